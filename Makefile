@@ -10,29 +10,47 @@ PACKAGES := tailrace shm workers netfront appliance spark_bridge
 # The compiled kernel, where a C compiler is; made again when its source or the version changes (docs/adr/0021).
 KERNEL := tailrace/kernel/.made
 BUILD_KERNEL = $(BIN)/python -P tailrace/kernel/build.py; touch $(KERNEL) 2>/dev/null || true
-PURE_TESTS := $(addprefix tests/tailrace/test_,kernel.py kernel_gathering.py quick_send.py send_at_once.py few_rows.py arrow_batch.py partitioners.py partition_queue.py filling_while_busy.py) \
+PURE_TESTS := tests/tailrace/kernel tests/conformance \
+	tests/tailrace/batch/test_arrow_codec.py tests/tailrace/client/test_partitioners.py \
+	$(addprefix tests/tailrace/producer/test_,fast_send.py send_at_once.py partition_queue.py filling_while_busy.py) \
 	$(addprefix tests/system/test_,produce_and_consume.py callbacks.py fork.py aio.py bad_input.py \
 	hash_slots.py::test_adding_partitions_under_load_keeps_the_order_of_every_key delays.py::test_records_come_when_they_are_due_in_due_order_and_never_early)
 
-.PHONY: demo test test-pure kernel simulate torture torture-delays torture-groups torture-spark fuzz load bench bench-peers bench-scale bench-delays bench-groups bench-rebalance bench-pairs bench-wakeups bench-scan bench-spark bench-spark-sink bench-spark-streaming lint java prepare-spark clean
+.PHONY: demo test test-all test-pure check verify services lakes kernel simulate torture torture-delays torture-groups torture-spark fuzz load bench bench-peers bench-scale bench-delays bench-groups bench-rebalance bench-pairs bench-wakeups bench-scan bench-spark bench-spark-sink bench-spark-streaming lint java prepare-spark clean
 
 demo: $(KERNEL) java
 	@$(BIN)/python -P -m bench.demo
 
+# Tests that share a fixture stay in one process; each other one goes to the process that is free (tests/conftest.py).
+PYTEST = $(BIN)/python -P -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
+
 # The suites that go through the kernel, with the same functions in Python.
 test-pure: $(KERNEL)
-	TAILRACE_PURE=1 $(BIN)/python -P -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(PURE_TESTS)
+	TAILRACE_PURE=1 $(PYTEST) -m "not long" $(PURE_TESTS)
 
 kernel: $(STAMP)
 	@rm -f $(KERNEL) tailrace/kernel/_native.*.so 2>/dev/null || true
 	@$(BUILD_KERNEL)
 
-test: $(KERNEL) java
+# Under 8 minutes on 2 idle cores: fixed seeds, one case of each long matrix, Spark's main paths.
+test: verify java services
+	$(PYTEST) -m "not long"
+
+# Before an issue is called done: everything, with new seeds, which are printed; SEED=1 takes those of an earlier run.
+test-all: verify java services lakes
+	SEED=$(SEED) $(PYTEST)
+	PYTHONPATH=$(LAKES) $(BIN)/python -P -m pytest tests/system/test_export_tables.py
+	$(MAKE) test-pure
+
+# Under a minute: what a change can break at once. BASE=main: what this branch has changed since it left there.
+check: verify
+	$(PYTEST) -q -m "not long and not spark" $$($(BIN)/python -P tools/changed_tests.py $(BASE))
+
+verify: $(KERNEL)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -P -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 lint: $(KERNEL)
 	$(BIN)/ruff format . && $(BIN)/ruff check --fix . && $(BIN)/mypy && $(BIN)/lint-imports
@@ -128,6 +146,18 @@ $(KERNEL): $(STAMP) tailrace/kernel/build.py tailrace/kernel/_native.pyx $(wildc
 
 java:
 	@sh tools/ensure_java.sh
+
+services:
+	@sh tools/ensure_services.sh
+
+# Packages that only the tests of Delta and Iceberg tables need, beside the environment.
+LAKES := $(VENV)/lakes
+lakes: $(LAKES)/.installed
+
+$(LAKES)/.installed: $(STAMP) tests/lakes.txt
+	@echo "tailrace: installing deltalake and pyiceberg for the tests"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(LAKES) -r tests/lakes.txt
+	@touch $@
 
 # Spark's classes kept for this user's later sessions (docs/spark.md). Not part of demo and test: one session, or a suite's eight, gain no more than it takes.
 prepare-spark: $(KERNEL) java

@@ -1,4 +1,6 @@
-"""Makes Spark discover the `tailrace` data source: it imports top-level modules named pyspark_* and looks for DefaultSource."""
+"""Makes Spark discover the `tailrace` data source: it imports top-level modules named pyspark_* and
+looks for DefaultSource.
+"""
 
 from spark_bridge.datasource import TailraceDataSource as DefaultSource
 

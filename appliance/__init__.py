@@ -1,4 +1,6 @@
-"""Who owns the processes and the decisions: supervisor, coordinator, command line."""
+"""The processes that own and decide: supervisor, controller, group coordinator, console, command
+line.
+"""
 
 __version__ = "0.1.0"
-"""That of `tailrace`, in which it runs; `tailrace.launcher` compares them."""
+"""The version of `tailrace`, which contains this package; `tailrace.launcher` compares both."""

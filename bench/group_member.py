@@ -1,6 +1,8 @@
-"""Consumers of one group in one process, for `bench.rebalance`: each notes what it owned and read, and when (member_notes.py).
+"""Consumers of one group in one process, for `bench.rebalance`: each notes what it owned and read,
+and when (member_notes.py).
 
-`python -P -m bench.group_member ADDRESS GROUP TOPIC CONSUMERS FILE` reads until killed. bench/peers/kafka_member.py is the same with Kafka's client.
+`python -P -m bench.group_member ADDRESS GROUP TOPIC CONSUMERS FILE` reads until killed.
+bench/peers/kafka_member.py is the same with Kafka's client.
 """
 
 from __future__ import annotations
@@ -8,9 +10,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 
-from bench.member_notes import AUTO_COMMIT_INTERVAL_MS, HEARTBEAT_INTERVAL_MS, POLL_MS, SESSION_TIMEOUT_MS, Notes, run_members
+from bench.member_notes import (
+    AUTO_COMMIT_INTERVAL_MS,
+    HEARTBEAT_INTERVAL_MS,
+    POLL_MS,
+    SESSION_TIMEOUT_MS,
+    Notes,
+    run_members,
+)
 from tailrace import Consumer, RebalanceListener, TopicPartition
-from tailrace.errors import TailraceError
+from tailrace.core.errors import TailraceError
 
 
 class _Noting(RebalanceListener):
@@ -35,8 +44,10 @@ class _Noting(RebalanceListener):
 def consume(address: str, group: str, topic: str, notes: Notes) -> None:
     """For ever."""
     consumer = Consumer(
-        bootstrap=address, group_id=group, auto_offset_reset="latest", session_timeout_ms=SESSION_TIMEOUT_MS,
-        heartbeat_interval_ms=HEARTBEAT_INTERVAL_MS, enable_auto_commit=True, auto_commit_interval_ms=AUTO_COMMIT_INTERVAL_MS,
+        bootstrap=address, group_id=group, auto_offset_reset="latest",
+        session_timeout_ms=SESSION_TIMEOUT_MS,
+        heartbeat_interval_ms=HEARTBEAT_INTERVAL_MS, enable_auto_commit=True,
+        auto_commit_interval_ms=AUTO_COMMIT_INTERVAL_MS,
     )  # fmt: skip
     consumer.subscribe([topic], listener=_Noting(notes))
     while True:

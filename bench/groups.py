@@ -1,9 +1,12 @@
 """What consumer groups and queues cost: `make bench-groups`. A table and a results file.
 
-1. A member of a large group dies, ours and Kafka's: rebalance.py. MEMBERS and PARTITIONS say how large.
-2. Commits: 50 consumers that commit synchronously as fast as they can; one consumer alone, its median.
-3. CPU of the groups process for a commit; of front and groups process for a heartbeat without news: one after the other over one connection, and of
-   MEMBERS connections as the SDK sends them, less what the front costs without heartbeats.
+1. A member of a large group dies, ours and Kafka's: rebalance.py. MEMBERS and PARTITIONS say how
+   large.
+2. Commits: 50 consumers that commit synchronously as fast as they can; one consumer alone, its
+   median.
+3. CPU of the groups process for a commit; of front and groups process for a heartbeat without news:
+   one after the other over one connection, and of MEMBERS connections as the SDK sends them, less
+   what the front costs without heartbeats.
 4. The lag of 10,000 partitions.
 5. A queue: records a second that one ShareConsumer, and four, acquire and accept one by one.
 """
@@ -30,15 +33,18 @@ from bench import rebalance
 from bench.measure import machine, percentile
 from bench.suite import RESULTS
 from tailrace import Admin, Consumer, NewTopic, Producer, ShareConsumer, TopicPartition
-from tailrace.connection import Connection
-from tailrace.groups.membership import HEARTBEAT_SLOTS
-from tailrace.private_appliance import EmbeddedAppliance, start_embedded
-from tailrace.protocol import requests
-from tailrace.protocol.errors import ErrorCode
+from tailrace.client.connection import Connection
+from tailrace.client.steps import call_json_now, call_now
+from tailrace.core.error_codes import ErrorCode
+from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
+from tailrace.group.membership import HEARTBEAT_SLOTS
+from tailrace.protocol import messages as requests
+from tailrace.protocol.frame import Api
 from tailrace.protocol.session import Response
-from tailrace.protocol.wire import Api
 
-DEATH = rebalance.Shape(int(os.environ.get("MEMBERS", "200")), int(os.environ.get("PARTITIONS", "1000")))
+DEATH = rebalance.Shape(
+    int(os.environ.get("MEMBERS", "200")), int(os.environ.get("PARTITIONS", "1000"))
+)
 COMMITTERS = 50
 COMMIT_S = 5.0
 HEARTBEATS = 5_000
@@ -59,8 +65,12 @@ def report(name: str, unit: str, value: float, found: list[dict[str, Any]]) -> N
 @contextmanager
 def appliance(**settings: Any) -> Iterator[EmbeddedAppliance]:
     """One of its own."""
-    with tempfile.TemporaryDirectory(prefix="tailrace-groups-", dir=os.environ.get("TAILRACE_BENCH_DIR")) as directory:
-        running = start_embedded(data_dir=f"{directory}/data", auto_create_topics=False, settings=settings)
+    with tempfile.TemporaryDirectory(
+        prefix="tailrace-groups-", dir=os.environ.get("TAILRACE_BENCH_DIR")
+    ) as directory:
+        running = start_embedded(
+            data_dir=f"{directory}/data", auto_create_topics=False, settings=settings
+        )
         try:
             yield running
         finally:
@@ -74,23 +84,30 @@ def cpu_of(running: EmbeddedAppliance, name: str) -> float:
     return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
 
 
-# ---- 1: a member dies ------------------------------------------------------------------------------------------------------------------
+# ---- 1: a member dies ----------------------------------------------------------------------------
 
 
 def part_death(found: list[dict[str, Any]]) -> None:
     """Part 1."""
     columns, missing = rebalance.measure_all(DEATH, list(rebalance.CONTENDERS), sys.stderr)
-    print(rebalance.heading(DEATH), "", rebalance.table(columns), *missing, "", sep="\n", flush=True)
+    print(
+        rebalance.heading(DEATH), "", rebalance.table(columns), *missing, "", sep="\n", flush=True
+    )
     found += rebalance.as_rows(columns)
 
 
-# ---- 2, 3: commits and heartbeats ------------------------------------------------------------------------------------------------------
+# ---- 2, 3: commits and heartbeats ----------------------------------------------------------------
 
 
 def committing(address: str, partition: int, seconds: float) -> list[float]:
     """Milliseconds of each commit, one after the other."""
     times = []
-    with Consumer(bootstrap=address, group_id="committers", enable_auto_commit=False, auto_offset_reset="earliest") as consumer:
+    with Consumer(
+        bootstrap=address,
+        group_id="committers",
+        enable_auto_commit=False,
+        auto_offset_reset="earliest",
+    ) as consumer:
         key = TopicPartition("commits", partition)
         consumer.assign([key])
         end = time.perf_counter() + seconds
@@ -106,16 +123,31 @@ def part_commits(found: list[dict[str, Any]]) -> None:
         with Admin(running.address) as admin:
             admin.create_topics([NewTopic("commits", COMMITTERS)])
         alone = committing(running.address, 0, COMMIT_S)
-        report("one consumer, commits one after the other: p50", "ms", statistics.median(alone), found)
-        report("                                           p99", "ms", percentile(alone, 0.99), found)
+        report(
+            "one consumer, commits one after the other: p50", "ms", statistics.median(alone), found
+        )
+        report(
+            "                                           p99", "ms", percentile(alone, 0.99), found
+        )
         cpu = cpu_of(running, "tr-groups-0")
-        code = "import sys, json, bench.groups as g; print(json.dumps(g.several(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))))"
+        code = (
+            "import sys, json, bench.groups as g; print(json.dumps(g.several(sys.argv[1], "
+            "int(sys.argv[2]), int(sys.argv[3]))))"
+        )
         command = [sys.executable, "-P", "-c", code, running.address]
-        children = [subprocess.Popen([*command, str(first), "10"], stdout=subprocess.PIPE) for first in range(0, COMMITTERS, 10)]
+        children = [
+            subprocess.Popen([*command, str(first), "10"], stdout=subprocess.PIPE)
+            for first in range(0, COMMITTERS, 10)
+        ]
         times = [ms for child in children for ms in json.loads(child.communicate()[0])]
         report(f"{COMMITTERS} consumers together", "commits/s", len(times) / COMMIT_S, found)
         report("                           p50", "ms", statistics.median(times), found)
-        report("CPU of the groups process for a commit", "us", (cpu_of(running, "tr-groups-0") - cpu) / len(times) * 1e6, found)
+        report(
+            "CPU of the groups process for a commit",
+            "us",
+            (cpu_of(running, "tr-groups-0") - cpu) / len(times) * 1e6,
+            found,
+        )
         heartbeats(running, found)
         heartbeats_of_many(running, found)
 
@@ -123,7 +155,10 @@ def part_commits(found: list[dict[str, Any]]) -> None:
 def several(address: str, first: int, count: int) -> list[float]:
     """`committing` in `count` threads, of partitions from `first` on."""
     times: list[float] = []
-    threads = [threading.Thread(target=lambda p=p: times.extend(committing(address, p, COMMIT_S))) for p in range(first, first + count)]
+    threads = [
+        threading.Thread(target=lambda p=p: times.extend(committing(address, p, COMMIT_S)))
+        for p in range(first, first + count)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -136,23 +171,46 @@ class Beating:
 
     def __init__(self, address: str, group: str, number: int) -> None:
         self.connection = Connection(address, "bench")
-        self._said: dict[str, Any] = {"group": group, "kind": "consumer", "member_id": f"{number:032x}"}
-        settings = {"session_timeout_ms": 45_000, "rebalance_timeout_ms": 60_000, "heartbeat_interval_ms": 3_000, "client_id": "bench"}
+        self._said: dict[str, Any] = {
+            "group": group,
+            "kind": "consumer",
+            "member_id": f"{number:032x}",
+        }
+        settings = {
+            "session_timeout_ms": 45_000,
+            "rebalance_timeout_ms": 60_000,
+            "heartbeat_interval_ms": 3_000,
+            "client_id": "bench",
+        }
         self._owned: dict[str, list[int]] = {}
-        self._epoch = self._ask({**settings, "member_epoch": 0, "topics": ["commits"], "owned": {}})["member_epoch"]
+        self._epoch = self._ask(
+            {**settings, "member_epoch": 0, "topics": ["commits"], "owned": {}}
+        )["member_epoch"]
 
     def _ask(self, more: dict[str, Any]) -> dict[str, Any]:
-        return self.connection.call_json(Api.GROUP_HEARTBEAT, {**self._said, **more}, 10_000)
+        return call_json_now(self.connection, Api.GROUP_HEARTBEAT, {**self._said, **more}, 10_000)
 
     def settle(self) -> bool:
         """Tell what it has and take what it is given; returns whether that was news."""
         answer = self._ask({"member_epoch": self._epoch, "owned": self._owned})
-        before, self._epoch, self._owned = (self._epoch, self._owned), answer["member_epoch"], answer.get("assignment", self._owned)
+        before, self._epoch, self._owned = (
+            (self._epoch, self._owned),
+            answer["member_epoch"],
+            answer.get("assignment", self._owned),
+        )
         return before != (self._epoch, self._owned)
 
     def quiet(self) -> bytes:
         """A heartbeat without news, as the SDK sends it."""
-        return requests.encode_json({**self._said, "member_epoch": self._epoch, "topics": None, "follows_catalog": False, "owned": None})
+        return requests.encode_json(
+            {
+                **self._said,
+                "member_epoch": self._epoch,
+                "topics": None,
+                "follows_catalog": False,
+                "owned": None,
+            }
+        )
 
 
 def heartbeats(running: EmbeddedAppliance, found: list[dict[str, Any]]) -> None:
@@ -163,10 +221,12 @@ def heartbeats(running: EmbeddedAppliance, found: list[dict[str, Any]]) -> None:
     beat = one.quiet()
     cpu = [cpu_of(running, name) for name in BUSY]
     for _ in range(HEARTBEATS):
-        one.connection.call(Api.GROUP_HEARTBEAT, [beat], 10_000)
+        call_now(one.connection, Api.GROUP_HEARTBEAT, [beat], 10_000)
     for name, before in zip(BUSY, cpu, strict=True):
         each_us = (cpu_of(running, name) - before) / HEARTBEATS * 1e6
-        report(f"CPU of {name} for a heartbeat without news, one after the other", "us", each_us, found)
+        report(
+            f"CPU of {name} for a heartbeat without news, one after the other", "us", each_us, found
+        )
     one.connection.close()
 
 
@@ -192,8 +252,17 @@ def heartbeats_of_many(running: EmbeddedAppliance, found: list[dict[str, Any]]) 
         count += 1
     time.sleep(max(0.0, begun + BEATING_S - time.perf_counter()))
     for name, before, without in zip(BUSY, cpu, idle, strict=True):
-        each_us = (cpu_of(running, name) - before - without) / (BEATING_S / HEARTBEAT_INTERVAL_S * DEATH.members) * 1e6
-        report(f"CPU of {name} for a heartbeat without news, {DEATH.members} members", "us", each_us, found)
+        each_us = (
+            (cpu_of(running, name) - before - without)
+            / (BEATING_S / HEARTBEAT_INTERVAL_S * DEATH.members)
+            * 1e6
+        )
+        report(
+            f"CPU of {name} for a heartbeat without news, {DEATH.members} members",
+            "us",
+            each_us,
+            found,
+        )
     for connection, _ in beats:
         connection.process()
         connection.close()
@@ -201,13 +270,19 @@ def heartbeats_of_many(running: EmbeddedAppliance, found: list[dict[str, Any]]) 
     assert all(answer is not None and answer.code is ErrorCode.OK for answer in answered)
 
 
-# ---- 4: lag ----------------------------------------------------------------------------------------------------------------------------
+# ---- 4: lag --------------------------------------------------------------------------------------
 
 
 def part_lag(found: list[dict[str, Any]]) -> None:
     """Part 4."""
-    with appliance(slots=16_384) as running, Admin(running.address, request_timeout_ms=120_000) as admin:
-        counts = {f"wide{n}": min(1000, LAG_PARTITIONS - n * 1000) for n in range(-(-LAG_PARTITIONS // 1000))}
+    with (
+        appliance(slots=16_384) as running,
+        Admin(running.address, request_timeout_ms=120_000) as admin,
+    ):
+        counts = {
+            f"wide{n}": min(1000, LAG_PARTITIONS - n * 1000)
+            for n in range(-(-LAG_PARTITIONS // 1000))
+        }
         for name, count in counts.items():
             admin.create_topics([NewTopic(name, count)])
         keys = [TopicPartition(name, p) for name, count in counts.items() for p in range(count)]
@@ -219,16 +294,25 @@ def part_lag(found: list[dict[str, Any]]) -> None:
             group = admin.describe_groups(["wide"])["wide"]
             times.append((time.perf_counter() - begun) * 1000)
             assert len(group["partitions"]) == LAG_PARTITIONS
-        report(f"describe a group with {LAG_PARTITIONS} partitions, with their lag", "ms", statistics.median(times), found)
+        report(
+            f"describe a group with {LAG_PARTITIONS} partitions, with their lag",
+            "ms",
+            statistics.median(times),
+            found,
+        )
 
 
-# ---- 5: queues -------------------------------------------------------------------------------------------------------------------------
+# ---- 5: queues -----------------------------------------------------------------------------------
 
 
 def taking(address: str, wanted: int) -> tuple[int, float, float]:
-    """Accepts records one by one until nothing more comes: how many, and when the first and the last of them were there."""
+    """Accepts records one by one until nothing more comes: how many, and when the first and the
+    last of them were there.
+    """
     count, first, last = 0, 0.0, 0.0
-    with ShareConsumer("queue", bootstrap=address, group_id=f"workers-{wanted}", auto_offset_reset="earliest") as consumer:
+    with ShareConsumer(
+        "queue", bootstrap=address, group_id=f"workers-{wanted}", auto_offset_reset="earliest"
+    ) as consumer:
         while records := consumer.poll(3_000, 2_000):
             for record in records:
                 consumer.acknowledge(record, "accept")
@@ -248,12 +332,20 @@ def part_queue(found: list[dict[str, Any]]) -> None:
         for consumers in (1, 4):
             code = "import sys, bench.groups as g; print(*g.taking(sys.argv[1], int(sys.argv[2])))"
             children = [
-                subprocess.Popen([sys.executable, "-P", "-c", code, running.address, str(consumers)], stdout=subprocess.PIPE)
+                subprocess.Popen(
+                    [sys.executable, "-P", "-c", code, running.address, str(consumers)],
+                    stdout=subprocess.PIPE,
+                )
                 for _ in range(consumers)
             ]
             rows = [tuple(map(float, child.communicate()[0].split())) for child in children]
             seconds = max(row[2] for row in rows) - min(row[1] for row in rows if row[0])
-            report(f"queue: acquired and accepted one by one by {consumers}", "records/s", sum(row[0] for row in rows) / seconds, found)
+            report(
+                f"queue: acquired and accepted one by one by {consumers}",
+                "records/s",
+                sum(row[0] for row in rows) / seconds,
+                found,
+            )
 
 
 PARTS = {"death": part_death, "commits": part_commits, "lag": part_lag, "queue": part_queue}
@@ -263,12 +355,17 @@ def main() -> int:
     """All parts, or those that are named."""
     where = machine()
     print(f"Groups on {where['cpu']}, {where['cores']} cores, commit {where['commit']}\n")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # what is running is stopped and removed
+    signal.signal(
+        signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM)
+    )  # what is running is stopped and removed
     found: list[dict[str, Any]] = []
     for name in sys.argv[1:] or PARTS:
         PARTS[name](found)
     path = RESULTS / f"groups-{where['date']}-{where['commit']}.json"
-    path.write_text(json.dumps({"command": "make bench-groups", "machine": where, "figures": found}, indent=1) + "\n")
+    path.write_text(
+        json.dumps({"command": "make bench-groups", "machine": where, "figures": found}, indent=1)
+        + "\n"
+    )
     print(f"\nwritten to {path.relative_to(RESULTS.parent.parent)}")
     return 0
 

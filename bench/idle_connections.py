@@ -1,7 +1,10 @@
-"""Very many connections that say nothing: `python -P -m bench.idle_connections ADDRESS COUNT` opens them and prints `open N`; they close with its input.
+"""Very many connections that say nothing: `python -P -m bench.idle_connections ADDRESS COUNT` opens
+them and prints `open N`; they close with its input.
 
-Each is a plain socket that speaks ZMTP 3.0 (NULL) by hand, with the handshake of our protocol: a library's context has sockets, threads and descriptors of
-its own for each, and 10,000 of those would be measured in its place. Nothing reads them again: what the kernel holds of an idle connection's pushes is little.
+Each is a plain socket that speaks ZMTP 3.0 (NULL) by hand, with the handshake of our protocol: a
+library's context has sockets, threads and descriptors of its own for each, and 10,000 of those
+would be measured in its place. Nothing reads them again: what the kernel holds of an idle
+connection's pushes is little.
 """
 
 from __future__ import annotations
@@ -11,8 +14,8 @@ import socket
 import struct
 import sys
 
+from tailrace.protocol.frame import RESPONSE_HEADER_BYTES
 from tailrace.protocol.session import ClientSession
-from tailrace.protocol.wire import RESPONSE_HEADER_BYTES
 
 GREETING = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x00" + b"NULL".ljust(20, b"\0") + b"\0" + bytes(31)
 TYPE = b"\x0bSocket-Type" + struct.pack(">I", 6) + b"DEALER"
@@ -25,12 +28,16 @@ def frames(parts: list[bytes]) -> bytes:
     text = b""
     for number, part in enumerate(parts):
         more = number + 1 < len(parts)
-        text += (bytes([more, len(part)]) if len(part) < 256 else struct.pack(">BQ", more | 2, len(part))) + part
+        text += (
+            bytes([more, len(part)]) if len(part) < 256 else struct.pack(">BQ", more | 2, len(part))
+        ) + part
     return text
 
 
 def connect(host: str, port: int) -> socket.socket:
-    """A connection whose handshake was answered. Raises OSError, ConnectionError when the appliance closes it."""
+    """A connection whose handshake was answered. Raises OSError, ConnectionError when the appliance
+    closes it.
+    """
     connection = socket.create_connection((host, port), 10)
     try:
         connection.sendall(GREETING + READY)

@@ -1,10 +1,13 @@
-"""Load by locust: producers, consumers and both, over the SDK under gevent. `make load USERS=50 SECONDS=30`, or `locust -f bench/locustfile.py`.
+"""Load by locust: producers, consumers and both, over the SDK under gevent. `make load USERS=50
+SECONDS=30`, or `locust -f bench/locustfile.py`.
 
-A producer user sends one record at a time and waits for its acknowledgement; a consumer user follows the topic, and its times are from the record's
-`send` until it has it; a mixed user does both in turn. Each user has a connection of its own.
+A producer user sends one record at a time and waits for its acknowledgement; a consumer user
+follows the topic, and its times are from the record's `send` until it has it; a mixed user does
+both in turn. Each user has a connection of its own.
 
-What the generator itself delays is measured beside it: a greenlet that wants to wake every 10 ms notes how late it was (`generator lag`). Latencies
-below that lag are the generator's, not the appliance's; the summary says so. Settings: TAILRACE_BOOTSTRAP, LOAD_TOPIC, LOAD_BYTES, LOAD_ACKS.
+What the generator itself delays is measured beside it: a greenlet that wants to wake every 10 ms
+notes how late it was (`generator lag`). Latencies below that lag are the generator's, not the
+appliance's; the summary says so. Settings: TAILRACE_BOOTSTRAP, LOAD_TOPIC, LOAD_BYTES, LOAD_ACKS.
 """
 
 from __future__ import annotations
@@ -18,8 +21,8 @@ import gevent  # type: ignore[import-untyped]
 from locust import User, between, events, task
 
 from tailrace import Admin, Consumer, NewTopic, Producer
-from tailrace.errors import TailraceError, TopicExistsError
-from tailrace.formats import arrow_batch
+from tailrace.core.errors import TailraceError, TopicExistsError
+from tailrace.kernel.reference_arrow import default_rows
 
 BOOTSTRAP = os.environ.get("TAILRACE_BOOTSTRAP", "tcp://127.0.0.1:7420")
 TOPIC = os.environ.get("LOAD_TOPIC", "load")
@@ -31,7 +34,9 @@ LAG_INTERVAL_S = 0.01
 @events.test_start.add_listener
 def make_topic(environment: Any, **_: Any) -> None:
     """Once, before the first user; and begin to look at the generator itself."""
-    arrow_batch.default_rows([0], [None], [b""], None)  # loads pandas where there is one, a second in which no user could do anything
+    default_rows(
+        [0], [None], [b""], None
+    )  # loads pandas where there is one, a second in which no user could do anything
     with Admin(BOOTSTRAP) as admin:
         try:
             admin.create_topics([NewTopic(TOPIC, 4)])
@@ -44,17 +49,28 @@ def _measure_lag(environment: Any) -> None:
     while environment.runner is not None and environment.runner.state not in ("stopped", "cleanup"):
         begun = time.perf_counter()
         gevent.sleep(LAG_INTERVAL_S)
-        _fire(environment, "generator", "lag", (time.perf_counter() - begun - LAG_INTERVAL_S) * 1000, 0, None)
+        _fire(
+            environment,
+            "generator",
+            "lag",
+            (time.perf_counter() - begun - LAG_INTERVAL_S) * 1000,
+            0,
+            None,
+        )
 
 
 @events.quitting.add_listener
-def say_where_it_saturates(environment: Any, **_: Any) -> None:
+def report_saturation(environment: Any, **_: Any) -> None:
     """The generator's share of what was measured."""
     stats = environment.stats
     lag = stats.get("lag", "generator")
     if lag.num_requests:
         p95 = lag.get_response_time_percentile(0.95)
-        shown = [entry for entry in stats.entries.values() if entry.method != "generator" and entry.num_requests]
+        shown = [
+            entry
+            for entry in stats.entries.values()
+            if entry.method != "generator" and entry.num_requests
+        ]
         least = min((entry.get_response_time_percentile(0.95) for entry in shown), default=0.0)
         verdict = (
             "more than half of what was measured: use fewer users, or more generators"
@@ -64,9 +80,21 @@ def say_where_it_saturates(environment: Any, **_: Any) -> None:
         print(f"generator lag: p50 {lag.median_response_time:.1f} ms, p95 {p95:.1f} ms; {verdict}")
 
 
-def _fire(environment: Any, kind: str, name: str, milliseconds: float, length: int, error: TailraceError | None) -> None:
+def _fire(
+    environment: Any,
+    kind: str,
+    name: str,
+    milliseconds: float,
+    length: int,
+    error: TailraceError | None,
+) -> None:
     environment.events.request.fire(
-        request_type=kind, name=name, response_time=milliseconds, response_length=length, exception=error, context={}
+        request_type=kind,
+        name=name,
+        response_time=milliseconds,
+        response_length=length,
+        exception=error,
+        context={},
     )
 
 
@@ -133,7 +161,14 @@ class _Reading(_Client):
         now_ns = time.time_ns()
         for record in records:
             assert isinstance(record.value, bytes)
-            _fire(self.environment, "consume", TOPIC, (now_ns - int.from_bytes(record.value[:8], "big")) / 1e6, len(record.value), None)
+            _fire(
+                self.environment,
+                "consume",
+                TOPIC,
+                (now_ns - int.from_bytes(record.value[:8], "big")) / 1e6,
+                len(record.value),
+                None,
+            )
 
 
 class ConsumerUser(_Reading):

@@ -1,8 +1,10 @@
-"""What `make bench` varies: record size, `send()` or Arrow batches, producers, partitions, acks, compression; and reading back, warm and cold.
+"""What `make bench` varies: record size, `send()` or Arrow batches, producers, partitions, acks,
+compression; and reading back, warm and cold.
 
-One thing is varied at a time around two base points (`send()` of 100 bytes, Arrow batches of 1,000); `FULL=1` runs every combination. Producers and consumers
-are processes of their own, started before the clock is; each repetition takes about a second. Beside each rate stand the CPU seconds and context switches
-of every process, of the repetition nearest the median.
+One thing is varied at a time around two base points (`send()` of 100 bytes, Arrow batches of
+1,000); `FULL=1` runs every combination. Producers and consumers are processes of their own, started
+before the clock is; each repetition takes about a second. Beside each rate stand the CPU seconds
+and context switches of every process, of the repetition nearest the median.
 """
 
 from __future__ import annotations
@@ -58,14 +60,24 @@ SEND, ARROW = Case(), Case(1_000, "arrow")
 def cases(*, full: bool) -> Iterator[Case]:
     """Every combination, or one thing at a time."""
     if full:
-        for values in itertools.product(SIZES, ("send", "arrow"), (1, 2), (1, 4), (1, "all"), ("none", "lz4", "zstd")):
+        for values in itertools.product(
+            SIZES, ("send", "arrow"), (1, 2), (1, 4), (1, "all"), ("none", "lz4", "zstd")
+        ):
             yield Case(*values)  # type: ignore[arg-type]
         return
     seen = set()
-    varied: list[dict[str, Any]] = [{}, {"producers": 2}, {"partitions": 4}, {"producers": 2, "partitions": 4}, {"acks": 1}]
+    varied: list[dict[str, Any]] = [
+        {},
+        {"producers": 2},
+        {"partitions": 4},
+        {"producers": 2, "partitions": 4},
+        {"acks": 1},
+    ]
     varied += [{"compression": "lz4"}, {"compression": "zstd"}]
     for base in (SEND, ARROW):
-        for case in [replace(base, size=size) for size in SIZES] + [replace(base, **change) for change in varied]:
+        for case in [replace(base, size=size) for size in SIZES] + [
+            replace(base, **change) for change in varied
+        ]:
             if case not in seen:
                 seen.add(case)
                 yield case
@@ -93,7 +105,11 @@ class Watch:
     def _look(process: psutil.Process) -> tuple[str, float, int]:
         times, switches = process.cpu_times(), process.num_ctx_switches()
         with open(f"/proc/{process.pid}/comm", encoding="ascii") as file:
-            return file.read().strip().removeprefix("tr-"), times.user + times.system, switches.voluntary + switches.involuntary
+            return (
+                file.read().strip().removeprefix("tr-"),
+                times.user + times.system,
+                switches.voluntary + switches.involuntary,
+            )
 
     def into(self, run: Run) -> Run:
         """`run`, with what each process has used since: CPU seconds and context switches."""
@@ -109,7 +125,10 @@ def produce(address: str, pid: int, topic: str, case: Case) -> Run:
     with Admin(address) as admin:
         admin.create_topics([NewTopic(topic, case.partitions)])
     barrier, results = _CONTEXT.Barrier(case.producers + 1), _CONTEXT.Queue()
-    children = [_CONTEXT.Process(target=_produce, args=(address, topic, case, barrier, results)) for _ in range(case.producers)]
+    children = [
+        _CONTEXT.Process(target=_produce, args=(address, topic, case, barrier, results))
+        for _ in range(case.producers)
+    ]
     for child in children:
         child.start()
     barrier.wait(60)
@@ -120,14 +139,18 @@ def produce(address: str, pid: int, topic: str, case: Case) -> Run:
 def consume(address: str, pid: int, topic: str, wanted: int, *, arrow: bool) -> Run:
     """Read `wanted` records from the beginning."""
     barrier, results = _CONTEXT.Barrier(2), _CONTEXT.Queue()
-    child = _CONTEXT.Process(target=_consume, args=(address, topic, wanted, arrow, barrier, results))
+    child = _CONTEXT.Process(
+        target=_consume, args=(address, topic, wanted, arrow, barrier, results)
+    )
     child.start()
     barrier.wait(60)
     watch = Watch(pid)
     return _gather([child], results, watch, "consumer")
 
 
-def _gather(children: list[Any], results: Queue[tuple[int, float, float, int]], watch: Watch, who: str) -> Run:
+def _gather(
+    children: list[Any], results: Queue[tuple[int, float, float, int]], watch: Watch, who: str
+) -> Run:
     found = [results.get(timeout=180) for _ in children]
     seconds = max(item[1] for item in found)
     run = watch.into(Run(sum(item[0] for item in found) / seconds, seconds))
@@ -143,13 +166,26 @@ def _own_cost() -> tuple[float, int]:
     return used.ru_utime + used.ru_stime, used.ru_nvcsw + used.ru_nivcsw
 
 
-def _produce(address: str, topic: str, case: Case, barrier: Barrier, results: Queue[tuple[int, float, float, int]]) -> None:
+def _produce(
+    address: str,
+    topic: str,
+    case: Case,
+    barrier: Barrier,
+    results: Queue[tuple[int, float, float, int]],
+) -> None:
     """A producer's process."""
-    payload = os.urandom(case.size // 2) + bytes(case.size - case.size // 2)  # half of it can be compressed
+    payload = os.urandom(case.size // 2) + bytes(
+        case.size - case.size // 2
+    )  # half of it can be compressed
     keys = [b"k%d" % number for number in range(64)]
     rows = max(1, ARROW_BATCH_BYTES // (case.size + 16))
     frame = pa.table({"value": pa.array([payload] * rows, pa.binary())})
-    with Producer(address, acks=case.acks, compression_type=case.compression, batch_size=max(256 << 10, 2 * case.size)) as producer:
+    with Producer(
+        address,
+        acks=case.acks,
+        compression_type=case.compression,
+        batch_size=max(256 << 10, 2 * case.size),
+    ) as producer:
         for partition in range(case.partitions):
             producer.send(topic, payload, partition=partition).result(30)
         barrier.wait(60)
@@ -168,10 +204,19 @@ def _produce(address: str, topic: str, case: Case, barrier: Barrier, results: Qu
     results.put((count, seconds, cpu_now - cpu, switches_now - switches))
 
 
-def _consume(address: str, topic: str, wanted: int, arrow: bool, barrier: Barrier, results: Queue[tuple[int, float, float, int]]) -> None:
+def _consume(
+    address: str,
+    topic: str,
+    wanted: int,
+    arrow: bool,
+    barrier: Barrier,
+    results: Queue[tuple[int, float, float, int]],
+) -> None:
     """A consumer's process."""
     pa.array([b"x"])  # loads what the first array loads
-    with Consumer(topic, bootstrap=address, auto_offset_reset="earliest", max_poll_records=10_000) as consumer:
+    with Consumer(
+        topic, bootstrap=address, auto_offset_reset="earliest", max_poll_records=10_000
+    ) as consumer:
         barrier.wait(60)
         (cpu, switches), begun, count = _own_cost(), time.perf_counter(), 0
         while count < wanted:

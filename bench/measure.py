@@ -42,7 +42,11 @@ class Figure:
             "min": min(self.values),
             "max": max(self.values),
             "values": list(self.values),
-            **({"cpu_seconds": self.cpu_seconds, "context_switches": self.switches} if self.cpu_seconds else {}),
+            **(
+                {"cpu_seconds": self.cpu_seconds, "context_switches": self.switches}
+                if self.cpu_seconds
+                else {}
+            ),
         }
 
 
@@ -55,29 +59,47 @@ def percentile(values: list[float], share: float) -> float:
 def machine() -> dict[str, Any]:
     """What the figures belong to."""
     with open("/proc/cpuinfo", encoding="utf-8") as file:
-        model = next((line.split(":", 1)[1].strip() for line in file if line.startswith("model name")), "unknown")
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
-    changed = subprocess.run(["git", "status", "--porcelain", "--untracked-files=no"], capture_output=True, text=True, check=False).stdout
+        model = next(
+            (line.split(":", 1)[1].strip() for line in file if line.startswith("model name")),
+            "unknown",
+        )
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
+    ).stdout.strip()
+    changed = subprocess.run(
+        ["git", "status", "--porcelain", "--untracked-files=no"],
+        capture_output=True,
+        text=True,
+        check=False,
+    ).stdout
     return {
-        "cpu": model, "cores": os.cpu_count(), "memory_gib": round(psutil.virtual_memory().total / 2**30, 1), "kernel": platform.release(),
-        "python": platform.python_version(), "commit": commit or "unknown", "date": time.strftime("%Y-%m-%d"),
+        "cpu": model, "cores": os.cpu_count(),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1), "kernel": platform.release(),
+        "python": platform.python_version(), "commit": commit or "unknown",
+        "date": time.strftime("%Y-%m-%d"),
         **({"uncommitted_changes": True} if changed.strip() else {}),
     }  # fmt: skip
 
 
 def private_memory_mb(pids: list[int]) -> tuple[float, float]:
-    """(PSS without shared memory, PSS of shared memory) of these processes together, MB (10^6 bytes)."""
+    """(PSS without shared memory, PSS of shared memory) of these processes together, MB (10^6
+    bytes).
+    """
     total = shared = 0
     for pid in pids:
         with open(f"/proc/{pid}/smaps_rollup", encoding="ascii") as file:
-            fields = {line.split(":")[0]: int(line.split()[1]) for line in file if line.endswith("kB\n")}
+            fields = {
+                line.split(":")[0]: int(line.split()[1]) for line in file if line.endswith("kB\n")
+            }
         total += fields["Pss"]
         shared += fields.get("Pss_Shmem", 0)
     return (total - shared) * 1024 / 1e6, shared * 1024 / 1e6
 
 
 def paced(rate: int, count: int) -> Iterator[int]:
-    """When each of `count` records, `rate` a second, is due, by the clock of `time.perf_counter_ns`; not before it is. Late ones follow at once."""
+    """When each of `count` records, `rate` a second, is due, by the clock of
+    `time.perf_counter_ns`; not before it is. Late ones follow at once.
+    """
     begun = time.perf_counter_ns()
     for number in range(count):
         due = begun + number * 1_000_000_000 // rate
@@ -86,22 +108,39 @@ def paced(rate: int, count: int) -> Iterator[int]:
         yield due
 
 
-def end_to_end(address: str, topic: str, rate: int, seconds: float = 5.0, size: int = 1000) -> list[float]:
-    """Milliseconds from when each record should have been sent, `rate` a second, until a consumer has it. The producer is a process of its own; the first
-    tenth, in which buffers grow, is left out.
+def end_to_end(
+    address: str, topic: str, rate: int, seconds: float = 5.0, size: int = 1000
+) -> list[float]:
+    """Milliseconds from when each record should have been sent, `rate` a second, until a consumer
+    has it. The producer is a process of its own; the first tenth, in which buffers grow, is left
+    out.
     """
     count = int(rate * seconds)
     with Admin(address) as admin:
         admin.create_topics([NewTopic(topic)])
-    with Consumer(topic, bootstrap=address, auto_offset_reset="earliest", max_poll_records=10_000) as consumer:
+    with Consumer(
+        topic, bootstrap=address, auto_offset_reset="earliest", max_poll_records=10_000
+    ) as consumer:
         consumer.poll(0)
-        command = [sys.executable, "-P", "-c", _SENDER, address, topic, str(rate), str(count), str(size)]
+        command = [
+            sys.executable,
+            "-P",
+            "-c",
+            _SENDER,
+            address,
+            topic,
+            str(rate),
+            str(count),
+            str(size),
+        ]
         sender = subprocess.Popen(command)
         times: list[float] = []
         while len(times) < count:
             records = consumer.poll(20_000)
             now_ns = time.perf_counter_ns()  # CLOCK_MONOTONIC: the same in both processes
-            times += [(now_ns - int.from_bytes(record.value[:8], "big")) / 1e6 for record in records]
+            times += [
+                (now_ns - int.from_bytes(record.value[:8], "big")) / 1e6 for record in records
+            ]
             if not records:
                 raise RuntimeError(f"only {len(times)} of {count} records came")
         sender.wait()
@@ -112,9 +151,9 @@ _SENDER = """
 import sys
 from bench.measure import paced
 from tailrace import Producer
-from tailrace.formats import arrow_batch
+from tailrace.batch import arrow_codec as arrow_batch
 address, topic, rate, count, size = sys.argv[1], sys.argv[2], *map(int, sys.argv[3:])
-arrow_batch.default_rows([0], [None], [b""], None)
+default_rows([0], [None], [b""], None)
 with Producer(address, acks="all", linger_ms=1) as producer:
     producer.partitions_for(topic)
     filler = b"x" * (size - 8)

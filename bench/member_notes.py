@@ -1,9 +1,12 @@
 """What the members of a group note, and what follows from it when one of them dies.
 
-Owner: each process of members appends to a file of its own; `bench.rebalance` reads them all. Used alike for our members and Kafka's.
-Invariants: a note is one line, written at once: `NS MEMBER PARTITION KIND`. NS is of the monotonic clock, the same in all processes. KIND is `+` (given to the
-    member), `-` (taken from it) or `r` (the member has read from it).
-Crash: a member that is killed leaves its notes as they were; a line that is not whole yet is not read.
+Owner: each process of members appends to a file of its own; `bench.rebalance` reads them all. Used
+    alike for our members and Kafka's.
+Invariants: a note is one line, written at once: `NS MEMBER PARTITION KIND`. NS is of the monotonic
+    clock, the same in all processes. KIND is `+` (given to the member), `-` (taken from it) or `r`
+    (the member has read from it).
+Crash: a member that is killed leaves its notes as they were; a line that is not whole yet is not
+    read.
 """
 
 from __future__ import annotations
@@ -33,7 +36,9 @@ class Notes:
     def _note(self, partitions: Iterable[int], kind: str) -> None:
         now_ns = time.monotonic_ns()
         text = "".join(f"{now_ns} {self._member} {partition} {kind}\n" for partition in partitions)
-        os.write(self._file, text.encode())  # one call: the members of a process are threads that share the file
+        os.write(
+            self._file, text.encode()
+        )  # one call: the members of a process are threads that share the file
 
     def given(self, partitions: Iterable[int]) -> None:
         """These are the member's now."""
@@ -49,7 +54,9 @@ class Notes:
 
 
 def run_members(count: int, path: str, run: Callable[[Notes], None]) -> None:
-    """`run` in `count` threads, each with notes of its own, until the process is killed; a thread that ends by an exception ends the process."""
+    """`run` in `count` threads, each with notes of its own, until the process is killed; a thread
+    that ends by an exception ends the process.
+    """
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     ended = threading.Event()
 
@@ -98,7 +105,9 @@ class History:
         return found
 
     def settled_ns(self, partition_count: int, member_count: int) -> int | None:
-        """When the last change was, if each partition has one owner now and each member a partition; else None."""
+        """When the last change was, if each partition has one owner now and each member a
+        partition; else None.
+        """
         owners = self.owners()
         if len(owners) < partition_count or any(len(members) != 1 for members in owners.values()):
             return None
@@ -106,26 +115,42 @@ class History:
             return None
         return max(changes[-1][0] for changes in self._changes.values())
 
-    def until_owned_again_ms(self, partitions: Collection[int], dead: str, died_ns: int, end_ns: int) -> float:
-        """From the death of their owner until the last of them was given to another member; infinite if that was not before `end_ns`."""
+    def until_reassigned_ms(
+        self, partitions: Collection[int], dead: str, died_ns: int, end_ns: int
+    ) -> float:
+        """From the death of their owner until the last of them was given to another member;
+        infinite if that was not before `end_ns`.
+        """
 
         def given_ns(partition: int) -> float:
-            given = (ns for ns, kind, member in self._changes[partition] if kind == "+" and member != dead and died_ns < ns < end_ns)
+            given = (
+                ns
+                for ns, kind, member in self._changes[partition]
+                if kind == "+" and member != dead and died_ns < ns < end_ns
+            )
             return next(given, math.inf)
 
         return max((given_ns(partition) - died_ns) / 1e6 for partition in partitions)
 
-    def until_read_again_ms(self, partitions: Collection[int], dead: str, died_ns: int, end_ns: int) -> float:
+    def until_resumed_ms(
+        self, partitions: Collection[int], dead: str, died_ns: int, end_ns: int
+    ) -> float:
         """The same until another member has read from each of them."""
 
         def read_ns(partition: int) -> float:
-            read = (ns for ns, member in self._reads.get(partition, []) if member != dead and died_ns < ns < end_ns)
+            read = (
+                ns
+                for ns, member in self._reads.get(partition, [])
+                if member != dead and died_ns < ns < end_ns
+            )
             return next(read, math.inf)
 
         return max((read_ns(partition) - died_ns) / 1e6 for partition in partitions)
 
     def read_since_given_ns(self, partitions: Iterable[int]) -> int | None:
-        """When each of them had been read from since its last change, the last of them; None while one has not."""
+        """When each of them had been read from since its last change, the last of them; None while
+        one has not.
+        """
         last_ns = 0
         for partition in partitions:
             given_ns = self._changes[partition][-1][0]
@@ -137,14 +162,21 @@ class History:
 
     def changed(self, begin_ns: int, end_ns: int) -> set[int]:
         """Partitions that were given or taken in between."""
-        return {partition for partition, changes in self._changes.items() if any(begin_ns < ns < end_ns for ns, _, _ in changes)}
+        return {
+            partition
+            for partition, changes in self._changes.items()
+            if any(begin_ns < ns < end_ns for ns, _, _ in changes)
+        }
 
     def longest_gap_ms(self, partitions: Iterable[int], begin_ns: int, end_ns: int) -> float:
-        """The longest time without a read of one of these partitions, of those that touch [begin, end] and as far as they lie before `end_ns`."""
+        """The longest time without a read of one of these partitions, of those that touch [begin,
+        end] and as far as they lie before `end_ns`.
+        """
         longest_ns = 0
         for partition in partitions:
             reads = [ns for ns, _ in self._reads.get(partition, []) if ns < end_ns]
-            # The gap in which the time begins is taken whole; a partition that was never read has none that began earlier.
+            # The gap in which the time begins is taken whole; a partition that was never read has
+            # none that began earlier.
             times = [*(reads[max(0, bisect_left(reads, begin_ns) - 1) :] or [begin_ns]), end_ns]
             longest_ns = max(longest_ns, *(after - before for before, after in pairwise(times)))
         return longest_ns / 1e6

@@ -1,14 +1,19 @@
-"""A member of a large group dies: ours, and Kafka's with its new group protocol (KIP-848), which does the same work. `make bench-rebalance`.
+"""A member of a large group dies: ours, and Kafka's with its new group protocol (KIP-848), which
+does the same work. `make bench-rebalance`.
 
-MEMBERS consumers in processes of CONSUMERS_EACH share PARTITIONS partitions under a light load. Members that are to die have a process each. From the death of
-one: how long until each of its partitions is owned again, how many other partitions changed hands (none need to), and the longest gap in a partition that its
-consumer kept, beside the longest in as much time before. First some are killed (SIGKILL: their connections close), one after the other, then one is stopped
-(SIGSTOP: it is silent, and its connection stays open). All times are the members' own: a partition is owned when the new owner's listener has been called.
+MEMBERS consumers in processes of CONSUMERS_EACH share PARTITIONS partitions under a light load.
+Members that are to die have a process each. From the death of one: how long until each of its
+partitions is owned again, how many other partitions changed hands (none need to), and the longest
+gap in a partition that its consumer kept, beside the longest in as much time before. First some are
+killed (SIGKILL: their connections close), one after the other, then one is stopped (SIGSTOP: it is
+silent, and its connection stays open). All times are the members' own: a partition is owned when
+the new owner's listener has been called.
 
-The contenders run one after the other, each alone, with the same settings (member_notes.py), members in as many processes, and the same load. What differs:
-our appliance removes a member a second after its connection closed, Kafka after the session timeout; ours has commits on the disk, Kafka's in the page cache.
-Where Kafka cannot be had, a line says what is missing. Without arguments there is a results file, after about 5 minutes; 2 GiB of
-memory are enough.
+The contenders run one after the other, each alone, with the same settings (member_notes.py),
+members in as many processes, and the same load. What differs: our appliance removes a member a
+second after its connection closed, Kafka after the session timeout; ours has commits on the disk,
+Kafka's in the page cache. Where Kafka cannot be had, a line says what is missing. Without arguments
+there is a results file, after about 5 minutes; 2 GiB of memory are enough.
 """
 
 from __future__ import annotations
@@ -38,21 +43,25 @@ from bench.peers.kafka_groups import kafka_group
 from bench.peers.servers import Missing, tied
 from bench.suite import RESULTS
 from tailrace import Admin, NewTopic, Producer
-from tailrace.private_appliance import start_embedded
+from tailrace.embedded_appliance import start_embedded
 
 TAILRACE = "Tailrace"
 CONSUMERS_EACH = 25
 WATCHED = 20
-"""So many partitions, and those of the members that are to die, get records, RATE a second each: what all of them would get, 2 cores do not carry in batches
-of one."""
+"""So many partitions, and those of the members that are to die, get records, RATE a second each:
+what all of them would get, 2 cores do not carry in batches of one."""
 RATE = 20
 QUIET_S = 3.0
 """Without a change for so long, a group is settled."""
 START_TIMEOUT_S = 300.0
-AGAIN_TIMEOUT_S = 60.0
-"""For so long after a death the bench waits until the dead member's partitions are read from again."""
+RETRY_TIMEOUT_S = 60.0
+"""For so long after a death the bench waits until the dead member's partitions are read from
+again.
+"""
 Group = tuple[list[str], Callable[[Collection[int]], None]]
-"""The command of a process of members, without their number and file; and what sends a record to each of some partitions."""
+"""The command of a process of members, without their number and file; and what sends a record to
+each of some partitions.
+"""
 
 
 @dataclass(frozen=True)
@@ -74,7 +83,9 @@ class Shape:
 
 @dataclass(slots=True)
 class Column:
-    """What a contender did: row -> (unit, the figure of each repetition), in the order of the table."""
+    """What a contender did: row -> (unit, the figure of each repetition), in the order of the
+    table.
+    """
 
     figures: dict[str, tuple[str, list[float]]] = field(default_factory=dict)
 
@@ -86,7 +97,9 @@ class Column:
 @contextmanager
 def tailrace_group(directory: str, partition_count: int) -> Iterator[Group]:
     """Our side."""
-    running = start_embedded(data_dir=f"{directory}/data", auto_create_topics=False, settings={"slots": 4096})
+    running = start_embedded(
+        data_dir=f"{directory}/data", auto_create_topics=False, settings={"slots": 4096}
+    )
     try:
         with Admin(running.address) as admin:
             admin.create_topics([NewTopic("shared", partition_count, {"durability": "memory"})])
@@ -96,12 +109,26 @@ def tailrace_group(directory: str, partition_count: int) -> Iterator[Group]:
                 for partition in partitions:
                     producer.send("shared", b"x" * 100, partition=partition)
 
-            yield [sys.executable, "-P", "-m", "bench.group_member", running.address, "members", "shared"], send
+            yield (
+                [
+                    sys.executable,
+                    "-P",
+                    "-m",
+                    "bench.group_member",
+                    running.address,
+                    "members",
+                    "shared",
+                ],
+                send,
+            )
     finally:
         running.stop()
 
 
-CONTENDERS: dict[str, Callable[[str, int], AbstractContextManager[Group]]] = {TAILRACE: tailrace_group, KAFKA: kafka_group}
+CONTENDERS: dict[str, Callable[[str, int], AbstractContextManager[Group]]] = {
+    TAILRACE: tailrace_group,
+    KAFKA: kafka_group,
+}
 
 
 class Members:
@@ -116,7 +143,9 @@ class Members:
         """One more process; its members are NAME.0, NAME.1, ..."""
         command = [*self._command, str(count), str(self._directory / "notes" / name)]
         with open(self._directory / f"{name}.log", "wb") as log:
-            self._processes[name] = subprocess.Popen(tied(command), stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            self._processes[name] = subprocess.Popen(
+                tied(command), stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
 
     def signal(self, name: str, number: int) -> None:
         """Send it to a process, which is looked after no longer, but for its end."""
@@ -128,8 +157,16 @@ class Members:
         """What all have noted. Raises RuntimeError when a process has ended."""
         for name, process in self._processes.items():
             if process.poll() is not None:
-                said = (self._directory / f"{name}.log").read_text(errors="replace").strip().splitlines()
-                raise RuntimeError(f"a process of members has ended: {said[-1] if said else f'exit code {process.returncode}'}")
+                said = (
+                    (self._directory / f"{name}.log")
+                    .read_text(errors="replace")
+                    .strip()
+                    .splitlines()
+                )
+                raise RuntimeError(
+                    "a process of members has ended: "
+                    f"{said[-1] if said else f'exit code {process.returncode}'}"
+                )
         return read_notes(self._directory / "notes")
 
     def stop(self) -> None:
@@ -141,9 +178,13 @@ class Members:
 
 
 class Sender(threading.Thread):
-    """Sends RATE records a second to each of `partitions`, until `stop`. Another set may be put in its place meanwhile."""
+    """Sends RATE records a second to each of `partitions`, until `stop`. Another set may be put in
+    its place meanwhile.
+    """
 
-    def __init__(self, send: Callable[[Collection[int]], None], partitions: Collection[int]) -> None:
+    def __init__(
+        self, send: Callable[[Collection[int]], None], partitions: Collection[int]
+    ) -> None:
         super().__init__(name="sender")
         self.partitions = partitions
         self._send = send
@@ -161,7 +202,9 @@ class Sender(threading.Thread):
                 self._error = error
                 return
             self._sent_ns.append(time.monotonic_ns())
-            due = max(due + 1 / RATE, time.monotonic() - 1)  # one that was held up does not make up for more than a second
+            due = max(
+                due + 1 / RATE, time.monotonic() - 1
+            )  # one that was held up does not make up for more than a second
 
     def stop(self) -> None:
         """And wait for its end."""
@@ -189,15 +232,22 @@ def wait_until_settled(members: Members, shape: Shape) -> int:
         if settled_ns is not None and time.monotonic_ns() - settled_ns > QUIET_S * 1e9:
             return settled_ns
     owners = [owner for owner in history.owners().values() if owner]
-    raise RuntimeError(f"not settled after {START_TIMEOUT_S:.0f} s: {len(owners)} partitions have {len(set().union(*owners))} owners")
+    raise RuntimeError(
+        f"not settled after {START_TIMEOUT_S:.0f} s: {len(owners)} partitions have "
+        f"{len(set().union(*owners))} owners"
+    )
 
 
 def wait_until_read(members: Members, partitions: Collection[int]) -> int:
-    """When each of these had been read from by its present owner, ns. Raises RuntimeError after START_TIMEOUT_S."""
+    """When each of these had been read from by its present owner, ns. Raises RuntimeError after
+    START_TIMEOUT_S.
+    """
     deadline = time.monotonic() + START_TIMEOUT_S
     while (read_ns := members.history().read_since_given_ns(partitions)) is None:
         if time.monotonic() > deadline:
-            raise RuntimeError(f"partitions that nothing was read from after {START_TIMEOUT_S:.0f} s")
+            raise RuntimeError(
+                f"partitions that nothing was read from after {START_TIMEOUT_S:.0f} s"
+            )
         time.sleep(0.5)
     return read_ns
 
@@ -213,18 +263,26 @@ class Death:
 
     def lost(self, history: History) -> set[int]:
         """The partitions that it had."""
-        return {partition for partition, owners in history.owners(self.died_ns).items() if self.member in owners}
+        return {
+            partition
+            for partition, owners in history.owners(self.died_ns).items()
+            if self.member in owners
+        }
 
 
 def end(members: Members, victim: str, how: signal.Signals, window_s: float) -> Death:
-    """Kill or stop it, and wait: for `window_s`, and until its partitions are read from again, if that takes longer."""
+    """Kill or stop it, and wait: for `window_s`, and until its partitions are read from again, if
+    that takes longer.
+    """
     died_ns = time.monotonic_ns()
     members.signal(victim, how)
     time.sleep(window_s)
     while True:
         death, history = Death(how, f"{victim}.0", died_ns, time.monotonic_ns()), members.history()
-        again_ms = history.until_read_again_ms(death.lost(history), death.member, died_ns, death.end_ns)
-        if again_ms < math.inf or death.end_ns - died_ns > AGAIN_TIMEOUT_S * 1e9:
+        retry_ms = history.until_resumed_ms(
+            death.lost(history), death.member, died_ns, death.end_ns
+        )
+        if retry_ms < math.inf or death.end_ns - died_ns > RETRY_TIMEOUT_S * 1e9:
             return death
         time.sleep(0.5)
 
@@ -236,43 +294,63 @@ def add_death(column: Column, history: History, watched: set[int], death: Death)
     moved = history.changed(died_ns, end_ns) - lost
     kept = watched - lost - moved
     column.add(
-        f"{how.name} of a member: until its partitions are owned again", "ms", history.until_owned_again_ms(lost, dead, died_ns, end_ns)
+        f"{how.name} of a member: until its partitions are owned again",
+        "ms",
+        history.until_reassigned_ms(lost, dead, died_ns, end_ns),
     )
-    again_ms = history.until_read_again_ms(lost, dead, died_ns, end_ns)
-    column.add(f"{how.name}: until records of each of them are received again", "ms", again_ms)
+    retry_ms = history.until_resumed_ms(lost, dead, died_ns, end_ns)
+    column.add(f"{how.name}: until records of each of them are received again", "ms", retry_ms)
     column.add(f"{how.name}: partitions that it had", "", len(lost))
     column.add(f"{how.name}: other partitions that changed hands", "", len(moved))
-    column.add(f"{how.name}: longest gap in a partition that was kept", "ms", history.longest_gap_ms(kept, died_ns, end_ns))
+    column.add(
+        f"{how.name}: longest gap in a partition that was kept",
+        "ms",
+        history.longest_gap_ms(kept, died_ns, end_ns),
+    )
 
 
 def measure(name: str, shape: Shape, directory: str, log: TextIO) -> Column:
-    """All figures of one contender. Raises Missing when it cannot be had, RuntimeError when its group does not settle."""
+    """All figures of one contender. Raises Missing when it cannot be had, RuntimeError when its
+    group does not settle.
+    """
     column, deaths = Column(), []
     victims = {f"killed{number}": signal.SIGKILL for number in range(shape.kills)}
     victims |= {f"stopped{number}": signal.SIGSTOP for number in range(shape.stops)}
     with ExitStack() as stack:
         print(f"{name}: starting it, with {shape.partitions} partitions", file=log, flush=True)
-        command, send = stack.enter_context(CONTENDERS[name](f"{directory}/server", shape.partitions))
+        command, send = stack.enter_context(
+            CONTENDERS[name](f"{directory}/server", shape.partitions)
+        )
         members = Members(command, f"{directory}/members")
         stack.callback(members.stop)
         sender = Sender(send, shape.watched)
         sender.start()
         stack.callback(sender.stop)
         print(f"{name}: starting {shape.members} members", file=log, flush=True)
-        begun_ns = time.monotonic_ns()
+        started_ns = time.monotonic_ns()
         for victim in victims:
             members.start(victim, 1)
         for first in range(len(victims), shape.members, CONSUMERS_EACH):
             members.start(f"from{first}", min(CONSUMERS_EACH, shape.members - first))
         settled_ns = wait_until_settled(members, shape)
-        column.add("from the first member's start until each partition has its owner", "s", (settled_ns - begun_ns) / 1e9)
+        column.add(
+            "from the first member's start until each partition has its owner",
+            "s",
+            (settled_ns - started_ns) / 1e9,
+        )
         owners = members.history().owners()
-        watched = set(shape.watched) | {p for p, owner in owners.items() if owner & {f"{victim}.0" for victim in victims}}
+        watched = set(shape.watched) | {
+            p for p, owner in owners.items() if owner & {f"{victim}.0" for victim in victims}
+        }
         sender.partitions = watched
         wait_until_read(members, watched)
-        read_ns = members.history().read_since_given_ns(shape.watched)  # the others did not get records from the beginning
+        read_ns = members.history().read_since_given_ns(
+            shape.watched
+        )  # the others did not get records from the beginning
         if read_ns is not None:
-            column.add("  until each that gets records is read from", "s", (read_ns - begun_ns) / 1e9)
+            column.add(
+                "  until each that gets records is read from", "s", (read_ns - started_ns) / 1e9
+            )
         quiet_ns = time.monotonic_ns()
         time.sleep(shape.window_s)
         quiet_end_ns = time.monotonic_ns()
@@ -281,7 +359,9 @@ def measure(name: str, shape: Shape, directory: str, log: TextIO) -> Column:
             deaths.append(end(members, victim, how, shape.window_s))
         history = members.history()
         sender.check()
-    gap_ms = history.longest_gap_ms(watched - history.changed(quiet_ns, quiet_end_ns), quiet_ns, quiet_end_ns)
+    gap_ms = history.longest_gap_ms(
+        watched - history.changed(quiet_ns, quiet_end_ns), quiet_ns, quiet_end_ns
+    )
     column.add("longest gap in a partition before, in as much time", "ms", gap_ms)
     for death in deaths:
         add_death(column, history, watched, death)
@@ -289,11 +369,15 @@ def measure(name: str, shape: Shape, directory: str, log: TextIO) -> Column:
     return column
 
 
-def measure_all(shape: Shape, names: Collection[str], log: TextIO) -> tuple[dict[str, Column], list[str]]:
+def measure_all(
+    shape: Shape, names: Collection[str], log: TextIO
+) -> tuple[dict[str, Column], list[str]]:
     """The columns of the contenders that can be had, and a sentence for each that cannot."""
     columns, missing = {}, []
     for name in names:
-        with tempfile.TemporaryDirectory(prefix="tailrace-rebalance-", dir=os.environ.get("TAILRACE_BENCH_DIR")) as directory:
+        with tempfile.TemporaryDirectory(
+            prefix="tailrace-rebalance-", dir=os.environ.get("TAILRACE_BENCH_DIR")
+        ) as directory:
             try:
                 columns[name] = measure(name, shape, directory, log)
             except (Missing, RuntimeError, subprocess.CalledProcessError) as error:
@@ -308,7 +392,7 @@ def cell(values: list[float]) -> str:
 
     def text(value: float) -> str:
         if math.isinf(value):
-            return f"not in {AGAIN_TIMEOUT_S:.0f} s"
+            return f"not in {RETRY_TIMEOUT_S:.0f} s"
         return f"{value:,.1f}" if value < 100 and value != int(value) else f"{value:,.0f}"
 
     if min(values) == max(values):
@@ -321,11 +405,24 @@ def table(columns: dict[str, Column]) -> str:
     units = {row: unit for column in columns.values() for row, (unit, _) in column.figures.items()}
     rows = [["", *columns, ""]]
     for row, unit in units.items():
-        rows.append([row, *(cell(column.figures[row][1]) if row in column.figures else "" for column in columns.values()), unit])
+        rows.append(
+            [
+                row,
+                *(
+                    cell(column.figures[row][1]) if row in column.figures else ""
+                    for column in columns.values()
+                ),
+                unit,
+            ]
+        )
     widths = [max(map(len, texts)) for texts in zip(*rows, strict=True)]
     lines = []
     for first, *cells, last in rows:
-        lines.append("   ".join([first.ljust(widths[0]), *map(str.rjust, cells, widths[1:-1]), last]).rstrip())
+        lines.append(
+            "   ".join(
+                [first.ljust(widths[0]), *map(str.rjust, cells, widths[1:-1]), last]
+            ).rstrip()
+        )
     return "\n".join(lines)
 
 
@@ -336,7 +433,13 @@ def as_rows(columns: dict[str, Column]) -> list[dict[str, Any]]:
         return None if math.isinf(value) else value
 
     return [
-        {"contender": name, "name": row, "unit": unit, "value": finite(statistics.median(values)), "values": list(map(finite, values))}
+        {
+            "contender": name,
+            "name": row,
+            "unit": unit,
+            "value": finite(statistics.median(values)),
+            "values": list(map(finite, values)),
+        }
         for name, column in columns.items()
         for row, (unit, values) in column.figures.items()
     ]
@@ -345,7 +448,8 @@ def as_rows(columns: dict[str, Column]) -> list[dict[str, Any]]:
 def heading(shape: Shape) -> str:
     """What was done."""
     return (
-        f"One group of {shape.members} members over {shape.partitions:,} partitions, session timeout {SESSION_TIMEOUT_MS:,} ms, heartbeats each "
+        f"One group of {shape.members} members over {shape.partitions:,} partitions, session "
+        f"timeout {SESSION_TIMEOUT_MS:,} ms, heartbeats each "
         f"{HEARTBEAT_INTERVAL_MS:,} ms; {len(shape.watched)} partitions, and those "
         f"of members that are to die, get {RATE} records/s each"
     )
@@ -355,30 +459,50 @@ def main() -> int:
     """See the module's docstring."""
     parser = argparse.ArgumentParser(
         prog="python -P -m bench.rebalance",
-        description="A member of a large group dies: ours, and Kafka's. Without arguments about 5 minutes, and a results file.",
+        description="A member of a large group dies: ours, and Kafka's. Without arguments about 5 "
+        "minutes, and a results file.",
     )
     parser.add_argument("--members", type=int, default=Shape.members)
     parser.add_argument("--partitions", type=int, default=Shape.partitions)
-    parser.add_argument("--kills", type=int, default=Shape.kills, help="members that are killed, one after the other")
-    parser.add_argument("--stops", type=int, default=Shape.stops, help="members that are stopped then")
-    parser.add_argument("--window", type=float, default=Shape.window_s, help="seconds that each death is watched, at least")
+    parser.add_argument(
+        "--kills",
+        type=int,
+        default=Shape.kills,
+        help="members that are killed, one after the other",
+    )
+    parser.add_argument(
+        "--stops", type=int, default=Shape.stops, help="members that are stopped then"
+    )
+    parser.add_argument(
+        "--window",
+        type=float,
+        default=Shape.window_s,
+        help="seconds that each death is watched, at least",
+    )
     parser.add_argument("--only", choices=("tailrace", "kafka"), help="one contender")
     parser.add_argument("--json", action="store_true", help="print JSON in place of the table")
     given = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # what is running is stopped and removed
-    shape, where = Shape(given.members, given.partitions, given.kills, given.stops, given.window), machine()
+    signal.signal(
+        signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM)
+    )  # what is running is stopped and removed
+    shape, where = (
+        Shape(given.members, given.partitions, given.kills, given.stops, given.window),
+        machine(),
+    )
     names = {"tailrace": [TAILRACE], "kafka": [KAFKA]}.get(given.only, list(CONTENDERS))
     busy = os.getloadavg()[0]
     columns, missing = measure_all(shape, names, sys.stderr)
     result = {
-        "command": "make bench-rebalance", "machine": where, "load_average_before": busy, "shape": asdict(shape),
+        "command": "make bench-rebalance", "machine": where, "load_average_before": busy,
+        "shape": asdict(shape),
         "figures": as_rows(columns), "missing": missing,
     }  # fmt: skip
     if given.json:
         print(json.dumps(result, indent=1))
     else:
         print(
-            f"\n{heading(shape)}\non {where['cpu']}, {where['cores']} cores, commit {where['commit']}, load average before {busy:.1f}\n\n{table(columns)}"
+            f"\n{heading(shape)}\non {where['cpu']}, {where['cores']} cores, commit "
+            f"{where['commit']}, load average before {busy:.1f}\n\n{table(columns)}"
         )
         for sentence in missing:
             print(sentence)

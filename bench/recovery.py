@@ -1,7 +1,9 @@
-"""How long from SIGKILL of everything to the first acknowledged record, with a large log: `python -m bench.recovery [GiB] [repetitions]`.
+"""How long from SIGKILL of everything to the first acknowledged record, with a large log: `python
+-m bench.recovery [GiB] [repetitions]`.
 
-The log is real (written through the appliance, acks=all) and was written a moment before, so most of it is in the page cache, as after a crash of the
-appliance alone. The time includes starting the interpreter of the supervisor.
+The log is real (written through the appliance, acks=all) and was written a moment before, so most
+of it is in the page cache, as after a crash of the appliance alone. The time includes starting the
+interpreter of the supervisor.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import pyarrow as pa
 
 from bench.measure import machine
 from tailrace import Admin, NewTopic, Producer
-from tailrace.private_appliance import start_embedded
+from tailrace.embedded_appliance import start_embedded
 
 
 def fill(address: str, total_bytes: int) -> None:
@@ -32,7 +34,9 @@ def fill(address: str, total_bytes: int) -> None:
 def measure_recovery(gib: float, repetitions: int) -> list[float]:
     """Seconds, for each repetition."""
     times = []
-    with tempfile.TemporaryDirectory(prefix="tailrace-recovery-", dir=os.environ.get("TAILRACE_BENCH_DIR")) as data_dir:
+    with tempfile.TemporaryDirectory(
+        prefix="tailrace-recovery-", dir=os.environ.get("TAILRACE_BENCH_DIR")
+    ) as data_dir:
         running = start_embedded(data_dir=data_dir, auto_create_topics=False)
         with Admin(running.address) as admin:
             admin.create_topics([NewTopic("big", 1, {"retention.ms": -1})])
@@ -55,7 +59,10 @@ def main() -> int:
     gib = float(sys.argv[1]) if len(sys.argv) > 1 else 7.0
     repetitions = int(sys.argv[2]) if len(sys.argv) > 2 else 5
     times = measure_recovery(gib, repetitions)
-    print(f"{gib:g} GiB: SIGKILL of everything to the first acks=all record: median {statistics.median(times) * 1000:.0f} ms")
+    print(
+        f"{gib:g} GiB: SIGKILL of everything to the first acks=all record: median "
+        f"{statistics.median(times) * 1000:.0f} ms"
+    )
     print(f"{min(times) * 1000:.0f} .. {max(times) * 1000:.0f} ms of {repetitions}; {machine()}")
     return 0
 

@@ -1,9 +1,13 @@
-"""What a batch costs each stage, what follows for more cores, and breadth: `make bench-scale [BASE=COMMIT] [WRITE_DOCS=1] [PARTS="budget model breadth"]`.
+"""What a batch costs each stage, what follows for more cores, and breadth: `make bench-scale
+[BASE=COMMIT] [WRITE_DOCS=1] [PARTS="budget model breadth"]`.
 
-1. budget (budget.py): microseconds of CPU per batch and stage, context switches and page faults, for batches of three sizes; with BASE another commit's beside.
-2. model: with n_i processes of stage i and c cores, batches/s = min(min_i(n_i / cost_i), c / sum of costs). Checked where it can be: on one core and on two,
-   with 1 and 2 workers, 1 and 2 fronts. Beyond that it is paper: memory bandwidth and the disk are not in it.
-3. breadth (breadth.py): one producer to 64 partitions and 200 topics, 100 producers at once, 10,000 connections that say nothing.
+1. budget (budget.py): microseconds of CPU per batch and stage, context switches and page faults,
+   for batches of three sizes; with BASE another commit's beside.
+2. model: with n_i processes of stage i and c cores, batches/s = min(min_i(n_i / cost_i), c / sum of
+   costs). Checked where it can be: on one core and on two, with 1 and 2 workers, 1 and 2 fronts.
+   Beyond that it is paper: memory bandwidth and the disk are not in it.
+3. breadth (breadth.py): one producer to 64 partitions and 200 topics, 100 producers at once, 10,000
+   connections that say nothing.
 """
 
 from __future__ import annotations
@@ -23,13 +27,13 @@ from typing import Any
 import psutil
 import pyarrow as pa
 
-from bench import breadth, budget, write_docs
+from bench import breadth, budget, doc_tables, write_docs
 from bench.conditions import Conditions
 from bench.measure import machine
 from bench.other_tree import short_name
 from bench.suite import RESULTS
 from tailrace import Admin, NewTopic, Producer
-from tailrace.private_appliance import EmbeddedAppliance, start_embedded
+from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
 
 SECONDS = 2.0
 MODEL_ROWS = 650
@@ -40,13 +44,21 @@ _CONTEXT = multiprocessing.get_context("spawn")
 
 @contextmanager
 def appliance(workers: int = 1, fronts: int = 1) -> Iterator[EmbeddedAppliance]:
-    """On a fresh directory. Two workers are pinned, one to each of the first cores that we may use."""
+    """On a fresh directory. Two workers are pinned, one to each of the first cores that we
+    may use.
+    """
     cores = sorted(os.sched_getaffinity(0))
     settings: dict[str, Any] = {"ring_bytes": 64 << 20, "fronts": fronts}
     if workers > 1:
-        settings["cores"] = json.dumps((cores * workers)[:workers] if len(cores) >= workers else cores)
-    with tempfile.TemporaryDirectory(prefix="tailrace-scale-", dir=os.environ.get("TAILRACE_BENCH_DIR")) as directory:
-        running = start_embedded(data_dir=f"{directory}/data", settings=settings, auto_create_topics=False)
+        settings["cores"] = json.dumps(
+            (cores * workers)[:workers] if len(cores) >= workers else cores
+        )
+    with tempfile.TemporaryDirectory(
+        prefix="tailrace-scale-", dir=os.environ.get("TAILRACE_BENCH_DIR")
+    ) as directory:
+        running = start_embedded(
+            data_dir=f"{directory}/data", settings=settings, auto_create_topics=False
+        )
         try:
             yield running
         finally:
@@ -54,7 +66,9 @@ def appliance(workers: int = 1, fronts: int = 1) -> Iterator[EmbeddedAppliance]:
 
 
 def run_times(pid: int) -> dict[str, tuple[float, int]]:
-    """Seconds on a CPU and context switches of each process of an appliance, by name; all threads of each."""
+    """Seconds on a CPU and context switches of each process of an appliance, by name; all threads
+    of each.
+    """
     found: dict[str, tuple[float, int]] = {}
     for process in psutil.Process(pid).children():
         nanoseconds = 0
@@ -69,7 +83,9 @@ def run_times(pid: int) -> dict[str, tuple[float, int]]:
     return found
 
 
-def _produce(address: str, topic: str, partition: int, rows: int, barrier: Any, results: Any) -> None:
+def _produce(
+    address: str, topic: str, partition: int, rows: int, barrier: Any, results: Any
+) -> None:
     batch = pa.record_batch({"value": pa.array([os.urandom(100)] * rows, pa.binary())})
     with Producer(address, acks=1, batch_size=max(1 << 20, 200 * rows)) as producer:
         for _ in range(20):
@@ -84,14 +100,19 @@ def _produce(address: str, topic: str, partition: int, rows: int, barrier: Any, 
     results.put((count, seconds, now.ru_utime + now.ru_stime - used.ru_utime - used.ru_stime))
 
 
-def load(running: EmbeddedAppliance, rows: int, producers: int = 1) -> tuple[float, dict[str, float], dict[str, float]]:
+def load(
+    running: EmbeddedAppliance, rows: int, producers: int = 1
+) -> tuple[float, dict[str, float], dict[str, float]]:
     """(batches/s, CPU microseconds per batch by process, context switches per batch by process)."""
     topic = f"t{time.monotonic_ns()}"
     with Admin(running.address) as admin:
         admin.create_topics([NewTopic(topic, max(2, producers))])
     barrier, results = _CONTEXT.Barrier(producers + 1), _CONTEXT.Queue()
     addresses = [running.addresses[number % len(running.addresses)] for number in range(producers)]
-    children = [_CONTEXT.Process(target=_produce, args=(a, topic, n, rows, barrier, results)) for n, a in enumerate(addresses)]
+    children = [
+        _CONTEXT.Process(target=_produce, args=(a, topic, n, rows, barrier, results))
+        for n, a in enumerate(addresses)
+    ]
     for child in children:
         child.start()
     barrier.wait(60)
@@ -110,7 +131,10 @@ def load(running: EmbeddedAppliance, rows: int, producers: int = 1) -> tuple[flo
 def predict(cost: dict[str, float], cores: int, workers: int, fronts: int, producers: int) -> float:
     """Batches/s of the model; `cost` in CPU microseconds per batch."""
     counts = {"producer": producers, "front": fronts, "worker": workers, "flusher": 1}
-    return 1e6 * min(min(counts[stage] / cost[stage] for stage in counts), cores / sum(cost[stage] for stage in counts))
+    return 1e6 * min(
+        min(counts[stage] / cost[stage] for stage in counts),
+        cores / sum(cost[stage] for stage in counts),
+    )
 
 
 def model() -> list[dict[str, Any]]:
@@ -118,7 +142,10 @@ def model() -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     cost: dict[str, float] = {}
     everything = sorted(os.sched_getaffinity(0))
-    print(f"\n{'CORES WORKERS FRONTS':<24}{'MEASURED':>12}{'PREDICTED':>12}   batches of {MODEL_ROWS} x 100 B a second, 2 producers")
+    print(
+        f"\n{'CORES WORKERS FRONTS':<24}{'MEASURED':>12}{'PREDICTED':>12}   batches of "
+        f"{MODEL_ROWS} x 100 B a second, 2 producers"
+    )
     for cores in range(1, min(2, len(everything)) + 1):
         for workers, fronts in ((1, 1), (2, 1), (1, 2), (2, 2)):
             if workers > cores:
@@ -130,17 +157,33 @@ def model() -> list[dict[str, Any]]:
             finally:
                 os.sched_setaffinity(0, everything)
             rates = [run[0] for run in runs]
-            cost = {stage: statistics.median(run[1][stage] for run in runs) for stage in ("producer", "front", "worker", "flusher")}
+            cost = {
+                stage: statistics.median(run[1][stage] for run in runs)
+                for stage in ("producer", "front", "worker", "flusher")
+            }
             predicted = predict(cost, cores, workers, fronts, 2)
             print(
-                f"{cores:<6}{workers:<8}{fronts:<10}{statistics.median(rates):>12,.0f}{predicted:>12,.0f}   {min(rates):,.0f} .. {max(rates):,.0f}"
+                f"{cores:<6}{workers:<8}{fronts:<10}{statistics.median(rates):>12,.0f}{predicted:>12,.0f} "  # noqa: E501
+                ""
+                ""
+                f"  {min(rates):,.0f} .. {max(rates):,.0f}"
             )
-            rows.append({"cores": cores, "workers": workers, "fronts": fronts, "measured": rates, "predicted": predicted, "cost_us": cost})
+            rows.append(
+                {
+                    "cores": cores,
+                    "workers": workers,
+                    "fronts": fronts,
+                    "measured": rates,
+                    "predicted": predicted,
+                    "cost_us": cost,
+                }
+            )
     for cores in (4, 8, 16, 64):
         workers = max(1, cores - 4)
         predicted = predict(cost, cores, workers, 2, cores)
         print(
-            f"{cores:<6}{workers:<8}{2:<10}{'':>12}{predicted:>12,.0f}   on paper: {predicted * MODEL_ROWS / 1e6:.1f} M records/s; one flusher, 2 fronts"
+            f"{cores:<6}{workers:<8}{2:<10}{'':>12}{predicted:>12,.0f}   on paper: "
+            f"{predicted * MODEL_ROWS / 1e6:.1f} M records/s; one flusher, 2 fronts"
         )
         rows.append({"cores": cores, "workers": workers, "fronts": 2, "predicted": predicted})
     return rows
@@ -150,7 +193,10 @@ def main() -> int:
     wanted = os.environ.get("PARTS", " ".join(PARTS)).split()
     conditions = Conditions()
     where = machine()
-    print(f"Tailrace at scale, on {where['cpu']}, {where['cores']} cores, commit {where['commit']}\n{conditions.sentence()}\n")
+    print(
+        f"Tailrace at scale, on {where['cpu']}, {where['cores']} cores, commit "
+        f"{where['commit']}\n{conditions.sentence()}\n"
+    )
     found: dict[str, Any] = {}
     if "budget" in wanted:
         base = os.environ.get("BASE") or None
@@ -162,10 +208,15 @@ def main() -> int:
         found["breadth"] = {name: part() for name, part in breadth.PARTS.items()}
     part = "" if set(PARTS) <= set(wanted) else f"-{'-'.join(wanted)}"
     path = RESULTS / f"scale-{where['date']}-{where['commit']}{part}.json"
-    result = {"command": "make bench-scale", "parts": wanted, "machine": conditions.report(), **found}
+    result = {
+        "command": "make bench-scale",
+        "parts": wanted,
+        "machine": conditions.report(),
+        **found,
+    }
     path.write_text(json.dumps(result, indent=1) + "\n")
     if os.environ.get("WRITE_DOCS"):
-        write_docs.write(result)
+        write_docs.write(doc_tables.tables_of(result))
     print(f"\nwritten to {path.relative_to(RESULTS.parent.parent)}")
     return 0
 

@@ -1,9 +1,11 @@
-"""How fast a topic is read as a table: `make bench-scan [BYTES=1000000000]`. A table and a results file.
+"""How fast a topic is read as a table: `make bench-scan [BYTES=1000000000]`. A table and a results
+file.
 
-Records of 1,000 B and of 108 B (100 B and a key), BYTES of each, in warm files. Each figure is taken REPETITIONS times, in turns with the others, beside
-pyarrow reading the same segment files as the Arrow streams that they are: no checksums, no validation, nothing settled or leased,
-and no byte of a value touched.
-Rates are of the bytes of keys and values, by the wall clock; the processor time of this process is in the results file.
+Records of 1,000 B and of 108 B (100 B and a key), BYTES of each, in warm files. Each figure is
+taken REPETITIONS times, in turns with the others, beside pyarrow reading the same segment files as
+the Arrow streams that they are: no checksums, no validation, nothing settled or leased, and no byte
+of a value touched. Rates are of the bytes of keys and values, by the wall clock; the processor time
+of this process is in the results file.
 """
 
 from __future__ import annotations
@@ -27,8 +29,8 @@ import tailrace
 from bench.measure import machine
 from bench.suite import RESULTS
 from tailrace import Admin, NewTopic, Producer
-from tailrace.private_appliance import EmbeddedAppliance, start_embedded
-from tailrace.schema import HEADER_TYPE
+from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
+from tailrace.format.schema import HEADER_TYPE
 
 BYTES = int(os.environ.get("BYTES", "1000000000"))
 REPETITIONS = 5
@@ -42,8 +44,10 @@ def fill(running: EmbeddedAppliance, topic: str, value_bytes: int) -> int:
         admin.create_topics([NewTopic(topic)])
     frame = pa.table(
         {
-            "timestamp": pa.array(np.arange(FRAME_ROWS) + 10**15, pa.timestamp("us", "UTC")), "key": pa.array([KEY] * FRAME_ROWS, pa.binary()),
-            "value": pa.array([os.urandom(value_bytes) for _ in range(FRAME_ROWS)], pa.binary()), "headers": pa.nulls(FRAME_ROWS, HEADER_TYPE),
+            "timestamp": pa.array(np.arange(FRAME_ROWS) + 10**15, pa.timestamp("us", "UTC")),
+            "key": pa.array([KEY] * FRAME_ROWS, pa.binary()),
+            "value": pa.array([os.urandom(value_bytes) for _ in range(FRAME_ROWS)], pa.binary()),
+            "headers": pa.nulls(FRAME_ROWS, HEADER_TYPE),
         }
     )  # fmt: skip
     count = max(1, BYTES // (FRAME_ROWS * (value_bytes + len(KEY))))
@@ -84,7 +88,9 @@ def works(running: EmbeddedAppliance, topic: str) -> dict[str, Callable[[], Any]
     return {
         "all columns": lambda: drained(scan()),
         "value": lambda: drained(scan(columns=["value"])),
-        "value, producers trusted": lambda: drained(scan(columns=["value"], check_batches=False)),
+        "value, producers trusted": lambda: drained(
+            scan(columns=["value"], validate_batches=False)
+        ),
         "offset (headers alone)": lambda: drained(scan(columns=["offset"])),
         "value into polars": lambda: polars.DataFrame(scan(columns=["value"])),
         "all columns into polars": lambda: polars.DataFrame(scan()),
@@ -111,11 +117,13 @@ def measure(running: EmbeddedAppliance, topic: str, size: int, what: str) -> lis
         rates = sorted(size / each / 1e9 for each in times)
         cpu = [size / each / 1e9 for each in processor[name]]
         print(
-            f"{what}, {name:<34} {statistics.median(rates):>8.2f} {rates[0]:>8.2f} {rates[-1]:>8.2f}  {statistics.median(cpu):>8.2f}",
+            f"{what}, {name:<34} {statistics.median(rates):>8.2f} {rates[0]:>8.2f} "
+            f"{rates[-1]:>8.2f}  {statistics.median(cpu):>8.2f}",
             flush=True,
         )
         found.append(
-            {"name": f"{what}, {name}", "unit": "GB/s", "median": statistics.median(rates), "min": rates[0], "max": rates[-1], "values": rates,
+            {"name": f"{what}, {name}", "unit": "GB/s", "median": statistics.median(rates),
+            "min": rates[0], "max": rates[-1], "values": rates,
              "gb_per_cpu_second": cpu}
         )  # fmt: skip
     return found
@@ -135,7 +143,13 @@ def main() -> int:
         finally:
             running.stop()
     path = RESULTS / f"scan-{where['date']}-{where['commit']}.json"
-    path.write_text(json.dumps({"command": f"BYTES={BYTES} make bench-scan", "machine": where, "figures": found}, indent=1) + "\n")
+    path.write_text(
+        json.dumps(
+            {"command": f"BYTES={BYTES} make bench-scan", "machine": where, "figures": found},
+            indent=1,
+        )
+        + "\n"
+    )
     print(f"\nwritten to {path.relative_to(RESULTS.parent.parent)}")
     return 0
 

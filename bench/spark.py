@@ -1,15 +1,19 @@
-"""How fast Spark reads a topic, beside Parquet files and Kafka: `make bench-spark [ROWS=5000000]`. A table, goals and a results file.
+"""How fast Spark reads a topic, beside Parquet files and Kafka: `make bench-spark [ROWS=5000000]`.
+A table, goals and a results file.
 
-ROWS records of 108 B (8 B key, 100 B value) in a topic of 2 partitions; the same rows in uncompressed Parquet files; and in a topic of Apache Kafka, read by
-Spark's connector, where Maven has them (bench/spark_kafka.py). All warm; local[2], the settings of `spark_bridge.session`. Each figure is taken REPETITIONS
-times, in turns with the others, after one turn that warms; what is stated is the median with least and most. PER CPU s: M rows for a processor-second of all
-who take part (the JVM, its Python processes, appliance or broker), which says something beside other work, too.
+ROWS records of 108 B (8 B key, 100 B value) in a topic of 2 partitions; the same rows in
+uncompressed Parquet files; and in a topic of Apache Kafka, read by Spark's connector, where Maven
+has them (bench/spark_kafka.py). All warm; local[2], the settings of `spark_bridge.session`. Each
+figure is taken REPETITIONS times, in turns with the others, after one turn that warms; what is
+stated is the median with least and most. PER CPU s: M rows for a processor-second of all who take
+part (the JVM, its Python processes, appliance or broker), which says something beside other work,
+too.
 
 PARTS="starts reads executors", or some of them:
     starts      the first query of STARTS new sessions: from the session being up to the count of a small topic, with and without `spark_bridge.prepare()`
     reads       the data source and `spark_bridge.scan` beside Parquet and Kafka
     executors   `spark_bridge.scan` over ZeroMQ, as executors on other hosts read, by 1, 2 and 4 tasks at once
-"""
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -31,8 +35,8 @@ import pyarrow.parquet as pq
 
 import spark_bridge
 import tailrace
+from bench import doc_tables, write_docs
 from bench import spark_goals as of
-from bench import write_docs
 from bench.conditions import Conditions
 from bench.peers.goals import Values, outcome
 from bench.peers.servers import Missing
@@ -42,8 +46,8 @@ from bench.spark_work import Took, aggregate, jvm, noop, timed
 from bench.suite import RESULTS
 from spark_bridge.session import local_session
 from tailrace import Admin, NewTopic, Producer
-from tailrace.private_appliance import EmbeddedAppliance, start_embedded
-from tailrace.schema import HEADER_TYPE
+from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
+from tailrace.format.schema import HEADER_TYPE
 
 ROWS = int(os.environ.get("ROWS", "5000000"))
 REPETITIONS = int(os.environ.get("REPETITIONS", "5"))
@@ -65,7 +69,7 @@ with spark_bridge.session(master="local[2]") as spark:
     begun = time.perf_counter()
     count = spark.read.format("tailrace").option("bootstrap", sys.argv[1]).option("subscribe", "small").load().count()
     print("seconds", time.perf_counter() - begun, count)
-"""
+"""  # noqa: E501
 
 
 def fill(running: EmbeddedAppliance) -> None:
@@ -75,8 +79,10 @@ def fill(running: EmbeddedAppliance) -> None:
     now_us = time.time_ns() // 1_000  # retention would remove older rows while this runs
     frame = pa.table(
         {
-            "timestamp": pa.array(np.arange(FRAME_ROWS) + now_us, pa.timestamp("us", "UTC")), "key": pa.array([KEY] * FRAME_ROWS, pa.binary()),
-            "value": pa.array([os.urandom(100) for _ in range(FRAME_ROWS)], pa.binary()), "headers": pa.nulls(FRAME_ROWS, HEADER_TYPE),
+            "timestamp": pa.array(np.arange(FRAME_ROWS) + now_us, pa.timestamp("us", "UTC")),
+            "key": pa.array([KEY] * FRAME_ROWS, pa.binary()),
+            "value": pa.array([os.urandom(100) for _ in range(FRAME_ROWS)], pa.binary()),
+            "headers": pa.nulls(FRAME_ROWS, HEADER_TYPE),
         }
     )  # fmt: skip
     with Producer(running.address) as producer:
@@ -96,7 +102,12 @@ def write_parquet(running: EmbeddedAppliance, directory: str) -> None:
         if writer is None or written >= FILE_ROWS:
             if writer is not None:
                 writer.close()
-            writer = pq.ParquetWriter(f"{directory}/{number:05}.parquet", rows.schema, compression="none", use_dictionary=False)
+            writer = pq.ParquetWriter(
+                f"{directory}/{number:05}.parquet",
+                rows.schema,
+                compression="none",
+                use_dictionary=False,
+            )
             written = 0
         writer.write_batch(batch)
         written += batch.num_rows
@@ -104,12 +115,19 @@ def write_parquet(running: EmbeddedAppliance, directory: str) -> None:
     writer.close()
 
 
-def our_calls(spark: Any, running: EmbeddedAppliance, parquet: str) -> dict[tuple[str, str], Callable[[], Took]]:
+def our_calls(
+    spark: Any, running: EmbeddedAppliance, parquet: str
+) -> dict[tuple[str, str], Callable[[], Took]]:
     """What the topic's readers and Spark's own do."""
 
     def topic(schema: str = "") -> Any:
         reader = spark.read.format("tailrace")
-        return (reader.schema(schema) if schema else reader).option("bootstrap", running.address).option("subscribe", "rows").load()
+        return (
+            (reader.schema(schema) if schema else reader)
+            .option("bootstrap", running.address)
+            .option("subscribe", "rows")
+            .load()
+        )
 
     def scan(columns: list[str] | None = None) -> Any:
         return spark_bridge.scan(spark, "rows", running.address, columns)
@@ -150,7 +168,9 @@ class Measured:
         print(self.left_out[-1], flush=True)
 
     def take(self, calls: Calls) -> None:
-        """REPETITIONS of everything, in turns; then their lines. A contender that fails in the middle is left out, and said."""
+        """REPETITIONS of everything, in turns; then their lines. A contender that fails in the
+        middle is left out, and said.
+        """
         todo, took = dict(calls), dict[tuple[str, str], list[Took]]()
         for repetition in range(REPETITIONS + 1):
             for key, call in list(todo.items()):
@@ -169,22 +189,33 @@ class Measured:
     def _note(self, what: str, who: str, took: list[Took], parquet: list[Took] | None) -> None:
         rates = [ROWS / each.seconds / 1e6 for each in took]
         per_cpu = [ROWS / max(each.cpu_seconds, 0.01) / 1e6 for each in took]
-        of_parquet = parquet and statistics.median(each.seconds for each in parquet) / statistics.median(each.seconds for each in took)
+        of_parquet = parquet and statistics.median(
+            each.seconds for each in parquet
+        ) / statistics.median(each.seconds for each in took)
         self.values[what, who, ""] = rates
         figure = {
-            "name": what, "contender": who, "unit": "M rows/s", "median": statistics.median(rates), "min": min(rates), "max": max(rates), "values": rates,
+            "name": what, "contender": who, "unit": "M rows/s", "median": statistics.median(rates),
+            "min": min(rates), "max": max(rates), "values": rates,
             "of_parquet": of_parquet, "m_rows_per_cpu_second": per_cpu,
         }  # fmt: skip
         self.figures.append(figure)
         ratio = f"{of_parquet:.2f}" if of_parquet else ""
         spread = f"{figure['median']:>8.2f} {min(rates):>8.2f} {max(rates):>8.2f}"
-        print(f"{what:<28} {who:<34} {spread} {ratio:>10} {statistics.median(per_cpu):>10.2f}", flush=True)
+        print(
+            f"{what:<28} {who:<34} {spread} {ratio:>10} {statistics.median(per_cpu):>10.2f}",
+            flush=True,
+        )
 
     def note_first(self, who: str, seconds: list[float]) -> None:
         self.values[of.FIRST, who, ""] = seconds
         median = statistics.median(seconds)
-        print(f"{of.FIRST:<28} {who:<34} {median:>8.2f} s, {min(seconds):.2f} to {max(seconds):.2f}", flush=True)
-        self.figures.append({"name": of.FIRST, "contender": who, "unit": "s", "median": median, "values": seconds})
+        print(
+            f"{of.FIRST:<28} {who:<34} {median:>8.2f} s, {min(seconds):.2f} to {max(seconds):.2f}",
+            flush=True,
+        )
+        self.figures.append(
+            {"name": of.FIRST, "contender": who, "unit": "s", "median": median, "values": seconds}
+        )
 
 
 def starts(measured: Measured, running: EmbeddedAppliance, directory: str) -> None:
@@ -192,11 +223,17 @@ def starts(measured: Measured, running: EmbeddedAppliance, directory: str) -> No
     for who in (of.NEW_SESSION, of.PREPARED):
         environment = {**os.environ, "XDG_CACHE_HOME": f"{directory}/cache-{who == of.PREPARED}"}
         if who == of.PREPARED:
-            subprocess.run([sys.executable, "-P", "-c", "import spark_bridge; spark_bridge.prepare()"], env=environment, check=True)
+            subprocess.run(
+                [sys.executable, "-P", "-c", "import spark_bridge; spark_bridge.prepare()"],
+                env=environment,
+                check=True,
+            )
         seconds = []
         for _ in range(STARTS):
             command = [sys.executable, "-P", "-c", FIRST_QUERY, running.address]
-            done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+            done = subprocess.run(
+                command, env=environment, stdout=subprocess.PIPE, text=True, check=True
+            )
             seconds.append(float(done.stdout.split()[1]))
         measured.note_first(who, seconds)
 
@@ -212,7 +249,9 @@ def reads(measured: Measured, running: EmbeddedAppliance, directory: str) -> Non
             os.mkdir(f"{directory}/kafka")
             kafka = Connector(f"{directory}/kafka", parquet, ROWS, PARTITIONS)
             stack.callback(kafka.stop)
-            kafka_calls = {(what, who): partial(kafka.run, what, who) for what in WORK for who in READ_OPTIONS}
+            kafka_calls = {
+                (what, who): partial(kafka.run, what, who) for what in WORK for who in READ_OPTIONS
+            }
         except Missing as reason:
             measured.leave_out("Spark's Kafka connector", reason)
         spark = stack.enter_context(local_session())
@@ -229,12 +268,22 @@ def executors(measured: Measured, running: EmbeddedAppliance, _directory: str) -
             def work(spark: Any = spark) -> None:
                 noop(spark_bridge.scan(spark, "rows", running.address, from_files=False))
 
-            measured.take({(of.EXECUTORS, f"{of.SCAN}, {at_once} at once"): partial(timed, work, [jvm(spark), running.pid])})
+            measured.take(
+                {
+                    (of.EXECUTORS, f"{of.SCAN}, {at_once} at once"): partial(
+                        timed, work, [jvm(spark), running.pid]
+                    )
+                }
+            )
 
 
 def show_goals(values: Values, parts: list[str]) -> list[dict[str, Any]]:
     """Each with what it came to; returned for the results file."""
-    outcomes = [outcome(goal, values) for goal in GOALS if ("starts" if goal.row == of.FIRST else "reads") in parts]
+    outcomes = [
+        outcome(goal, values)
+        for goal in GOALS
+        if ("starts" if goal.row == of.FIRST else "reads") in parts
+    ]
     for one in outcomes:
         print(one.line())
     return [one.for_file() for one in outcomes]
@@ -247,32 +296,47 @@ def main() -> int:
     conditions = Conditions()
     where = conditions.report()
     print(
-        f"Spark reads {ROWS:,} rows of 108 B on {where['cpu']}, {where['cores']} cores, commit {where['commit']}\n{conditions.sentence()}\n"
+        f"Spark reads {ROWS:,} rows of 108 B on {where['cpu']}, {where['cores']} cores, commit "
+        f"{where['commit']}\n{conditions.sentence()}\n"
     )
-    print(f"{'WHAT':<28} {'WHO':<34} {'M ROWS/s':>8} {'LEAST':>8} {'MOST':>8} {'OF PARQUET':>10} {'PER CPU s':>10}")
+    print(
+        f"{'WHAT':<28} {'WHO':<34} {'M ROWS/s':>8} {'LEAST':>8} {'MOST':>8} {'OF PARQUET':>10} "
+        f"{'PER CPU s':>10}"
+    )
     measured, begun = Measured(), time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="tailrace-spark-", dir=os.environ.get("SCRATCH")) as directory:
+    with tempfile.TemporaryDirectory(
+        prefix="tailrace-spark-", dir=os.environ.get("SCRATCH")
+    ) as directory:
         running = start_embedded(data_dir=f"{directory}/data", settings={"ring_bytes": 64 << 20})
         try:
             fill(running)
             for part in (starts, reads, executors):
                 if part.__name__ in parts:
                     part(measured, running, directory)
-                    print(f"  {part.__name__}: {time.monotonic() - begun:.0f} s until now", flush=True)
+                    print(
+                        f"  {part.__name__}: {time.monotonic() - begun:.0f} s until now", flush=True
+                    )
         finally:
             running.stop()
     print("\nGoals")
     goals = show_goals(measured.values, parts)
     suffix = "" if parts == ALL_PARTS.split() else "-" + "-".join(parts)
     path = RESULTS / f"spark-{where['date']}-{where['commit']}{suffix}.json"
-    command = f"ROWS={ROWS} REPETITIONS={REPETITIONS} STARTS={STARTS} {f'PARTS={PARTS!r} ' if suffix else ''}make bench-spark"
+    command = (
+        f"ROWS={ROWS} REPETITIONS={REPETITIONS} STARTS={STARTS} "
+        f"{f'PARTS={PARTS!r} ' if suffix else ''}make bench-spark"
+    )
     kept = {
-        "command": command, "part": "spark", "machine": conditions.report(), "left_out": measured.left_out, "goals": goals, "figures": measured.figures,
+        "command": command, "part": "spark", "machine": conditions.report(),
+        "left_out": measured.left_out, "goals": goals, "figures": measured.figures,
     }  # fmt: skip
     path.write_text(json.dumps(kept, indent=1) + "\n")
     print(f"\nwritten to {path.relative_to(RESULTS.parent.parent)}")
     if os.environ.get("WRITE_DOCS") and not suffix:
-        print(f"{', '.join(write_docs.write(kept))} written into docs/{write_docs.PAGE.name}")
+        print(
+            f"{', '.join(write_docs.write(doc_tables.tables_of(kept)))} written into "
+            f"docs/{write_docs.PAGE.name}"
+        )
     return 0
 
 

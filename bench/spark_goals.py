@@ -1,6 +1,7 @@
 """The goals of `make bench-spark`: which figures they are of, and what they have to reach. Pure.
 
-The rows are keys of what is done (`noop`), the contenders those who do it (`data source`); figures are M rows/s, of a first query seconds.
+The rows are keys of what is done (`noop`), the contenders those who do it (`data source`); figures
+are M rows/s, of a first query seconds.
 """
 
 from __future__ import annotations
@@ -34,5 +35,11 @@ GOALS = (
     ratio("data source, aggregate of 3 columns / Parquet", 0.45, AGGREGATE, SOURCE, PARQUET),
     ratio("spark_bridge.scan, scan to noop / Parquet", 0.9, NOOP, SCAN, PARQUET),
     ratio("spark_bridge.scan, aggregate of 3 columns / Parquet", 0.6, AGGREGATE, SCAN, PARQUET),
-    ratio('count through .schema("offset bigint") / count of all columns', 1.5, COUNT, SOURCE_NAMED, SOURCE),
+    ratio(
+        'count through .schema("offset bigint") / count of all columns',
+        1.5,
+        COUNT,
+        SOURCE_NAMED,
+        SOURCE,
+    ),
 )

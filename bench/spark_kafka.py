@@ -1,9 +1,12 @@
-"""Spark's Kafka connector for `make bench-spark`: a broker of its own, and a session of its own for the connector's jars.
+"""Spark's Kafka connector for `make bench-spark`: a broker of its own, and a session of its own for
+the connector's jars.
 
-The session lives in a process of its own, so that its turns come between those of the others and nobody else's JVM holds its classes, threads and caches. The
-topic is written by the connector, too, from the same Parquet files: no client of Kafka for Python is needed.
+The session lives in a process of its own, so that its turns come between those of the others and
+nobody else's JVM holds its classes, threads and caches. The topic is written by the connector, too,
+from the same Parquet files: no client of Kafka for Python is needed.
 
-Protocol: the process prints a JSON line when its topic is filled, and one for each line that it is given ("WORK CONTENDER"); it ends with its input.
+Protocol: the process prints a JSON line when its topic is filled, and one for each line that it is
+given ("WORK CONTENDER"); it ends with its input.
 """
 
 from __future__ import annotations
@@ -27,14 +30,25 @@ END_TIMEOUT_S = 60.0
 WORK: Final = {NOOP: noop, AGGREGATE: aggregate}
 READ_OPTIONS: Final[dict[str, dict[str, str]]] = {
     KAFKA: {},
-    KAFKA_LARGE: {"kafka.max.poll.records": "10000", "kafka.max.partition.fetch.bytes": str(8 << 20)},
+    KAFKA_LARGE: {
+        "kafka.max.poll.records": "10000",
+        "kafka.max.partition.fetch.bytes": str(8 << 20),
+    },
 }
-WRITE_OPTIONS = {"topic": TOPIC, "kafka.acks": "1", "kafka.batch.size": "262144", "kafka.linger.ms": "5", "kafka.buffer.memory": "67108864"}
+WRITE_OPTIONS = {
+    "topic": TOPIC,
+    "kafka.acks": "1",
+    "kafka.batch.size": "262144",
+    "kafka.linger.ms": "5",
+    "kafka.buffer.memory": "67108864",
+}
 """Batches as bench-peers has them."""
 
 
 class Connector:
-    """A broker with the rows of the Parquet files in `parquet` (key, value, partition), and a session that reads them."""
+    """A broker with the rows of the Parquet files in `parquet` (key, value, partition), and a
+    session that reads them.
+    """
 
     def __init__(self, directory: str, parquet: str, rows: int, partitions: int) -> None:
         """Raises Missing with a sentence when it cannot be had."""
@@ -45,8 +59,19 @@ class Connector:
             raise Missing(f"Kafka's directory could not be made: {error}") from error
         try:
             self._kafka.java_topic(TOPIC, partitions)
-            command = [sys.executable, "-P", "-m", "bench.spark_kafka", self._kafka.bootstrap, str(self._kafka.server.pid), jars, parquet]
-            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+            command = [
+                sys.executable,
+                "-P",
+                "-m",
+                "bench.spark_kafka",
+                self._kafka.bootstrap,
+                str(self._kafka.server.pid),
+                jars,
+                parquet,
+            ]
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
+            )
         except (OSError, subprocess.SubprocessError) as error:
             self._kafka.stop()
             raise Missing(f"Kafka's topic could not be made: {error}") from error
@@ -75,7 +100,10 @@ class Connector:
         try:
             return json.loads(line)
         except ValueError:
-            raise Missing(f"its session has ended or said something else: {line.decode(errors='replace')!r:.200}") from None
+            raise Missing(
+                "its session has ended or said something else: "
+                f"{line.decode(errors='replace')!r:.200}"
+            ) from None
 
     def stop(self) -> None:
         """End the session, then the broker."""
@@ -99,9 +127,15 @@ def serve(bootstrap: str, broker: int, jars: str, parquet: str) -> None:
     with spark_bridge.session(master="local[2]", config={"spark.jars": jars}) as spark:
 
         def topic(options: dict[str, str]) -> Any:
-            return spark.read.format("kafka").options(**{"kafka.bootstrap.servers": bootstrap, "subscribe": TOPIC, **options}).load()
+            return (
+                spark.read.format("kafka")
+                .options(**{"kafka.bootstrap.servers": bootstrap, "subscribe": TOPIC, **options})
+                .load()
+            )
 
-        written = spark.read.parquet(parquet).select("key", "value", "partition").write.format("kafka")
+        written = (
+            spark.read.parquet(parquet).select("key", "value", "partition").write.format("kafka")
+        )
         written.options(**{"kafka.bootstrap.servers": bootstrap, **WRITE_OPTIONS}).save()
         say([topic({}).count()])
         roots = [jvm(spark), broker]

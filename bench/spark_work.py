@@ -1,4 +1,6 @@
-"""What benches do with a DataFrame, and what it takes: seconds, and processor time of all who take part."""
+"""What benches do with a DataFrame, and what it takes: seconds, and processor time of all who take
+part.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ def _cpu_seconds(roots: Sequence[int]) -> float:
     for root in roots:
         for process in (psutil.Process(root), *psutil.Process(root).children(recursive=True)):
             try:
-                total += sum(process.cpu_times()[:4])  # user, system, and those of children that have ended
+                total += sum(
+                    process.cpu_times()[:4]
+                )  # user, system, and those of children that have ended
             except psutil.NoSuchProcess:
                 continue
     return total

@@ -1,12 +1,14 @@
-"""One pass over what a batch costs each stage; run by its path in a process of the tree that is measured (see budget.py): only the SDK's public face is used.
+"""One pass over what a batch costs each stage; run by its path in a process of the tree that is
+measured (see budget.py): only the SDK's public face is used.
 
     stage_costs.py MEASURE [SCALE] [SIZE]                        prints JSON: case -> what `measure` returns
     stage_costs.py PRODUCE ADDRESS TOPIC ROWS ACKS COUNT         the producer of one case; the other end drives it through its standard input
 
-CPU time is the scheduler's own count for each thread (schedstat): it does not depend on what else runs, as time by the clock does, but on caches that others
-fill. Faults and context switches are of whole processes. A fixed number of batches is sent, and the clock of the count stops when the flusher is quiet
-again: with acks=1 it is behind.
-"""
+CPU time is the scheduler's own count for each thread (schedstat): it does not depend on what else
+runs, as time by the clock does, but on caches that others fill. Faults and context switches are of
+whole processes. A fixed number of batches is sent, and the clock of the count stops when the
+flusher is quiet again: with acks=1 it is behind.
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -23,11 +25,22 @@ from typing import Any
 SIZES = {"1 KiB": (10, 3_000), "65 KiB": (650, 1_500), "1 MiB": (8_800, 150)}
 """Records of 100 bytes in a batch, and how many batches."""
 ACKS = ("1", "all")
-STAGES = ("producer", "producer I/O", "producer helpers", "front", "front I/O", "worker", "flusher", "others")
+STAGES = (
+    "producer",
+    "producer I/O",
+    "producer helpers",
+    "front",
+    "front I/O",
+    "worker",
+    "flusher",
+    "others",
+)
 WARM_UP = 30
 RING_BYTES = 64 << 20
 GONE_ROUND = 1.25
-"""Before the first case the ring is written this many times: its pages are there, as they are in an appliance that has run for a while."""
+"""Before the first case the ring is written this many times: its pages are there, as they are in an
+appliance that has run for a while.
+"""
 QUIET_S, QUIET_SHARE, QUIET_MAX_S = 0.05, 0.02, 3.0
 
 
@@ -37,7 +50,11 @@ def _read(path: str) -> str:
 
 
 def _children(pid: int) -> list[int]:
-    return [int(child) for thread in os.listdir(f"/proc/{pid}/task") for child in _read(f"/proc/{pid}/task/{thread}/children").split()]
+    return [
+        int(child)
+        for thread in os.listdir(f"/proc/{pid}/task")
+        for child in _read(f"/proc/{pid}/task/{thread}/children").split()
+    ]
 
 
 def _role(pid: int) -> str:
@@ -53,15 +70,23 @@ def _stage(role: str, pid: int, thread: str, name: str) -> str:
 
 
 def look(roles: dict[int, str]) -> tuple[Counter[str], Counter[str], Counter[str]]:
-    """(CPU nanoseconds of each stage, context switches of each role, page faults of each role) until now."""
+    """(CPU nanoseconds of each stage, context switches of each role, page faults of each role)
+    until now.
+    """
     cpu: Counter[str] = Counter()
     switches: Counter[str] = Counter()
     faults: Counter[str] = Counter()
     for pid, role in roles.items():
         for thread in os.listdir(f"/proc/{pid}/task"):
             base = f"/proc/{pid}/task/{thread}"
-            cpu[_stage(role, pid, thread, _read(f"{base}/comm"))] += int(_read(f"{base}/schedstat").split()[0])
-            switches[role] += sum(int(line.split()[1]) for line in _read(f"{base}/status").splitlines() if "ctxt_switches" in line)
+            cpu[_stage(role, pid, thread, _read(f"{base}/comm"))] += int(
+                _read(f"{base}/schedstat").split()[0]
+            )
+            switches[role] += sum(
+                int(line.split()[1])
+                for line in _read(f"{base}/status").splitlines()
+                if "ctxt_switches" in line
+            )
         fields = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
         faults[role] += int(fields[7]) + int(fields[9])  # minflt, majflt
     return cpu, switches, faults
@@ -78,10 +103,26 @@ def _await_quiet(roles: dict[int, str]) -> None:
         before = now
 
 
-def measure(address: str, supervisor: int, topic: str, rows: int, acks: str, count: int) -> dict[str, Any]:
-    """One case: {"cpu_us": stage -> per batch, "switches": role -> per batch, "faults": role -> per batch, "batches_per_s"}."""
-    command = [sys.executable, "-P", __file__, "PRODUCE", address, topic, str(rows), acks, str(count)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+def measure(
+    address: str, supervisor: int, topic: str, rows: int, acks: str, count: int
+) -> dict[str, Any]:
+    """One case: {"cpu_us": stage -> per batch, "switches": role -> per batch, "faults": role -> per
+    batch, "batches_per_s"}.
+    """
+    command = [
+        sys.executable,
+        "-P",
+        __file__,
+        "PRODUCE",
+        address,
+        topic,
+        str(rows),
+        acks,
+        str(count),
+    ]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as child:
         assert child.stdin is not None
         assert child.stdout is not None
 
@@ -96,7 +137,11 @@ def measure(address: str, supervisor: int, topic: str, rows: int, acks: str, cou
             child.stdin.flush()  # type: ignore[union-attr]
 
         told("ready")
-        roles = {supervisor: "others", **{pid: _role(pid) for pid in _children(supervisor)}, child.pid: "producer"}
+        roles = {
+            supervisor: "others",
+            **{pid: _role(pid) for pid in _children(supervisor)},
+            child.pid: "producer",
+        }
         _await_quiet(roles)
         before = look(roles)
         tell()
@@ -104,9 +149,13 @@ def measure(address: str, supervisor: int, topic: str, rows: int, acks: str, cou
         _await_quiet(roles)
         after = look(roles)
         tell()
-    cpu, switches, faults = ({name: (now[name] - then[name]) / count for name in now} for then, now in zip(before, after, strict=True))
+    cpu, switches, faults = (
+        {name: (now[name] - then[name]) / count for name in now}
+        for then, now in zip(before, after, strict=True)
+    )
     return {
-        "cpu_us": {stage: cpu.get(stage, 0.0) / 1e3 for stage in STAGES} | {"all": sum(cpu.values()) / 1e3},
+        "cpu_us": {stage: cpu.get(stage, 0.0) / 1e3 for stage in STAGES}
+        | {"all": sum(cpu.values()) / 1e3},
         "switches": switches,
         "faults": faults,
         "batches_per_s": count / seconds,
@@ -120,7 +169,9 @@ def produce(address: str, topic: str, rows: int, acks: str, count: int) -> None:
     from tailrace import Producer
 
     batch = pa.record_batch({"value": pa.array([os.urandom(100)] * rows, pa.binary())})
-    with Producer(address, acks=acks if acks == "all" else int(acks), batch_size=2 << 20) as producer:
+    with Producer(
+        address, acks=acks if acks == "all" else int(acks), batch_size=2 << 20
+    ) as producer:
         for _ in range(WARM_UP):
             producer.send_arrow(topic, batch)
         producer.flush()
@@ -151,12 +202,16 @@ def _fill_ring(address: str) -> None:
 def one_pass(scale: float, only: str) -> dict[str, Any]:
     """Every size and acks against an appliance of its own, which is warm after the first."""
     from tailrace import Admin, NewTopic
-    from tailrace.private_appliance import start_embedded
+    from tailrace.embedded_appliance import start_embedded
 
     found: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory(prefix="tailrace-budget-", dir=os.environ.get("TAILRACE_BENCH_DIR")) as directory:
+    with tempfile.TemporaryDirectory(
+        prefix="tailrace-budget-", dir=os.environ.get("TAILRACE_BENCH_DIR")
+    ) as directory:
         running = start_embedded(
-            data_dir=str(pathlib.Path(directory) / "data"), settings={"ring_bytes": RING_BYTES}, auto_create_topics=False
+            data_dir=str(pathlib.Path(directory) / "data"),
+            settings={"ring_bytes": RING_BYTES},
+            auto_create_topics=False,
         )
         try:
             _fill_ring(running.address)
@@ -167,7 +222,9 @@ def one_pass(scale: float, only: str) -> dict[str, Any]:
                     topic = f"t{number}-{acks}"
                     with Admin(running.address) as admin:
                         admin.create_topics([NewTopic(topic)])
-                    found[f"{size}, acks={acks}"] = measure(running.address, running.pid, topic, rows, acks, max(10, int(count * scale)))
+                    found[f"{size}, acks={acks}"] = measure(
+                        running.address, running.pid, topic, rows, acks, max(10, int(count * scale))
+                    )
         finally:
             running.stop()
     return found
@@ -177,4 +234,8 @@ if __name__ == "__main__":
     if sys.argv[1] == "PRODUCE":
         produce(sys.argv[2], sys.argv[3], int(sys.argv[4]), sys.argv[5], int(sys.argv[6]))
     else:
-        print(json.dumps(one_pass(float(sys.argv[2] if len(sys.argv) > 2 else 1), "".join(sys.argv[3:4]))))
+        print(
+            json.dumps(
+                one_pass(float(sys.argv[2] if len(sys.argv) > 2 else 1), "".join(sys.argv[3:4]))
+            )
+        )

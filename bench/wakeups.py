@@ -1,10 +1,14 @@
-"""What one acknowledgement wakes: `make bench-wakeups` counts, for each thread and ack, sleeps, CPU time, who wakes whom, and system calls.
+"""What one acknowledgement wakes: `make bench-wakeups` counts, for each thread and ack, sleeps, CPU
+time, who wakes whom, and system calls.
 
-A client sends one record of 100 bytes after the other and waits for each ack: every 2 ms (cold caches, all asleep) and without a pause. Counts come from
-/proc (`schedstat`, `status`); who wakes whom from `perf` (which loses some events on a very busy machine), system calls from `strace`, where these are there
-and may be used. Counts hold on a busy machine too; what they take in microseconds does not.
+A client sends one record of 100 bytes after the other and waits for each ack: every 2 ms (cold
+caches, all asleep) and without a pause. Counts come from /proc (`schedstat`, `status`); who wakes
+whom from `perf` (which loses some events on a very busy machine), system calls from `strace`, where
+these are there and may be used. Counts hold on a busy machine too; what they take in microseconds
+does not.
 
-`python -P -m bench.wakeups [--count N] [--syscalls] [ACKS TRANSPORT GAP_US]...`, such as `1 tcp 2000`.
+`python -P -m bench.wakeups [--count N] [--syscalls] [ACKS TRANSPORT GAP_US]...`, such as `1 tcp
+2000`.
 """
 
 from __future__ import annotations
@@ -27,9 +31,14 @@ import psutil
 
 from bench.measure import machine, percentile
 from tailrace import Admin, NewTopic, Producer
-from tailrace.private_appliance import start_embedded
+from tailrace.embedded_appliance import start_embedded
 
-CASES = [(acks, transport, gap) for acks in ("1", "all") for transport in ("tcp", "ipc") for gap in (2000, 0)]
+CASES = [
+    (acks, transport, gap)
+    for acks in ("1", "all")
+    for transport in ("tcp", "ipc")
+    for gap in (2000, 0)
+]
 WARM_UP = 200
 _SWITCHES = re.compile(r"^(?:non)?voluntary_ctxt_switches:\s+(\d+)$", re.MULTILINE)
 _WAKING = re.compile(r"^\s*(.+?)\s+(\d+)\s+[\d.]+:\s+sched:sched_waking: comm=.+ pid=(\d+) ")
@@ -72,15 +81,30 @@ def _thread_name(pid: int, thread: int) -> str:
     process = "client" if process.startswith("python") else re.sub(r"-\d+$", "", process)
     if pid == thread:
         return process
-    return f"{process}'s I/O thread" if "/IO/" in own else f"{process}'s {own.split('/')[0] if own.startswith('ZMQ') else 'helper'}"
+    return (
+        f"{process}'s I/O thread"
+        if "/IO/" in own
+        else f"{process}'s {own.split('/')[0] if own.startswith('ZMQ') else 'helper'}"
+    )
 
 
 class Client:
     """A process that sends one record at a time and waits for its ack."""
 
     def __init__(self, address: str, acks: str, gap_us: int) -> None:
-        command = [sys.executable, "-P", "-m", "bench.wakeups", "--client", address, acks, str(gap_us)]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        command = [
+            sys.executable,
+            "-P",
+            "-m",
+            "bench.wakeups",
+            "--client",
+            address,
+            acks,
+            str(gap_us),
+        ]
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
         self._line()
 
     def _line(self) -> str:
@@ -123,8 +147,12 @@ def client(address: str, acks: str, gap_us: int) -> None:
             print(statistics.median(times), percentile(times, 0.99), flush=True)
 
 
-def measure(address: str, pids: list[int], acks: str, gap_us: int, count: int, calls: bool) -> tuple[list[Thread], float, float]:
-    """One case; returns what each thread did in all `count` acks, and the latency's (p50, p99) in microseconds (without tracers)."""
+def measure(
+    address: str, pids: list[int], acks: str, gap_us: int, count: int, calls: bool
+) -> tuple[list[Thread], float, float]:
+    """One case; returns what each thread did in all `count` acks, and the latency's (p50, p99) in
+    microseconds (without tracers).
+    """
     sender = Client(address, acks, gap_us)
     try:
         pids = [*pids, sender.process.pid]
@@ -150,7 +178,9 @@ def _note_wakes(found: dict[int, Thread], path: str, run: Callable[[], object]) 
     if shutil.which("perf") is None:
         return
     recorder = subprocess.Popen(
-        ["perf", "record", "-q", "-a", "-e", "sched:sched_waking", "-o", path], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        ["perf", "record", "-q", "-a", "-e", "sched:sched_waking", "-o", path],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
     )
     time.sleep(0.5)
     if recorder.poll() is not None:
@@ -159,7 +189,11 @@ def _note_wakes(found: dict[int, Thread], path: str, run: Callable[[], object]) 
     recorder.send_signal(signal.SIGINT)
     recorder.wait(30)
     shown = subprocess.run(
-        ["perf", "script", "-i", path, "-F", "comm,tid,time,event,trace"], capture_output=True, text=True, errors="replace", check=False
+        ["perf", "script", "-i", path, "-F", "comm,tid,time,event,trace"],
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
     )
     for line in shown.stdout.splitlines():
         match = _WAKING.match(line)
@@ -172,8 +206,12 @@ def _note_wakes(found: dict[int, Thread], path: str, run: Callable[[], object]) 
             found.setdefault(0, Thread("the kernel, timers")).wakes[found[int(match[3])].name] += 1
 
 
-def _note_calls(found: dict[int, Thread], pids: list[int], path: str, run: Callable[[], object]) -> None:
-    """By `strace`, which makes everything slower: what depends on time (a process that is still awake) counts a little otherwise."""
+def _note_calls(
+    found: dict[int, Thread], pids: list[int], path: str, run: Callable[[], object]
+) -> None:
+    """By `strace`, which makes everything slower: what depends on time (a process that is still
+    awake) counts a little otherwise.
+    """
     if shutil.which("strace") is None:
         return
     tracer = subprocess.Popen(
@@ -198,10 +236,21 @@ def show(threads: list[Thread], count: int) -> None:
     for thread in sorted(threads, key=lambda t: (not t.name.startswith("client"), -t.switches)):
         if thread.switches + sum(thread.wakes.values()) < count / 20:
             continue
-        wakes = ", ".join(f"{name} {number / count:.2f}" for name, number in thread.wakes.most_common() if number >= count / 50)
-        print(f"  {thread.name:<26} {thread.switches / count:>7.2f} {thread.cpu_us / count:>8.0f}   {wakes}")
+        wakes = ", ".join(
+            f"{name} {number / count:.2f}"
+            for name, number in thread.wakes.most_common()
+            if number >= count / 50
+        )
+        print(
+            f"  {thread.name:<26} {thread.switches / count:>7.2f} {thread.cpu_us / count:>8.0f}   "
+            f"{wakes}"
+        )
         if thread.calls:
-            shown = ", ".join(f"{name} {number / count:.2f}" for name, number in thread.calls.most_common() if number >= count / 50)
+            shown = ", ".join(
+                f"{name} {number / count:.2f}"
+                for name, number in thread.calls.most_common()
+                if number >= count / 50
+            )
             print(f"  {'':<26} {'':>16}   calls {sum(thread.calls.values()) / count:.1f}: {shown}")
     total = sum(t.switches for t in threads), sum(t.cpu_us for t in threads)
     print(f"  {'together':<26} {total[0] / count:>7.2f} {total[1] / count:>8.0f}")
@@ -221,21 +270,31 @@ def main() -> int:
     words = given.cases
     cases = [(words[i], words[i + 1], int(words[i + 2])) for i in range(0, len(words), 3)] or CASES
     where = machine()
-    print(f"Wake-ups of an ack on {where['cpu']}, {where['cores']} cores, commit {where['commit']}; per ack, {given.count} acks")
-    with tempfile.TemporaryDirectory(prefix="tailrace-wakeups-", dir=os.environ.get("TAILRACE_BENCH_DIR")) as directory:
+    print(
+        f"Wake-ups of an ack on {where['cpu']}, {where['cores']} cores, commit {where['commit']}; "
+        f"per ack, {given.count} acks"
+    )
+    with tempfile.TemporaryDirectory(
+        prefix="tailrace-wakeups-", dir=os.environ.get("TAILRACE_BENCH_DIR")
+    ) as directory:
         settings = dict(item.split("=", 1) for item in given.set)
         listen = ["tcp://127.0.0.1:0", f"ipc://{directory}/socket"]
-        running = start_embedded(data_dir=f"{directory}/data", listen=listen, settings=settings, auto_create_topics=False)
+        running = start_embedded(
+            data_dir=f"{directory}/data", listen=listen, settings=settings, auto_create_topics=False
+        )
         try:
             with Admin(running.address) as admin:
                 admin.create_topics([NewTopic("wakes")])
             pids = [child.pid for child in psutil.Process(running.pid).children()]
             for acks, transport, gap_us in cases:
                 address = running.address if transport == "tcp" else listen[1]
-                threads, middle, high = measure(address, pids, acks, gap_us, given.count, given.syscalls)
+                threads, middle, high = measure(
+                    address, pids, acks, gap_us, given.count, given.syscalls
+                )
                 pace = f"every {gap_us} us" if gap_us else "without a pause"
                 print(
-                    f"\nacks={acks}, {transport}, {pace}: p50 {middle:.0f} us, p99 {high:.0f} us\n  {'':<26} {'sleeps':>7} {'CPU us':>8}   wakes"
+                    f"\nacks={acks}, {transport}, {pace}: p50 {middle:.0f} us, p99 {high:.0f} us\n "
+                    f" {'':<26} {'sleeps':>7} {'CPU us':>8}   wakes"
                 )
                 show(threads, given.count)
         finally:

@@ -1,1 +1,1 @@
-"""Who owns the socket: sessions, credits, answers and fetches."""
+"""Network front: owns the socket, and serves sessions, credit, produce and fetch requests."""

@@ -1,15 +1,25 @@
-"""The front: owns the socket of one address, takes requests apart and hands each to the part that serves it.
+"""Front process: owns one address's socket, decodes requests, and dispatches each to its service.
 
-Batches go to workers (`produces`), fetches to `fetches`, look-ups to `lookups`, what another process decides to `decisions`; sessions begin and end in
-`session_keeper`; what is sent goes through `replies`.
+- `ProduceService`: batches to the workers.
+- `FetchService`: fetches.
+- `MetadataService`: METADATA and LIST_OFFSETS.
+- `ForwardingService`: requests that other processes answer.
+- `SessionLifecycle`: opens and closes sessions.
+- `Responses`: sends everything.
 
-Owner: its ZeroMQ socket, sessions and credits; in shared memory the tails of its lanes and its cursor in each ring.
-Invariants: a request is answered once (acks=0: never); whatever comes in, the front lives: what does not parse is answered with a code and forgotten, or
-    its connection is closed; a connection's batches reach their worker in the order in which they came.
-Crash: nothing of it survives, nothing needs to: clients see another generation, connect anew and send again what was not acknowledged; workers recognise
-    what they have.
+Owner: its ZeroMQ socket, sessions and credits. In shared memory: the tails of its lanes and its
+cursor in each ring.
 
-Run as `python -P -m netfront.front`.
+Invariants:
+- A request is answered once, or never with acks=0.
+- No input ends the front. Input that does not parse is answered with an error code, or its
+  connection is closed.
+- A connection's batches reach their worker in the order of arrival.
+
+Crash: none of its state survives. Clients see a new generation, reconnect, and resend batches that
+were not acknowledged. Workers recognise duplicates.
+
+Run it with `python -P -m netfront.front`.
 """
 
 from __future__ import annotations
@@ -19,38 +29,44 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 
-from netfront.acks import AckWalker
-from netfront.credits import CreditLedger
-from netfront.deciders import DeciderLink, OnDemand
-from netfront.decisions import DECIDED_APIS, Decisions
-from netfront.fetches import FetchService
-from netfront.front_limits import limits, message_max_bytes, open_files_max
-from netfront.log_files import DiskLogFiles, LogFiles
-from netfront.log_reader import LogReader
-from netfront.lookups import Lookups
-from netfront.parked import Fetch
-from netfront.peer_sockets import keep_freed_memory
-from netfront.produces import Produces, WorkerLink
-from netfront.reader_pool import ReadAhead, ReaderPool
-from netfront.replies import Replies
-from netfront.router import AddressInUseError, Router
-from netfront.routing import Routing
-from netfront.session_keeper import SessionKeeper
-from netfront.sessions import Session, Sessions
-from netfront.slices import Slices, Task
-from netfront.transport import Transport
-from shm.catalog_messages import Assignment
+from netfront.fetch.fetch_service import FetchService
+from netfront.fetch.file_reader import DiskFileReader, FileReader
+from netfront.fetch.log_reader import LogReader
+from netfront.fetch.metadata_service import MetadataService
+from netfront.fetch.purgatory import Fetch
+from netfront.fetch.reader_pool import AsyncReader, ReaderPool
+from netfront.forward.forwarder import ForwarderLink, OnDemand
+from netfront.forward.forwarding_service import FORWARDED_APIS, ForwardingService
+from netfront.limits import limits, message_max_bytes, open_files_max
+from netfront.partition_routes import PartitionRoutes
+from netfront.produce.produce_service import ProduceService, WorkerLink
+from netfront.produce.ring_acks import AckWalker
+from netfront.session.responses import Responses
+from netfront.session.session_lifecycle import SessionLifecycle
+from netfront.session.sessions import Session, Sessions
+from netfront.session.time_slicing import Task, TimeSlicer
+from netfront.socket.flow_control import CreditLedger
+from netfront.socket.router import AddressInUseError, Router
+from netfront.socket.socket_stats import keep_freed_memory
+from netfront.socket.transport import Transport
 from shm.control import ProcessSlot
+from shm.lane_messages import Assignment
 from shm.layout import ProcessWord, RegionKind, Role
 from shm.ring import Ring
-from shm.runtime.boundary import Boundary
-from shm.runtime.process import EXIT_ADDRESS_IN_USE, ProcessContext, configure_logging, process_name, run, start
-from shm.settled_news import SettledInterest
-from tailrace.front_addresses import front_address
-from tailrace.protocol import requests
-from tailrace.protocol.errors import ErrorCode
-from tailrace.protocol.requests import FetchedEntry
-from tailrace.protocol.wire import (
+from shm.runtime.agent_runner import (
+    EXIT_ADDRESS_IN_USE,
+    ProcessContext,
+    configure_logging,
+    process_name,
+    run,
+    start,
+)
+from shm.runtime.error_handler import CountedErrorHandler
+from shm.runtime.timing_wheel import NEVER_NS, TimingWheel
+from shm.settled_notifications import SettledInterest
+from tailrace.core.error_codes import ErrorCode
+from tailrace.protocol import messages
+from tailrace.protocol.frame import (
     API_VERSIONS,
     FRAMES_MAX,
     JSON_MAX_BYTES,
@@ -62,21 +78,27 @@ from tailrace.protocol.wire import (
     frames_max,
     undecodable_request,
 )
-from workers.timing_wheel import NEVER_NS, TimingWheel
+from tailrace.protocol.listeners import front_address
+from tailrace.protocol.messages import FetchedEntry
 
 logger = logging.getLogger(__name__)
 
 RECEIVE_LIMIT = 256
-"""Messages taken from the socket before everything else has its turn."""
+"""Messages received in one step before other work gets its turn."""
 UNREAD_ANSWERS_MAX_BYTES = 8 << 20
-"""A client that has not taken in so many bytes of answers gets no more of METADATA and LIST_OFFSETS."""
+"""Bytes of unread responses above which a client's METADATA and LIST_OFFSETS are refused."""
+CLOSE_REMOVED_NS = 5_000_000_000
+"""Longest time that a segment which retention has removed keeps its room on the disk."""
 SWEEP_NS = 100_000_000
-"""While producers wait for credit: how long others may leave theirs unused."""
+"""Interval of credit sweeps while producers wait for credit.
+
+Credit unused for so long is taken back.
+"""
 Lookup = Callable[[bytes, Callable[[bytes], None]], Iterator[int]]
 
 
 class Front:
-    """An agent (see `shm.runtime.process`)."""
+    """Agent of the front process (see `shm.runtime.agent_runner`)."""
 
     def __init__(
         self,
@@ -86,125 +108,155 @@ class Front:
         process_generation: int,
         workers: dict[int, WorkerLink],
         connect_worker: Callable[[int], WorkerLink],
-        coordinator: DeciderLink,
-        scheduler: DeciderLink,
+        controller: ForwarderLink,
+        scheduler: ForwarderLink,
         groups: OnDemand,
         front_ports: Callable[[], list[int]],
-        routing: Routing,
+        routing: PartitionRoutes,
         reader: LogReader,
-        pool: ReadAhead,
+        pool: AsyncReader,
         ledger: CreditLedger,
         slot: ProcessSlot,
         cluster_id: str,
         auto_create_topics: bool,
         on_ready: Callable[[], None],
         start_ns: int,
+        close_removed: Callable[[], bool] | None = None,
     ) -> None:
+        """`close_removed`: see `LogReader.close_removed`."""
         self._transport = transport
         self._routing = routing
         self._reader = reader
         self._ledger = ledger
         self._slot = slot
-        self._boundary = Boundary(slot)
+        self._error_handler = CountedErrorHandler(slot)
         self._on_ready = on_ready
         self._is_fed = False
         self._is_stopping = False
         self._sweep_at_ns = 0
+        self._close_removed = close_removed
+        self._close_removed_at_ns = NEVER_NS
+        """When to look for files that were removed; NEVER_NS: with the next work, as none is
+        open.
+        """
         self._now_ns = start_ns
-        self._settled = SettledInterest(slot.cell(ProcessWord.SETTLED_UNWANTED))
+        self._settled = SettledInterest(slot.cell(ProcessWord.NOTIFICATIONS_OFF))
         self._sessions = Sessions(generation)
-        self._slices = Slices()
-        self._lookups = Lookups(routing, reader, front_ports)
-        self._replies = Replies(transport, self._sessions, slot, self._boundary, self._on_unreachable)
+        self._time_slicer = TimeSlicer()
+        self._metadata_service = MetadataService(routing, reader, front_ports)
+        self._responses = Responses(
+            transport, self._sessions, slot, self._error_handler, self._on_unreachable
+        )
         self._fetch_wheel: TimingWheel[Fetch] = TimingWheel(start_ns)
         self._fetches = FetchService(
-            reader=reader, routing=routing, pool=pool, wheel=self._fetch_wheel, outgoing=transport, slices=self._slices, respond=self._respond_fetch,
+            reader=reader, routing=routing, pool=pool, wheel=self._fetch_wheel, outgoing=transport,
+            time_slicer=self._time_slicer, respond=self._respond_fetch,
             refuse=self._refuse_fetch,
         )  # fmt: skip
-        self._produces = Produces(
-            workers=workers, connect_worker=connect_worker, routing=routing, ledger=ledger, sessions=self._sessions, replies=self._replies,
+        self._produce_service = ProduceService(
+            workers=workers, connect_worker=connect_worker, routing=routing, ledger=ledger,
+            sessions=self._sessions, responses=self._responses,
             on_settled=self._fetches.on_settled, start_ns=start_ns,
         )  # fmt: skip
-        self._decisions = Decisions(
-            coordinator=coordinator, scheduler=scheduler, groups=groups, process_generation=process_generation, sessions=self._sessions, replies=self._replies,
-            on_assignment=self._on_assignment, on_fed=self._on_fed, start_ns=start_ns,
+        self._forwarding = ForwardingService(
+            controller=controller, scheduler=scheduler, groups=groups,
+            process_generation=process_generation, sessions=self._sessions,
+            responses=self._responses, on_assignment=self._on_assignment, on_fed=self._on_fed,
+            start_ns=start_ns,
         )  # fmt: skip
-        self._keeper = SessionKeeper(
-            transport=transport, sessions=self._sessions, ledger=ledger, replies=self._replies, slot=slot, boundary=self._boundary,
-            described={"cluster_id": cluster_id, "server": "tailrace", "auto_create_topics": auto_create_topics},
+        self._session_lifecycle = SessionLifecycle(
+            transport=transport, sessions=self._sessions, ledger=ledger, responses=self._responses,
+            slot=slot, error_handler=self._error_handler,
+            described={"cluster_id": cluster_id, "server": "tailrace",
+            "auto_create_topics": auto_create_topics},
             forget=[
-                self._fetches.forget_session, self._slices.forget_session, self._produces.forget_session, self._decisions.forget_session,
+                self._fetches.forget_session, self._time_slicer.forget_session,
+                self._produce_service.forget_session, self._forwarding.forget_session,
             ],
             start_ns=start_ns,
         )  # fmt: skip
         self._handlers: dict[int, Callable[[Session, RequestHeader, list[bytes]], None]] = {
             Api.PING: self._on_ping,
-            Api.PRODUCE: self._produces.take,
+            Api.PRODUCE: self._produce_service.take,
             Api.FETCH: self._on_fetch,
             Api.METADATA: self._on_metadata,
             Api.LIST_OFFSETS: self._on_list_offsets,
             Api.CREDIT: self._on_credit,
-            **dict.fromkeys(DECIDED_APIS, self._on_decision),
+            **dict.fromkeys(FORWARDED_APIS, self._on_decision),
         }
 
     @property
-    def takes_input(self) -> bool:
-        """Whether what comes from the network is read now: not before the catalog is known, not while stopping."""
+    def accepts_input(self) -> bool:
+        """True while network input is read: from the first catalog until `begin_stop`."""
         return self._is_fed and not self._is_stopping
 
-    # ---- agent -----------------------------------------------------------------------------------------------------------------------
+    # ---- agent -----------------------------------------------------------------------------------
 
     def step(self, now_ns: int) -> int:
-        """One turn of the loop; returns how much was done."""
-        self._now_ns = self._produces.now_ns = self._decisions.now_ns = now_ns
-        work = self._decisions.step()
+        """Run one step of the loop. Return the amount of work done."""
+        self._now_ns = self._produce_service.now_ns = self._forwarding.now_ns = now_ns
+        work = self._forwarding.step()
         if self._fetches.has_more:
-            work += self._fetches.look_at_moved()
-        received = self._receive() if self.takes_input else 0
-        work += received + self._produces.pass_on() + self._decisions.pass_on()
-        work += self._produces.walk_rings()
+            work += self._fetches.check_moved()
+        received = self._receive() if self.accepts_input else 0
+        work += received + self._produce_service.pass_on() + self._forwarding.pass_on()
+        work += self._produce_service.walk_rings()
         work += self._fetches.on_reads_completed(now_ns)
         if now_ns >= self._fetch_wheel.quiet_until_ns:
             work += self._fetches.on_timeouts(now_ns)
         if now_ns >= self._fetches.next_deadline_ns():
             work += self._fetches.on_drained(now_ns)
-        if now_ns >= self._produces.next_deadline_ns():
-            work += self._produces.answer_late(now_ns)
-        work += self._slices.step()
-        if now_ns >= self._keeper.next_deadline_ns():
-            work += (
-                self._keeper.step(now_ns) + self._decisions.pass_on()
-            )  # that a session has ended is told now: nothing may wake this loop again
+        if now_ns >= self._produce_service.next_deadline_ns():
+            work += self._produce_service.answer_expired(now_ns)
+        work += self._time_slicer.step()
+        if now_ns >= self._session_lifecycle.next_deadline_ns():
+            # Forward the ends of sessions at once: no event may wake this loop again.
+            work += self._session_lifecycle.step(now_ns) + self._forwarding.pass_on()
+        if self._close_removed is not None and (
+            now_ns >= self._close_removed_at_ns or (work and self._close_removed_at_ns == NEVER_NS)
+        ):
+            self._close_removed_at_ns = (
+                now_ns + CLOSE_REMOVED_NS if self._close_removed() or work else NEVER_NS
+            )
         if self._ledger.is_contended and now_ns >= self._sweep_at_ns:
             self._sweep_at_ns = now_ns + SWEEP_NS
-            if received < RECEIVE_LIMIT:  # else what a client has used may not have been read yet
-                self._replies.tell_credit(self._ledger.sweep())
-        if self._settled.show(self._produces.has_unanswered() or self._fetches.are_parked) and self._produces.has_more():
+            if received < RECEIVE_LIMIT:  # otherwise batches that use the credit may be unread
+                self._responses.send_credit(self._ledger.sweep())
+        if (
+            self._settled.show(self._produce_service.has_unanswered() or self._fetches.has_delayed)
+            and self._produce_service.has_more()
+        ):
             work += 1
         return work
 
     def has_more(self) -> bool:
-        """Whether the next step has something to do at once."""
-        return bool(len(self._slices)) or self._fetches.has_more or self._produces.has_more()
+        """True if the next step has work to do at once."""
+        return (
+            bool(len(self._time_slicer))
+            or self._fetches.has_more
+            or self._produce_service.has_more()
+        )
 
     def next_deadline_ns(self) -> int | None:
-        """When the next step has something to do, without a message; None: never."""
+        """Return the time of the next step that is due without a message, or None."""
         deadline_ns = min(
-            self._fetch_wheel.quiet_until_ns, self._fetches.next_deadline_ns(), self._produces.next_deadline_ns(), self._decisions.next_deadline_ns(),
-            self._keeper.next_deadline_ns(), self._sweep_at_ns if self._ledger.is_contended else NEVER_NS,
+            self._fetch_wheel.quiet_until_ns, self._fetches.next_deadline_ns(),
+            self._produce_service.next_deadline_ns(), self._forwarding.next_deadline_ns(),
+            self._session_lifecycle.next_deadline_ns(), self._close_removed_at_ns,
+            self._sweep_at_ns if self._ledger.is_contended else NEVER_NS,
         )  # fmt: skip
         return deadline_ns if deadline_ns < NEVER_NS else None
 
     def begin_stop(self) -> None:
-        """Read nothing more; what was read is passed on and answered."""
+        """Stop reading. Requests read so far are still served."""
         self._is_stopping = True
         self._fetches.answer_all()
 
     def is_finished(self) -> bool:
-        """Whether everything that was read has been passed on and answered."""
-        return not len(self._slices) and self._produces.is_finished()
+        """True if every request that was read has been passed on and answered."""
+        return not len(self._time_slicer) and self._produce_service.is_finished()
 
-    # ---- the coordinator's news ------------------------------------------------------------------------------------------------------
+    # ---- assignments from the controller ---------------------------------------------------------
 
     def _on_fed(self) -> None:
         if not self._is_fed:
@@ -215,10 +267,10 @@ class Front:
         try:
             assignment = Assignment.decode(payload)
         except Exception as error:
-            self._boundary.caught("message=assignment", error)
+            self._error_handler.on_error("message=assignment", error)
             return
         if not assignment.dropped:
-            self._produces.reach(assignment.worker)
+            self._produce_service.reach(assignment.worker)
         try:
             if assignment.dropped:
                 self._reader.forget(assignment)
@@ -226,29 +278,41 @@ class Front:
             if assignment.dropped:
                 self._fetches.on_dropped(assignment)
         except Exception as error:
-            self._boundary.caught(f"message=assignment topic={assignment.topic} partition={assignment.partition}", error)
+            self._error_handler.on_error(
+                f"message=assignment topic={assignment.topic} partition={assignment.partition}",
+                error,
+            )
 
-    # ---- requests --------------------------------------------------------------------------------------------------------------------
+    # ---- requests --------------------------------------------------------------------------------
 
     def _receive(self) -> int:
         count = 0
-        while count < RECEIVE_LIMIT and not self._slices.is_spent and (frames := self._transport.try_receive()) is not None:
+        while (
+            count < RECEIVE_LIMIT
+            and not self._time_slicer.is_spent
+            and (frames := self._transport.try_receive()) is not None
+        ):
             count += 1
             self._handle(frames)
         return count
 
     def _handle(self, frames: list[bytes]) -> None:
-        """One message: header, session, handler. Whatever is wrong with it is answered."""
+        """Decode one message and call its handler. Errors are answered."""
         identity, *message = frames
         header: RequestHeader | None = None
         session = self._sessions.by_identity(identity)
-        if session is not None and self._produces.take_plain(session, frames):
+        if session is not None and self._produce_service.receive_plain(session, frames):
             session.last_seen_ns = self._now_ns
             return
         try:
             header = decode_request_header(message[0] if message else b"")
-            if len(message) > FRAMES_MAX and len(message) > (most := frames_max(header.api, header.version)):
-                raise WireError(ErrorCode.MALFORMED_REQUEST, f"{len(message)} frames; this request has 1 to {most}")
+            if len(message) > FRAMES_MAX and len(message) > (
+                most := frames_max(header.api, header.version)
+            ):
+                raise WireError(
+                    ErrorCode.MALFORMED_REQUEST,
+                    f"the request has {len(message)} frames; the limit is {most}",
+                )
             body = message[1:]
             check_body(header.body_length, body)
             api = header.api
@@ -256,7 +320,10 @@ class Front:
                 self._on_handshake(identity, header, body)
                 return
             if session is None:
-                raise WireError(ErrorCode.SESSION_UNKNOWN, "make a handshake first")
+                raise WireError(
+                    ErrorCode.SESSION_UNKNOWN,
+                    "this connection has no session: send HANDSHAKE first",
+                )
             session.last_seen_ns = self._now_ns
             handler = self._handlers.get(api)
             if handler is None:
@@ -264,143 +331,212 @@ class Front:
             low, high = API_VERSIONS[api]
             if not low <= header.version <= high:
                 raise WireError(
-                    ErrorCode.UNSUPPORTED_VERSION, f"version {header.version} of {Api(api).name}; this front speaks {low} to {high}"
+                    ErrorCode.UNSUPPORTED_VERSION,
+                    f"version {header.version} of {Api(api).name} is not supported: use {low} to "
+                    f"{high}",
                 )
             handler(session, header, body)
         except WireError as error:
             if header is None:
                 self._refuse_undecodable(identity, session, message, error)
             else:
-                self._replies.refuse(identity, session, header.api, header.version, header.correlation_id, error)
+                self._responses.refuse(
+                    identity, session, header.api, header.version, header.correlation_id, error
+                )
         except Exception as error:
-            api, version, correlation_id = (header.api, header.version, header.correlation_id) if header is not None else (0, 1, 0)
+            api, version, correlation_id = (
+                (header.api, header.version, header.correlation_id)
+                if header is not None
+                else (0, 1, 0)
+            )
             if session is not None:
-                self._produces.forget(session.word, correlation_id)
-            self._replies.fail(identity, session, api, version, correlation_id, error)
+                self._produce_service.forget(session.word, correlation_id)
+            self._responses.fail(identity, session, api, version, correlation_id, error)
 
-    def _refuse_undecodable(self, identity: bytes, session: Session | None, message: list[bytes], error: WireError) -> None:
-        """A header of the right length is answered by what stands where the fields are. What sends another does not speak this protocol, and would wait
-        for ever for an answer that it can tell from a push: it is told, and its connection ends.
+    def _refuse_undecodable(
+        self, identity: bytes, session: Session | None, message: list[bytes], error: WireError
+    ) -> None:
+        """Refuse a message whose header cannot be decoded.
+
+        A header of the right length is answered with the correlation id at its usual place. Any
+        other sender does not speak this protocol and could not match a response to its request. It
+        gets an error, and its connection is closed.
         """
         fields = undecodable_request(message[0]) if message else None
         if fields is not None:
-            self._replies.refuse(identity, session, fields.api, fields.version, fields.correlation_id, error)
+            self._responses.refuse(
+                identity, session, fields.api, fields.version, fields.correlation_id, error
+            )
             return
-        self._replies.refuse(identity, session, 0, 1, 0, error)
+        self._responses.refuse(identity, session, 0, 1, 0, error)
         self._transport.close_peer(identity, f"it does not speak this protocol: {error.detail}")
 
-    def _one_frame(self, header: RequestHeader, body: list[bytes], limit: int = JSON_MAX_BYTES) -> bytes:
+    def _one_frame(
+        self, header: RequestHeader, body: list[bytes], limit: int = JSON_MAX_BYTES
+    ) -> bytes:
         if len(body) != 1:
-            raise WireError(ErrorCode.MALFORMED_REQUEST, f"API {header.api} takes one body frame, {len(body)} came")
+            raise WireError(
+                ErrorCode.MALFORMED_REQUEST,
+                f"API {header.api} takes one body frame; the request has {len(body)}",
+            )
         if len(body[0]) > limit:
-            raise WireError(ErrorCode.REQUEST_TOO_LARGE, f"{len(body[0])} bytes of JSON; {limit} are allowed: ask for less at once")
-        self._slices.spend(1 + (len(body[0]) >> 9))
+            raise WireError(
+                ErrorCode.REQUEST_TOO_LARGE,
+                f"the request has {len(body[0])} bytes of JSON; the limit is {limit}: ask for "
+                "less at once",
+            )
+        self._time_slicer.spend(1 + (len(body[0]) >> 9))
         return body[0]
 
     def _on_handshake(self, identity: bytes, header: RequestHeader, body: list[bytes]) -> None:
-        self._keeper.open(identity, header, self._one_frame(header, body), self._now_ns)
+        self._session_lifecycle.open(identity, header, self._one_frame(header, body), self._now_ns)
 
     def _on_ping(self, session: Session, header: RequestHeader, body: list[bytes]) -> None:
         if body:
             raise WireError(ErrorCode.MALFORMED_REQUEST, "PING takes no body")
-        self._replies.send(session, Api.PING, header.version, header.correlation_id, ErrorCode.OK)
+        self._responses.send(session, Api.PING, header.version, header.correlation_id, ErrorCode.OK)
 
     def _on_credit(self, session: Session, _header: RequestHeader, body: list[bytes]) -> None:
         if len(body) != 1:
             raise WireError(ErrorCode.MALFORMED_REQUEST, "CREDIT takes one body frame")
-        self._replies.tell_credit(self._ledger.ask(session.credit, requests.decode_credit(body[0])))
+        self._responses.send_credit(
+            self._ledger.ask(session.credit, messages.decode_credit(body[0]))
+        )
 
     def _on_decision(self, session: Session, header: RequestHeader, body: list[bytes]) -> None:
-        limit = min(JSON_MAX_BYTES, self._decisions.payload_max(header))
-        self._decisions.ask(session, header, self._one_frame(header, body, limit))
+        limit = min(JSON_MAX_BYTES, self._forwarding.payload_max(header))
+        self._forwarding.ask(session, header, self._one_frame(header, body, limit))
 
     def _on_unreachable(self, session: Session) -> None:
-        """A client that does not get its answer loses its session."""
-        self._keeper.drop(session)
+        """Drop the session of a client that cannot receive its response."""
+        self._session_lifecycle.drop(session)
 
-    # ---- look-ups --------------------------------------------------------------------------------------------------------------------
+    # ---- look-ups --------------------------------------------------------------------------------
 
     def _on_metadata(self, session: Session, header: RequestHeader, body: list[bytes]) -> None:
-        self._look_up(self._lookups.metadata, session, header, body)
+        self._submit_lookup(self._metadata_service.metadata, session, header, body)
 
     def _on_list_offsets(self, session: Session, header: RequestHeader, body: list[bytes]) -> None:
-        self._look_up(self._lookups.list_offsets, session, header, body)
+        self._submit_lookup(self._metadata_service.list_offsets, session, header, body)
 
-    def _look_up(self, lookup: Lookup, session: Session, header: RequestHeader, body: list[bytes]) -> None:
-        """Begin a task that answers by itself, now or in slices."""
+    def _submit_lookup(
+        self, lookup: Lookup, session: Session, header: RequestHeader, body: list[bytes]
+    ) -> None:
+        """Begin a task that sends its own response, at once or in time slices."""
         frame = self._one_frame(header, body)
         api, version, correlation_id = header.api, header.version, header.correlation_id
 
         def answer(found: bytes) -> None:
             unsent = self._transport.unsent_bytes(session.identity)
             if unsent >= UNREAD_ANSWERS_MAX_BYTES:
-                raise WireError(ErrorCode.TOO_MANY_REQUESTS, f"{unsent} bytes of answers wait to be read by this client; read them first")
-            self._replies.send(session, api, version, correlation_id, ErrorCode.OK, [found])
+                raise WireError(
+                    ErrorCode.TOO_MANY_REQUESTS,
+                    f"this client has {unsent} bytes of unread responses; the limit is "
+                    f"{UNREAD_ANSWERS_MAX_BYTES}. Read them first",
+                )
+            self._responses.send(session, api, version, correlation_id, ErrorCode.OK, [found])
 
         def on_error(error: Exception) -> None:
-            self._replies.refuse_or_fail(session, api, version, correlation_id, error)
+            self._responses.refuse_or_fail(session, api, version, correlation_id, error)
 
-        self._slices.begin(Task(session, len(frame), lambda: lookup(frame, answer), on_error), try_now=True)
+        self._time_slicer.begin(
+            Task(session, len(frame), lambda: lookup(frame, answer), on_error), try_now=True
+        )
 
-    # ---- fetch -----------------------------------------------------------------------------------------------------------------------
+    # ---- fetch -----------------------------------------------------------------------------------
 
     def _on_fetch(self, session: Session, header: RequestHeader, body: list[bytes]) -> None:
         if len(body) != 1:
             raise WireError(ErrorCode.MALFORMED_REQUEST, "FETCH takes one body frame")
-        request = requests.decode_fetch(body[0])
+        request = messages.decode_fetch(body[0])
         session.fetch_received = min(request.received_bytes, session.fetch_sent)
-        self._fetches.begin(Fetch(session, header.version, header.correlation_id, request), self._now_ns)
+        self._fetches.begin(
+            Fetch(session, header.version, header.correlation_id, request), self._now_ns
+        )
 
     def _respond_fetch(self, fetch: Fetch, entries: list[FetchedEntry], data: memoryview) -> None:
-        listed = requests.encode_fetched(entries)
-        self._slot.store(ProcessWord.BYTES_COUNT, self._slot.load(ProcessWord.BYTES_COUNT) + len(listed) + len(data))
-        self._replies.send_batches(fetch.session, Api.FETCH, fetch.version, fetch.correlation_id, listed, data)
+        listed = messages.encode_fetched(entries)
+        self._slot.store(
+            ProcessWord.BYTES_COUNT,
+            self._slot.load(ProcessWord.BYTES_COUNT) + len(listed) + len(data),
+        )
+        self._responses.send_batches(
+            fetch.session, Api.FETCH, fetch.version, fetch.correlation_id, listed, data
+        )
 
     def _refuse_fetch(self, fetch: Fetch, error: Exception) -> None:
-        self._replies.refuse_or_fail(fetch.session, Api.FETCH, fetch.version, fetch.correlation_id, error)
+        self._responses.refuse_or_fail(
+            fetch.session, Api.FETCH, fetch.version, fetch.correlation_id, error
+        )
 
 
-def build(context: ProcessContext, transport: Transport, files: LogFiles, pool: ReadAhead, generation: int) -> Front:
-    """The front of this specification; it has asked to be fed. `generation`: a number that no front of this address had before."""
+def build(
+    context: ProcessContext,
+    transport: Transport,
+    files: FileReader,
+    pool: AsyncReader,
+    generation: int,
+) -> Front:
+    """Build the front of this process and request its feed from the controller.
+
+    `generation` is a number that no earlier front of this address had.
+    """
     spec, settings = context.spec, context.spec.settings
 
     def connect(worker: int) -> WorkerLink:
         ring = Ring(context.attach(f"ring-{worker}", RegionKind.RING))
         lane = context.lane_writer(process_name(Role.WORKER, worker))
-        return WorkerLink(lane, context.bell(Role.WORKER, worker), ring, AckWalker(ring, spec.index, generation))
+        return WorkerLink(
+            lane, context.bell(Role.WORKER, worker), ring, AckWalker(ring, spec.index, generation)
+        )
 
-    def decider(role: Role) -> DeciderLink:
+    def forwarder(role: Role) -> ForwarderLink:
         name, process = process_name(role, 0), context.control.process(role, 0)
-        return DeciderLink(
-            context.lane_writer(name), context.lane_reader(name), context.bell(role, 0), lambda: process.load(ProcessWord.GENERATION)
+        return ForwarderLink(
+            context.lane_writer(name),
+            context.lane_reader(name),
+            context.bell(role, 0),
+            lambda: process.load(ProcessWord.GENERATION),
         )
 
     groups = context.control.process(Role.GROUPS, 0)
 
-    def connect_groups() -> DeciderLink | None:
-        return decider(Role.GROUPS) if groups.load(ProcessWord.GENERATION) else None
+    def connect_groups() -> ForwarderLink | None:
+        return forwarder(Role.GROUPS) if groups.load(ProcessWord.GENERATION) else None
 
     def ask_for_groups() -> None:
-        if not context.slot.load(ProcessWord.WANTS_GROUPS):
-            context.slot.store(ProcessWord.WANTS_GROUPS, 1)
+        if not context.slot.load(ProcessWord.GROUPS_REQUESTED):
+            context.slot.store(ProcessWord.GROUPS_REQUESTED, 1)
             context.bell(Role.SUPERVISOR, 0).ring()
 
-    coordinator = decider(Role.COORDINATOR)
+    controller = forwarder(Role.CONTROLLER)
     lane_half = int(settings["lane_bytes"]) // 2
+    reader = LogReader(
+        files,
+        spec.data_dirs,
+        [context.table(d) for d in range(len(spec.data_dirs))],
+        open_files_max(),
+    )
     front = Front(
         transport=transport,
         generation=generation,
         process_generation=spec.generation,
         workers={w: connect(w) for w in range(int(settings["workers"]))},
         connect_worker=connect,
-        coordinator=coordinator,
-        scheduler=decider(Role.SCHEDULER),
+        controller=controller,
+        scheduler=forwarder(Role.SCHEDULER),
         groups=OnDemand(
-            connect_groups, ask_for_groups, lambda: bool(groups.load(ProcessWord.WITHOUT_MEMORY)), coordinator.to_it.payload_max
+            connect_groups,
+            ask_for_groups,
+            lambda: bool(groups.load(ProcessWord.WITHOUT_MEMORY)),
+            controller.to_it.payload_max,
         ),
-        front_ports=lambda: [context.control.port(f).load() for f in range(int(settings["fronts"]))],
-        routing=Routing(),
-        reader=LogReader(files, spec.data_dirs, [context.table(d) for d in range(len(spec.data_dirs))], open_files_max()),
+        front_ports=lambda: [
+            context.control.port(f).load() for f in range(int(settings["fronts"]))
+        ],
+        routing=PartitionRoutes(),
+        reader=reader,
+        close_removed=reader.close_removed,
         pool=pool,
         ledger=CreditLedger(int(settings["credit_bytes"]), 4 * lane_half, lane_half),
         slot=context.slot,
@@ -414,12 +550,12 @@ def build(context: ProcessContext, transport: Transport, files: LogFiles, pool: 
 
 
 def main() -> None:
-    """The process."""
+    """Run the front process."""
     context = start()
     configure_logging(context)
     keep_freed_memory()
     spec = context.spec
-    # A predecessor that was given any free port has told clients which: go on there.
+    # A predecessor that listened on any free port has announced its port to clients. Keep it.
     port = context.control.port(spec.index).load()
     addresses = [front_address(address, spec.index, port) for address in spec.settings["listen"]]
     try:
@@ -429,10 +565,10 @@ def main() -> None:
         sys.exit(EXIT_ADDRESS_IN_USE)
     context.control.port(spec.index).store(router.port)
     generation = int.from_bytes(os.urandom(4), "little") & 0x7FFFFFFF | 1
-    front = build(context, router, DiskLogFiles(), ReaderPool(context.doorbell.ring), generation)
+    front = build(context, router, DiskFileReader(), ReaderPool(context.doorbell.ring), generation)
 
     def wait(timeout_ms: float | None, busy_ns: int) -> None:
-        if front.takes_input:
+        if front.accepts_input:
             router.wait(context.doorbell, timeout_ms, busy_ns)
         else:
             context.doorbell.wait(timeout_ms)

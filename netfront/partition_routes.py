@@ -1,6 +1,10 @@
-"""Where a topic's partitions are served: the front's copy of the catalog, fed by the coordinator.
+"""Partition routes of a front: its copy of the catalog, fed by the controller.
 
-Owner: one front. Invariants: a route is only there when the partition is open for it; older versions never replace newer ones.
+Owner: one front.
+
+Invariants:
+- A route exists only while its partition is open.
+- An older version never replaces a newer one.
 """
 
 from __future__ import annotations
@@ -8,23 +12,26 @@ from __future__ import annotations
 import base64
 from typing import Any
 
-from shm.catalog_messages import Assignment
+from shm.lane_messages import Assignment
 
 
-class Routing:
-    """Topics by name, partitions by (topic id, partition)."""
+class PartitionRoutes:
+    """Routes by (topic id, partition), and topic ids by name."""
 
     def __init__(self) -> None:
         self._routes: dict[tuple[bytes, int], Assignment] = {}
         self._topics: dict[str, bytes] = {}
-        """Delay logs are no topics: they are found by id only."""
+        """Topic ids by name. Delay logs are not in it: they are found by id only."""
         self.changes = 0
-        """How often a route has come, changed or gone: what was derived from them holds while this stays."""
+        """Number of changes to the routes.
+
+        Values derived from routes are valid while it stays the same.
+        """
         self._names: list[str] | None = []
-        """Of all topics, sorted; None: to be sorted anew."""
+        """Names of all topics, sorted. None after a change."""
 
     def apply(self, assignment: Assignment) -> None:
-        """Take in one partition's news."""
+        """Apply the assignment of one partition."""
         key = (assignment.topic_id, assignment.partition)
         known = self._routes.get(key)
         if known is not None and known.version > assignment.version:
@@ -43,11 +50,11 @@ class Routing:
             self._topics[assignment.topic] = assignment.topic_id
 
     def find(self, topic_id: bytes, partition: int) -> Assignment | None:
-        """Where a partition is served; None: nowhere (yet)."""
+        """Return the route of a partition, or None if it has none (yet)."""
         return self._routes.get((topic_id, partition))
 
     def knows(self, topic_id: bytes) -> bool:
-        """Whether there is such a topic, or delay log."""
+        """True if the topic or delay log has a route."""
         return (topic_id, 0) in self._routes
 
     def find_by_name(self, topic: str, partition: int) -> Assignment | None:
@@ -56,23 +63,27 @@ class Routing:
         return None if topic_id is None else self._routes.get((topic_id, partition))
 
     def partition_count(self, topic: str) -> int:
-        """0 when there is no such topic."""
+        """Return the topic's partition count, 0 if there is no such topic."""
         first = self.find_by_name(topic, 0)
         return 0 if first is None else first.partition_count
 
     def names(self) -> list[str]:
-        """Of all topics, ascending; another list after each change."""
+        """Return the names of all topics, ascending. Each change makes a new list."""
         if self._names is None:
             self._names = sorted(self._topics)
         return self._names
 
     def describe(self, topic: str) -> dict[str, Any] | None:
-        """What a client needs to know of a topic, for JSON; None when there is none."""
+        """Return the topic's metadata for a client, ready for JSON, or None if
+        there is no such topic.
+        """
         first = self.find_by_name(topic, 0)
         if first is None:
             return None
         routes = [self._routes.get((first.topic_id, p)) for p in range(first.partition_count)]
-        delay_log = self._routes.get((bytes.fromhex(first.delay_log), 0)) if first.delay_log else None
+        delay_log = (
+            self._routes.get((bytes.fromhex(first.delay_log), 0)) if first.delay_log else None
+        )
         return {
             "name": topic,
             "delay_log": None if delay_log is None else _schema_of(delay_log),
@@ -84,18 +95,26 @@ class Routing:
             "settings": first.settings,
             "created_us": first.created_us,
             "partitions": [_partition_of(r) for r in routes if r is not None],
-            **({"slot_map_version": max(len(r.slot_counts) for r in routes if r is not None)} if first.slot_counts else {}),
+            **(
+                {"slot_map_version": max(len(r.slot_counts) for r in routes if r is not None)}
+                if first.slot_counts
+                else {}
+            ),
         }
 
 
 def _partition_of(route: Assignment) -> dict[str, Any]:
     if not route.slot_counts:
         return {"front": route.front}
-    return {"front": route.front, "slots": route.slots, "hand_over": {str(source): offset for source, offset in route.hand_over}}
+    return {
+        "front": route.front,
+        "slots": route.slots,
+        "hand_over": {str(source): offset for source, offset in route.hand_over},
+    }
 
 
 def _schema_of(delay_log: Assignment) -> dict[str, Any]:
-    """What a producer needs to know of a topic's delay log, beside the topic itself."""
+    """Return the id and schema of a topic's delay log, which its producers need."""
     return {
         "topic_id": delay_log.topic_id.hex(),
         "schema_id": delay_log.schema_id,

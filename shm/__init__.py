@@ -1,1 +1,1 @@
-"""Memory between processes: regions, words, rings, lanes, doorbells. Knows no topic's contents."""
+"""Shared memory between processes: regions, words, rings, lanes and doorbells."""

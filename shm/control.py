@@ -1,24 +1,33 @@
-"""The control region: which processes live, which phase the appliance is in, who is making progress.
+"""Control region: the phase of the appliance, and the generation, liveness and counters of each
+process.
 
-Owner: supervisor for phase, generations, pids and liveness; each process for its own beat and counters; coordinator for who has been fed.
+Owner:
+- Supervisor: phase, generations, pids and liveness.
+- Each process: its own heartbeat and counters.
+- Controller: the generations that it has fed.
+
 Layout: `ControlLayout`, `ProcessWord`.
-Crash: removed with the instance; a restarted process finds its generation here.
+
+Crash: removed with the instance. A restarted process finds its generation here.
 """
 
 from __future__ import annotations
 
-from shm.cell import Cell, Words
+from shm.atomic_word import AtomicBuffer, AtomicCounter
 from shm.layout import ControlLayout, Phase, ProcessWord, Role
 from shm.region import Region
 
 
 class ProcessSlot:
-    """One process's words."""
+    """Words of one process."""
 
-    def __init__(self, words: Words, layout: ControlLayout, role: Role, index: int) -> None:
+    def __init__(self, words: AtomicBuffer, layout: ControlLayout, role: Role, index: int) -> None:
         self.role = role
         self.index = index
-        self._cells = {word: Cell(words, layout.process_word(role, index, word)) for word in ProcessWord}
+        self._cells = {
+            word: AtomicCounter(words, layout.process_word(role, index, word))
+            for word in ProcessWord
+        }
 
     def load(self, word: ProcessWord) -> int:
         return self._cells[word].load()
@@ -26,7 +35,7 @@ class ProcessSlot:
     def store(self, word: ProcessWord, value: int) -> None:
         self._cells[word].store(value)
 
-    def cell(self, word: ProcessWord) -> Cell:
+    def cell(self, word: ProcessWord) -> AtomicCounter:
         return self._cells[word]
 
     def is_live(self) -> bool:
@@ -34,12 +43,12 @@ class ProcessSlot:
 
 
 class Control:
-    """The whole region."""
+    """Words of the whole region."""
 
     def __init__(self, region: Region) -> None:
         self._region = region
         self._layout = ControlLayout()
-        self._phase = Cell(region.words, self._layout.phase)
+        self._phase = AtomicCounter(region.words, self._layout.phase)
 
     @property
     def phase(self) -> Phase:
@@ -48,9 +57,9 @@ class Control:
     def set_phase(self, phase: Phase) -> None:
         self._phase.store(phase)
 
-    def port(self, front: int) -> Cell:
-        """The TCP port that front number `front` is bound to, 0 until it is (or where it has none)."""
-        return Cell(self._region.words, self._layout.port(front))
+    def port(self, front: int) -> AtomicCounter:
+        """Word of the TCP port that a front is bound to, 0 until it is bound or without TCP."""
+        return AtomicCounter(self._region.words, self._layout.port(front))
 
     def process(self, role: Role, index: int) -> ProcessSlot:
         return ProcessSlot(self._region.words, self._layout, role, index)

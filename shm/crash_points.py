@@ -1,9 +1,13 @@
-"""Places whose interruption matters carry a name; a test has a process killed at one of them and looks at what the next one makes of it.
+"""Crash points: named places in the code where tests kill a process to check its successor's
+recovery.
 
-`crash_point("flusher.after_write")` costs a comparison while nothing is armed. Armed by the environment (`TAILRACE_CRASH_POINT=name` or `name:3` for
-the third visit; only the first generation of a process obeys, so that its successor gets on) or, within a test's own process, by `armed`.
+`crash_point("flusher.after_write")` costs one comparison while none is armed. The environment arms
+one (`TAILRACE_CRASH_POINT=name`, or `name:3` for the third visit). Only the first generation of a
+process obeys, so that its successor survives. Tests arm one in their own process with `armed`.
 
-Owner: pure but for the kill. Invariants: every name is listed in CRASH_POINTS, and every one listed is visited by a test.
+Owner: pure, except for the kill.
+
+Invariants: every name is listed in CRASH_POINTS, and a test visits each of them.
 """
 
 from __future__ import annotations
@@ -17,8 +21,10 @@ CRASH_POINT_VARIABLE = "TAILRACE_CRASH_POINT"
 
 CRASH_POINTS = {
     "worker.after_copy": "a batch lies in the ring, its descriptor is not published",
-    "worker.after_publish": "descriptors are published, nobody was rung, the lane is not given back",
-    "flusher.after_place": "places in the files are decided and noted in the ring, nothing is written",
+    "worker.after_publish": "descriptors are published, no doorbell was rung, lane space is not "
+    "released",
+    "flusher.after_place": "file positions are decided and recorded in the ring, nothing is "
+    "written",
     "flusher.after_write": "batches are written, not synced",
     "flusher.after_journal": "the journal holds the group durably, verdicts are not written",
     "flusher.after_sync": "the group is durable, verdicts are not written",
@@ -27,26 +33,34 @@ CRASH_POINTS = {
     "flusher.in_roll": "the new segment's file exists and is empty",
     "flusher.in_checkpoint": "half of a checkpoint is written",
     "flusher.in_write_durably": "a small file is written and synced under its temporary name",
-    "flusher.in_retention": "the new log start offset is durable, the files below it are still there",
-    "flusher.in_delete": "the directory of a deleted topic has its new name, its files are still there",
+    "flusher.in_retention": "the new log start offset is durable, the files below it are still "
+    "there",
+    "flusher.in_delete": "the directory of a deleted topic has its new name, its files are still "
+    "there",
     "flusher.in_rewrite": "after a failed sync: the new segment is durable and has no name yet",
     "recovery.before_cut": "a torn tail was found and is still there",
     "recovery.after_cut": "the torn tail is cut, the index is not repaired",
-    "recovery.in_suffix_change": "one more segment of a directory of an older format has its new name",
+    "recovery.in_suffix_change": "one more segment of a directory of an older format has its new "
+    "name",
     "recovery.after_journal": "groups of the journal are written to their segments, not synced",
-    "recovery.before_ready": "rings are drained and everything is synced, nobody was told",
-    "coordinator.after_decision": "a change of topics is decided, nobody was told",
-    "coordinator.after_apply": "the flusher has carried a change out, the catalog does not say so yet",
-    "coordinator.after_producer_id": "a producer id is given in the catalog, its producer was not answered",
-    "scheduler.after_publish": "a delayed batch or a mark is in the lane to its worker, nothing came of it yet",
+    "recovery.before_ready": "rings are drained and everything is synced, no process was notified",
+    "controller.after_decision": "a change of topics is decided, no process was notified",
+    "controller.after_apply": "the flusher has applied a change, the catalog does not have it yet",
+    "controller.after_producer_id": "a producer id is recorded in the catalog, its producer has no "
+    "response",
+    "scheduler.after_publish": "a delayed batch or a mark is in the lane to its worker, which has "
+    "not handled it",
     "scheduler.after_delivery": "a batch of due records is written to the lane, not published",
-    "scheduler.before_manifest": "delayed rows are in bucket files, durable, the manifest does not name them",
+    "scheduler.before_manifest": "delayed rows are in bucket files, durable, the manifest does "
+    "not name them",
     "scheduler.after_manifest": "the manifest names what was saved, memory still has it",
-    "scheduler.after_move": "rows of a far bucket were moved nearer, the rest of it is still to be",
-    "groups.after_decision": "a request of a group is decided in memory, others of the same step are not, nothing is committed",
-    "groups.before_commit": "all requests of a step are decided, nothing is committed, nobody was answered",
-    "groups.after_commit": "what a step decided is committed, nobody was answered",
-    "groups.after_answer": "an answer is written to the lane to its front, not published",
+    "scheduler.after_move": "some rows of a far bucket were moved nearer, the others were not",
+    "groups.after_decision": "one request of a group is decided in memory, others of the step are "
+    "not, nothing is committed",
+    "groups.before_commit": "all requests of a step are decided, nothing is committed, no response "
+    "was sent",
+    "groups.after_commit": "a step's decisions are committed, no response was sent",
+    "groups.after_answer": "a response is written to the lane to its front, not published",
     "supervisor.after_lock": "the data directory is locked, nothing exists in shared memory",
     "supervisor.after_manifest": "the manifest names regions that do not exist yet",
     "supervisor.after_regions": "regions exist, no process does",
@@ -66,13 +80,16 @@ _action: Callable[[], None] = _kill
 
 
 def crash_point(name: str) -> None:
-    """The end of this process, if `name` is armed."""
+    """Kill this process if `name` is armed and due."""
     if name == _armed:
         _visit()
 
 
 def is_armed() -> bool:
-    """Whether any is: then compiled code, which visits none, leaves the work to the code that does."""
+    """True if a crash point is armed.
+
+    Compiled code, which visits none, then leaves the work to Python.
+    """
     return bool(_armed)
 
 
@@ -84,21 +101,23 @@ def _visit() -> None:
 
 
 def arm_from_environment() -> None:
-    """Obey CRASH_POINT_VARIABLE, if it is set."""
+    """Arm the crash point in CRASH_POINT_VARIABLE, if set."""
     global _armed, _visits_left
     name, _, visits = os.environ.get(CRASH_POINT_VARIABLE, "").partition(":")
     if name:
         if name not in CRASH_POINTS:
-            raise SystemExit(f"tailrace: {CRASH_POINT_VARIABLE} names no crash point: {name!r}")
+            raise SystemExit(f"tailrace: {CRASH_POINT_VARIABLE}={name!r} is not a crash point")
         _armed, _visits_left = name, int(visits or 1)
 
 
 @contextmanager
 def armed(name: str, action: Callable[[], None], visit: int = 1) -> Iterator[None]:
-    """For tests that step the processes themselves: `action` (raise something) is called at the `visit`-th visit of `name`."""
+    """Arm a crash point in this process: `action` (which raises) runs at the
+    `visit`-th visit of `name`.
+    """
     global _armed, _visits_left, _action
     if name not in CRASH_POINTS:
-        raise ValueError(f"{name!r} is no crash point")
+        raise ValueError(f"{name!r} is not a crash point")
     _armed, _visits_left, _action = name, visit, action
     try:
         yield

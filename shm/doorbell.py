@@ -1,10 +1,15 @@
-"""Doorbells: how a process sleeps until another has work for it (Linux eventfds, inherited by every process).
+"""Doorbells: Linux eventfds on which a process sleeps until another has work for it.
 
-Owner: the supervisor makes one per process and passes all of them to each child, also to a restarted one: an eventfd keeps its count
-across the death of whoever was to read it.
-Invariants: ring **unconditionally, once per group**, after publishing (one exception, with its proof: `shm.settled_news`); `clear()` before looking at the
-queue, never after. With an "am I asleep" flag and no fence
-instead, both sides missed each other in 12 % of a litmus run: total store order lets a load overtake an earlier store.
+Owner: the supervisor creates one per process and passes all of them to every child, also to a
+restarted one. An eventfd keeps its count across the death of its reader.
+
+Invariants:
+- Ring **unconditionally, once per group**, after publishing. `shm.settled_notifications` is the one
+  exception, with its proof.
+- Call `clear()` before checking the queue, never after.
+
+With an "asleep" flag and no fence instead, both sides can miss each other: total store order lets a
+load overtake an earlier store.
 """
 
 from __future__ import annotations
@@ -22,26 +27,29 @@ class Pollable(Protocol):
     def poll(self, timeout_ms: float | None = None, /) -> list[tuple[int, int]]: ...
 
 
-def look_then_sleep(poll: Pollable, timeout_ms: float | None, busy_ns: int, monotonic_ns: Callable[[], int]) -> list[tuple[int, int]]:
-    """What `poll` finds, at once or within `busy_ns`, asking again and again; then asleep, until `timeout_ms` (None: for ever) have passed.
+def spin_then_sleep(
+    poll: Pollable, timeout_ms: float | None, busy_ns: int, monotonic_ns: Callable[[], int]
+) -> list[tuple[int, int]]:
+    """Poll for up to `busy_ns` without sleeping, then sleep for up to `timeout_ms` (None: for
+    ever). Return the ready descriptors.
 
-    A process that looks is not asleep to the kernel: ringing it costs no wake-up, of which the one that rings pays the greater part. Nothing can be missed: the
-    descriptors are those that it sleeps on.
+    Ringing a process that is polling costs no wake-up, which the ringing side would mostly pay. No
+    event is missed: both phases poll the same descriptors.
     """
     if busy_ns:
-        begun_ns = monotonic_ns()
+        started_ns = monotonic_ns()
         limit_ns = busy_ns if timeout_ms is None else min(busy_ns, int(timeout_ms * 1_000_000))
         while True:
             found = poll.poll(0)
             if found:
                 return found
-            if monotonic_ns() - begun_ns >= limit_ns:
+            if monotonic_ns() - started_ns >= limit_ns:
                 break
     return poll.poll(timeout_ms)
 
 
 class Doorbell:
-    """One process's bell."""
+    """Doorbell of one process."""
 
     __slots__ = ("_poll", "fd")
 
@@ -54,23 +62,25 @@ class Doorbell:
         return cls(os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC))
 
     def ring(self) -> None:
-        """Wake the owner, or let it find out when it looks. About 1 us."""
+        """Wake the owner, or let its next poll return at once. About 1 us."""
         try:
             os.eventfd_write(self.fd, 1)
         except BlockingIOError:
-            pass  # the count is at its maximum: it is ringing
+            pass  # the count is at its maximum: the bell is ringing
 
     def clear(self) -> None:
-        """Forget earlier rings. Call before looking at what they may announce."""
+        """Clear earlier rings. Call it before checking what they may announce."""
         try:
             os.eventfd_read(self.fd)
         except BlockingIOError:
             pass
 
     def wait(self, timeout_ms: float | None, busy_ns: int = 0) -> None:
-        """Sleep until rung, for at most `timeout_ms` (None: for ever), then clear. First look for `busy_ns`, without sleeping."""
+        """Poll for `busy_ns`, then sleep until rung for at most `timeout_ms` (None: for ever).
+        Clear the bell.
+        """
         if self._poll is None:
             self._poll = select.poll()
             self._poll.register(self.fd, select.POLLIN)
-        look_then_sleep(self._poll, timeout_ms, busy_ns, time.monotonic_ns)
+        spin_then_sleep(self._poll, timeout_ms, busy_ns, time.monotonic_ns)
         self.clear()

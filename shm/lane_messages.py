@@ -1,9 +1,12 @@
-"""What the coordinator tells the other processes about a partition, and how requests pass between fronts and coordinator: the messages
-on their lanes.
+"""Lane messages: partition assignments from the controller, and requests and responses between
+processes.
 
-Owner: the coordinator writes assignments; workers copy them into their rings as control descriptors, so that the flusher meets them in
-order with the data.
-Invariants: `version` grows with every change of a topic; applying an assignment twice, or an older one after a newer, changes nothing.
+Owner: the controller writes assignments. Workers copy them into their rings as control descriptors,
+so that the flusher sees them in order with the data.
+
+Invariants:
+- `version` grows with every change of a topic.
+- Applying an assignment twice, or an older one after a newer one, changes nothing.
 """
 
 from __future__ import annotations
@@ -23,31 +26,33 @@ class LaneKind(IntEnum):
 
     PRODUCE = 0
     ASSIGN = 1
-    """Payload: an Assignment. `flags` 1: a replay for a restarted process, nothing new."""
+    """Payload: an Assignment. `flags` is 1 for a replay to a restarted process."""
     FED = 2
     """The whole catalog was sent to the process generation in `correlation_id`."""
     LEASE = 5
-    """Coordinator to flusher; payload JSON: topic_id (hexadecimal), partition, lease, offset, ttl_ms: what a reader wants kept, and for how long."""
+    """Controller to flusher: retain records for a reader. Payload JSON: topic_id (hexadecimal),
+    partition, lease, offset, ttl_ms.
+    """
     FOLLOW = 6
-    """Coordinator to flusher: the dedicated worker of number `slot` has a ring now."""
+    """Controller to flusher: the dedicated worker `slot` has a ring now."""
     REQUEST = 3
-    """Front to coordinator, scheduler or groups; `slot` is the API number, payload JSON."""
+    """Front to controller, scheduler or groups. `slot` is the API number, payload JSON."""
     RESPONSE = 4
-    """The answer; `flags` is the error code, payload JSON."""
+    """Response to REQUEST. `flags` is the error code, payload JSON."""
     SESSION_CLOSED = 7
-    """Front to groups: the session that has sent group requests has ended; no payload."""
+    """Front to groups: a session with group requests has ended. No payload."""
     PUSH = 8
-    """Groups to front: tell the session something that it did not ask for; `slot` is the API number, payload JSON."""
+    """Groups to front: push to a session. `slot` is the API number, payload JSON."""
 
 
 REPLAY = 1
 SHARED_COUNT = 32
-"""How many schemas, and how many tables of settings, a process looks through for an equal one."""
+"""Number of schemas, and of settings, that a process caches to share equal ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """One partition: who serves it and how. `dropped` takes it away."""
+    """Assignment of one partition: its processes and settings. `dropped` removes it."""
 
     topic: str
     topic_id: bytes
@@ -60,32 +65,41 @@ class Assignment:
     data_dir: int
     schema_id: int
     schema: bytes
-    """An encapsulated Arrow schema message."""
+    """Encapsulated Arrow schema message."""
     typed: bool
     dropped: bool = False
     delete_before: int = 0
-    """Records below this offset are to be deleted."""
+    """Delete the records below this offset."""
     revive: bool = False
-    """The disk of a partition that is offline is said to be good again; only the news says so, a replay never does."""
+    """True to bring an offline partition back, after its disk was repaired.
+
+    Never set in a replay.
+    """
     delay_of: str = ""
-    """Of a delay log: the id, hexadecimal, of the topic whose delayed records it holds."""
+    """Delay log: topic id, hexadecimal, of the topic whose delayed records it holds."""
     delay_log: str = ""
-    """Of a topic that has one: its delay log's id."""
+    """Topic with delays: topic id, hexadecimal, of its delay log."""
     settings: dict[str, Any] = field(default_factory=dict)
-    """The topic's settings, complete and of the right types (see `appliance.topic_settings`)."""
+    """Settings of the topic, complete and typed (see `appliance.config.topic_config`)."""
     given: dict[str, Any] = field(default_factory=dict)
-    """Those that were asked for, and when the topic was made: what its files say of it."""
+    """Settings given at creation. The partition's files record them with `created_us`."""
     created_us: int = 0
     slot_counts: list[int] = field(default_factory=list)
-    """With hash slots: how many partitions the topic has had, one after the other; the length is the version of its slot map."""
+    """Successive partition counts of a topic with hash slots.
+
+    The length is its slot map version.
+    """
     slots: str = ""
-    """The slots of this partition, as ranges."""
+    """Slots of this partition, as ranges."""
     hand_over: list[list[int]] = field(default_factory=list)
-    """[source partition, offset] of each that gave it slots; complete where readers are told."""
+    """[source partition, offset] of each that gave it slots.
+
+    Complete where readers are notified.
+    """
 
     @property
     def has_delays(self) -> bool:
-        """Whether the scheduler looks at this partition: a delay log, or what is delivered to."""
+        """True if the scheduler serves this partition: a delay log, or a topic that has one."""
         return bool(self.delay_of or self.delay_log)
 
     @property
@@ -100,7 +114,9 @@ class Assignment:
 
     @classmethod
     def decode(cls, payload: bytes | memoryview) -> Assignment:
-        """Equal schemas and settings of assignments decoded one after the other are one object: a topic may have a thousand partitions."""
+        """Decode an assignment. Equal schemas and settings of successive assignments are shared,
+        since a topic may have a thousand partitions.
+        """
         values = orjson.loads(payload)
         values["topic"] = sys.intern(values["topic"])
         values["topic_id"] = bytes.fromhex(values["topic_id"])
@@ -120,6 +136,6 @@ def _schema(encoded: str) -> bytes:
 
 @lru_cache(maxsize=SHARED_COUNT)
 def _settings(encoded: bytes) -> dict[str, Any]:
-    """Nobody changes what is given out."""
+    """Return decoded settings, shared between assignments. Callers must not change them."""
     found: dict[str, Any] = orjson.loads(encoded)
     return found

@@ -1,12 +1,13 @@
-"""Every offset in shared memory, each computed from the one before. Descriptions only: nothing here reads or writes.
+"""Layout of shared memory: every offset, each computed from the one before. It reads and writes
+nothing.
 
-Owner of each word is named beside it; a word has exactly one writing process. Words that are published (see `cell`) lie 64 bytes apart,
-so that
-two processes never write the same cache line.
+Each word has exactly one writing process, named beside it. Published words (see `atomic_word`) are
+64 bytes apart, so that two processes never write the same cache line.
 
-Layout of a region: 128 bytes of header, then what its kind says.
+Layout of a region: 128 bytes of header, then by kind:
 
-    ring     words | descriptors (128 B each) | outcomes (48 B each) | data (ring_bytes, page aligned)
+    ring     words | descriptors (128 B each) | outcomes (48 B each) |
+             data (ring_bytes, page aligned)
     lane     words | data (lane_bytes)
     table    slots (384 B each)
     control  words | process slots (256 B each)
@@ -41,10 +42,10 @@ def align(value: int, to: int) -> int:
     return (value + to - 1) // to * to
 
 
-# ---- ring ------------------------------------------------------------------------------------------------------------------------------
+# ---- ring ----------------------------------------------------------------------------------------
 
 FRONTS_MAX = 16
-SOURCE_COORDINATOR = 16
+SOURCE_CONTROLLER = 16
 SOURCE_SCHEDULER = 17
 DESCRIPTOR_BYTES = 128
 OUTCOME_BYTES = 48
@@ -61,11 +62,11 @@ FLAG_CONTROL = 4
 FLAG_DUPLICATE = 8
 FLAG_BYTES = 16
 FLAG_DELIVERED = 32
-"""A batch that the scheduler delivered: (delay_ordinal, delay_position) is its last row."""
+"""A batch delivered by the scheduler. (delay_ordinal, delay_position) is its last row."""
 FLAG_CLOSED = 64
 """A mark in a delay log: ordinals below `delay_ordinal` are closed."""
 SLOT_MAP_SHIFT = 8
-"""From this bit on the flags of a batch say by which version of its topic's slot map it was routed; 0: the topic has none."""
+"""First bit of the slot map version by which a batch was routed, in its flags. 0 without slots."""
 
 
 OUTCOME_VERDICT = 0x0F
@@ -73,13 +74,17 @@ OUTCOME_SECOND_PLACE = 0x10
 
 
 class Verdict(IntEnum):
-    """What became of a descriptor; the low bits of its outcome word. Bit 4 says which of the two places behind the word holds, the rest is the
-    descriptor's count.
+    """Verdict on a descriptor, in the low bits of its outcome word.
+
+    Bit 4 selects the valid one of the two places after the word. The upper bits are the
+    descriptor's number + 1.
     """
 
     NONE = 0
     PLANNED = 1
-    """The place in the file is decided, the bytes may or may not be there: a restarted flusher writes them to the same place."""
+    """The file position is decided. The bytes may or may not be there: a restarted flusher writes
+    them to the same place.
+    """
     DURABLE = 2
     WRITTEN = 3
     FAILED = 4
@@ -88,18 +93,20 @@ class Verdict(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class RingLayout:
-    """A worker's ring. Words: `head` and `reclaimed` are the worker's, `settled` the flusher's, `cursor(i)` front i's."""
+    """Layout of a worker's ring. The worker stores `producer_position` and `reclaimed`, the flusher
+    `settled`, front i `cursor(i)`.
+    """
 
     ring_bytes: int
     descriptor_count: int
 
     @property
-    def head(self) -> int:
+    def producer_position(self) -> int:
         return REGION_HEADER_BYTES
 
     @property
     def reclaimed(self) -> int:
-        return self.head + LINE_BYTES
+        return self.producer_position + LINE_BYTES
 
     @property
     def settled(self) -> int:
@@ -125,7 +132,7 @@ class RingLayout:
         return self.data + self.ring_bytes
 
 
-# ---- lane ------------------------------------------------------------------------------------------------------------------------------
+# ---- lane ----------------------------------------------------------------------------------------
 
 #                          length kind slot flags session correlation arrival_ns
 LANE_MESSAGE = struct.Struct("<IIIIQQQ24x")
@@ -136,28 +143,28 @@ assert LANE_MESSAGE.size == LANE_MESSAGE_BYTES
 
 @dataclass(frozen=True, slots=True)
 class LaneLayout:
-    """One writer, one reader. Words: `tail` is the writer's, `consumed` the reader's."""
+    """Layout of a lane. The writer stores `producer_position`, the reader `consumer_position`."""
 
     lane_bytes: int
 
     @property
-    def tail(self) -> int:
+    def producer_position(self) -> int:
         return REGION_HEADER_BYTES
 
     @property
-    def consumed(self) -> int:
-        return self.tail + LINE_BYTES
+    def consumer_position(self) -> int:
+        return self.producer_position + LINE_BYTES
 
     @property
     def data(self) -> int:
-        return self.consumed + LINE_BYTES
+        return self.consumer_position + LINE_BYTES
 
     @property
     def size(self) -> int:
         return align(self.data + self.lane_bytes, PAGE_BYTES)
 
 
-# ---- partition table -------------------------------------------------------------------------------------------------------------------
+# ---- partition table -----------------------------------------------------------------------------
 
 STATE_BYTES = 160
 SLOT_BYTES = LINE_BYTES + 2 * STATE_BYTES
@@ -170,12 +177,14 @@ class SlotState(IntEnum):
     OFFLINE_FOR_WRITES = 2
     DELETED = 3
     UNREADABLE = 4
-    """The log could not be opened, and nothing is known of it: neither reads nor writes."""
+    """The log could not be opened. It can be neither read nor written."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableLayout:
-    """Slots, each written by the flusher of its data directory: a count, and two states of which one holds (see `partition_table`)."""
+    """Layout of a partition table. The data directory's flusher writes each slot: a count, and two
+    states of which one is valid (see `partition_table`).
+    """
 
     slot_count: int
 
@@ -189,7 +198,7 @@ class TableLayout:
         return align(REGION_HEADER_BYTES + self.slot_count * SLOT_BYTES, PAGE_BYTES)
 
 
-# ---- control ---------------------------------------------------------------------------------------------------------------------------
+# ---- control -------------------------------------------------------------------------------------
 
 WORKERS_MAX = 128
 FLUSHERS_MAX = 16
@@ -198,7 +207,7 @@ PROCESS_BYTES = 256
 
 class Role(IntEnum):
     SUPERVISOR = 0
-    COORDINATOR = 1
+    CONTROLLER = 1
     FRONT = 2
     WORKER = 3
     FLUSHER = 4
@@ -209,7 +218,7 @@ class Role(IntEnum):
 
 _ROLE_START = {
     Role.SUPERVISOR: 0,
-    Role.COORDINATOR: 1,
+    Role.CONTROLLER: 1,
     Role.CONSOLE: 2,
     Role.GROUPS: 3,
     Role.FRONT: 4,
@@ -220,45 +229,51 @@ _ROLE_START = {
 
 
 class ProcessWord(IntEnum):
-    """Words of a process's slot: one cache line each for supervisor (0-7), the process itself (8-15 and 24-31), coordinator (16-23)."""
+    """Words of a process's slot, in cache lines: supervisor (0-7), the process itself (8-15 and
+    24-31), controller (16-23).
+    """
 
     GENERATION = 0
     LIVE = 1
     PID = 2
     RESTARTS = 3
     STOP = 4
-    """The generation that is to finish what it has taken and end."""
+    """Generation that must finish its accepted work and end."""
     WITHOUT_MEMORY = 5
-    """Of a spare worker, and of the process of groups: 1 while it is wanted and shared memory has no room for it."""
+    """Spare worker or groups: 1 while it is wanted but shared memory has no room for it."""
     BEAT = 8
     READY_GENERATION = 9
     WORK_COUNT = 10
     BYTES_COUNT = 11
     REFUSED_COUNT = 12
     SESSIONS = 13
-    """A front's open sessions."""
-    WANTS_FEED = 14
-    """The generation that asks the coordinator for the whole catalog."""
+    """Front: number of open sessions."""
+    FEED_REQUESTED = 14
+    """Generation that requests the whole catalog from the controller."""
     DISK_FULL = 15
-    """A flusher's: not 0 while its data directory has less free than its reserve."""
+    """Flusher: not 0 while its data directory has less free space than its reserve."""
     FED_GENERATION = 16
-    """The generation to which the coordinator has sent the whole catalog."""
+    """Generation to which the controller has sent the whole catalog."""
     DEDICATED_TO = 17
-    """A spare worker's: the slot + 1 of the partition that it is wanted for, 0 while it is not wanted."""
+    """Spare worker: slot + 1 of the partition that needs it, 0 if none does."""
     DEDICATED_DIR = 18
-    """A spare worker's: the index + 1 of the data directory whose flusher follows its ring, once that is decided."""
+    """Spare worker: index + 1 of the data directory whose flusher follows its
+    ring, once decided.
+    """
     INTERNAL_ERRORS = 24
-    """How many messages, over all generations, failed in a way that nobody expected (see `shm.runtime.boundary`)."""
+    """Messages that failed with an unexpected error, over all generations (see
+    `shm.runtime.error_handler`).
+    """
     HTTP_PORT = 25
-    """The console's: where it listens; 0 while it does not."""
-    WANTS_GROUPS = 26
-    """A front's: 1 once a client has asked it for something that the process of groups decides."""
+    """Console: its port, 0 while it does not listen."""
+    GROUPS_REQUESTED = 26
+    """Front: 1 once a client has sent a request that the groups process answers."""
     COMMIT_COUNT = 27
-    """Of the coordinator and of the process of groups: transactions of its database that it has committed."""
+    """Controller and groups: number of committed database transactions."""
     OFFSET_COMMITS = 28
-    """Of the process of groups, over all generations: requests to commit offsets that it has handled."""
-    SETTLED_UNWANTED = 29
-    """A front's: 1 while it needs not be rung for what settles (see `shm.settled_news`)."""
+    """Groups: number of offset commit requests handled, over all generations."""
+    NOTIFICATIONS_OFF = 29
+    """Front: 1 while it needs no ring for settled batches (see `shm.settled_notifications`)."""
 
 
 class Phase(IntEnum):
@@ -269,7 +284,7 @@ class Phase(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class ControlLayout:
-    """Words: `phase` and `port` are the supervisor's and front 0's."""
+    """Layout of the control region. The supervisor stores `phase`, each front its `port`."""
 
     @property
     def phase(self) -> int:
@@ -287,4 +302,6 @@ class ControlLayout:
 
     @property
     def size(self) -> int:
-        return align(self.processes + (_ROLE_START[Role.WORKER] + WORKERS_MAX) * PROCESS_BYTES, PAGE_BYTES)
+        return align(
+            self.processes + (_ROLE_START[Role.WORKER] + WORKERS_MAX) * PROCESS_BYTES, PAGE_BYTES
+        )

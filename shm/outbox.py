@@ -1,8 +1,12 @@
-"""The way out to one other process: its lane, the bell that it waits on, and what does not fit the lane yet.
+"""Outbox: the lane to another process, its doorbell, and the items that wait for lane space.
 
 Owner: the writing process.
-Invariants: items go into the lane in the order in which they were put; none passes one that waits; a flush rings at most once, for all that it published.
-Crash: what waits here is gone with its process; what the lane has, stays.
+
+Invariants:
+- Items are written in the order in which they were put.
+- A flush rings at most once, for all that it published.
+
+Crash: waiting items are lost with their process. Items in the lane stay.
 """
 
 from __future__ import annotations
@@ -18,7 +22,9 @@ Item = TypeVar("Item")
 
 
 class Outbox(Generic[Item]):
-    """See the module's docstring. `write` copies one item into the lane, and returns False where it cannot yet: for want of room, or because it may not."""
+    """Queue in front of a lane. `write` copies one item into the lane and returns False if it
+    cannot do so yet.
+    """
 
     __slots__ = ("_write", "bell", "lane", "waiting")
 
@@ -26,25 +32,28 @@ class Outbox(Generic[Item]):
         self.lane = lane
         self.bell = bell
         self.waiting: deque[Item] = deque()
-        """What is not in the lane yet, oldest first; who bounds it counts it."""
+        """Items not in the lane yet, oldest first. The caller bounds their number."""
         self._write = write
 
     def put(self, item: Item) -> None:
-        """Write it now, or keep it behind what waits. Visible to the reader after `flush`."""
+        """Write an item now, or queue it behind waiting ones. The reader sees it after `flush`."""
         if self.waiting or not self._write(item):
             self.waiting.append(item)
 
     def flush(self) -> int:
-        """Write what waits as far as it goes, publish, ring; returns how many items that were waiting went."""
+        """Write waiting items while there is space, commit, and ring.
+
+        Return how many were written.
+        """
         count = 0
         waiting = self.waiting
         while waiting and self._write(waiting[0]):
             waiting.popleft()
             count += 1
-        if self.lane.publish():
+        if self.lane.commit():
             self.bell.ring()
         return count
 
     def is_empty(self) -> bool:
-        """Whether nothing waits here and the reader has consumed all of the lane."""
+        """True if no item waits and the reader has consumed the whole lane."""
         return not self.waiting and self.lane.is_empty()

@@ -1,10 +1,18 @@
-"""Regions of POSIX shared memory: created and removed by the supervisor, attached by everyone else.
+"""Shared-memory regions (POSIX): created and removed by the supervisor, attached by all other
+processes.
 
-Owner: the supervisor creates and unlinks; attaching never unlinks (and nothing here registers with a resource tracker that would).
-Invariants: a region's pages exist before anyone maps it (`posix_fallocate`: a mapping past what tmpfs holds kills its user with SIGBUS);
-    a region is used only if magic, layout version, kind, size and instance match.
+Owner: the supervisor creates and unlinks. Attaching never unlinks, and no resource tracker is
+involved that would.
+
+Invariants:
+- A region's pages are allocated before it is mapped (`posix_fallocate`). Otherwise a page that
+  tmpfs cannot supply kills the process with SIGBUS.
+- A region is used only if magic, layout version, kind, size and instance match.
+
 Layout: `REGION_HEADER` in `layout`.
-Crash: a region outlives every process; the manifest in the data directory lists what to look for (see `appliance.ownership`).
+
+Crash: a region outlives every process. The manifest in the data directory lists the regions to
+clean up (see `appliance.data.data_dir_lock`).
 """
 
 from __future__ import annotations
@@ -16,26 +24,26 @@ from dataclasses import dataclass
 
 import posix_ipc
 
-from shm.cell import Words, words_of
+from shm.atomic_word import AtomicBuffer, atomic_buffer_of
 from shm.layout import LAYOUT_VERSION, REGION_HEADER, REGION_MAGIC, RegionKind
 
 SHM_DIRECTORY = "/dev/shm"
 
 
 class RegionError(RuntimeError):
-    """A region cannot be created or is not what it should be; the sentence says what to do."""
+    """A region cannot be created or is invalid. The message says what to do."""
 
 
 class RegionMissingError(RegionError):
-    """There is no region of this name."""
+    """The region does not exist."""
 
 
 class RegionForeignError(RegionError):
-    """Another user made this region."""
+    """The region belongs to another user."""
 
 
 class RegionVersionError(RegionError):
-    """Another version of Tailrace made this region."""
+    """The region was made by another version of Tailrace."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,27 +54,32 @@ class RegionHeader:
     generation: int
     size: int
     first: int
-    """The layout's parameters, so that a region can be read whatever the configuration says now."""
+    """Parameters of the layout. A region can be read without the current configuration."""
     second: int
     directory: bytes = bytes(16)
-    """Of a ring and of a table: identity of the data directory that it is for, so that what is in it can be drained whatever else is lost."""
+    """Identity of the data directory of a ring or table, so that its content can
+    be drained without the configuration.
+    """
 
 
 def boot_id() -> bytes:
-    """16 bytes that change with each boot of the machine: shared memory of another boot cannot exist."""
+    """Return the boot id, 16 bytes that change with each boot.
+
+    Shared memory does not survive a boot.
+    """
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
         return bytes.fromhex(file.read().strip().replace("-", ""))
 
 
 class Region:
-    """One mapped region: `.bytes` for bulk data, `.words` for `Cell`s."""
+    """A mapped region: `.bytes` for bulk data, `.words` for `AtomicCounter`s."""
 
     def __init__(self, name: str, memory: mmap.mmap, header: RegionHeader) -> None:
         self.name = name
         self.header = header
         self._memory = memory
         self.bytes = memoryview(memory)
-        self.words: Words = words_of(self.bytes)
+        self.words: AtomicBuffer = atomic_buffer_of(self.bytes)
 
     @classmethod
     def create(
@@ -80,15 +93,23 @@ class Region:
         second: int = 0,
         directory: bytes = bytes(16),
     ) -> Region:
-        """Make a new region of zeroes. Raises RegionError when the name is taken, /dev/shm has no room or the host refuses."""
+        """Create a region of zeroes. Raises RegionError if the name is taken, /dev/shm is full, or
+        the host refuses.
+        """
         try:
             shared = posix_ipc.SharedMemory(name, posix_ipc.O_CREX, mode=0o600)
         except posix_ipc.ExistentialError:
-            raise RegionError(f"shared memory {name} exists already; another appliance uses it, or remove /dev/shm{name}") from None
+            raise RegionError(
+                f"shared memory {name} exists already: another appliance uses it. If none does, "
+                f"remove /dev/shm{name}"
+            ) from None
         except posix_ipc.PermissionsError:
-            raise RegionError(f"cannot make shared memory {name}: this user may not write in /dev/shm; see `tailrace doctor`") from None
+            raise RegionError(
+                f"cannot create shared memory {name}: this user may not write to /dev/shm. Run "
+                "`tailrace doctor`"
+            ) from None
         except OSError as error:
-            raise RegionError(f"cannot make shared memory {name}: {error.strerror}") from None
+            raise RegionError(f"cannot create shared memory {name}: {error.strerror}") from None
         try:
             os.posix_fallocate(shared.fd, 0, size)
             memory = mmap.mmap(shared.fd, size)
@@ -96,30 +117,51 @@ class Region:
             posix_ipc.unlink_shared_memory(name)
             if error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG):
                 raise RegionError(
-                    f"/dev/shm has no room for {size >> 20} MiB of {name.rsplit('-', 1)[-1]}; enlarge it (mount -o remount,size=... /dev/shm) "
+                    f"/dev/shm has no room for {size >> 20} MiB of {name.rsplit('-', 1)[-1]}: "
+                    "enlarge it (mount -o remount,size=... /dev/shm) "
                     "or lower ring_bytes and lane_bytes"
                 ) from None
-            raise RegionError(f"cannot make shared memory {name} of {size >> 20} MiB: {error.strerror}") from None
+            raise RegionError(
+                f"cannot create shared memory {name} of {size >> 20} MiB: {error.strerror}"
+            ) from None
         finally:
             os.close(shared.fd)
         header = RegionHeader(kind, boot_id(), instance, generation, size, first, second, directory)
         region = cls(name, memory, header)
         REGION_HEADER.pack_into(
-            region.bytes, 0, 0, LAYOUT_VERSION, kind, header.boot_id, instance, generation, size, first, second, directory
+            region.bytes,
+            0,
+            0,
+            LAYOUT_VERSION,
+            kind,
+            header.boot_id,
+            instance,
+            generation,
+            size,
+            first,
+            second,
+            directory,
         )
         region.words[0] = REGION_MAGIC  # last: a region without it is unfinished
         return region
 
     @classmethod
     def attach(cls, name: str, kind: RegionKind, instance: bytes | None = None) -> Region:
-        """Map an existing region. Raises RegionMissingError, RegionVersionError, RegionError; OSError when descriptors or memory are short."""
+        """Map an existing region.
+
+        Raises RegionMissingError, RegionVersionError, RegionError, and OSError when descriptors or
+        memory are short.
+        """
         try:
             shared = posix_ipc.SharedMemory(name)
         except posix_ipc.ExistentialError:
-            raise RegionMissingError(f"shared memory {name} does not exist; is the appliance running?") from None
+            raise RegionMissingError(
+                f"shared memory {name} does not exist; is the appliance running?"
+            ) from None
         except posix_ipc.PermissionsError:
             raise RegionForeignError(
-                f"shared memory {name} belongs to another user; run as that one, or remove /dev/shm{name}, which gives up what it holds"
+                f"shared memory {name} belongs to another user: run as that user, or remove "
+                f"/dev/shm{name}, which discards its content"
             ) from None
         try:
             actual = os.fstat(shared.fd).st_size
@@ -128,27 +170,35 @@ class Region:
             memory = mmap.mmap(shared.fd, actual)
         finally:
             os.close(shared.fd)
-        magic, version, found_kind, boot, owner, generation, size, first, second, directory = REGION_HEADER.unpack_from(memory, 0)
+        magic, version, found_kind, boot, owner, generation, size, first, second, directory = (
+            REGION_HEADER.unpack_from(memory, 0)
+        )
         if magic != REGION_MAGIC or size != actual or found_kind != kind:
             raise RegionError(f"shared memory {name} is not a finished {kind.name.lower()} region")
         if version != LAYOUT_VERSION:
-            raise RegionVersionError(f"shared memory {name} has layout {version}, this build has {LAYOUT_VERSION}")
+            raise RegionVersionError(
+                f"shared memory {name} has layout {version}; this version needs {LAYOUT_VERSION}"
+            )
         if boot != boot_id() or (instance is not None and owner != instance):
             raise RegionError(f"shared memory {name} belongs to another instance")
-        return cls(name, memory, RegionHeader(kind, boot, owner, generation, size, first, second, directory))
+        return cls(
+            name,
+            memory,
+            RegionHeader(kind, boot, owner, generation, size, first, second, directory),
+        )
 
     def close(self) -> None:
-        """Unmap. Views that others still hold keep the mapping until they go."""
+        """Unmap the region. Views held elsewhere keep the mapping until they are released."""
         self.words.release()
         self.bytes.release()
         try:
             self._memory.close()
         except BufferError:
-            pass  # a ring or lane still holds a view; the mapping ends with it
+            pass  # a ring or lane still holds a view: the mapping ends with it
 
 
 def remove(name: str) -> bool:
-    """Unlink a region; False when there was none, or it is another user's."""
+    """Unlink a region. Return False if it does not exist or belongs to another user."""
     try:
         posix_ipc.unlink_shared_memory(name)
     except (posix_ipc.ExistentialError, posix_ipc.PermissionsError):
@@ -157,14 +207,20 @@ def remove(name: str) -> bool:
 
 
 def names_with(prefix: str) -> list[str]:
-    """Names of the regions that there are whose names begin with `prefix`."""
-    return sorted("/" + entry for entry in os.listdir(SHM_DIRECTORY) if ("/" + entry).startswith(prefix))
+    """Return the names of existing regions that begin with `prefix`."""
+    return sorted(
+        "/" + entry for entry in os.listdir(SHM_DIRECTORY) if ("/" + entry).startswith(prefix)
+    )
 
 
 def owner_of(name: str) -> bytes | None:
-    """The instance that a region's header names; zeroes while it is unfinished, None when it cannot be read."""
+    """Return the instance in a region's header: zeroes while unfinished, None if
+    it cannot be read.
+    """
     try:
-        fd = os.open(SHM_DIRECTORY + name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        fd = os.open(
+            SHM_DIRECTORY + name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        )
     except OSError:
         return None
     try:

@@ -1,4 +1,6 @@
-"""Topics with Spark: `spark.read.format("tailrace")` in sessions that `spark_bridge.session()` gives, and `spark_bridge.scan` where throughput is all."""
+"""Topics as Spark DataFrames: `spark.read.format("tailrace")` in the sessions of
+`spark_bridge.session()`, and `spark_bridge.scan` for the highest throughput.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +8,18 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from spark_bridge.arrow_scan import scan as scan
+    from spark_bridge.source.arrow_scan import scan as scan
 
 _LATER = {
     "session": "spark_bridge.session",
     "register": "spark_bridge.session:register",
     "local_session": "spark_bridge.session:local_session",
-    "prepare": "spark_bridge.spark_home:prepare",
-    "scan": "spark_bridge.arrow_scan:scan",
+    "prepare": "spark_bridge.session_cache:prepare",
+    "scan": "spark_bridge.source.arrow_scan:scan",
 }
-"""Loaded when they are asked for: executors import this package, and need none of them. `session` is a module that can be called."""
+"""Names that are imported on first use: executors import this package and need none of them.
+`session` is a module that can be called.
+"""
 
 
 def __getattr__(name: str) -> Any:

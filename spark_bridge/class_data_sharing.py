@@ -1,6 +1,7 @@
-"""`python -m spark_bridge.archive_classes`: a short session that loads what queries load, whose JVM writes its classes into an archive when it ends.
+"""`python -m spark_bridge.class_data_sharing`: a short Spark session that loads the classes of
+common queries, so that its JVM archives them when it ends.
 
-See `spark_bridge.spark_home`. No appliance is needed: a source of its own gives some rows.
+See `spark_bridge.session_cache`. It needs no appliance: a source of its own gives some rows.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from spark_bridge.session import local_session
-from spark_bridge.spark_home import ARCHIVE, PREPARE_TIMEOUT_S, cache_directory, make_home
+from spark_bridge.session_cache import ARCHIVE, PREPARE_TIMEOUT_S, cache_directory, make_home
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -39,7 +40,9 @@ class _Reader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         key = pa.array([b"k"], pa.binary())
         times = pa.array([0], pa.timestamp("us", "UTC"))
-        yield pa.RecordBatch.from_arrays([key, key, pa.array([1]), times], ["key", "value", "offset", "timestamp"])
+        yield pa.RecordBatch.from_arrays(
+            [key, key, pa.array([1]), times], ["key", "value", "offset", "timestamp"]
+        )
 
 
 def _queries(spark: SparkSession) -> None:
@@ -57,7 +60,11 @@ def main() -> int:
     directory = sys.argv[1] if len(sys.argv) > 1 else cache_directory()
     home = make_home(f"{directory}/home")
     unfinished = f"{directory}/{ARCHIVE}.{os.getpid()}"
-    with local_session(java_options=(f"-XX:ArchiveClassesAtExit={unfinished}",), home=home, end_timeout_s=PREPARE_TIMEOUT_S) as spark:
+    with local_session(
+        java_options=(f"-XX:ArchiveClassesAtExit={unfinished}",),
+        home=home,
+        end_timeout_s=PREPARE_TIMEOUT_S,
+    ) as spark:
         _queries(spark)
     os.replace(unfinished, f"{directory}/{ARCHIVE}")
     return 0

@@ -1,6 +1,7 @@
-"""What Spark needs on a machine, checked before Spark fails on it with a sentence of its own: Java, pandas, a PySpark that was tested.
+"""Checks of a machine before Spark starts: Java, pandas, a tested PySpark. Each error says what to
+install or set.
 
-Invariants: each refusal says what to install or set; a version that was not tested is a warning, once in a process.
+Invariants: a PySpark that was not tested is a warning, once in a process.
 """
 
 from __future__ import annotations
@@ -17,23 +18,31 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-from tailrace.errors import NotSupportedError
+from tailrace.core.errors import NotSupportedError
 
 JAVA_LEAST = 17
 JAVA_TIMEOUT_S = 60
 PYSPARK_TESTED = "4.3"
 _JAVA_VERSION = re.compile(r'version "(?:1\.)?(\d+)')
-JAVA_ADVICE = "install openjdk-17-jre-headless (or your system's package of it), or set JAVA_HOME to one that is there"
+JAVA_ADVICE = (
+    "install openjdk-17-jre-headless (or your system's package of it), or set JAVA_HOME to an "
+    "installed one"
+)
 _warned: set[str] = set()
 
 
 def check_here() -> None:
-    """What each Python process of Spark needs. Raises NotSupportedError without PySpark or pandas; warns of a PySpark that was not tested."""
+    """Check the packages that each Python process of Spark needs.
+
+    Raises: NotSupportedError without PySpark or pandas.
+    Warns: of a PySpark that was not tested.
+    """
     if importlib.util.find_spec("pyspark") is None:
         raise NotSupportedError(f"{sys.executable} has no PySpark: pip install 'tailrace[spark]'")
     if importlib.util.find_spec("pandas") is None:
         raise NotSupportedError(
-            f"Spark's Arrow exchange needs pandas, and {sys.executable} has none: pip install 'tailrace[spark]', or set PYSPARK_PYTHON to a Python that has it"
+            f"Spark's Arrow exchange needs pandas, and {sys.executable} does not have it: pip "
+            "install 'tailrace[spark]', or set PYSPARK_PYTHON to a Python that has it"
         )
     check_pyspark()
 
@@ -46,34 +55,56 @@ def check_pyspark() -> None:
     if version.rsplit(".", 1)[0] != PYSPARK_TESTED and version not in _warned:
         _warned.add(version)
         warnings.warn(
-            f"Tailrace's Spark bridge was tested with PySpark {PYSPARK_TESTED}, and this is {version}: "
-            f"if something fails, pip install 'pyspark=={PYSPARK_TESTED}.*'",
+            f"Tailrace's Spark bridge was tested with PySpark {PYSPARK_TESTED}, and this is "
+            f"{version}: if something fails, pip install 'pyspark=={PYSPARK_TESTED}.*'",
             RuntimeWarning,
             stacklevel=2,
         )
 
 
 def find_java() -> str:
-    """The java that Spark's launcher will take, at least of version JAVA_LEAST. Raises RuntimeError with what to do."""
+    """The java that Spark's launcher will take, at least of version JAVA_LEAST. Raises RuntimeError
+    with what to do.
+    """
     home = os.environ.get("JAVA_HOME")
     path = f"{home}/bin/java" if home else shutil.which("java")
     if path is None or not os.access(path, os.X_OK):
-        where = f"JAVA_HOME is {home}, which has no bin/java" if home else "there is no java on the PATH"
+        where = (
+            f"JAVA_HOME is {home}, which has no bin/java"
+            if home
+            else "there is no java on the PATH"
+        )
         raise RuntimeError(f"Spark needs a Java {JAVA_LEAST} runtime, and {where}: {JAVA_ADVICE}")
     try:
-        said = subprocess.run([path, "-XX:-UsePerfData", "-version"], capture_output=True, text=True, timeout=JAVA_TIMEOUT_S, check=False)
+        completed = subprocess.run(
+            [path, "-XX:-UsePerfData", "-version"],
+            capture_output=True,
+            text=True,
+            timeout=JAVA_TIMEOUT_S,
+            check=False,
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise RuntimeError(f"Spark needs a Java {JAVA_LEAST} runtime, and {path} cannot be run ({error}): {JAVA_ADVICE}") from error
-    found = _JAVA_VERSION.search(said.stderr + said.stdout)
+        raise RuntimeError(
+            f"Spark needs a Java {JAVA_LEAST} runtime, and {path} cannot be run ({error}): "
+            f"{JAVA_ADVICE}"
+        ) from error
+    found = _JAVA_VERSION.search(completed.stderr + completed.stdout)
     if found is None:
-        raise RuntimeError(f"Spark needs a Java {JAVA_LEAST} runtime, and {path} does not say which it is: {JAVA_ADVICE}")
+        raise RuntimeError(
+            f"Spark needs a Java {JAVA_LEAST} runtime, and {path} does not print its version: "
+            f"{JAVA_ADVICE}"
+        )
     if int(found[1]) < JAVA_LEAST:
-        raise RuntimeError(f"Spark needs Java {JAVA_LEAST} or newer, and {path} is Java {found[1]}: {JAVA_ADVICE}")
+        raise RuntimeError(
+            f"Spark needs Java {JAVA_LEAST} or newer, and {path} is Java {found[1]}: {JAVA_ADVICE}"
+        )
     return path
 
 
 def import_paths() -> list[str]:
-    """Directories or zips that another process of this Python needs on its path, so that it finds the packages that Spark's tasks import."""
+    """Directories or zips that another process of this Python needs on its path, so that it finds
+    the packages that Spark's tasks import.
+    """
     own = {os.path.realpath(path) for path in (*site.getsitepackages(), site.getusersitepackages())}
     found = []
     for name in ("spark_bridge", "tailrace", "pyspark"):
@@ -88,9 +119,11 @@ def import_paths() -> list[str]:
 
 @contextlib.contextmanager
 def this_python(spark: Any) -> Iterator[None]:
-    """What is given to a local session inside runs in this Python, with this process's packages, whichever Python its session starts otherwise.
+    """Run what a local session is given inside the block in this Python, with this process's
+    packages.
 
-    Spark notes the Python of a function or a source when it is given one, so the session has its own again afterwards.
+    Spark notes the Python of a function or a source when it is given one. The session gets its own
+    Python back at the end of the block.
     """
     from pyspark.errors import PySparkException
 
@@ -99,7 +132,9 @@ def this_python(spark: Any) -> Iterator[None]:
     except PySparkException:  # Spark Connect: the server's Python processes are the server's
         context = None
     if (
-        context is None or not hasattr(context, "pythonExec") or not str(context.master).startswith("local")
+        context is None
+        or not hasattr(context, "pythonExec")
+        or not str(context.master).startswith("local")
     ):  # elsewhere, executors have one of their own
         yield
         return

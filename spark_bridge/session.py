@@ -1,32 +1,39 @@
-"""A Spark session on this machine that says nothing and leaves nothing behind: its settings, its temporary directory, its end.
+"""A quiet local Spark session: its settings, its temporary directory, its end.
 
-    spark = spark_bridge.session()         # a new local one, or the one that is there, with the format "tailrace" in it
+    spark = spark_bridge.session()         # a new local session, or the existing one, with
+                                           # the format "tailrace"
     spark_bridge.session(spark)            # a session that the caller made
 
-What the JVM and Spark's Python workers write to standard error goes into a file in that directory: warnings that nobody can act on (incubator modules), and a
-BrokenPipeError with its traceback for each worker that the JVM hangs up on. Its last lines are a note of the error that ends the block.
+The standard error of the JVM and of Spark's Python workers goes into a file in that directory: it
+has warnings without a remedy (incubator modules), and a BrokenPipeError with its traceback for each
+worker that the JVM disconnects. Its last lines become a note of the error that ends the block.
 
-Spark takes `python3` from the PATH for its Python processes, which is not the Python of an environment that is not activated, and finds neither PySpark nor
-`tailrace` there: here they are started with this Python, and told where this process has its packages from.
+Spark takes `python3` from the PATH for its Python processes. In an environment that is not
+activated this is another Python, without PySpark and `tailrace`. These sessions start their Python
+processes with this Python and this process's packages.
 
-Owner: the process that starts the session; it ends with `stop()`, with the block or the process, and its directory with it.
+Owner: the process that starts the session. The session ends with `stop()`, the block or the
+process, and its directory with it.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import logging
 import os
 import re
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
 import types
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from spark_bridge import spark_home
+from spark_bridge import session_cache
 from spark_bridge.environment import check_here, find_java, import_paths, this_python
 
 if TYPE_CHECKING:
@@ -44,12 +51,21 @@ appender.stderr.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n
 logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
 logger.gateway.level = error
 """
-LATE_OPTIMISATION = ("-XX:Tier4InvocationThreshold=50000", "-XX:Tier4MinInvocationThreshold=6000", "-XX:Tier4CompileThreshold=150000")
-"""Ten times HotSpot's thresholds of its second compiler: what a start and a first query call was compiled by it, for a third of their processor time, and
-thrown away with the session. Loops that run long reach it by their own threshold (Tier4BackEdgeThreshold), which stays.
-https://docs.oracle.com/en/java/javase/17/docs/specs/man/java.html; HotSpot's compilationPolicy.hpp says what each of them is.
+LATE_OPTIMISATION = (
+    "-XX:Tier4InvocationThreshold=50000",
+    "-XX:Tier4MinInvocationThreshold=6000",
+    "-XX:Tier4CompileThreshold=150000",
+)
+"""Ten times HotSpot's thresholds of its second compiler: what a start and a first query call was
+compiled by it, for a third of their processor time, and thrown away with the session. Loops that
+run long reach it by their own threshold (Tier4BackEdgeThreshold), which stays.
+https://docs.oracle.com/en/java/javase/17/docs/specs/man/java.html; HotSpot's compilationPolicy.hpp
+says what each of them is.
 """
-ADVICE = "tailrace: spark_bridge.prepare(), once, saves a second or more of each start of Spark and its first query (half a minute, 160 MB in ~/.cache)"
+ADVICE = (
+    "tailrace: run spark_bridge.prepare() once to save a second or more of each start of Spark "
+    "and its first query (it takes half a minute, and 160 MB in ~/.cache)"
+)
 _advised = False
 LOG_FILE = "spark.log"
 LINES_SHOWN = 20
@@ -59,7 +75,9 @@ _COLLECTOR = re.compile(r"-XX:\+Use\w+GC\b")
 
 
 def settings(scratch: str, java_options: Sequence[str] = ()) -> dict[str, str]:
-    """What a local session needs: no port to the world, no console bar, every temporary file in `scratch`."""
+    """Settings of a local session: no open port, no progress bar, every temporary file in
+    `scratch`.
+    """
     return {
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
@@ -87,28 +105,44 @@ def settings(scratch: str, java_options: Sequence[str] = ()) -> dict[str, str]:
 
 
 def _collector(java_options: Sequence[str]) -> list[str]:
-    """The parallel collector: rows through Arrow take 0.85 of the JVM's time that they take with G1 (docs/performance.md). None where another was chosen: a
-    JVM that is told of two does not start.
+    """The option for the parallel collector, or none where another collector was chosen: a JVM with
+    two does not start.
+
+    Rows through Arrow take 0.85 of the JVM's time that they take with G1 (docs/performance.md).
     """
     given = [
         *java_options,
-        *(os.environ.get(name, "") for name in ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS", "SPARK_SUBMIT_OPTS")),
+        *(
+            os.environ.get(name, "")
+            for name in (
+                "JAVA_TOOL_OPTIONS",
+                "JDK_JAVA_OPTIONS",
+                "_JAVA_OPTIONS",
+                "SPARK_SUBMIT_OPTS",
+            )
+        ),
     ]
     return [] if _COLLECTOR.search(" ".join(given)) else ["-XX:+UseParallelGC"]
 
 
 def session(
-    spark: SparkSession | None = None, *, master: str = "local[*]", name: str = "tailrace", config: Mapping[str, str] | None = None
+    spark: SparkSession | None = None,
+    *,
+    master: str = "local[*]",
+    name: str = "tailrace",
+    config: Mapping[str, str] | None = None,
 ) -> SparkSession:
-    """A session in which `spark.read.format("tailrace")` works: `spark`, the active one, or a new local one with `config` beside our settings.
+    """A session in which `spark.read.format("tailrace")` works: `spark`, the active one, or a new
+    local one with `config` beside our settings.
 
-    A new one is the caller's: `stop()` ends it, or the end of the process; it is a context manager, too. Raises RuntimeError with what to do when there is no
-    Java 17; NotSupportedError without PySpark or pandas.
+    A new one is the caller's: `stop()` ends it, or the end of the process; it is a context manager,
+    too. Raises RuntimeError with what to do when there is no Java 17; NotSupportedError without
+    PySpark or pandas.
     """
     check_here()
     from pyspark.sql import SparkSession
 
-    found = spark if spark is not None else SparkSession.getActiveSession()
+    found = spark if spark is not None else SparkSession.getActiveSession() or _running()
     if found is not None:
         return register(found)
     scratch, started = _start_in_scratch(master, name, dict(config or {}))
@@ -117,19 +151,37 @@ def session(
     return started
 
 
+def _running() -> SparkSession | None:
+    """The session of this process, also in a thread that Spark has none for: its active session is
+    a thread's own.
+    """
+    from pyspark.sql import SparkSession
+
+    session = SparkSession._instantiatedSession
+    is_running = session is not None and session.sparkContext._jsc is not None
+    return session if is_running else None
+
+
 def _advise() -> None:
-    """Say once in a process, where somebody sees it, that the start can be made shorter: it takes half a minute and 160 MB, so it is not done unasked."""
+    """Say once in a process, where somebody sees it, that the start can be made shorter: it takes
+    half a minute and 160 MB, so it is not done unasked.
+    """
     global _advised
-    if _advised or not (sys.stderr.isatty() or "ipykernel" in sys.modules) or spark_home.prepared() is not None:
+    if (
+        _advised
+        or not (sys.stderr.isatty() or "ipykernel" in sys.modules)
+        or session_cache.prepared() is not None
+    ):
         return
     _advised = True
     print(ADVICE, file=sys.stderr)
 
 
 def register(spark: SparkSession) -> SparkSession:
-    """Make the format "tailrace" known to a session that exists, whatever Python its processes would be started with. Returns it.
+    """Make the format "tailrace" known to an existing session, and return the session.
 
-    Its Python processes for this source run this Python, with this process's packages; those of other sources and of functions stay as they are.
+    Its Python processes for this source run this Python, with this process's packages. Those of
+    other sources and of functions stay as they are.
     """
     from spark_bridge.datasource import TailraceDataSource
 
@@ -148,7 +200,9 @@ def local_session(
     home: str | None = None,
     end_timeout_s: float = END_TIMEOUT_S,
 ) -> Iterator[SparkSession]:
-    """A new session for the block; at its end, so long is waited for the JVM. Raises RuntimeError with what to do when there is no Java 17."""
+    """A new session for the block; at its end, so long is waited for the JVM. Raises RuntimeError
+    with what to do when there is no Java 17.
+    """
     scratch, started = _start_in_scratch(master, name, {}, java_options, home)
     try:
         yield started
@@ -163,21 +217,35 @@ def local_session(
 
 
 def _start_in_scratch(
-    master: str, name: str, config: dict[str, str], java_options: Sequence[str] = (), home: str | None = None
+    master: str,
+    name: str,
+    config: dict[str, str],
+    java_options: Sequence[str] = (),
+    home: str | None = None,
 ) -> tuple[str, SparkSession]:
     """A session and its directory. Raises RuntimeError."""
     find_java()
     # Short: Unix socket paths have 107 bytes, and Spark's names in it 45.
-    scratch = tempfile.mkdtemp(prefix="trspark-", dir=None if len(tempfile.gettempdir()) <= TEMPORARY_PATH_MAX else "/tmp")
+    scratch = tempfile.mkdtemp(
+        prefix="trspark-", dir=None if len(tempfile.gettempdir()) <= TEMPORARY_PATH_MAX else "/tmp"
+    )
     try:
         with open(f"{scratch}/log4j2.properties", "w", encoding="ascii") as file:
             file.write(QUIET_LOGGING)
-        if home is None and (ready := spark_home.prepared()) is not None:
+        if home is None and (ready := session_cache.prepared()) is not None:
             home, java_options = ready[0], (*java_options, *ready[1])
-        home = home or spark_home.make_home(f"{scratch}/home")
+        home = home or session_cache.make_home(f"{scratch}/home")
         with _environment(scratch, home):
-            given = {"spark.master": master, "spark.app.name": name, **settings(scratch, java_options), **config}
-            return scratch, _start(given, f"{scratch}/{LOG_FILE}")
+            given = {
+                "spark.master": master,
+                "spark.app.name": name,
+                **settings(scratch, java_options),
+                **config,
+            }
+            started = _start(given, f"{scratch}/{LOG_FILE}")
+        # Spark also looks for pyspark_* modules, but ignores a failure on a busy machine; the
+        # format would then be unknown.
+        return scratch, register(started)
     except BaseException as error:
         _note_log(error, scratch)
         _remove(scratch)
@@ -186,9 +254,11 @@ def _start_in_scratch(
 
 @contextlib.contextmanager
 def _environment(scratch: str, home: str | None) -> Iterator[None]:
-    """What the JVM gets, and its Python processes from it; this process has it for the block only."""
+    """Set the environment of the JVM and its Python processes, in this process for the block
+    only.
+    """
     paths = [*import_paths(), *filter(None, [os.environ.get("PYTHONPATH", "")])]
-    wanted = {
+    requested = {
         "PYSPARK_PYTHON": sys.executable,
         "PYSPARK_DRIVER_PYTHON": sys.executable,
         # The launcher is a JVM of its own, started before any of the settings holds.
@@ -198,8 +268,8 @@ def _environment(scratch: str, home: str | None) -> Iterator[None]:
         **({"PYTHONPATH": os.pathsep.join(paths)} if paths else {}),
         **({"SPARK_HOME": home} if home is not None else {}),
     }
-    saved = {key: os.environ.get(key) for key in wanted}
-    os.environ.update(wanted)
+    saved = {key: os.environ.get(key) for key in requested}
+    os.environ.update(requested)
     try:
         yield
     finally:
@@ -226,7 +296,7 @@ def _start(given: dict[str, str], log_path: str) -> SparkSession:
 
 def _note_log(error: BaseException, scratch: str) -> None:
     if lines := _last_lines(f"{scratch}/{LOG_FILE}"):
-        error.add_note("\n".join(["What Spark wrote to standard error, its end:", *lines]))
+        error.add_note("\n".join(["The last lines of what Spark wrote to standard error:", *lines]))
 
 
 def _last_lines(path: str) -> list[str]:
@@ -246,34 +316,71 @@ def _remove(directory: str) -> None:
 
 
 def _end_at_exit(started: SparkSession, scratch: str, pid: int) -> None:
-    """Of the process that started it, not of one that it forked."""
+    """End the session in the process that started it, not in one that was forked from it."""
     if os.getpid() == pid:
         _end(started)
         _remove(scratch)
 
 
 def _end(session: SparkSession, timeout_s: float = END_TIMEOUT_S) -> None:
-    """Stop Spark and its JVM: it would otherwise live as long as this process."""
+    """Stop Spark and its JVM, which would otherwise live as long as this process. A JVM that has
+    ended already leaves nothing to stop.
+    """
+    from py4j.protocol import Py4JError
     from pyspark import SparkContext
 
     gateway = SparkContext._gateway
-    session.stop()
-    if gateway is not None:
-        process = getattr(gateway, "proc", None)
-        gateway.shutdown()
-        SparkContext._gateway = None
-        SparkContext._jvm = None
-        if process is not None:
-            process.stdin.close()
-            try:
-                process.wait(timeout_s)
-            except Exception:
-                process.kill()
-                process.wait()
+    if gateway is None:
+        return
+    process = getattr(gateway, "proc", None)
+    if process is None or process.poll() is None:
+        try:
+            with _no_word_of_a_lost_jvm():
+                session.stop()
+        except (Py4JError, OSError):
+            if process is not None:
+                process.kill()  # its connection is gone, so it cannot be asked to end
+    gateway.shutdown()
+    SparkContext._gateway = None
+    SparkContext._jvm = None
+    SparkContext._active_spark_context = None
+    if process is not None:
+        process.stdin.close()
+        try:
+            process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+@contextlib.contextmanager
+def _no_word_of_a_lost_jvm() -> Iterator[None]:
+    """Keep py4j and Spark from telling, with tracebacks, that a JVM which is to end has ended. Py4j
+    logs by the root logger, too.
+    """
+
+    def is_anothers(record: logging.LogRecord) -> bool:
+        return f"{os.sep}py4j{os.sep}" not in record.pathname
+
+    logger = logging.getLogger("py4j")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL + 1)
+    logging.root.addFilter(is_anothers)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings(
+                "ignore", "Unable to cleanly shutdown Spark JVM", RuntimeWarning
+            )
+            yield
+    finally:
+        logging.root.removeFilter(is_anothers)
+        logger.setLevel(level)
 
 
 class _CallableModule(types.ModuleType):
-    """So that `spark_bridge.session()` gives a session, and `spark_bridge.session` stays the module that it is, too."""
+    """A module that can be called: `spark_bridge.session` is the module, and
+    `spark_bridge.session()` returns a session.
+    """
 
     def __call__(self, *arguments: Any, **named: Any) -> SparkSession:
         return session(*arguments, **named)

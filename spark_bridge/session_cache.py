@@ -1,14 +1,21 @@
-"""Spark's start, made shorter: Python processes that need not compile PySpark, a JVM that has its classes at hand.
+"""A cache for faster starts of Spark: a Spark home whose PySpark is compiled, and an archive of the
+JVM's classes.
 
-Spark puts `python/lib/pyspark.zip` of its home in front of the path of each Python process that it starts, and a zip keeps no compiled code: each of the four
-kinds of process that a first query starts compiles PySpark anew, for half a second of processor time. A home without that zip, of links to the real one, has
-them take the installed package.
+Spark puts `python/lib/pyspark.zip` of its home in front of the path of each Python process that it
+starts, and a zip keeps no compiled code. Each of the four kinds of process of a first query would
+compile PySpark, for half a second of CPU. A home without that zip, made of links to the real one,
+has them import the installed package.
 
-`prepare` also makes an archive of the classes that a query loads (Java's AppCDS: https://docs.oracle.com/en/java/javase/17/docs/specs/man/java.html, under
--XX:ArchiveClassesAtExit). The JVM proves it against its version and each jar's date, and starts without it when it does not fit.
+`prepare` also makes an archive of the classes that a query loads (Java's AppCDS:
+https://docs.oracle.com/en/java/javase/17/docs/specs/man/java.html, under -XX:ArchiveClassesAtExit).
+The JVM checks it against its version and each jar's date, and starts without it when it does not
+match.
 
-Owner: `prepare` writes the cache directory, under its lock; sessions read it. Crash: what is half written has another name, and the next `prepare` removes it;
-the lock ends with the last process that makes an archive, so that one whose `prepare` was killed is waited for, too.
+Owner: `prepare` writes the cache directory, under its lock; sessions read it.
+Crash:
+- Unfinished files have another name, and the next `prepare` removes them.
+- The lock ends with the last process that makes an archive, so a `prepare` waits for the processes
+  of a killed one too.
 """
 
 from __future__ import annotations
@@ -38,7 +45,7 @@ def _real_home() -> str:
 
 
 def _is_needed(home: str) -> bool:
-    """Whether there is a zip to leave out, and Python processes find the packages in it elsewhere."""
+    """True if there is a zip to leave out, and Python processes find its packages elsewhere."""
     for name in ("pyspark", "py4j"):
         spec = importlib.util.find_spec(name)
         if spec is None or spec.origin is None or not os.path.isfile(spec.origin):
@@ -47,20 +54,23 @@ def _is_needed(home: str) -> bool:
 
 
 def make_home(directory: str) -> str | None:
-    """A home of links in `directory`; None: the real one is as good. Raises OSError."""
+    """Make a Spark home of links in `directory`; None if the real one needs no change.
+
+    Raises: OSError.
+    """
     home = _real_home()
     if not _is_needed(home):
         return None
     os.makedirs(directory, exist_ok=True)
     for name in os.listdir(home):
         if name != "python":
-            with contextlib.suppress(FileExistsError):  # of an earlier time, or another process's just now
+            with contextlib.suppress(FileExistsError):  # an earlier one, or another process's
                 os.symlink(f"{home}/{name}", f"{directory}/{name}")
     return directory
 
 
 def cache_directory() -> str:
-    """Of this PySpark and this Java: what `prepare` has made is there."""
+    """The cache directory for this PySpark and this Java, which `prepare` fills."""
     import pyspark
 
     base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
@@ -77,13 +87,19 @@ def prepared() -> tuple[str, list[str]] | None:
     home = f"{directory}/home" if os.path.isdir(f"{directory}/home/jars") else _real_home()
     if _is_needed(home):
         return None  # its home was removed
-    return home, [f"-XX:SharedArchiveFile={directory}/{ARCHIVE}", "-Xlog:disable", "-Xlog:all=error:stderr"]
+    return home, [
+        f"-XX:SharedArchiveFile={directory}/{ARCHIVE}",
+        "-Xlog:disable",
+        "-Xlog:all=error:stderr",
+    ]
 
 
 def prepare() -> str:
-    """Make the start of later sessions of this user shorter, once for each PySpark and Java; 160 MB, half a minute. Returns where it lies.
+    """Make the start of later sessions of this user shorter, once for each PySpark and Java; 160
+    MB, half a minute. Returns where it lies.
 
-    Where another `prepare` is at it, its result is waited for, and taken. Raises RuntimeError with what to do, or with what Spark said; NotSupportedError.
+    Where another `prepare` is at it, its result is waited for, and taken. Raises RuntimeError with
+    what to do, or with what Spark said; NotSupportedError.
     """
     check_here()
     find_java()
@@ -108,7 +124,8 @@ def prepare() -> str:
 
 def _not_writable(directory: str, error: OSError) -> RuntimeError:
     return RuntimeError(
-        f"Spark's classes cannot be kept in {directory} ({error.strerror or error}): set XDG_CACHE_HOME to a directory that can be written"
+        f"Spark's classes cannot be stored in {directory} ({error.strerror or error}): set "
+        "XDG_CACHE_HOME to a writable directory"
     )
 
 
@@ -122,22 +139,22 @@ def _archive_mark(directory: str) -> tuple[int, int] | None:
 
 
 def _remove_unfinished(directory: str) -> None:
-    """What a `prepare` left that was killed: no other is at work while the lock is held."""
+    """Remove the unfinished files of a killed `prepare`. The lock keeps others away."""
     for name in os.listdir(directory):
         if name.startswith(f"{ARCHIVE}."):
             os.unlink(f"{directory}/{name}")
 
 
 def _command(directory: str) -> list[str]:
-    return [sys.executable, "-P", "-m", "spark_bridge.archive_classes", directory]
+    return [sys.executable, "-P", "-m", "spark_bridge.class_data_sharing", directory]
 
 
 def _make_archive(directory: str, lock: int) -> None:
     free = shutil.disk_usage(directory).free
     if free < ROOM_BYTES:
         raise RuntimeError(
-            f"{directory} has room for {free >> 20} MB, and Spark's classes take up to {ROOM_BYTES >> 20}: "
-            "make room, or set XDG_CACHE_HOME to a directory elsewhere"
+            f"{directory} has {free >> 20} MB free, and Spark's classes take up to "
+            f"{ROOM_BYTES >> 20} MB: make room, or set XDG_CACHE_HOME to a directory elsewhere"
         )
     before = _archive_mark(directory)
     paths = [*import_paths(), *filter(None, [os.environ.get("PYTHONPATH", "")])]
@@ -145,11 +162,21 @@ def _make_archive(directory: str, lock: int) -> None:
     try:
         # The child has the lock, too: it may outlive this process.
         done = subprocess.run(
-            _command(directory), capture_output=True, text=True, timeout=PREPARE_TIMEOUT_S, check=False, pass_fds=(lock,), env=environment
+            _command(directory),
+            capture_output=True,
+            text=True,
+            timeout=PREPARE_TIMEOUT_S,
+            check=False,
+            pass_fds=(lock,),
+            env=environment,
         )
     except subprocess.TimeoutExpired:
         raise RuntimeError(
-            f"Spark's classes were not archived in {directory} within {PREPARE_TIMEOUT_S} s: try again when the machine has less to do"
+            f"Spark's classes were not archived in {directory} within {PREPARE_TIMEOUT_S} s: "
+            "try again when the machine is less busy"
         ) from None
     if done.returncode or _archive_mark(directory) in {before, None}:
-        raise RuntimeError(f"Spark's classes could not be archived in {directory}:\n{(done.stderr or done.stdout)[-2_000:]}")
+        raise RuntimeError(
+            "Spark's classes could not be archived in "
+            f"{directory}:\n{(done.stderr or done.stdout)[-2_000:]}"
+        )

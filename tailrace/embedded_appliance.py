@@ -1,9 +1,15 @@
-"""A private appliance for tests and notebooks: the real processes, on a temporary data directory, stopped and removed at exit.
+"""An embedded appliance for tests and notebooks: the real processes on a temporary data directory.
 
-Owner: the program that starts it; it alone holds the other end of the socket that the supervisor watches.
-Invariants: the appliance ends with its block, with the program, and when the program is killed: each closes the socket. A child that the program forks closes
-    its copy at once, stops nothing and removes nothing.
-Crash: a program that is killed leaves the temporary directory, and no process.
+It is stopped and its directory removed at exit.
+
+Owner: the program that starts it holds the other end of the socket that the supervisor watches.
+
+Invariants:
+- The appliance ends with its block, with the program, and when the program is killed: each closes
+  the socket.
+- A child that the program forks closes its copy at once, and stops and removes nothing.
+
+Crash: a killed program leaves the temporary directory, and no process.
 """
 
 from __future__ import annotations
@@ -21,15 +27,20 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
-from tailrace import launcher, live_clients
-from tailrace.errors import NotReachableError, NotSupportedError
+from tailrace import launcher
+from tailrace.core import fork
+from tailrace.core.errors import NotReachableError, NotSupportedError
 
 START_TIMEOUT_S = 60
 STOP_TIMEOUT_S = 40
 
 
 class EmbeddedAppliance:
-    """A running appliance: `.address` for clients (`.addresses`: of every front), `.data_dir` with its files, `.pid` of its supervisor. `stop()` ends it."""
+    """A running appliance; `stop()` ends it.
+
+    `address` is for clients (`addresses` has one per front), `data_dir` contains its files, and
+    `pid` is its supervisor's.
+    """
 
     def __init__(
         self,
@@ -45,37 +56,42 @@ class EmbeddedAppliance:
         self.data_dir = data_dir
         self.pid = process.pid
         self.log_path = log_path
-        """What the processes logged."""
+        """The file with the log of its processes."""
         self._process = process
         self._lifeline = lifeline
         self._remove = remove
         self._is_inherited = False
-        """Whether this is a child of the program that started it."""
+        """True in a child of the program that started it."""
         atexit.register(self._end_at_exit)
-        live_clients.add(self)
+        fork.add(self)
 
     def after_fork(self) -> None:
-        """In a child: the appliance ends with the program, not with its children."""
+        """Detach a child from the appliance, which ends with the program."""
         self._is_inherited = True
         self._lifeline.close()
-        self._process.returncode = 0  # not a child of this process: there is nothing to wait for
+        self._process.returncode = 0  # not a child of this process, so it cannot be waited for
 
     def close(self) -> None:
-        """Stop it if it runs; a second call does nothing, nor does one in a child of the program that started it."""
+        """Stop it if it runs. Does nothing a second time, or in a child of the program that started
+        it.
+        """
         if not self._is_inherited:
             self.stop()
 
     def _end_at_exit(self) -> None:
-        """Close the producers first: what they hold still reaches the appliance."""
-        producers = sys.modules.get("tailrace.producer")
+        """Close the producers before the appliance, so that buffered records still reach it."""
+        producers = sys.modules.get("tailrace.producer.producer")
         if producers is not None:
             producers.close_at_exit()
         self.close()
 
     def stop(self) -> int:
-        """Stop cleanly and remove the temporary directory; returns the exit code. Raises ClientClosedError in a child of the program that started it."""
+        """Stop it, remove the temporary directory, and return the exit code.
+
+        Raises ClientClosedError in a child of the program that started it.
+        """
         if self._is_inherited:
-            raise live_clients.forked_error("appliance")
+            raise fork.forked_error("appliance")
         atexit.unregister(self._end_at_exit)
         self._lifeline.close()
         try:
@@ -96,8 +112,11 @@ def start_embedded(
     settings: Mapping[str, Any] | None = None,
     auto_create_topics: bool = True,
 ) -> EmbeddedAppliance:
-    """Start an appliance; returns when it serves. Raises NotReachableError with what it said when it does not start, NotSupportedError where the client alone
-    is installed."""
+    """Start an appliance and return when it serves.
+
+    Raises NotReachableError with its output if it does not start, NotSupportedError if only the
+    client is installed.
+    """
     if launcher.server_root() is None:
         error = NotSupportedError(launcher.CLIENT_ALONE)
         error.advice = f"{launcher.INSTALL_SERVER}."
@@ -107,20 +126,36 @@ def start_embedded(
     log_path = os.path.join(temporary or directory, "tailrace.log")
     os.makedirs(os.path.dirname(log_path), exist_ok=True)
     ours, theirs = socket.socketpair()
-    given = {"ring_bytes": 16 << 20, "http.listen": "", "auto_create_topics": str(auto_create_topics).lower(), **(settings or {})}
+    given = {
+        "ring_bytes": 16 << 20,
+        "http.listen": "",
+        "auto_create_topics": str(auto_create_topics).lower(),
+        **(settings or {}),
+    }
     arguments = launcher.command(
-        "appliance.supervisor", *(() if "data_dirs" in given else ("--data-dir", directory)), "--ready-fd", str(theirs.fileno())
+        "appliance.supervise.supervisor",
+        *(() if "data_dirs" in given else ("--data-dir", directory)),
+        "--ready-fd",
+        str(theirs.fileno()),
     )
     for address in [listen] if isinstance(listen, str) else listen:
         arguments += ["--listen", address]
     for name, value in given.items():
         arguments += ["--set", f"{name}={value}"]
-    dropped = {name for name in os.environ if name.startswith("TAILRACE_") or name == "NOTIFY_SOCKET"} - {"TAILRACE_PURE"}
+    dropped = {
+        name for name in os.environ if name.startswith("TAILRACE_") or name == "NOTIFY_SOCKET"
+    } - {"TAILRACE_PURE"}
     environment = {name: value for name, value in os.environ.items() if name not in dropped}
     with open(log_path, "ab") as log:
-        # A session of its own: Ctrl-C in the terminal is for the program, which then stops the appliance in order.
+        # A new session: Ctrl-C in the terminal goes to the program, which stops the appliance.
         process = subprocess.Popen(
-            arguments, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=[theirs.fileno()], env=environment, start_new_session=True
+            arguments,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            pass_fds=[theirs.fileno()],
+            env=environment,
+            start_new_session=True,
         )
     theirs.close()
     try:
@@ -136,24 +171,35 @@ def start_embedded(
         process.wait()
         ours.close()
         with open(log_path, encoding="utf-8", errors="replace") as log_file:
-            said = [line for line in log_file.read().splitlines() if line.startswith("tailrace:")]
+            messages = [
+                line for line in log_file.read().splitlines() if line.startswith("tailrace:")
+            ]
         if temporary:
             shutil.rmtree(temporary, ignore_errors=True)
         raise NotReachableError(
-            f"the embedded appliance did not start (exit code {process.returncode}): {' '.join(said) or 'see ' + log_path}"
+            f"the embedded appliance did not start (exit code {process.returncode}): "
+            f"{' '.join(messages) or 'see ' + log_path}"
         )
-    # JSON of texts and whole numbers is a literal of Python's, too; `json` may be a module of the program's.
-    return EmbeddedAppliance(process, ours, ast.literal_eval(ready.decode())["addresses"], directory, temporary, log_path)
+    # The JSON has only text and whole numbers, so it is also a Python literal. `json` may be a
+    # module of the program's own.
+    return EmbeddedAppliance(
+        process, ours, ast.literal_eval(ready.decode())["addresses"], directory, temporary, log_path
+    )
 
 
 def _read_line(connection: socket.socket) -> bytes:
-    """The supervisor's line; empty when it ended without one. Raises NotReachableError after START_TIMEOUT_S."""
+    """The supervisor's first line, b"" if it ended without one.
+
+    Raises NotReachableError after START_TIMEOUT_S.
+    """
     poll = select.poll()
     poll.register(connection, select.POLLIN)
     line = b""
     while not line.endswith(b"\n"):
         if not poll.poll(START_TIMEOUT_S * 1000):
-            raise NotReachableError(f"the embedded appliance did not start within {START_TIMEOUT_S} s")
+            raise NotReachableError(
+                f"the embedded appliance did not start within {START_TIMEOUT_S} s; look at its log"
+            )
         try:
             piece = connection.recv(4096)
         except ConnectionResetError:
@@ -165,27 +211,36 @@ def _read_line(connection: socket.socket) -> bytes:
 
 
 class Embedding:
-    """What `embedded` returns: `with` it, or `start()` it and `close()` it. Not started twice at a time."""
+    """The result of `embedded`: use it in a `with` block, or call `start()` and `close()`.
+
+    It runs at most one appliance at a time.
+    """
 
     def __init__(self, start: Callable[[], EmbeddedAppliance]) -> None:
         self._start = start
         self._running: EmbeddedAppliance | None = None
 
     def start(self) -> EmbeddedAppliance:
-        """Start the appliance; returns when it serves. Raises NotReachableError with what it said when it does not start."""
+        """Start the appliance and return when it serves.
+
+        Raises NotReachableError with its output if it does not start.
+        """
         if self._running is None:
             self._running = self._start()
         return self._running
 
     @property
     def address(self) -> str:
-        """Where clients connect. Raises NotReachableError before `start` and after `close`."""
+        """The address for clients. Raises NotReachableError before `start` and after `close`."""
         if self._running is None:
-            raise NotReachableError("this appliance does not run: call start() first, or write `with tailrace.embedded() as appliance`")
+            raise NotReachableError(
+                "this appliance does not run: call start() first, or write `with "
+                "tailrace.embedded() as appliance`"
+            )
         return self._running.address
 
     def close(self) -> None:
-        """Stop it if it runs; in a child of the program that started it, do nothing."""
+        """Stop it if it runs. Does nothing in a child of the program that started it."""
         running, self._running = self._running, None
         if running is not None:
             running.close()
@@ -193,7 +248,12 @@ class Embedding:
     def __enter__(self) -> EmbeddedAppliance:
         return self.start()
 
-    def __exit__(self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        _kind: type[BaseException] | None,
+        _error: BaseException | None,
+        _trace: TracebackType | None,
+    ) -> None:
         self.close()
 
 
@@ -204,9 +264,17 @@ def embedded(
     settings: Mapping[str, Any] | None = None,
     auto_create_topics: bool = True,
 ) -> Embedding:
-    """A private appliance for a block, or from `start()` to `close()`.
+    """A private appliance for a `with` block, or from `start()` to `close()`.
 
-    `settings` are the appliance's (`{"ring_bytes": "64MiB"}`). With `data_dir`, its files are kept. A producer that sends to a missing topic makes it, which a
-    served appliance does not allow by default; `auto_create_topics=False` refuses it here, too.
+    `settings` are the appliance's (`{"ring_bytes": "64MiB"}`). With `data_dir`, its files are kept.
+    A producer that sends to a missing topic creates it, which a served appliance does not allow by
+    default; `auto_create_topics=False` disables this.
     """
-    return Embedding(lambda: start_embedded(data_dir=data_dir, listen=listen, settings=settings, auto_create_topics=auto_create_topics))
+    return Embedding(
+        lambda: start_embedded(
+            data_dir=data_dir,
+            listen=listen,
+            settings=settings,
+            auto_create_topics=auto_create_topics,
+        )
+    )

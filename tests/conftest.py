@@ -1,42 +1,85 @@
-"""Fixtures: a real appliance per test module, names that nobody else uses. A test that fails shows what its appliances have logged."""
+"""Fixtures: a real appliance per test module, names that nobody else uses. A test that fails shows
+what its appliances have logged.
+"""
 
 from __future__ import annotations
 
 import os
-import pathlib
-from collections import Counter
 from collections.abc import Generator, Iterator
+from typing import Any
 
 import pytest
 from hypothesis import settings
 
 from tailrace import kernel
-from tailrace.private_appliance import EmbeddedAppliance, start_embedded
-from tests.kit import appliance_logs
+from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
+from tests.kit import appliance_logs, run_order, seeds
 
 settings.register_profile("deterministic", derandomize=True, deadline=None, print_blob=True)
 settings.load_profile("deterministic")
 appliance_logs.install()
-# A Spark session of a test lives for seconds: Java's second compiler would take more time than its code saves (a start and two queries: 10 s of processor
-# time in place of 17).
+# A Spark session of a test lives for seconds: Java's second compiler would take more time than its
+# code saves (a start and two queries: 10 s of processor time in place of 17).
 os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
-LONG_FIRST = (
-    "crash/test_torture.py", "spark_bridge/test_sink.py", "workers/delays/test_delay_partition.py", "spark_bridge/test_sessions.py",
-    "fuzz/test_file_fuzz.py", "sim/test_simulation.py", "system/test_package.py", "spark_bridge/test_flights_example.py",
-    "spark_bridge/test_other_hosts.py", "system/test_export.py", "system/test_group_process.py", "system/test_processes.py",
-)  # fmt: skip
-"""Files that take longest, which would otherwise be begun last when they have few tests, and end alone. Begun in this order, then by their number of tests."""
+
+
+LONG_HANG_LIMIT_S = 7_200
+"""In place of the ten minutes (`--timeout`) after which a test that is not long has hung."""
+
+
+def pytest_configure() -> None:
+    """Choose this run's base seed before xdist starts its workers, which inherit it."""
+    seeds.base()
+
+
+def pytest_xdist_make_scheduler(
+    config: pytest.Config, log: Any
+) -> run_order.GroupScheduling | None:
+    """With `--dist loadgroup`, tests that share a fixture of a module or of the session stay in one
+    process; every other test goes to the process that is free.
+    """
+    return (
+        run_order.GroupScheduling(config, log) if config.getvalue("dist") == "loadgroup" else None
+    )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """`make test` gives files to its processes in this order (`--no-loadscope-reorder`)."""
-    counts = Counter(item.path for item in items)
-    ranks = {f"{pathlib.Path(__file__).parent}/{name}": rank for rank, name in enumerate(LONG_FIRST)}
-    items.sort(key=lambda item: (ranks.get(str(item.path), len(ranks)), -counts[item.path], str(item.path)))
+    """What is known to take long begins first (`--no-loadscope-reorder`), so that nothing long ends
+    alone.
+    """
+    for item in items:
+        if item.get_closest_marker("long") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(LONG_HANG_LIMIT_S))
+    items.sort(key=run_order.order(items))
 
 
-def pytest_report_header() -> str:
-    return f"kernel: {kernel.KIND}"
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    slow = run_order.slow_without_a_reason(terminalreporter)
+    if slow:
+        terminalreporter.section(f"tests over {run_order.SLOW_S:g} s without slow_because(...)")
+        terminalreporter.write_line("\n".join(f"{seconds:6.1f} s {name}" for seconds, name in slow))
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A slow test fails the run only where the machine is known to be idle
+    (`TAILRACE_DURATIONS=1`).
+    """
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    is_judged = os.environ.get("TAILRACE_DURATIONS") == "1"
+    if (
+        is_judged
+        and reporter is not None
+        and session.exitstatus == 0
+        and run_order.slow_without_a_reason(reporter)
+    ):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_report_header() -> list[str]:
+    return [
+        f"kernel: {kernel.KIND}",
+        f"seed: {seeds.base()} ({seeds.VARIABLE}={seeds.base()} runs the same new seeds again)",
+    ]
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -1,15 +1,18 @@
-"""docs/limits.md is true of groups: every bound in the code has a row, with its value and a test."""
+"""docs/limits.md is true of groups: every bound in the code has a row, with its value and a
+test.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import re
 
-from appliance.groups import agent, limits
-from appliance.groups.share import requests as share_requests
-from netfront import deciders
-from tailrace.protocol import requests
-from tests.test_docs import ROOT
+from appliance.groups.agent import agent
+from appliance.groups.base import limits
+from appliance.groups.share import request_validation as share_requests
+from netfront.forward import forwarder as deciders
+from tailrace.protocol import messages as requests
+from tests.kit.documents import ROOT
 
 BOUNDS_OF_GROUPS = {
     "GROUP_NAME_MAX": ("a group's name", "{:,} characters"),
@@ -18,13 +21,25 @@ BOUNDS_OF_GROUPS = {
     "TOPICS_MAX": ("topics that a member subscribes to; characters of a name", "{:,};"),
     "TOPIC_NAME_MAX": ("topics that a member subscribes to; characters of a name", "; {:,}"),
     "MEMBERS_IN_ALL_MAX": ("members of all consumer groups; their subscriptions", "{:,};"),
-    "SUBSCRIPTIONS_MAX_BYTES": ("members of all consumer groups; their subscriptions", "; {:,} bytes"),
-    "PARTITIONS_FOLLOWED_MAX": ("partitions that consumer groups subscribe to, summed over the groups", "{:,}"),
+    "SUBSCRIPTIONS_MAX_BYTES": (
+        "members of all consumer groups; their subscriptions",
+        "; {:,} bytes",
+    ),
+    "PARTITIONS_FOLLOWED_MAX": (
+        "partitions that consumer groups subscribe to, summed over the groups",
+        "{:,}",
+    ),
     "SHARED_PARTITIONS_MAX": (
-        "members of all share groups; their subscriptions; partitions that share groups have begun on, summed",
+        (
+            "members of all share groups; their subscriptions; partitions that share groups have "
+            "begun on, summed"
+        ),
         "; {:,}",
     ),
-    "SHARE_ACQUIRED_MAX": ("records that one member of a share group has and is not done with", "{:,}"),
+    "SHARE_ACQUIRED_MAX": (
+        "records that one member of a share group has and is not done with",
+        "{:,}",
+    ),
     "COMMITS_MAX": ("partitions in one commit; metadata of each", "{:,};"),
     "PARTITIONS_ASKED_MAX": ("partitions whose offsets are asked for in one request", "{:,};"),
     "DELETED_AT_ONCE_MAX": ("groups deleted in one request", "{:,}"),
@@ -39,8 +54,14 @@ BOUNDS_OF_GROUPS = {
     "ANSWERS_MAX": ("answers that a front does not take", "{:,};"),
     "PUSHES_MAX": ("answers that a front does not take", "above {:,}"),
     "CLOSED_MAX": ("ends of sessions that wait for the process, for each front", "{:,}"),
-    "SHARE_RUNS_MAX": ("runs of offsets in one acknowledgement; records in one SHARE_ACQUIRE", "{:,};"),
-    "RECORDS_MAX": ("runs of offsets in one acknowledgement; records in one SHARE_ACQUIRE", "; {:,}"),
+    "SHARE_RUNS_MAX": (
+        "runs of offsets in one acknowledgement; records in one SHARE_ACQUIRE",
+        "{:,};",
+    ),
+    "RECORDS_MAX": (
+        "runs of offsets in one acknowledgement; records in one SHARE_ACQUIRE",
+        "; {:,}",
+    ),
 }
 """Name in the code -> the row of limits.md, and how its value is written there."""
 NO_BOUNDS = {"OFFSET_MAX"}
@@ -59,13 +80,30 @@ def in_plain_numbers(text: str) -> str:
 def test_every_bound_of_groups_is_listed_with_its_value_and_a_test() -> None:
     page = (ROOT / "docs/limits.md").read_text()
     section = page[page.index("## Groups") : page.index("## Topics")]
-    rows = {cells[0].strip(): cells for cells in re.findall(r"^\|(.*?)\|(.*?)\|(.*?)\|(.*?)\|(.*?)\|$", section, re.M)[2:]}
+    rows = {
+        cells[0].strip(): cells
+        for cells in re.findall(r"^\|(.*?)\|(.*?)\|(.*?)\|(.*?)\|(.*?)\|$", section, re.M)[2:]
+    }
     assert all(re.search(r"`test_\w+`", cells[4]) for cells in rows.values())
-    values: dict[str, int] = {name: value for name, value in vars(limits).items() if re.search(r"_MAX(_BYTES|_MS)?$", name)}
+    values: dict[str, int] = {
+        name: value
+        for name, value in vars(limits).items()
+        if re.search(r"_MAX(_BYTES|_MS)?$", name)
+    }
     values |= dataclasses.asdict(limits.GroupLimits())
-    assert values.keys() - NO_BOUNDS <= BOUNDS_OF_GROUPS.keys(), "a bound is not in BOUNDS_OF_GROUPS"
-    values |= {name: getattr(agent, name) for name in ("REQUESTS_AT_ONCE", "ANSWERS_MAX", "PUSHES_MAX")}
-    values |= {"CLOSED_MAX": deciders.CLOSED_MAX, "SHARE_RUNS_MAX": requests.SHARE_RUNS_MAX, "RECORDS_MAX": share_requests.RECORDS_MAX}
+    assert values.keys() - NO_BOUNDS <= BOUNDS_OF_GROUPS.keys(), (
+        "a bound is not in BOUNDS_OF_GROUPS"
+    )
+    values |= {
+        name: getattr(agent, name) for name in ("REQUESTS_AT_ONCE", "ANSWERS_MAX", "PUSHES_MAX")
+    }
+    values |= {
+        "CLOSED_MAX": deciders.CLOSED_MAX,
+        "SHARE_RUNS_MAX": requests.SHARE_RUNS_MAX,
+        "RECORDS_MAX": share_requests.RECORDS_MAX,
+    }
     for name, (row, written) in BOUNDS_OF_GROUPS.items():
         bound = in_plain_numbers(rows[row][1].strip())
-        assert written.format(values[name]) in bound, f"{name} is {values[name]:,}; limits.md says {bound!r}"
+        assert written.format(values[name]) in bound, (
+            f"{name} is {values[name]:,}; limits.md says {bound!r}"
+        )

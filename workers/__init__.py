@@ -1,1 +1,1 @@
-"""Who owns the log: the worker appends, the flusher writes."""
+"""Workers and flushers: the worker appends batches, the flusher writes them to segment files."""

@@ -1,11 +1,17 @@
 """The catalog: topics, partitions, schemas and producer ids in one SQLite database.
 
-Owner: the coordinator, alone. The database (WAL, synchronous=FULL) is the only home of what is decided; every other process is told.
-Invariants: what a method has answered is on the disk (within a step: when that is committed); slots are unique among topics that exist; versions grow; a
-    producer id and a schema id are given once. What the database refuses raises StorageError or DiskFullError, and nothing was decided.
-Bounds: SCHEMA_BYTES_MAX of schemas in all, PRODUCERS_MAX producer ids that are remembered.
-Crash: SQLite's own recovery. A topic in state `changing` was told to the workers but perhaps not heard: the coordinator tells it again
-at start. What becomes of a database that is missing or damaged: `appliance.catalog_recovery`.
+Owner: the controller, alone. The database (WAL, synchronous=FULL) is the only place of what is
+decided.
+Invariants:
+- A change is on the disk when its method returns; within a step, when the step is committed.
+- Slots are unique among existing topics. Versions grow. A producer id and a schema id are given
+  once.
+- A change that the database refuses raises StorageError or DiskFullError and decides nothing.
+Bounds: SCHEMA_BYTES_MAX of schemas in all, PRODUCERS_MAX remembered producer ids.
+Crash:
+- SQLite recovers the file.
+- The controller sends a topic in state `changing` to the workers again at start.
+- `appliance.catalog.recovery` handles a missing or damaged database.
 """
 
 from __future__ import annotations
@@ -20,14 +26,15 @@ from typing import Any
 
 import orjson
 
-from appliance.catalog_rows import ROW, SELECT_TOPICS, PartitionRow, Topic, partition_of, topic_of
-from appliance.step_commit import Database, Done, Effects, Failed, Transaction
-from tailrace.delays import delay_log_name
-from tailrace.errors import DiskFullError, InvalidSchemaError, StorageError, TailraceError
-from tailrace.hash_slots import HASH_SLOTS, HandOver, owners_after, ranges_of
+from appliance.catalog.rows import ROW, SELECT_TOPICS, PartitionRow, Topic, partition_of, topic_of
+from appliance.catalog.transaction import Database, Done, Effects, Failed, Transaction
+from tailrace.core.delays import delay_log_name
+from tailrace.core.errors import DiskFullError, InvalidSchemaError, StorageError, TailraceError
+from tailrace.core.hash_slots import HASH_SLOTS, HandOver, owners_after, ranges_of
 
 __all__ = [
-    "Catalog", "CatalogFullError", "CatalogVersionError", "MissingDirectoryError", "PartitionRow", "Topic", "delay_log_of", "error_kind",
+    "Catalog", "CatalogFullError", "CatalogVersionError", "MissingDirectoryError", "PartitionRow",
+    "Topic", "delay_log_of", "error_kind",
 ]  # fmt: skip
 
 logger = logging.getLogger(__name__)
@@ -35,25 +42,37 @@ logger = logging.getLogger(__name__)
 SCHEMA_VERSION = 4
 PRODUCER_EPOCH_MAX = 32767
 PRODUCERS_MAX = 100_000
-"""Producer ids whose epochs are known. One that is older than so many others gets a new id where it asks for its next epoch, as an unknown one does."""
+"""Most producer ids whose epochs are known. An older id gets a new one when it asks for its next
+epoch, as an unknown id does.
+"""
 SCHEMA_BYTES_MAX = 16 << 20
 LOCKED_TIMEOUT_S = 0.5
-"""How long a change waits for another process (a backup, a shell) that holds the database."""
+"""Longest wait of a change for another process (a backup, a shell) that holds the database."""
 _TABLES = """
 CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value INTEGER NOT NULL) STRICT;
-CREATE TABLE IF NOT EXISTS schemas (schema_id INTEGER PRIMARY KEY, message BLOB NOT NULL UNIQUE) STRICT;
+CREATE TABLE IF NOT EXISTS schemas (
+    schema_id INTEGER PRIMARY KEY, message BLOB NOT NULL UNIQUE
+) STRICT;
 CREATE TABLE IF NOT EXISTS topics (
-    topic_id BLOB PRIMARY KEY, name TEXT NOT NULL UNIQUE, state TEXT NOT NULL CHECK (state IN ('changing', 'active', 'deleting')),
-    version INTEGER NOT NULL, typed INTEGER NOT NULL, schema_id INTEGER NOT NULL REFERENCES schemas, settings TEXT NOT NULL, created_us INTEGER NOT NULL,
+    topic_id BLOB PRIMARY KEY, name TEXT NOT NULL UNIQUE,
+    state TEXT NOT NULL CHECK (state IN ('changing', 'active', 'deleting')),
+    version INTEGER NOT NULL, typed INTEGER NOT NULL,
+    schema_id INTEGER NOT NULL REFERENCES schemas, settings TEXT NOT NULL,
+    created_us INTEGER NOT NULL,
     delay_of BLOB NOT NULL DEFAULT x'', slot_counts TEXT NOT NULL DEFAULT '[]'
 ) STRICT;
 CREATE TABLE IF NOT EXISTS partitions (
-    topic_id BLOB NOT NULL REFERENCES topics ON DELETE CASCADE, partition INTEGER NOT NULL, data_dir INTEGER NOT NULL, slot INTEGER NOT NULL,
-    delete_before INTEGER NOT NULL, slots TEXT NOT NULL DEFAULT '', hand_over TEXT NOT NULL DEFAULT '[]',
+    topic_id BLOB NOT NULL REFERENCES topics ON DELETE CASCADE, partition INTEGER NOT NULL,
+    data_dir INTEGER NOT NULL, slot INTEGER NOT NULL, delete_before INTEGER NOT NULL,
+    slots TEXT NOT NULL DEFAULT '', hand_over TEXT NOT NULL DEFAULT '[]',
     PRIMARY KEY (topic_id, partition), UNIQUE (slot)
 ) STRICT;
-CREATE TABLE IF NOT EXISTS data_dirs (number INTEGER PRIMARY KEY, directory_id TEXT NOT NULL UNIQUE, path TEXT NOT NULL) STRICT;
-CREATE TABLE IF NOT EXISTS producers (producer_id INTEGER PRIMARY KEY, epoch INTEGER NOT NULL) STRICT;
+CREATE TABLE IF NOT EXISTS data_dirs (
+    number INTEGER PRIMARY KEY, directory_id TEXT NOT NULL UNIQUE, path TEXT NOT NULL
+) STRICT;
+CREATE TABLE IF NOT EXISTS producers (
+    producer_id INTEGER PRIMARY KEY, epoch INTEGER NOT NULL
+) STRICT;
 """
 
 
@@ -62,7 +81,9 @@ class MissingDirectoryError(RuntimeError):
 
 
 def delay_log_of(topic: Topic, topics: Mapping[str, Topic]) -> Topic | None:
-    """The topic that holds its delayed records. One of that name may also be left of a topic that had the name before, and is still being deleted."""
+    """The topic's delay log; None if it has none. A topic of that name may also be the delay log of
+    a deleted topic of the same name, which is still being removed.
+    """
     found = topics.get(delay_log_name(topic.name))
     return found if found is not None and found.delay_of == topic.topic_id else None
 
@@ -77,13 +98,17 @@ class CatalogVersionError(RuntimeError):
 
 @contextmanager
 def _refusals() -> Iterator[None]:
-    """What the database refuses, as errors that a client can be told."""
+    """Turn SQLite's errors into errors with a code for clients."""
     try:
         yield
     except sqlite3.Error as error:
         if error_kind(error) == sqlite3.SQLITE_FULL:
-            raise DiskFullError("the catalog cannot grow: its disk is full") from error
-        raise StorageError(f"the catalog (coordinator.db) cannot be read or written: {error}; nothing was decided") from error
+            raise DiskFullError(
+                "the disk of the catalog (coordinator.db) is full: free some space on it"
+            ) from error
+        raise StorageError(
+            f"the catalog (coordinator.db) cannot be read or written: {error}; nothing was decided"
+        ) from error
 
 
 def error_kind(error: sqlite3.Error) -> int:
@@ -94,13 +119,21 @@ def error_kind(error: sqlite3.Error) -> int:
 class Catalog:
     """The database."""
 
-    def __init__(self, path: str, slot_count: int, random_bytes: Callable[[int], bytes] = os.urandom) -> None:
-        """`path`: a file, or a `file:` URI of SQLite. Raises CatalogVersionError when another version made it, sqlite3.Error when it is damaged."""
+    def __init__(
+        self, path: str, slot_count: int, random_bytes: Callable[[int], bytes] = os.urandom
+    ) -> None:
+        """`path`: a file, or a `file:` URI of SQLite. Raises CatalogVersionError when another
+        version made it, sqlite3.Error when it is damaged.
+        """
         self._slot_count = slot_count
         self._random_bytes = random_bytes
         self._usable_dirs: list[int] = [0]
         self._db: Database = sqlite3.connect(
-            path, isolation_level=None, uri=path.startswith("file:"), timeout=LOCKED_TIMEOUT_S, factory=Database
+            path,
+            isolation_level=None,
+            uri=path.startswith("file:"),
+            timeout=LOCKED_TIMEOUT_S,
+            factory=Database,
         )
         self._effects = Effects()
         try:
@@ -109,7 +142,9 @@ class Catalog:
             self._db.execute("PRAGMA foreign_keys=ON")
             self._db.executescript(_TABLES)
             self._upgrade(path)
-            self._slots: set[int] = {slot for (slot,) in self._db.execute("SELECT slot FROM partitions")}
+            self._slots: set[int] = {
+                slot for (slot,) in self._db.execute("SELECT slot FROM partitions")
+            }
         except BaseException:
             self._db.close()
             raise
@@ -123,16 +158,25 @@ class Catalog:
             found = 3
         if found == 3:  # before hash slots
             with Transaction(self._db):
-                self._db.execute("ALTER TABLE topics ADD COLUMN slot_counts TEXT NOT NULL DEFAULT '[]'")
+                self._db.execute(
+                    "ALTER TABLE topics ADD COLUMN slot_counts TEXT NOT NULL DEFAULT '[]'"
+                )
                 self._db.execute("ALTER TABLE partitions ADD COLUMN slots TEXT NOT NULL DEFAULT ''")
-                self._db.execute("ALTER TABLE partitions ADD COLUMN hand_over TEXT NOT NULL DEFAULT '[]'")
+                self._db.execute(
+                    "ALTER TABLE partitions ADD COLUMN hand_over TEXT NOT NULL DEFAULT '[]'"
+                )
                 self._db.execute("UPDATE meta SET value = 4 WHERE name = 'schema_version'")
             found = 4
         if found != SCHEMA_VERSION:
-            raise CatalogVersionError(f"{path} has catalog version {found}; this build reads {SCHEMA_VERSION}")
+            raise CatalogVersionError(
+                f"{path} has catalog version {found}; this build reads version {SCHEMA_VERSION}"
+            )
 
     def check(self) -> str:
-        """What is wrong with the database, as far as its structure tells; empty: nothing. Raises sqlite3.Error."""
+        """Return the structural damage that SQLite finds in the database; "" if there is none.
+
+        Raises: sqlite3.Error.
+        """
         row = self._db.execute("PRAGMA quick_check(1)").fetchone()
         return "" if row is None or row[0] == "ok" else str(row[0])
 
@@ -143,7 +187,9 @@ class Catalog:
 
     @property
     def database(self) -> Database:
-        """For what lies beside topics in the same database (`appliance.leases`)."""
+        """The database itself, for tables beside those of topics
+        (`appliance.control.offset_leases`).
+        """
         return self._db
 
     def close(self) -> None:
@@ -156,44 +202,60 @@ class Catalog:
             return default
         return int(row[0])
 
-    # ---- data directories ------------------------------------------------------------------------------------------------------------
+    # ---- data directories ------------------------------------------------------------------------
 
     def register_dirs(self, directories: list[tuple[str, str]]) -> list[int]:
-        """Give every configured directory, (identity, path), its number; returns them in that order. Raises MissingDirectoryError, sqlite3.Error."""
+        """Give every configured directory, (identity, path), its number; returns them in that
+        order. Raises MissingDirectoryError, sqlite3.Error.
+        """
         with Transaction(self._db):
             for directory_id, path in directories:
                 self._db.execute(
-                    "INSERT INTO data_dirs VALUES ((SELECT coalesce(max(number) + 1, 0) FROM data_dirs), ?, ?)"
+                    "INSERT INTO data_dirs VALUES ((SELECT coalesce(max(number) + 1, 0) FROM "
+                    "data_dirs), ?, ?)"
                     " ON CONFLICT (directory_id) DO UPDATE SET path = excluded.path",
                     (directory_id, path),
                 )
-        numbers = {directory_id: number for number, directory_id in self._db.execute("SELECT number, directory_id FROM data_dirs")}
+        numbers = {
+            directory_id: number
+            for number, directory_id in self._db.execute(
+                "SELECT number, directory_id FROM data_dirs"
+            )
+        }
         self._usable_dirs = [numbers[directory_id] for directory_id, _ in directories]
         marks = ",".join("?" * len(self._usable_dirs))
         missing = self._db.execute(
-            f"SELECT path, count(*) FROM partitions JOIN data_dirs ON number = data_dir WHERE number NOT IN ({marks}) GROUP BY path",
+            "SELECT path, count(*) FROM partitions JOIN data_dirs ON number = data_dir WHERE "
+            f"number NOT IN ({marks}) GROUP BY path",
             self._usable_dirs,
         ).fetchall()
         if missing:
-            held = ", ".join(f"{path} with {count} partitions" for path, count in missing)
-            raise MissingDirectoryError(f"data_dirs lacks {held}; list every directory that holds partitions, or delete the topics first")
+            stored = ", ".join(f"{path} with {count} partitions" for path, count in missing)
+            raise MissingDirectoryError(
+                f"data_dirs lacks {stored}; list every directory that holds partitions, or delete "
+                "the topics first"
+            )
         return self._usable_dirs
 
-    # ---- steps -----------------------------------------------------------------------------------------------------------------------
+    # ---- steps -----------------------------------------------------------------------------------
 
     def begin_step(self) -> None:
-        """From here on all changes are one transaction, until `commit_step`."""
+        """Begin a transaction that takes all changes until `commit_step`."""
         self._db.is_in_step = True
 
     def afterwards(self, done: Done, failed: Failed) -> None:
-        """When what was changed is on the disk, `done`; if it cannot be kept, `failed` with the reason. Outside a step: `done`, now."""
+        """Call `done` when the changes so far are on the disk, or `failed` with the reason when
+        they cannot be kept. Outside a step, call `done` at once.
+        """
         if self._db.is_in_step:
             self._effects.add(done, failed)
         else:
             done()
 
     def commit_step(self, caught: Callable[[str, Exception], str]) -> bool:
-        """Keep what the step has changed, or undo it, and have everyone told who waits for that; returns whether something was kept. Raises nothing."""
+        """Commit the step, or roll it back, and run the effects of its changes. Return True if
+        something was kept. Raises nothing.
+        """
         error: TailraceError | None = None
         has_changed = False
         try:
@@ -209,11 +271,13 @@ class Catalog:
         try:
             self._slots = {slot for (slot,) in self._db.execute("SELECT slot FROM partitions")}
         except sqlite3.Error:
-            logger.exception("slots_not_read: those of topics that were not kept stay taken until the next start")
+            logger.exception(
+                "slots_not_read: those of topics that were not kept stay taken until the next start"
+            )
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """What is decided in the block is decided as a whole, or not at all."""
+        """Decide everything in the block, or nothing."""
         try:
             with _refusals(), Transaction(self._db):
                 yield
@@ -221,15 +285,20 @@ class Catalog:
             self._slots = {slot for (slot,) in self._db.execute("SELECT slot FROM partitions")}
             raise
 
-    # ---- topics ----------------------------------------------------------------------------------------------------------------------
+    # ---- topics ----------------------------------------------------------------------------------
 
     def topics(self) -> list[Topic]:
         """All topics, by name."""
         by_topic: dict[bytes, list[PartitionRow]] = {}
         with _refusals():
-            for topic_id, *rest in self._db.execute(f"SELECT topic_id, {ROW} FROM partitions ORDER BY partition"):
+            for topic_id, *rest in self._db.execute(
+                f"SELECT topic_id, {ROW} FROM partitions ORDER BY partition"
+            ):
                 by_topic.setdefault(topic_id, []).append(partition_of(rest))
-            return [topic_of(row, by_topic.get(row[0], ())) for row in self._db.execute(f"{SELECT_TOPICS} ORDER BY name")]
+            return [
+                topic_of(row, by_topic.get(row[0], ()))
+                for row in self._db.execute(f"{SELECT_TOPICS} ORDER BY name")
+            ]
 
     def topic(self, name: str) -> Topic | None:
         """A topic by name, None where there is none. Raises StorageError."""
@@ -237,20 +306,37 @@ class Catalog:
             row = self._db.execute(f"{SELECT_TOPICS} WHERE name = ?", (name,)).fetchone()
             if row is None:
                 return None
-            rows = self._db.execute(f"SELECT {ROW} FROM partitions WHERE topic_id = ? ORDER BY partition", (row[0],))
+            rows = self._db.execute(
+                f"SELECT {ROW} FROM partitions WHERE topic_id = ? ORDER BY partition", (row[0],)
+            )
             return topic_of(row, [partition_of(rest) for rest in rows])
 
     def create_topic(
-        self, name: str, partitions: int, given: dict[str, Any], schema: bytes, typed: bool, now_us: int, delay_of: bytes = b""
+        self,
+        name: str,
+        partitions: int,
+        given: dict[str, Any],
+        schema: bytes,
+        typed: bool,
+        now_us: int,
+        delay_of: bytes = b"",
     ) -> Topic:
-        """Decide a new topic, in state `changing`. Raises CatalogFullError, InvalidSchemaError when there are too many bytes of schemas; the name must
-        be free.
+        """Decide a new topic, in state `changing`. Raises CatalogFullError, InvalidSchemaError when
+        there are too many bytes of schemas; the name must be free.
         """
         topic_id = self._random_bytes(16)
         with _refusals(), Transaction(self._db):
             self._db.execute(
                 "INSERT INTO topics VALUES (?, ?, 'changing', 1, ?, ?, ?, ?, ?, '[]')",
-                (topic_id, name, int(typed), self._schema_id(schema), orjson.dumps(given).decode(), now_us, delay_of),
+                (
+                    topic_id,
+                    name,
+                    int(typed),
+                    self._schema_id(schema),
+                    orjson.dumps(given).decode(),
+                    now_us,
+                    delay_of,
+                ),
             )
             added = self._add_partitions(topic_id, 0, partitions, delay_of)
             if given.get("partitioner") == HASH_SLOTS:
@@ -264,14 +350,19 @@ class Catalog:
         return topic
 
     def _schema_id(self, schema: bytes) -> int:
-        """The number of a schema; one that no topic has yet gets one that was never given."""
-        row = self._db.execute("SELECT schema_id FROM schemas WHERE message = ?", (schema,)).fetchone()
+        """The id of a schema; a new schema gets an id that was never given."""
+        row = self._db.execute(
+            "SELECT schema_id FROM schemas WHERE message = ?", (schema,)
+        ).fetchone()
         if row is not None:
             return int(row[0])
-        (held,) = self._db.execute("SELECT coalesce(sum(length(message)), 0) FROM schemas").fetchone()
-        if held + len(schema) > SCHEMA_BYTES_MAX:
+        (stored,) = self._db.execute(
+            "SELECT coalesce(sum(length(message)), 0) FROM schemas"
+        ).fetchone()
+        if stored + len(schema) > SCHEMA_BYTES_MAX:
             raise InvalidSchemaError(
-                f"the schemas of all topics have {held} bytes; with this one they would have more than {SCHEMA_BYTES_MAX}"
+                f"the schemas of all topics have {stored} bytes; with this one they would have "
+                f"more than {SCHEMA_BYTES_MAX}"
             )
         (highest,) = self._db.execute("SELECT coalesce(max(schema_id), 0) FROM schemas").fetchone()
         number = max(highest + 1, self._meta("next_schema_id", 1))
@@ -280,36 +371,68 @@ class Catalog:
         return int(number)
 
     def _add_partitions(self, topic_id: bytes, start: int, end: int, delay_of: bytes) -> set[int]:
-        """The slots of the partitions that are added. A delay log's partitions lie where the topic's do."""
-        beside = dict(self._db.execute("SELECT partition, data_dir FROM partitions WHERE topic_id = ?", (delay_of,)))
+        """The slots of added partitions. Partitions of a delay log are in the data directories of
+        their topic's.
+        """
+        beside = dict(
+            self._db.execute(
+                "SELECT partition, data_dir FROM partitions WHERE topic_id = ?", (delay_of,)
+            )
+        )
         counts: Counter[int] = Counter(dict.fromkeys(self._usable_dirs, 0))
         if len(self._usable_dirs) > 1:
-            counts.update(dict(self._db.execute("SELECT data_dir, count(*) FROM partitions GROUP BY data_dir")))
+            counts.update(
+                dict(
+                    self._db.execute("SELECT data_dir, count(*) FROM partitions GROUP BY data_dir")
+                )
+            )
         free = (slot for slot in range(self._slot_count) if slot not in self._slots)
         added = set()
         for partition in range(start, end):
             slot = next(free, None)
             if slot is None:
-                raise CatalogFullError(f"all {self._slot_count} partition slots are in use; raise `slots` in the configuration")
+                raise CatalogFullError(
+                    f"all {self._slot_count} partition slots are in use; raise `slots` in the "
+                    "configuration"
+                )
             added.add(slot)
-            data_dir = beside[partition] if delay_of else min(self._usable_dirs, key=lambda number: (counts[number], number))
+            data_dir = (
+                beside[partition]
+                if delay_of
+                else min(self._usable_dirs, key=lambda number: (counts[number], number))
+            )
             counts[data_dir] += 1
-            self._db.execute("INSERT INTO partitions VALUES (?, ?, ?, ?, 0, '', '[]')", (topic_id, partition, data_dir, slot))
+            self._db.execute(
+                "INSERT INTO partitions VALUES (?, ?, ?, ?, 0, '', '[]')",
+                (topic_id, partition, data_dir, slot),
+            )
         return added
 
     def _set_slots(self, topic_id: bytes, counts: tuple[int, ...]) -> None:
         """The slot map that follows from a history of partitions."""
-        self._db.execute("UPDATE topics SET slot_counts = ? WHERE topic_id = ?", (orjson.dumps(counts).decode(), topic_id))
+        self._db.execute(
+            "UPDATE topics SET slot_counts = ? WHERE topic_id = ?",
+            (orjson.dumps(counts).decode(), topic_id),
+        )
         for partition, ranges in ranges_of(owners_after(counts)).items():
-            self._db.execute("UPDATE partitions SET slots = ? WHERE topic_id = ? AND partition = ?", (ranges, topic_id, partition))
+            self._db.execute(
+                "UPDATE partitions SET slots = ? WHERE topic_id = ? AND partition = ?",
+                (ranges, topic_id, partition),
+            )
 
     def restore_topic(self, topic: Topic) -> None:
-        """Take in a topic that was decided before (see `appliance.catalog_recovery`), its slots included. Raises sqlite3.Error."""
+        """Add a topic that was decided before (see `appliance.catalog.recovery`), with its slots.
+
+        Raises: sqlite3.Error.
+        """
         with Transaction(self._db):
-            self._db.execute("INSERT OR IGNORE INTO schemas VALUES (?, ?)", (topic.schema_id, topic.schema))
+            self._db.execute(
+                "INSERT OR IGNORE INTO schemas VALUES (?, ?)", (topic.schema_id, topic.schema)
+            )
             self._db.execute(
                 "INSERT INTO topics VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                (topic.topic_id, topic.name, topic.state, topic.version, int(topic.typed), topic.schema_id, orjson.dumps(topic.given).decode(),
+                (topic.topic_id, topic.name, topic.state, topic.version, int(topic.typed),
+                topic.schema_id, orjson.dumps(topic.given).decode(),
                  topic.created_us, topic.delay_of, orjson.dumps(topic.slot_counts).decode()),
             )  # fmt: skip
             for row in topic.partitions:
@@ -326,41 +449,59 @@ class Catalog:
                     ),
                 )
             self._meta("next_schema_id", 1)
-            self._db.execute("UPDATE meta SET value = max(value, ?) WHERE name = 'next_schema_id'", (topic.schema_id + 1,))
+            self._db.execute(
+                "UPDATE meta SET value = max(value, ?) WHERE name = 'next_schema_id'",
+                (topic.schema_id + 1,),
+            )
         self._slots |= {row.slot for row in topic.partitions}
 
     def alter_topic(self, topic: Topic, given: dict[str, Any], partitions: int) -> Topic:
         """Decide new settings and more partitions, in state `changing`. Raises CatalogFullError."""
         with _refusals(), Transaction(self._db):
             self._db.execute(
-                "UPDATE topics SET settings = ?, version = version + 1, state = 'changing' WHERE topic_id = ?",
+                "UPDATE topics SET settings = ?, version = version + 1, state = 'changing' WHERE "
+                "topic_id = ?",
                 (orjson.dumps(given).decode(), topic.topic_id),
             )
-            added = self._add_partitions(topic.topic_id, len(topic.partitions), partitions, topic.delay_of)
+            added = self._add_partitions(
+                topic.topic_id, len(topic.partitions), partitions, topic.delay_of
+            )
             if topic.slot_counts and added:
                 self._set_slots(topic.topic_id, (*topic.slot_counts, partitions))
         self._slots |= added
         return self._known(topic.name)
 
     def delete_records(self, topic: Topic, before: dict[int, int]) -> Topic:
-        """Decide that records below these offsets go: partition -> offset."""
+        """Decide to delete records below these offsets: partition -> offset."""
         with _refusals(), Transaction(self._db):
             for partition, offset in before.items():
                 self._db.execute(
-                    "UPDATE partitions SET delete_before = max(delete_before, ?) WHERE topic_id = ? AND partition = ?",
+                    "UPDATE partitions SET delete_before = max(delete_before, ?) WHERE topic_id = "
+                    "? AND partition = ?",
                     (offset, topic.topic_id, partition),
                 )
-            self._db.execute("UPDATE topics SET version = version + 1, state = 'changing' WHERE topic_id = ?", (topic.topic_id,))
+            self._db.execute(
+                "UPDATE topics SET version = version + 1, state = 'changing' WHERE topic_id = ?",
+                (topic.topic_id,),
+            )
         return self._known(topic.name)
 
     def mark_deleting(self, topic: Topic) -> Topic:
-        """Decide that a topic goes: its next version, in state `deleting`. Raises StorageError, DiskFullError."""
+        """Decide to delete a topic: its next version, in state `deleting`.
+
+        Raises: StorageError, DiskFullError.
+        """
         with _refusals(), Transaction(self._db):
-            self._db.execute("UPDATE topics SET state = 'deleting', version = version + 1 WHERE topic_id = ?", (topic.topic_id,))
+            self._db.execute(
+                "UPDATE topics SET state = 'deleting', version = version + 1 WHERE topic_id = ?",
+                (topic.topic_id,),
+            )
         return self._known(topic.name)
 
     def mark_active(self, topic: Topic, hand_overs: Mapping[int, HandOver]) -> None:
-        """This version of the topic is carried out; a later one may be decided already. `hand_overs`: of partitions that got slots from others."""
+        """Note that this version of the topic is carried out; a later one may be decided already.
+        `hand_overs`: those of partitions that got slots from others.
+        """
         with _refusals(), Transaction(self._db):
             for partition, hand_over in hand_overs.items():
                 self._db.execute(
@@ -368,38 +509,59 @@ class Catalog:
                     (orjson.dumps(hand_over).decode(), topic.topic_id, partition),
                 )
             self._db.execute(
-                "UPDATE topics SET state = 'active' WHERE topic_id = ? AND state = 'changing' AND version = ?",
+                "UPDATE topics SET state = 'active' WHERE topic_id = ? AND state = 'changing' AND "
+                "version = ?",
                 (topic.topic_id, topic.version),
             )
 
     def forget(self, topic_id: bytes) -> None:
-        """The topic's files are gone: its slots are free, and its schema is when no other topic has it."""
+        """Free the slots of a topic whose files are removed, and its schema if no other topic has
+        it.
+        """
         with _refusals(), Transaction(self._db):
-            gone = {slot for (slot,) in self._db.execute("SELECT slot FROM partitions WHERE topic_id = ?", (topic_id,))}
+            gone = {
+                slot
+                for (slot,) in self._db.execute(
+                    "SELECT slot FROM partitions WHERE topic_id = ?", (topic_id,)
+                )
+            }
             self._db.execute("DELETE FROM topics WHERE topic_id = ?", (topic_id,))
-            self._db.execute("DELETE FROM schemas WHERE schema_id NOT IN (SELECT schema_id FROM topics)")
+            self._db.execute(
+                "DELETE FROM schemas WHERE schema_id NOT IN (SELECT schema_id FROM topics)"
+            )
         self._slots -= gone
 
-    # ---- producers -------------------------------------------------------------------------------------------------------------------
+    # ---- producers -------------------------------------------------------------------------------
 
     def new_producer(self) -> tuple[int, int]:
         """A producer id never given before, and its first epoch, 0."""
         with _refusals(), Transaction(self._db):
             cursor = self._db.execute("INSERT INTO producers (epoch) VALUES (0)")
             assert cursor.lastrowid is not None
-            self._db.execute("DELETE FROM producers WHERE producer_id <= ?", (cursor.lastrowid - PRODUCERS_MAX,))
+            self._db.execute(
+                "DELETE FROM producers WHERE producer_id <= ?", (cursor.lastrowid - PRODUCERS_MAX,)
+            )
         return cursor.lastrowid, 0
 
     def next_epoch(self, producer_id: int, epoch: int) -> tuple[int, int]:
-        """A higher epoch of a known producer; a new id where it is unknown or its epochs are used up."""
+        """A higher epoch of a known producer; a new id if it is unknown or its epochs are used
+        up.
+        """
         with _refusals(), Transaction(self._db):
-            row = self._db.execute("SELECT epoch FROM producers WHERE producer_id = ?", (producer_id,)).fetchone()
+            row = self._db.execute(
+                "SELECT epoch FROM producers WHERE producer_id = ?", (producer_id,)
+            ).fetchone()
             if row is None or max(row[0], epoch) >= PRODUCER_EPOCH_MAX:
                 return self.new_producer()
             following = max(row[0], epoch) + 1
-            self._db.execute("UPDATE producers SET epoch = ? WHERE producer_id = ?", (following, producer_id))
+            self._db.execute(
+                "UPDATE producers SET epoch = ? WHERE producer_id = ?", (following, producer_id)
+            )
         return producer_id, following
 
     def begin_producers_at(self, producer_id: int) -> None:
-        """No id below this one is given any more. Raises sqlite3.Error."""
+        """Give no id below this one any more.
+
+        Raises: sqlite3.Error.
+        """
         self._db.execute("INSERT OR IGNORE INTO producers VALUES (?, 0)", (producer_id - 1,))

@@ -1,8 +1,10 @@
-"""What the partitions' files tell of topics, when there is no catalog that does.
+"""Reads topics from the files of their partitions, for a start without a usable catalog.
 
-Owner: pure, but for `survey`, which only reads.
-Invariants: a topic is restored as the newest of its files says; two that claim one name, one partition in two places, or a partition that is missing where
-    others hold records raise SurveyError: there is no telling what would be served.
+Owner: pure, except `survey`, which only reads files.
+Invariants:
+- A topic is restored from the newest of its files.
+- SurveyError is raised where the files contradict each other: two topics claim one name, one
+  partition is in two places, or a partition is missing while others of its topic hold records.
 """
 
 from __future__ import annotations
@@ -14,23 +16,23 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from appliance.catalog import PartitionRow, Topic
-from appliance.default_schema import DEFAULT_DELAY_SCHEMA_MESSAGE, DEFAULT_SCHEMA_MESSAGE
-from tailrace.delays import DELAY_SUFFIX, delay_log_name
-from tailrace.formats.partition_file import PARTITION_FILE, Decision, PartitionFile
-from tailrace.formats.segment import OLD_SEGMENT_SUFFIX, SEGMENT_SUFFIX
-from tailrace.hash_slots import HandOver, births, missing_sources, owners_after, ranges_of
+from appliance.catalog.catalog import PartitionRow, Topic
+from appliance.config.default_schema import DEFAULT_DELAY_SCHEMA_MESSAGE, DEFAULT_SCHEMA_MESSAGE
+from tailrace.core.delays import DELAY_SUFFIX, delay_log_name
+from tailrace.core.hash_slots import HandOver, births, missing_sources, owners_after, ranges_of
+from tailrace.format.partition_metadata import PARTITION_FILE, Decision, PartitionMetadata
+from tailrace.format.segment import OLD_SEGMENT_SUFFIX, SEGMENT_SUFFIX
 
 _DIRECTORY = re.compile(r"(.+)-([0-9]{1,4})")
 SENTENCES_MAX = 5
 
 
 class SurveyError(RuntimeError):
-    """The files contradict each other, or say too little; the sentences say what to do."""
+    """Contradictory or incomplete files; the message says what to do."""
 
 
 class LiveSlot(NamedTuple):
-    """A partition that processes serve while the catalog is made again."""
+    """A partition that processes serve while the catalog is rebuilt."""
 
     topic_id: bytes
     partition: int
@@ -41,21 +43,21 @@ class LiveSlot(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FoundPartition:
-    """A directory that is named as a partition's."""
+    """A directory with the name of a partition."""
 
     path: str
     topic: str
     partition: int
     data_dir: int
     """Index of the data directory."""
-    file: PartitionFile | None
-    """None: there is none, or it is damaged."""
+    file: PartitionMetadata | None
+    """The metadata file; None if it is missing or damaged."""
     has_records: bool
 
 
 @dataclass(slots=True)
 class Restored:
-    """What the partition files of all data directories say together."""
+    """Topics that the partition files of all data directories describe together."""
 
     topics: list[Topic] = field(default_factory=list)
     """Partitions' `data_dir` is the index of the data directory here."""
@@ -63,8 +65,13 @@ class Restored:
 
     @staticmethod
     def with_numbers(topic: Topic, numbers: list[int]) -> Topic:
-        """With the catalog's numbers of the data directories."""
-        return replace(topic, partitions=tuple(replace(row, data_dir=numbers[row.data_dir]) for row in topic.partitions))
+        """The topic with the catalog's numbers of the data directories."""
+        return replace(
+            topic,
+            partitions=tuple(
+                replace(row, data_dir=numbers[row.data_dir]) for row in topic.partitions
+            ),
+        )
 
 
 def survey(data_dirs: list[str]) -> list[FoundPartition]:
@@ -76,7 +83,11 @@ def survey(data_dirs: list[str]) -> list[FoundPartition]:
         for name in names:
             matched = _DIRECTORY.fullmatch(name)
             if matched is not None:
-                found.append(_look(f"{data_dir}/{name}", matched[1], int(matched[2]), index))
+                found.append(
+                    _read_partition_directory(
+                        f"{data_dir}/{name}", matched[1], int(matched[2]), index
+                    )
+                )
     return found
 
 
@@ -90,29 +101,51 @@ def partition_directories(data_dirs: list[str]) -> list[tuple[str, str]]:
     ]
 
 
-def says_it_is(path: str, name: str) -> bool:
-    """Whether a directory's own file says that it is the partition that it is named as, and of what topic. Raises OSError."""
-    file = _look(path, "", 0, 0).file
-    return file is not None and file.decision is not None and f"{file.topic}-{file.partition}" == name
+def has_identity_of(path: str, name: str) -> bool:
+    """True if a directory's metadata file names the partition and topic that the directory is named
+    for.
+
+    Raises: OSError.
+    """
+    file = _read_partition_directory(path, "", 0, 0).file
+    return (
+        file is not None and file.decision is not None and f"{file.topic}-{file.partition}" == name
+    )
 
 
-def _look(path: str, topic: str, partition: int, data_dir: int) -> FoundPartition:
+def _read_partition_directory(
+    path: str, topic: str, partition: int, data_dir: int
+) -> FoundPartition:
     file = None
     try:
-        fd = os.open(f"{path}/{PARTITION_FILE}", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        fd = os.open(
+            f"{path}/{PARTITION_FILE}", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        )
         with open(fd, "rb") as opened:
-            file = PartitionFile.decode(opened.read())
+            file = PartitionMetadata.decode(opened.read())
     except FileNotFoundError:
-        pass  # as if it were damaged
-    head = max((len(message) for message in file.schemas.values()), default=0) if file is not None else 0
+        pass  # treated as damaged
+    head = (
+        max((len(message) for message in file.schemas.values()), default=0)
+        if file is not None
+        else 0
+    )
     with os.scandir(path) as entries:
         suffixes = (SEGMENT_SUFFIX, OLD_SEGMENT_SUFFIX)
-        segments = [entry.stat(follow_symlinks=False).st_size for entry in entries if entry.name.endswith(suffixes)]
-    has_records = any(size > head for size in segments) or (file is not None and file.log_start_offset > 0)
+        segments = [
+            entry.stat(follow_symlinks=False).st_size
+            for entry in entries
+            if entry.name.endswith(suffixes)
+        ]
+    has_records = any(size > head for size in segments) or (
+        file is not None and file.log_start_offset > 0
+    )
     return FoundPartition(path, topic, partition, data_dir, file, has_records)
 
 
-def restored_topics(found: list[FoundPartition], live: list[LiveSlot], slot_count: int, dir_count: int, now_us: int) -> Restored:
+def restored_topics(
+    found: list[FoundPartition], live: list[LiveSlot], slot_count: int, dir_count: int, now_us: int
+) -> Restored:
     """The topics that these directories belong to. Raises SurveyError."""
     by_topic: dict[str, list[FoundPartition]] = {}
     for each in found:
@@ -136,37 +169,58 @@ def restored_topics(found: list[FoundPartition], live: list[LiveSlot], slot_coun
 
 
 def _restore(
-    name: str, directories: list[FoundPartition], slots: _Slots, counts: Counter[int], warnings: list[str], now_us: int
+    name: str,
+    directories: list[FoundPartition],
+    slots: _Slots,
+    counts: Counter[int],
+    warnings: list[str],
+    now_us: int,
 ) -> Topic | None:
-    """One topic; None: what is there is no topic's. Raises SurveyError."""
-    known = [(each, each.file) for each in directories if each.file is not None and _is_its_own(each, each.file)]
+    """Restore one topic; None if the directories belong to no topic.
+
+    Raises: SurveyError.
+    """
+    known = [
+        (each, each.file)
+        for each in directories
+        if each.file is not None and _is_its_own(each, each.file)
+    ]
     if not known:
         _check_nothing_is_lost(name, directories, warnings)
         return None
     ids = {file.topic_id for _, file in known}
     if len(ids) > 1:
         places = " and ".join(sorted(each.path for each, _ in known))
-        raise SurveyError(f"{places} belong to {len(ids)} topics of one name: move those of all but one away.")
+        raise SurveyError(
+            f"{places} belong to {len(ids)} topics of one name: move those of all but one away."
+        )
     by_number: dict[int, FoundPartition] = {}
     for each in directories:
         if each.partition in by_number:
-            raise SurveyError(f"{by_number[each.partition].path} and {each.path} are one partition: move the older one away.")
+            raise SurveyError(
+                f"{by_number[each.partition].path} and {each.path} hold the same partition: "
+                "move the older one away."
+            )
         by_number[each.partition] = each
-    newest = max((file for _, file in known), key=lambda file: file.decision.version if file.decision else 0)
+    newest = max(
+        (file for _, file in known), key=lambda file: file.decision.version if file.decision else 0
+    )
     decision = newest.decision or _guessed(name, newest, max(by_number) + 1, now_us)
     if newest.decision is None:
         warnings.append(
-            f"topic={name} partitions={decision.partition_count} settings=unknown reason='written by an older build: everything is kept for ever'"
+            f"topic={name} partitions={decision.partition_count} settings=unknown reason='written "
+            "by an older build: everything is kept for ever'"
         )
     if decision.schema_id not in newest.schemas:
-        raise SurveyError(f"{name}: its {PARTITION_FILE} lacks the schema {decision.schema_id}.")
+        raise SurveyError(f"{name}: its {PARTITION_FILE} lacks schema {decision.schema_id}.")
     count = max(decision.partition_count, max(by_number) + 1)
     missing = [number for number in range(count) if number not in by_number]
     if missing and any(each.has_records for each in directories):
         shown = ", ".join(f"{name}-{number}" for number in missing[:SENTENCES_MAX])
         raise SurveyError(
-            f"{len(missing)} of {count} partitions of topic {name} are missing ({shown}) and others hold records: list every directory in data_dirs; "
-            "where they are lost for good, make empty directories of those names in a data directory."
+            f"{len(missing)} of {count} partitions of topic {name} are missing ({shown}) and "
+            "others hold records: list every directory in data_dirs. If they are lost, make "
+            "empty directories of those names in a data directory."
         )
     if missing:
         warnings.append(f"topic={name} missing={missing} made=empty")
@@ -183,46 +237,71 @@ def _restore(
     ends = {(each.partition, end.version): end.end for each, file in known for end in file.map_ends}
     rows = tuple(
         PartitionRow(
-            number, by_number[number].data_dir if number in by_number else _emptiest(counts), slots.take(topic_id, number, name), 0,
+            number, by_number[number].data_dir if number in by_number else _emptiest(counts),
+            slots.take(topic_id, number, name), 0,
             ranges.get(number, ""), _hand_over(counts_of_slots, number, ends),
         )
         for number in range(count)
     )  # fmt: skip
-    is_handed_over = not any(missing_sources(counts_of_slots, row.partition, row.hand_over) for row in rows)
-    is_settled = len(versions) == 1 and len(known) == count and newest.decision is not None and is_handed_over
+    is_handed_over = not any(
+        missing_sources(counts_of_slots, row.partition, row.hand_over) for row in rows
+    )
+    is_settled = (
+        len(versions) == 1
+        and len(known) == count
+        and newest.decision is not None
+        and is_handed_over
+    )
     return Topic(
-        topic_id, name, "active" if is_settled else "changing", version if is_settled else version + 1, decision.typed, decision.schema_id,
-        newest.schemas[decision.schema_id], dict(decision.given), rows, decision.created_us, bytes.fromhex(decision.delay_of), counts_of_slots,
+        topic_id, name, "active" if is_settled else "changing",
+        version if is_settled else version + 1, decision.typed, decision.schema_id,
+        newest.schemas[decision.schema_id], dict(decision.given), rows, decision.created_us,
+        bytes.fromhex(decision.delay_of), counts_of_slots,
     )  # fmt: skip
 
 
-def _hand_over(counts: tuple[int, ...], partition: int, ends: dict[tuple[int, int], int]) -> HandOver:
-    """What the files of the partitions that gave it slots say of where they ended. One that says nothing is asked again, by its log's end, when the topic is
-    told to the workers.
+def _hand_over(
+    counts: tuple[int, ...], partition: int, ends: dict[tuple[int, int], int]
+) -> HandOver:
+    """The end offsets of the partitions that gave slots to `partition`, as their metadata files
+    have them.
+
+    A partition whose file has none is asked for its log's end when the topic is sent to the
+    workers.
     """
     birth = births(counts).get(partition) if counts else None
     if birth is None:
         return ()
-    return tuple((source, ends[source, birth.version]) for source in birth.sources if (source, birth.version) in ends)
+    return tuple(
+        (source, ends[source, birth.version])
+        for source in birth.sources
+        if (source, birth.version) in ends
+    )
 
 
-def _is_its_own(each: FoundPartition, file: PartitionFile) -> bool:
-    """Not a copy under another name."""
+def _is_its_own(each: FoundPartition, file: PartitionMetadata) -> bool:
+    """True if the file names this directory's partition: it is not a copy under another name."""
     return (file.topic, file.partition) == (each.topic, each.partition)
 
 
-def _check_nothing_is_lost(name: str, directories: list[FoundPartition], warnings: list[str]) -> None:
+def _check_nothing_is_lost(
+    name: str, directories: list[FoundPartition], warnings: list[str]
+) -> None:
     full = [each.path for each in directories if each.has_records]
     copies = [each.path for each in directories if each.file is not None]
     if full and not copies:
         raise SurveyError(
-            f"{full[0]} holds records and no {PARTITION_FILE} that says of which topic: restore that file, or move the directory away."
+            f"{full[0]} holds records, and no {PARTITION_FILE} names its topic: restore that "
+            "file, or move the directory away."
         )
-    warnings.append(f"directories={[each.path for each in directories][:SENTENCES_MAX]} topic={name} ignored=yes")
+    warnings.append(
+        f"directories={[each.path for each in directories][:SENTENCES_MAX]} topic={name} "
+        "ignored=yes"
+    )
 
 
-def _guessed(name: str, file: PartitionFile, count: int, now_us: int) -> Decision:
-    """Of files that an older build wrote: what is safe."""
+def _guessed(name: str, file: PartitionMetadata, count: int, now_us: int) -> Decision:
+    """A decision with safe settings, from metadata files of an older build."""
     schema_id = max(file.schemas)
     typed = file.schemas[schema_id] not in (DEFAULT_SCHEMA_MESSAGE, DEFAULT_DELAY_SCHEMA_MESSAGE)
     given: dict[str, Any] = {"retention.ms": -1, "retention.bytes": -1}
@@ -236,7 +315,7 @@ def _emptiest(counts: Counter[int]) -> int:
 
 
 def _match_delay_logs(restored: Restored) -> None:
-    """A topic with delays has its delay log, a delay log its topic."""
+    """Check that a topic with delays has its delay log, and a delay log its topic."""
     by_name = {topic.name: topic for topic in restored.topics}
     owners = {topic.topic_id for topic in restored.topics}
     kept = []
@@ -244,13 +323,21 @@ def _match_delay_logs(restored: Restored) -> None:
         if topic.name.endswith(DELAY_SUFFIX):
             owner = by_name.get(topic.name.removesuffix(DELAY_SUFFIX))
             if (topic.delay_of and topic.delay_of not in owners) or owner is None:
-                restored.warnings.append(f"delay_log={topic.name} ignored=yes reason='its topic is gone'")
+                restored.warnings.append(
+                    f"delay_log={topic.name} ignored=yes reason='its topic is gone'"
+                )
                 continue
-            kept.append(replace(topic, delay_of=owner.topic_id, given={**topic.given, "delay.enabled": True}))
+            kept.append(
+                replace(
+                    topic, delay_of=owner.topic_id, given={**topic.given, "delay.enabled": True}
+                )
+            )
         elif delay_log_name(topic.name) in by_name:
             kept.append(replace(topic, given={"delay.enabled": True, **topic.given}))
         elif topic.given.get("delay.enabled"):
-            restored.warnings.append(f"topic={topic.name} delay.enabled=false reason='its delay log is gone'")
+            restored.warnings.append(
+                f"topic={topic.name} delay.enabled=false reason='its delay log is gone'"
+            )
             kept.append(replace(topic, given={**topic.given, "delay.enabled": False}))
         else:
             kept.append(topic)
@@ -270,9 +357,15 @@ class _Slots:
         return [slot for (owner, _), slot in self._live.items() if owner == topic_id]
 
     def take(self, topic_id: bytes, partition: int, name: str) -> int:
-        """Raises SurveyError."""
+        """Take the slot of a partition, or a free one.
+
+        Raises: SurveyError.
+        """
         live = self._live.get((topic_id, partition))
         slot = live.slot if live is not None else next(self._free, None)
         if slot is None:
-            raise SurveyError(f"topic {name} would need more than the {self._count} partition slots that there are: raise `slots`.")
+            raise SurveyError(
+                f"topic {name} needs more than the {self._count} partition slots of this "
+                "appliance: raise `slots`."
+            )
         return slot

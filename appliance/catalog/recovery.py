@@ -1,12 +1,16 @@
-"""The catalog's file at a start: opened, made, or made again from what the partitions' files say.
+"""Opens the catalog's file at a start: makes it, or rebuilds it from the partitions' files.
 
-A `coordinator.db` that is missing or damaged is rebuilt from `partition.json` of all data directories (`tailrace.formats.partition_file`), which hold
-everything that was decided of a topic. What they do not tell for certain is refused with a sentence rather than guessed.
+A `coordinator.db` that is missing or damaged is rebuilt from `partition.json` of all data
+directories (`tailrace.format.partition_metadata`). These hold every decision about a topic. Where
+they leave a doubt, the start is refused with the reason.
 
-Owner: the coordinator, before it serves.
-Invariants: a damaged database is kept (`coordinator.db.damaged-N`); links are not followed; only this user may read the catalog; a rebuilt catalog gives a
-    partition the slot that it has in shared memory, and no producer id that may have been given before.
-Crash: the new database gets its name when it is whole; until then there is none, and the next start rebuilds it.
+Owner: the controller, before it serves.
+Invariants:
+- A damaged database is kept as `coordinator.db.damaged-N`.
+- Symbolic links are not followed. Only this user may read the catalog.
+- A rebuilt catalog gives a partition the slot that it has in shared memory, and never a producer id
+  that may have been given before.
+Crash: the new database gets its name when it is complete. Until then the next start rebuilds it.
 """
 
 from __future__ import annotations
@@ -17,25 +21,41 @@ import sqlite3
 import stat
 from collections.abc import Iterable
 
-from appliance.catalog import Catalog, CatalogVersionError, error_kind
-from appliance.partition_survey import LiveSlot, SurveyError, partition_directories, restored_topics, says_it_is, survey
+from appliance.catalog.catalog import Catalog, CatalogVersionError, error_kind
+from appliance.catalog.log_dir_scan import (
+    LiveSlot,
+    SurveyError,
+    has_identity_of,
+    partition_directories,
+    restored_topics,
+    survey,
+)
 from shm.layout import SlotState
 from shm.partition_table import PartitionTable
-from tailrace.errors import StorageError
-from tailrace.formats.data_directory import CATALOG_FILE
+from tailrace.core.errors import StorageError
+from tailrace.format.data_dir import CATALOG_FILE
 
 logger = logging.getLogger(__name__)
 
 _MAGIC = b"SQLite format 3\0"
 _COMPANIONS = ("", "-wal", "-shm")
-_DAMAGED_KINDS = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_FORMAT, sqlite3.SQLITE_ERROR)
+_DAMAGED_KINDS = (
+    sqlite3.SQLITE_CORRUPT,
+    sqlite3.SQLITE_NOTADB,
+    sqlite3.SQLITE_FORMAT,
+    sqlite3.SQLITE_ERROR,
+)
 _BUSY_KINDS = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_NOMEM)
 PRODUCER_IDS_PER_SECOND = 1 << 20
-"""More than can be given: so ids that begin at the time, counted in these, are above all that were given before."""
+"""Producer ids counted per second of the clock, more than can be given. Ids that begin at the
+present time are above all earlier ones.
+"""
 
 
 class CatalogUnusableError(RuntimeError):
-    """The catalog can neither be used nor rebuilt; the sentence names the file and says what to do."""
+    """The catalog can neither be used nor rebuilt; the sentence names the file and says what
+    to do.
+    """
 
 
 class CatalogBusyError(RuntimeError):
@@ -43,12 +63,15 @@ class CatalogBusyError(RuntimeError):
 
 
 class _DamagedError(RuntimeError):
-    """It has to be rebuilt, for this reason."""
+    """The database must be rebuilt, for this reason."""
 
 
-def open_catalog(directories: list[tuple[str, str]], slot_count: int, live: Iterable[LiveSlot], now_us: int) -> tuple[Catalog, list[int]]:
-    """The catalog of these data directories, (identity, path), in the first of which it lies, and the number it has for each. `live`: partitions that
-    processes serve now. Raises CatalogUnusableError, CatalogBusyError, MissingDirectoryError.
+def open_catalog(
+    directories: list[tuple[str, str]], slot_count: int, live: Iterable[LiveSlot], now_us: int
+) -> tuple[Catalog, list[int]]:
+    """The catalog of these data directories, (identity, path), in the first of which it lies, and
+    the number it has for each. `live`: partitions that processes serve now. Raises
+    CatalogUnusableError, CatalogBusyError, MissingDirectoryError.
     """
     path = f"{directories[0][1]}/{CATALOG_FILE}"
     try:
@@ -61,66 +84,100 @@ def open_catalog(directories: list[tuple[str, str]], slot_count: int, live: Iter
         if catalog.slots_needed > slot_count:
             catalog.close()
             raise CatalogUnusableError(
-                f"slots is {slot_count}, and the partitions that exist need {catalog.slots_needed}; set it to that or more (a deleted partition's slot is"
-                " used again: the number of partitions may be smaller)."
+                f"slots is {slot_count}; the existing partitions need {catalog.slots_needed}. "
+                f"Set slots to {catalog.slots_needed} or more (slots of deleted partitions are "
+                "used again, so the number of partitions may be smaller)."
             )
         numbers = catalog.register_dirs(directories)
-        _say_what_it_does_not_know(catalog, [directory for _, directory in directories])
+        _warn_unknown_topics(catalog, [directory for _, directory in directories])
         return catalog, numbers
     except _DamagedError as reason:
-        raise CatalogUnusableError(f"{path} was made again and cannot be used ({reason}); look at the disk") from None
+        raise CatalogUnusableError(
+            f"{path} was rebuilt and cannot be used ({reason}): check the disk"
+        ) from None
     except sqlite3.Error as error:
         found = _not_usable(path, error)
         raise (
-            CatalogUnusableError(f"{path} cannot be used: {error}; look at the disk") if isinstance(found, _DamagedError) else found
+            CatalogUnusableError(f"{path} cannot be used: {error}; check the disk")
+            if isinstance(found, _DamagedError)
+            else found
         ) from None
     except SurveyError as error:
         raise CatalogUnusableError(
-            f"{path} is missing or damaged and cannot be rebuilt from the partitions' files: {error} Or restore {path} from a backup."
+            f"{path} is missing or damaged and cannot be rebuilt from the partitions' files: "
+            f"{error} Or restore {path} from a backup."
         ) from None
     except OSError as error:
-        raise CatalogUnusableError(f"{error.filename or path}: {error.strerror}; make it readable and writable for this user") from None
+        raise CatalogUnusableError(
+            f"{error.filename or path}: {error.strerror}; make it readable and writable for this "
+            "user"
+        ) from None
 
 
 def _unknown_directories(catalog: Catalog, data_dirs: list[str]) -> list[tuple[str, str]]:
     """(name, path) of what has a partition's name and file, and is none of the catalog's."""
-    known = {f"{topic.name}-{row.partition}" for topic in catalog.topics() for row in topic.partitions}
+    known = {
+        f"{topic.name}-{row.partition}" for topic in catalog.topics() for row in topic.partitions
+    }
     return [(name, path) for name, path in partition_directories(data_dirs) if name not in known]
 
 
 def _check_age(catalog: Catalog, data_dirs: list[str]) -> None:
-    """A topic is in the catalog before its directories are made, and until they are gone. So partitions that it does not know and that say themselves that
-    they belong here tell that it is older than they are: its log of changes was lost, or it is from a backup. Raises _DamagedError.
+    """Refuse a catalog that is older than the partitions.
+
+    A topic is in the catalog before its directories are made, and until they are removed.
+    Partitions that belong here and are unknown to the catalog show that its write-ahead log was
+    lost, or that it is from a backup.
+
+    Raises: _DamagedError.
     """
-    unknown = [path for name, path in _unknown_directories(catalog, data_dirs) if says_it_is(path, name)]
+    unknown = [
+        path
+        for name, path in _unknown_directories(catalog, data_dirs)
+        if has_identity_of(path, name)
+    ]
     if unknown:
         catalog.close()
-        raise _DamagedError(f"it is older than {len(unknown)} partitions that are here, such as {unknown[0]}")
+        raise _DamagedError(
+            f"it is older than {len(unknown)} partitions that are here, such as {unknown[0]}"
+        )
 
 
-def _say_what_it_does_not_know(catalog: Catalog, data_dirs: list[str]) -> None:
-    """A file that a person has put there."""
+def _warn_unknown_topics(catalog: Catalog, data_dirs: list[str]) -> None:
+    """Warn of partition directories that belong to no topic."""
     unknown = [path for _, path in _unknown_directories(catalog, data_dirs)]
     if unknown:
         logger.warning(
             "directories_of_no_topic count=%d first=%r advice=%r", len(unknown), unknown[0],
-            "they were copied or renamed there, or are of an older version: move them away",
+            "they were copied or renamed, or an older version wrote them: move them away",
         )  # fmt: skip
 
 
+_NOT_SERVED = (int(SlotState.FREE), int(SlotState.DELETED))
+
+
 def live_slots(tables: list[PartitionTable]) -> list[LiveSlot]:
-    """What the flushers of this run serve."""
+    """The slots of the partitions that the flushers of this run serve."""
     found = []
     for index, table in enumerate(tables):
         for slot in range(table.slot_count):
+            if (
+                table.bounds(slot)[2] in _NOT_SERVED
+            ):  # most slots are free; reading all would take a tenth of a start
+                continue
             state = table.read(slot)
-            if state.state not in (SlotState.FREE, SlotState.DELETED):
-                found.append(LiveSlot(state.topic_id, state.partition, index, slot, state.applied_version))
+            if state.state not in _NOT_SERVED:
+                found.append(
+                    LiveSlot(state.topic_id, state.partition, index, slot, state.applied_version)
+                )
     return found
 
 
 def _open_file(path: str, slot_count: int) -> Catalog:
-    """Raises _DamagedError, CatalogUnusableError, CatalogBusyError, OSError."""
+    """Open the database and check it.
+
+    Raises: _DamagedError, CatalogUnusableError, CatalogBusyError, OSError.
+    """
     for companion in _COMPANIONS:
         _make_private(path + companion)
     if not os.path.exists(path):
@@ -128,7 +185,7 @@ def _open_file(path: str, slot_count: int) -> Catalog:
     with open(path, "rb") as file:
         head = file.read(len(_MAGIC))
     if head != _MAGIC:
-        raise _DamagedError("it is no SQLite database" if head else "it is empty")
+        raise _DamagedError("not an SQLite database" if head else "it is empty")
     catalog = None
     try:
         catalog = Catalog(path, slot_count)
@@ -145,30 +202,46 @@ def _open_file(path: str, slot_count: int) -> Catalog:
             raise _not_usable(path, cause) from None
         raise error if isinstance(error, _DamagedError) else _DamagedError(str(error)) from None
     except CatalogVersionError as error:
-        raise CatalogUnusableError(f"{error}. Start the build that wrote it, or one that is newer.") from None
+        raise CatalogUnusableError(
+            f"{error}. Start the build that wrote it, or a newer one."
+        ) from None
 
 
 def _not_usable(path: str, error: sqlite3.Error) -> Exception:
     kind = error_kind(error)
-    if kind in _DAMAGED_KINDS or getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_IOERR_SHORT_READ:
+    if (
+        kind in _DAMAGED_KINDS
+        or getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_IOERR_SHORT_READ
+    ):
         return _DamagedError(str(error))
     if kind in _BUSY_KINDS:
-        return CatalogBusyError(f"{path} cannot be opened now: {error}")
+        return CatalogBusyError(f"{path} cannot be opened: {error}")
     return CatalogUnusableError(
-        f"{path} cannot be used: {error}. Look at the disk's space and health and at who owns the file, then start again."
+        f"{path} cannot be used: {error}. Check the disk's free space and health and the file's "
+        "owner, then start again."
     )
 
 
 def _make_private(path: str) -> None:
-    """A file of the catalog is a plain file that only this user reads. Raises CatalogUnusableError, OSError."""
+    """Check that a file of the catalog is a plain file, and make it readable for this user only.
+
+    Raises: CatalogUnusableError, OSError.
+    """
     try:
         found = os.lstat(path)
     except FileNotFoundError:
         return
     if not stat.S_ISREG(found.st_mode):
-        kind = "a symbolic link" if stat.S_ISLNK(found.st_mode) else "a directory" if stat.S_ISDIR(found.st_mode) else "no plain file"
+        kind = (
+            "a symbolic link"
+            if stat.S_ISLNK(found.st_mode)
+            else "a directory"
+            if stat.S_ISDIR(found.st_mode)
+            else "no plain file"
+        )
         raise CatalogUnusableError(
-            f"{path} is {kind}, which is not followed. Put the file itself there, or move it away: the catalog is then rebuilt from the partitions' files."
+            f"{path} is {kind}; links are not followed. Put the file itself there, or move it "
+            "away: the catalog is then rebuilt from the partitions' files."
         )
     if stat.S_IMODE(found.st_mode) & 0o077:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -178,15 +251,32 @@ def _make_private(path: str) -> None:
             os.close(fd)
 
 
-def _rebuild(path: str, reason: str, directories: list[tuple[str, str]], slot_count: int, live: list[LiveSlot], now_us: int) -> None:
-    """Make the database from the partitions' files. Raises SurveyError, sqlite3.Error, OSError, MissingDirectoryError."""
-    restored = restored_topics(survey([directory for _, directory in directories]), live, slot_count, len(directories), now_us)
+def _rebuild(
+    path: str,
+    reason: str,
+    directories: list[tuple[str, str]],
+    slot_count: int,
+    live: list[LiveSlot],
+    now_us: int,
+) -> None:
+    """Make the database from the partitions' files. Raises SurveyError, sqlite3.Error, OSError,
+    MissingDirectoryError.
+    """
+    restored = restored_topics(
+        survey([directory for _, directory in directories]),
+        live,
+        slot_count,
+        len(directories),
+        now_us,
+    )
     is_new = not restored.topics and not restored.warnings and not os.path.exists(path)
     temporary = f"{path}.rebuilding"
     for companion in (*_COMPANIONS, "-journal"):
         if os.path.lexists(temporary + companion):
             os.unlink(temporary + companion)
-    os.close(os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
+    os.close(
+        os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    )
     catalog = Catalog(temporary, slot_count)
     try:
         numbers = catalog.register_dirs(directories)
@@ -199,7 +289,7 @@ def _rebuild(path: str, reason: str, directories: list[tuple[str, str]], slot_co
     aside = _set_aside(path)
     fd = os.open(temporary, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        os.fchmod(fd, 0o600)  # whatever the umask says
+        os.fchmod(fd, 0o600)  # independent of the umask
         os.fsync(fd)
     finally:
         os.close(fd)
@@ -215,20 +305,23 @@ def _rebuild(path: str, reason: str, directories: list[tuple[str, str]], slot_co
         logger.warning("catalog_rebuilt_with_a_gap %s", warning)
     logger.warning(
         "catalog_rebuilt path=%s reason=%r topics=%d partitions=%d kept_in=%r producer_ids_from=%d",
-        path, reason, len(restored.topics), sum(len(topic.partitions) for topic in restored.topics), aside,
+        path, reason, len(restored.topics), sum(len(topic.partitions) for topic in restored.topics),
+        aside,
         now_us // 1_000_000 * PRODUCER_IDS_PER_SECOND,
     )  # fmt: skip
 
 
 def _set_aside(path: str) -> str:
-    """Rename a damaged database, with what belongs to it; answers its new name, empty where there was none. A log of changes without its database would be
-    taken for the new one's.
+    """Rename a damaged database with its journal files; return its new name, "" if there was none.
+    A write-ahead log without its database would be taken for the new one's.
     """
     number = 1
     while os.path.lexists(f"{path}.damaged-{number}"):
         number += 1
     aside = f"{path}.damaged-{number}"
     found = [companion for companion in _COMPANIONS if os.path.lexists(path + companion)]
-    for companion in reversed(found):  # the database last: a kill between leaves one that is damaged still
+    for companion in reversed(
+        found
+    ):  # the database last: after a kill in between it is still there, and damaged
         os.rename(path + companion, aside + companion)
     return aside if found else ""

@@ -1,6 +1,6 @@
-"""Topics and partitions as the catalog decides them, and how its rows say so.
+"""Topics and partitions of the catalog, and the conversion to and from its rows.
 
-Owner: pure; `appliance.catalog` reads and writes the rows.
+Owner: pure; `appliance.catalog.catalog` reads and writes the rows.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ from typing import Any
 
 import orjson
 
-from tailrace.hash_slots import HandOver
+from tailrace.core.hash_slots import HandOver
 
 ROW = "partition, data_dir, slot, delete_before, slots, hand_over"
 SELECT_TOPICS = (
-    "SELECT topic_id, name, state, version, typed, schema_id, message, settings, created_us, delay_of, slot_counts"
+    "SELECT topic_id, name, state, version, typed, schema_id, message, settings, created_us, "
+    "delay_of, slot_counts"
     " FROM topics JOIN schemas USING (schema_id)"
 )
 
@@ -26,18 +27,24 @@ class PartitionRow:
 
     partition: int
     data_dir: int
-    """Its number in the catalog, whatever the configuration's order."""
+    """Number of the data directory in the catalog, independent of the configuration's order."""
     slot: int
     delete_before: int
     slots: str = ""
-    """The hash slots that it owns, as ranges (see `tailrace.hash_slots`); empty: its topic has none."""
+    """The hash slots that it owns, as ranges (see `tailrace.core.hash_slots`); empty: its topic has
+    none.
+    """
     hand_over: HandOver = ()
-    """Where the partitions that gave it slots ended at that moment; incomplete until the change is carried out."""
+    """End offsets of the partitions that gave it slots, at that moment; incomplete until the change
+    is carried out.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """A topic as decided. `given` holds only the settings that were asked for; defaults are filled in by `topic_settings.complete`."""
+    """A topic as decided. `given` holds only the settings that were asked for; defaults are filled
+    in by `topic_config.complete`.
+    """
 
     topic_id: bytes
     name: str
@@ -50,9 +57,11 @@ class Topic:
     partitions: tuple[PartitionRow, ...]
     created_us: int
     delay_of: bytes = b""
-    """Of a delay log: the id of the topic whose delayed records it holds."""
+    """The topic id of a delay log's topic; empty for other topics."""
     slot_counts: tuple[int, ...] = ()
-    """With hash slots: how many partitions it has had, one after the other. The length is the version of its slot map, which follows from it."""
+    """Partition counts over time of a topic with hash slots. Its slot map follows from them. The
+    map's version is their number.
+    """
 
 
 def partition_of(row: Any) -> PartitionRow:
@@ -64,6 +73,31 @@ def partition_of(row: Any) -> PartitionRow:
 
 def topic_of(row: Any, partitions: Iterable[PartitionRow]) -> Topic:
     """A topic from its columns, those of SELECT_TOPICS."""
-    topic_id, name, state, version, typed, schema_id, message, settings, created_us, delay_of, slot_counts = row
+    (
+        topic_id,
+        name,
+        state,
+        version,
+        typed,
+        schema_id,
+        message,
+        settings,
+        created_us,
+        delay_of,
+        slot_counts,
+    ) = row
     given, counts = orjson.loads(settings), tuple(orjson.loads(slot_counts))
-    return Topic(topic_id, name, state, version, bool(typed), schema_id, message, given, tuple(partitions), created_us, delay_of, counts)
+    return Topic(
+        topic_id,
+        name,
+        state,
+        version,
+        bool(typed),
+        schema_id,
+        message,
+        given,
+        tuple(partitions),
+        created_us,
+        delay_of,
+        counts,
+    )

@@ -1,11 +1,15 @@
-"""One transaction for all that a step of the coordinator takes in.
+"""Transactions of the catalog: one for all changes of a controller's step.
 
-Within a step each change of the catalog is a savepoint of one transaction, which the first of them begins. What follows from a change (news, answers) waits
-until the step is committed; a commit that fails undoes all of it, and says so to everyone who waits. Outside a step each change is a transaction of its own.
+Within a step each change is a savepoint of one transaction, which the first change begins. Effects
+of a change (updates, answers) wait for the step's commit. A commit that fails undoes the step and
+fails every effect. Outside a step each change is a transaction of its own.
 
-Owner: the coordinator. Invariants: nothing is said of a change before it is on the disk; a change that fails leaves the others of its step as they are, unless
-SQLite has undone the whole transaction (a full disk can make it): then the step fails.
-Crash: SQLite's own recovery: a step that was not committed did not happen.
+Owner: the controller.
+Invariants:
+- No change is published or answered before it is on the disk.
+- A change that fails leaves the others of its step as they are, unless SQLite has rolled back the
+  whole transaction (on a full disk, for example). Then the step fails.
+Crash: SQLite recovers the file. A step that was not committed did not happen.
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable
 
-from tailrace.errors import TailraceError
+from tailrace.core.errors import TailraceError
 
 Done = Callable[[], None]
 Failed = Callable[[TailraceError], None]
@@ -24,12 +28,17 @@ class Database(sqlite3.Connection):
 
     is_in_step = False
     spoiled_by: BaseException | None = None
-    """What made SQLite undo the transaction of this step."""
+    """The error on which SQLite rolled this step's transaction back."""
     refused_by: BaseException | None = None
-    """Why this step cannot begin one: another program holds the database. Changes that follow do not wait for that anew."""
+    """The error that kept this step from beginning a transaction: another program holds the
+    database. Later changes of the step fail at once.
+    """
 
     def commit_step(self) -> bool:
-        """Keep what the step has changed; returns whether there was something. Raises sqlite3.Error: then nothing is kept, and no transaction is open."""
+        """Commit the step; return True if it changed something.
+
+        Raises: sqlite3.Error; then nothing is kept, and no transaction is open.
+        """
         self.is_in_step = False
         spoiled_by, self.spoiled_by, self.refused_by = self.spoiled_by, None, None
         try:
@@ -45,8 +54,10 @@ class Database(sqlite3.Connection):
 
 
 class Transaction:
-    """BEGIN IMMEDIATE ... COMMIT, or ROLLBACK when the block raises or COMMIT does: the next change must find none open. Within another it is part of that;
-    within a step it is a savepoint, undone by itself when the block raises.
+    """BEGIN IMMEDIATE ... COMMIT, or ROLLBACK when the block or COMMIT raises: none stays open.
+
+    Within another transaction it is part of that one. Within a step it is a savepoint, which is
+    rolled back alone when the block raises.
     """
 
     def __init__(self, db: Database) -> None:
@@ -88,7 +99,7 @@ class Transaction:
                 self._db.execute("ROLLBACK")
 
     def _end_savepoint(self, error: BaseException | None) -> None:
-        if not self._db.in_transaction:  # with it went what the step had changed before
+        if not self._db.in_transaction:  # the step's earlier changes are rolled back too
             self._db.spoiled_by = self._db.spoiled_by or error
             return
         if error is not None:
@@ -97,17 +108,21 @@ class Transaction:
 
 
 class Effects:
-    """What follows from the changes of a step."""
+    """Effects of a step's changes, run after its commit or rollback."""
 
     def __init__(self) -> None:
         self._effects: list[tuple[Done, Failed]] = []
 
     def add(self, done: Done, failed: Failed) -> None:
-        """`done` when the step is committed, else `failed`."""
+        """Add effects: `done` when the step is committed, else `failed`."""
         self._effects.append((done, failed))
 
     def run(self, error: TailraceError | None, caught: Callable[[str, Exception], str]) -> None:
-        """Each, whatever happens in others: in order, or backwards where the step has failed with `error`. `caught`: see `shm.runtime.boundary`."""
+        """Run each effect, also when others raise.
+
+        Effects run in order, or in reverse when the step failed with `error`. `caught`: see
+        `shm.runtime.error_handler`.
+        """
         effects, self._effects = self._effects, []
         for done, failed in effects if error is None else reversed(effects):
             try:

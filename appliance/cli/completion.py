@@ -1,4 +1,6 @@
-"""`tailrace completion`: the script that makes a shell complete commands, options, topics and contexts. Its making is click's."""
+"""`tailrace completion`: prints click's script for shell completion of commands, options, topics
+and contexts.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ SHELLS = ("bash", "zsh", "fish")
 @click.argument("shell", type=click.Choice(SHELLS))
 @click.pass_context
 def command(ctx: click.Context, shell: str) -> None:
-    """Print the script that makes a shell complete commands, options, and the names of topics and contexts.
+    """Print the script that makes a shell complete commands, options, and the names of topics and
+    contexts.
 
     \b
     Example:
@@ -25,4 +28,6 @@ def command(ctx: click.Context, shell: str) -> None:
     found = get_completion_class(shell)
     assert found is not None, "click knows these shells"
     completer = found(ctx.find_root().command, {}, "tailrace", COMPLETION_VARIABLE)
-    click.echo(completer.source_template % completer.source_vars())  # `source()` would look for the shell, which need not be installed here
+    click.echo(
+        completer.source_template % completer.source_vars()
+    )  # `source()` would look for the shell, which need not be installed here

@@ -1,4 +1,6 @@
-"""Files of rows as Arrow: csv, tsv, JSON lines, Parquet, Arrow; compressed ones too; from a path or standard input. Reading is pyarrow's."""
+"""Reads files of rows as Arrow, with pyarrow: csv, tsv, JSON lines, Parquet, Arrow; compressed or
+not; from a path or standard input.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +11,12 @@ from collections.abc import Callable
 import click
 import pyarrow as pa
 
-from tailrace.schema import canonical
+from tailrace.format.schema import canonical
 
 FORMATS = ("csv", "tsv", "jsonl", "parquet", "arrow")
 _BY_SUFFIX = {
-    ".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".parquet": "parquet", ".arrow": "arrow",
+    ".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl",
+    ".parquet": "parquet", ".arrow": "arrow",
     ".arrows": "arrow", ".feather": "arrow",
 }  # fmt: skip
 _COMPRESSED = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4"}
@@ -21,33 +24,44 @@ STDIN = "-"
 
 
 def read_table(path: str, format_name: str | None = None) -> pa.Table:
-    """All rows of a file, or of standard input (`-`); a column of only nulls becomes text. Usage errors name what is wrong with the file."""
+    """All rows of a file, or of standard input (`-`); a column of only nulls becomes text. Usage
+    errors name what is wrong with the file.
+    """
     stem, suffix = os.path.splitext(path)
     compression = _COMPRESSED.get(suffix.lower())
     if compression is not None:
         suffix = os.path.splitext(stem)[1]
     kind = format_name or _BY_SUFFIX.get(suffix.lower())
     if kind is None:
-        what = "standard input has no name that tells its format" if path == STDIN else f"{path} has no ending that tells its format"
-        raise click.UsageError(f"{what}; add --format with one of {', '.join(FORMATS)}")
+        context = (
+            "standard input has no file name that tells its format"
+            if path == STDIN
+            else f"the ending of {path} tells no format"
+        )
+        raise click.UsageError(f"{context}; add --format with one of {', '.join(FORMATS)}")
     shown = "standard input" if path == STDIN else path
     try:
-        source = pa.BufferReader(sys.stdin.buffer.read()) if path == STDIN else pa.OSFile(path, "rb")
+        source = (
+            pa.BufferReader(sys.stdin.buffer.read()) if path == STDIN else pa.OSFile(path, "rb")
+        )
         if compression is not None:
             source = pa.BufferReader(pa.CompressedInputStream(source, compression).read())
         table = _READERS[kind](source)
     except OSError as error:
         if error.errno is not None:
-            raise  # of the file system; pyarrow raises the others, of bytes that it cannot read
+            raise  # an error of the file system; pyarrow raises OSError for damaged bytes too
         how = f"{compression} with {kind} in it" if compression is not None else kind
         raise click.ClickException(
-            f"cannot read {shown} as {how}: {_sentence(error)}. It is damaged, cut off, or of another format"
+            f"cannot read {shown} as {how}: {_sentence(error)}. It is damaged, truncated, or in "
+            "another format"
         ) from None
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
         raise click.ClickException(f"cannot read {shown} as {kind}: {_sentence(error)}") from None
     for index, field in enumerate(table.schema):
         if pa.types.is_null(field.type):
-            table = table.set_column(index, pa.field(field.name, pa.utf8()), table.column(index).cast(pa.utf8()))
+            table = table.set_column(
+                index, pa.field(field.name, pa.utf8()), table.column(index).cast(pa.utf8())
+            )
     return table
 
 
@@ -93,5 +107,6 @@ def _read_arrow(source: pa.NativeFile) -> pa.Table:
 
 
 _READERS: dict[str, Callable[[pa.NativeFile], pa.Table]] = {
-    "csv": _read_csv, "tsv": _read_tsv, "jsonl": _read_json, "parquet": _read_parquet, "arrow": _read_arrow,
+    "csv": _read_csv, "tsv": _read_tsv, "jsonl": _read_json, "parquet": _read_parquet,
+    "arrow": _read_arrow,
 }  # fmt: skip

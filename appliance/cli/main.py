@@ -1,7 +1,9 @@
-"""The entry point `tailrace`: finds the command, turns errors into a sentence and an exit status.
+"""Entry point of `tailrace`: finds the command, and turns errors into a sentence and an exit
+status.
 
-Exit status: 0 ok, 1 operation failed, 2 usage, 3 appliance not reachable; `serve` has its own table (`appliance.restart_policy.ExitCode`).
-Commands are loaded when they are called, so that none pays for another's imports.
+Exit status: 0 ok, 1 operation failed, 2 usage, 3 appliance not reachable. `serve` has its own table
+(`appliance.supervise.restart_policy.ExitCode`). A command's module is imported when the command is
+called, so that no command pays for another's imports.
 """
 
 from __future__ import annotations
@@ -17,30 +19,39 @@ import click
 from click.shell_completion import CompletionItem
 
 import tailrace as client
-from tailrace.errors import NotReachableError, TailraceError
+from tailrace.core.errors import NotReachableError, TailraceError
 
 EXIT_FAILED = 1
 EXIT_NOT_REACHABLE = 3
 EXIT_INTERRUPTED = 130
 CONNECT_TIMEOUT_MS = 3_000
 COMPLETION_VARIABLE = "_TAILRACE_COMPLETE"
-"""Set where a shell asks: click looks at it, for which shell asks and what for."""
+"""Environment variable that is set while a shell asks for completions."""
 
 _COMMANDS = {
-    "serve": ("appliance.cli.serve", "Run the appliance in the foreground."),
-    "topic": ("appliance.cli.topic", "Create, list, describe, alter and delete topics."),
-    "produce": ("appliance.cli.produce", "Send lines, or a file's rows, to a topic."),
-    "consume": ("appliance.cli.consume", "Read a topic."),
-    "sql": ("appliance.cli.sql", "Query topics with SQL."),
-    "export": ("appliance.cli.export", "Copy a topic into a lake: Parquet, Arrow, Delta, Iceberg."),
-    "group": ("appliance.cli.group", "List, describe, reset, delete and advise consumer groups."),
-    "delay": ("appliance.cli.delay", "List, cancel and reschedule delayed records."),
-    "context": ("appliance.cli.context", "Keep the addresses of appliances under names."),
-    "perf": ("appliance.cli.perf", "Measure throughput and latency, as Kafka's tools do."),
-    "log": ("appliance.cli.log", "Look into segment files and verify them, offline."),
-    "doctor": ("appliance.cli.doctor", "Say what would hurt, and what to do about it."),
-    "status": ("appliance.cli.status", "Show how the running appliance does."),
-    "completion": ("appliance.cli.completion", "Print what makes a shell complete commands, options and topics."),
+    "serve": ("appliance.cli.commands.serve", "Run the appliance in the foreground."),
+    "topic": ("appliance.cli.commands.topic", "Create, list, describe, alter and delete topics."),
+    "produce": ("appliance.cli.commands.produce", "Send lines, or a file's rows, to a topic."),
+    "consume": ("appliance.cli.commands.consume", "Read a topic."),
+    "sql": ("appliance.cli.commands.sql", "Query topics with SQL."),
+    "export": (
+        "appliance.cli.commands.export",
+        "Copy a topic into a lake: Parquet, Arrow, Delta, Iceberg.",
+    ),
+    "group": (
+        "appliance.cli.commands.group",
+        "List, describe, reset, delete and advise consumer groups.",
+    ),
+    "delay": ("appliance.cli.commands.delay", "List, cancel and reschedule delayed records."),
+    "context": ("appliance.cli.commands.context", "Keep the addresses of appliances under names."),
+    "perf": ("appliance.cli.commands.perf", "Measure throughput and latency, as Kafka's tools do."),
+    "log": ("appliance.cli.commands.log", "Show and verify segment files, offline."),
+    "doctor": ("appliance.cli.commands.doctor", "Find problems of the host and the appliance."),
+    "status": ("appliance.cli.commands.status", "Show the state of the running appliance."),
+    "completion": (
+        "appliance.cli.completion",
+        "Print a script for shell completion.",
+    ),
 }
 
 
@@ -48,7 +59,7 @@ class LazyGroup(click.Group):
     """Commands by name, imported when called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """In the order in which they are shown."""
+        """Names of the commands, in the order of the help text."""
         del ctx
         return list(_COMMANDS)
 
@@ -62,18 +73,27 @@ class LazyGroup(click.Group):
         return command
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem[Any]]:
-        """Names and their sentences, without loading what they name."""
-        found = [CompletionItem(name, help=text) for name, (_, text) in _COMMANDS.items() if name.startswith(incomplete)]
+        """Names and one-line help of the commands, without importing them."""
+        found = [
+            CompletionItem(name, help=text)
+            for name, (_, text) in _COMMANDS.items()
+            if name.startswith(incomplete)
+        ]
         return [*found, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Without loading them."""
+        """Format the list of commands without importing them."""
         del ctx
         with formatter.section("Commands"):
             formatter.write_dl([(name, text) for name, (_, text) in _COMMANDS.items()])
 
-    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
-        """Raises UsageError, with the nearest name, when there is no such command."""
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find a command.
+
+        Raises: UsageError, with the nearest name, if there is none.
+        """
         name = args[0] if args else ""
         if name and not name.startswith("-") and name not in _COMMANDS:
             raise click.NoSuchCommand(name, possibilities=_COMMANDS, ctx=ctx)
@@ -96,12 +116,16 @@ def tailrace() -> None:
 
 def main() -> None:
     """Run the command line; ends the process."""
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `tailrace consume ... | head` ends like any filter
+    signal.signal(
+        signal.SIGPIPE, signal.SIG_DFL
+    )  # `tailrace consume ... | head` ends like any filter
     sys.exit(run(sys.argv[1:]))
 
 
 def run(arguments: list[str]) -> int:
-    """Run one command, say what went wrong in a sentence on standard error, and return the exit status."""
+    """Run one command, report an error in a sentence on standard error, and return the exit
+    status.
+    """
     from appliance.cli.output import complain
 
     _name_unknown_variables(arguments)
@@ -113,7 +137,9 @@ def run(arguments: list[str]) -> int:
     except (click.exceptions.Abort, KeyboardInterrupt):
         return EXIT_INTERRUPTED
     except click.exceptions.NoArgsIsHelpError as error:
-        print(error.format_message())  # `tailrace` alone, or `tailrace topic`: asked for what there is, which is no error
+        print(
+            error.format_message()
+        )  # `tailrace` or `tailrace topic` alone asks for help, which is not an error
         return 0
     except click.ClickException as error:
         complain(error.format_message())
@@ -135,12 +161,18 @@ def run(arguments: list[str]) -> int:
 
 
 def _name_unknown_variables(arguments: list[str]) -> None:
-    """Say which TAILRACE_... variable of the environment is none: misspelt, it would be passed over without a word. `serve` refuses such a one itself."""
-    given = [name for name in os.environ if name.startswith("TAILRACE_") and name not in ("TAILRACE_BOOTSTRAP", "TAILRACE_CONTEXT")]
+    """Warn of TAILRACE_... variables that name no setting: a misspelt one would have no effect.
+    `serve` refuses them itself.
+    """
+    given = [
+        name
+        for name in os.environ
+        if name.startswith("TAILRACE_") and name not in ("TAILRACE_BOOTSTRAP", "TAILRACE_CONTEXT")
+    ]
     if not given or arguments[:1] == ["serve"] or COMPLETION_VARIABLE in os.environ:
         return
     from appliance.cli.output import complain
-    from appliance.settings import unknown_variable
+    from appliance.config.settings import unknown_variable
 
     for name in given:
         sentence = unknown_variable(name)
@@ -149,11 +181,18 @@ def _name_unknown_variables(arguments: list[str]) -> None:
 
 
 def _sentence(error: OSError) -> str:
-    if error.strerror is None:  # not of the file system: a library's
+    if error.strerror is None:  # a library's error, not the file system's
         return f"{error}"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return f"{error.strerror}{f' {error.filename}' if error.filename else ''}. Free some space, or write elsewhere."
-    return f"{error.strerror} {error.filename}. Check the path and its permissions." if error.filename else f"{error.strerror}."
+        return (
+            f"{error.strerror}{f' {error.filename}' if error.filename else ''}. Free some "
+            "space, or write elsewhere."
+        )
+    return (
+        f"{error.strerror} {error.filename}. Check the path and its permissions."
+        if error.filename
+        else f"{error.strerror}."
+    )
 
 
 if __name__ == "__main__":

@@ -10,12 +10,12 @@ import click
 
 from appliance.cli.contexts import CONTEXT_VARIABLE, chosen_bootstrap, load
 from appliance.cli.main import CONNECT_TIMEOUT_MS
-from tailrace.errors import TailraceError
-from tailrace.settings import DEFAULT_BOOTSTRAP
-from tailrace.units import duration_ms
+from tailrace.client.settings import DEFAULT_BOOTSTRAP
+from tailrace.core.errors import TailraceError
+from tailrace.core.units import duration_ms
 
 if TYPE_CHECKING:
-    from tailrace.admin import Admin
+    from tailrace.admin.admin import Admin
 
 TIME_HELP = "2027-01-31T08:00:00Z (or another offset from UTC), or from now: 90s, 1h30m, 3d."
 BOOTSTRAP_VARIABLE = "TAILRACE_BOOTSTRAP"
@@ -30,7 +30,9 @@ class Moment(click.ParamType[dt.datetime]):
     help = TIME_HELP
     sign = 1
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dt.datetime:
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> dt.datetime:
         if isinstance(value, dt.datetime):
             return value
         text = str(value)
@@ -40,10 +42,12 @@ class Moment(click.ParamType[dt.datetime]):
                 return dt.datetime.now(dt.UTC) + self.sign * dt.timedelta(milliseconds=duration)
             moment = dt.datetime.fromisoformat(text)
         except (ValueError, OverflowError):
-            self.fail(f"{text!r} is no time; write {self.help}", param, ctx)
+            self.fail(f"{text!r} is not a time; write {self.help}", param, ctx)
         if moment.tzinfo is None:
             whole = moment.isoformat()
-            self.fail(f"{text!r} has no offset from UTC; write {whole}Z or {whole}+02:00", param, ctx)
+            self.fail(
+                f"{text!r} has no offset from UTC; write {whole}Z or {whole}+02:00", param, ctx
+            )
         return moment
 
 
@@ -62,67 +66,82 @@ class Duration(click.ParamType[dt.timedelta]):
 
     name = "duration"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dt.timedelta:
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> dt.timedelta:
         if isinstance(value, dt.timedelta):
             return value
         duration = duration_ms(str(value))
         if duration is None:
-            self.fail(f"{str(value)!r} is no duration; write 500ms, 10s, 15m, 1h30m or 1d", param, ctx)
+            self.fail(
+                f"{str(value)!r} is not a duration; write 500ms, 10s, 15m, 1h30m or 1d", param, ctx
+            )
         return dt.timedelta(milliseconds=duration)
 
 
 def _default_bootstrap() -> str | None:
-    """None while a shell asks for completions: a damaged file of contexts is no answer to a key."""
+    """The default context's address; None while a shell asks for completions, which a damaged file
+    of contexts must not disturb.
+    """
     ctx = click.get_current_context(silent=True)
     return None if ctx is not None and ctx.resilient_parsing else chosen_bootstrap()
 
 
 def bootstrap_option(function: Function) -> Function:
-    """--bootstrap: which appliance."""
+    """Add the option --bootstrap, the appliance's address."""
     option = click.option(
         "--bootstrap",
         metavar="ADDRESS",
         envvar=BOOTSTRAP_VARIABLE,
         default=_default_bootstrap,
         show_default=f"the context's, else {DEFAULT_BOOTSTRAP}",
-        help=f"Address of the appliance (environment: {BOOTSTRAP_VARIABLE}, or {CONTEXT_VARIABLE} for a context's).",
+        help=f"Address of the appliance (environment: {BOOTSTRAP_VARIABLE}, or {CONTEXT_VARIABLE} "
+        "for a context's).",
     )
     return option(function)
 
 
 def connect(bootstrap: str) -> Admin:
-    """A connection for administration, which gives an appliance up that does not answer at all within CONNECT_TIMEOUT_MS."""
-    from tailrace.admin import Admin
+    """An Admin client that fails after CONNECT_TIMEOUT_MS if no appliance answers."""
+    from tailrace.admin.admin import Admin
 
     return Admin(bootstrap, connect_timeout_ms=CONNECT_TIMEOUT_MS)
 
 
 def complete_topics(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """Names of topics that begin so."""
+    """Complete a topic's name."""
     del param
     return _completions(ctx, incomplete, lambda admin: admin.list_topics())
 
 
 def complete_groups(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """Names of groups that begin so."""
+    """Complete a group's name."""
     del param
     return _completions(ctx, incomplete, lambda admin: admin.list_groups())
 
 
-def _completions(ctx: click.Context, incomplete: str, ask: Callable[[Admin], Iterable[str]]) -> list[str]:
-    """None when no appliance answers at once: a key that was pressed must not hang, nor print an error."""
-    from tailrace.admin import Admin
+def _completions(
+    ctx: click.Context, incomplete: str, ask: Callable[[Admin], Iterable[str]]
+) -> list[str]:
+    """An Admin client; None if no appliance answers at once. A completion must neither hang nor
+    print an error.
+    """
+    from tailrace.admin.admin import Admin
 
     try:
         address = ctx.params.get("bootstrap") or chosen_bootstrap()
-        with Admin(address, connect_timeout_ms=COMPLETION_TIMEOUT_MS, request_timeout_ms=COMPLETION_TIMEOUT_MS) as admin:
+        with Admin(
+            address,
+            connect_timeout_ms=COMPLETION_TIMEOUT_MS,
+            request_timeout_ms=COMPLETION_TIMEOUT_MS,
+        ) as admin:
             return [name for name in ask(admin) if name.startswith(incomplete)]
     except (TailraceError, click.ClickException, OSError):
         return []
 
 
 def complete_contexts(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """Names of contexts that begin so."""
+    """Complete a context's name."""
     del ctx, param
     try:
         return [name for name in sorted(load().by_name) if name.startswith(incomplete)]
@@ -131,7 +150,7 @@ def complete_contexts(ctx: click.Context, param: click.Parameter, incomplete: st
 
 
 def json_option(function: Function) -> Function:
-    """--json: for programs."""
+    """Add the option --json."""
     return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(function)
 
 
@@ -141,6 +160,6 @@ def parse_pairs(values: tuple[str, ...], option: str) -> dict[str, str]:
     for value in values:
         name, separator, text = value.partition("=")
         if not separator or not name:
-            raise click.UsageError(f"{option} {value!r} is not of the form name=value")
+            raise click.UsageError(f"{option} is {value!r}; write name=value")
         pairs[name] = text
     return pairs

@@ -1,6 +1,6 @@
-"""How the command line speaks: tables, errors, progress. Coloured on terminals, plain in pipes.
+"""Output of the command line: tables, errors, progress bars. Coloured on terminals, plain in pipes.
 
-rich is loaded only by what draws.
+rich is imported only by the functions that draw.
 """
 
 from __future__ import annotations
@@ -29,27 +29,50 @@ def counted(count: int, noun: str) -> str:
 
 def print_json(value: Any) -> None:
     """One JSON document on standard output."""
-    sys.stdout.buffer.write(orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
+    sys.stdout.buffer.write(
+        orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+    )
 
 
-def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, shorten: Sequence[str] = (), wrap: Sequence[str] = ()) -> None:
-    """An aligned table, numbers to the right. Nothing in it is cut: what is wider than a terminal goes on in its next line, and can be copied whole.
+def print_table(
+    columns: Sequence[str],
+    rows: Sequence[Sequence[Any]],
+    *,
+    shorten: Sequence[str] = (),
+    wrap: Sequence[str] = (),
+) -> None:
+    """An aligned table, numbers to the right. Nothing in it is cut: what is wider than a terminal
+    goes on in its next line, and can be copied whole.
 
-    `shorten`: columns whose cells lose their middle on a terminal (never an id that somebody needs); `wrap`: columns of sentences, which a terminal gets in
-    lines of its width.
+    `shorten`: columns whose cells lose their middle on a terminal (never an id that somebody
+    needs); `wrap`: columns of sentences, which a terminal gets in lines of its width.
     """
     is_terminal = sys.stdout.isatty()
     texts = [[one_line(cell) for cell in row] for row in rows]
     if is_terminal:
-        texts = [[shortened(cell) if name in shorten else cell for name, cell in zip(columns, row, strict=True)] for row in texts]
+        texts = [
+            [
+                shortened(cell) if name in shorten else cell
+                for name, cell in zip(columns, row, strict=True)
+            ]
+            for row in texts
+        ]
     numeric = [_is_numeric([row[index] for row in rows]) for index in range(len(columns))]
     wrapped = [is_terminal and name in wrap for name in columns]
-    lines = _wrapped_lines(columns, texts, numeric, wrapped) if any(wrapped) else _lines(columns, texts, numeric, is_terminal)
+    lines = (
+        _wrapped_lines(columns, texts, numeric, wrapped)
+        if any(wrapped)
+        else _lines(columns, texts, numeric, is_terminal)
+    )
     sys.stdout.write("".join(f"{line}\n" for line in lines))
 
 
-def _lines(columns: Sequence[str], texts: list[list[str]], numeric: list[bool], is_terminal: bool) -> list[str]:
-    """As `_wrapped_lines` makes them, for a hundredth of the time: tables of ten thousand partitions are asked for."""
+def _lines(
+    columns: Sequence[str], texts: list[list[str]], numeric: list[bool], is_terminal: bool
+) -> list[str]:
+    """The lines of `_wrapped_lines` at a hundredth of its cost, for tables of ten thousand
+    partitions.
+    """
     from rich.cells import cell_len
 
     every = [list(columns), *texts]
@@ -59,10 +82,17 @@ def _lines(columns: Sequence[str], texts: list[list[str]], numeric: list[bool], 
             space = " " * (width - cell_len(row[index]))
             row[index] = space + row[index] if is_numeric else row[index] + space
     head, *lines = ["  ".join(row).rstrip() for row in every]
-    return [f"\x1b[1m{head}\x1b[0m" if is_terminal and os.environ.get("TERM", "dumb") != "dumb" else head, *lines]
+    return [
+        f"\x1b[1m{head}\x1b[0m"
+        if is_terminal and os.environ.get("TERM", "dumb") != "dumb"
+        else head,
+        *lines,
+    ]
 
 
-def _wrapped_lines(columns: Sequence[str], texts: list[list[str]], numeric: list[bool], wrapped: list[bool]) -> list[str]:
+def _wrapped_lines(
+    columns: Sequence[str], texts: list[list[str]], numeric: list[bool], wrapped: list[bool]
+) -> list[str]:
     """The lines of a table on a terminal, some of whose columns are wrapped."""
     from rich.cells import cell_len
     from rich.console import Console, ConsoleDimensions
@@ -72,32 +102,45 @@ def _wrapped_lines(columns: Sequence[str], texts: list[list[str]], numeric: list
     table = Table(box=None, pad_edge=False, header_style="bold")
     width = 2 * len(columns)
     for index, name in enumerate(columns):
-        table.add_column(name, justify="right" if numeric[index] else "left", no_wrap=not wrapped[index], overflow="fold")
+        table.add_column(
+            name,
+            justify="right" if numeric[index] else "left",
+            no_wrap=not wrapped[index],
+            overflow="fold",
+        )
         longest = max(cell_len(text) for text in [name, *(row[index] for row in texts)])
         width += min(longest, WRAPPED_MIN) if wrapped[index] else longest
     for row in texts:
         table.add_row(*(Text(cell) for cell in row))
     console = Console()
-    console.size = ConsoleDimensions(max(console.width, width), console.height)  # both: a width alone is passed over where TERM is dumb
+    console.size = ConsoleDimensions(
+        max(console.width, width), console.height
+    )  # both, for rich ignores a width alone where TERM is dumb
     with console.capture() as capture:
         console.print(table)
     return [line.rstrip() for line in capture.get().splitlines()]
 
 
 def _is_numeric(cells: Sequence[Any]) -> bool:
-    """Whether a column is of numbers; "-" and nothing stand for one that is not known."""
+    """True if all cells are numbers; "-" and empty cells stand for unknown ones."""
     known = [cell for cell in cells if cell is not None and cell != UNKNOWN]
     return all(isinstance(cell, int | float) for cell in known) and bool(known or UNKNOWN in cells)
 
 
 def one_line(cell: Any) -> str:
-    """A cell's text; what keys and names of others hold can neither begin a line nor command the terminal."""
+    """A cell's text with control characters escaped, so that keys and names cannot begin a line or
+    control the terminal.
+    """
     return "" if cell is None else str(cell).translate(_ESCAPES)
 
 
 def shortened(text: str) -> str:
-    """Without its middle, when it is long."""
-    return text if len(text) <= SHORT_MAX else f"{text[: SHORT_MAX // 2 - 1]}..{text[1 - SHORT_MAX // 2 :]}"
+    """Leave out the middle of a long text."""
+    return (
+        text
+        if len(text) <= SHORT_MAX
+        else f"{text[: SHORT_MAX // 2 - 1]}..{text[1 - SHORT_MAX // 2 :]}"
+    )
 
 
 def complain(sentence: str) -> None:
@@ -106,8 +149,8 @@ def complain(sentence: str) -> None:
     print(f"{red}tailrace: {sentence}{plain}", file=sys.stderr)
 
 
-def say(sentence: str) -> None:
-    """Something for the person, not for the pipe."""
+def echo(sentence: str) -> None:
+    """Print a note on standard error, for the user and not for the pipe."""
     print(sentence, file=sys.stderr)
 
 
@@ -119,25 +162,38 @@ class Progress:
         self._task = task
 
     def advance(self, amount: int) -> None:
-        """By so many more of the bar's units."""
+        """Move the bar by `amount` units."""
         if self._bar is not None:
             self._bar.advance(self._task, amount)
 
 
 @contextmanager
 def progress(description: str, total: int | None, unit: str = ITEMS) -> Iterator[Progress]:
-    """A bar on standard error while the block runs, when the length is known and someone is looking."""
+    """A bar on standard error while the block runs, when the length is known and someone is
+    looking.
+    """
     if total is None or not sys.stderr.isatty():
         yield Progress()
         return
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        MofNCompleteColumn,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
     from rich.progress import Progress as Bar
 
     with Bar(
         TextColumn("{task.description}"),
         BarColumn(),
-        *((DownloadColumn(binary_units=True), TransferSpeedColumn()) if unit == BYTES else (MofNCompleteColumn(),)),
+        *(
+            (DownloadColumn(binary_units=True), TransferSpeedColumn())
+            if unit == BYTES
+            else (MofNCompleteColumn(),)
+        ),
         TimeRemainingColumn(),
         console=Console(stderr=True),
         transient=True,

@@ -1,7 +1,11 @@
-"""The work behind `tailrace perf`: send, read, and go round at a wanted rate, and what was measured.
+"""Measurements of `tailrace perf`: produce, consume and end-to-end runs at a rate, and their
+figures.
 
-Owner: the command line. Invariants: at a wanted rate a record's latency counts from when it should have been sent, not from when the program came to it, so a
-stall shows in every record that it delayed (Gil Tene's "coordinated omission"); without a rate it counts from the call of `send`.
+Owner: the command line.
+Invariants:
+- At a rate, a record's latency counts from its scheduled time, so that a stall shows in every
+  record that it delays (Gil Tene's "coordinated omission").
+- Without a rate, latency counts from the call of `send`.
 """
 
 from __future__ import annotations
@@ -15,15 +19,17 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from tailrace.consumer import Consumer
-from tailrace.errors import TailraceError
-from tailrace.formats import arrow_batch
-from tailrace.producer import Producer
-from tailrace.records import Record, RecordMetadata
+from tailrace.consumer.consumer import Consumer
+from tailrace.core.errors import TailraceError
+from tailrace.core.records import Record, RecordMetadata
+from tailrace.kernel.reference_arrow import default_rows
+from tailrace.producer.producer import Producer
 
 REPORT_S = 5.0
 EVERY_RECORD_BELOW = 50_000
-"""Records/s up to which each record's latency is taken; above, and without a rate, that of one in SAMPLE: a callback costs as much as the record."""
+"""Records/s up to which each record's latency is taken; above, and without a rate, that of one in
+SAMPLE: a callback costs as much as the record.
+"""
 SAMPLE = 16
 LATENCY_PERCENTILES = (50.0, 95.0, 99.0, 99.9)
 
@@ -39,7 +45,7 @@ class Latency:
 
 
 class Latencies:
-    """Collected, in milliseconds."""
+    """Collected latencies, in milliseconds."""
 
     def __init__(self) -> None:
         self._values = array("d")
@@ -49,73 +55,94 @@ class Latencies:
         self._values.append(milliseconds)
 
     def since_last(self) -> tuple[float, float]:
-        """(average, most) of what came since this was asked last."""
+        """(average, maximum) since the last call."""
         window = self._values[self._reported :]
         self._reported += len(window)
         return (sum(window) / len(window), max(window)) if window else (0.0, 0.0)
 
     def summary(self) -> Latency:
-        """Percentiles of what was added, in milliseconds."""
+        """Percentiles of the collected latencies, in milliseconds."""
         values = sorted(self._values)
         if not values:
             return Latency(0.0, 0.0, dict.fromkeys(LATENCY_PERCENTILES, 0.0), 0)
-        found = {share: values[min(len(values) - 1, int(len(values) * share / 100))] for share in LATENCY_PERCENTILES}
+        found = {
+            share: values[min(len(values) - 1, int(len(values) * share / 100))]
+            for share in LATENCY_PERCENTILES
+        }
         return Latency(sum(values) / len(values), values[-1], found, len(values))
 
 
 class Schedule:
-    """When record number n is to be sent, at a rate; with none, now."""
+    """Scheduled time of record number n at a rate; without a rate, now."""
 
     def __init__(
-        self, records_per_s: float, now_ns: Callable[[], int] = time.perf_counter_ns, sleep: Callable[[float], None] = time.sleep
+        self,
+        records_per_s: float,
+        now_ns: Callable[[], int] = time.perf_counter_ns,
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._interval_ns = 1e9 / records_per_s if records_per_s > 0 else 0.0
         self._now_ns = now_ns
         self._sleep = sleep
-        self._begun_ns = now_ns()
+        self._started_ns = now_ns()
 
     def wait_for(self, number: int) -> int:
-        """Sleep until it is time; answers when that was, or is."""
+        """Sleep until the scheduled time; return that time, or the present without a rate."""
         now_ns = self._now_ns()
         if not self._interval_ns:
             return now_ns
-        due_ns = self._begun_ns + int(number * self._interval_ns)
+        due_ns = self._started_ns + int(number * self._interval_ns)
         if due_ns > now_ns:
             self._sleep((due_ns - now_ns) / 1e9)
         return due_ns
 
 
 def load_arrow() -> None:
-    """The first array a program makes loads pandas where there is one, 0.3 s: not what is to be measured."""
-    arrow_batch.default_rows([0], [None], [b""], None)
+    """Make an Arrow array before the measurement: the first one loads pandas, where installed (0.3
+    s).
+    """
+    default_rows([0], [None], [b""], None)
 
 
 @dataclass(frozen=True, slots=True)
 class Produced:
-    """What a produce run measured."""
+    """Figures of a produce run."""
 
     records: int
     payload_bytes: int
     seconds: float
     latency: Latency
     sample: int
-    """One in so many records had its latency taken."""
+    """Latency is taken of one in this many records."""
     failed: int
 
 
 Report = Callable[[int, int, float, float, float], None]
-"""Called about every REPORT_S with (records, bytes, seconds, average ms, most ms) since the last time."""
+"""Called about every REPORT_S with (records, bytes, seconds, average ms, most ms) since the last
+time.
+"""
 
 
-def produce(producer: Producer, topic: str, payloads: Sequence[bytes], count: int, rate: float, report: Report) -> Produced:
-    """Send `count` records, the payloads in turn, `rate` a second (0 or less: as fast as they are taken), until all have ended. Raises TailraceError."""
+def produce(
+    producer: Producer,
+    topic: str,
+    payloads: Sequence[bytes],
+    count: int,
+    rate: float,
+    report: Report,
+) -> Produced:
+    """Send `count` records, the payloads in turn, `rate` a second (0 or less: as fast as they are
+    taken), until all have ended. Raises TailraceError.
+    """
     sample = 1 if 0 < rate <= EVERY_RECORD_BELOW else SAMPLE
     latencies = Latencies()
     failures: list[TailraceError] = []
 
-    def ended(begun_ns: int, metadata: RecordMetadata | None, error: TailraceError | None) -> None:
+    def ended(
+        started_ns: int, metadata: RecordMetadata | None, error: TailraceError | None
+    ) -> None:
         del metadata
-        latencies.add((time.perf_counter_ns() - begun_ns) / 1e6)
+        latencies.add((time.perf_counter_ns() - started_ns) / 1e6)
         if error is not None:
             failures.append(error)
 
@@ -133,7 +160,12 @@ def produce(producer: Producer, topic: str, payloads: Sequence[bytes], count: in
         byte_count += len(payload)
         if not number & 1023 and time.perf_counter() - reported >= REPORT_S:
             now = time.perf_counter()
-            report(number - reported_count, byte_count - reported_bytes, now - reported, *latencies.since_last())
+            report(
+                number - reported_count,
+                byte_count - reported_bytes,
+                now - reported,
+                *latencies.since_last(),
+            )
             reported, reported_count, reported_bytes = now, number, byte_count
     producer.flush()
     seconds = time.perf_counter() - begun
@@ -145,24 +177,35 @@ def produce(producer: Producer, topic: str, payloads: Sequence[bytes], count: in
 
 @dataclass(frozen=True, slots=True)
 class Consumed:
-    """What a consume run measured."""
+    """Figures of a consume run."""
 
     records: int
     payload_bytes: int
     seconds: float
     fetch_seconds: float
-    """From the first record on: without connecting and finding offsets."""
+    """Seconds since the first record, without connecting and finding offsets."""
     began_at: float
     """Seconds since 1970."""
 
 
-def consume(consumer: Consumer, wanted: int, idle_s: float, *, arrow: bool, report: Callable[[Consumed], None]) -> Consumed:
-    """Read until `wanted` records have come, or nothing for `idle_s`. `arrow`: whole batches instead of records. Raises TailraceError."""
+def consume(
+    consumer: Consumer,
+    requested: int,
+    idle_s: float,
+    *,
+    arrow: bool,
+    report: Callable[[Consumed], None],
+) -> Consumed:
+    """Read until `requested` records have come, or nothing for `idle_s`. `arrow`: whole batches
+    instead of records. Raises TailraceError.
+    """
     began_at, begun = time.time(), time.perf_counter()
     records = payload_bytes = 0
     first = last = reported = begun
-    while records < wanted:
-        came, came_bytes = _poll_batches(consumer) if arrow else _poll_records(consumer, wanted - records)
+    while records < requested:
+        came, came_bytes = (
+            _poll_batches(consumer) if arrow else _poll_records(consumer, requested - records)
+        )
         now = time.perf_counter()
         if not came:
             if now - last >= idle_s:
@@ -179,7 +222,9 @@ def consume(consumer: Consumer, wanted: int, idle_s: float, *, arrow: bool, repo
 
 def _poll_records(consumer: Consumer, most: int) -> tuple[int, int]:
     found = consumer.poll(100, min(most, 5000))
-    return len(found), sum(len(record.value or b"") for record in found if not isinstance(record.value, dict))
+    return len(found), sum(
+        len(record.value or b"") for record in found if not isinstance(record.value, dict)
+    )
 
 
 def _poll_batches(consumer: Consumer) -> tuple[int, int]:
@@ -187,23 +232,37 @@ def _poll_batches(consumer: Consumer) -> tuple[int, int]:
     return sum(batch.batch.num_rows for batch in found), sum(batch.batch.nbytes for batch in found)
 
 
-def round_trips(producer: Producer, consumer: Consumer, topic: str, count: int, size: int, report: Callable[[int, float], None]) -> Latency:
-    """One record at a time, from `send` until a consumer has it. `report`: every thousandth. Raises TailraceError."""
+def round_trips(
+    producer: Producer,
+    consumer: Consumer,
+    topic: str,
+    count: int,
+    size: int,
+    report: Callable[[int, float], None],
+) -> Latency:
+    """One record at a time, from `send` until a consumer has it. `report`: every thousandth. Raises
+    TailraceError.
+    """
     latencies = Latencies()
     for number in range(count):
-        begun_ns = time.perf_counter_ns()
+        started_ns = time.perf_counter_ns()
         producer.send(topic, number.to_bytes(8, "big").ljust(size, b"x"))
         producer.flush()
         while not consumer.poll(1000):
             pass
-        latencies.add((time.perf_counter_ns() - begun_ns) / 1e6)
+        latencies.add((time.perf_counter_ns() - started_ns) / 1e6)
         if number % 1000 == 0:
             report(number, latencies.since_last()[0])
     return latencies.summary()
 
 
-def end_to_end(producer: Producer, consumer: Consumer, topic: str, count: int, size: int, rate: float) -> Latency:
-    """At a fixed rate, from when each record should have been sent until a consumer has it. Raises TailraceError."""
+def end_to_end(
+    producer: Producer, consumer: Consumer, topic: str, count: int, size: int, rate: float
+) -> Latency:
+    """Measure latency from each record's scheduled time until a consumer has it.
+
+    Raises: TailraceError.
+    """
     latencies = Latencies()
     errors: list[BaseException] = []
     filler = b"x" * max(0, size - 8)
@@ -250,18 +309,24 @@ class Advice:
 
     @property
     def by_rule(self) -> int:
-        """Tt / max(Tp, Tc): enough when producers and consumers each use as many partitions at once as they need."""
+        """Tt / max(Tp, Tc): enough when producers and consumers each use as many partitions at once
+        as they need.
+        """
         return max(1, math.ceil(self.target / max(self.produce, self.consume)))
 
     @property
     def for_both(self) -> int:
-        """max(Tt / Tp, Tt / Tc): enough with one producer and one consumer for each partition (Jun Rao's rule for Kafka)."""
+        """max(Tt / Tp, Tt / Tc): enough with one producer and one consumer for each partition (Jun
+        Rao's rule for Kafka).
+        """
         return max(1, math.ceil(self.target / min(self.produce, self.consume)))
 
 
-def measure_partition(producer: Producer, consumer: Consumer, topic: str, size: int, seconds: float) -> tuple[float, float]:
-    """(Tp, Tc) of a topic with one partition, bytes of values per second: what one producer gets acknowledged with `send()`, and what one consumer reads
-    of it as records. Raises TailraceError.
+def measure_partition(
+    producer: Producer, consumer: Consumer, topic: str, size: int, seconds: float
+) -> tuple[float, float]:
+    """(Tp, Tc) of a topic with one partition, bytes of values per second: what one producer gets
+    acknowledged with `send()`, and what one consumer reads of it as records. Raises TailraceError.
     """
     load_arrow()
     value = bytes(random.Random(0).choices(range(65, 91), k=size))

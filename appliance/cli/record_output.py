@@ -1,6 +1,8 @@
-"""How `tailrace consume` writes records to standard output: lines, templates as kcat's, CSV, JSON; Arrow and Parquet as one file.
+"""Writers of `tailrace consume` to standard output: lines, kcat's templates, CSV, JSON; one file of
+Arrow or Parquet.
 
-Each writer reads until the Reader is finished, and leaves whole lines behind whatever ends it.
+Each writer reads until the Reader is finished, and writes only complete lines, also when it is
+interrupted.
 """
 
 from __future__ import annotations
@@ -10,25 +12,39 @@ import csv
 import io
 import re
 import sys
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Protocol
 
 import click
 import orjson
 import pyarrow as pa
 
-from tailrace.records import Record
-
-if TYPE_CHECKING:
-    from appliance.cli.consume import Reader
+from tailrace.core.records import Record
 
 TEMPLATE_HELP = (
-    "%t topic, %p partition, %o offset, %T timestamp (ms), %k key, %v (or %s) value, %K and %S how many bytes these have (-1: null), %h headers, "
+    "%t topic, %p partition, %o offset, %T timestamp (ms), %k key, %v (or %s) value, %K and %S "
+    "how many bytes these have (-1: null), %h headers, "
     "%% a percent sign; \\n, \\t, \\\\"
 )
 FORMATS = ("value", "json", "csv", "arrow", "parquet")
 _RECORD_COLUMNS = ("topic", "partition", "offset", "timestamp", "key", "value")
 _ESCAPES = {"\\n": b"\n", "\\t": b"\t", "\\r": b"\r", "\\0": b"\0", "\\\\": b"\\"}
+
+
+class Reader(Protocol):
+    """A source of records or batches for the writers."""
+
+    def is_finished(self) -> bool:
+        """True if the end offsets are reached or --max records were printed."""
+        ...
+
+    def records(self) -> Iterable[Record]:
+        """The next records."""
+        ...
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """The next records as Arrow batches."""
+        ...
 
 
 def text_of(value: Any) -> Any:
@@ -56,8 +72,10 @@ def json_line(record: Record) -> bytes:
     """A record as one line of JSON."""
     return orjson.dumps(
         {
-            "topic": record.topic, "partition": record.partition, "offset": record.offset, "timestamp": record.timestamp, "key": text_of(record.key),
-            "value": text_of(record.value), "headers": [[name, text_of(value)] for name, value in record.headers],
+            "topic": record.topic, "partition": record.partition, "offset": record.offset,
+            "timestamp": record.timestamp, "key": text_of(record.key),
+            "value": text_of(record.value),
+            "headers": [[name, text_of(value)] for name, value in record.headers],
         },
         default=_default,
         option=orjson.OPT_APPEND_NEWLINE,
@@ -65,7 +83,7 @@ def json_line(record: Record) -> bytes:
 
 
 def value_line(record: Record) -> bytes:
-    """A record's value, and nothing else of it."""
+    """A record's value alone."""
     return _bytes(record.value) + b"\n"
 
 
@@ -78,28 +96,35 @@ def _headers(record: Record) -> bytes:
 
 
 _TOKENS: dict[str, Callable[[Record], bytes]] = {
-    "t": lambda r: r.topic.encode(), "p": lambda r: b"%d" % r.partition, "o": lambda r: b"%d" % r.offset, "T": lambda r: b"%d" % r.timestamp,
-    "k": lambda r: _bytes(r.key), "v": lambda r: _bytes(r.value), "s": lambda r: _bytes(r.value), "K": lambda r: _size(r.key),
+    "t": lambda r: r.topic.encode(), "p": lambda r: b"%d" % r.partition,
+    "o": lambda r: b"%d" % r.offset, "T": lambda r: b"%d" % r.timestamp,
+    "k": lambda r: _bytes(r.key), "v": lambda r: _bytes(r.value), "s": lambda r: _bytes(r.value),
+    "K": lambda r: _size(r.key),
     "S": lambda r: _size(r.value), "h": _headers, "%": lambda _: b"%",
 }  # fmt: skip
 
 
 def template(text: str) -> Callable[[Record], bytes]:
-    """What makes bytes of a record by kcat's template. Raises UsageError."""
+    """Compile kcat's template to a function from a record to bytes.
+
+    Raises: UsageError.
+    """
     pieces: list[bytes | Callable[[Record], bytes]] = []
     for piece in re.split(r"(%.?|\\.)", text, flags=re.DOTALL):
         if piece.startswith("%"):
             token = _TOKENS.get(piece[1:])
             if token is None:
-                raise click.UsageError(f"the template has {piece!r}; known are {TEMPLATE_HELP}")
+                raise click.UsageError(f"--template has {piece!r}; known are {TEMPLATE_HELP}")
             pieces.append(token)
         elif piece:
             pieces.append(_ESCAPES.get(piece, piece.encode()))
-    return lambda record: b"".join(piece if isinstance(piece, bytes) else piece(record) for piece in pieces)
+    return lambda record: b"".join(
+        piece if isinstance(piece, bytes) else piece(record) for piece in pieces
+    )
 
 
 def write_lines(reader: Reader, line: Callable[[Record], bytes]) -> None:
-    """Each record by itself, as bytes."""
+    """Write each record as bytes."""
     out = sys.stdout.buffer
     while not reader.is_finished():
         for record in reader.records():
@@ -108,18 +133,24 @@ def write_lines(reader: Reader, line: Callable[[Record], bytes]) -> None:
 
 
 def write_csv(reader: Reader, columns: list[str] | None) -> None:
-    """A row a record under a line of names: `columns` of typed topics, else where the record is, its key and its value."""
+    """Write CSV: a line of names, then a row for each record. Columns are `columns` of typed
+    topics, else the record's position, key and value.
+    """
     out = io.TextIOWrapper(sys.stdout.buffer, encoding="utf-8", newline="", write_through=True)
     try:
         rows = csv.writer(out)
         rows.writerow(columns or _RECORD_COLUMNS)
         while not reader.is_finished():
             for record in reader.records():
-                values = [record.value.get(name) for name in columns] if columns else [*record[:4], record.key, record.value]
+                values = (
+                    [record.value.get(name) for name in columns]
+                    if columns
+                    else [*record[:4], record.key, record.value]
+                )
                 rows.writerow([_cell(value) for value in values])
             out.flush()
     finally:
-        out.detach()  # it would close standard output with itself
+        out.detach()  # closing the writer would close standard output
 
 
 def _cell(value: Any) -> Any:
@@ -128,7 +159,7 @@ def _cell(value: Any) -> Any:
 
 
 def write_arrow(reader: Reader, schema: pa.Schema) -> None:
-    """One Arrow stream."""
+    """Write one Arrow stream."""
     with pa.ipc.new_stream(sys.stdout.buffer, schema) as writer:
         while not reader.is_finished():
             for batch in reader.batches():
@@ -136,7 +167,7 @@ def write_arrow(reader: Reader, schema: pa.Schema) -> None:
 
 
 def write_parquet(reader: Reader, schema: pa.Schema) -> None:
-    """One Parquet file, of a row group for each batch."""
+    """Write one Parquet file, with a row group for each batch."""
     import pyarrow.parquet as parquet
 
     with parquet.ParquetWriter(sys.stdout.buffer, schema) as writer:
@@ -145,5 +176,8 @@ def write_parquet(reader: Reader, schema: pa.Schema) -> None:
                 writer.write_batch(batch)
 
 
-BINARY_FORMATS: dict[str, Callable[[Reader, pa.Schema], None]] = {"arrow": write_arrow, "parquet": write_parquet}
-"""What a terminal does not get."""
+BINARY_FORMATS: dict[str, Callable[[Reader, pa.Schema], None]] = {
+    "arrow": write_arrow,
+    "parquet": write_parquet,
+}
+"""Formats that are refused on a terminal."""

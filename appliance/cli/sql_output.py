@@ -1,4 +1,6 @@
-"""How `tailrace sql` writes rows: as an aligned table, or as one JSON array; as they come, whatever their number."""
+"""Writers of `tailrace sql`: an aligned table or one JSON array, streamed for any number of
+rows.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +35,9 @@ def _plain(value: Any) -> Any:
     if isinstance(value, bytes):
         return text_of(value)
     if isinstance(value, decimal.Decimal):
-        is_whole = value == value.to_integral_value()  # which any precision allows, as % does not
-        return int(value) if is_whole and abs(value) < 1 << 63 else float(value)
+        return orjson.Fragment(
+            format(value, "f")
+        )  # a number of JSON has as many digits as it takes
     return str(value)
 
 
@@ -51,7 +54,7 @@ def _each_once(names: Sequence[str]) -> list[str]:
 
 
 def write_table(columns: Sequence[str], pieces: Pieces) -> None:
-    """Aligned by the first rows; a later cell that is wider shifts its line."""
+    """Write a table aligned by its first rows; a wider cell that comes later shifts its line."""
     from rich.cells import cell_len
 
     widths: list[int] = []
@@ -59,13 +62,21 @@ def write_table(columns: Sequence[str], pieces: Pieces) -> None:
     for rows in pieces:
         texts = [[_cell(value) for value in row] for row in rows]
         if not widths:
-            widths = [max(cell_len(text) for text in column) for column in zip(columns, *texts, strict=True)]
-            numeric = [all(_is_number(value) for value in column if value is not None) for column in zip(*rows, strict=True)]
+            widths = [
+                max(cell_len(text) for text in column)
+                for column in zip(columns, *texts, strict=True)
+            ]
+            numeric = [
+                all(_is_number(value) for value in column if value is not None)
+                for column in zip(*rows, strict=True)
+            ]
             numeric = numeric or [False] * len(columns)
             texts.insert(0, list(columns))
         for row in texts:
             padded = (
-                " " * (width - cell_len(text)) + text if right else text + " " * (width - cell_len(text))
+                " " * (width - cell_len(text)) + text
+                if right
+                else text + " " * (width - cell_len(text))
                 for text, width, right in zip(row, widths, numeric, strict=True)
             )
             sys.stdout.write(MARGIN.join(padded).rstrip() + "\n")

@@ -1,12 +1,19 @@
-"""A column of an answer as Python values, also of times that Python has none for: the log takes years of six digits, which mistaken units give.
+"""Python values of a column of a query's result, also for times outside Python's range: the log
+takes years of six digits, which mistaken units give.
 
 Owner: `tailrace sql`.
-Invariants: pure. Nothing is left out: a time of no year from 1 to 9999 is text, as ISO 8601 writes such years; DuckDB's infinity is `infinity`.
+Invariants:
+- Pure. Nothing is left out.
+- A time outside the years 1 to 9999 is text, as ISO 8601 writes such years. DuckDB's infinity is
+  `infinity`.
+- A value of a type that Arrow lacks is text, as DuckDB writes it: an unsigned number of 128 bits
+  would become negative, bits would become bytes.
 """
 
 from __future__ import annotations
 
 import datetime as dt
+import re
 from typing import Any
 
 import click
@@ -14,18 +21,42 @@ import pyarrow as pa
 
 DAYS_OF_400_YEARS = 146_097
 DAYS_TO_1970 = 719_162
-"""From the first day of year 1."""
+"""Days from the first day of year 1 to 1970-01-01."""
 UNITS_A_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 INFINITE = {"timestamp": 2**63 - 1, "date": 2**31 - 1}
 
 
+WITHOUT_ARROW = re.compile(r"\b(UHUGEINT|BIGNUM|VARINT|BIT|INTERVAL)\b")
+"""Types that Arrow has not, or writes otherwise."""
+
+
+def as_readable(result: Any) -> Any:
+    """A relation of DuckDB with the same columns, those of a type that Arrow has not as text."""
+    kinds = [WITHOUT_ARROW.search(str(kind)) is not None for kind in result.types]
+    if not any(kinds):
+        return result
+    return result.project(
+        ", ".join(
+            f"#{number}::VARCHAR" if is_text else f"#{number}"
+            for number, is_text in enumerate(kinds, 1)
+        )
+    )
+
+
 def python_values(name: str, column: pa.Array) -> list[Any]:
-    """Raises ClickException, which names the column, where such a time lies inside a list or a struct."""
+    """Convert a column to Python values.
+
+    Raises: ClickException, with the column's name, for a time outside Python's range in a list or
+    struct.
+    """
     try:
         return column.to_pylist()  # type: ignore[no-any-return]
     except (OverflowError, ValueError) as error:
         if not pa.types.is_timestamp(column.type) and not pa.types.is_date32(column.type):
-            raise click.ClickException(f"column {name!r} holds what Python has no value for ({error}): select {name}::varchar") from None
+            raise click.ClickException(
+                f"column {name!r} has a value that Python cannot represent ({error}): select "
+                f"{name}::varchar"
+            ) from None
     return [_time(value) for value in column]
 
 
@@ -37,7 +68,7 @@ def _time(value: pa.Scalar) -> Any:
 
 
 def _time_text(count: int, kind: pa.DataType) -> str:
-    """Of so many units, or days, since 1970."""
+    """Text of a time, given as a count of units or days since 1970."""
     is_date = pa.types.is_date32(kind)
     if abs(count) >= INFINITE["date" if is_date else "timestamp"]:
         return "infinity" if count > 0 else "-infinity"

@@ -1,12 +1,14 @@
-"""The flags of `tailrace serve`, and the settings that they, the environment and the configuration file make together."""
+"""Flags of `tailrace serve`, merged with the environment and the configuration file into
+settings.
+"""
 
 from __future__ import annotations
 
 import argparse
 from typing import Any
 
-from appliance.settings import Settings, load_settings
-from tailrace.errors import InvalidSettingError
+from appliance.config.settings import Settings, load_settings
+from tailrace.core.errors import InvalidSettingError
 
 
 def parse_flags(arguments: list[str]) -> argparse.Namespace:
@@ -26,7 +28,10 @@ def settings_from_flags(flags: argparse.Namespace, environment: dict[str, str]) 
 
 
 def given_flags(flags: argparse.Namespace) -> list[tuple[str, Any]]:
-    """(setting, value) in the order in which the later wins. Raises InvalidSettingError."""
+    """(setting, value) of all flags; later ones win.
+
+    Raises: InvalidSettingError.
+    """
     given: list[tuple[str, Any]] = []
     for item in flags.set:
         name, separator, value = item.partition("=")

@@ -1,35 +1,44 @@
-"""Settings of the appliance: every one documented beside its definition, merged in one place from file, environment and flags.
+"""Settings of the appliance, each documented beside its definition, merged from file, environment
+and flags.
 
-Order, the later wins: defaults, the TOML file (`--config`), environment (TAILRACE_RING_BYTES, TAILRACE_FLUSH_LINGER_MS), flags (`--set
-flush.linger_ms=5`).
-Invariants: an unknown name is refused with the nearest known one; relations between settings are checked before anything is started;
-    processes get only what they use, as plain values.
+Order, later ones win:
+- defaults
+- the TOML file (`--config`)
+- environment (TAILRACE_RING_BYTES, TAILRACE_FLUSH_LINGER_MS)
+- flags (`--set flush.linger_ms=5`)
+Invariants:
+- An unknown name is refused with the nearest known one.
+- Relations between settings are checked before anything is started.
+- Processes get only what they use, as plain values.
 """
 
 from __future__ import annotations
 
-import difflib
 import os
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
-from appliance.cores import BusyPoll, CorePlan, plan_busy_poll, plan_cores
+from appliance.config.core_plan import BusyPoll, CorePlan, plan_busy_poll, plan_cores
 from shm.layout import FLUSHERS_MAX, FRONTS_MAX, WORKERS_MAX
-from tailrace.errors import InvalidSettingError
-from tailrace.units import examples, whole_number
+from tailrace.core.errors import InvalidSettingError
+from tailrace.core.units import examples, whole_number
 
 ENVIRONMENT_PREFIX = "TAILRACE_"
 OTHER_VARIABLES = (
-    "TAILRACE_BOOTSTRAP", "TAILRACE_CONTEXT", "TAILRACE_PURE", "TAILRACE_PROCESS", "TAILRACE_CRASH_POINT", "TAILRACE_BENCH_DIR", "TAILRACE_WRITE_DOCS",
+    "TAILRACE_BOOTSTRAP", "TAILRACE_CONTEXT", "TAILRACE_PURE", "TAILRACE_PROCESS",
+    "TAILRACE_CRASH_POINT", "TAILRACE_BENCH_DIR", "TAILRACE_WRITE_DOCS",
 )  # fmt: skip
-"""Of clients, of processes among themselves, and of those who work on Tailrace: they name no setting, and are no mistake."""
+"""Variables that name no setting and are accepted: those of clients, between processes, and of
+Tailrace's developers.
+"""
 LOG_LEVELS = ("debug", "info", "warning", "error")
 MIB = 1 << 20
 
 
-def _setting(default: Any, doc: str, *, minimum: int = 0, maximum: int = 1 << 40, name: str = "") -> Any:
+def _setting(
+    default: Any, doc: str, *, minimum: int = 0, maximum: int = 1 << 40, name: str = ""
+) -> Any:
     metadata = {"doc": doc, "minimum": minimum, "maximum": maximum, "name": name}
     if isinstance(default, list):
         return field(default_factory=lambda: list(default), metadata=metadata)
@@ -38,141 +47,235 @@ def _setting(default: Any, doc: str, *, minimum: int = 0, maximum: int = 1 << 40
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """All of them; the file, `--set` and the documentation use the names in `setting_names()`."""
+    """Settings of the appliance; `setting_names()` has their names in the file, `--set` and the
+    documentation.
+    """
 
-    listen: list[str] = _setting(["tcp://127.0.0.1:7420"], "Where clients connect: tcp://HOST:PORT (port 0: any free one) and ipc://PATH.")
+    listen: list[str] = _setting(
+        ["tcp://127.0.0.1:7420"],
+        "Where clients connect: tcp://HOST:PORT (port 0: any free one) and ipc://PATH.",
+    )
     http_listen: str = _setting(
         "127.0.0.1:7400",
-        "HOST:PORT of the console, /metrics and /health; port 0: any free one; empty: there is none.",
+        "HOST:PORT of the console, /metrics and /health. Port 0: any free one. Empty: no console.",
         name="http.listen",
     )
     fronts: int = _setting(
         1,
-        "Front processes; number i listens on the ports of `listen` plus i, on its ipc paths with .i behind them.",
+        "Number of front processes; front i listens on the ports of `listen` plus i, and on "
+        "its ipc paths with .i appended.",
         minimum=1,
         maximum=FRONTS_MAX,
     )
     data_dirs: list[str] = _setting(
         ["./tailrace-data"],
-        "Where the log lives; each directory has a flusher and workers of its own, so give each disk one. The catalog is in the first.",
+        "Directories of the log. Each has a flusher and workers of its own, so give each disk "
+        "one. The catalog is in the first.",
     )
-    cores: str | list[int] = _setting("auto", 'Cores that workers are pinned to, one worker each: "auto" or a list such as [2, 3].')
+    cores: str | list[int] = _setting(
+        "auto",
+        'Cores that workers are pinned to, one worker each: "auto" or a list such as [2, 3].',
+    )
     busy_poll_us: int | str = _setting(
         "auto",
-        "How long fronts and workers that have just worked look for more before they sleep, microseconds (0 to 10000; 0: not at all). It saves a wake-up for "
-        'each step of an ack, and costs the core meanwhile: "auto" does so (100) only where the cores are enough for each front, worker and flusher to have '
-        "one; never with 1 or 2.",
+        "How long fronts and workers poll for more work before they sleep, microseconds (0 to "
+        "10000; 0: not at all). Polling saves a wake-up for each step of an ack and uses the "
+        'core meanwhile. "auto" polls (100) only if each front, worker and flusher can have a '
+        "core; never with 1 or 2 cores.",
     )
     dedicated_workers: int = _setting(
-        16, "How many partitions of topics with worker.dedicated there can be; memory is taken when there are.", maximum=64
+        16,
+        "Most partitions of topics with worker.dedicated; memory is taken when there are such "
+        "topics.",
+        maximum=64,
     )
-    ring_bytes: int = _setting(64 * MIB, "Size of a worker's ring in shared memory, bytes.", minimum=1 * MIB, maximum=1 << 36)
-    ring_descriptors: int = _setting(65_536, "How many requests a ring can hold, whatever their size.", minimum=1024, maximum=1 << 22)
+    ring_bytes: int = _setting(
+        64 * MIB,
+        "Size of a worker's ring in shared memory, bytes.",
+        minimum=1 * MIB,
+        maximum=1 << 36,
+    )
+    ring_descriptors: int = _setting(
+        65_536,
+        "Requests that a ring can hold, whatever their size.",
+        minimum=1024,
+        maximum=1 << 22,
+    )
     lane_bytes: int = _setting(
         4 * MIB,
-        "Size of a lane between two processes in shared memory, bytes; small enough to stay in cache.",
+        "Size of a lane between two processes in shared memory, bytes; small enough to stay in "
+        "cache.",
         minimum=256 << 10,
         maximum=1 << 30,
     )
-    credit_bytes: int = _setting(64 * MIB, "Bytes that all producers together may have under way to a front.", minimum=1 * MIB)
+    credit_bytes: int = _setting(
+        64 * MIB,
+        "Bytes that all producers together may have in flight to a front.",
+        minimum=1 * MIB,
+    )
     connections_max: int = _setting(
         16_384,
-        "How many connections a front keeps; never more than its limit of open files leaves beside the log's files.",
+        "Connections that a front keeps. The limit of open files, less the log's files, is the "
+        "upper bound.",
         minimum=1,
         maximum=1 << 20,
         name="connections.max",
     )
-    slots: int = _setting(4096, "How many partitions there can be.", minimum=16, maximum=1 << 20)
-    stop_timeout_ms: int = _setting(20_000, "How long a clean stop may take before what is left is killed, ms.", minimum=100)
-    hang_timeout_ms: int = _setting(30_000, "A process that makes no progress for this long is killed and restarted, ms.", minimum=1000)
-    log_level: str = _setting("info", "What is logged: debug, info, warning or error, and what is worse.")
-    auto_create_topics: bool = _setting(False, "Whether producers may make a missing topic by sending to it; embedded appliances allow it.")
+    slots: int = _setting(4096, "Most partitions of the appliance.", minimum=16, maximum=1 << 20)
+    stop_timeout_ms: int = _setting(
+        20_000,
+        "How long a clean stop may take before the remaining processes are killed, ms.",
+        minimum=100,
+    )
+    hang_timeout_ms: int = _setting(
+        30_000,
+        "A process that makes no progress for this long is killed and restarted, ms.",
+        minimum=1000,
+    )
+    zygote: bool = _setting(
+        True,
+        "Fork processes from one that has imported what they share. false: each is an "
+        "interpreter of its own, as debuggers need it, which starts more slowly and takes more "
+        "memory.",
+    )
+    log_level: str = _setting("info", "Lowest level that is logged: debug, info, warning or error.")
+    auto_create_topics: bool = _setting(
+        False,
+        "Whether producers may create a missing topic by sending to it; embedded appliances "
+        "allow it.",
+    )
     checkpoint_bytes: int = _setting(
-        64 * MIB, "How much of a data directory's log recovery may have to read again, about, bytes.", minimum=1 * MIB
+        64 * MIB,
+        "Bytes of a data directory's log that recovery may have to read, about.",
+        minimum=1 * MIB,
     )
     journal_bytes: int = _setting(
         64 * MIB,
-        "Size of a data directory's journal, bytes: groups that touch many partitions are made durable there.",
+        "Size of a data directory's journal, bytes; it makes groups that touch many partitions "
+        "durable.",
         minimum=1 * MIB,
         maximum=1 << 32,
     )
     disk_reserve_bytes: int = _setting(
         64 * MIB,
-        "Room kept free in each data directory beside what its rings hold (at most an eighth of the disk): with less, producers are refused with DISK_FULL.",
+        "Space kept free in each data directory beside that for its rings (at most an eighth "
+        "of the disk). Below it producers are refused with DISK_FULL.",
     )
     producer_id_expiration_ms: int = _setting(
         86_400_000,
-        "A producer that has sent nothing to a partition for so long is forgotten there, ms.",
+        "A partition forgets a producer that has sent nothing to it for this long, ms.",
         minimum=1,
         name="producer.id.expiration.ms",
     )
     producer_ids_max: int = _setting(
         10_000,
-        "How many producers each partition remembers, to recognise what they send again (about 250 bytes each, in worker and flusher; ten times that in all partitions of a worker). "
-        "Beyond 256, those that sent nothing for 15 minutes are forgotten; while there are so many, new ones are refused with TOO_MANY_PRODUCERS.",
+        "How many producers each partition remembers, to recognise repeated batches (about 250 "
+        "bytes each, in worker and flusher; ten times that in all partitions of a worker). "
+        "Beyond 256, producers that sent nothing for 15 minutes are forgotten; if there are "
+        "none, new ones are refused with TOO_MANY_PRODUCERS.",
         minimum=256,
         maximum=1 << 24,
         name="producer.ids.max",
     )
     group_members_max: int = _setting(
-        10_000, "How many members a consumer group or share group may have.", minimum=1, maximum=1_000_000, name="group.members.max"
+        10_000,
+        "Most members of a consumer group or share group.",
+        minimum=1,
+        maximum=1_000_000,
+        name="group.members.max",
     )
     groups_max: int = _setting(
-        100_000, "How many groups there may be, those without members counted.", minimum=1, maximum=10_000_000, name="groups.max"
+        100_000,
+        "Most groups, those without members included.",
+        minimum=1,
+        maximum=10_000_000,
+        name="groups.max",
     )
     group_session_timeout_min_ms: int = _setting(
-        1_000, "The shortest session_timeout_ms that a consumer may ask for, ms.", minimum=100, name="group.session.timeout.min.ms"
+        1_000,
+        "Smallest session_timeout_ms that a consumer may ask for, ms.",
+        minimum=100,
+        name="group.session.timeout.min.ms",
     )
     group_session_timeout_max_ms: int = _setting(
-        1_800_000, "The longest session_timeout_ms that a consumer may ask for, ms.", minimum=100, name="group.session.timeout.max.ms"
+        1_800_000,
+        "Largest session_timeout_ms that a consumer may ask for, ms.",
+        minimum=100,
+        name="group.session.timeout.max.ms",
     )
     offsets_retention_minutes: int = _setting(
         10_080,
-        "A group without members is forgotten, with its committed offsets, this long after its last member left and its last commit, minutes.",
+        "A group without members is deleted, with its committed offsets, this long after its "
+        "last member left and its last commit, minutes.",
         minimum=1,
         name="offsets.retention.minutes",
     )
     flush_linger_ms: int = _setting(
         0,
-        "How long the flusher waits for a larger group, ms; 0: not at all, busy times group by themselves.",
+        "How long the flusher waits for a larger group of batches, ms. 0: not at all; under "
+        "load groups form without it.",
         maximum=10_000,
         name="flush.linger_ms",
     )
     flush_batch_size: int = _setting(
-        1 * MIB, "A group of this many bytes is flushed without waiting longer.", minimum=1, name="flush.batch_size"
+        1 * MIB,
+        "A group of this many bytes is flushed without waiting longer.",
+        minimum=1,
+        name="flush.batch_size",
     )
 
     def reserve_bytes(self, worker_count: int) -> int:
-        """Room kept free in each data directory, with what the rings of so many workers hold; 0: none is asked for."""
-        return self.disk_reserve_bytes + self.ring_bytes * worker_count if self.disk_reserve_bytes else 0
+        """Reserve of free space in each data directory, including the content of its workers'
+        rings; 0: none.
+        """
+        return (
+            self.disk_reserve_bytes + self.ring_bytes * worker_count
+            if self.disk_reserve_bytes
+            else 0
+        )
 
     def check(self, available_cores: set[int]) -> CorePlan:
-        """Check the relations between settings; returns the core plan. Raises InvalidSettingError."""
+        """Check the relations between settings; returns the core plan. Raises
+        InvalidSettingError.
+        """
         paths = [os.path.realpath(path) for path in self.data_dirs]
         if not 1 <= len(paths) <= FLUSHERS_MAX or len(set(paths)) != len(paths):
-            raise InvalidSettingError(f"data_dirs is {self.data_dirs!r}; it takes 1 to {FLUSHERS_MAX} different directories")
+            raise InvalidSettingError(
+                f"data_dirs is {self.data_dirs!r}; it takes 1 to {FLUSHERS_MAX} different "
+                "directories"
+            )
         if not self.listen:
-            raise InvalidSettingError("listen needs at least one address such as tcp://127.0.0.1:7420")
+            raise InvalidSettingError(
+                "listen is empty: give at least one address such as tcp://127.0.0.1:7420"
+            )
         for address in self.listen:
             check_address(address)
-            if address.startswith("tcp://") and int(address.rpartition(":")[2]) + self.fronts - 1 > 65535:
+            if (
+                address.startswith("tcp://")
+                and int(address.rpartition(":")[2]) + self.fronts - 1 > 65535
+            ):
                 raise InvalidSettingError(
-                    f"listen is {address!r}: {self.fronts} fronts need as many ports from there on; choose a lower port"
+                    f"listen is {address!r}, and fronts = {self.fronts} need as many ports from "
+                    "there on; choose a lower port"
                 )
         if self.http_listen:
             split_host_port(self.http_listen)
         if self.log_level not in LOG_LEVELS:
-            raise InvalidSettingError(f"log_level is {self.log_level!r}; it takes {', '.join(LOG_LEVELS)}")
+            raise InvalidSettingError(
+                f"log_level is {self.log_level!r}; it takes {', '.join(LOG_LEVELS)}"
+            )
         for name, value in (("ring_bytes", self.ring_bytes), ("lane_bytes", self.lane_bytes)):
             if value % 4096:
                 raise InvalidSettingError(f"{name} is {value}; it must be a multiple of 4096")
         if self.credit_bytes < self.lane_bytes // 2:
             raise InvalidSettingError(
-                f"credit_bytes is {self.credit_bytes}; it must be at least half of lane_bytes ({self.lane_bytes}), so that one batch always fits"
+                f"credit_bytes is {self.credit_bytes}; it must be at least half of lane_bytes "
+                f"({self.lane_bytes}), so that one batch always fits"
             )
         if self.group_session_timeout_min_ms > self.group_session_timeout_max_ms:
             raise InvalidSettingError(
-                f"group.session.timeout.min.ms is {self.group_session_timeout_min_ms}; it must not be above group.session.timeout.max.ms "
+                f"group.session.timeout.min.ms is {self.group_session_timeout_min_ms}; it must "
+                "not be above group.session.timeout.max.ms "
                 f"({self.group_session_timeout_max_ms})"
             )
         plan = plan_cores(self.cores, available_cores, WORKERS_MAX - self.dedicated_workers)
@@ -180,7 +283,10 @@ class Settings:
         return plan
 
     def busy_poll(self, plan: CorePlan) -> BusyPoll:
-        """What `busy_poll_us` comes to. Raises InvalidSettingError."""
+        """Resolve `busy_poll_us` for a core plan.
+
+        Raises: InvalidSettingError.
+        """
         workers, directories = max(len(plan.workers), len(self.data_dirs)), len(self.data_dirs)
         return plan_busy_poll(self.busy_poll_us, plan, workers, self.fronts, directories)
 
@@ -190,20 +296,34 @@ def check_address(address: str) -> None:
     scheme, _, rest = address.partition("://")
     if scheme == "ipc" and rest:
         if len(rest.encode()) > 100:
-            raise InvalidSettingError(f"{address!r} is too long: a Unix socket's path has at most 100 bytes")
+            raise InvalidSettingError(
+                f"listen address {address!r} is too long: the path of a Unix socket has at most "
+                "100 bytes"
+            )
         return
     host, _, port = rest.rpartition(":")
     if scheme != "tcp" or not host or not port.isdigit() or int(port) > 65535:
         raise InvalidSettingError(
-            f"{address!r} is no address to listen on; write tcp://127.0.0.1:7420 or ipc:///run/tailrace/tailrace.sock"
+            f"listen has {address!r}; write tcp://127.0.0.1:7420 or "
+            "ipc:///run/tailrace/tailrace.sock"
         )
 
 
 def split_host_port(text: str) -> tuple[str, int]:
-    """(host, port) of "HOST:PORT"; an IPv6 address stands in brackets. Raises InvalidSettingError."""
+    """(host, port) of "HOST:PORT"; an IPv6 address stands in brackets. Raises
+    InvalidSettingError.
+    """
     host, _, port = text.rpartition(":")
-    if not host or not port.isdigit() or int(port) > 65535 or (":" in host and not (host[0], host[-1]) == ("[", "]")):
-        raise InvalidSettingError(f"http.listen is {text!r}; write HOST:PORT, such as 127.0.0.1:7400, or nothing for no console")
+    if (
+        not host
+        or not port.isdigit()
+        or int(port) > 65535
+        or (":" in host and not (host[0], host[-1]) == ("[", "]"))
+    ):
+        raise InvalidSettingError(
+            f"http.listen is {text!r}; write HOST:PORT, such as 127.0.0.1:7400, or an empty "
+            "text for no console"
+        )
     return host.strip("[]"), int(port)
 
 
@@ -217,16 +337,25 @@ class Given(NamedTuple):
 
     value: Any
     source: str
-    """Where: a file, a variable of the environment, the command line."""
+    """Origin: a file, an environment variable, or the command line."""
 
 
-def load_settings(config_path: str | None, environment: Mapping[str, str], flags: list[tuple[str, Any]]) -> Settings:
-    """Merge file, environment and flags over the defaults. Raises InvalidSettingError, also when the file cannot be read."""
+def load_settings(
+    config_path: str | None, environment: Mapping[str, str], flags: list[tuple[str, Any]]
+) -> Settings:
+    """Merge file, environment and flags over the defaults. Raises InvalidSettingError, also when
+    the file cannot be read.
+    """
     return settings_of(gather_settings(config_path, environment, flags))
 
 
-def gather_settings(config_path: str | None, environment: Mapping[str, str], flags: list[tuple[str, Any]]) -> dict[str, Given]:
-    """Setting -> what it was given last, as it was written. Raises InvalidSettingError for unknown names, and when the file cannot be read."""
+def gather_settings(
+    config_path: str | None, environment: Mapping[str, str], flags: list[tuple[str, Any]]
+) -> dict[str, Given]:
+    """Setting -> its last given value, as it was written.
+
+    Raises: InvalidSettingError for unknown names, and when the file cannot be read.
+    """
     values: dict[str, Given] = {}
     if config_path is not None:
         for name, value in _flatten(_read_file(config_path)):
@@ -243,9 +372,17 @@ def gather_settings(config_path: str | None, environment: Mapping[str, str], fla
 
 
 def settings_of(given: Mapping[str, Given]) -> Settings:
-    """Over the defaults. Raises InvalidSettingError."""
+    """Apply given values over the defaults.
+
+    Raises: InvalidSettingError.
+    """
     names = setting_names()
-    return Settings(**{names[name].name: _typed(name, names[name], found.value) for name, found in given.items()})
+    return Settings(
+        **{
+            names[name].name: _typed(name, names[name], found.value)
+            for name, found in given.items()
+        }
+    )
 
 
 def variable_of(name: str) -> str:
@@ -254,21 +391,32 @@ def variable_of(name: str) -> str:
 
 
 def unknown_variable(variable: str) -> str:
-    """What is wrong with this variable of the environment; empty: nothing."""
+    """The error for an environment variable that names no setting; "" if it is valid."""
     known = [variable_of(name) for name in setting_names()]
-    if not variable.startswith(ENVIRONMENT_PREFIX) or variable in OTHER_VARIABLES or variable in known:
+    if (
+        not variable.startswith(ENVIRONMENT_PREFIX)
+        or variable in OTHER_VARIABLES
+        or variable in known
+    ):
         return ""
-    return f"environment variable {variable} names no setting{_hint(variable, [*known, *OTHER_VARIABLES[:2]])}"
+    return (
+        f"environment variable {variable} names no "
+        f"setting{_hint(variable, [*known, *OTHER_VARIABLES[:2]])}"
+    )
 
 
 def _read_file(path: str) -> dict[str, Any]:
+    import tomllib  # every start loads this module, few have a file
+
     try:
         with open(path, "rb") as file:
             return tomllib.load(file)
     except OSError as error:
-        raise InvalidSettingError(f"cannot read the configuration {path}: {error.strerror}") from None
+        raise InvalidSettingError(
+            f"cannot read the configuration {path}: {error.strerror}"
+        ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidSettingError(f"{path} is not TOML: {error}") from None
+        raise InvalidSettingError(f"{path} is not valid TOML: {error}") from None
 
 
 def _flatten(table: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
@@ -282,6 +430,8 @@ def _flatten(table: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
 
 
 def _hint(name: str, known: list[str]) -> str:
+    import difflib  # only needed for a wrong name
+
     near = difflib.get_close_matches(name, known, 1, 0.5)
     return f"; did you mean {near[0]}?" if near else f"; known are {', '.join(known)}"
 
@@ -294,12 +444,17 @@ def _known(name: str, where: str) -> str:
 
 
 def _typed(name: str, item: Any, value: Any) -> Any:
-    """`value`, from TOML or as text, as the field's type."""
+    """Convert `value`, from TOML or as text, to the field's type.
+
+    Raises: InvalidSettingError.
+    """
     if item.type == "int":
         number = whole_number(name, value)
         low, high = item.metadata["minimum"], item.metadata["maximum"]
         if number is None or not low <= number <= high:
-            raise InvalidSettingError(f"{name} is {value!r}; it takes a whole number from {low} to {high}{examples(name)}")
+            raise InvalidSettingError(
+                f"{name} is {value!r}; it takes a whole number from {low} to {high}{examples(name)}"
+            )
         return number
     if item.type == "bool":
         known = {"true": True, "false": False, True: True, False: False}
@@ -322,10 +477,12 @@ def _typed(name: str, item: Any, value: Any) -> Any:
         try:
             return [int(part) for part in value.strip("[]").split(",")]
         except ValueError:
-            raise InvalidSettingError(f'{name} is {value!r}; it takes "auto" or a list of core numbers such as [2, 3]') from None
+            raise InvalidSettingError(
+                f'{name} is {value!r}; it takes "auto" or a list of core numbers such as [2, 3]'
+            ) from None
     return value
 
 
 def environment_settings() -> dict[str, str]:
-    """The process's environment, as `load_settings` wants it."""
+    """The process's environment, for `load_settings`."""
     return dict(os.environ)

@@ -1,38 +1,44 @@
-"""Settings of a topic: names (Kafka's), types, defaults, bounds, each documented where it is defined.
+"""Settings of a topic: names (Kafka's), types, defaults and bounds, each documented beside its
+definition.
 
-Owner: pure. The coordinator checks with it what clients ask for; assignments carry the complete, typed result.
-Invariants: `complete(complete(x)) == complete(x)`; an unknown name is refused with the nearest known one.
+Owner: pure. The controller checks clients' settings with it. Assignments carry the complete, typed
+result.
+Invariants:
+- `complete(complete(x)) == complete(x)`.
+- An unknown name is refused with the nearest known one.
 """
 
 from __future__ import annotations
 
-import difflib
 import re
 from dataclasses import dataclass
 from typing import Any
 
-from tailrace.delays import DELAY_SUFFIX, parse_levels
-from tailrace.errors import InvalidSettingError, InvalidTopicNameError
-from tailrace.hash_slots import HASH_SLOTS
-from tailrace.units import examples, whole_number
+from tailrace.core.delays import DELAY_SUFFIX, parse_levels
+from tailrace.core.errors import InvalidSettingError, InvalidTopicNameError
+from tailrace.core.hash_slots import HASH_SLOTS
+from tailrace.core.units import examples, whole_number
 
 PARTITIONS_MAX = 1024
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
+_TOPIC_ID = re.compile(r"[0-9a-f]{32}")
 _NEVER = 2**62
 DELAY_SEGMENT_BYTES = 64 << 20
 _DIRECTORY_NAME_MAX = 255
-"""Bytes that a file system gives to one name."""
+"""Longest file name of a file system, bytes."""
 NAME_MAX = min(249, _DIRECTORY_NAME_MAX - len(f"-{PARTITIONS_MAX - 1}"))
-"""Characters of a topic's name: what a partition's directory adds must fit. Kafka's limit is lower than that, and holds."""
+"""Longest name of a topic: a partition's directory adds a suffix to it. Kafka's lower limit applies
+too.
+"""
 DELAY_NAME_MAX = min(NAME_MAX, _DIRECTORY_NAME_MAX - len(f"{DELAY_SUFFIX}-{PARTITIONS_MAX - 1}"))
-"""The same of a topic with delays, whose delay log's directories have longer names."""
+"""Longest name of a topic with delays, whose delay log's directories have a longer suffix."""
 SHOWN_MAX = 60
-"""Characters of a client's own text that a sentence repeats."""
+"""Most characters of a client's text in an error message."""
 
 
 @dataclass(frozen=True, slots=True)
 class TopicSetting:
-    """A setting of topics: its type, default, and what is allowed."""
+    """A setting of topics: its type, default, and allowed values."""
 
     name: str
     kind: type
@@ -44,37 +50,173 @@ class TopicSetting:
 
 
 _TABLE = (
-    TopicSetting("segment.bytes", int, 256 << 20, "A segment is sealed and a new one begun before it grows beyond this.", minimum=64 << 10, maximum=1 << 40),
-    TopicSetting("segment.ms", int, 7 * 86_400_000, "A segment is sealed this long after its first batch, also when nothing follows.", minimum=100),
-    TopicSetting("max.message.bytes", int, 1 << 20, "Largest batch accepted; at most a quarter of ring_bytes and less than half of lane_bytes.", minimum=1024, maximum=64 << 20),
-    TopicSetting("compression.type", str, "producer", "Buffer compression that producers use unless told otherwise; producer: what each chooses, else none.", allowed=("producer", "none", "lz4", "zstd")),
-    TopicSetting("message.timestamp.type", str, "CreateTime", "Whose clock a record's timestamp is: the producer's, or the appliance's when it appends.", allowed=("CreateTime", "LogAppendTime")),
-    TopicSetting("cleanup.policy", str, "delete", "What becomes of old records: delete removes segments by retention.ms and retention.bytes.", allowed=("delete",)),
-    TopicSetting("retention.ms", int, 7 * 86_400_000, "A segment is removed when its newest record is older than this (records that are old when they come stay five minutes; with delay.enabled it counts from delivery), ms; -1: never.", minimum=-1),
-    TopicSetting("retention.bytes", int, -1, "Closed segments are removed, oldest first, while the partition without them still holds this many bytes; -1: never.", minimum=-1),
-    TopicSetting("durability", str, "disk", "disk: consumers see, and acks=all waits for, what was fdatasync'd. memory: what was written to the page cache.", allowed=("disk", "memory")),
-    TopicSetting("delay.enabled", bool, False, "Whether producers may have records of this topic delivered later (deliver_at, deliver_after); turned off, what is pending is still delivered.", allowed=("true", "false")),
-    TopicSetting("delay.levels", str, "", "Delays that there are, such as `5s 10s 1m 1h`: others are rounded up to one; empty: any delay, to a millisecond."),
-    TopicSetting("partitioner", str, "producer", "How producers choose a record's partition: producer: as each is set; hash_slots: by the key's hash slot, so that a key keeps its order when partitions are added; only when it is created.", allowed=("producer", HASH_SLOTS)),
-    TopicSetting("delivery.paused", bool, False, "Whether consumer groups and share groups are given no records of the topic: their members keep their partitions and go on where they were once it is false; producers, and readers without a group, are not held up.", allowed=("true", "false")),
-    TopicSetting("worker.dedicated", bool, False, "A worker process with a ring of its own for each partition of the topic; only when it is created.", allowed=("true", "false")),
-    TopicSetting("group.share.record.lock.duration.ms", int, 30_000, "How long a member of a share group has a record for itself before it goes to another one, ms.", minimum=100, maximum=3_600_000),
-    TopicSetting("group.share.delivery.count.limit", int, 5, "How often a share group delivers a record that is not accepted before it goes to the dead-letter topic.", minimum=1, maximum=10_000),
-    TopicSetting("group.share.partition.max.record.locks", int, 2_000, "How many records of a partition a share group may have delivered and not done with; no more are delivered until some are.", minimum=10, maximum=10_000),
-    TopicSetting("dead.letter.topic", str, "", "Where records go that a share group or retry_later gives up, made when it is first needed; empty: the topic's name with `.dlq`."),
-)  # fmt: skip
+    TopicSetting(
+        "segment.bytes",
+        int,
+        256 << 20,
+        "Largest size of a segment; a batch that would exceed it begins a new one.",
+        minimum=64 << 10,
+        maximum=1 << 40,
+    ),
+    TopicSetting(
+        "segment.ms",
+        int,
+        7 * 86_400_000,
+        "A segment is sealed this long after its first batch, also when nothing follows.",
+        minimum=100,
+    ),
+    TopicSetting(
+        "max.message.bytes",
+        int,
+        1 << 20,
+        "Largest batch accepted; at most a quarter of ring_bytes and less than half of lane_bytes.",
+        minimum=1024,
+        maximum=64 << 20,
+    ),
+    TopicSetting(
+        "compression.type",
+        str,
+        "producer",
+        "Compression of batches; producer: as each producer chooses, else none.",
+        allowed=("producer", "none", "lz4", "zstd"),
+    ),
+    TopicSetting(
+        "message.timestamp.type",
+        str,
+        "CreateTime",
+        "Clock of a record's timestamp: the producer's, or the appliance's at the append.",
+        allowed=("CreateTime", "LogAppendTime"),
+    ),
+    TopicSetting(
+        "cleanup.policy",
+        str,
+        "delete",
+        "What is done with old records: delete removes segments by retention.ms and "
+        "retention.bytes.",
+        allowed=("delete",),
+    ),
+    TopicSetting(
+        "retention.ms",
+        int,
+        7 * 86_400_000,
+        "A segment is removed when its newest record is older than this (records that are old "
+        "when they come stay five minutes; with delay.enabled it counts from delivery), ms; -1: "
+        "never.",
+        minimum=-1,
+    ),
+    TopicSetting(
+        "retention.bytes",
+        int,
+        -1,
+        "Closed segments are removed, oldest first, while the partition without them still "
+        "holds this many bytes; -1: never.",
+        minimum=-1,
+    ),
+    TopicSetting(
+        "durability",
+        str,
+        "disk",
+        "disk: a batch is visible to consumers, and acknowledged with acks=all, after "
+        "fdatasync. memory: after the write to the page cache.",
+        allowed=("disk", "memory"),
+    ),
+    TopicSetting(
+        "delay.enabled",
+        bool,
+        False,
+        "Whether producers may have records of this topic delivered later (deliver_at, "
+        "deliver_after); turned off, what is pending is still delivered.",
+        allowed=("true", "false"),
+    ),
+    TopicSetting(
+        "delay.levels",
+        str,
+        "",
+        "Allowed delays, such as `5s 10s 1m 1h`: others are rounded up to the next one. Empty: "
+        "any delay, to a millisecond.",
+    ),
+    TopicSetting(
+        "partitioner",
+        str,
+        "producer",
+        "How producers choose a record's partition: producer: as each is set; hash_slots: by "
+        "the key's hash slot, so that a key keeps its order when partitions are added; only "
+        "when it is created.",
+        allowed=("producer", HASH_SLOTS),
+    ),
+    TopicSetting(
+        "delivery.paused",
+        bool,
+        False,
+        "Whether consumer groups and share groups are given no records of the topic: their "
+        "members keep their partitions and go on where they were once it is false; producers, "
+        "and readers without a group, are not held up.",
+        allowed=("true", "false"),
+    ),
+    TopicSetting(
+        "worker.dedicated",
+        bool,
+        False,
+        "A worker process with a ring of its own for each partition of the topic; can be set "
+        "only when the topic is created.",
+        allowed=("true", "false"),
+    ),
+    TopicSetting(
+        "group.share.record.lock.duration.ms",
+        int,
+        30_000,
+        "How long a record is locked for a member of a share group, ms; then another member may "
+        "get it.",
+        minimum=100,
+        maximum=3_600_000,
+    ),
+    TopicSetting(
+        "group.share.delivery.count.limit",
+        int,
+        5,
+        "How often a share group delivers a record that is not accepted; then it goes to the "
+        "dead-letter topic.",
+        minimum=1,
+        maximum=10_000,
+    ),
+    TopicSetting(
+        "group.share.partition.max.record.locks",
+        int,
+        2_000,
+        "Most records of a partition that a share group may have in flight.",
+        minimum=10,
+        maximum=10_000,
+    ),
+    TopicSetting(
+        "dead.letter.topic",
+        str,
+        "",
+        "Topic for records that a share group or retry_later gives up, created when first "
+        "needed; empty: the topic's name with `.dlq`.",
+    ),
+    TopicSetting(
+        "derived.from",
+        str,
+        "",
+        "The id of the topic whose retries or dead letters this one holds; `topic delete "
+        "--with-derived` deletes it with that one. Clients set it when they create such a topic.",
+    ),
+)
 TOPIC_SETTINGS: dict[str, TopicSetting] = {setting.name: setting for setting in _TABLE}
 
 LATER = {
     "min.insync.replicas": "there are no replicas yet",
 }
-"""Settings of the public face that this version does not obey: refused with this reason rather than taken and ignored."""
+"""Kafka's settings that this version does not support, with the reason; they are refused."""
 
 
 def check_topic_name(name: Any) -> str:
-    """`name`, which can be a topic's: it becomes part of a directory's name. Raises InvalidTopicNameError."""
+    """Check that `name` can be a topic's and part of a directory's name; return it.
+
+    Raises: InvalidTopicNameError.
+    """
     if not isinstance(name, str):
-        raise InvalidTopicNameError(f"a topic's name is text, not {type(name).__name__}")
+        raise InvalidTopicNameError(f"a topic's name must be a text, not {type(name).__name__}")
     if len(name) > NAME_MAX or not _NAME.fullmatch(name) or name in (".", ".."):
         length = f"; it has {len(name)} characters" if len(name) > NAME_MAX else ""
         raise InvalidTopicNameError(f"topic name {shown(name)} is not allowed{length}")
@@ -82,7 +224,7 @@ def check_topic_name(name: Any) -> str:
 
 
 def shown(value: Any) -> str:
-    """A client's value as a sentence repeats it."""
+    """A client's value as text for an error message."""
     if isinstance(value, (dict, list)):
         return f"a {type(value).__name__} of {len(value)}"
     text = value if isinstance(value, str) else repr(value)
@@ -91,37 +233,57 @@ def shown(value: Any) -> str:
 
 
 def delay_log_settings(given: dict[str, Any]) -> dict[str, Any]:
-    """The settings of a topic's delay log: as safe as the topic, and kept until the scheduler has taken everything elsewhere."""
+    """Settings of a topic's delay log: durable as the topic, and kept until the scheduler has read
+    everything.
+    """
     inherited: dict[str, Any] = {
         name: given[name]
-        for name in ("durability", "max.message.bytes", "compression.type", "delay.enabled", "delay.levels")
+        for name in (
+            "durability",
+            "max.message.bytes",
+            "compression.type",
+            "delay.enabled",
+            "delay.levels",
+        )
         if name in given
     }
     return {
         **inherited,
         "retention.ms": -1,
-        "segment.bytes": min(int(given.get("segment.bytes", DELAY_SEGMENT_BYTES)), DELAY_SEGMENT_BYTES),
+        "segment.bytes": min(
+            int(given.get("segment.bytes", DELAY_SEGMENT_BYTES)), DELAY_SEGMENT_BYTES
+        ),
     }
 
 
 def partitioner_of(given: dict[str, Any]) -> str:
-    """Of the settings that a topic was given."""
+    """The partitioner that these settings choose."""
     return str(given.get("partitioner", TOPIC_SETTINGS["partitioner"].default))
 
 
 def check_partitions(count: Any) -> int:
-    """A count of partitions as a request has it. Raises InvalidSettingError."""
+    """Check the number of partitions of a request.
+
+    Raises: InvalidSettingError.
+    """
     if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= PARTITIONS_MAX:
-        raise InvalidSettingError(f"partitions is {shown(count)}; allowed are 1 to {PARTITIONS_MAX}")
+        raise InvalidSettingError(f"partitions is {shown(count)}; it takes 1 to {PARTITIONS_MAX}")
     return count
 
 
 def parse(name: str, value: Any) -> Any:
-    """`value` (a string as users write it, or already typed) as the setting's type. Raises InvalidSettingError."""
+    """Convert `value` (a text, or typed already) to the setting's type.
+
+    Raises: InvalidSettingError.
+    """
     setting = TOPIC_SETTINGS.get(name)
     if setting is None:
         if name in LATER:
-            raise InvalidSettingError(f"topic setting {name} is not supported by this version: {LATER[name]}")
+            raise InvalidSettingError(
+                f"topic setting {name} is not supported by this version: {LATER[name]}"
+            )
+        import difflib  # only needed for a wrong name
+
         near = difflib.get_close_matches(name[:SHOWN_MAX], TOPIC_SETTINGS, 1, 0.5)
         hint = f"; did you mean {near[0]}?" if near else f"; known are {', '.join(TOPIC_SETTINGS)}"
         raise InvalidSettingError(f"unknown topic setting {shown(name)}{hint}")
@@ -129,7 +291,8 @@ def parse(name: str, value: Any) -> Any:
         number = whole_number(name, value)
         if number is None or not setting.minimum <= number <= setting.maximum:
             raise InvalidSettingError(
-                f"topic setting {name} is {shown(value)}; it takes a whole number from {setting.minimum} to {setting.maximum}{examples(name)}"
+                f"topic setting {name} is {shown(value)}; it takes a whole number from "
+                f"{setting.minimum} to {setting.maximum}{examples(name)}"
             )
         return number
     if setting.kind is bool and (isinstance(value, bool) or value in setting.allowed):
@@ -139,26 +302,45 @@ def parse(name: str, value: Any) -> Any:
         return " ".join(value.replace(",", " ").split())
     if name == "dead.letter.topic":
         if not isinstance(value, str):
-            raise InvalidSettingError(f"topic setting {name} is {shown(value)}; it takes the name of a topic, or empty text")
+            raise InvalidSettingError(
+                f"topic setting {name} is {shown(value)}; it takes the name of a topic, or empty"
+            )
         try:
             return check_topic_name(value) if value else ""
         except InvalidTopicNameError as error:
             raise InvalidSettingError(f"topic setting {name}: {error.detail}") from None
+    if name == "derived.from":
+        if not isinstance(value, str) or (value and not _TOPIC_ID.fullmatch(value)):
+            raise InvalidSettingError(
+                f"topic setting {name} is {shown(value)}; it takes the id of a topic, 32 "
+                "hexadecimal digits, or empty text"
+            )
+        return value
     if value not in setting.allowed:
-        later = ": compaction is not part of this version" if name == "cleanup.policy" and "compact" in str(value) else ""
-        raise InvalidSettingError(f"topic setting {name} is {shown(value)}; allowed are {', '.join(setting.allowed)}{later}")
+        later = (
+            ": compaction is not part of this version"
+            if name == "cleanup.policy" and "compact" in str(value)
+            else ""
+        )
+        raise InvalidSettingError(
+            f"topic setting {name} is {shown(value)}; allowed are "
+            f"{', '.join(setting.allowed)}{later}"
+        )
     return value
 
 
 def complete(given: dict[str, Any], *, ring_bytes: int, lane_bytes: int) -> dict[str, Any]:
-    """Defaults, overlaid with `given`, checked against each other and the appliance's sizes. Raises InvalidSettingError."""
+    """Defaults, overlaid with `given`, checked against each other and the appliance's sizes. Raises
+    InvalidSettingError.
+    """
     settings = {name: setting.default for name, setting in TOPIC_SETTINGS.items()}
     largest = min(ring_bytes // 4, lane_bytes // 2 - 128)
     settings["max.message.bytes"] = min(settings["max.message.bytes"], largest)
     settings.update({name: parse(name, value) for name, value in given.items()})
     if settings["max.message.bytes"] > largest:
         raise InvalidSettingError(
-            f"max.message.bytes is {settings['max.message.bytes']}, above {largest}, what a ring of {ring_bytes} and lanes of {lane_bytes} bytes carry; "
-            "raise the appliance's ring_bytes or lane_bytes"
+            f"max.message.bytes is {settings['max.message.bytes']}; the limit is {largest}, for "
+            f"ring_bytes = {ring_bytes} and lane_bytes = {lane_bytes}: raise these settings of "
+            "the appliance"
         )
     return settings

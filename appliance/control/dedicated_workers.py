@@ -1,9 +1,12 @@
-"""Which spare worker serves which partition of topics with `worker.dedicated`.
+"""Assignment of spare workers to partitions of topics with `worker.dedicated`.
 
-Owner: the coordinator writes DEDICATED_TO and DEDICATED_DIR of the spare workers' slots; the supervisor obeys them; flushers look there for rings to follow.
-Invariants: a partition keeps its worker as long as the appliance runs; a spare worker that once served a data directory serves no other one in this run,
-    for that directory's flusher follows its ring.
-Crash: the words outlive the coordinator. The supervisor's end ends them: then every partition is given a worker anew.
+Owner: the controller writes DEDICATED_TO and DEDICATED_DIR of the spare workers' slots. The
+supervisor starts workers by them. Flushers find the rings to follow there.
+Invariants:
+- A partition keeps its worker as long as the appliance runs.
+- A spare worker serves one data directory in a run, for that directory's flusher follows its ring.
+Crash: the words outlive the controller. After a restart of the supervisor every partition is given
+a worker again.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from collections.abc import Mapping
 
 from shm.control import ProcessSlot
 from shm.layout import ProcessWord
-from tailrace.errors import InvalidSettingError
+from tailrace.core.errors import InvalidSettingError
 
 
 class DedicatedWorkers:
@@ -24,54 +27,65 @@ class DedicatedWorkers:
         self._data_dirs = data_dirs
 
     def worker_of(self, partition_slot: int) -> int | None:
-        """The worker of a partition, None when it has none."""
+        """The worker of a partition; None if it has none."""
         for worker, slot in self._spares.items():
             if slot.load(ProcessWord.DEDICATED_TO) == partition_slot + 1:
                 return worker
         return None
 
     def data_dir_of(self, worker: int) -> int:
-        """The index of the data directory that a worker serves; -1: none yet."""
+        """The index of a worker's data directory; -1 before the first."""
         return self._spares[worker].load(ProcessWord.DEDICATED_DIR) - 1
 
     def check_room(self, count: int) -> None:
         """Raise InvalidSettingError unless `count` more partitions can have a worker."""
         free = sum(
-            not slot.load(ProcessWord.DEDICATED_TO) and (self._data_dirs == 1 or not slot.load(ProcessWord.DEDICATED_DIR))
+            not slot.load(ProcessWord.DEDICATED_TO)
+            and (self._data_dirs == 1 or not slot.load(ProcessWord.DEDICATED_DIR))
             for slot in self._spares.values()
         )
         if count > free:
             raise InvalidSettingError(
-                f"worker.dedicated needs {count} workers more and {free} of dedicated_workers = {len(self._spares)} are free; "
-                "raise it in the configuration, or make the topic without"
+                f"worker.dedicated needs {count} more workers, and {free} of dedicated_workers "
+                f"= {len(self._spares)} are free: raise dedicated_workers in the configuration, "
+                "or create the topic without worker.dedicated"
             )
 
-    def give(self, partition_slot: int, data_dir: int) -> int:
-        """The worker of a partition, from now on; one that knows the directory first. Raises InvalidSettingError when all are taken."""
+    def assign(self, partition_slot: int, data_dir: int) -> int:
+        """Assign a worker to a partition, preferably one that has served its directory.
+
+        Raises: InvalidSettingError if all are in use.
+        """
         known = self.worker_of(partition_slot)
         if known is not None:
             return known
-        for wanted in (data_dir + 1, 0):
+        for requested in (data_dir + 1, 0):
             for worker, slot in self._spares.items():
-                if not slot.load(ProcessWord.DEDICATED_TO) and slot.load(ProcessWord.DEDICATED_DIR) == wanted:
+                if (
+                    not slot.load(ProcessWord.DEDICATED_TO)
+                    and slot.load(ProcessWord.DEDICATED_DIR) == requested
+                ):
                     slot.store(ProcessWord.DEDICATED_DIR, data_dir + 1)
                     slot.store(ProcessWord.DEDICATED_TO, partition_slot + 1)
                     return worker
         raise InvalidSettingError(
-            f"topics with worker.dedicated have more partitions than dedicated_workers = {len(self._spares)}; raise it"
+            "topics with worker.dedicated have more partitions than dedicated_workers = "
+            f"{len(self._spares)}: raise it"
         )
 
     def lacks_memory(self, partition_slot: int) -> bool:
-        """Whether a partition's worker cannot be started for want of shared memory."""
+        """True if a partition's worker cannot be started for lack of shared memory."""
         worker = self.worker_of(partition_slot)
         return worker is not None and bool(self._spares[worker].load(ProcessWord.WITHOUT_MEMORY))
 
-    def take_back(self, partition_slot: int) -> None:
-        """The partition is gone."""
+    def release(self, partition_slot: int) -> None:
+        """Free the worker of a deleted partition."""
         worker = self.worker_of(partition_slot)
         if worker is not None:
             self._spares[worker].store(ProcessWord.DEDICATED_TO, 0)
 
     def existing(self) -> list[int]:
-        """Workers whose rings are there: they were started at least once."""
-        return [worker for worker, slot in self._spares.items() if slot.load(ProcessWord.GENERATION)]
+        """Workers that were started at least once and have rings."""
+        return [
+            worker for worker, slot in self._spares.items() if slot.load(ProcessWord.GENERATION)
+        ]

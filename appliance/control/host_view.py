@@ -1,6 +1,7 @@
-"""What the coordinator sees around it, for those who ask: processes, data directories, the console.
+"""The controller's view of its host, for descriptions: processes, data directories, the console.
 
-Owner: the coordinator; reads only: process slots in shared memory, the file systems of the data directories.
+Owner: the controller; reads only: process slots in shared memory, the file systems of the data
+directories.
 """
 
 from __future__ import annotations
@@ -8,36 +9,39 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from appliance.dedicated_workers import DedicatedWorkers
+from appliance.control.dedicated_workers import DedicatedWorkers
 from shm.control import Control
 from shm.layout import ProcessWord, Role
-from shm.runtime.process import process_name
-from tailrace.formats.partition_file import PARTITION_FILE, PartitionFile
+from shm.runtime.agent_runner import process_name
+from tailrace.format.partition_metadata import PARTITION_FILE, PartitionMetadata
 
 
-class Machine:
-    """What the coordinator looks at in the file system, to tell clients."""
+class Host:
+    """Access to the host's file systems."""
 
     def free_and_total_bytes(self, path: str) -> tuple[int, int]:
-        """Of the file system of `path`. Raises OSError."""
+        """Free and total bytes of the file system of `path`.
+
+        Raises: OSError.
+        """
         found = os.statvfs(path)
         return found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
 
-    def read_partition_file(self, directory: str) -> PartitionFile | None:
+    def read_partition_file(self, directory: str) -> PartitionMetadata | None:
         """None where it cannot be read."""
         try:
             with open(f"{directory}/{PARTITION_FILE}", "rb") as file:
-                return PartitionFile.decode(file.read())
+                return PartitionMetadata.decode(file.read())
         except (OSError, ValueError, TypeError, KeyError):  # the flusher says what is wrong with it
             return None
 
 
-class Surroundings:
+class HostView:
     """See the module's docstring."""
 
     def __init__(
         self,
-        machine: Machine,
+        machine: Host,
         control: Control,
         data_dirs: list[str],
         roles: list[tuple[Role, int]],
@@ -46,7 +50,9 @@ class Surroundings:
         reserve_bytes: int,
         http_listen: str,
     ) -> None:
-        """`roles`: (role, index) of every process that there always is, but supervisor, coordinator and console."""
+        """`roles`: (role, index) of every permanent process except supervisor, controller and
+        console.
+        """
         self._machine = machine
         self._control = control
         self._data_dirs = data_dirs
@@ -57,10 +63,25 @@ class Surroundings:
 
     def processes(self) -> list[dict[str, Any]]:
         """One row a process, for JSON."""
-        used = [w for w in self._dedicated.existing() if self._control.process(Role.WORKER, w).load(ProcessWord.DEDICATED_TO)]
+        used = [
+            w
+            for w in self._dedicated.existing()
+            if self._control.process(Role.WORKER, w).load(ProcessWord.DEDICATED_TO)
+        ]
         console = [(Role.CONSOLE, 0)] if self._http_listen else []
-        groups = [(Role.GROUPS, 0)] if self._control.process(Role.GROUPS, 0).load(ProcessWord.GENERATION) else []
-        listed = [(Role.SUPERVISOR, 0), (Role.COORDINATOR, 0), *self._roles, *((Role.WORKER, w) for w in used), *groups, *console]
+        groups = (
+            [(Role.GROUPS, 0)]
+            if self._control.process(Role.GROUPS, 0).load(ProcessWord.GENERATION)
+            else []
+        )
+        listed = [
+            (Role.SUPERVISOR, 0),
+            (Role.CONTROLLER, 0),
+            *self._roles,
+            *((Role.WORKER, w) for w in used),
+            *groups,
+            *console,
+        ]
         return [self._process(role, index) for role, index in listed]
 
     def _process(self, role: Role, index: int) -> dict[str, Any]:
@@ -68,14 +89,19 @@ class Surroundings:
         return {
             "name": process_name(role, index),
             "pid": slot.load(ProcessWord.PID),
-            "live": slot.is_live() and (role is not Role.CONSOLE or bool(slot.load(ProcessWord.HTTP_PORT))),
+            "live": slot.is_live()
+            and (role is not Role.CONSOLE or bool(slot.load(ProcessWord.HTTP_PORT))),
             "restarts": slot.load(ProcessWord.RESTARTS),
             "internal_errors": slot.load(ProcessWord.INTERNAL_ERRORS),
         }
 
     def console(self) -> str | None:
-        """Its address; None while there is none."""
-        port = self._control.process(Role.CONSOLE, 0).load(ProcessWord.HTTP_PORT) if self._http_listen else 0
+        """The console's address; None if there is none."""
+        port = (
+            self._control.process(Role.CONSOLE, 0).load(ProcessWord.HTTP_PORT)
+            if self._http_listen
+            else 0
+        )
         return f"http://{self._http_listen.rpartition(':')[0]}:{port}" if port else None
 
     def data_dirs(self) -> list[dict[str, Any]]:
@@ -83,13 +109,23 @@ class Surroundings:
         return [self._data_dir(index, path) for index, path in enumerate(self._data_dirs)]
 
     def _data_dir(self, index: int, path: str) -> dict[str, Any]:
-        state = "FULL" if self._control.process(Role.FLUSHER, index).load(ProcessWord.DISK_FULL) else "OK"
+        state = (
+            "FULL"
+            if self._control.process(Role.FLUSHER, index).load(ProcessWord.DISK_FULL)
+            else "OK"
+        )
         try:
             free, total = self._machine.free_and_total_bytes(path)
         except OSError:
             free, total, state = 0, 0, "UNREADABLE"
-        return {"path": path, "free_bytes": free, "total_bytes": total, "reserve_bytes": self._reserve_bytes, "state": state}
+        return {
+            "path": path,
+            "free_bytes": free,
+            "total_bytes": total,
+            "reserve_bytes": self._reserve_bytes,
+            "state": state,
+        }
 
-    def partition_file(self, data_dir: int, directory: str) -> PartitionFile | None:
-        """Of a partition's directory in a data directory; None where it cannot be read."""
+    def partition_file(self, data_dir: int, directory: str) -> PartitionMetadata | None:
+        """Metadata of a partition's directory in a data directory; None if it cannot be read."""
         return self._machine.read_partition_file(f"{self._data_dirs[data_dir]}/{directory}")

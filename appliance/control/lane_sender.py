@@ -1,9 +1,15 @@
-"""The way from the coordinator to one other process: news of partitions, the catalog as a feed, answers, in order, as far as its lane takes them.
+"""The controller's sender to one other process: partition updates, the catalog as a feed, and
+answers, in order.
 
-Owner: the coordinator; in shared memory the lane's tail, and that its reader has been fed.
-Invariants: of news about one partition that the lane does not take yet, only the newest waits; an assignment becomes bytes when it goes into the lane, so
-    that a schema waits once for all of a topic's partitions; at most NEWS_AT_ONCE partitions are being made, changed or deleted behind a worker.
-Crash: nothing is kept: FED_GENERATION is stored when the whole feed is in the lane, so a successor feeds anew what was not.
+Owner: the controller; in shared memory the lane's producer position, and the word that its reader
+has been fed.
+Invariants:
+- Of the updates of one partition that wait for room in the lane, only the newest is kept.
+- An assignment is encoded when it goes into the lane, so that a schema waits once for all
+  partitions of a topic.
+- At most UPDATES_AT_ONCE partitions are being made, changed or deleted behind a worker.
+Crash: nothing is kept. FED_GENERATION is stored when the whole feed is in the lane, so a successor
+feeds every process that lacks it.
 """
 
 from __future__ import annotations
@@ -12,17 +18,21 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from shm.catalog_messages import REPLAY, Assignment, LaneKind
 from shm.control import ProcessSlot
 from shm.doorbell import Doorbell
 from shm.lane import LaneWriter
+from shm.lane_messages import REPLAY, Assignment, LaneKind
 from shm.layout import ProcessWord, Role
 from shm.outbox import Outbox
 
-NEWS_AT_ONCE = 4
-"""So many partitions a flusher makes, changes or deletes at a time: each costs some milliseconds of syncs, and batches of others lie behind it in the ring."""
-NEWS_PATIENCE_NS = 1_000_000_000
-"""News that is not carried out for so long (a disk that refuses, a process that is dead) holds back no other."""
+UPDATES_AT_ONCE = 4
+"""Most partitions that a flusher makes, changes or deletes at a time. Each takes some milliseconds
+of syncs, and other batches wait behind it in the ring.
+"""
+UPDATES_TIMEOUT_NS = 1_000_000_000
+"""Longest time that an update which is not carried out (a failing disk, a dead process) holds
+others back.
+"""
 
 
 @dataclass(slots=True)
@@ -37,83 +47,104 @@ class Waiting:
     content: bytes | Assignment
 
 
-class Outgoing:
+class LaneSender:
     """See the module's docstring."""
 
-    def __init__(self, role: Role, index: int, lane: LaneWriter, bell: Doorbell, slot: ProcessSlot) -> None:
+    def __init__(
+        self, role: Role, index: int, lane: LaneWriter, bell: Doorbell, slot: ProcessSlot
+    ) -> None:
         self.role = role
         self.index = index
         self.slot = slot
         self.feeding = 0
-        """The generation that asked for the whole catalog and has not got all of it; 0: none."""
+        """Generation of the reader whose feed is not complete; 0: none."""
         self.is_applied: Callable[[Assignment], bool] | None = None
-        """Of a worker: whether what it was told of a partition has been carried out. None: nothing waits for that."""
+        """True if a worker has carried an assignment out; None for processes that nothing waits
+        for.
+        """
         self._outbox: Outbox[Waiting] = Outbox(lane, bell, self._write)
-        self._news: dict[tuple[bytes, int], Waiting] = {}
-        """News in the queue, by partition."""
+        self._updates: dict[tuple[bytes, int], Waiting] = {}
+        """Waiting updates, by partition."""
         self._under_way: list[tuple[int, Assignment]] = []
-        """(when it was sent, news) that is not carried out yet."""
+        """Updates that are not carried out: (time of sending, update)."""
         self._now_ns = 0
 
     @property
     def lane(self) -> LaneWriter:
-        """For the largest payload that it takes."""
+        """The lane's writer, for its largest payload."""
         return self._outbox.lane
 
     @property
     def queue(self) -> deque[Waiting]:
-        """What is not in the lane yet."""
+        """Messages that are not in the lane yet."""
         return self._outbox.waiting
 
     def put(
-        self, kind: LaneKind, content: bytes | Assignment = b"", *, slot: int = 0, flags: int = 0, session: int = 0, correlation_id: int = 0
+        self,
+        kind: LaneKind,
+        content: bytes | Assignment = b"",
+        *,
+        slot: int = 0,
+        flags: int = 0,
+        session: int = 0,
+        correlation_id: int = 0,
     ) -> None:
-        """A message behind all before it; it goes with `send`."""
+        """Queue a message; `send` moves it into the lane."""
         self.queue.append(Waiting(kind, slot, flags, session, correlation_id, content))
 
-    def tell(self, assignment: Assignment) -> None:
-        """News of a partition; it takes the place of older news that wait."""
+    def queue_update(self, assignment: Assignment) -> None:
+        """Queue an update of a partition, in place of an older one that waits."""
         key = (assignment.topic_id, assignment.partition)
-        waiting = self._news.get(key)
+        waiting = self._updates.get(key)
         if waiting is None:
-            waiting = self._news[key] = Waiting(LaneKind.ASSIGN, 0, 0, 0, 0, assignment)
+            waiting = self._updates[key] = Waiting(LaneKind.ASSIGN, 0, 0, 0, 0, assignment)
             self.queue.append(waiting)
         else:
-            revive = assignment.revive or (isinstance(waiting.content, Assignment) and waiting.content.revive)
+            revive = assignment.revive or (
+                isinstance(waiting.content, Assignment) and waiting.content.revive
+            )
             waiting.content = replace(assignment, revive=revive)
 
     def send(self, now_ns: int) -> int:
-        """Move what waits into the lane, as far as it fits."""
+        """Move waiting messages into the lane, as far as they fit."""
         self._now_ns = now_ns
         count = self._outbox.flush()
         if self.feeding and not self.queue:
-            # Only now: were this coordinator killed before, its successor must begin again.
+            # Stored last: if this controller is killed before, its successor feeds it again.
             self.slot.store(ProcessWord.FED_GENERATION, self.feeding)
             self.feeding = 0
         return count
 
     def _write(self, waiting: Waiting) -> bool:
         content = waiting.content
-        news = content if isinstance(content, Assignment) and not waiting.flags & REPLAY else None
-        if news is not None and not self._may_tell_more():
+        update = content if isinstance(content, Assignment) and not waiting.flags & REPLAY else None
+        if update is not None and not self._may_send_updates():
             return False
         payload = content if isinstance(content, bytes) else content.encode()
         if not self.lane.try_write(
-            waiting.kind, waiting.slot, waiting.flags, waiting.session, waiting.correlation_id, self._now_ns, (payload,)
+            waiting.kind,
+            waiting.slot,
+            waiting.flags,
+            waiting.session,
+            waiting.correlation_id,
+            self._now_ns,
+            (payload,),
         ):
             return False
-        if news is not None:
-            self._news.pop((news.topic_id, news.partition), None)
+        if update is not None:
+            self._updates.pop((update.topic_id, update.partition), None)
             if self.is_applied is not None:
-                self._under_way.append((self._now_ns, news))
+                self._under_way.append((self._now_ns, update))
         return True
 
-    def _may_tell_more(self) -> bool:
-        """Whether few enough partitions are being made, changed or deleted behind this worker."""
-        if len(self._under_way) >= NEWS_AT_ONCE and self.is_applied is not None:
+    def _may_send_updates(self) -> bool:
+        """True if fewer than UPDATES_AT_ONCE partitions are being made, changed or deleted behind
+        this worker.
+        """
+        if len(self._under_way) >= UPDATES_AT_ONCE and self.is_applied is not None:
             self._under_way = [
-                (sent_ns, news)
-                for sent_ns, news in self._under_way
-                if self._now_ns - sent_ns < NEWS_PATIENCE_NS and not self.is_applied(news)
+                (sent_ns, update)
+                for sent_ns, update in self._under_way
+                if self._now_ns - sent_ns < UPDATES_TIMEOUT_NS and not self.is_applied(update)
             ]
-        return len(self._under_way) < NEWS_AT_ONCE
+        return len(self._under_way) < UPDATES_AT_ONCE

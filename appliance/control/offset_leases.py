@@ -1,12 +1,18 @@
-"""Leases: readers ask for everything from an offset on to be kept from retention for a while.
+"""Retention leases: readers keep a partition's records from an offset on from retention for a time.
 
-A lease is on the disk before anybody is told of it, and its reader is answered when the flusher has taken it: from then on retention keeps what it names,
-whichever process is killed. A flusher that was restarted is told every lease before it may remove anything (`workers.leases`).
+A lease is on the disk before it is sent to the flusher, and its reader is answered when the flusher
+has it. From then on retention keeps its records, also after a kill of any process. A restarted
+flusher gets every lease before it may remove anything (`workers.log.retention_leases`).
 
-Owner: the coordinator; a table beside the catalog's.
-Invariants: a lease belongs to a partition of one topic and goes with it; at most PER_PARTITION_MAX of them, and MAX in all, each for LEASE_MAX_MS at most,
-    by the wall clock; a request is carried out whole or refused whole.
-Crash: SQLite's own recovery. A lease that is on the disk and was not told is told to the flusher with the next feed; its reader was not answered.
+Owner: the controller; a table beside the catalog's.
+Invariants:
+- A lease belongs to a partition of one topic and is deleted with it.
+- At most PER_PARTITION_MAX leases a partition and MAX in all, each for at most LEASE_MAX_MS of
+  elapsed time (`shm.runtime.elapsed_time`).
+- A request is carried out completely or refused completely.
+
+Crash: SQLite recovers the table. A lease on the disk that was not sent goes to the flusher with the
+next feed; its reader was not answered.
 """
 
 from __future__ import annotations
@@ -18,12 +24,19 @@ from typing import Any, Generic, Protocol, TypeGuard, TypeVar
 
 import orjson
 
-from appliance.catalog import PartitionRow, Topic
-from appliance.step_commit import Database, Transaction
+from appliance.catalog.catalog import PartitionRow, Topic
+from appliance.catalog.transaction import Database, Transaction
 from shm.lane import LaneWriter
 from shm.partition_table import PartitionTable
-from tailrace.errors import DiskFullError, InvalidRequestError, StorageError, TailraceError
-from tailrace.protocol.errors import ErrorCode
+from shm.runtime.elapsed_time import US_PER_MS, ElapsedTime, Mark
+from tailrace.core.error_codes import ErrorCode
+from tailrace.core.errors import (
+    DiskFullError,
+    InvalidRequestError,
+    StorageError,
+    TailraceError,
+    UnknownTopicIdError,
+)
 
 LEASE_MAX_MS = 86_400_000
 NAME_MAX = 100
@@ -31,18 +44,22 @@ PER_PARTITION_MAX = 64
 MAX = 16_384
 PER_REQUEST_MAX = 4_096
 WAITING_MAX = 2 * PER_REQUEST_MAX
-"""So many leases may wait for a flusher that does not take them."""
+"""Most leases that wait for a flusher."""
 ANSWER_TIMEOUT_NS = 20_000_000_000
 _TABLE = """
 CREATE TABLE IF NOT EXISTS leases (
-    topic_id BLOB NOT NULL REFERENCES topics ON DELETE CASCADE, partition INTEGER NOT NULL, name TEXT NOT NULL, first_offset INTEGER NOT NULL,
-    ttl_ms INTEGER NOT NULL, ends_us INTEGER NOT NULL, PRIMARY KEY (topic_id, partition, name)
+    topic_id BLOB NOT NULL REFERENCES topics ON DELETE CASCADE, partition INTEGER NOT NULL,
+    name TEXT NOT NULL, first_offset INTEGER NOT NULL, ttl_ms INTEGER NOT NULL,
+    ends_us INTEGER NOT NULL,
+    PRIMARY KEY (topic_id, partition, name)
 ) STRICT;
 """
 
 
 class Way(Protocol):
-    """The way to a flusher (`appliance.outgoing.Outgoing`): its lane, and what does not fit that yet."""
+    """The way to a flusher (`appliance.control.lane_sender.LaneSender`): its lane, and what does
+    not fit that yet.
+    """
 
     @property
     def index(self) -> int: ...
@@ -66,22 +83,23 @@ class _Waiting(Generic[AWay]):
     deadline_ns: int
 
 
-class Leases(Generic[AWay]):
+class OffsetLeases(Generic[AWay]):
     """See the module's docstring."""
 
     def __init__(
         self,
         database: Database,
-        now_us: Callable[[], int],
+        monotonic_ns: Callable[[], int],
         existing: Callable[[dict[str, Any]], Topic],
         flusher_of: Callable[[PartitionRow], AWay],
         put: Callable[[AWay, int, bytes], None],
         table_of: Callable[[PartitionRow], PartitionTable],
         respond: Callable[[Any, ErrorCode, dict[str, Any]], None],
     ) -> None:
-        """`existing`: the topic of {"name": ...}; raises UnknownTopicError. `put`: send a LEASE message for a slot, with this payload, that way."""
+        """`existing`: the topic of {"name": ...}; raises UnknownTopicError. `put`: send a LEASE
+        message for a slot, with this payload, that way.
+        """
         self._db = database
-        self._now_us = now_us
         self._existing = existing
         self._flusher_of = flusher_of
         self._put = put
@@ -89,93 +107,170 @@ class Leases(Generic[AWay]):
         self._respond = respond
         self._waiting: list[_Waiting[AWay]] = []
         database.executescript(_TABLE)
+        self._monotonic_ns = monotonic_ns
+        mark = Mark.of_rows(database.execute("SELECT name, value FROM meta").fetchall())
+        self._elapsed = ElapsedTime(mark, monotonic_ns())
+        if (
+            mark is None
+        ):  # an earlier build stored ends by the wall clock, which may have been set since: its leases last as long as new ones  # noqa: E501
+            with Transaction(database):
+                database.execute("UPDATE leases SET ends_us = ? + ttl_ms * 1000", (self._now_us(),))
+                self._keep_time()
+
+    def _now_us(self) -> int:
+        """Elapsed time."""
+        return self._elapsed.ms(self._monotonic_ns()) * US_PER_MS
+
+    def _keep_time(self) -> None:
+        """Write elapsed time down, if that is due; part of a transaction. Should that fail, leases
+        last a little longer.
+        """
+        mark = self._elapsed.mark_due(self._monotonic_ns())
+        if mark is not None:
+            self._db.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", mark.rows())
+            self._elapsed.kept(mark)
 
     @property
     def is_waiting(self) -> bool:
-        """Whether a request waits for a flusher to take its leases."""
+        """True if a request waits for a flusher."""
         return bool(self._waiting)
 
-    # ---- requests --------------------------------------------------------------------------------------------------------------------
+    # ---- requests --------------------------------------------------------------------------------
 
-    def take(self, requester: Any, request: dict[str, Any], now_ns: int) -> Callable[[TailraceError], None]:
-        """Keep what a LEASE_OFFSETS request asks for, and tell the flushers; returns what to call when the transaction that this is part of could not be
-        committed. Raises InvalidRequestError, UnknownTopicError, StorageError, DiskFullError.
+    def take(
+        self, requester: Any, request: dict[str, Any], now_ns: int
+    ) -> Callable[[TailraceError], None]:
+        """Keep what a LEASE_OFFSETS request asks for, and tell the flushers; returns what to call
+        when the transaction that this is part of could not be committed. Raises
+        InvalidRequestError, UnknownTopicError, StorageError, DiskFullError.
         """
         name, ttl_ms = request.get("lease"), request.get("ttl_ms")
         if not isinstance(name, str) or not 0 < len(name) <= NAME_MAX:
-            raise InvalidRequestError(f"a lease needs a name of 1 to {NAME_MAX} characters")
+            raise InvalidRequestError(
+                f"the lease's name is missing or too long: it takes 1 to {NAME_MAX} characters"
+            )
         if not _is_number(ttl_ms, LEASE_MAX_MS):
             raise InvalidRequestError(f"ttl_ms is {str(ttl_ms)[:40]}; it takes 0 to {LEASE_MAX_MS}")
         items = request.get("partitions", [request])
-        if not isinstance(items, list) or not 0 < len(items) <= PER_REQUEST_MAX or not all(isinstance(item, dict) for item in items):
-            raise InvalidRequestError(f"`partitions` must be a list of 1 to {PER_REQUEST_MAX} objects")
+        if (
+            not isinstance(items, list)
+            or not 0 < len(items) <= PER_REQUEST_MAX
+            or not all(isinstance(item, dict) for item in items)
+        ):
+            raise InvalidRequestError(
+                f"`partitions` must be a list of 1 to {PER_REQUEST_MAX} objects"
+            )
         if sum(len(waiting.rows) for waiting in self._waiting) + len(items) > WAITING_MAX:
-            raise TailraceError("too many leases wait for a flusher that does not take them; try again later", ErrorCode.NOT_READY)
-        wanted = [self._checked(item) for item in items]
-        self._keep(name, ttl_ms, wanted)
+            raise TailraceError(
+                "too many leases wait for a flusher that is not responding; try again later",
+                ErrorCode.NOT_READY,
+            )
+        requested = [self._checked(item) for item in items]
+        self._keep(name, ttl_ms, requested)
         ways: dict[int, AWay] = {}
-        for topic, row, offset in wanted:
+        for topic, row, offset in requested:
             way = self._flusher_of(row)
             ways[way.index] = way
             self._put(way, row.slot, _payload(topic.topic_id, row, name, offset, ttl_ms))
-        rows = [row for _, row, _ in wanted]
-        waiting = _Waiting(requester, rows, list(ways.values()), "partitions" in request, now_ns + ANSWER_TIMEOUT_NS)
+        rows = [row for _, row, _ in requested]
+        waiting = _Waiting(
+            requester,
+            rows,
+            list(ways.values()),
+            "partitions" in request,
+            now_ns + ANSWER_TIMEOUT_NS,
+        )
         self._waiting.append(waiting)
-        return lambda error: self._give_up(waiting, error)
+        return lambda error: self._abandon(waiting, error)
 
-    def _give_up(self, waiting: _Waiting[AWay], error: TailraceError) -> None:
-        """It is not on the disk. A flusher that hears of it keeps some records longer than it must."""
+    def _abandon(self, waiting: _Waiting[AWay], error: TailraceError) -> None:
+        """Fail a request whose leases are not on the disk. A flusher that has them already keeps
+        some records too long.
+        """
         self._waiting.remove(waiting)
         self._respond(waiting.requester, error.code, {"message": error.detail})
 
     def _checked(self, item: dict[str, Any]) -> tuple[Topic, PartitionRow, int]:
         topic = self._existing({"name": item.get("topic")})
+        topic_id = item.get("topic_id")
+        if topic_id is not None and topic_id != topic.topic_id.hex():
+            raise UnknownTopicIdError(
+                f"the lease is of a topic {topic.name!r} that was deleted; the one that has the "
+                "name now is another"
+            )
         number, offset = item.get("partition"), item.get("offset")
         if not _is_number(number, len(topic.partitions) - 1):
             raise InvalidRequestError(f"topic {topic.name!r} has no partition {str(number)[:40]}")
         if not _is_number(offset, 2**62):
-            raise InvalidRequestError(f"offset is {str(offset)[:40]}; a lease takes a whole number from 0 on")
+            raise InvalidRequestError(
+                f"offset is {str(offset)[:40]}; a lease takes a whole number from 0 on"
+            )
         row = next(row for row in topic.partitions if row.partition == number)
         return topic, row, offset
 
-    def _keep(self, name: str, ttl_ms: int, wanted: list[tuple[Topic, PartitionRow, int]]) -> None:
+    def _keep(
+        self, name: str, ttl_ms: int, requested: list[tuple[Topic, PartitionRow, int]]
+    ) -> None:
         now_us = self._now_us()
         try:
             with Transaction(self._db):
                 self._db.execute("DELETE FROM leases WHERE ends_us <= ?", (now_us,))
-                keys = [(topic.topic_id, row.partition, name) for topic, row, _ in wanted]
-                self._db.executemany("DELETE FROM leases WHERE topic_id = ? AND partition = ? AND name = ?", keys)
+                keys = [(topic.topic_id, row.partition, name) for topic, row, _ in requested]
+                self._db.executemany(
+                    "DELETE FROM leases WHERE topic_id = ? AND partition = ? AND name = ?", keys
+                )
                 if ttl_ms:
                     self._check_room({key[:2] for key in keys})
                     ends_us = now_us + ttl_ms * 1000
-                    rows = [(*key, offset, ttl_ms, ends_us) for key, (_, _, offset) in zip(keys, wanted, strict=True)]
-                    self._db.executemany("INSERT OR REPLACE INTO leases VALUES (?, ?, ?, ?, ?, ?)", rows)
+                    rows = [
+                        (*key, offset, ttl_ms, ends_us)
+                        for key, (_, _, offset) in zip(keys, requested, strict=True)
+                    ]
+                    self._db.executemany(
+                        "INSERT OR REPLACE INTO leases VALUES (?, ?, ?, ?, ?, ?)", rows
+                    )
+                self._keep_time()
         except sqlite3.Error as error:
             if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL:
-                raise DiskFullError("a lease cannot be kept: the catalog's disk is full") from error
-            raise StorageError(f"a lease cannot be kept: {error}") from error
+                raise DiskFullError(
+                    "the lease cannot be stored: the disk of the catalog is full"
+                ) from error
+            raise StorageError(f"the lease cannot be stored: {error}") from error
 
     def _check_room(self, partitions: set[tuple[bytes, int]]) -> None:
-        """Room for one more of each of these. Raises InvalidRequestError."""
+        """Check that there is room for one more of each of these leases.
+
+        Raises: InvalidRequestError.
+        """
         count, soonest_us = self._db.execute("SELECT count(*), min(ends_us) FROM leases").fetchone()
         if count + len(partitions) > MAX:
-            raise InvalidRequestError(f"there are {count} leases, of at most {MAX}; give some back (ttl_ms 0){self._until(soonest_us)}")
+            raise InvalidRequestError(
+                f"there are {count} leases, and the limit is {MAX}; release some (ttl_ms "
+                f"0){self._until(soonest_us)}"
+            )
         for key in partitions:
             count, soonest_us = self._db.execute(
-                "SELECT count(*), min(ends_us) FROM leases WHERE topic_id = ? AND partition = ?", key
+                "SELECT count(*), min(ends_us) FROM leases WHERE topic_id = ? AND partition = ?",
+                key,
             ).fetchone()
             if count >= PER_PARTITION_MAX:
                 raise InvalidRequestError(
-                    f"partition {key[1]} has {count} leases, as many as there may be; give one back (ttl_ms 0){self._until(soonest_us)}"
+                    f"partition {key[1]} has {count} leases, which is the limit; release one "
+                    f"(ttl_ms 0){self._until(soonest_us)}"
                 )
 
     def _until(self, ends_us: int | None) -> str:
-        return "" if ends_us is None else f" or wait for the first to end, in {max(0, ends_us - self._now_us()) // 1_000_000} s"
+        return (
+            ""
+            if ends_us is None
+            else " or wait for the first to end, in "
+            f"{max(0, ends_us - self._now_us()) // 1_000_000} s"
+        )
 
-    # ---- telling ---------------------------------------------------------------------------------------------------------------------
+    # ---- telling ---------------------------------------------------------------------------------
 
     def feed(self, out: AWay, topics: Iterable[Topic]) -> None:
-        """Tell a flusher that was restarted every lease of its partitions."""
+        """Send a restarted flusher every lease of its partitions."""
         rows = {
             (topic.topic_id, row.partition): row
             for topic in topics
@@ -184,25 +279,40 @@ class Leases(Generic[AWay]):
             if self._flusher_of(row) is out
         }
         now_us = self._now_us()
-        found = self._db.execute("SELECT topic_id, partition, name, first_offset, ttl_ms, ends_us FROM leases WHERE ends_us > ?", (now_us,))
+        found = self._db.execute(
+            "SELECT topic_id, partition, name, first_offset, ttl_ms, ends_us FROM leases WHERE "
+            "ends_us > ?",
+            (now_us,),
+        )
         for topic_id, partition, name, offset, ttl_ms, ends_us in found.fetchall():
             row = rows.get((topic_id, partition))
             if row is not None:
-                # A clock that was set back does not make a lease longer than it was asked for.
+                # The time in which the host was off does not count, and a mark may be old: no lease
+                # is longer than it was asked for.
                 left_ms = min(ttl_ms, max(1, (ends_us - now_us) // 1000))
                 self._put(out, row.slot, _payload(topic_id, row, name, offset, left_ms))
 
     def answer_taken(self, now_ns: int) -> int:
-        """Answer what the flushers have taken. Only now does the log's start in the table tell whether it came in time."""
+        """Answer requests whose leases the flushers have. Only now does the log start offset in the
+        table tell if a lease came in time.
+        """
         count = 0
         for waiting in list(self._waiting):
             if all(not way.queue and way.lane.is_empty() for way in waiting.ways):
-                starts = [self._table_of(row).read(row.slot).log_start_offset for row in waiting.rows]
-                answer = {"log_start_offsets": starts} if waiting.is_list else {"log_start_offset": starts[0]}
+                starts = [
+                    self._table_of(row).read(row.slot).log_start_offset for row in waiting.rows
+                ]
+                answer = (
+                    {"log_start_offsets": starts}
+                    if waiting.is_list
+                    else {"log_start_offset": starts[0]}
+                )
                 self._respond(waiting.requester, ErrorCode.OK, answer)
             elif now_ns >= waiting.deadline_ns:
                 self._respond(
-                    waiting.requester, ErrorCode.TIMED_OUT, {"message": "the lease is kept, but its flusher has not taken it yet"}
+                    waiting.requester,
+                    ErrorCode.TIMED_OUT,
+                    {"message": "the lease is stored, but its flusher has not confirmed it yet"},
                 )
             else:
                 continue
@@ -216,4 +326,12 @@ def _is_number(value: Any, largest: int) -> TypeGuard[int]:
 
 
 def _payload(topic_id: bytes, row: PartitionRow, name: str, offset: int, ttl_ms: int) -> bytes:
-    return orjson.dumps({"topic_id": topic_id.hex(), "partition": row.partition, "lease": name, "offset": offset, "ttl_ms": ttl_ms})
+    return orjson.dumps(
+        {
+            "topic_id": topic_id.hex(),
+            "partition": row.partition,
+            "lease": name,
+            "offset": offset,
+            "ttl_ms": ttl_ms,
+        }
+    )

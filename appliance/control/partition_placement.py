@@ -1,22 +1,27 @@
-"""Which worker has which partition: the workers of its data directory in turn, or one of its own.
+"""Placement of partitions on workers: the workers of the data directory in turn, or a dedicated
+one.
 
-A topic's delay log goes where the topic's partitions go, so that a record and its delivery meet in one ring.
+A topic's delay log is placed like the topic's partitions, so that a record and its delivery meet in
+one ring.
 
-Owner: the coordinator; in shared memory the words that ask the supervisor for dedicated workers (`dedicated_workers`).
-Invariants: a partition's worker follows from its slot and directory alone, at any time; a dedicated worker is given before it is asked for.
+Owner: the controller; in shared memory the words that ask the supervisor for dedicated workers
+(`dedicated_workers`).
+Invariants:
+- A partition's worker follows from its slot and directory alone, at any time.
+- A dedicated worker is assigned before it is asked for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
 
-from appliance.catalog import PartitionRow, Topic
-from appliance.dedicated_workers import DedicatedWorkers
+from appliance.catalog.catalog import PartitionRow, Topic
+from appliance.control.dedicated_workers import DedicatedWorkers
 from shm.doorbell import Doorbell
-from tailrace.delays import DELAY_SUFFIX
+from tailrace.core.delays import DELAY_SUFFIX
 
 
-class Placement:
+class PartitionPlacement:
     """See the module's docstring."""
 
     def __init__(
@@ -27,12 +32,15 @@ class Placement:
         dedicated: DedicatedWorkers,
         supervisor_bell: Doorbell,
     ) -> None:
-        """`topics`: by name, as the coordinator knows them now; `dir_numbers`: the catalog's number of each data directory, in this run's order;
-        `worker_dirs`: worker -> index in that order.
+        """`topics`: by name, as the controller knows them now; `dir_numbers`: the catalog's number
+        of each data directory, in this run's order; `worker_dirs`: worker -> index in that order.
         """
         self._topics = topics
         self._dir_index = {number: index for index, number in enumerate(dir_numbers)}
-        self._workers_of = [[w for w, d in enumerate(worker_dirs) if d == index] for index in range(len(dir_numbers))]
+        self._workers_of = [
+            [w for w, d in enumerate(worker_dirs) if d == index]
+            for index in range(len(dir_numbers))
+        ]
         self._dedicated = dedicated
         self._supervisor_bell = supervisor_bell
 
@@ -52,27 +60,32 @@ class Placement:
         workers = self._workers_of[self.dir_index(row)]
         return workers[row.slot % len(workers)]
 
-    def give(self, topic: Topic) -> None:
-        """Have a worker for each partition of a topic that wants them. Raises InvalidSettingError when there are too few."""
+    def assign(self, topic: Topic) -> None:
+        """Assign a worker to each partition of a topic with worker.dedicated.
+
+        Raises: InvalidSettingError if there are too few.
+        """
         if topic.given.get("worker.dedicated") and topic.state != "deleting":
             for row in topic.partitions:
-                self._dedicated.give(row.slot, self.dir_index(row))
+                self._dedicated.assign(row.slot, self.dir_index(row))
             self._supervisor_bell.ring()
 
     def lacks_memory(self, topic: Topic) -> bool:
-        """Whether a dedicated worker of a topic cannot be started for want of shared memory."""
+        """True if a dedicated worker of a topic cannot be started for lack of shared memory."""
         is_dedicated = topic.given.get("worker.dedicated") and topic.state != "deleting"
-        return bool(is_dedicated) and any(self._dedicated.lacks_memory(row.slot) for row in topic.partitions)
+        return bool(is_dedicated) and any(
+            self._dedicated.lacks_memory(row.slot) for row in topic.partitions
+        )
 
-    def take_back(self, topic: Topic) -> None:
-        """The topic is gone: its dedicated workers are free."""
+    def release(self, topic: Topic) -> None:
+        """Free the dedicated workers of a deleted topic."""
         for row in topic.partitions:
-            self._dedicated.take_back(row.slot)
+            self._dedicated.release(row.slot)
         self._supervisor_bell.ring()
 
     def awaits_workers(self, connected: Container[int]) -> bool:
-        """Whether a topic in use has a dedicated worker that the supervisor has not started yet (at the start of the appliance); `connected`: those that
-        there is a way to.
+        """True if a topic in use has a dedicated worker that the supervisor has not started yet, as
+        at the start of the appliance. `connected`: workers that have a lane.
         """
         return any(
             self.worker_of(topic, row) not in connected

@@ -1,10 +1,18 @@
-"""Requests that change topics: taken in order, decided a few at a time, carried out by the flushers, then answered.
+"""Queue of requests that change topics: decided in order, a few at a time, carried out by the
+flushers, then answered.
 
-Owner: the coordinator.
-Invariants: requests are decided in the order in which they came; a change is answered once, at the latest at its deadline; what a request repeats of its own
-    is cut (`shown_name`, `shown_text`), so that its answer fits a lane whatever it holds.
-Bounds: CHANGES_MAX requests of a front wait or are under way, DECIDED_AT_ONCE entries are decided in one step; what outlives its deadline is kept once a topic.
-Crash: what was decided and not carried out is told again by a successor; what was not decided its front gives up.
+Owner: the controller.
+Invariants:
+- Requests are decided in the order of their arrival.
+- A change is answered once, at the latest at its deadline.
+- Names and texts of the request are cut in its answer (`shown_name`, `shown_text`), so that the
+  answer fits a lane.
+Bounds:
+- CHANGES_MAX requests of a front wait or are under way.
+- DECIDED_AT_ONCE entries are decided in one step.
+- One change a topic is kept beyond its deadline.
+Crash: a successor publishes what was decided and not carried out. The front fails what was not
+decided.
 """
 
 from __future__ import annotations
@@ -15,36 +23,38 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from appliance.catalog import Catalog, CatalogFullError, PartitionRow, Topic
-from appliance.telling import Telling
-from appliance.topic_decisions import TopicDecisions, shown_name, shown_text
+from appliance.catalog.catalog import Catalog, CatalogFullError, PartitionRow, Topic
+from appliance.control.metadata_publisher import MetadataPublisher
+from appliance.control.topic_commands import TopicCommands, shown_name, shown_text
 from shm.crash_points import crash_point
 from shm.layout import SlotState
-from shm.runtime.boundary import Boundary
-from tailrace.errors import InvalidRequestError, TailraceError
-from tailrace.hash_slots import HandOver, missing_sources
-from tailrace.protocol.errors import ErrorCode
-from tailrace.protocol.requests import decode_json, encode_error, encode_reply
-from tailrace.protocol.wire import Api
+from shm.runtime.error_handler import CountedErrorHandler
+from tailrace.core.error_codes import ErrorCode
+from tailrace.core.errors import InvalidRequestError, TailraceError
+from tailrace.core.hash_slots import HandOver, missing_sources
+from tailrace.protocol.frame import Api
+from tailrace.protocol.messages import decode_json, encode_error, encode_reply
 
 logger = logging.getLogger(__name__)
 
 CHANGE_TIMEOUT_NS = 30_000_000_000
 RETRY_NS = 1_000_000_000
-"""How soon a catalog that refused a change's end is asked again."""
+"""Interval of retries when the catalog refuses to store a change's end."""
 INHERITED_PATIENCE_NS = 5_000_000_000
-"""How long fronts and scheduler wait at start, at most, for what a predecessor decided: a disk that refuses carries nothing out."""
+"""Longest wait of fronts and scheduler at start for a predecessor's decisions: a failing disk
+carries nothing out.
+"""
 CHANGES_MAX = 32
 DECIDED_AT_ONCE = 16
 ENTRIES_MAX = 1000
 OFFSETS_MAX = 10_000
-"""Partitions that one DELETE_RECORDS names: each is told where its log begins now."""
+"""Most partitions of one DELETE_RECORDS request."""
 CHANGES = (Api.CREATE_TOPICS, Api.DELETE_TOPICS, Api.ALTER_TOPICS, Api.DELETE_RECORDS)
 
 
 @dataclass(frozen=True, slots=True)
 class Requester:
-    """Whom to answer."""
+    """Requester: the front and its request."""
 
     front: int
     session: int
@@ -58,76 +68,95 @@ class Change:
     requester: Requester
     api: Api
     payload: bytes
-    """Until it is its turn."""
+    """The request's body, dropped when it is taken up."""
     deadline_ns: int
-    is_begun: bool = False
+    is_started: bool = False
     validate_only: bool = False
     undecided: deque[Any] = field(default_factory=deque)
     results: list[dict[str, Any]] = field(default_factory=list)
     pending: dict[bytes, tuple[Topic, list[dict[str, Any]]]] = field(default_factory=dict)
-    """Topic id -> the newest decision that is on its way into the partition table, and the results that wait for it."""
+    """Topic id -> the newest decision on its way into the partition table, and the results that
+    wait for it.
+    """
     offset_count: int = 0
 
     @property
     def is_decided(self) -> bool:
-        """Whether nothing of it is left to decide; its decisions may still be under way."""
-        return self.is_begun and not self.undecided
+        """True if every entry is decided; decisions may still be under way."""
+        return self.is_started and not self.undecided
 
 
 NO_MEMORY = (
-    "worker.dedicated: /dev/shm has no room for another worker's ring. The topic is made, and takes records as soon as there is: "
-    "enlarge /dev/shm, or delete the topic"
+    "worker.dedicated: /dev/shm has no room for another worker's ring. The topic is created, "
+    "and takes records when there is room: enlarge /dev/shm, or delete the topic"
 )
 
 
-class Changes:
+class TopicChangeQueue:
     """See the module's docstring."""
 
     def __init__(
-        self, catalog: Catalog, topics: dict[str, Topic], telling: Telling, decisions: TopicDecisions, boundary: Boundary, answer_max: int,
-        start_ns: int,
+        self, catalog: Catalog, topics: dict[str, Topic], publisher: MetadataPublisher,
+        decisions: TopicCommands, error_handler: CountedErrorHandler,
+        answer_max: int, start_ns: int,
     ) -> None:  # fmt: skip
-        """`topics`: by name, as the coordinator knows them; changed here."""
+        """`topics`: by name, as the controller knows them; changed here."""
         self._catalog = catalog
         self._topics = topics
-        self._telling = telling
-        self._boundary = boundary
+        self._publisher = publisher
+        self._error_handler = error_handler
         self._answer_max = answer_max
         self._decide_by = {
-            Api.CREATE_TOPICS: decisions.create, Api.DELETE_TOPICS: decisions.delete, Api.ALTER_TOPICS: decisions.alter,
+            Api.CREATE_TOPICS: decisions.create, Api.DELETE_TOPICS: decisions.delete,
+            Api.ALTER_TOPICS: decisions.alter,
             Api.DELETE_RECORDS: decisions.delete_records,
         }  # fmt: skip
         self._changes: list[Change] = []
         self._late: dict[bytes, Topic] = {}
-        """Decisions that no client waits for any more, and that are not carried out yet."""
+        """Decisions that are not carried out, and that no client waits for."""
         self._retry_at_ns = 0
-        for topic in [topic for topic in topics.values() if topic.state != "active"]:  # what a predecessor may not have told
-            telling.tell_workers(topic)
+        for topic in [
+            topic for topic in topics.values() if topic.state != "active"
+        ]:  # a predecessor may not have published it
+            publisher.publish_to_workers(topic)
             self._late[topic.topic_id] = topic
         self._inherited = [topic for topic in self._late.values() if topic.state == "changing"]
         self._inherited_until_ns = start_ns + INHERITED_PATIENCE_NS
 
     def is_inheriting(self, now_ns: int) -> bool:
-        """Whether topics are still being changed as a predecessor decided. A front that got the whole catalog now would not know them, and would tell
-        clients so; it waits, but not for long.
+        """True while topics are still changing as a predecessor decided.
+
+        A front that got the catalog now would report these topics as missing. It waits up to
+        INHERITED_PATIENCE_NS.
         """
         if now_ns >= self._inherited_until_ns:
             self._inherited.clear()
         self._inherited = [
             topic
             for topic in self._inherited
-            if self._late.get(topic.topic_id) is topic and not self._telling.placement.lacks_memory(topic)
+            if self._late.get(topic.topic_id) is topic
+            and not self._publisher.placement.lacks_memory(topic)
         ]
         return bool(self._inherited)
 
     def is_waiting(self) -> bool:
-        """Whether a request or a decision is not finished."""
+        """True if a request or a decision is not finished."""
         return bool(self._changes or self._late)
 
     def take(self, requester: Requester, api: Api, payload: bytes, now_ns: int) -> None:
-        """A request. Raises TailraceError when there are too many of its front's."""
-        if sum(change.requester.front == requester.front for change in self._changes) >= CHANGES_MAX:
-            raise TailraceError(f"{CHANGES_MAX} changes of topics are under way", ErrorCode.NOT_READY)
+        """Queue a request.
+
+        Raises: TailraceError if its front has too many.
+        """
+        if (
+            sum(change.requester.front == requester.front for change in self._changes)
+            >= CHANGES_MAX
+        ):
+            raise TailraceError(
+                f"{CHANGES_MAX} changes of topics are under way, which is the limit; try again "
+                "later",
+                ErrorCode.NOT_READY,
+            )
         self._changes.append(Change(requester, api, payload, now_ns + CHANGE_TIMEOUT_NS))
 
     def step(self, now_ns: int) -> int:
@@ -135,16 +164,18 @@ class Changes:
         return self.decide_and_note(now_ns) + self.answer(now_ns)
 
     def decide_and_note(self, now_ns: int) -> int:
-        """What of a step changes the catalog: decide some entries, note what is carried out. `answer` follows, behind the commit."""
-        return self._decide_some() + self._note_what_is_over(now_ns)
+        """Decide some entries and note what is carried out: the part of a step that changes the
+        catalog. `answer` follows after the commit.
+        """
+        return self._decide_some() + self._note_completed(now_ns)
 
-    # ---- deciding --------------------------------------------------------------------------------------------------------------------
+    # ---- deciding --------------------------------------------------------------------------------
 
     def _decide_some(self) -> int:
         count = 0
         for change in [change for change in self._changes if not change.is_decided]:
             try:
-                if not change.is_begun:
+                if not change.is_started:
                     self._begin(change)
                 while change.undecided and count < DECIDED_AT_ONCE:
                     self._decide(change, change.undecided.popleft())
@@ -152,7 +183,11 @@ class Changes:
             except TailraceError as error:
                 self._refuse(change, error.code, error.detail)
             except Exception as error:  # the boundary of one request
-                self._refuse(change, ErrorCode.INTERNAL_ERROR, self._boundary.caught(f"api={change.api.name}", error))
+                self._refuse(
+                    change,
+                    ErrorCode.INTERNAL_ERROR,
+                    self._error_handler.on_error(f"api={change.api.name}", error),
+                )
             if count >= DECIDED_AT_ONCE:
                 break
         return count
@@ -163,13 +198,18 @@ class Changes:
         change.payload = b""
         items = request.get("topics")
         if not isinstance(items, list) or not 0 < len(items) <= ENTRIES_MAX:
-            raise InvalidRequestError(f"the request needs a list `topics` of 1 to {ENTRIES_MAX} entries")
+            raise InvalidRequestError(
+                f"the request needs a list `topics` of 1 to {ENTRIES_MAX} entries"
+            )
         change.validate_only = bool(request.get("validate_only", False))
         change.undecided.extend(items)
-        change.is_begun = True
+        change.is_started = True
 
     def _decide(self, change: Change, item: Any) -> None:
-        result: dict[str, Any] = {"name": shown_name(item.get("name") if isinstance(item, dict) else item), "code": 0}
+        result: dict[str, Any] = {
+            "name": shown_name(item.get("name") if isinstance(item, dict) else item),
+            "code": 0,
+        }
         change.results.append(result)
         try:
             if not isinstance(item, dict):
@@ -185,18 +225,24 @@ class Changes:
         except Exception as error:  # the boundary of one entry
             self._fail(change, result, error)
 
-    def _take_up(self, change: Change, result: dict[str, Any], decided: list[Topic], *, revive: bool) -> None:
-        """Entries that follow see the decision; the others hear of it when it is committed."""
+    def _take_up(
+        self, change: Change, result: dict[str, Any], decided: list[Topic], *, revive: bool
+    ) -> None:
+        """Apply the decision for the entries that follow. Other processes learn of it after the
+        commit.
+        """
         topics_before = {topic.name: self._topics.get(topic.name) for topic in decided}
         pending_before = {topic.topic_id: change.pending.get(topic.topic_id) for topic in decided}
 
-        def tell() -> None:
-            crash_point("coordinator.after_decision")
+        def publish_all() -> None:
+            crash_point("controller.after_decision")
             try:
                 for topic in decided:
                     if topic.state == "deleting":
-                        self._telling.tell_readers(topic)  # before the files go: nothing more is sent there
-                    self._telling.tell_workers(topic, revive=revive)
+                        self._publisher.publish_to_readers(
+                            topic
+                        )  # before the files go: nothing more is sent there
+                    self._publisher.publish_to_workers(topic, revive=revive)
             except Exception as error:  # the boundary of one entry
                 self._fail(change, result, error)
 
@@ -206,8 +252,12 @@ class Changes:
                 before = topics_before[topic.name]
                 if before is not None:
                     self._topics[topic.name] = before
-                added = old.partitions[len(before.partitions) if before is not None and before.topic_id == topic.topic_id else 0 :]
-                self._telling.placement.take_back(replace(topic, partitions=added))
+                added = old.partitions[
+                    len(before.partitions)
+                    if before is not None and before.topic_id == topic.topic_id
+                    else 0 :
+                ]
+                self._publisher.placement.release(replace(topic, partitions=added))
                 pending = pending_before[topic.topic_id]
                 if pending is None:
                     change.pending.pop(topic.topic_id, None)
@@ -219,50 +269,65 @@ class Changes:
         for topic in decided:
             _, results = change.pending.get(topic.topic_id, (topic, []))
             change.pending[topic.topic_id] = topic, [*results, result]
-            self._telling.placement.give(topic)
-        self._catalog.afterwards(tell, forget)
+            self._publisher.placement.assign(topic)
+        self._catalog.afterwards(publish_all, forget)
 
     def _fail(self, change: Change, result: dict[str, Any], error: Exception) -> None:
-        sentence = self._boundary.caught(f"api={change.api.name} topic={result['name']!r}", error)
+        sentence = self._error_handler.on_error(
+            f"api={change.api.name} topic={result['name']!r}", error
+        )
         result.update(code=int(ErrorCode.INTERNAL_ERROR), message=sentence)
-        self._take_up_what_is_decided()
+        self._resume_decided()
 
     @staticmethod
     def _check_offsets(change: Change, item: dict[str, Any]) -> None:
-        wanted = item.get("partitions")
-        if change.api is Api.DELETE_RECORDS and isinstance(wanted, dict):
-            change.offset_count += len(wanted)
+        requested = item.get("partitions")
+        if change.api is Api.DELETE_RECORDS and isinstance(requested, dict):
+            change.offset_count += len(requested)
             if change.offset_count > OFFSETS_MAX:
-                raise TailraceError(f"a request names at most {OFFSETS_MAX} partitions", ErrorCode.REQUEST_TOO_LARGE)
+                raise TailraceError(
+                    f"the request names too many partitions; the limit is {OFFSETS_MAX}",
+                    ErrorCode.REQUEST_TOO_LARGE,
+                )
 
-    def _take_up_what_is_decided(self) -> None:
-        """A failure between decision and news: what the catalog says goes."""
+    def _resume_decided(self) -> None:
+        """Reload the topics from the catalog after a failure between decision and publication."""
         for topic in self._catalog.topics():
             if self._topics.get(topic.name) != topic and topic.state != "active":
                 self._topics[topic.name] = self._late[topic.topic_id] = topic
-                self._telling.tell_workers(topic)
+                self._publisher.publish_to_workers(topic)
 
-    # ---- carrying out ----------------------------------------------------------------------------------------------------------------
+    # ---- carrying out ----------------------------------------------------------------------------
 
-    def _note_what_is_over(self, now_ns: int) -> int:
+    def _note_completed(self, now_ns: int) -> int:
         count = 0
         if self._late and now_ns >= self._retry_at_ns:
             for topic in [topic for topic in self._late.values() if self._is_over(topic)]:
                 del self._late[topic.topic_id]
                 self._complete(topic, [], now_ns)
-                count += 1  # who waits for it is seen to in the next step, of which no ring tells
+                count += (
+                    1  # its requester is answered in the next step, which no doorbell announces
+                )
         for change in [change for change in self._changes if change.is_decided]:
-            for topic, results in [pending for pending in change.pending.values() if self._is_over(pending[0])]:
+            for topic, results in [
+                pending for pending in change.pending.values() if self._is_over(pending[0])
+            ]:
                 del change.pending[topic.topic_id]
                 self._complete(topic, results, now_ns)
                 count += 1
         return count
 
     def answer(self, now_ns: int) -> int:
-        """Requests of which everything is carried out and noted, and those that took too long; returns how many."""
+        """Finish requests that are carried out and noted, and those past their deadline; return
+        their number.
+        """
         count = 0
         for change in [change for change in self._changes if change.is_decided]:
-            for topic, results in [pending for pending in change.pending.values() if self._telling.placement.lacks_memory(pending[0])]:
+            for topic, results in [
+                pending
+                for pending in change.pending.values()
+                if self._publisher.placement.lacks_memory(pending[0])
+            ]:
                 del change.pending[topic.topic_id]
                 self._late[topic.topic_id] = topic
                 for result in results:
@@ -272,7 +337,11 @@ class Changes:
                 self._answer(change)
                 count += 1
             elif now_ns >= change.deadline_ns:
-                self._refuse(change, ErrorCode.TIMED_OUT, "the change is decided but not carried out yet; look at `tailrace status`")
+                self._refuse(
+                    change,
+                    ErrorCode.TIMED_OUT,
+                    "the change is decided but not carried out yet; look at `tailrace status`",
+                )
         return count
 
     def _is_gone(self, topic: Topic) -> bool:
@@ -280,23 +349,33 @@ class Changes:
         return known is None or known.topic_id != topic.topic_id
 
     def _is_over(self, topic: Topic) -> bool:
-        """Whether the flushers have carried a decision out, or there is nothing left to carry out."""
+        """True if the flushers have carried a decision out, or nothing of it is left to carry
+        out.
+        """
         if self._is_gone(topic):
             return True
         for row in topic.partitions:
-            state = self._telling.table(row).read(row.slot)
+            state = self._publisher.table(row).read(row.slot)
             if state.applied_version < topic.version or state.topic_id != topic.topic_id:
                 return False
         return topic.state == "deleting" or not any(
-            self._telling.table(row).read(row.slot).state is SlotState.UNREADABLE for row in self._without_end(topic)
-        )  # where such a log ends is not known: what it gave away must wait for that
+            self._publisher.table(row).read(row.slot).state is SlotState.UNREADABLE
+            for row in self._without_end(topic)
+        )  # the end of its log is unknown, and the slots that it gave away wait for it
 
     def _complete(self, topic: Topic, results: list[dict[str, Any]], now_ns: int) -> None:
-        """A decision is carried out. A catalog that refuses to say so is asked again, and the requester is told."""
-        crash_point("coordinator.after_apply")
+        """Note that a decision is carried out. If the catalog refuses, retry, and tell the
+        requester.
+        """
+        crash_point("controller.after_apply")
 
         def not_noted(error: TailraceError) -> None:
-            logger.error("change_not_noted topic=%s version=%d error=%r", topic.name, topic.version, error.detail)
+            logger.error(
+                "change_not_noted topic=%s version=%d error=%r",
+                topic.name,
+                topic.version,
+                error.detail,
+            )
             self._late[topic.topic_id] = topic
             self._retry_at_ns = now_ns + RETRY_NS
             for result in results:
@@ -307,11 +386,19 @@ class Changes:
         except TailraceError as error:
             not_noted(error)
 
-    def _note(self, topic: Topic, results: list[dict[str, Any]], not_noted: Callable[[TailraceError], None]) -> None:
+    def _note(
+        self,
+        topic: Topic,
+        results: list[dict[str, Any]],
+        not_noted: Callable[[TailraceError], None],
+    ) -> None:
         """Raises StorageError, DiskFullError."""
         if self._is_gone(topic):
             for result in results:
-                result.update(code=int(ErrorCode.UNKNOWN_TOPIC), message="the topic was deleted meanwhile")
+                result.update(
+                    code=int(ErrorCode.UNKNOWN_TOPIC),
+                    message="the topic was deleted before the change was carried out",
+                )
             return
         if topic.state == "deleting":
             self._catalog.forget(topic.topic_id)
@@ -319,52 +406,78 @@ class Changes:
             return
         self._catalog.mark_active(topic, self._hand_overs(topic))
         known = self._catalog.topic(topic.name)
-        self._catalog.afterwards(lambda: self._tell_finished(topic, known, results), not_noted)
+        self._catalog.afterwards(lambda: self._publish_finished(topic, known, results), not_noted)
 
     def _forget(self, topic: Topic) -> None:
         if not self._is_gone(topic):
             del self._topics[topic.name]
-            self._telling.placement.take_back(topic)
+            self._publisher.placement.release(topic)
             logger.info("topic_deleted topic=%s", topic.name)
 
-    def _tell_finished(self, topic: Topic, known: Topic | None, results: list[dict[str, Any]]) -> None:
-        if known is not None and known.version == topic.version:  # else there is a later decision: with that one
+    def _publish_finished(
+        self, topic: Topic, known: Topic | None, results: list[dict[str, Any]]
+    ) -> None:
+        if (
+            known is not None and known.version == topic.version
+        ):  # otherwise a later decision is answered
             self._topics[topic.name] = known
-            self._telling.tell_readers(known)
-        logger.info("topic_changed topic=%s version=%d partitions=%d", topic.name, topic.version, len(topic.partitions))
+            self._publisher.publish_to_readers(known)
+        logger.info(
+            "topic_changed topic=%s version=%d partitions=%d",
+            topic.name,
+            topic.version,
+            len(topic.partitions),
+        )
         for row in topic.partitions:
-            reason = self._telling.table(row).read(row.slot).reason
+            reason = self._publisher.table(row).read(row.slot).reason
             if reason:
                 for result in results:
-                    result.update(code=reason, message=f"partition {row.partition} takes no writes; see `tailrace status` and the log")
+                    result.update(
+                        code=reason,
+                        message=f"partition {row.partition} is offline; see `tailrace status` "
+                        "and the log",
+                    )
 
     def _hand_overs(self, topic: Topic) -> dict[int, HandOver]:
-        """Where the logs end of which it is not known yet where they ended when they gave slots away. All workers refuse batches of the map before, and no
-        producer has been told of this one: nothing was appended since. (After a catalog was rebuilt without it, what was appended counts as well.)
+        """End offsets of the partitions that gave slots away, where they are not known yet.
+
+        All workers refuse batches of the former map, and no producer has the new one: nothing was
+        appended since. After a rebuild of the catalog without these offsets, records appended later
+        count too.
         """
         found = {}
         for row in topic.partitions:
             missing = missing_sources(topic.slot_counts, row.partition, row.hand_over)
             if missing:
                 rows = [topic.partitions[source] for source in missing]
-                ends = [(other.partition, self._telling.table(other).read(other.slot).log_end_offset) for other in rows]
+                ends = [
+                    (other.partition, self._publisher.table(other).read(other.slot).log_end_offset)
+                    for other in rows
+                ]
                 found[row.partition] = tuple(sorted((*row.hand_over, *ends)))
         return found
 
     @staticmethod
     def _without_end(topic: Topic) -> list[PartitionRow]:
-        """The partitions that gave slots away and of which it is not known where they ended then."""
-        sources = {source for row in topic.partitions for source in missing_sources(topic.slot_counts, row.partition, row.hand_over)}
+        """Partitions that gave slots away and whose end offsets then are unknown."""
+        sources = {
+            source
+            for row in topic.partitions
+            for source in missing_sources(topic.slot_counts, row.partition, row.hand_over)
+        }
         return [topic.partitions[source] for source in sorted(sources)]
 
-    # ---- answering -------------------------------------------------------------------------------------------------------------------
+    # ---- answering -------------------------------------------------------------------------------
 
     def _answer(self, change: Change) -> None:
         if change.api is Api.DELETE_RECORDS:
             self._add_log_starts(change)
         code, body = encode_reply(ErrorCode.OK, {"results": change.results}, self._answer_max)
         if code is not ErrorCode.OK:
-            shortened = [{**result, "message": result["message"][:80]} if "message" in result else result for result in change.results]
+            shortened = [
+                {**result, "message": result["message"][:80]} if "message" in result else result
+                for result in change.results
+            ]
             code, body = encode_reply(ErrorCode.OK, {"results": shortened}, self._answer_max)
         self._send(change.requester, code, body)
 
@@ -373,14 +486,17 @@ class Changes:
             topic = self._topics.get(result["name"])
             if topic is not None and not result["code"]:
                 result["log_start_offsets"] = {
-                    str(row.partition): self._telling.table(row).read(row.slot).log_start_offset for row in topic.partitions
+                    str(row.partition): self._publisher.table(row).read(row.slot).log_start_offset
+                    for row in topic.partitions
                 }
 
     def _refuse(self, change: Change, code: ErrorCode, detail: str) -> None:
-        """Answer a request as a whole; what of it is decided is carried out."""
+        """Answer a request as a whole; its decisions are still carried out."""
         self._changes.remove(change)
         self._late.update({topic_id: topic for topic_id, (topic, _) in change.pending.items()})
         self._send(change.requester, code, encode_error(detail))
 
     def _send(self, requester: Requester, code: ErrorCode, body: bytes) -> None:
-        self._telling.answer(requester.front, requester.session, requester.correlation_id, code, body)
+        self._publisher.answer(
+            requester.front, requester.session, requester.correlation_id, code, body
+        )

@@ -1,8 +1,12 @@
-"""What may become of topics: each request is checked, then decided in the catalog. Other processes are told elsewhere (`telling`).
+"""Commands on topics: each request is checked, then decided in the catalog. `metadata_publisher`
+publishes the decision.
 
-A topic with delays has a second one, its delay log (`tailrace.delays`), which is made, changed and deleted with it.
-Owner: the coordinator. Each method takes one entry of a request, and returns the topics as decided; none: it was only to be checked. Raises TailraceError,
-CatalogFullError; then nothing is decided.
+A topic with delays has a delay log (`tailrace.core.delays`), a second topic that is created,
+changed and deleted with it.
+
+Owner: the controller.
+Invariants: each method takes one entry of a request and returns the topics as decided; no topics if
+it was only to be checked. It raises TailraceError or CatalogFullError and then decides nothing.
 """
 
 from __future__ import annotations
@@ -13,14 +17,14 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from appliance import topic_settings
-from appliance.catalog import Catalog, PartitionRow, Topic, delay_log_of
-from appliance.dedicated_workers import DedicatedWorkers
-from appliance.default_schema import DEFAULT_DELAY_SCHEMA_MESSAGE, DEFAULT_SCHEMA_MESSAGE
+from appliance.catalog.catalog import Catalog, PartitionRow, Topic, delay_log_of
+from appliance.config import topic_config
+from appliance.config.default_schema import DEFAULT_DELAY_SCHEMA_MESSAGE, DEFAULT_SCHEMA_MESSAGE
+from appliance.control.dedicated_workers import DedicatedWorkers
 from shm.layout import SlotState
 from shm.partition_table import PartitionState
-from tailrace.delays import DELAY_COLUMNS, delay_log_name
-from tailrace.errors import (
+from tailrace.core.delays import DELAY_COLUMNS, delay_log_name
+from tailrace.core.errors import (
     InvalidRequestError,
     InvalidSchemaError,
     InvalidSettingError,
@@ -30,35 +34,41 @@ from tailrace.errors import (
     TopicExistsError,
     UnknownTopicError,
 )
-from tailrace.formats.arrow_metadata import ArrowMetadataError, read_schema
+from tailrace.format.arrow_metadata import ArrowMetadataError, read_schema
 
 SCHEMA_MAX_BYTES = 64 << 10
 COLUMNS_MAX = 2048
 RESERVED = "@"
-"""What the names of a delay log's own columns begin with."""
+"""First character of the names of a delay log's own columns."""
 SHOWN_MAX = 249
 """Characters of a client's own text that an answer repeats."""
 _DELAY_NODES = read_schema(DEFAULT_DELAY_SCHEMA_MESSAGE).nodes[-len(DELAY_COLUMNS) :]
 
 
 def shown_name(name: Any) -> str:
-    """A name as an answer repeats it: one that can be a topic's as it is, what else a client calls a name cut and in plain characters."""
+    """A name as an answer repeats it: one that can be a topic's as it is, what else a client calls
+    a name cut and in plain characters.
+    """
     if not isinstance(name, str):
         return f"({type(name).__name__})"
-    return "".join(char if " " <= char <= "~" and char not in '"\\' else "?" for char in name[:SHOWN_MAX])
+    return "".join(
+        char if " " <= char <= "~" and char not in '"\\' else "?" for char in name[:SHOWN_MAX]
+    )
 
 
 def shown_text(text: str) -> str:
-    """A sentence that may quote a client, cut and in plain characters: an answer holds a thousand of them."""
+    """A sentence that may quote a client, cut and in plain characters: an answer holds a thousand
+    of them.
+    """
     return text[:SHOWN_MAX].encode("ascii", "replace").decode()
 
 
 def is_whole(value: Any, low: int, high: int) -> bool:
-    """Whether it is a whole number from `low` to `high`; JSON's true is none."""
+    """True for an int from `low` to `high`; a bool is not one."""
     return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
 
 
-class TopicDecisions:
+class TopicCommands:
     """See the module's docstring."""
 
     def __init__(
@@ -72,7 +82,7 @@ class TopicDecisions:
         ring_bytes: int,
         lane_bytes: int,
     ) -> None:
-        """`topics`: by name, as the coordinator knows them now."""
+        """`topics`: by name, as the controller knows them now."""
         self._catalog = catalog
         self._topics = topics
         self._dedicated = dedicated
@@ -82,33 +92,48 @@ class TopicDecisions:
         self._lane_bytes = lane_bytes
 
     def create(self, item: dict[str, Any], validate_only: bool) -> list[Topic]:
-        """A new topic, and its delay log where it has delays. Raises TopicExistsError and what is wrong with names, settings and schema."""
-        name = topic_settings.check_topic_name(item.get("name"))
+        """A new topic, and its delay log where it has delays. Raises TopicExistsError and what is
+        wrong with names, settings and schema.
+        """
+        name = topic_config.check_topic_name(item.get("name"))
         if name in self._topics:
             raise TopicExistsError(f"topic {name!r} exists")
-        partitions = topic_settings.check_partitions(item.get("partitions", 1))
+        partitions = topic_config.check_partitions(item.get("partitions", 1))
         given = self._checked_settings(item.get("configs"))
         typed = item.get("schema") is not None
         schema = self._checked_schema(item["schema"]) if typed else DEFAULT_SCHEMA_MESSAGE
-        reserved = [node.name for node in read_schema(schema).nodes if node.top_level and node.name.startswith(RESERVED)]
+        reserved = [
+            node.name
+            for node in read_schema(schema).nodes
+            if node.top_level and node.name.startswith(RESERVED)
+        ]
         if reserved:
-            raise InvalidSchemaError(f"column {shown_name(reserved[0])!r}: names that begin with {RESERVED} are the appliance's own")
+            raise InvalidSchemaError(
+                f"column {shown_name(reserved[0])!r}: names that begin with {RESERVED} are "
+                "reserved; rename it"
+            )
         if given.get("worker.dedicated"):
             self._dedicated.check_room(partitions)
-        delay_schema = self._checked_delay_schema(name, item, schema) if given.get("delay.enabled") else b""
+        delay_schema = (
+            self._checked_delay_schema(name, item, schema) if given.get("delay.enabled") else b""
+        )
         if validate_only:
             return []
         with self._catalog.together():
-            decided = [self._catalog.create_topic(name, partitions, given, schema, typed, self._now_us())]
+            decided = [
+                self._catalog.create_topic(name, partitions, given, schema, typed, self._now_us())
+            ]
             if delay_schema:
                 decided.append(self._create_delay_log(decided[0], given, partitions, delay_schema))
         return decided
 
-    def _create_delay_log(self, topic: Topic, given: dict[str, Any], partitions: int, schema: bytes) -> Topic:
+    def _create_delay_log(
+        self, topic: Topic, given: dict[str, Any], partitions: int, schema: bytes
+    ) -> Topic:
         return self._catalog.create_topic(
             delay_log_name(topic.name),
             partitions,
-            topic_settings.delay_log_settings(given),
+            topic_config.delay_log_settings(given),
             schema,
             topic.typed,
             self._now_us(),
@@ -116,33 +141,47 @@ class TopicDecisions:
         )
 
     def _checked_delay_schema(self, name: str, item: dict[str, Any], schema: bytes) -> bytes:
-        """The schema of the topic's delay log: the topic's with the columns of delays behind. Clients that make typed topics send it along, because
-        no code here knows how to make one.
+        """The schema of the topic's delay log: the topic's with the columns of delays appended.
+        Clients that create typed topics send it along, for this process does not build Arrow
+        schemas.
         """
-        if len(name) > topic_settings.DELAY_NAME_MAX:
-            raise InvalidTopicNameError(f"a topic with delays has a name of at most {topic_settings.DELAY_NAME_MAX} characters")
+        if len(name) > topic_config.DELAY_NAME_MAX:
+            raise InvalidTopicNameError(
+                f"a topic with delays has a name of at most {topic_config.DELAY_NAME_MAX} "
+                "characters"
+            )
         if delay_log_name(name) in self._topics:
-            raise TopicExistsError(f"delayed records of a topic {name!r} that was deleted are still being removed; try again in a moment")
+            raise TopicExistsError(
+                f"delayed records of a topic {name!r} that was deleted are still being removed; "
+                "try again in a moment"
+            )
         if schema == DEFAULT_SCHEMA_MESSAGE:
             return DEFAULT_DELAY_SCHEMA_MESSAGE
         if item.get("delay_schema") is None:
             raise InvalidSchemaError(
-                "a typed topic with delays needs `delay_schema`: its own schema with the columns of delays (see docs/protocol.md)"
+                "a typed topic with delays needs `delay_schema`: its own schema with the columns "
+                "of delays (see docs/protocol.md)"
             )
         message = self._checked_schema(item["delay_schema"])
         own, delayed = read_schema(schema), read_schema(message)
         mine, theirs = own.nodes + _DELAY_NODES, delayed.nodes
         if theirs != mine:
-            raise InvalidSchemaError("delay_schema is not the topic's schema with the columns @due_us, @origin and @repeat behind")
+            raise InvalidSchemaError(
+                "delay_schema must be the topic's schema followed by the columns @due_us, "
+                "@origin and @repeat"
+            )
         return message
 
     def _checked_settings(self, given: Any) -> dict[str, Any]:
-        """None: none."""
+        """Parse and check the settings of an entry; {} if it has none.
+
+        Raises: InvalidSettingError.
+        """
         given = {} if given is None else given
         if not isinstance(given, dict):
             raise InvalidSettingError("configs must be an object of names and values")
-        typed = {name: topic_settings.parse(name, value) for name, value in given.items()}
-        topic_settings.complete(typed, ring_bytes=self._ring_bytes, lane_bytes=self._lane_bytes)
+        typed = {name: topic_config.parse(name, value) for name, value in given.items()}
+        topic_config.complete(typed, ring_bytes=self._ring_bytes, lane_bytes=self._lane_bytes)
         return typed
 
     @staticmethod
@@ -150,23 +189,26 @@ class TopicDecisions:
         try:
             message = base64.b64decode(encoded, validate=True)
         except (binascii.Error, TypeError, ValueError):
-            raise InvalidSchemaError("the schema is not base64") from None
+            raise InvalidSchemaError("the schema is not valid base64") from None
         if len(message) > SCHEMA_MAX_BYTES:
-            raise InvalidSchemaError(f"the schema has {len(message)} bytes; {SCHEMA_MAX_BYTES} are allowed")
+            raise InvalidSchemaError(
+                f"the schema has {len(message)} bytes; the limit is {SCHEMA_MAX_BYTES}"
+            )
         try:
             layout = read_schema(message)
         except ArrowMetadataError as error:
             raise InvalidSchemaError(str(error)) from None
         if len(layout.nodes) > COLUMNS_MAX:
             raise InvalidSchemaError(
-                f"the schema has {len(layout.nodes)} columns, those within columns included; {COLUMNS_MAX} are allowed"
+                f"the schema has {len(layout.nodes)} columns, nested ones included; the limit "
+                f"is {COLUMNS_MAX}"
             )
         names = Counter(node.name for node in layout.nodes if node.top_level)
         for name, count in names.items():
             if not name or count > 1:
                 raise InvalidSchemaError(f"column name {name[:SHOWN_MAX]!r} is empty or used twice")
         if any(not node.buffers for node in layout.nodes):
-            raise InvalidSchemaError("a column of only nulls has no type; cast it to the type it should have")
+            raise InvalidSchemaError("a column that is all null has no type; cast it to a type")
         return message
 
     def existing(self, item: dict[str, Any]) -> Topic:
@@ -178,76 +220,112 @@ class TopicDecisions:
         return topic
 
     def delete(self, item: dict[str, Any], validate_only: bool) -> list[Topic]:
-        """A topic and its delay log go. Raises UnknownTopicError."""
+        """Delete a topic and its delay log.
+
+        Raises: UnknownTopicError.
+        """
         topic = self.existing(item)
         if validate_only:
             return []
         with self._catalog.together():
-            return [self._catalog.mark_deleting(each) for each in (topic, delay_log_of(topic, self._topics)) if each is not None]
+            return [
+                self._catalog.mark_deleting(each)
+                for each in (topic, delay_log_of(topic, self._topics))
+                if each is not None
+            ]
 
     def alter(self, item: dict[str, Any], validate_only: bool) -> list[Topic]:
-        """New settings or partitions of a topic; what an entry leaves out stays. Raises UnknownTopicError, InvalidSettingError."""
+        """Change settings or partitions of a topic; what an entry leaves out stays.
+
+        Raises: UnknownTopicError, InvalidSettingError.
+        """
         topic = self.existing(item)
         changed = self._checked_settings(item.get("configs"))
         dedicated = bool(topic.given.get("worker.dedicated"))
         if bool(changed.get("worker.dedicated", dedicated)) is not dedicated:
             raise InvalidSettingError(
-                "worker.dedicated is decided when a topic is created: its batches would lose their order between two workers"
+                "worker.dedicated can be set only when a topic is created: batches would lose "
+                "their order between two workers"
             )
-        if changed.get("partitioner", topic_settings.partitioner_of(topic.given)) != topic_settings.partitioner_of(topic.given):
+        if changed.get(
+            "partitioner", topic_config.partitioner_of(topic.given)
+        ) != topic_config.partitioner_of(topic.given):
             raise InvalidSettingError(
-                "partitioner is decided when a topic is created: its keys would lose their order between two partitions"
+                "partitioner can be set only when a topic is created: keys would lose their "
+                "order between two partitions"
             )
         given = {**topic.given, **changed}
-        wanted = item.get("partitions")
-        partitions = len(topic.partitions) if wanted is None else topic_settings.check_partitions(wanted)
+        requested = item.get("partitions")
+        partitions = (
+            len(topic.partitions) if requested is None else topic_config.check_partitions(requested)
+        )
         if partitions < len(topic.partitions):
-            raise InvalidSettingError(f"topic {topic.name!r} has {len(topic.partitions)} partitions; their number can only grow")
-        topic_settings.complete(given, ring_bytes=self._ring_bytes, lane_bytes=self._lane_bytes)
+            raise InvalidSettingError(
+                f"topic {topic.name!r} has {len(topic.partitions)} partitions; the number can "
+                "only grow"
+            )
+        topic_config.complete(given, ring_bytes=self._ring_bytes, lane_bytes=self._lane_bytes)
         if topic.slot_counts and partitions > len(topic.partitions):
             self._check_ends_are_known(topic)
         if dedicated:
             self._dedicated.check_room(partitions - len(topic.partitions))
         delay_log = delay_log_of(topic, self._topics)
         needs_log = delay_log is None and given.get("delay.enabled")
-        delay_schema = self._checked_delay_schema(topic.name, item, topic.schema) if needs_log else b""
+        delay_schema = (
+            self._checked_delay_schema(topic.name, item, topic.schema) if needs_log else b""
+        )
         if validate_only:
             return []
         with self._catalog.together():
             decided = [self._catalog.alter_topic(topic, given, partitions)]
             if delay_log is not None:
-                decided.append(self._catalog.alter_topic(delay_log, topic_settings.delay_log_settings(given), partitions))
+                decided.append(
+                    self._catalog.alter_topic(
+                        delay_log, topic_config.delay_log_settings(given), partitions
+                    )
+                )
             elif needs_log:
                 decided.append(self._create_delay_log(topic, given, partitions, delay_schema))
         return decided
 
     def _check_ends_are_known(self, topic: Topic) -> None:
-        """Slots leave a partition when it is known where its log ends. Raises PartitionOfflineError."""
+        """Check that the end of each partition that gives slots away is known.
+
+        Raises: PartitionOfflineError.
+        """
         for row in topic.partitions:
             if self._state_of(row).state is not SlotState.ONLINE:
                 raise PartitionOfflineError(
-                    f"{topic.name}-{row.partition} takes no writes now, and it is to give hash slots away: repair its disk first"
+                    f"{topic.name}-{row.partition} is offline and cannot give hash slots away: "
+                    "repair its disk first"
                 )
 
     def delete_records(self, item: dict[str, Any], validate_only: bool) -> list[Topic]:
-        """`partitions`: partition -> offset below which records go; -1: everything that consumers see now."""
+        """`partitions`: partition -> offset below which records go; -1: everything that consumers
+        see now.
+        """
         topic = self.existing(item)
-        wanted = item.get("partitions")
-        if not isinstance(wanted, dict) or not wanted:
-            raise InvalidRequestError("delete_records needs `partitions`: partition -> offset")
+        requested = item.get("partitions")
+        if not isinstance(requested, dict) or not requested:
+            raise InvalidRequestError(
+                "`partitions` is missing or not an object of partition -> offset"
+            )
         before: dict[int, int] = {}
         for row in topic.partitions:
-            if str(row.partition) not in wanted:
+            if str(row.partition) not in requested:
                 continue
-            offset = wanted[str(row.partition)]
+            offset = requested[str(row.partition)]
             state = self._state_of(row)
             if not is_whole(offset, -1, state.high_watermark):
                 raise OffsetOutOfRangeError(
-                    f"{topic.name}-{row.partition} ends at offset {state.high_watermark}, and {str(offset)[:40]} is none up to it; -1 deletes all that it holds"
+                    f"{topic.name}-{row.partition} ends at offset {state.high_watermark}; "
+                    f"offset is {str(offset)[:40]}: give one up to the end, or -1 to delete all "
+                    "records"
                 )
             before[row.partition] = state.high_watermark if offset == -1 else offset
-        if len(before) != len(wanted):
+        if len(before) != len(requested):
             raise InvalidRequestError(
-                f"topic {topic.name!r} has partitions 0 to {len(topic.partitions) - 1}; delete_records names another one"
+                f"topic {topic.name!r} has partitions 0 to {len(topic.partitions) - 1}; "
+                "delete_records names another one"
             )
         return [] if validate_only else [self._catalog.delete_records(topic, before)]

@@ -1,16 +1,22 @@
-"""Which data directory this is: the one it was at its last start, a copy of it, or a new one.
+"""Identity of a data directory: the same as at its last start, a copy, or a new directory.
 
-Owner: the supervisor, which holds the directory's lock. Files: `instance.json` and its copy (see `tailrace.formats.data_directory`).
-Invariants: two directories that exist at once never have the same `shared_memory`: what is in shared memory belongs to the directory whose device and inode
-    `instance.json` names. `instance` never changes: the catalog finds a copy's partitions by it.
+Owner: the supervisor, which holds the directory's lock. Files: `instance.json` and its copy (see
+`tailrace.format.data_dir`).
+Invariants:
+- Two directories that exist at once never have the same `shared_memory`. Regions belong to the
+  directory whose device and inode `instance.json` names.
+- `instance` never changes: the catalog finds a copy's partitions by it.
 
-    what was done to the directory                          device, inode, path      shared memory
-    nothing                                                 the same                 its own
-    renamed or moved on its file system, after a kill too   the path is another      its own: it drains what it left there
-    its file system was mounted anew, the machine booted    the device is another    its own (of another boot there is none)
-    copied, restored from a backup, moved to another disk   the inode is another     a new identity: the original may be running, nothing of it is touched
+    event since the last start     device, inode, path     shared memory
+    none                           the same                its own
+    renamed or moved on its file   another path            its own: rings left there are
+    system, after a kill too                               drained
+    file system mounted again,     another device          its own (none after another boot)
+    machine booted
+    copied, restored, moved to     another inode           a new identity: the original may
+    another disk                                           be running and is not touched
 
-Crash: both files are replaced atomically, the copy first; whichever is whole is taken.
+Crash: both files are replaced atomically, the copy first. The complete one counts.
 """
 
 from __future__ import annotations
@@ -18,9 +24,9 @@ from __future__ import annotations
 import logging
 import os
 
-from appliance.directory_errors import DataDirectoryError
-from tailrace.formats import checked_json
-from tailrace.formats.data_directory import (
+from appliance.data.directory_errors import DataDirectoryError
+from tailrace.format import checked_json
+from tailrace.format.data_dir import (
     CATALOG_FILE,
     IDENTITY_COPY_FILE,
     IDENTITY_FILE,
@@ -30,20 +36,28 @@ from tailrace.formats.data_directory import (
     Identity,
     decode_identity,
 )
-from tailrace.formats.partition_file import PARTITION_FILE
+from tailrace.format.partition_metadata import PARTITION_FILE
 
-logger = logging.getLogger("appliance.supervisor")
+logger = logging.getLogger("appliance.supervise.supervisor")
 
 _SIGNS_OF_USE = (CATALOG_FILE, JOURNAL_FILE, MANIFEST_FILE, MANIFEST_COPY_FILE)
 
 
 def identify(path: str, directory: os.stat_result) -> Identity:
-    """The identity of a locked data directory, made or mended where it must be. Raises DataDirectoryError, OSError."""
+    """The identity of a locked data directory, made or mended where it must be. Raises
+    DataDirectoryError, OSError.
+    """
     copies = _copies(path)
     known = copies[0] or copies[1] or _make(path)
     found = known._replace(device=directory.st_dev, inode=directory.st_ino, path=path)
     if not _is_the_same(known, found):
-        logger.warning("copied_directory path=%s of=%s inode=%d the shared memory of that one is left alone", path, known.path, known.inode)
+        logger.warning(
+            "copied_directory path=%s of=%s inode=%d the shared memory of the original is left "
+            "alone",
+            path,
+            known.path,
+            known.inode,
+        )
         found = found._replace(shared_memory=os.urandom(16))
     if [found, found] != copies:
         for name in (IDENTITY_COPY_FILE, IDENTITY_FILE):
@@ -52,7 +66,10 @@ def identify(path: str, directory: os.stat_result) -> Identity:
 
 
 def known_identity(path: str) -> Identity:
-    """What a start would find, or make, with nothing written. Raises DataDirectoryError, OSError."""
+    """The identity that a start would find or make; writes nothing.
+
+    Raises: DataDirectoryError, OSError.
+    """
     copies = _copies(path)
     return copies[0] or copies[1] or _make(path)
 
@@ -62,14 +79,14 @@ def _copies(path: str) -> list[Identity | None]:
 
 
 def _is_the_same(known: Identity, found: Identity) -> bool:
-    """Whether this is the directory that `shared_memory` was made for."""
+    """True if this is the directory that `shared_memory` was made for."""
     if known.inode < 0:  # an earlier version's file, or one just made
         return True
     return known.inode == found.inode and (known.device == found.device or known.path == found.path)
 
 
 def _read(file_name: str) -> Identity | None:
-    """One copy; None when it is missing, which is told apart by `_make`, or damaged."""
+    """Read one copy; None if it is damaged, or missing, which `_make` handles."""
     try:
         identity = decode_identity(checked_json.read(file_name))
     except FileNotFoundError:
@@ -83,22 +100,40 @@ def _read(file_name: str) -> Identity | None:
 
 
 def _make(path: str) -> Identity:
-    """For a directory that no appliance has used. Raises DataDirectoryError where it was used."""
-    signs = [name for name in (IDENTITY_FILE, IDENTITY_COPY_FILE, *_SIGNS_OF_USE) if os.path.lexists(f"{path}/{name}")]
-    signs += [name for name in sorted(os.listdir(path)) if os.path.lexists(f"{path}/{name}/{PARTITION_FILE}")][:1]
+    """Make an identity for an unused directory.
+
+    Raises: DataDirectoryError if the directory was used.
+    """
+    signs = [
+        name
+        for name in (IDENTITY_FILE, IDENTITY_COPY_FILE, *_SIGNS_OF_USE)
+        if os.path.lexists(f"{path}/{name}")
+    ]
+    signs += [
+        name
+        for name in sorted(os.listdir(path))
+        if os.path.lexists(f"{path}/{name}/{PARTITION_FILE}")
+    ][:1]
     if signs:
         raise DataDirectoryError(
-            f"{path}/{IDENTITY_FILE} and {IDENTITY_COPY_FILE} are missing or damaged, and {signs[0]} says that this directory was used. They name its "
-            "partitions and what it has in shared memory: restore one of them from a backup of this directory, or choose another with --data-dir."
+            f"{path}/{IDENTITY_FILE} and {IDENTITY_COPY_FILE} are missing or damaged, and "
+            f"{signs[0]} shows that this directory was used. They identify its partitions and "
+            "its shared memory: restore one of them from a backup of this directory, or choose "
+            "another with --data-dir."
         )
     instance = os.urandom(16)
     return Identity(instance, instance)
 
 
 def directory_id(path: str) -> str:
-    """The identity of a data directory that was taken once, as hexadecimal digits, as the catalog knows it. Raises DataDirectoryError."""
+    """The identity of a data directory that was taken once, as hexadecimal digits, as the catalog
+    knows it. Raises DataDirectoryError.
+    """
     for name in (IDENTITY_FILE, IDENTITY_COPY_FILE):
         known = _read(f"{path}/{name}")
         if known is not None:
             return known.instance.hex()
-    raise DataDirectoryError(f"{path}/{IDENTITY_FILE} went away while the appliance ran; restore it from a backup of this directory.")
+    raise DataDirectoryError(
+        f"{path}/{IDENTITY_FILE} was removed while the appliance ran; restore it from a backup "
+        "of this directory."
+    )

@@ -1,15 +1,21 @@
-"""One data directory, one owner: the lock that every writing process holds, and who holds it.
+"""The lock of a data directory: one owner, whose processes all hold it.
 
-Owner: the supervisor.
-The lock: an flock on the directory itself, which cannot be removed from under its holder, and one on `instance.lock`, which earlier versions look at and whose
-    text names the holder. Both are on open file descriptions that every child inherits, so they are free only when all of them are dead.
-Invariants: no process writes in the directory without the lock; a directory of another user, or one that every user may write in, is not taken; links are
-    never followed; the lock's file, removed while the appliance runs, is made again.
-Crash: children die with their supervisor, within moments; a new start waits for that. Processes recorded in the lock's file that are still there
-    (stopped, for instance) are killed by pidfd before the take-over, so that none of them ever writes again.
+Owner: the supervisor. There are two locks: an flock on the directory itself, which cannot be
+removed from under its holder, and one on `instance.lock`, which earlier versions check and whose
+text names the holder. Both are on open file descriptions that every child inherits, so they are
+free only when all processes are dead.
+Invariants:
+- No process writes in the directory without the lock.
+- A directory of another user, or one that every user may write in, is refused.
+- Links are never followed.
+- The lock's file is made again when it is removed while the appliance runs.
+Crash: children die with their supervisor, within moments, and a new start waits for that. Processes
+recorded in the lock's file that still exist (stopped, for instance) are killed by pidfd before the
+take-over, so that none of them ever writes again.
 
-Root, too, takes only directories of its own: what it wrote in another user's could not be opened by the service again. systemd's StateDirectory is the
-service user's, and so is what `tailrace serve` makes; in a container give the volume to the user that the appliance runs as.
+Root, too, takes only directories of its own: the service could not open what root wrote in another
+user's. systemd's StateDirectory and the directory that `tailrace serve` makes belong to the right
+user. In a container give the volume to the user that the appliance runs as.
 """
 
 from __future__ import annotations
@@ -25,25 +31,25 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from appliance import manifest
-from appliance.directory_errors import DataDirectoryError, unusable
-from appliance.identity import directory_id, identify, known_identity
-from tailrace.formats import checked_json
-from tailrace.formats.data_directory import LOCK_FILE, RESERVE_FILE, Identity
+from appliance.data import region_manifest as manifest
+from appliance.data.data_dir_identity import directory_id, identify, known_identity
+from appliance.data.directory_errors import DataDirectoryError, unusable
+from tailrace.format import checked_json
+from tailrace.format.data_dir import LOCK_FILE, RESERVE_FILE, Identity
 
-__all__ = ["DataDirectoryError", "Ownership", "directory_id", "look", "take"]
+__all__ = ["DataDirLock", "DataDirectoryError", "directory_id", "inspect", "take"]
 
-logger = logging.getLogger("appliance.supervisor")
+logger = logging.getLogger("appliance.supervise.supervisor")
 
 START_ROOM_BYTES = 1 << 20
 TAKE_OVER_MS = 5_000
-"""How long a new start waits for the children of a dead supervisor."""
+"""Longest wait of a new start for the children of a dead supervisor."""
 _NO_DIRECTORY_LOCKS = (errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
-"""What network file systems say of a lock on a directory."""
+"""Errors of network file systems that cannot lock a directory."""
 
 
 @dataclass(slots=True)
-class Ownership:
+class DataDirLock:
     """A held data directory."""
 
     path: str
@@ -53,17 +59,19 @@ class Ownership:
 
     @property
     def instance(self) -> bytes:
-        """Of the directory, as the catalog knows it; the first directory's is the appliance's."""
+        """Identity of the directory in the catalog; the first directory's is the appliance's."""
         return self.identity.instance
 
     @property
-    def held_fds(self) -> tuple[int, int]:
-        """What a child inherits."""
+    def lock_fds(self) -> tuple[int, int]:
+        """Descriptors of the locks, for children."""
         return self.directory_fd, self.lock_fd
 
     def record_holder(self, pids: dict[str, int], addresses: list[str]) -> None:
-        """Write into the lock's file who holds it, for the refusal of a second start and for a take-over; and where it serves, for who reads the directory.
-        Raises OSError.
+        """Write the holder into the lock's file, for the error of a second start and for a
+        take-over, and the address for readers of the directory.
+
+        Raises: OSError.
         """
         me = os.getpid()
         text = checked_json.encode(
@@ -78,12 +86,18 @@ class Ownership:
         os.ftruncate(self.lock_fd, len(text))
 
     def forget_holder(self) -> None:
-        """After a clean stop. Raises OSError."""
+        """Clear the lock's file after a clean stop.
+
+        Raises: OSError.
+        """
         os.ftruncate(self.lock_fd, 0)
 
     def has_lost_its_file(self) -> bool:
-        """Whether the name of the lock's file is gone, or is another file's; made again then, and said. Raises OSError."""
-        held, directory = os.fstat(self.lock_fd), os.fstat(self.directory_fd)
+        """Make the lock's file again if it was removed or replaced; return True and log if so.
+
+        Raises: OSError.
+        """
+        lock_stat, directory = os.fstat(self.lock_fd), os.fstat(self.directory_fd)
         try:
             at_path = os.stat(self.path)
             if (at_path.st_dev, at_path.st_ino) != (directory.st_dev, directory.st_ino):
@@ -93,11 +107,14 @@ class Ownership:
             if not os.path.isdir(self.path):
                 return False
         else:
-            if (found.st_dev, found.st_ino) == (held.st_dev, held.st_ino):
+            if (found.st_dev, found.st_ino) == (lock_stat.st_dev, lock_stat.st_ino):
                 return False
             os.unlink(f"{self.path}/{LOCK_FILE}")
         logger.error(
-            "lock_file_gone path=%s/%s made_again=yes advice='leave it alone: it says who holds the directory'", self.path, LOCK_FILE
+            "lock_file_gone path=%s/%s recreated=yes advice='leave it alone: it names the "
+            "process that holds the directory'",
+            self.path,
+            LOCK_FILE,
         )
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         made = os.open(f"{self.path}/{LOCK_FILE}", flags, 0o600)
@@ -107,7 +124,7 @@ class Ownership:
         return True
 
 
-def take(path: str) -> Ownership:
+def take(path: str) -> DataDirLock:
     """Make the directory if needed and take it. Raises DataDirectoryError."""
     opened: list[int] = []
     try:
@@ -119,9 +136,12 @@ def take(path: str) -> Ownership:
         _lock(path, directory_fd, opened)
         now = os.stat(path)
         if (now.st_dev, now.st_ino) != (found.st_dev, found.st_ino):
-            raise DataDirectoryError(f"the data directory {path} was replaced by another while this start waited for it; start again.")
+            raise DataDirectoryError(
+                f"the data directory {path} was replaced by another while this start waited for "
+                "it; start again."
+            )
         _make_room(path)
-        return Ownership(path, directory_fd, opened[1], identify(path, found))
+        return DataDirLock(path, directory_fd, opened[1], identify(path, found))
     except OSError as error:
         _close(opened)
         raise unusable(path, error) from None
@@ -130,9 +150,11 @@ def take(path: str) -> Ownership:
         raise
 
 
-def look(path: str) -> Identity | None:
-    """What `take` would find, with nothing changed: the identity of a directory that may be taken; None: there is none, and one may be made. Raises
-    DataDirectoryError where `take` would, as far as that can be seen beforehand.
+def inspect(path: str) -> Identity | None:
+    """Check what `take` would do, and change nothing.
+
+    Returns: the identity of a directory that may be taken; None if the directory is new.
+    Raises: DataDirectoryError where `take` would, as far as that is known beforehand.
     """
     try:
         found = os.stat(path)
@@ -162,7 +184,9 @@ def _check_writable(path: str) -> None:
     if not os.path.isdir(path):
         raise NotADirectoryError(errno.ENOTDIR, "", path)
     if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
-        raise OSError(errno.EROFS if os.statvfs(path).f_flag & os.ST_RDONLY else errno.EACCES, "", path)
+        raise OSError(
+            errno.EROFS if os.statvfs(path).f_flag & os.ST_RDONLY else errno.EACCES, "", path
+        )
 
 
 def _in_use(path: str, pid: int) -> DataDirectoryError:
@@ -178,20 +202,27 @@ def _close(fds: list[int]) -> None:
 
 
 def _check_owner(path: str, found: os.stat_result) -> None:
-    """Raises DataDirectoryError when another user owns the directory or every user may write in it."""
+    """Check the directory's owner and mode.
+
+    Raises: DataDirectoryError when another user owns the directory or every user may write in it.
+    """
     me = os.geteuid()
     if found.st_uid != me:
         raise DataDirectoryError(
-            f"the data directory {path} belongs to {_user(found.st_uid)}, this process runs as {_user(me)}. Run it as {_user(found.st_uid)}, give the "
-            f"directory to {_user(me)} with everything in it (chown -R), or choose a directory of its own below it with --data-dir."
+            f"the data directory {path} belongs to {_user(found.st_uid)}, this process runs as "
+            f"{_user(me)}. Run it as {_user(found.st_uid)}, give the "
+            f"directory to {_user(me)} with everything in it (chown -R), or choose a directory of "
+            "its own below it with --data-dir."
         )
     if found.st_mode & stat.S_IWOTH:
         raise DataDirectoryError(
-            f"every user of this host may write in the data directory {path}. Take that away (chmod o-w), or choose another with --data-dir."
+            f"every user of this host may write in the data directory {path}. Forbid it (chmod "
+            "o-w), or choose another with --data-dir."
         )
     if found.st_mode & (stat.S_IWGRP | stat.S_IROTH | stat.S_IXOTH):
         logger.warning(
-            "data_dir_open_to_others path=%s mode=%o advice='chmod 0700; its files themselves are readable by their owner alone'",
+            "data_dir_open_to_others path=%s mode=%o advice='chmod 0700; only the files are "
+            "private to their owner'",
             path,
             stat.S_IMODE(found.st_mode),
         )
@@ -204,12 +235,13 @@ def _user(uid: int) -> str:
         return f"user {uid}"
 
 
-# ---- lock ----------------------------------------------------------------------------------------------------------------------------
+# ---- lock ----------------------------------------------------------------------------------------
 
 
 def _lock(path: str, directory_fd: int, opened: list[int]) -> None:
-    """Take both locks, the directory's first; adds the file's descriptor to `opened`. Waits a bounded time for a dead supervisor's children; refuses at once
-    while the supervisor lives. Raises DataDirectoryError, OSError.
+    """Take both locks, the directory's first; adds the file's descriptor to `opened`. Waits a
+    bounded time for a dead supervisor's children; refuses at once while the supervisor lives.
+    Raises DataDirectoryError, OSError.
     """
     deadline = time.monotonic() + TAKE_OVER_MS / 1000
     killed = False
@@ -223,7 +255,8 @@ def _lock(path: str, directory_fd: int, opened: list[int]) -> None:
             killed = True
         if time.monotonic() > deadline:
             raise DataDirectoryError(
-                f"the data directory {path} is still held by processes of an appliance that died. Look for processes named tr-* and kill them."
+                f"the data directory {path} is still held by processes of an appliance that died. "
+                "Look for processes named tr-* and kill them."
             )
         time.sleep(0.01)
 
@@ -236,16 +269,22 @@ def _try_lock_directory(path: str, directory_fd: int) -> bool:
             return False
         if error.errno not in _NO_DIRECTORY_LOCKS:
             raise
-        logger.warning("directory_not_locked path=%s error=%r only its file %s is", path, str(error), LOCK_FILE)
+        logger.warning(
+            "directory_not_locked path=%s error=%r only its file %s is", path, str(error), LOCK_FILE
+        )
     return True
 
 
 def _try_lock_file(path: str, opened: list[int]) -> bool:
     name = f"{path}/{LOCK_FILE}"
     if len(opened) < 2:
-        opened.append(os.open(name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600))
+        opened.append(
+            os.open(
+                name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600
+            )
+        )
         if not stat.S_ISREG(os.fstat(opened[1]).st_mode):
-            raise DataDirectoryError(f"{name} is no file; move it away and start again.")
+            raise DataDirectoryError(f"{name} is not a regular file; move it away and start again.")
         os.fchmod(opened[1], 0o600)
     try:
         fcntl.flock(opened[1], fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -257,18 +296,22 @@ def _try_lock_file(path: str, opened: list[int]) -> bool:
 
 
 def _make_room(path: str) -> None:
-    """On a disk that is all but full, the reserve file (see `workers.disk_space`) gives its room to the start."""
+    """Free the space of the reserve file (see `workers.segment.disk_space`) for a start on a full
+    disk.
+    """
     reserve = f"{path}/{RESERVE_FILE}"
     found = os.statvfs(path)
-    if os.path.isfile(reserve) and found.f_bavail * found.f_frsize < max(START_ROOM_BYTES, os.lstat(reserve).st_size):
+    if os.path.isfile(reserve) and found.f_bavail * found.f_frsize < max(
+        START_ROOM_BYTES, os.lstat(reserve).st_size
+    ):
         os.unlink(reserve)
 
 
-# ---- holder --------------------------------------------------------------------------------------------------------------------------
+# ---- holder --------------------------------------------------------------------------------------
 
 
 def _holder(path: str) -> dict[str, Any] | None:
-    """Who the lock's file says holds it; None when it says nothing."""
+    """The holder that the lock's file names; None if it names none."""
     try:
         found = checked_json.decode(checked_json.read(f"{path}/{LOCK_FILE}"))
     except OSError:
@@ -277,12 +320,22 @@ def _holder(path: str) -> dict[str, Any] | None:
 
 
 def _supervisor_of(path: str, holder: dict[str, Any] | None) -> int | None:
-    """The process id of a supervisor that lives, by the lock's file, or by the manifest where that is gone."""
+    """The process id of a living supervisor, by the lock's file, or by the manifest if that is
+    missing.
+    """
     if holder is not None:
         pid = int(holder.get("pid", 0))
-        return pid if _is_alive(pid) and holder.get("start_ticks") in (None, _start_ticks(pid)) else None
+        return (
+            pid
+            if _is_alive(pid) and holder.get("start_ticks") in (None, _start_ticks(pid))
+            else None
+        )
     described = manifest.read(path).manifest
-    return described.pid if described is not None and _comm(described.pid).startswith("tr-supervisor") else None
+    return (
+        described.pid
+        if described is not None and _comm(described.pid).startswith("tr-supervisor")
+        else None
+    )
 
 
 def _comm(pid: int) -> str:
@@ -294,7 +347,7 @@ def _comm(pid: int) -> str:
 
 
 def _is_alive(pid: int) -> bool:
-    """Whether a process exists and is more than a zombie."""
+    """True if a process exists and is not a zombie."""
     return _state(pid) not in (None, "Z", "X")
 
 
@@ -307,7 +360,7 @@ def _state(pid: int) -> str | None:
 
 
 def _start_ticks(pid: int) -> int:
-    """When a process started, in clock ticks since boot: with the pid, its identity."""
+    """Start time of a process in clock ticks since boot, which with the pid identifies it."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             return int(file.read().rpartition(")")[2].split()[19])
@@ -316,7 +369,9 @@ def _start_ticks(pid: int) -> int:
 
 
 def _kill_recorded(holder: dict[str, Any]) -> None:
-    """Kill what is left of a dead supervisor's children, each only if it is still the process that was recorded."""
+    """Kill the remaining children of a dead supervisor, each only if it is still the recorded
+    process.
+    """
     for _name, pid, start_ticks in holder.get("children", []):
         try:
             pidfd = os.pidfd_open(pid)

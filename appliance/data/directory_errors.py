@@ -1,4 +1,4 @@
-"""Why a data directory cannot be used, as one sentence: what an error of the file system means to the person who starts an appliance."""
+"""Errors of the file system in a data directory, as one sentence with a remedy."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ _ADVICE = {
     errno.ENOSPC: "Free some space on its disk",
     errno.EDQUOT: "Free some space, or have the quota raised",
     errno.EROFS: "Look at the system log, then mount it for writing",
-    errno.EACCES: "Make it readable and writable for this user, or choose another directory with --data-dir",
-    errno.EPERM: "Make it readable and writable for this user, or choose another directory with --data-dir",
+    errno.EACCES: "Make it readable and writable for this user, or choose another directory with "
+    "--data-dir",
+    errno.EPERM: "Make it readable and writable for this user, or choose another directory with "
+    "--data-dir",
     errno.ELOOP: "It is a symbolic link, which is never followed here: remove it",
     errno.EISDIR: "It is a directory where a file belongs: move it away",
     errno.ENOTDIR: "It is a file where a directory belongs: move it away",
@@ -29,6 +31,13 @@ def unusable(path: str, error: OSError) -> DataDirectoryError:
     where = error.filename if isinstance(error.filename, str) else path
     if error.filename2 is not None and isinstance(error.filename2, str):
         where = error.filename2
-    advice = _ADVICE.get(error.errno or 0, "Make it writable for this user, or choose another directory with --data-dir")
-    what = f"write in the data directory {path}" if where == path else f"read or write {where} of the data directory {path}"
-    return DataDirectoryError(f"cannot {what}: {os.strerror(error.errno or 0)}. {advice}.")
+    advice = _ADVICE.get(
+        error.errno or 0,
+        "Make it writable for this user, or choose another directory with --data-dir",
+    )
+    context = (
+        f"write in the data directory {path}"
+        if where == path
+        else f"read or write {where} of the data directory {path}"
+    )
+    return DataDirectoryError(f"cannot {context}: {os.strerror(error.errno or 0)}. {advice}.")

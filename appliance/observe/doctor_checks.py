@@ -1,4 +1,6 @@
-"""What on this host or in this appliance would hurt: one function a check, each answering a finding with what to do. Reading only."""
+"""Checks of the host and the appliance, one function each, which return a finding with its remedy.
+Reads only.
+"""
 
 from __future__ import annotations
 
@@ -12,19 +14,19 @@ from typing import Any
 
 import psutil
 
-from appliance.host_needs import unfit_machine
-from appliance.settings import Settings
-from tailrace.formats.data_directory import QUARANTINE_DIRECTORY
+from appliance.config.settings import Settings
+from appliance.supervise.preflight import unfit_machine
+from tailrace.format.data_dir import QUARANTINE_DIRECTORY
 
-FILES_WANTED = 4096
-MEMORY_WANTED_BYTES = 256 << 20
-SHM_WANTED_BYTES = 256 << 20
+FILES_RECOMMENDED = 4096
+MEMORY_RECOMMENDED_BYTES = 256 << 20
+SHM_RECOMMENDED_BYTES = 256 << 20
 _REMOTE = {"nfs", "nfs4", "cifs", "smb3", "9p", "fuse.sshfs", "ceph", "glusterfs"}
 _VOLATILE = {"tmpfs", "ramfs"}
 
 
 class Level(Enum):
-    """How much a finding matters."""
+    """Severity of a finding."""
 
     OK = "ok"
     WARNING = "warning"
@@ -33,7 +35,7 @@ class Level(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One finding about the host: what is so, and what to do."""
+    """One finding about the host: the fact and its remedy."""
 
     name: str
     level: Level
@@ -55,35 +57,52 @@ def host_checks(data_dirs: list[str]) -> list[Check]:
 
 def _machine() -> Check:
     reason = unfit_machine()
-    return Check("machine", Level.PROBLEM, reason) if reason else Check("machine", Level.OK, platform.machine())
+    return (
+        Check("machine", Level.PROBLEM, reason)
+        if reason
+        else Check("machine", Level.OK, platform.machine())
+    )
 
 
 def _cores() -> Check:
     available = os.sched_getaffinity(0)
     count = len(available)
     if count < 2:
-        return Check("cores", Level.WARNING, f"{count} core: front, worker and flusher take turns; give it two or more")
+        return Check(
+            "cores",
+            Level.WARNING,
+            f"{count} core: front, worker and flusher share it; give the appliance two or more",
+        )
     settings = Settings()
     busy = settings.busy_poll(settings.check(available))
-    return Check("cores", Level.OK, f"{count} cores; with the default settings busy_poll_us comes to {busy.us}: {busy.reason}")
+    return Check(
+        "cores",
+        Level.OK,
+        f"{count} cores; busy_poll_us is {busy.us} with the default settings: {busy.reason}",
+    )
 
 
 def _kernel() -> Check:
-    from tailrace import kernel  # one that is refused has ended the program with its sentence
+    from tailrace import kernel  # an unusable kernel has ended the program already
 
     if kernel.IS_COMPILED or kernel.is_wished():
         return Check("kernel", Level.OK, kernel.KIND)
     return Check(
-        "kernel", Level.WARNING, f"{kernel.KIND}: what is done for each record is several times slower; install a wheel for this Python, or gcc, python3-dev "
-        "and Cython and then tailrace again",
+        "kernel", Level.WARNING, f"{kernel.KIND}: work for each record takes several times "
+                                 "longer; install a wheel for this Python, or gcc, python3-dev "
+                                 "and Cython and then tailrace again",
     )  # fmt: skip
 
 
 def _memory() -> Check:
     found = psutil.virtual_memory()
-    text = f"{found.available >> 20} of {found.total >> 20} MiB can be had"
-    if found.available < MEMORY_WANTED_BYTES:
-        return Check("memory", Level.WARNING, f"{text}; rings and the page cache need some: stop other programs, or lower ring_bytes")
+    text = f"{found.available >> 20} of {found.total >> 20} MiB of memory available"
+    if found.available < MEMORY_RECOMMENDED_BYTES:
+        return Check(
+            "memory",
+            Level.WARNING,
+            f"{text}; rings and the page cache need more: stop other programs, or lower ring_bytes",
+        )
     return Check("memory", Level.OK, text)
 
 
@@ -91,25 +110,31 @@ def _shared_memory() -> Check:
     found = os.statvfs("/dev/shm")
     total, free = found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
     text = f"/dev/shm has {free >> 20} of {total >> 20} MiB free"
-    if total < SHM_WANTED_BYTES:
+    if total < SHM_RECOMMENDED_BYTES:
         return Check(
             "shared memory",
             Level.PROBLEM,
-            f"{text}; enlarge it: mount -o remount,size=1G /dev/shm (Docker: --shm-size=1g), or lower ring_bytes",
+            f"{text}; enlarge it: mount -o remount,size=1G /dev/shm (Docker: --shm-size=1g), or "
+            "lower ring_bytes",
         )
     if free < total // 10:
-        return Check("shared memory", Level.WARNING, f"{text}; the next start may not find room for its rings")
+        return Check(
+            "shared memory",
+            Level.WARNING,
+            f"{text}; the next start may not find room for its rings",
+        )
     return Check("shared memory", Level.OK, text)
 
 
 def _open_files() -> Check:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     text = f"{soft} open files allowed (at most {hard})"
-    if soft < FILES_WANTED:
+    if soft < FILES_RECOMMENDED:
         return Check(
             "open files",
             Level.WARNING,
-            f"{text}; a flusher keeps two files open a partition: ulimit -n 65536, or LimitNOFILE=65536 in the unit",
+            f"{text}; a flusher keeps two files open for each partition: ulimit -n 65536, or "
+            "LimitNOFILE=65536 in the unit",
         )
     return Check("open files", Level.OK, text)
 
@@ -117,18 +142,24 @@ def _open_files() -> Check:
 def file_system_of(path: str) -> str:
     """The type of the file system that `path` lies on, from /proc/self/mountinfo."""
     device = os.stat(path).st_dev
-    wanted = f"{os.major(device)}:{os.minor(device)}"
+    requested = f"{os.major(device)}:{os.minor(device)}"
     with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as file:
         for line in file:
             fields, _, rest = line.partition(" - ")
-            if fields.split()[2] == wanted:
+            if fields.split()[2] == requested:
                 return rest.split()[0]
     return "unknown"
 
 
 def _disk(path: str) -> list[Check]:
     if not os.path.isdir(path):
-        return [Check(f"disk {path}", Level.PROBLEM, "there is no such directory here; run doctor on the appliance's host")]
+        return [
+            Check(
+                f"disk {path}",
+                Level.PROBLEM,
+                "there is no such directory here; run doctor on the appliance's host",
+            )
+        ]
     found = os.statvfs(path)
     total, free = found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
     kind = file_system_of(path)
@@ -136,77 +167,141 @@ def _disk(path: str) -> list[Check]:
     checks = []
     if found.f_flag & os.ST_RDONLY:
         checks.append(
-            Check(f"disk {path}", Level.PROBLEM, f"{text}, mounted read-only; look at the system log, then remount it for writing")
+            Check(
+                f"disk {path}",
+                Level.PROBLEM,
+                f"{text}, mounted read-only; look at the system log, then remount it for writing",
+            )
         )
     elif free < total // 10:
         checks.append(
-            Check(f"disk {path}", Level.WARNING, f"{text}; free some, or lower retention.ms or retention.bytes of the largest topics")
+            Check(
+                f"disk {path}",
+                Level.WARNING,
+                f"{text}; free some, or lower retention.ms or retention.bytes of the largest "
+                "topics",
+            )
         )
     elif kind in _VOLATILE:
-        checks.append(Check(f"disk {path}", Level.WARNING, f"{text}: lost when the machine goes down, whatever durability says"))
+        checks.append(
+            Check(
+                f"disk {path}",
+                Level.WARNING,
+                f"{text}: data is lost at a restart of the machine, whatever the topic's "
+                "durability; use a disk",
+            )
+        )
     elif kind in _REMOTE:
         checks.append(
             Check(
                 f"disk {path}",
                 Level.WARNING,
-                f"{text}: on the network every acks=all takes a round trip; use a local disk",
+                f"{text}: every acks=all takes a round trip over the network; use a local disk",
             )
         )
     else:
         checks.append(Check(f"disk {path}", Level.OK, text))
-    checks += _who_may_read(path)
+    checks += _readers_of(path)
     quarantine = f"{path}/{QUARANTINE_DIRECTORY}"
-    reports = [name for name in os.listdir(quarantine) if name.endswith(".json")] if os.path.isdir(quarantine) else []
+    reports = (
+        [name for name in os.listdir(quarantine) if name.endswith(".json")]
+        if os.path.isdir(quarantine)
+        else []
+    )
     if reports:
         newest = f"{quarantine}/{sorted(reports)[-1]}"
         checks.append(
             Check(
                 f"quarantine {path}",
                 Level.PROBLEM,
-                f"{len(reports)} damaged ranges were found; {newest} names one: send it again from its source, then remove the report",
+                f"{len(reports)} damaged ranges were found; {newest} names one: send it again "
+                "from its source, then remove the report",
             )
         )
     return checks
 
 
-def _who_may_read(path: str) -> list[Check]:
+def _readers_of(path: str) -> list[Check]:
     """The data directory's owner and mode."""
     name = f"directory {path}"
     try:
         found = os.stat(path)
         names = sorted(os.listdir(path))
-        open_files = [entry for entry in names if os.lstat(f"{path}/{entry}").st_mode & (stat.S_IRGRP | stat.S_IROTH)]
+        open_files = [
+            entry
+            for entry in names
+            if os.lstat(f"{path}/{entry}").st_mode & (stat.S_IRGRP | stat.S_IROTH)
+        ]
     except OSError as error:
-        return [Check(name, Level.WARNING, f"cannot be looked at: {error.strerror}; run doctor as the appliance's user")]
+        return [
+            Check(
+                name,
+                Level.WARNING,
+                f"cannot be read: {error.strerror}; run doctor as the appliance's user",
+            )
+        ]
     mode = stat.S_IMODE(found.st_mode)
     if mode & stat.S_IWOTH:
-        return [Check(name, Level.PROBLEM, f"mode {mode:o}: every user may write in it, and the next start refuses it; chmod 0700 {path}")]
+        return [
+            Check(
+                name,
+                Level.PROBLEM,
+                f"mode {mode:o}: every user may write in it, and the next start refuses it; chmod "
+                f"0700 {path}",
+            )
+        ]
     if mode & stat.S_IWGRP:
-        return [Check(name, Level.WARNING, f"mode {mode:o}: its group may write in it; chmod 0700 {path}")]
+        return [
+            Check(
+                name, Level.WARNING, f"mode {mode:o}: its group may write in it; chmod 0700 {path}"
+            )
+        ]
     if mode & (stat.S_IXGRP | stat.S_IXOTH) and open_files:
-        return [Check(name, Level.WARNING, f"mode {mode:o}: other users can read {open_files[0]}, and perhaps more; chmod 0700 {path}")]
+        return [
+            Check(
+                name,
+                Level.WARNING,
+                f"mode {mode:o}: other users can read {open_files[0]}, and perhaps more; chmod "
+                f"0700 {path}",
+            )
+        ]
     return []
 
 
 def appliance_checks(state: dict[str, Any]) -> list[Check]:
-    """What a running appliance says of itself (`Admin.describe_cluster`)."""
+    """Check the description of a running appliance (`Admin.describe_cluster`)."""
     checks = []
     down = [p["name"] for p in state["processes"] if not p["live"]]
-    restarted = [f"{p['name']} {p['restarts']} times" for p in state["processes"] if p["restarts"] > 0]
+    restarted = [
+        f"{p['name']} {p['restarts']} times" for p in state["processes"] if p["restarts"] > 0
+    ]
     if down:
-        checks.append(Check("processes", Level.PROBLEM, f"down: {', '.join(down)}; the appliance's log says why"))
+        checks.append(
+            Check(
+                "processes", Level.PROBLEM, f"down: {', '.join(down)}; the appliance's log says why"
+            )
+        )
     elif restarted:
-        checks.append(Check("processes", Level.WARNING, f"restarted: {', '.join(restarted)}; the appliance's log says why"))
+        checks.append(
+            Check(
+                "processes",
+                Level.WARNING,
+                f"restarted: {', '.join(restarted)}; the appliance's log says why",
+            )
+        )
     else:
-        checks.append(Check("processes", Level.OK, f"{len(state['processes'])} processes, none restarted"))
+        checks.append(
+            Check("processes", Level.OK, f"{len(state['processes'])} processes, none restarted")
+        )
     for directory in state["data_dirs"]:
         if directory["state"] == "FULL":
             checks.append(
                 Check(
                     "disk full",
                     Level.PROBLEM,
-                    f"{directory['path']} has {directory['free_bytes'] >> 20} MiB free, less than its reserve: producers get DISK_FULL; "
-                    "free some space, writing resumes by itself",
+                    f"{directory['path']} has {directory['free_bytes'] >> 20} MiB free, less "
+                    "than its reserve: producers get DISK_FULL. Free some space; writing then "
+                    "resumes",
                 )
             )
     for offline in state["offline"]:
@@ -214,7 +309,8 @@ def appliance_checks(state: dict[str, Any]) -> list[Check]:
             Check(
                 "partition offline",
                 Level.PROBLEM,
-                f"{offline['topic']}-{offline['partition']} takes no writes ({offline['reason']}); repair or replace the disk, "
+                f"{offline['topic']}-{offline['partition']} takes no writes "
+                f"({offline['reason']}); repair or replace the disk, "
                 f"then run: tailrace topic online {offline['topic']}",
             )
         )

@@ -1,14 +1,19 @@
-"""The console: how the appliance does, over HTTP, for Prometheus and for health checks.
+"""The console: state of the appliance over HTTP, for Prometheus and health checks.
 
-    /               what there is
-    /metrics        Prometheus text (see `appliance.metrics`)
+    /               an index
+    /metrics        Prometheus text (see `appliance.observe.metrics`)
     /health/live    200 while this process answers: it ends with the supervisor
     /health/ready   200 when every process serves, else 503 and the names of those that do not
 
-Owner: its listening socket. Reads the control region, and asks a front as any client does, anew for each scrape.
-Invariants: no record depends on it: it is started when everything serves, and a port that is taken, said in the log, is tried again. Each request has a thread
-    and the agent's step never waits for one; at most CONNECTIONS_MAX are open. A connection that has not sent its request after REQUEST_TIMEOUT_S, or has not
-    taken its answer after ANSWER_TIMEOUT_S, is closed, however steadily it trickles; when all are taken, the oldest that has not sent its request gives way.
+Owner: its listening socket. Each scrape reads the control region and asks a front as a client does.
+Invariants:
+- No record depends on the console. It is started when everything serves. If its port is taken, it
+  logs that and retries.
+- Each request has a thread, and the agent's step never waits for one.
+- At most CONNECTIONS_MAX connections are open. When all are taken, the oldest that has not sent its
+  request is closed.
+- A connection is closed if its request is not complete after REQUEST_TIMEOUT_S, or its answer not
+  taken after ANSWER_TIMEOUT_S, however steadily it trickles.
 Crash: a successor listens again.
 
 Run by `tailrace.launcher`, isolated.
@@ -31,38 +36,45 @@ from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from appliance.group_metrics import ObservedGroups, observe_groups
-from appliance.metrics import Observed, ProcessState, families
-from appliance.settings import Settings, split_host_port
-from shm.cell import Cell
+from appliance.config.settings import Settings, split_host_port
+from appliance.observe.group_metrics import ObservedGroups, observe_groups
+from appliance.observe.metrics import Observed, ProcessState, families
+from shm.atomic_word import AtomicCounter
 from shm.control import Control
 from shm.layout import Phase, ProcessWord, Role
-from shm.runtime.process import ProcessContext, configure_logging, run, start
+from shm.runtime.agent_runner import ProcessContext, configure_logging, run, start
 from tailrace import __version__
-from tailrace.admin import Admin
-from tailrace.errors import TailraceError
-from tailrace.front_addresses import front_address
-from tailrace.records import TopicPartition
+from tailrace.admin.admin import Admin
+from tailrace.core.errors import TailraceError
+from tailrace.core.topic_partition import TopicPartition
+from tailrace.protocol.listeners import front_address
 
 logger = logging.getLogger(__name__)
 
 ASK_TIMEOUT_MS = 3_000
 REQUEST_TIMEOUT_S = 2.0
 ANSWER_TIMEOUT_S = 20.0
-"""From the connection's beginning; a scrape of a front that does not answer takes some ASK_TIMEOUT_MS."""
+"""Longest time of a connection from its beginning. A scrape of a front that does not answer takes
+several ASK_TIMEOUT_MS.
+"""
 CONNECTIONS_MAX = 16
 NS_PER_S = 1_000_000_000
-BIND_AGAIN_NS = 5_000_000_000
+BIND_RETRY_NS = 5_000_000_000
 _PAGE_BYTES = os.sysconf("SC_PAGESIZE")
 
 StartResponse = Callable[[str, list[tuple[str, str]]], Any]
 
 
 class StateReader(Collector):
-    """Looks at the appliance, for each scrape anew."""
+    """Collector that reads the appliance's state for each scrape."""
 
-    def __init__(self, control: Control, roles: Callable[[], list[tuple[Role, int]]], address: Callable[[], str]) -> None:
-        """`roles`: every process there should be. `address`: where a front listens."""
+    def __init__(
+        self,
+        control: Control,
+        roles: Callable[[], list[tuple[Role, int]]],
+        address: Callable[[], str],
+    ) -> None:
+        """`roles`: the processes that should run. `address`: a front's."""
         self._control = control
         self._roles = roles
         self._address = address
@@ -76,16 +88,28 @@ class StateReader(Collector):
         for role, index in self._roles():
             slot = self._control.process(role, index)
             generation = slot.load(ProcessWord.GENERATION)
-            is_ready = role is Role.SUPERVISOR or slot.load(ProcessWord.READY_GENERATION) == generation
-            resident_bytes, failures = _resident_bytes(slot.load(ProcessWord.PID)), slot.load(ProcessWord.INTERNAL_ERRORS)
-            found.append(ProcessState(role, index, slot.is_live(), is_ready, generation, resident_bytes, failures))
+            is_ready = (
+                role is Role.SUPERVISOR or slot.load(ProcessWord.READY_GENERATION) == generation
+            )
+            resident_bytes, failures = (
+                _resident_bytes(slot.load(ProcessWord.PID)),
+                slot.load(ProcessWord.INTERNAL_ERRORS),
+            )
+            found.append(
+                ProcessState(
+                    role, index, slot.is_live(), is_ready, generation, resident_bytes, failures
+                )
+            )
         return found
 
     def observe(self) -> Observed:
         processes = self.processes()
         try:
             with Admin(
-                self._address(), client_id="tailrace-console", request_timeout_ms=ASK_TIMEOUT_MS, connect_timeout_ms=ASK_TIMEOUT_MS
+                self._address(),
+                client_id="tailrace-console",
+                request_timeout_ms=ASK_TIMEOUT_MS,
+                connect_timeout_ms=ASK_TIMEOUT_MS,
             ) as admin:
                 partitions = {
                     TopicPartition(topic, p): "latest"
@@ -106,7 +130,7 @@ class StateReader(Collector):
             return Observed(processes, self._version)
 
     def _groups(self, admin: Admin) -> ObservedGroups | None:
-        """Without a request while their process does not run, which one would start."""
+        """Ask for groups only while their process runs, for a request would start it."""
         process = self._control.process(Role.GROUPS, 0)
         if not process.load(ProcessWord.GENERATION):
             return None
@@ -120,7 +144,11 @@ class StateReader(Collector):
         """Names of processes that do not serve; empty: the appliance is ready."""
         if self._control.phase is not Phase.RUNNING:
             return [f"the appliance is {self._control.phase.name.lower()}"]
-        return [process.name for process in self.processes() if not (process.is_live and process.is_ready)]
+        return [
+            process.name
+            for process in self.processes()
+            if not (process.is_live and process.is_ready)
+        ]
 
 
 def _resident_bytes(pid: int) -> int:
@@ -145,7 +173,9 @@ def pages(reader: StateReader) -> Callable[[dict[str, Any], StartResponse], Iter
         status, text = {
             "/": ("200 OK", f"Tailrace {__version__}: /metrics, /health/live, /health/ready"),
             "/health/live": ("200 OK", "alive"),
-            "/health/ready": ("503 Service Unavailable", f"not ready: {', '.join(missing)}") if missing else ("200 OK", "ready"),
+            "/health/ready": ("503 Service Unavailable", f"not ready: {', '.join(missing)}")
+            if missing
+            else ("200 OK", "ready"),
         }.get(path, ("404 Not Found", "there are /metrics, /health/live and /health/ready"))
         start_response(status, [("Content-Type", "text/plain; charset=utf-8")])
         return [text.encode() + b"\n"]
@@ -155,17 +185,24 @@ def pages(reader: StateReader) -> Callable[[dict[str, Any], StartResponse], Iter
             return page(environ, start_response)
         if environ["REQUEST_METHOD"] == "HEAD":
             return _headers_alone(page, environ, start_response)
-        start_response("405 Method Not Allowed", [("Allow", "GET, HEAD"), ("Content-Type", "text/plain; charset=utf-8")])
+        start_response(
+            "405 Method Not Allowed",
+            [("Allow", "GET, HEAD"), ("Content-Type", "text/plain; charset=utf-8")],
+        )
         return [b"there are GET and HEAD\n"]
 
     return answer
 
 
-def _headers_alone(page: Callable[..., Iterable[bytes]], environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
-    """What GET would answer, without its body; the server (wsgiref) would send one."""
+def _headers_alone(
+    page: Callable[..., Iterable[bytes]], environ: dict[str, Any], start_response: StartResponse
+) -> Iterable[bytes]:
+    """Answer HEAD: the headers of GET without its body, which the server (wsgiref) would send."""
     begun: list[tuple[str, list[tuple[str, str]]]] = []
     asked = {**environ, "REQUEST_METHOD": "GET"}
-    length = sum(len(piece) for piece in page(asked, lambda status, headers: begun.append((status, headers))))
+    length = sum(
+        len(piece) for piece in page(asked, lambda status, headers: begun.append((status, headers)))
+    )
     status, headers = begun[0]
     start_response(status, [*headers, ("Content-Length", str(length))])
     return []
@@ -181,7 +218,7 @@ class _Handler(WSGIRequestHandler):
         return is_whole
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Scrapes are no news."""
+        """Log no scrapes."""
 
     def handle(self) -> None:
         try:
@@ -191,7 +228,7 @@ class _Handler(WSGIRequestHandler):
 
 
 class _Connections:
-    """The connections that are open, each in a thread of its own; the agent's thread ends those that take too long."""
+    """Open connections, each with a thread. The agent's thread ends those that take too long."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -199,10 +236,12 @@ class _Connections:
         """-> (when it is closed, whether its request has come); the oldest first."""
 
     def add(self, connection: socket.socket, now_ns: int) -> bool:
-        """False: there are as many as there may be, and each has sent its request."""
+        """Register a connection; False if the limit is reached and each has sent its request."""
         with self._lock:
             if len(self._open) >= CONNECTIONS_MAX:
-                silent = next((known for known, (_, has_asked) in self._open.items() if not has_asked), None)
+                silent = next(
+                    (known for known, (_, has_asked) in self._open.items() if not has_asked), None
+                )
                 if silent is None:
                     return False
                 self._end(silent)
@@ -212,7 +251,11 @@ class _Connections:
     def has_asked(self, connection: socket.socket) -> None:
         with self._lock:
             if connection in self._open:
-                self._open[connection] = (self._open[connection][0] + int((ANSWER_TIMEOUT_S - REQUEST_TIMEOUT_S) * NS_PER_S), True)
+                self._open[connection] = (
+                    self._open[connection][0]
+                    + int((ANSWER_TIMEOUT_S - REQUEST_TIMEOUT_S) * NS_PER_S),
+                    True,
+                )
 
     def remove(self, connection: socket.socket) -> None:
         with self._lock:
@@ -220,7 +263,9 @@ class _Connections:
 
     def end_late(self, now_ns: int) -> None:
         with self._lock:
-            for connection in [known for known, (end_ns, _) in self._open.items() if now_ns >= end_ns]:
+            for connection in [
+                known for known, (end_ns, _) in self._open.items() if now_ns >= end_ns
+            ]:
                 self._end(connection)
 
     def next_end_ns(self) -> int | None:
@@ -228,7 +273,7 @@ class _Connections:
             return min((end_ns for end_ns, _ in self._open.values()), default=None)
 
     def _end(self, connection: socket.socket) -> None:
-        """Its thread sees the end, whatever it waits for, and closes it."""
+        """Shut a connection down. Its thread sees the end in any wait, and closes it."""
         del self._open[connection]
         try:
             connection.shutdown(socket.SHUT_RDWR)
@@ -238,7 +283,7 @@ class _Connections:
 
 class _Server(WSGIServer):
     timeout = 0
-    """A step never waits."""
+    """Seconds that a step waits for a request."""
     request_queue_size = 64
 
     def __init__(self, host: str, port: int) -> None:
@@ -247,7 +292,7 @@ class _Server(WSGIServer):
         super().__init__((host, port), _Handler)
 
     def server_bind(self) -> None:
-        """Without asking a name server what the host is called."""
+        """Bind without asking a name server for the host's name."""
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()
@@ -255,7 +300,7 @@ class _Server(WSGIServer):
         self.setup_environ()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """In a thread, if there may be another."""
+        """Handle the request in a thread, if the limit allows another."""
         if not self.connections.add(request, time.monotonic_ns()):
             self.shutdown_request(request)
             return
@@ -274,10 +319,14 @@ class _Server(WSGIServer):
 
 
 class Console:
-    """An agent (see `shm.runtime.process`)."""
+    """An agent (see `shm.runtime.agent_runner`)."""
 
-    def __init__(self, host: str, port: int, reader: StateReader, port_cell: Cell, *, may_move: bool) -> None:
-        """`port_cell`: where its port is shown; `may_move`: to a free port when another program has this one."""
+    def __init__(
+        self, host: str, port: int, reader: StateReader, port_cell: AtomicCounter, *, may_move: bool
+    ) -> None:
+        """`port_cell`: where its port is shown; `may_move`: to a free port when another program has
+        this one.
+        """
         self._host = host
         self._port = port
         self._reader = reader
@@ -289,7 +338,7 @@ class Console:
 
     @property
     def fd(self) -> int | None:
-        """What becomes readable when a request comes."""
+        """Descriptor that is readable when a request comes."""
         return None if self._server is None else self._server.fileno()
 
     def step(self, now_ns: int) -> int:
@@ -306,9 +355,13 @@ class Console:
         except OSError as error:
             if not self._bind_at_ns:
                 logger.error(
-                    "console_not_bound address=%s:%d reason=%r advice='set http.listen to a free port'", self._host, self._port, str(error)
+                    "console_not_bound address=%s:%d reason=%r advice='set http.listen to a free "
+                    "port'",
+                    self._host,
+                    self._port,
+                    str(error),
                 )
-            self._bind_at_ns = now_ns + BIND_AGAIN_NS
+            self._bind_at_ns = now_ns + BIND_RETRY_NS
             return
         self._bind_at_ns = None
         self._server.set_app(pages(self._reader))
@@ -316,7 +369,10 @@ class Console:
         logger.info("console address=http://%s:%d", self._host, self._server.server_port)
 
     def _listen(self) -> _Server:
-        """Raises OSError."""
+        """Bind and listen.
+
+        Raises: OSError.
+        """
         try:
             return _Server(self._host, self._port)
         except OSError as error:
@@ -324,7 +380,10 @@ class Console:
                 raise
         server = _Server(self._host, 0)
         logger.warning(
-            "console_moved port=%d taken=%d advice='set http.listen to a port of its own, so that it stays'", server.server_port, self._port
+            "console_moved port=%d taken=%d advice='set http.listen to a port of its own, so that "
+            "it stays'",
+            server.server_port,
+            self._port,
         )
         return server
 
@@ -345,37 +404,52 @@ class Console:
 
 
 def build(context: ProcessContext) -> Console:
-    """The console of this specification."""
+    """Make the console of this specification."""
     settings = context.spec.settings
 
     def roles() -> list[tuple[Role, int]]:
-        spares = [w for w in settings["spare_workers"] if context.control.process(Role.WORKER, w).load(ProcessWord.DEDICATED_TO)]
-        groups = [(Role.GROUPS, 0)] if context.control.process(Role.GROUPS, 0).load(ProcessWord.GENERATION) else []
+        spares = [
+            w
+            for w in settings["spare_workers"]
+            if context.control.process(Role.WORKER, w).load(ProcessWord.DEDICATED_TO)
+        ]
+        groups = (
+            [(Role.GROUPS, 0)]
+            if context.control.process(Role.GROUPS, 0).load(ProcessWord.GENERATION)
+            else []
+        )
         return [
-            (Role.SUPERVISOR, 0), (Role.COORDINATOR, 0), (Role.CONSOLE, 0), (Role.SCHEDULER, 0), *groups, *((Role.FRONT, f) for f in range(settings["fronts"])),
-            *((Role.FLUSHER, d) for d in range(len(context.spec.data_dirs))), *((Role.WORKER, w) for w in [*range(settings["workers"]), *spares]),
+            (Role.SUPERVISOR, 0), (Role.CONTROLLER, 0), (Role.CONSOLE, 0), (Role.SCHEDULER, 0),
+            *groups, *((Role.FRONT, f) for f in range(settings["fronts"])),
+            *((Role.FLUSHER, d) for d in range(len(context.spec.data_dirs))),
+            *((Role.WORKER, w) for w in [*range(settings["workers"]), *spares]),
         ]  # fmt: skip
 
     def address() -> str:
         address = front_address(settings["listen"][0], 0, context.control.port(0).load())
-        return address.replace("//*:", "//127.0.0.1:").replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
+        return (
+            address.replace("//*:", "//127.0.0.1:")
+            .replace("//0.0.0.0:", "//127.0.0.1:")
+            .replace("//[::]:", "//[::1]:")
+        )
 
     listen = settings["http.listen"]
     return Console(
-        *split_host_port(listen), StateReader(context.control, roles, address), context.slot.cell(ProcessWord.HTTP_PORT),
+        *split_host_port(listen), StateReader(context.control, roles, address),
+        context.slot.cell(ProcessWord.HTTP_PORT),
         may_move=listen == Settings().http_listen,
     )  # fmt: skip
 
 
 def main() -> None:
-    """The process."""
+    """Run the process."""
     context = start()
     configure_logging(context)
     console = build(context)
     context.report_ready()
 
     def wait(timeout_ms: float | None, _busy_ns: int) -> None:
-        """Until rung, or asked."""
+        """Wait until the doorbell rings or a request comes."""
         poll = select.poll()
         poll.register(context.doorbell.fd, select.POLLIN)
         if console.fd is not None:

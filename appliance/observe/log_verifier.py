@@ -1,7 +1,10 @@
-"""Proves what is in the files of a data directory, offline: every checksum, every index entry, offsets, timestamps, producer sequences, and what waits.
+"""Verifies the files of a data directory offline: checksums, index entries, offsets, timestamps,
+producer sequences, delayed records.
 
-Owner: pure reading; nothing is changed, no lock is taken. A live appliance may go on writing: what it appends meanwhile can look like a torn tail.
-Invariants: nothing is skipped silently: what cannot be walked is reported as a finding, with the offsets that it costs.
+Owner: reads only; changes nothing and takes no lock. A live appliance may go on writing; its
+appends can look like a torn tail.
+Invariants: everything that cannot be read is reported as a finding, with the offsets that are lost
+by it.
 """
 
 from __future__ import annotations
@@ -11,10 +14,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 
-from tailrace.formats import segment_index
-from tailrace.formats.batch_header import NO_PRODUCER, SEQUENCE_MODULUS, BatchHeader
-from tailrace.formats.partition_file import PARTITION_FILE, PartitionFile
-from tailrace.formats.pending_files import (
+from tailrace.format import segment_index
+from tailrace.format.batch_header import NO_PRODUCER, SEQUENCE_MODULUS, BatchHeader
+from tailrace.format.delay_files import (
     BUCKET_SUFFIX,
     DAMAGED_SUFFIX,
     KIND_ROWS,
@@ -25,7 +27,8 @@ from tailrace.formats.pending_files import (
     proven,
     walk_chunks,
 )
-from tailrace.formats.segment import (
+from tailrace.format.partition_metadata import PARTITION_FILE, PartitionMetadata
+from tailrace.format.segment import (
     INDEX_SUFFIX,
     OLD_SEGMENT_SUFFIX,
     SEGMENT_SUFFIX,
@@ -37,11 +40,11 @@ from tailrace.formats.segment import (
     segment_bases,
     walk_batches,
 )
-from tailrace.formats.segment_index import IndexEntry
+from tailrace.format.segment_index import IndexEntry
 
 
 class Severity(Enum):
-    """How much a finding matters to readers of the log."""
+    """Severity of a finding for readers of the log."""
 
     NOTE = "note"
     """Known and reported before, or harmless."""
@@ -53,7 +56,7 @@ class Severity(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is wrong with a file."""
+    """A fault of a file."""
 
     severity: Severity
     path: str
@@ -64,37 +67,48 @@ class Finding:
 
 @dataclass(slots=True)
 class Totals:
-    """What a check has seen."""
+    """Counts of a check."""
 
     partitions: int = 0
     segments: int = 0
     batches: int = 0
     records: int = 0
     pending_records: int = 0
-    """In bucket files, cancelled ones included."""
+    """Records in bucket files, cancelled ones included."""
     data_bytes: int = 0
     findings: list[Finding] = field(default_factory=list)
 
     @property
     def worst(self) -> Severity | None:
         """The worst severity among the findings; None: there are none."""
-        return next((s for s in (Severity.DAMAGE, Severity.REPAIRABLE, Severity.NOTE) if any(f.severity is s for f in self.findings)), None)
+        return next(
+            (
+                s
+                for s in (Severity.DAMAGE, Severity.REPAIRABLE, Severity.NOTE)
+                if any(f.severity is s for f in self.findings)
+            ),
+            None,
+        )
 
 
 def partition_directories(path: str) -> list[str]:
     """`path` itself when it is a partition's directory, else those in it."""
     if _is_partition(path):
         return [path]
-    return sorted(entry.path for entry in os.scandir(path) if entry.is_dir() and _is_partition(entry.path))
+    return sorted(
+        entry.path for entry in os.scandir(path) if entry.is_dir() and _is_partition(entry.path)
+    )
 
 
 def _is_partition(path: str) -> bool:
     names = os.listdir(path)
-    return PARTITION_FILE in names or bool(segment_bases(names) or segment_bases(names, OLD_SEGMENT_SUFFIX))
+    return PARTITION_FILE in names or bool(
+        segment_bases(names) or segment_bases(names, OLD_SEGMENT_SUFFIX)
+    )
 
 
 def data_bytes(directories: list[str]) -> int:
-    """How much there is to read."""
+    """Bytes that a check will read."""
     return sum(
         entry.stat().st_size
         for directory in directories
@@ -104,7 +118,10 @@ def data_bytes(directories: list[str]) -> int:
 
 
 def check(directories: list[str], advance: Callable[[int], None] = lambda _: None) -> Totals:
-    """Check partitions one after the other; `advance` hears of bytes done. Raises OSError."""
+    """Check partitions one after the other; `advance` is called with the bytes done.
+
+    Raises: OSError.
+    """
     totals = Totals()
     for directory in directories:
         _PartitionCheck(directory, totals, advance).run()
@@ -120,7 +137,9 @@ class _PartitionCheck:
         self._sequences: dict[int, tuple[int, int]] = {}
         """producer id -> (epoch, next sequence)"""
 
-    def _find(self, severity: Severity, path: str, text: str, first: int = -1, last: int = -1) -> None:
+    def _find(
+        self, severity: Severity, path: str, text: str, first: int = -1, last: int = -1
+    ) -> None:
         self._totals.findings.append(Finding(severity, path, text, first, last))
 
     def run(self) -> None:
@@ -129,41 +148,67 @@ class _PartitionCheck:
         known = None
         if os.path.exists(path):
             with open(path, "rb") as file:
-                known = PartitionFile.decode(file.read())
+                known = PartitionMetadata.decode(file.read())
         if known is None:
-            self._find(Severity.DAMAGE, path, "missing or damaged: without it there is no telling which partition the batches are of")
+            self._find(
+                Severity.DAMAGE,
+                path,
+                "missing or damaged: it identifies the partition of the batches, which cannot "
+                "be checked without it",
+            )
             return
         if known.offline:
             self._find(Severity.NOTE, path, f"takes no writes: {known.offline}")
         for damage in known.damage:
-            self._find(Severity.NOTE, self._directory, "reported as lost before", damage.start, damage.end - 1)
+            self._find(
+                Severity.NOTE,
+                self._directory,
+                "reported as lost before",
+                damage.start,
+                damage.end - 1,
+            )
         names = os.listdir(self._directory)
         old = segment_bases(names, OLD_SEGMENT_SUFFIX)
         bases = sorted({*segment_bases(names), *old})
         if old:
-            text = f"{len(old)} segments have the suffix {OLD_SEGMENT_SUFFIX} of an older build; the next start renames them"
+            text = (
+                f"{len(old)} segments have the suffix {OLD_SEGMENT_SUFFIX} of an older build; "
+                "the next start renames them"
+            )
             self._find(Severity.REPAIRABLE, self._directory, text)
         if bases and bases[0] > known.log_start_offset:
-            self._find(Severity.DAMAGE, self._directory, "segments are missing at the beginning", known.log_start_offset, bases[0] - 1)
+            self._find(
+                Severity.DAMAGE,
+                self._directory,
+                "segments are missing at the beginning",
+                known.log_start_offset,
+                bases[0] - 1,
+            )
         for number, base in enumerate(bases):
             self._check_segment(known, base, bases[number + 1] if number + 1 < len(bases) else None)
         if os.path.exists(f"{self._directory}/{PENDING_FILE}"):
             self._check_pending(known)
 
-    def _check_pending(self, known: PartitionFile) -> None:
-        """Delayed records that lie in bucket files, and those that were given up."""
+    def _check_pending(self, known: PartitionMetadata) -> None:
+        """Check the bucket files of delayed records, and the damaged ones among them."""
         for name in sorted(os.listdir(self._directory)):
             if name.endswith(BUCKET_SUFFIX + DAMAGED_SUFFIX):
-                self._find(Severity.NOTE, f"{self._directory}/{name}", "set aside before: what was damaged in it was not delivered")
+                self._find(
+                    Severity.NOTE,
+                    f"{self._directory}/{name}",
+                    "quarantined earlier: the damaged part was not delivered",
+                )
         try:
             manifest = self._manifest()
         except PendingDamagedError as error:
             self._find(
-                Severity.DAMAGE, f"{self._directory}/{PENDING_FILE}", f"{error}: nobody knows what waits, and nothing of it is delivered"
+                Severity.DAMAGE,
+                f"{self._directory}/{PENDING_FILE}",
+                f"{error}: the pending records are unknown, and none of them is delivered",
             )
             return
         if manifest.topic_id != known.topic_id.hex():
-            return  # an earlier topic's of this name: it does not count
+            return  # of a deleted topic of this name
         for entry in manifest.files:
             try:
                 self._check_bucket(entry)
@@ -178,7 +223,10 @@ class _PartitionCheck:
             return Manifest.decode(file.read())
 
     def _check_bucket(self, entry: BucketEntry) -> None:
-        """Raises PendingDamagedError, OSError."""
+        """Read the bucket files.
+
+        Raises: PendingDamagedError, OSError.
+        """
         with open(f"{self._directory}/{entry.file_name}", "rb", buffering=0) as file:
             fd = file.fileno()
 
@@ -191,7 +239,7 @@ class _PartitionCheck:
                 self._totals.data_bytes += chunk.end - chunk.position
                 self._advance(chunk.end - chunk.position)
 
-    def _check_segment(self, known: PartitionFile, base: int, following: int | None) -> None:
+    def _check_segment(self, known: PartitionMetadata, base: int, following: int | None) -> None:
         path = f"{self._directory}/{file_name(base)}"
         if not os.path.exists(path):
             path = f"{self._directory}/{file_name(base, OLD_SEGMENT_SUFFIX)}"
@@ -208,7 +256,11 @@ class _PartitionCheck:
             start = schema_message_length(read_at)
             message = read_at(start, 0) if start else b""
             if message not in known.schemas.values():
-                self._find(Severity.REPAIRABLE, path, "its schema message is damaged; partition.json has it")
+                self._find(
+                    Severity.REPAIRABLE,
+                    path,
+                    "its schema message is damaged; partition.json has it",
+                )
                 start = len(next(iter(known.schemas.values())))
             entries: list[IndexEntry] = []
             walk = Walk(start, base)
@@ -219,7 +271,9 @@ class _PartitionCheck:
                     IndexEntry(
                         header.base_offset,
                         position,
-                        max(header.max_timestamp_us, entries[-1].max_timestamp_us if entries else 0),
+                        max(
+                            header.max_timestamp_us, entries[-1].max_timestamp_us if entries else 0
+                        ),
                         header.batch_length,
                     )
                 )
@@ -232,9 +286,16 @@ class _PartitionCheck:
         self._check_index(base, entries)
 
     def _walk(
-        self, read_at: Callable[[int, int], bytes], size: int, walk: Walk, known: PartitionFile, base: int, path: str, following: int | None
+        self,
+        read_at: Callable[[int, int], bytes],
+        size: int,
+        walk: Walk,
+        known: PartitionMetadata,
+        base: int,
+        path: str,
+        following: int | None,
     ) -> Iterator[tuple[int, BatchHeader]]:
-        """Every intact batch of the segment; what is not is reported and jumped over."""
+        """Yield every intact batch of the segment; report and skip the rest."""
         while True:
             for position, header in walk_batches(read_at, size, walk, known.seed):
                 if following is not None and header.base_offset >= following:
@@ -247,44 +308,76 @@ class _PartitionCheck:
             severity = Severity.NOTE if reported else Severity.DAMAGE
             if walk.ending is Ending.TORN:
                 behind = find_behind(read_at, size, at, known.seed, offset)
-                if behind is not None and (following is not None or behind.proves_durable or behind.position < size):
-                    self._find(severity, path, f"byte {at}: {walk.reason}", offset, behind.offset - 1)
-                    walk.position, walk.next_offset, walk.ending = behind.position, behind.offset, Ending.CLEAN
+                if behind is not None and (
+                    following is not None or behind.proves_durable or behind.position < size
+                ):
+                    self._find(
+                        severity, path, f"byte {at}: {walk.reason}", offset, behind.offset - 1
+                    )
+                    walk.position, walk.next_offset, walk.ending = (
+                        behind.position,
+                        behind.offset,
+                        Ending.CLEAN,
+                    )
                     if behind.position < size:
                         continue
                     return
             if following is not None:
                 self._find(
-                    severity, path, f"byte {at}: {walk.reason or 'the segment ends'} before its successor begins", offset, following - 1
+                    severity,
+                    path,
+                    f"byte {at}: {walk.reason or 'the segment ends'} before its successor begins",
+                    offset,
+                    following - 1,
                 )
             elif walk.ending is Ending.TORN:
-                self._find(Severity.REPAIRABLE, path, f"torn tail of {size - at} bytes at byte {at}: {walk.reason}", offset)
+                self._find(
+                    Severity.REPAIRABLE,
+                    path,
+                    f"torn tail of {size - at} bytes at byte {at}: {walk.reason}",
+                    offset,
+                )
             return
 
     def _check_batch(self, path: str, position: int, header: BatchHeader) -> None:
         if header.append_time_us < self._append_us:
             self._find(
-                Severity.DAMAGE, path, f"byte {position}: appended before the batch in front of it", header.base_offset, header.last_offset
+                Severity.DAMAGE,
+                path,
+                f"byte {position}: appended before the batch in front of it",
+                header.base_offset,
+                header.last_offset,
             )
         self._append_us = header.append_time_us
         if header.first_timestamp_us > header.max_timestamp_us:
-            self._find(Severity.DAMAGE, path, f"byte {position}: first timestamp above the largest", header.base_offset, header.last_offset)
-        if header.producer_id == NO_PRODUCER:
-            return
-        epoch, expected = self._sequences.get(header.producer_id, (header.producer_epoch, header.base_sequence))
-        newer = header.producer_epoch > epoch and header.base_sequence == 0
-        if header.producer_epoch < epoch or (header.base_sequence != expected and not newer and header.base_sequence != 0):
             self._find(
                 Severity.DAMAGE,
                 path,
-                f"byte {position}: producer {header.producer_id} epoch {header.producer_epoch} sequence {header.base_sequence} where {expected} belongs",
+                f"byte {position}: first timestamp above the largest",
+                header.base_offset,
+                header.last_offset,
+            )
+        if header.producer_id == NO_PRODUCER:
+            return
+        epoch, expected = self._sequences.get(
+            header.producer_id, (header.producer_epoch, header.base_sequence)
+        )
+        newer = header.producer_epoch > epoch and header.base_sequence == 0
+        if header.producer_epoch < epoch or (
+            header.base_sequence != expected and not newer and header.base_sequence != 0
+        ):
+            self._find(
+                Severity.DAMAGE,
+                path,
+                f"byte {position}: producer {header.producer_id} epoch {header.producer_epoch} "
+                f"has sequence {header.base_sequence}, expected {expected}",
                 header.base_offset,
                 header.last_offset,
             )
         following = (header.base_sequence + header.last_offset_delta + 1) % SEQUENCE_MODULUS
         self._sequences[header.producer_id] = header.producer_epoch, following
 
-    def _check_index(self, base: int, wanted: list[IndexEntry]) -> None:
+    def _check_index(self, base: int, requested: list[IndexEntry]) -> None:
         path = f"{self._directory}/{file_name(base, INDEX_SUFFIX)}"
         if not os.path.exists(path):
             self._find(Severity.REPAIRABLE, path, "missing")
@@ -293,6 +386,10 @@ class _PartitionCheck:
             data = file.read()
         found = segment_index.decode(data, base)
         if found is None:
-            self._find(Severity.REPAIRABLE, path, "damaged, or not whole")
-        elif found[: len(wanted)] != wanted:
-            self._find(Severity.REPAIRABLE, path, f"does not say what the segment holds ({len(found)} entries, {len(wanted)} batches)")
+            self._find(Severity.REPAIRABLE, path, "damaged or incomplete")
+        elif found[: len(requested)] != requested:
+            self._find(
+                Severity.REPAIRABLE,
+                path,
+                f"does not match the segment ({len(found)} entries, {len(requested)} batches)",
+            )

@@ -1,7 +1,9 @@
-"""What `tailrace serve` would do, and what would keep it from it: settings, machine, data directories, limits, shared memory, addresses. Reading only.
+"""Dry run of `tailrace serve`: settings, machine, data directories, limits, shared memory,
+addresses. Reads only.
 
-The order is that of a start (`appliance.supervisor`), and the exit status is the one that the first refusal would end it with. What only a start can find out
-(a damaged catalog, a port that is taken a moment later) is not promised.
+The order is that of a start (`appliance.supervise.supervisor`), and the exit status is that of the
+first refusal. Faults that only a start finds (a damaged catalog, a port taken a moment later) are
+not found here.
 """
 
 from __future__ import annotations
@@ -14,46 +16,57 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from appliance.directory_errors import DataDirectoryError
-from appliance.host_checks import Check, Level
-from appliance.host_needs import partitions_in, refuse_unfit_machine, slots_for_open_files
-from appliance.memory_plan import plan_regions
-from appliance.ownership import look
-from appliance.restart_policy import ExitCode, Halt
-from appliance.settings import Given, Settings, gather_settings, setting_names, settings_of, split_host_port
-from tailrace.errors import InvalidSettingError
-from tailrace.formats.data_directory import CATALOG_FILE, Identity
-from tailrace.front_addresses import front_address
+from appliance.config.settings import (
+    Given,
+    Settings,
+    gather_settings,
+    setting_names,
+    settings_of,
+    split_host_port,
+)
+from appliance.data.data_dir_lock import inspect
+from appliance.data.directory_errors import DataDirectoryError
+from appliance.observe.doctor_checks import Check, Level
+from appliance.supervise.memory_plan import plan_regions
+from appliance.supervise.preflight import partitions_in, refuse_unfit_machine, slots_for_open_files
+from appliance.supervise.restart_policy import ExitCode, Halt
+from tailrace.core.errors import InvalidSettingError
+from tailrace.format.data_dir import CATALOG_FILE, Identity
+from tailrace.protocol.listeners import front_address
 
 DEFAULT_SOURCE = "default"
 
 
 @dataclass(slots=True)
 class StartReport:
-    """What was found."""
+    """Findings of a dry run."""
 
     exit_status: int = ExitCode.OK
-    """That `serve` would end with; 0: it would serve."""
+    """Exit status that `serve` would end with; 0: it would serve."""
     settings: list[dict[str, Any]] = field(default_factory=list)
     """{"name", "value", "source"} of every setting."""
     checks: list[Check] = field(default_factory=list)
 
     def ok(self, name: str, detail: str) -> None:
-        """Nothing is wrong with it."""
+        """Report that a check passed."""
         self.checks.append(Check(name, Level.OK, detail))
 
     def warn(self, name: str, detail: str) -> None:
-        """It would serve all the same."""
+        """Report a problem with which it would serve all the same."""
         self.checks.append(Check(name, Level.WARNING, detail))
 
     def refuse(self, name: str, detail: str, code: int) -> None:
-        """It would not serve; the first code is the exit status."""
+        """Report a refusal; the first one's code is the exit status."""
         self.checks.append(Check(name, Level.PROBLEM, detail))
         self.exit_status = self.exit_status or int(code)
 
 
-def check_start(config: str | None, environment: Mapping[str, str], flags: Callable[[], list[tuple[str, Any]]]) -> StartReport:
-    """Look at everything. `flags`: makes the pairs that the command line gives, or raises InvalidSettingError."""
+def check_start(
+    config: str | None, environment: Mapping[str, str], flags: Callable[[], list[tuple[str, Any]]]
+) -> StartReport:
+    """Run every check. `flags`: returns the pairs of the command line, or raises
+    InvalidSettingError.
+    """
     report = StartReport()
     available = os.sched_getaffinity(0)
     try:
@@ -68,11 +81,17 @@ def check_start(config: str | None, environment: Mapping[str, str], flags: Calla
     report.ok("settings", f"{count} of {len(report.settings)} are not the defaults")
     workers = max(len(plan.workers), len(settings.data_dirs))
     pinned = ", ".join(str(core) for core in plan.workers if core is not None)
-    report.ok("cores", f"{len(available)} cores; {_workers(workers)}, {f'pinned to {pinned}' if pinned else 'not pinned'}")
+    report.ok(
+        "cores",
+        f"{len(available)} cores; {_workers(workers)}, "
+        f"{f'pinned to {pinned}' if pinned else 'not pinned'}",
+    )
     busy = settings.busy_poll(plan)
     report.ok(
         "busy poll",
-        f"fronts and workers {f'look for work for {busy.us} us before they sleep' if busy.us else 'sleep at once'}: {busy.reason}",
+        "fronts and workers "
+        f"{f'look for work for {busy.us} us before they sleep' if busy.us else 'sleep at once'}: "
+        f"{busy.reason}",
     )
     try:
         refuse_unfit_machine()
@@ -86,9 +105,13 @@ def check_start(config: str | None, environment: Mapping[str, str], flags: Calla
 
 
 def effective(settings: Settings, given: Mapping[str, Given]) -> list[dict[str, Any]]:
-    """Every setting with its value and where that came from."""
+    """Report every setting with its value and origin."""
     return [
-        {"name": name, "value": getattr(settings, item.name), "source": given[name].source if name in given else DEFAULT_SOURCE}
+        {
+            "name": name,
+            "value": getattr(settings, item.name),
+            "source": given[name].source if name in given else DEFAULT_SOURCE,
+        }
         for name, item in setting_names().items()
     ]
 
@@ -97,7 +120,7 @@ def _workers(count: int) -> str:
     return f"{count} worker{'' if count == 1 else 's'}"
 
 
-# ---- data directories ----------------------------------------------------------------------------------------------------------------
+# ---- data directories ----------------------------------------------------------------------------
 
 
 def _check_directories(settings: Settings, reserve_bytes: int, report: StartReport) -> list[str]:
@@ -106,7 +129,7 @@ def _check_directories(settings: Settings, reserve_bytes: int, report: StartRepo
     for path in map(os.path.abspath, settings.data_dirs):
         name = f"data directory {path}"
         try:
-            identity = look(path)
+            identity = inspect(path)
         except DataDirectoryError as error:
             report.refuse(name, str(error), ExitCode.DATA_UNUSABLE)
             continue
@@ -114,25 +137,29 @@ def _check_directories(settings: Settings, reserve_bytes: int, report: StartRepo
             report.ok(name, "is made, mode 0700")
             continue
         existing[path] = identity
-        _say_what_a_directory_holds(path, reserve_bytes, report, name)
+        _report_directory(path, reserve_bytes, report, name)
     catalogs = [path for path in existing if os.path.exists(f"{path}/{CATALOG_FILE}")]
     if len(catalogs) > 1:
         sentence = (
-            f"{' and '.join(catalogs)} both have a catalog: they belong to different appliances. Serve one of them, or start one for each"
+            f"{' and '.join(catalogs)} both have a catalog: they belong to different "
+            "appliances. Serve one of them, or start an appliance for each"
         )
         report.refuse("catalog", sentence, ExitCode.DATA_UNUSABLE)
     elif catalogs:
         known = [identity.instance.hex() for identity in existing.values()]
         for path, count in _directories_that_lack(f"{catalogs[0]}/{CATALOG_FILE}", known):
             sentence = (
-                f"data_dirs lacks {path} with {count} partitions; list every directory that holds partitions, or delete the topics first"
+                f"data_dirs lacks {path} with {count} partitions; list every directory "
+                "that holds partitions, or delete the topics first"
             )
             report.refuse("catalog", sentence, ExitCode.CONFIG)
     return list(existing)
 
 
-def _say_what_a_directory_holds(path: str, reserve_bytes: int, report: StartReport, name: str) -> None:
-    """A disk that is full stops nobody from starting: records are read, and producers are refused."""
+def _report_directory(path: str, reserve_bytes: int, report: StartReport, name: str) -> None:
+    """Report a directory's space. A full disk does not prevent a start: records are read, and
+    producers are refused.
+    """
     found = os.statvfs(path)
     free, count = found.f_bavail * found.f_frsize, partitions_in(path)
     text = f"{count} partition{'' if count == 1 else 's'}, {free >> 20} MiB free"
@@ -140,18 +167,22 @@ def _say_what_a_directory_holds(path: str, reserve_bytes: int, report: StartRepo
     if free < reserve_bytes:
         report.warn(
             name,
-            f"{text}, less than the reserve of {reserve_bytes >> 20} MiB: producers would get DISK_FULL. Free some, or lower disk_reserve_bytes",
+            f"{text}, less than the reserve of {reserve_bytes >> 20} MiB: producers would get "
+            "DISK_FULL. Free some, or lower disk_reserve_bytes",
         )
     else:
         report.ok(name, text)
 
 
 def _directories_that_lack(catalog: str, known: list[str]) -> Iterator[tuple[str, int]]:
-    """(path, partitions) of directories that the catalog knows and that are not configured. Nothing is written: what a write-ahead log still holds is not
-    seen.
+    """(path, partitions) of directories that the catalog knows and that are not configured. Nothing
+    is written; the content of a write-ahead log is not read.
     """
     marks = ",".join("?" * len(known))
-    query = f"SELECT path, count(*) FROM partitions JOIN data_dirs ON number = data_dir WHERE directory_id NOT IN ({marks}) GROUP BY path"
+    query = (
+        "SELECT path, count(*) FROM partitions JOIN data_dirs ON number = data_dir WHERE "
+        f"directory_id NOT IN ({marks}) GROUP BY path"
+    )
     try:
         database = sqlite3.connect(f"file:{_quoted(catalog)}?mode=ro&immutable=1", uri=True)
         try:
@@ -159,7 +190,7 @@ def _directories_that_lack(catalog: str, known: list[str]) -> Iterator[tuple[str
         finally:
             database.close()
     except sqlite3.Error:
-        return  # a start looks closer, and makes a damaged catalog again
+        return  # a start checks more, and rebuilds a damaged catalog
 
 
 def _quoted(path: str) -> str:
@@ -168,12 +199,16 @@ def _quoted(path: str) -> str:
     return quote(path)
 
 
-# ---- limits and memory ---------------------------------------------------------------------------------------------------------------
+# ---- limits and memory ---------------------------------------------------------------------------
 
 
-def _check_open_files(settings: Settings, existing: list[str], workers: int, report: StartReport) -> None:
+def _check_open_files(
+    settings: Settings, existing: list[str], workers: int, report: StartReport
+) -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # of this process, as the supervisor does in its own
+    resource.setrlimit(
+        resource.RLIMIT_NOFILE, (hard, hard)
+    )  # of this process, as the supervisor does in its own
     try:
         slots = slots_for_open_files(settings, existing, workers)
     except Halt as halt:
@@ -181,18 +216,28 @@ def _check_open_files(settings: Settings, existing: list[str], workers: int, rep
         return
     text = f"{hard} allowed, for {slots} partitions"
     if slots < settings.slots:
-        report.warn("open files", f"{text} of the {settings.slots} that slots asks for; ulimit -n 65536, or LimitNOFILE=65536 in the unit")
+        report.warn(
+            "open files",
+            f"{text} of the {settings.slots} that slots asks for; ulimit -n 65536, or "
+            "LimitNOFILE=65536 in the unit",
+        )
     else:
         report.ok("open files", text)
 
 
 def _check_shared_memory(settings: Settings, workers: int, report: StartReport) -> None:
-    needed = sum(plan.size for plan in plan_regions(settings, workers, settings.fronts, len(settings.data_dirs)))
+    needed = sum(
+        plan.size
+        for plan in plan_regions(settings, workers, settings.fronts, len(settings.data_dirs))
+    )
     found = os.statvfs("/dev/shm")
     free = found.f_bavail * found.f_frsize
     text = f"{_mib(needed)} MiB of /dev/shm for rings and lanes, {free >> 20} MiB are free"
     if free < needed:
-        advice = "mount -o remount,size=1G /dev/shm (Docker: --shm-size=1g), or lower ring_bytes and lane_bytes"
+        advice = (
+            "mount -o remount,size=1G /dev/shm (Docker: --shm-size=1g), or lower ring_bytes "
+            "and lane_bytes"
+        )
         report.refuse("shared memory", f"{text}: {advice}", ExitCode.SHARED_MEMORY)
     else:
         report.ok("shared memory", text)
@@ -202,19 +247,22 @@ def _mib(count: int) -> int:
     return -(-count >> 20)
 
 
-# ---- addresses -----------------------------------------------------------------------------------------------------------------------
+# ---- addresses -----------------------------------------------------------------------------------
 
 
 def _check_addresses(settings: Settings, report: StartReport) -> None:
     for front in range(settings.fronts):
         for address in (front_address(given, front) for given in settings.listen):
             try:
-                report.ok(f"listen {address}", _look_at(address))
+                report.ok(f"listen {address}", _try_open(address))
             except OSError as error:
-                sentence = f"cannot listen on {address}: {error.strerror}. Stop what uses it, or choose another with --listen"
+                sentence = (
+                    f"cannot listen on {address}: {error.strerror}. Stop the program that uses "
+                    "it, or choose another with --listen"
+                )
                 report.refuse(f"listen {address}", sentence, ExitCode.ADDRESS_IN_USE)
     if not settings.http_listen:
-        report.ok("console", "there is none: http.listen is empty")
+        report.ok("console", "off: http.listen is empty")
         return
     host, port = split_host_port(settings.http_listen)
     try:
@@ -223,23 +271,27 @@ def _check_addresses(settings: Settings, report: StartReport) -> None:
     except OSError as error:
         report.warn(
             "console",
-            f"http.listen {settings.http_listen}: {error.strerror}. The console waits for it where you set http.listen, else it takes a free port",
+            f"http.listen {settings.http_listen}: {error.strerror}. If http.listen is set, the "
+            "console retries it; otherwise it takes a free port",
         )
 
 
-def _look_at(address: str) -> str:
-    """What there is to say of an address that is free. Raises OSError."""
+def _try_open(address: str) -> str:
+    """Check that an address is free, and return a remark.
+
+    Raises: OSError.
+    """
     if address.startswith("tcp://"):
         host, _, port = address.removeprefix("tcp://").rpartition(":")
         if host.strip("[]") in {name for _, name in socket.if_nameindex()}:
-            return "an interface's address; whether it is free is not looked at"
+            return "an interface's address; not tried"
         _try_bind("" if host == "*" else host.strip("[]"), int(port or 0))
         return "any free port" if not port or not int(port) else "free"
     path = address.removeprefix("ipc://")
     if path.startswith("@"):
-        return "an abstract socket; whether it is free is not looked at"
+        return "an abstract socket; not tried"
     directory = os.path.dirname(os.path.abspath(path))
-    os.stat(directory)  # says what is wrong with it
+    os.stat(directory)  # raises the reason
     if not os.access(directory, os.W_OK | os.X_OK):
         raise PermissionError(13, os.strerror(13), directory)
     with open("/proc/net/unix", encoding="utf-8", errors="replace") as file:
@@ -249,9 +301,14 @@ def _look_at(address: str) -> str:
 
 
 def _try_bind(host: str, port: int) -> None:
-    """Bind and let go, without listening: nobody can connect meanwhile. Raises OSError."""
+    """Bind without listening, and close, so that no client can connect.
+
+    Raises: OSError.
+    """
     try:
-        found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        found = socket.getaddrinfo(
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
     except socket.gaierror as error:
         raise OSError(error.errno, f"no such host {host!r} ({error.strerror})") from None
     family, kind, protocol, _, address = found[0]

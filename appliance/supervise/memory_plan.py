@@ -1,13 +1,14 @@
-"""Which regions of shared memory an appliance of a given shape needs. Pure.
+"""Plan of the shared-memory regions for an appliance of a given shape. Pure.
 
-Names are logical ("ring-0", "front-0>worker-1"); the supervisor maps them to shared-memory names and tells every child the mapping.
+Names are logical ("ring-0", "front-0>worker-1"). The supervisor maps them to shared-memory names
+and passes the mapping to every child.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from appliance.settings import Settings
+from appliance.config.settings import Settings
 from shm.layout import ControlLayout, LaneLayout, RegionKind, RingLayout, TableLayout
 
 CONTROL_LANE_BYTES = 1 << 20
@@ -16,7 +17,7 @@ CONTROL_LANE_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class RegionPlan:
-    """A shared-memory region that is to be made."""
+    """A shared-memory region to make."""
 
     logical_name: str
     kind: RegionKind
@@ -33,16 +34,22 @@ def plan_worker(settings: Settings, worker: int, fronts: int) -> list[RegionPlan
     """One worker's ring, and the lanes that lead to it."""
     ring = RingLayout(settings.ring_bytes, settings.ring_descriptors)
     return [
-        RegionPlan(f"ring-{worker}", RegionKind.RING, ring.size, settings.ring_bytes, settings.ring_descriptors),
-        _lane("coordinator", f"worker-{worker}", CONTROL_LANE_BYTES),
+        RegionPlan(
+            f"ring-{worker}",
+            RegionKind.RING,
+            ring.size,
+            settings.ring_bytes,
+            settings.ring_descriptors,
+        ),
+        _lane("controller", f"worker-{worker}", CONTROL_LANE_BYTES),
         _lane("scheduler-0", f"worker-{worker}", settings.lane_bytes),
         *(_lane(f"front-{f}", f"worker-{worker}", settings.lane_bytes) for f in range(fronts)),
     ]
 
 
 def plan_groups(fronts: int) -> list[RegionPlan]:
-    """The lanes of the process of groups: made when it is first needed."""
-    lanes = [_lane("coordinator", "groups-0", CONTROL_LANE_BYTES)]
+    """Lanes of the group coordinator, made when it is first needed."""
+    lanes = [_lane("controller", "groups-0", CONTROL_LANE_BYTES)]
     for f in range(fronts):
         lanes.append(_lane(f"front-{f}", "groups-0", CONTROL_LANE_BYTES))
         lanes.append(_lane("groups-0", f"front-{f}", CONTROL_LANE_BYTES))
@@ -50,18 +57,22 @@ def plan_groups(fronts: int) -> list[RegionPlan]:
 
 
 def plan_regions(settings: Settings, workers: int, fronts: int, flushers: int) -> list[RegionPlan]:
-    """Every region that there is from the start, in order of creation."""
-    # With the number of rings: a start that finds no manifest knows by it what there was.
+    """Every region that exists from the start, in order of creation."""
+    # The name has the number of rings, for a start that finds no manifest.
     plans = [RegionPlan("control", RegionKind.CONTROL, ControlLayout().size, workers)]
     for d in range(flushers):
-        plans.append(RegionPlan(f"table-{d}", RegionKind.TABLE, TableLayout(settings.slots).size, settings.slots))
-        plans.append(_lane("coordinator", f"flusher-{d}", CONTROL_LANE_BYTES))
+        plans.append(
+            RegionPlan(
+                f"table-{d}", RegionKind.TABLE, TableLayout(settings.slots).size, settings.slots
+            )
+        )
+        plans.append(_lane("controller", f"flusher-{d}", CONTROL_LANE_BYTES))
     for w in range(workers):
         plans += plan_worker(settings, w, fronts)
-    plans.append(_lane("coordinator", "scheduler-0", CONTROL_LANE_BYTES))
+    plans.append(_lane("controller", "scheduler-0", CONTROL_LANE_BYTES))
     for f in range(fronts):
         plans.append(_lane("scheduler-0", f"front-{f}", CONTROL_LANE_BYTES))
         plans.append(_lane(f"front-{f}", "scheduler-0", CONTROL_LANE_BYTES))
-        plans.append(_lane("coordinator", f"front-{f}", CONTROL_LANE_BYTES))
-        plans.append(_lane(f"front-{f}", "coordinator", CONTROL_LANE_BYTES))
+        plans.append(_lane("controller", f"front-{f}", CONTROL_LANE_BYTES))
+        plans.append(_lane(f"front-{f}", "controller", CONTROL_LANE_BYTES))
     return plans

@@ -1,10 +1,15 @@
-"""Processes that are started when they are first needed: dedicated workers, and the process of groups.
+"""Processes that are started when first needed: dedicated workers and the group coordinator.
 
-Each asks for shared memory of its own, which is made before it is started. An appliance that needs none of them has neither the processes nor the memory.
+Each has shared memory of its own, which is made before it is started. An appliance that needs none
+of them has neither the processes nor the memory.
 
-Owner: the supervisor. Reads what the coordinator (DEDICATED_TO) and the fronts (WANTS_GROUPS) ask for in the control region.
-Invariants: a process is started after its regions exist; what lacks memory is tried again every HIRE_AGAIN_MS, and WITHOUT_MEMORY says so meanwhile.
-Crash: what was asked for ends with the supervisor. The process of groups is started with the appliance where its database exists.
+Owner: the supervisor. It reads the requests of the controller (DEDICATED_TO) and the fronts
+(GROUPS_REQUESTED) in the control region.
+Invariants:
+- A process is started after its regions exist.
+- A process that lacks memory is retried every START_RETRY_MS, and WITHOUT_MEMORY is set meanwhile.
+Crash: requests end with the supervisor. The group coordinator is started with the appliance where
+its database exists.
 """
 
 from __future__ import annotations
@@ -14,23 +19,23 @@ import os
 import time
 from collections.abc import Callable, Mapping
 
-from appliance.children import NS_PER_MS, Child
-from appliance.directory_errors import DataDirectoryError
-from appliance.regions import Regions
-from appliance.restart_policy import ExitCode, Halt
+from appliance.data.directory_errors import DataDirectoryError
+from appliance.supervise.child_processes import NS_PER_MS, Child
+from appliance.supervise.restart_policy import ExitCode, Halt
+from appliance.supervise.shm_regions import Regions
 from shm.control import Control
 from shm.doorbell import Doorbell
 from shm.layout import ProcessWord, Role
 from shm.region import RegionError
-from shm.runtime.process import process_name
-from tailrace.formats.data_directory import GROUPS_FILE
+from shm.runtime.agent_runner import process_name
+from tailrace.format.data_dir import GROUPS_FILE
 
-logger = logging.getLogger("appliance.supervisor")
+logger = logging.getLogger("appliance.supervise.supervisor")
 
-HIRE_AGAIN_MS = 5_000
+START_RETRY_MS = 5_000
 
 
-class Hiring:
+class OnDemandProcesses:
     """See the module's docstring."""
 
     def __init__(
@@ -44,7 +49,9 @@ class Hiring:
         fronts: int,
         spawn: Callable[[Child], object],
     ) -> None:
-        """`children`: of the supervisor, whom this one adds to; `cores`: where a hired process runs; `spawn`: starts a child."""
+        """`children`: the supervisor's, which this class appends to; `cores`: those of a new
+        process; `spawn`: starts a child.
+        """
         self._control = control
         self._regions = regions
         self._children = children
@@ -55,75 +62,97 @@ class Hiring:
         self._groups = control.process(Role.GROUPS, 0)
         self._spawn = spawn
         self._had_groups = False
-        self._hire_at_ns = 0
-        """Not before: there was no room for a dedicated worker."""
-        self._hire_groups_at_ns = 0
-        """The same, for the process of groups."""
+        self._start_at_ns = 0
+        """Time of the next try after a lack of memory for a dedicated worker."""
+        self._start_groups_at_ns = 0
+        """Time of the next try after a lack of memory for the group coordinator."""
 
     def add_groups_of(self, data_dir: str) -> None:
-        """At start, before any process runs: where the database of groups exists, their process is among the first. Without memory for it the rest starts."""
+        """Start the group coordinator with the first processes, where its database exists. Without
+        memory for it the other processes start.
+        """
         self._had_groups = os.path.lexists(f"{data_dir}/{GROUPS_FILE}")
         if self._had_groups and self._make_groups():
-            first_front = next(at for at, child in enumerate(self._children) if child.role is Role.FRONT)
-            self._children.insert(first_front, Child(Role.GROUPS, 0, self._cores))  # a front that starts later sees that there is one
+            first_front = next(
+                at for at, child in enumerate(self._children) if child.role is Role.FRONT
+            )
+            self._children.insert(
+                first_front, Child(Role.GROUPS, 0, self._cores)
+            )  # a front that starts later sees that there is one
 
     def step(self, *, may_halt: bool) -> None:
-        """Start what is wanted and not there; stop dedicated workers that are not wanted any more. `may_halt`: nothing serves yet, so a worker that cannot
-        be started ends the appliance. Raises Halt.
+        """Start processes that are wanted; stop dedicated workers that are not wanted any more.
+
+        `may_halt`: nothing serves yet, so a worker that cannot be started ends the appliance.
+        Raises: Halt.
         """
-        self._hire_and_dismiss_workers(may_halt)
-        is_wanted = self._had_groups or any(front.load(ProcessWord.WANTS_GROUPS) for front in self._fronts)
-        if is_wanted and self._child(Role.GROUPS, 0) is None and self._make_groups():
+        self._start_and_stop_workers(may_halt)
+        is_requested = self._had_groups or any(
+            front.load(ProcessWord.GROUPS_REQUESTED) for front in self._fronts
+        )
+        if is_requested and self._child(Role.GROUPS, 0) is None and self._make_groups():
             self._children.append(Child(Role.GROUPS, 0, self._cores))
             self._spawn(self._children[-1])
 
     def _child(self, role: Role, index: int) -> Child | None:
-        return next((child for child in self._children if child.role is role and child.index == index), None)
+        return next(
+            (child for child in self._children if child.role is role and child.index == index), None
+        )
 
-    # ---- groups ----------------------------------------------------------------------------------------------------------------------
+    # ---- groups ----------------------------------------------------------------------------------
 
     def _make_groups(self) -> bool:
-        """Whether the lanes of the process of groups exist now."""
+        """Make the lanes of the group coordinator; True if they exist."""
         now_ns = time.monotonic_ns()
-        if now_ns < self._hire_groups_at_ns:
+        if now_ns < self._start_groups_at_ns:
             return False
         try:
             self._regions.create_groups()
         except (RegionError, DataDirectoryError) as error:
-            logger.error("no_process_of_groups error=%r again_ms=%d", str(error), HIRE_AGAIN_MS)
-            self._hire_groups_at_ns = now_ns + HIRE_AGAIN_MS * NS_PER_MS
+            logger.error("no_process_of_groups error=%r retry_ms=%d", str(error), START_RETRY_MS)
+            self._start_groups_at_ns = now_ns + START_RETRY_MS * NS_PER_MS
             self._groups.store(ProcessWord.WITHOUT_MEMORY, 1)
             return False
         self._groups.store(ProcessWord.WITHOUT_MEMORY, 0)
         return True
 
-    # ---- dedicated workers -----------------------------------------------------------------------------------------------------------
+    # ---- dedicated workers -----------------------------------------------------------------------
 
-    def _hire_and_dismiss_workers(self, may_halt: bool) -> None:
+    def _start_and_stop_workers(self, may_halt: bool) -> None:
         for index in self._spare_workers:
             slot = self._control.process(Role.WORKER, index)
-            wanted = slot.load(ProcessWord.DEDICATED_TO)
+            requested = slot.load(ProcessWord.DEDICATED_TO)
             child = self._child(Role.WORKER, index)
-            if wanted and child is None:
-                self._hire_worker(index, slot.load(ProcessWord.DEDICATED_DIR) - 1, may_halt)
-            elif not wanted and child is not None and not child.is_dismissed:
+            if requested and child is None:
+                self._start_worker(index, slot.load(ProcessWord.DEDICATED_DIR) - 1, may_halt)
+            elif not requested and child is not None and not child.is_dismissed:
                 child.is_dismissed = True
                 slot.store(ProcessWord.STOP, child.generation)
                 self._bells[child.name].ring()
 
-    def _hire_worker(self, index: int, data_dir: int, may_halt: bool) -> None:
+    def _start_worker(self, index: int, data_dir: int, may_halt: bool) -> None:
         now_ns = time.monotonic_ns()
-        if now_ns < self._hire_at_ns:
+        if now_ns < self._start_at_ns:
             return
         try:
             self._regions.create_worker(index, data_dir)
         except (RegionError, DataDirectoryError) as error:
             if may_halt:
-                raise Halt(ExitCode.SHARED_MEMORY if isinstance(error, RegionError) else ExitCode.DATA_UNUSABLE, str(error)) from None
-            logger.error("no_dedicated_worker index=%d error=%r again_ms=%d", index, str(error), HIRE_AGAIN_MS)
-            self._hire_at_ns = now_ns + HIRE_AGAIN_MS * NS_PER_MS
+                raise Halt(
+                    ExitCode.SHARED_MEMORY
+                    if isinstance(error, RegionError)
+                    else ExitCode.DATA_UNUSABLE,
+                    str(error),
+                ) from None
+            logger.error(
+                "no_dedicated_worker index=%d error=%r retry_ms=%d",
+                index,
+                str(error),
+                START_RETRY_MS,
+            )
+            self._start_at_ns = now_ns + START_RETRY_MS * NS_PER_MS
             self._control.process(Role.WORKER, index).store(ProcessWord.WITHOUT_MEMORY, 1)
-            self._bells[process_name(Role.COORDINATOR, 0)].ring()
+            self._bells[process_name(Role.CONTROLLER, 0)].ring()
             return
         self._control.process(Role.WORKER, index).store(ProcessWord.WITHOUT_MEMORY, 0)
         child = Child(Role.WORKER, index, self._cores)

@@ -1,20 +1,30 @@
-"""What an earlier run left in shared memory, found by its manifest and by the regions themselves.
+"""Regions that an earlier run left in shared memory, found by its manifest and by their headers.
 
-Owner: the supervisor, at start, with the data directory locked. Reads; what to do with what is found is decided in `appliance.regions`.
-Invariants: a region is this directory's only if its header names this directory's shared-memory identity (or it is unfinished, under this identity's
-    prefix, which no other program makes); a copy of a directory has another identity, and nothing of its original is touched.
+Owner: the supervisor, at start, with the data directory locked. Reads only;
+`appliance.supervise.shm_regions` decides what to do with them.
+Invariants:
+- A region is this directory's only if its header names this directory's shared-memory identity, or
+  if it is unfinished under this identity's prefix, which no other program uses.
+- A copy of a directory has another identity, and nothing of its original is touched.
 
-    manifest                            regions of this identity    rings looked at            memory counts as lost
-    whole, of this directory and boot   any                         those named, those found   when a named ring is missing
-    whole, of another boot              none can be there           none                       yes
-    damaged, both copies                some                        those found                unless control, tables and first rings of that run are there
-    damaged, both copies                none                        none                       yes
-    none                                none                        none                       no: a clean stop
-    none                                some                        those found                unless control, tables and first rings of that run are there
-    of another directory (a copy)       any                         those found                yes; refused when that directory is gone and its rings hold
-                                                                                               batches: it was moved to another file system after a kill
+    manifest               regions of     rings        memory counts as lost
+                           this identity  checked
+    complete, of this      any            named and    if a named ring is missing
+    directory and boot                    found
+    complete, of another   none possible  none         yes
+    boot
+    damaged, both copies   some           found        unless control, tables and first
+                                                       rings of that run are there
+    damaged, both copies   none           none         yes
+    none                   none           none         no: a clean stop
+    none                   some           found        unless control, tables and first
+                                                       rings of that run are there
+    of another directory   any            found        yes; refused when that directory is
+    (a copy)                                           gone and its rings hold batches (it
+                                                       was moved to another file system
+                                                       after a kill)
 
-Crash: reading only.
+Crash: reads only.
 """
 
 from __future__ import annotations
@@ -24,38 +34,57 @@ import os
 from dataclasses import dataclass, field
 from typing import Any
 
-from appliance import manifest
-from appliance.manifest import Manifest
-from appliance.ownership import Ownership
-from appliance.restart_policy import ExitCode, Halt
+from appliance.data import region_manifest as manifest
+from appliance.data.data_dir_lock import DataDirLock
+from appliance.data.region_manifest import RegionManifest
+from appliance.supervise.restart_policy import ExitCode, Halt
 from shm.layout import RegionKind
-from shm.region import Region, RegionError, RegionHeader, RegionVersionError, boot_id, names_with, owner_of, remove
+from shm.region import (
+    Region,
+    RegionError,
+    RegionHeader,
+    RegionVersionError,
+    boot_id,
+    names_with,
+    owner_of,
+    remove,
+)
 from shm.ring import Ring
 
-logger = logging.getLogger("appliance.supervisor")
+logger = logging.getLogger("appliance.supervise.supervisor")
 
 
 @dataclass(slots=True)
-class Left:
-    """What an earlier run left."""
+class OrphanedRegions:
+    """Regions of an earlier run."""
 
     existed: bool = False
-    """It did not end cleanly."""
+    """True if the earlier run did not end cleanly."""
     lost_memory: bool = False
     expected: int = 0
-    """How many rings of that run there must be."""
+    """Number of rings that the run had."""
     rings: list[dict[str, Any]] = field(default_factory=list)
-    """Where batches may lie: {"ring", "table": names in shared memory, "dir": identity of the data directory}."""
+    """Rings that may hold batches: {"ring", "table": names in shared memory, "dir": identity of the
+    data directory}.
+    """
     regions: list[str] = field(default_factory=list)
-    """Every region of this directory that there is."""
+    """Every existing region of this directory."""
 
 
-def find_left(owner: Ownership) -> Left:
-    """Look at everything. Raises Halt when acknowledged batches are there that must not be drained into this directory."""
+def find_orphaned(owner: DataDirLock) -> OrphanedRegions:
+    """Find the regions of earlier runs.
+
+    Raises: Halt if acknowledged batches must not be drained into this directory.
+    """
     found = manifest.read(owner.path)
     mine = owner.identity.shared_memory
-    left = Left(
-        existed=found.existed, regions=[name for name in names_with(owner.identity.prefix + "-") if owner_of(name) in (mine, bytes(16))]
+    left = OrphanedRegions(
+        existed=found.existed,
+        regions=[
+            name
+            for name in names_with(owner.identity.prefix + "-")
+            if owner_of(name) in (mine, bytes(16))
+        ],
     )
     named = found.manifest
     if named is not None and named.boot_id != boot_id().hex():
@@ -76,7 +105,12 @@ def find_left(owner: Ownership) -> Left:
         if (left.existed or left.regions) and not left.lost_memory:
             left.existed = True
             left.lost_memory = not _are_complete(left.regions, mine)
-            logger.error("manifest_replaced_by_what_is_there path=%s rings=%d complete=%s", owner.path, len(unnamed), not left.lost_memory)
+            logger.error(
+                "manifest_replaced_by_what_is_there path=%s rings=%d complete=%s",
+                owner.path,
+                len(unnamed),
+                not left.lost_memory,
+            )
     known = {candidate["ring"] for candidate in left.rings}
     left.rings += [candidate for candidate in unnamed if candidate["ring"] not in known]
     return left
@@ -87,27 +121,36 @@ def remove_regions(names: list[str]) -> int:
     return sum(1 for name in names if remove(name))
 
 
-def _refuse_if_moved(owner: Ownership, named: Manifest) -> None:
-    """The manifest is another directory's, of which this one is a copy. Raises Halt when that one is gone and its rings hold batches."""
+def _refuse_if_moved(owner: DataDirLock, named: RegionManifest) -> None:
+    """Handle a manifest of another directory, of which this one is a copy.
+
+    Raises: Halt if that directory is gone and its rings hold batches.
+    """
     undrained = []
     for candidate in [*named.rings(), *named.old]:
         try:
-            ring = Ring(Region.attach(candidate["ring"], RegionKind.RING, bytes.fromhex(named.shared_memory)))
+            ring = Ring(
+                Region.attach(
+                    candidate["ring"], RegionKind.RING, bytes.fromhex(named.shared_memory)
+                )
+            )
         except RegionError:
             continue
-        if ring.head.load() != ring.settled.load():
+        if ring.producer_position.load() != ring.settled.load():
             undrained.append(f"/dev/shm{candidate['ring']}")
     if not undrained or _is_there(named):
         return
     raise Halt(
         ExitCode.DATA_UNUSABLE,
-        f"the data directory {owner.path} is a copy of {named.path}, which is gone, and {', '.join(undrained)} may hold batches that were acknowledged there "
-        "and had not reached the disk. Move the original back to its place and start it once there, or remove those regions to give the batches up.",
+        f"the data directory {owner.path} is a copy of {named.path}, which is gone, and "
+        f"{', '.join(undrained)} may hold batches that were acknowledged there and had not "
+        "reached the disk. Move the original back to its place and start it once there, or "
+        "remove those regions to give the batches up.",
     )
 
 
-def _is_there(named: Manifest) -> bool:
-    """Whether the directory that wrote the manifest is where it was."""
+def _is_there(named: RegionManifest) -> bool:
+    """True if the directory that wrote the manifest is where it was."""
     try:
         found = os.stat(named.path)
     except OSError:
@@ -131,7 +174,7 @@ def _run_of(name: str) -> str:
 
 
 def _rings_in(names: list[str], mine: bytes) -> list[dict[str, Any]]:
-    """Rings by their own headers, each with the table of its run and data directory."""
+    """Find rings by their own headers, each with the table of its run and data directory."""
     tables: dict[tuple[str, bytes], str] = {}
     for name in names:
         header = _header(name, RegionKind.TABLE, mine)
@@ -142,7 +185,7 @@ def _rings_in(names: list[str], mine: bytes) -> list[dict[str, Any]]:
         try:
             region = Region.attach(name, RegionKind.RING, mine)
         except RegionVersionError:
-            directory = bytes(16)  # looked at again where it is refused
+            directory = bytes(16)  # checked again where it is refused
         except RegionError:
             continue
         else:
@@ -154,9 +197,13 @@ def _rings_in(names: list[str], mine: bytes) -> list[dict[str, Any]]:
 
 
 def _are_complete(names: list[str], mine: bytes) -> bool:
-    """Whether each run that left something left its control region and the rings that it was started with."""
+    """True if each run that left regions left its control region and the rings that it started
+    with.
+    """
     for run in {_run_of(name) for name in names}:
         control = _header(f"{run}-control", RegionKind.CONTROL, mine)
-        if control is None or any(_header(f"{run}-ring-{w}", RegionKind.RING, mine) is None for w in range(control.first)):
+        if control is None or any(
+            _header(f"{run}-ring-{w}", RegionKind.RING, mine) is None for w in range(control.first)
+        ):
             return False
     return bool(names)

@@ -1,5 +1,5 @@
-"""What the host must give before an appliance starts: a machine whose stores are seen in order, and descriptors for its partitions. Said before anything is
-made.
+"""Checks of the host before a start: a machine with ordered stores, and enough file descriptors for
+the partitions.
 """
 
 from __future__ import annotations
@@ -9,40 +9,47 @@ import os
 import platform
 import resource
 
-from appliance.restart_policy import ExitCode, Halt
-from appliance.settings import Settings
-from tailrace.formats.partition_file import PARTITION_FILE
+from appliance.config.settings import Settings
+from appliance.supervise.restart_policy import ExitCode, Halt
+from tailrace.format.partition_metadata import PARTITION_FILE
 
-logger = logging.getLogger("appliance.supervisor")
+logger = logging.getLogger("appliance.supervise.supervisor")
 
 MACHINES = ("x86_64", "amd64")
 FILES_PER_PARTITION = 2
 """A flusher keeps the live segment and its index open."""
 FILES_OF_A_PROCESS = 64
-"""What any process has beside doorbells and segments: interpreter, sockets, catalog, journal, what a roll opens for a moment, and a reserve."""
+"""Descriptors of any process beside doorbells and segments: interpreter, sockets, catalog, journal,
+the files of a roll, and a reserve.
+"""
 
 
 def unfit_machine() -> str:
-    """Why the appliance must not run on this machine; empty: it may."""
+    """The reason why the appliance must not run on this machine; "" if it may."""
     machine = platform.machine().lower()
     if machine in MACHINES:
         return ""
     return (
-        f"this machine is {machine}; its processors may show stores to other processes out of order, and what Tailrace keeps in shared memory relies on "
-        "their order. Run it on x86-64"
+        f"this machine is {machine}; its processors may reorder stores as other processes see "
+        "them, and Tailrace's shared memory relies on their order. Run it on x86-64"
     )
 
 
 def refuse_unfit_machine() -> None:
-    """Raises Halt."""
+    """Refuse a machine that the appliance must not run on.
+
+    Raises: Halt.
+    """
     reason = unfit_machine()
     if reason:
         raise Halt(ExitCode.CONFIG, f"{reason}.")
 
 
 def slots_for_open_files(settings: Settings, data_dirs: list[str], workers: int) -> int:
-    """How many partitions there can be: `slots`, or fewer where the limit of open files is too low for them, which is said. Raises Halt when it is too low
-    for what there is already.
+    """Number of partition slots: `slots`, or fewer, with a warning, if the limit of open files is
+    too low.
+
+    Raises: Halt if the limit is too low for the existing partitions.
     """
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if limit == resource.RLIM_INFINITY:
@@ -54,24 +61,32 @@ def slots_for_open_files(settings: Settings, data_dirs: list[str], workers: int)
     if limit < needed:
         raise Halt(
             ExitCode.CONFIG,
-            f"{limit} open files are allowed for a process; {found} partitions and {processes} processes need {needed}. Allow more: ulimit -n 65536, or "
-            "LimitNOFILE=65536 in the unit.",
+            f"the limit of open files is {limit}; {found} partitions and {processes} processes "
+            f"need {needed}. Raise it: ulimit -n 65536, or LimitNOFILE=65536 in the unit.",
         )
     affordable = (limit - base) // FILES_PER_PARTITION
     if affordable < settings.slots:
         logger.warning(
-            "few_open_files allowed=%d partitions_max=%d slots=%d advice='ulimit -n %d, or LimitNOFILE in the unit'",
+            "few_open_files allowed=%d partitions_max=%d slots=%d advice='ulimit -n %d, or "
+            "LimitNOFILE in the unit'",
             limit, affordable, settings.slots, base + FILES_PER_PARTITION * settings.slots,
         )  # fmt: skip
     return min(settings.slots, affordable)
 
 
 def partitions_in(data_dir: str) -> int:
-    """How many partitions have files there. Raises OSError."""
-    return sum(1 for entry in os.scandir(data_dir) if os.path.lexists(f"{entry.path}/{PARTITION_FILE}"))
+    """Number of partitions with files in a data directory.
+
+    Raises: OSError.
+    """
+    return sum(
+        1 for entry in os.scandir(data_dir) if os.path.lexists(f"{entry.path}/{PARTITION_FILE}")
+    )
 
 
 def allow_open_files() -> None:
-    """As many as the host lets this user have: a flusher keeps two open for each partition, and many shells begin with 1,024."""
+    """Raise the limit of open files to the hard limit: a flusher keeps two open for each partition,
+    and many shells begin with 1,024.
+    """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,15 +1,21 @@
-"""What the supervisor does when a child ends: one pure table of exit codes.
+"""The supervisor's decision when a child ends: one pure table of exit codes.
 
-    how it ended                    stopping   running
-    0                               fine       restart at once (it was not told to end)
-    72 ADDRESS_IN_USE               halt       halt before it ever served, else restart with backoff
-    73 DATA_UNUSABLE, 74 CONFIG,
-    75 SHARED_MEMORY                halt       halt: the next try would fail alike
-    71 PARENT_GONE                  fine       restart (cannot be seen by a living supervisor)
-    other code, any signal          fine       restart with backoff: 0, 50, 100, 200 ... 5,000 ms while it keeps ending within 10 s of
-        its start; halt when it ends with a code, for the STARTS_MAX-th time so, and never served: it said why
+    status                   stopping  running
+    0                        fine      restart at once (it was not told to end)
+    72 ADDRESS_IN_USE        halt      halt before it ever served, else restart with backoff
+    73 DATA_UNUSABLE,        halt      halt: the next try would fail alike
+    74 CONFIG,
+    75 SHARED_MEMORY
+    71 PARENT_GONE           fine      restart (cannot be seen by a living supervisor)
+    other code, any signal   fine      restart with backoff: 0, 50, 100, 200 ... 5,000 ms while
+                                       it keeps ending within 10 s of its start; halt when it
+                                       ends with a code for the STARTS_MAX-th time and never
+                                       served: it logged the reason
 
-Invariants: a child that has served is always restarted; the delay never exceeds BACKOFF_MAX_MS; nothing is ever given up silently.
+Invariants:
+- A child that has served is always restarted.
+- The delay never exceeds BACKOFF_MAX_MS.
+- Every halt has a reason in the log.
 """
 
 from __future__ import annotations
@@ -17,7 +23,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum, IntEnum
 
-from shm.runtime.process import EXIT_ADDRESS_IN_USE, EXIT_DATA_UNUSABLE, EXIT_PARENT_GONE, EXIT_SHARED_MEMORY
+from shm.runtime.agent_runner import (
+    EXIT_ADDRESS_IN_USE,
+    EXIT_DATA_UNUSABLE,
+    EXIT_PARENT_GONE,
+    EXIT_SHARED_MEMORY,
+)
 
 
 class ExitCode(IntEnum):
@@ -46,11 +57,11 @@ BACKOFF_FIRST_MS = 50
 BACKOFF_MAX_MS = 5_000
 SETTLED_AFTER_MS = 10_000
 STARTS_MAX = 10
-"""Of a child that has never served and ends by itself: what ends it at start so often is nothing that time mends."""
+"""Most starts of a child that ends with a code and never served: time does not mend its reason."""
 
 
 class Action(Enum):
-    """What the supervisor does when a process has ended."""
+    """The supervisor's action when a process has ended."""
 
     RESTART = 1
     HALT = 2
@@ -66,8 +77,10 @@ class Decision:
 
 
 def decide(exit_status: int, *, stopping: bool, had_served: bool, quick_failures: int) -> Decision:
-    """What to do with a child that ended with `exit_status` (negative: killed by that signal) after `quick_failures` earlier ends within
-    SETTLED_AFTER_MS of a start.
+    """Decide the action for a child that ended.
+
+    `exit_status` is negative for the signal that killed it. `quick_failures` counts earlier ends
+    within SETTLED_AFTER_MS of a start.
     """
     if stopping:
         return Decision(Action.NOTHING)
@@ -77,4 +90,6 @@ def decide(exit_status: int, *, stopping: bool, had_served: bool, quick_failures
         return Decision(Action.HALT)
     if exit_status == ExitCode.OK or quick_failures == 0:
         return Decision(Action.RESTART)
-    return Decision(Action.RESTART, min(BACKOFF_MAX_MS, BACKOFF_FIRST_MS << min(quick_failures - 1, 10)))
+    return Decision(
+        Action.RESTART, min(BACKOFF_MAX_MS, BACKOFF_FIRST_MS << min(quick_failures - 1, 10))
+    )

@@ -1,6 +1,8 @@
-"""Tells systemd how the appliance does: READY, STATUS, STOPPING, WATCHDOG (sd_notify(3), by its documented datagram protocol).
+"""Notifications to systemd: READY, STATUS, STOPPING, WATCHDOG (sd_notify(3), by its documented
+datagram protocol).
 
 Owner: the supervisor. Without NOTIFY_SOCKET every call does nothing.
+Invariants: no descriptor is kept, so a fork inherits none.
 """
 
 from __future__ import annotations
@@ -13,16 +15,13 @@ class Notifier:
     """The notify socket, if there is one."""
 
     def __init__(self, address: str | None, watchdog_us: int = 0) -> None:
-        self._socket: socket.socket | None = None
         self._address = "\0" + address[1:] if address and address.startswith("@") else address
         self.watchdog_ns = watchdog_us * 1000
-        """Within how long systemd wants to hear WATCHDOG=1; 0: never."""
-        if self._address:
-            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+        """Interval in which systemd expects WATCHDOG=1, 0: never."""
 
     @classmethod
     def from_environment(cls) -> Notifier:
-        """As systemd starts us. The variables are taken out, so that children do not speak for us."""
+        """Read and remove systemd's variables, so that children send no notifications."""
         address = os.environ.pop("NOTIFY_SOCKET", None)
         watchdog = os.environ.pop("WATCHDOG_USEC", "0")
         pid = os.environ.pop("WATCHDOG_PID", None)
@@ -30,11 +29,14 @@ class Notifier:
         return cls(address, int(watchdog) if mine and watchdog.isdigit() else 0)
 
     def notify(self, *lines: str) -> None:
-        """Send the lines as one datagram; a systemd that does not listen is no reason to stop."""
-        if self._socket is None or self._address is None:
+        """Send the lines as one datagram. A systemd that does not listen is ignored."""
+        if not self._address:
             return
         try:
-            self._socket.sendto("\n".join(lines).encode(), self._address)
+            with socket.socket(
+                socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
+            ) as sender:
+                sender.sendto("\n".join(lines).encode(), self._address)
         except OSError:
             pass
 

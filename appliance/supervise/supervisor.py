@@ -1,13 +1,19 @@
-"""The supervisor: makes the shared memory and the doorbells, starts the processes, keeps them alive, stops them in order.
+"""The supervisor: makes the shared memory and the doorbells, starts the processes, restarts them,
+and stops them in order.
 
-Owner: shared-memory names, eventfds, the lock and manifest of the data directory; in the control region phase, generations, pids, liveness.
-Invariants: a replacement is never started before its predecessor is reaped; regions are removed only when their rings are drained; a region of an earlier
-    run that still holds something is named in the manifest until it is drained.
-Crash: children die with it (PDEATHSIG); what was acknowledged is in the rings, which outlive every process, and the next start drains them.
+Owner: shared-memory names, eventfds, the lock and manifest of the data directory; in the control
+region phase, generations, pids, liveness.
+Invariants:
+- A replacement is never started before its predecessor is reaped.
+- Regions are removed only when their rings are drained.
+- The manifest names a region of an earlier run until it is drained.
+Crash: children die with it (PDEATHSIG). Acknowledged batches are in the rings, which outlive every
+process, and the next start drains them.
 
-Start:  lock, identity | old rings found | regions, bells | coordinator, flusher, workers, scheduler, fronts | flusher recovered: RUNNING |
-        front bound: READY | console
-Stop:   console | fronts (nothing new) | groups | scheduler | workers (lanes empty) | flusher (rings settled, files synced) | coordinator | regions removed
+Start:  zygote | lock, identity | old rings found | regions, bells | controller, flusher, workers,
+        scheduler, fronts | flusher recovered: RUNNING | front bound: READY | console
+Stop:   zygote | console | fronts (nothing new) | groups | scheduler | workers (lanes empty) |
+        flusher (rings settled, files synced) | controller | regions removed
 
 Run by `tailrace.launcher`, isolated; `tailrace serve` does.
 """
@@ -21,70 +27,116 @@ import select
 import signal
 import sys
 import time
-from typing import Any
+from typing import Any, NoReturn
 
 import orjson
 
-from appliance.children import MODULES, NS_PER_MS, Child, first_children, look_at_beats, other_cores
-from appliance.directory_errors import DataDirectoryError, unusable
-from appliance.held_directories import forget_holders, record_holders, restore_locks, take_all
-from appliance.hiring import Hiring
-from appliance.host_needs import allow_open_files, refuse_unfit_machine, slots_for_open_files
-from appliance.ownership import Ownership
-from appliance.regions import Regions
-from appliance.restart_policy import HALTING, SETTLED_AFTER_MS, Action, ExitCode, Halt, decide
-from appliance.sd_notify import Notifier
-from appliance.serve_flags import parse_flags, settings_from_flags
-from appliance.settings import Settings, environment_settings
+from appliance.config.serve_flags import parse_flags, settings_from_flags
+from appliance.config.settings import Settings, environment_settings
+from appliance.data.data_dir_lock import DataDirLock
+from appliance.data.data_dir_locks import acquire_all, forget_holders, record_holders, restore_locks
+from appliance.data.directory_errors import DataDirectoryError, unusable
+from appliance.supervise.child_processes import (
+    MODULES,
+    NS_PER_MS,
+    Child,
+    check_heartbeats,
+    first_children,
+    other_cores,
+)
+from appliance.supervise.on_demand_processes import OnDemandProcesses
+from appliance.supervise.preflight import (
+    allow_open_files,
+    refuse_unfit_machine,
+    slots_for_open_files,
+)
+from appliance.supervise.restart_policy import (
+    HALTING,
+    SETTLED_AFTER_MS,
+    Action,
+    ExitCode,
+    Halt,
+    decide,
+)
+from appliance.supervise.sd_notify import Notifier
+from appliance.supervise.shm_regions import Regions
+from appliance.supervise.spawner import Spawner, reap_strangers
 from shm.control import Control
 from shm.crash_points import arm_from_environment, crash_point
 from shm.doorbell import Doorbell
 from shm.layout import Phase, ProcessWord, Role
 from shm.region import RegionError
-from shm.runtime.process import SPEC_VARIABLE, SUPERVISORS_SIGNALS, ProcessSpec, comm_name, log_to_stderr, process_name, set_comm_name
-from tailrace import launcher
-from tailrace.errors import InvalidSettingError
-from tailrace.front_addresses import front_address
+from shm.runtime.agent_runner import (
+    ProcessSpec,
+    comm_name,
+    end_with,
+    log_to_stderr,
+    process_name,
+    set_comm_name,
+)
+from tailrace.core.errors import InvalidSettingError
+from tailrace.protocol.listeners import front_address
 
-logger = logging.getLogger("appliance.supervisor")
+logger = logging.getLogger("appliance.supervise.supervisor")
 
-_STOP_ORDER = (Role.CONSOLE, Role.FRONT, Role.GROUPS, Role.SCHEDULER, Role.WORKER, Role.FLUSHER, Role.COORDINATOR)
-SPAWN_AGAIN_MS = 1_000
+_STOP_ORDER = (
+    Role.CONSOLE,
+    Role.FRONT,
+    Role.GROUPS,
+    Role.SCHEDULER,
+    Role.WORKER,
+    Role.FLUSHER,
+    Role.CONTROLLER,
+)
+SPAWN_RETRY_MS = 1_000
 
 
 class Supervisor:
     """One appliance. `run` returns its exit code."""
 
-    def __init__(self, settings: Settings, ready_fd: int = -1, notifier: Notifier | None = None) -> None:
-        """`ready_fd`: a pipe to the process that started this: told when everything serves; its end is the sign to stop."""
+    def __init__(
+        self,
+        settings: Settings,
+        ready_fd: int = -1,
+        notifier: Notifier | None = None,
+        spawner: Spawner | None = None,
+    ) -> None:
+        """`ready_fd`: a pipe to the process that started this one. A byte tells it that everything
+        serves; its end is the sign to stop.
+        """
         self.settings = settings
+        self._spawner = spawner or Spawner()
         self.ready_fd = ready_fd
         self.notifier = notifier or Notifier(None)
         self._plan = settings.check(os.sched_getaffinity(0))
         self._slots = settings.slots
-        """How many partitions there can be: no more than the open files allow."""
-        self._owners: list[Ownership] = []
+        """Number of partition slots, as far as the limit of open files allows."""
+        self._owners: list[DataDirLock] = []
         """One for each data directory; the first has the catalog."""
         self._worker_dirs: list[int] = []
         """Worker -> index of its data directory; dedicated workers come behind these."""
         self._regions: Regions
-        self._hiring: Hiring
+        self._on_demand: OnDemandProcesses
         self._control: Control
         self._children: list[Child] = []
         self._bells: dict[str, Doorbell] = {}
         self._stop_requested = False
         self._announced = False
         self._addresses: list[str] = []
-        """Where clients connect; none before it serves."""
+        """Addresses for clients; empty until the appliance serves."""
         self._checked_ns = 0
 
-    # ---- start -----------------------------------------------------------------------------------------------------------------------
+    # ---- start -----------------------------------------------------------------------------------
 
     def run(self) -> int:
-        """Start, supervise until told to stop, stop. Blocking; in the main thread, for PDEATHSIG and signals. Raises DataDirectoryError, Halt."""
-        self._take_directories()
+        """Start, supervise until told to stop, stop. Blocking; in the main thread, for PDEATHSIG
+        and signals. Raises DataDirectoryError, Halt.
+        """
+        self._lock_directories()
         crash_point("supervisor.after_lock")
-        self._slots = slots_for_open_files(self.settings, [owner.path for owner in self._owners], len(self._worker_dirs))
+        self._slots = slots_for_open_files(
+            self.settings, [owner.path for owner in self._owners], len(self._worker_dirs)
+        )
         wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -98,12 +150,15 @@ class Supervisor:
             return ExitCode.SHARED_MEMORY
         self._control.set_phase(Phase.RECOVERING)
         crash_point("supervisor.after_regions")
-        self._children = first_children(self._plan, len(self._owners), len(self._worker_dirs), self.settings.fronts)
+        self._children = first_children(
+            self._plan, len(self._owners), len(self._worker_dirs), self.settings.fronts
+        )
         self._make_bells()
-        self._hiring = Hiring(
-            self._control, self._regions, self._children, self._bells, other_cores(self._plan), self._spare_workers(), self.settings.fronts, self._try_spawn
+        self._on_demand = OnDemandProcesses(
+            self._control, self._regions, self._children, self._bells, other_cores(self._plan),
+            self._spare_workers(), self.settings.fronts, self._try_spawn
         )  # fmt: skip
-        self._hiring.add_groups_of(self._owners[0].path)
+        self._on_demand.add_groups_of(self._owners[0].path)
         self._control.process(Role.SUPERVISOR, 0).store(ProcessWord.PID, os.getpid())
         self._control.process(Role.SUPERVISOR, 0).store(ProcessWord.LIVE, 1)
         code = ExitCode.OK
@@ -116,108 +171,131 @@ class Supervisor:
         except Halt as halt:
             code = ExitCode(halt.code)
             _complain(halt.reason)
-        except OSError as error:  # what it made stays whole: the children end in order
+        except OSError as error:  # the children still end in order
             code = ExitCode.FAILED
             _complain(f"the supervisor cannot go on: {error}")
         clean = self._stop()
         return self._clean_up(clean, code)
 
-    def _take_directories(self) -> None:
+    def _lock_directories(self) -> None:
         """Take every data directory. Raises DataDirectoryError."""
-        self._owners = take_all(self.settings.data_dirs)
+        self._owners = acquire_all(self.settings.data_dirs)
         # Each directory needs a worker of its own at least.
         count = len(self._owners)
         self._worker_dirs = [w % count for w in range(max(len(self._plan.workers), count))]
 
     def _record_holders(self) -> None:
-        record_holders(self._owners, {child.name: child.pid for child in self._children}, self._addresses)
+        record_holders(
+            self._owners, {child.name: child.pid for child in self._children}, self._addresses
+        )
 
     def _on_signal(self, _number: int, _frame: object) -> None:
         self._stop_requested = True
 
     def _make_bells(self) -> None:
-        """One for each process, and for each that there may be: a child inherits bells when it is started, never later."""
+        """Make a doorbell for each process, also for those that may be started later: a child
+        inherits doorbells only when it is started.
+        """
         names = [process_name(Role.SUPERVISOR, 0)] + [child.name for child in self._children]
-        names += [process_name(Role.WORKER, index) for index in self._spare_workers()] + [process_name(Role.GROUPS, 0)]
+        names += [process_name(Role.WORKER, index) for index in self._spare_workers()] + [
+            process_name(Role.GROUPS, 0)
+        ]
         names += [process_name(Role.CONSOLE, 0)] if self.settings.http_listen else []
         self._bells = {name: Doorbell.create() for name in names}
-        for bell in self._bells.values():
-            os.set_inheritable(bell.fd, True)
 
     def _spare_workers(self) -> range:
         first = len(self._worker_dirs)
         return range(first, first + self.settings.dedicated_workers)
 
     def _spawn(self, child: Child) -> None:
-        """Start `child`'s next generation. Main thread only: PDEATHSIG watches the thread that spawned."""
+        """Start `child`'s next generation. Main thread only: PDEATHSIG watches the thread that
+        spawned.
+        """
         slot = self._control.process(child.role, child.index)
         child.generation = slot.load(ProcessWord.GENERATION) + 1
         slot.store(ProcessWord.GENERATION, child.generation)
         slot.store(ProcessWord.LIVE, 1)
         spec = ProcessSpec(
-            role=child.role, index=child.index, generation=child.generation, instance=self._owners[0].instance.hex(), parent_pid=os.getpid(),
+            role=child.role, index=child.index, generation=child.generation,
+            instance=self._owners[0].instance.hex(), parent_pid=os.getpid(),
             data_dirs=[o.path for o in self._owners], regions=self._regions.names_with_spares(),
-            doorbells={name: bell.fd for name, bell in self._bells.items()}, cores=child.cores, settings=self._child_settings(),
-            recover=self._rings_for(child), shared_memory=self._owners[0].identity.shared_memory.hex(),
+            doorbells={name: bell.fd for name, bell in self._bells.items()}, cores=child.cores,
+            settings=self._child_settings(),
+            recover=self._rings_for(child),
+            shared_memory=self._owners[0].identity.shared_memory.hex(),
         )  # fmt: skip
-        for fd in [fd for held in self._owners for fd in held.held_fds]:
-            os.set_inheritable(fd, True)
-        arguments = launcher.command(MODULES[child.role])
+        inherited = [
+            *(bell.fd for bell in self._bells.values()),
+            *(fd for owner in self._owners for fd in owner.lock_fds),
+        ]
         spec_fd = spec.to_inherited_file()
         try:
-            environment = {**os.environ, SPEC_VARIABLE: str(spec_fd)}
-            child.pid = os.posix_spawn(arguments[0], arguments, environment, setsigmask=SUPERVISORS_SIGNALS)
+            child.pid, child.pidfd = self._spawner.start(MODULES[child.role], spec_fd, inherited)
         finally:
             os.close(spec_fd)
-        try:
-            child.pidfd = os.pidfd_open(child.pid)
-        except OSError:  # who cannot be watched must not run
-            os.kill(child.pid, signal.SIGKILL)
-            os.waitpid(child.pid, 0)
-            raise
         child.started_ns = child.beat_changed_ns = time.monotonic_ns()
         child.restart_at_ns = 0
         slot.store(ProcessWord.PID, child.pid)
 
     def _try_spawn(self, child: Child) -> bool:
-        """While the others serve: without memory, a process or a descriptor for this one, they go on, and it is tried again."""
+        """Start a process while the others serve. If it lacks memory, a process or a descriptor,
+        retry later.
+        """
         try:
             self._spawn(child)
         except OSError as error:
-            logger.error("not_started process=%s error=%r again_ms=%d", child.name, str(error), SPAWN_AGAIN_MS)
+            logger.error(
+                "not_started process=%s error=%r retry_ms=%d",
+                child.name,
+                str(error),
+                SPAWN_RETRY_MS,
+            )
             self._control.process(child.role, child.index).store(ProcessWord.LIVE, 0)
-            child.restart_at_ns = time.monotonic_ns() + SPAWN_AGAIN_MS * NS_PER_MS
+            child.restart_at_ns = time.monotonic_ns() + SPAWN_RETRY_MS * NS_PER_MS
             return False
         self._record_holders()
         return True
 
     def _rings_for(self, child: Child) -> list[dict[str, Any]]:
-        """Rings of an earlier run that this flusher has to drain."""
+        """Rings of an earlier run that this flusher must drain."""
         if child.role is not Role.FLUSHER:
             return []
-        return [old for old in self._regions.undrained if old["dir"] == self._owners[child.index].instance.hex()]
+        return [
+            old
+            for old in self._regions.undrained
+            if old["dir"] == self._owners[child.index].instance.hex()
+        ]
 
     def _child_settings(self) -> dict[str, Any]:
         s = self.settings
         return {
-            "workers": len(self._worker_dirs), "worker_dirs": self._worker_dirs, "fronts": s.fronts, "run": self._regions.run_id,
+            "workers": len(self._worker_dirs), "worker_dirs": self._worker_dirs, "fronts": s.fronts,
+            "run": self._regions.run_id,
             "lost_memory": self._regions.lost_memory, "spare_workers": list(self._spare_workers()),
-            "checkpoint_bytes": s.checkpoint_bytes, "journal_bytes": s.journal_bytes, "producer.id.expiration.ms": s.producer_id_expiration_ms,
+            "checkpoint_bytes": s.checkpoint_bytes, "journal_bytes": s.journal_bytes,
+            "producer.id.expiration.ms": s.producer_id_expiration_ms,
             "producer.ids.max": s.producer_ids_max,
             "reserve_bytes": s.reserve_bytes(len(self._worker_dirs)),
             "listen": s.listen, "slots": self._slots,
-            "ring_bytes": s.ring_bytes, "lane_bytes": s.lane_bytes, "credit_bytes": s.credit_bytes, "auto_create_topics": s.auto_create_topics,
-            "group.members.max": s.group_members_max, "groups.max": s.groups_max, "group.session.timeout.min.ms": s.group_session_timeout_min_ms,
-            "group.session.timeout.max.ms": s.group_session_timeout_max_ms, "offsets.retention.minutes": s.offsets_retention_minutes,
+            "ring_bytes": s.ring_bytes, "lane_bytes": s.lane_bytes, "credit_bytes": s.credit_bytes,
+            "auto_create_topics": s.auto_create_topics,
+            "group.members.max": s.group_members_max, "groups.max": s.groups_max,
+            "group.session.timeout.min.ms": s.group_session_timeout_min_ms,
+            "group.session.timeout.max.ms": s.group_session_timeout_max_ms,
+            "offsets.retention.minutes": s.offsets_retention_minutes,
             "flush.linger_ms": s.flush_linger_ms, "flush.batch_size": s.flush_batch_size,
             "busy_poll_us": s.busy_poll(self._plan).us,
-            "http.listen": s.http_listen, "connections.max": s.connections_max, "log_level": s.log_level,
+            "http.listen": s.http_listen, "connections.max": s.connections_max,
+            "log_level": s.log_level,
         }  # fmt: skip
 
-    # ---- supervision -----------------------------------------------------------------------------------------------------------------
+    # ---- supervision -----------------------------------------------------------------------------
 
     def _supervise(self, wake_fd: int) -> None:
-        """Until told to stop. Raises Halt."""
+        """Run until told to stop.
+
+        Raises: Halt.
+        """
         bell = self._bells[process_name(Role.SUPERVISOR, 0)]
         while not self._stop_requested:
             poll = select.poll()
@@ -225,9 +303,9 @@ class Supervisor:
             poll.register(bell.fd, select.POLLIN)
             if self.ready_fd >= 0:
                 poll.register(self.ready_fd, select.POLLIN)
-            for child in self._children:
-                if child.pidfd >= 0:
-                    poll.register(child.pidfd, select.POLLIN)
+            for watched in [self._spawner.pidfd, *(child.pidfd for child in self._children)]:
+                if watched >= 0:
+                    poll.register(watched, select.POLLIN)
             now_ns = time.monotonic_ns()
             ready = dict(poll.poll(max(0, (self._next_wake_ns() - now_ns) // NS_PER_MS + 1)))
             bell.clear()
@@ -238,15 +316,30 @@ class Supervisor:
                 return
             for child in [child for child in self._children if child.pidfd in ready]:
                 self._reap(child, now_ns)
-            self._hiring.step(may_halt=not self._announced)
+            if self._spawner.pidfd in ready:
+                self._spawner.replace_zygote()
+            reap_strangers(self._is_known)
+            self._on_demand.step(may_halt=not self._announced)
             for child in self._children:
                 if child.restart_at_ns and now_ns >= child.restart_at_ns:
                     if child.generation:
-                        self._control.process(child.role, child.index).store(ProcessWord.RESTARTS, child.generation)
+                        self._control.process(child.role, child.index).store(
+                            ProcessWord.RESTARTS, child.generation
+                        )
                     if self._try_spawn(child):
-                        logger.info("restarted process=%s pid=%d generation=%d", child.name, child.pid, child.generation)
+                        logger.info(
+                            "restarted process=%s pid=%d generation=%d",
+                            child.name,
+                            child.pid,
+                            child.generation,
+                        )
             self._advance_phase()
             self._check_progress(now_ns)
+
+    def _is_known(self, pid: int) -> bool:
+        return self._spawner.is_zygote(pid) or any(
+            child.pid == pid and child.pidfd >= 0 for child in self._children
+        )
 
     def _next_wake_ns(self) -> int:
         times = [child.restart_at_ns for child in self._children if child.restart_at_ns]
@@ -254,10 +347,15 @@ class Supervisor:
 
     def _check_interval_ns(self) -> int:
         interval = self.settings.hang_timeout_ms * NS_PER_MS // 4
-        return min(interval, self.notifier.watchdog_ns // 3) if self.notifier.watchdog_ns else interval
+        return (
+            min(interval, self.notifier.watchdog_ns // 3) if self.notifier.watchdog_ns else interval
+        )
 
     def _reap(self, child: Child, now_ns: int, stopping: bool = False) -> None:
-        """A child has ended: collect it, and do what the policy says. Raises Halt."""
+        """Reap a child that has ended, and act by the policy.
+
+        Raises: Halt.
+        """
         _, status = os.waitpid(child.pid, 0)
         exit_status = os.waitstatus_to_exitcode(status)
         os.close(child.pidfd)
@@ -265,9 +363,14 @@ class Supervisor:
         self._control.process(child.role, child.index).store(ProcessWord.LIVE, 0)
         stopping = stopping or child.is_dismissed
         quick = now_ns - child.started_ns < SETTLED_AFTER_MS * NS_PER_MS
-        # Without the process of groups everything else serves: how it ends, whatever that was, does not end the rest.
+        # Everything else serves without the group coordinator, so its end does not end the rest.
         had_served = child.has_served or child.role is Role.GROUPS
-        decision = decide(exit_status, stopping=stopping, had_served=had_served, quick_failures=child.quick_failures)
+        decision = decide(
+            exit_status,
+            stopping=stopping,
+            had_served=had_served,
+            quick_failures=child.quick_failures,
+        )
         child.quick_failures = child.quick_failures + 1 if quick else 0
         if stopping:
             if exit_status != 0:
@@ -280,70 +383,109 @@ class Supervisor:
             child.name, child.pid, exit_status, decision.action.name, decision.delay_ms,
         )  # fmt: skip
         if decision.action is Action.HALT:
-            times = f" {child.quick_failures} times before it ever served" if child.quick_failures > 1 else ""
-            code = exit_status if exit_status in (*HALTING, ExitCode.ADDRESS_IN_USE) else ExitCode.FAILED
+            times = (
+                f" {child.quick_failures} times before it ever served"
+                if child.quick_failures > 1
+                else ""
+            )
+            code = (
+                exit_status
+                if exit_status in (*HALTING, ExitCode.ADDRESS_IN_USE)
+                else ExitCode.FAILED
+            )
             raise Halt(
-                code, f"{child.name} ended with status {exit_status}{times}, which another restart would not mend; it said why above."
+                code,
+                f"{child.name} ended with status {exit_status}{times}, which a restart would "
+                "not mend; its reason is in the log above.",
             )
         child.restart_at_ns = now_ns + decision.delay_ms * NS_PER_MS
 
     def _is_ready(self, child: Child) -> bool:
-        return self._control.process(child.role, child.index).load(ProcessWord.READY_GENERATION) == child.generation
+        return (
+            self._control.process(child.role, child.index).load(ProcessWord.READY_GENERATION)
+            == child.generation
+        )
 
     def _advance_phase(self) -> None:
         """RECOVERING -> RUNNING when the flushers have recovered; READY when everything serves."""
         for child in self._children:
             child.has_served = child.has_served or self._is_ready(child)
-        if self._control.phase is Phase.RECOVERING and all(c.has_served for c in self._children if c.role is Role.FLUSHER):
+        if self._control.phase is Phase.RECOVERING and all(
+            c.has_served for c in self._children if c.role is Role.FLUSHER
+        ):
             self._control.set_phase(Phase.RUNNING)
             crash_point("supervisor.after_recovery")
             self._regions.forget_old()
             for bell in self._bells.values():
                 bell.ring()
         needed = (child for child in self._children if child.role is not Role.GROUPS)
-        if not self._announced and self._control.phase is Phase.RUNNING and all(child.has_served for child in needed):
+        if (
+            not self._announced
+            and self._control.phase is Phase.RUNNING
+            and all(child.has_served for child in needed)
+        ):
             self._announced = True
             self._announce()
 
     def _announce(self) -> None:
-        addresses = [front_address(a, f, self._control.port(f).load()) for f in range(self.settings.fronts) for a in self.settings.listen]
+        addresses = [
+            front_address(a, f, self._control.port(f).load())
+            for f in range(self.settings.fronts)
+            for a in self.settings.listen
+        ]
         self._addresses = addresses
         self._record_holders()
-        logger.info("ready address=%s data_dir=%s pid=%d", ",".join(addresses), self._owners[0].path, os.getpid())
+        logger.info(
+            "ready address=%s data_dir=%s pid=%d",
+            ",".join(addresses),
+            self._owners[0].path,
+            os.getpid(),
+        )
         self.notifier.ready(f"serving on {', '.join(addresses)}")
         if self.ready_fd >= 0:
-            os.write(self.ready_fd, orjson.dumps({"address": addresses[0], "addresses": addresses, "pid": os.getpid()}) + b"\n")
+            os.write(
+                self.ready_fd,
+                orjson.dumps({"address": addresses[0], "addresses": addresses, "pid": os.getpid()})
+                + b"\n",
+            )
         if self.settings.http_listen:
             self._children.append(Child(Role.CONSOLE, 0, other_cores(self._plan)))
             self._try_spawn(self._children[-1])
 
     def _check_progress(self, now_ns: int) -> None:
-        """Kill processes that hang; feed systemd's watchdog while none does. Ringing makes idle processes show a beat."""
+        """Kill processes that hang, and feed systemd's watchdog while none does. Idle processes are
+        rung, so that they show a beat.
+        """
         late_ns = now_ns - (self._checked_ns or now_ns) - self._check_interval_ns()
         if self._checked_ns and late_ns < 0:
             return
         self._checked_ns = now_ns
         if restore_locks(self._owners):
             self._record_holders()
-        healthy = look_at_beats(self._children, self._control, self.settings.hang_timeout_ms, now_ns, late_ns)
+        healthy = check_heartbeats(
+            self._children, self._control, self.settings.hang_timeout_ms, now_ns, late_ns
+        )
         for bell in self._bells.values():
             bell.ring()
         if healthy and self.notifier.watchdog_ns:
             self.notifier.feed_watchdog()
 
-    # ---- stop ------------------------------------------------------------------------------------------------------------------------
+    # ---- stop ------------------------------------------------------------------------------------
 
     def _stop(self) -> bool:
         """End the children in order, within stop_timeout_ms. False: some had to be killed."""
         logger.info("stopping")
         self.notifier.stopping()
+        self._spawner.close()
         if self._control.phase is Phase.RUNNING:
             self._control.set_phase(Phase.STOPPING)
         deadline_ns = time.monotonic_ns() + self.settings.stop_timeout_ms * NS_PER_MS
         for role in _STOP_ORDER:
             group = [child for child in self._children if child.role is role and child.pidfd >= 0]
             for child in group:
-                self._control.process(child.role, child.index).store(ProcessWord.STOP, child.generation)
+                self._control.process(child.role, child.index).store(
+                    ProcessWord.STOP, child.generation
+                )
                 self._bells[child.name].ring()
             self._await(group, deadline_ns)
         left = [child for child in self._children if child.pidfd >= 0]
@@ -362,18 +504,24 @@ class Supervisor:
             for child in waiting:
                 poll.register(child.pidfd, select.POLLIN)
             for fd, _ in poll.poll(min(remaining_ms, 1000)):
-                self._reap(next(c for c in waiting if c.pidfd == fd), time.monotonic_ns(), stopping=True)
+                self._reap(
+                    next(c for c in waiting if c.pidfd == fd), time.monotonic_ns(), stopping=True
+                )
             self.notifier.feed_watchdog()
 
     def _clean_up(self, clean: bool, code: ExitCode) -> int:
-        """Remove shared memory, unless a ring still holds what is not on the disk: then the next start drains it."""
+        """Remove shared memory, unless a ring holds batches that are not on the disk: the next
+        start drains it.
+        """
         crash_point("supervisor.in_clean_up")
         drained = self._regions.are_drained()
         if drained:
             self._regions.remove()
             forget_holders(self._owners)
         else:
-            logger.error("rings_not_drained data_dir=%s the next start will drain them", self._owners[0].path)
+            logger.error(
+                "rings_not_drained data_dir=%s the next start will drain them", self._owners[0].path
+            )
         logger.info("stopped clean=%s", clean and drained)
         return ExitCode.FAILED if code is ExitCode.OK and not (clean and drained) else code
 
@@ -393,23 +541,33 @@ def _complain(reason: str) -> None:
         print(f"{red}tailrace: {reason}{red and chr(27) + '[0m'}", file=sys.stderr, flush=True)
 
 
-def main() -> int:
-    """The process."""
+def main() -> NoReturn:
+    """Run the process."""
+    end_with(_serve)
+
+
+def _serve() -> int:
     flags = parse_flags(sys.argv[1:])
     set_comm_name(comm_name(Role.SUPERVISOR, 0))
-    arm_from_environment()
     allow_open_files()
-    log_to_stderr(comm_name(Role.SUPERVISOR, 0))
+    notifier = Notifier.from_environment()
+    if flags.ready_fd >= 0:
+        os.set_inheritable(flags.ready_fd, False)
     try:
         settings = settings_from_flags(flags, environment_settings())
         settings.check(os.sched_getaffinity(0))
-        logging.getLogger().setLevel(settings.log_level.upper())
     except InvalidSettingError as error:
         _complain(error.detail)
         return ExitCode.USAGE
+    spawner = Spawner()
+    # a fork of what there is by now: modules, and no log, crash point, directory or shared memory
+    if settings.zygote:
+        spawner.fork_zygote()
+    arm_from_environment()
+    log_to_stderr(comm_name(Role.SUPERVISOR, 0), settings.log_level)
     try:
         refuse_unfit_machine()
-        return Supervisor(settings, flags.ready_fd, Notifier.from_environment()).run()
+        return Supervisor(settings, flags.ready_fd, notifier, spawner).run()
     except DataDirectoryError as error:
         _complain(str(error))
         return ExitCode.DATA_UNUSABLE
@@ -417,9 +575,13 @@ def main() -> int:
         _complain(halt.reason)
         return halt.code
     except OSError as error:
-        _complain(str(unusable(os.path.abspath(settings.data_dirs[0]), error)) if error.filename else f"cannot start: {error}")
+        _complain(
+            str(unusable(os.path.abspath(settings.data_dirs[0]), error))
+            if error.filename
+            else f"cannot start: {error}"
+        )
         return ExitCode.FAILED
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

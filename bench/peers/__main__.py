@@ -1,11 +1,15 @@
-"""`make bench-peers [ROUNDS=5] [ONLY=text]`: Apache Kafka, Redis Streams, NATS JetStream and ours, the same work on the same cores and disk.
+"""`make bench-peers [ROUNDS=5] [ONLY=text]`: Apache Kafka, Redis Streams, NATS JetStream and ours,
+the same work on the same cores and disk.
 
-Before anything is measured the machine's memory is touched once (bench/conditions.py; TOUCH=0 leaves it out). Each row runs its contenders in turn, `ROUNDS`
-times, beginning with another one each time; what is stated is the median with least and most, and the ratio to ours; below a row stand the goals that follow
-from it (goals.py). All servers are up, idle while it is not their turn. What cannot be had here is left out with a sentence. Beside each contender stands when
-an acknowledged record is on the disk: a peer that does not sync is met with `durability=memory`, and ours with `disk` is shown beside it. The raw pyzmq pipe
-and the disk written in sequence are the ceilings. Results go to bench/results; those of a part (ONLY, in a row's name or key; several with commas) to a file of
-their own.
+Before anything is measured the machine's memory is touched once (bench/conditions.py; TOUCH=0
+leaves it out). Each row runs its contenders in turn, `ROUNDS` times, beginning with another one
+each time; what is stated is the median with least and most, and the ratio to ours; below a row
+stand the goals that follow from it (goals.py). All servers are up, idle while it is not their turn.
+What cannot be had here is left out with a sentence. Beside each contender stands when an
+acknowledged record is on the disk: a peer that does not sync is met with `durability=memory`, and
+ours with `disk` is shown beside it. The raw pyzmq pipe and the disk written in sequence are the
+ceilings. Results go to bench/results; those of a part (ONLY, in a row's name or key; several with
+commas) to a file of their own.
 """
 
 from __future__ import annotations
@@ -28,49 +32,73 @@ from bench.peers.field import Field
 from bench.peers.goals import Outcome, goals, outcome
 from bench.peers.rows import Entry, Result, Row, rows
 from bench.suite import RESULTS
-from tailrace.errors import TailraceError
+from tailrace.core.errors import TailraceError
 
 console = Console(soft_wrap=True, highlight=False, record=True, width=150)
 Values = dict[tuple[str, str, str], list[float]]
 
 
 def take(entry: Entry, failures: list[str]) -> Result | None:
-    """One round of one contender, tried twice: None when both failed. A long run does not end for one of them, and says so."""
+    """One round of one contender, tried twice: None when both failed. A long run does not end for
+    one of them, and says so.
+    """
     for _ in range(2):
         try:
             return entry.once()
-        except (TailraceError, RuntimeError, ValueError, OSError, subprocess.SubprocessError) as error:
+        except (
+            TailraceError,
+            RuntimeError,
+            ValueError,
+            OSError,
+            subprocess.SubprocessError,
+        ) as error:
             failures.append(f"{entry.name} failed: {error}")
             console.print(f"  {failures[-1]}", style="red", markup=False)
     return None
 
 
 def run(row: Row, rounds: int, values: Values, failures: list[str]) -> list[dict[str, Any]]:
-    """All contenders in turn; who begins changes with each round. What was measured is added to `values`; who failed twice in a round is left out."""
+    """All contenders in turn; who begins changes with each round. What was measured is added to
+    `values`; who failed twice in a round is left out.
+    """
     entries = list(row.entries)
     for number in range(rounds):
-        for entry in [row.entries[(position + number) % len(row.entries)] for position in range(len(row.entries))]:
+        for entry in [
+            row.entries[(position + number) % len(row.entries)]
+            for position in range(len(row.entries))
+        ]:
             result = take(entry, failures) if entry in entries else None
             if result is None:
                 entries = [other for other in entries if other is not entry]
                 continue
             for label, value in (result if isinstance(result, dict) else {"": result}).items():
                 values.setdefault((row.key, entry.key, label), []).append(value)
-    for key in [key for key in values if key[0] == row.key and key[1] not in {entry.key for entry in entries}]:
+    for key in [
+        key
+        for key in values
+        if key[0] == row.key and key[1] not in {entry.key for entry in entries}
+    ]:
         del values[key]
     lines = []
     first = row.entries[0]
     for entry in row.entries:
-        for (_, _, label), each in [(key, each) for key, each in values.items() if key[:2] == (row.key, entry.key)]:
+        for (_, _, label), each in [
+            (key, each) for key, each in values.items() if key[:2] == (row.key, entry.key)
+        ]:
             ours = values.get((row.key, first.key, label))
             ratio = (
                 statistics.median(ours) / statistics.median(each)
-                if ours and statistics.median(each) and "late" not in label and "undelivered" not in label
+                if ours
+                and statistics.median(each)
+                and "late" not in label
+                and "undelivered" not in label
                 else None
             )
             lines.append({
-                "row": row.name, "key": row.key, "label": label, "contender": entry.name, "contender_key": entry.key, "durability": entry.durability,
-                "unit": row.unit, "median": statistics.median(each), "min": min(each), "max": max(each), "ours_to_this": ratio, "values": each,
+                "row": row.name, "key": row.key, "label": label, "contender": entry.name,
+                "contender_key": entry.key, "durability": entry.durability,
+                "unit": row.unit, "median": statistics.median(each), "min": min(each),
+                "max": max(each), "ours_to_this": ratio, "values": each,
             })  # fmt: skip
     return lines
 
@@ -87,10 +115,14 @@ def show(row: Row, lines: list[dict[str, Any]]) -> None:
         console.print(f"  {name:<54} {line['label']:<24} {figures}  {ratio:>7}")
 
 
-def wanted_rows(field: Field, directory: str, only: str) -> list[Row]:
+def requested_rows(field: Field, directory: str, only: str) -> list[Row]:
     """Those that ONLY names, in their name or key."""
     texts = [text.strip() for text in only.split(",") if text.strip()]
-    return [row for row in rows(field, directory) if not texts or any(text in row.name or text in row.key for text in texts)]
+    return [
+        row
+        for row in rows(field, directory)
+        if not texts or any(text in row.name or text in row.key for text in texts)
+    ]
 
 
 def main() -> int:
@@ -101,7 +133,8 @@ def main() -> int:
     path = RESULTS / f"peers-{where['date']}-{where['commit']}{part}.json"
     command = f"ROUNDS={rounds} {f'ONLY={only!r} ' if only else ''}make bench-peers"
     console.print(
-        f"[bold]Tailrace and its peers[/bold] on {where['cpu']}, {where['cores']} cores, commit {where['commit']}, {rounds} rounds\n{conditions.sentence()}"
+        f"[bold]Tailrace and its peers[/bold] on {where['cpu']}, {where['cores']} cores, commit "
+        f"{where['commit']}, {rounds} rounds\n{conditions.sentence()}"
     )
     lines: list[dict[str, Any]] = []
     outcomes: list[Outcome] = []
@@ -111,35 +144,53 @@ def main() -> int:
 
     def keep(*, is_complete: bool) -> None:
         kept = {
-            "command": command, "machine": conditions.report(), "complete": is_complete, "left_out": field.missing, "failures": failures,
+            "command": command, "machine": conditions.report(), "complete": is_complete,
+            "left_out": field.missing, "failures": failures,
             "goals": [one.for_file() for one in outcomes], "lines": lines,
         }  # fmt: skip
         path.write_text(json.dumps(kept, indent=1) + "\n")
 
     with ExitStack() as stack:
-        directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="tailrace-peers-", dir=os.environ.get("TAILRACE_BENCH_DIR")))
+        directory = stack.enter_context(
+            tempfile.TemporaryDirectory(
+                prefix="tailrace-peers-", dir=os.environ.get("TAILRACE_BENCH_DIR")
+            )
+        )
         field = Field(stack, directory)
         for sentence in field.missing:
             console.print(sentence)
         begun = time.monotonic()
-        for row in wanted_rows(field, directory, only):
+        for row in requested_rows(field, directory, only):
             row_begun = time.monotonic()
-            console.print(f"\n{row.name}{', ' if row.unit else ''}{row.unit}  [{row.key}]", style="bold", markup=False)
+            console.print(
+                f"\n{row.name}{', ' if row.unit else ''}{row.unit}  [{row.key}]",
+                style="bold",
+                markup=False,
+            )
             found = run(row, rounds, values, failures)
             show(row, found)
             lines += found
             for goal in goals():
                 if goal.row == row.key:
                     outcomes.append(outcome(goal, values))
-                    console.print(outcomes[-1].line(), style="" if outcomes[-1].is_met is not False else "red")
-            console.print(f"  {time.monotonic() - row_begun:.0f} s, {(time.monotonic() - begun) / 60:.1f} min until now", style="dim")
+                    console.print(
+                        outcomes[-1].line(), style="" if outcomes[-1].is_met is not False else "red"
+                    )
+            console.print(
+                f"  {time.monotonic() - row_begun:.0f} s, {(time.monotonic() - begun) / 60:.1f} "
+                "min until now",
+                style="dim",
+            )
             keep(is_complete=False)  # a run that is ended early has measured something
     keep(is_complete=True)
     console.print("\nGoals", style="bold")
     for one in outcomes:
         console.print(one.line(), style="" if one.is_met is not False else "red")
     met = [one.is_met for one in outcomes]
-    console.print(f"  {met.count(True)} met, {met.count(False)} missed, {met.count(None)} not measured; {len(failures)} failures")
+    console.print(
+        f"  {met.count(True)} met, {met.count(False)} missed, {met.count(None)} not measured; "
+        f"{len(failures)} failures"
+    )
     written = [path.name]
     if not only:
         console.save_svg(str(path.with_suffix(".svg")), title="make bench-peers")

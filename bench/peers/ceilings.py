@@ -1,4 +1,6 @@
-"""What lies underneath: the raw pyzmq pipe between two processes, and the disk written in sequence."""
+"""What lies underneath: the raw pyzmq pipe between two processes, and the disk written in
+sequence.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +81,9 @@ def _ping(address: str, count: int) -> list[float]:
 
 
 def disk_bandwidth(directory: str, size: int = 512 << 20) -> float:
-    """MB/s of one sequential file in pieces of 1 MiB, one fdatasync at the end, as `dd conv=fdatasync` writes it."""
+    """MB/s of one sequential file in pieces of 1 MiB, one fdatasync at the end, as `dd
+    conv=fdatasync` writes it.
+    """
     piece, path = os.urandom(1 << 20), os.path.join(directory, "sequential")
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     try:

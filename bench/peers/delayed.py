@@ -1,6 +1,8 @@
-"""Delayed delivery as people do it without us: a Redis sorted set that is polled, and RabbitMQ's dead letters.
+"""Delayed delivery as people do it without us: a Redis sorted set that is polled, and RabbitMQ's
+dead letters.
 
-Each returns (milliseconds behind its due time at which a consumer has each record, resident memory of the server in MB).
+Each returns (milliseconds behind its due time at which a consumer has each record, resident memory
+of the server in MB).
 """
 
 from __future__ import annotations
@@ -22,11 +24,15 @@ POLL_S = 0.01
 
 
 def redis_lateness(rate: int, seconds: float) -> tuple[list[float], float]:
-    """ZADD with the due time as score, appendfsync everysec; ZRANGEBYSCORE and ZREM every 10 ms. Raises Missing."""
+    """ZADD with the due time as score, appendfsync everysec; ZRANGEBYSCORE and ZREM every 10 ms.
+    Raises Missing.
+    """
     try:
         import redis
     except ImportError:
-        raise Missing("the Python package redis is missing (pip install -r bench/peers/requirements.txt)") from None
+        raise Missing(
+            "the Python package redis is missing (pip install -r bench/peers/requirements.txt)"
+        ) from None
     with tempfile.TemporaryDirectory(prefix="tailrace-redis-") as directory:
         server = Redis(directory, "everysec")
         client: Any = redis.Redis(port=server.port)
@@ -34,7 +40,8 @@ def redis_lateness(rate: int, seconds: float) -> tuple[list[float], float]:
         begin_us = time.time_ns() // 1000 + 4_000_000
         for start in range(0, count, 1000):
             batch = {
-                (begin_us + n * 1_000_000 // rate).to_bytes(8, "big"): begin_us + n * 1_000_000 // rate
+                (begin_us + n * 1_000_000 // rate).to_bytes(8, "big"): begin_us
+                + n * 1_000_000 // rate
                 for n in range(start, min(count, start + 1000))
             }
             client.zadd("later", batch)
@@ -53,21 +60,27 @@ def redis_lateness(rate: int, seconds: float) -> tuple[list[float], float]:
 
 
 def rabbitmq_lateness(rate: int, seconds: float) -> tuple[list[float], float]:
-    """Messages with one TTL in a queue without consumers, whose dead letters are consumed; published `rate` a second. Raises Missing."""
+    """Messages with one TTL in a queue without consumers, whose dead letters are consumed;
+    published `rate` a second. Raises Missing.
+    """
     if shutil.which("rabbitmq-server") is None:
         raise Missing("rabbitmq-server is missing (Debian: apt-get install rabbitmq-server)")
     try:
         import pika
     except ImportError:
-        raise Missing("the Python package pika is missing (pip install -r bench/peers/requirements.txt)") from None
+        raise Missing(
+            "the Python package pika is missing (pip install -r bench/peers/requirements.txt)"
+        ) from None
     from bench.peers.servers import Server, free_port
 
     ttl_ms, count, port = 2_000, int(rate * seconds), free_port()
     with tempfile.TemporaryDirectory(prefix="tailrace-rabbit-") as directory:
         os.chmod(directory, 0o777)  # it changes to a user of its own
         settings = {
-            "RABBITMQ_NODE_PORT": str(port), "RABBITMQ_NODENAME": f"bench{port}@localhost", "RABBITMQ_MNESIA_BASE": directory,
-            "RABBITMQ_LOG_BASE": directory, "RABBITMQ_DIST_PORT": str(free_port()), "RABBITMQ_USE_LONGNAME": "false",
+            "RABBITMQ_NODE_PORT": str(port), "RABBITMQ_NODENAME": f"bench{port}@localhost",
+            "RABBITMQ_MNESIA_BASE": directory,
+            "RABBITMQ_LOG_BASE": directory, "RABBITMQ_DIST_PORT": str(free_port()),
+            "RABBITMQ_USE_LONGNAME": "false",
         }  # fmt: skip
         server = Server(["rabbitmq-server"], port, f"{directory}/log.txt", settings)
         times: list[float] = []
@@ -87,17 +100,26 @@ def rabbitmq_lateness(rate: int, seconds: float) -> tuple[list[float], float]:
             channel = pika.BlockingConnection(parameters).channel()
             channel.queue_declare("due")
             channel.queue_declare(
-                "later", arguments={"x-message-ttl": ttl_ms, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "due"}
+                "later",
+                arguments={
+                    "x-message-ttl": ttl_ms,
+                    "x-dead-letter-exchange": "",
+                    "x-dead-letter-routing-key": "due",
+                },
             )
             begun = time.perf_counter()
             for number in range(count):
                 while time.perf_counter() - begun < number / rate:
                     time.sleep(0.001)
-                channel.basic_publish("", "later", (time.time_ns() // 1000 + ttl_ms * 1000).to_bytes(8, "big"))
+                channel.basic_publish(
+                    "", "later", (time.time_ns() // 1000 + ttl_ms * 1000).to_bytes(8, "big")
+                )
             consumer.join()
             processes = [process for process in psutil.process_iter() if "beam" in process.name()]
             memory = sum(process.memory_info().rss for process in processes) / 1e6
         finally:
-            os.killpg(server.pid, signal.SIGKILL)  # the shell script that was started does not take its children along
+            os.killpg(
+                server.pid, signal.SIGKILL
+            )  # the shell script that was started does not take its children along
             server.kill()
     return times, memory

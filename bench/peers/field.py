@@ -1,4 +1,6 @@
-"""Every server that can be had here, up for the whole run: ours on the disk and on a tmpfs, the raw pipes, and the peers."""
+"""Every server that can be had here, up for the whole run: ours on the disk and on a tmpfs, the raw
+pipes, and the peers.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ from bench.peers.tailrace_itself import Tailrace
 
 T = TypeVar("T")
 IGGY = (
-    "Apache Iggy is left out: its client is on PyPI (apache-iggy), its server only a container image or source, which this does not fetch"
+    "Apache Iggy is left out: its client is on PyPI (apache-iggy), its server only a container "
+    "image or source, which this does not fetch"
 )
 
 
@@ -28,7 +31,9 @@ class Field:
         self._stack, self._directory = stack, directory
         self.missing: list[str] = [IGGY]
         self.ours = self._start("ours", Tailrace)
-        self.ours_in_memory = self._start("ours-tmpfs", Tailrace, stack.enter_context(tempfile.TemporaryDirectory(dir="/dev/shm")))
+        self.ours_in_memory = self._start(
+            "ours-tmpfs", Tailrace, stack.enter_context(tempfile.TemporaryDirectory(dir="/dev/shm"))
+        )
         self.pipe = Pipe("tcp://127.0.0.1:*")
         stack.callback(self.pipe.stop)
         self.local_pipe = Pipe(f"ipc://{directory}/pipe.sock")

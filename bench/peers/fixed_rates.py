@@ -1,7 +1,9 @@
-"""Single sends at fixed rates: how long until each record is acknowledged, from the moment at which it was to be sent.
+"""Single sends at fixed rates: how long until each record is acknowledged, from the moment at which
+it was to be sent.
 
-A sender that falls behind its plan shows it: a record's latency counts from the plan, not from when the program came to it (Gil Tene's "coordinated
-omission"), and how late the calls of `send` were stands beside it. Kafka's own tool counts from its call of `send`, so its figures leave that out.
+A sender that falls behind its plan shows it: a record's latency counts from the plan, not from when
+the program came to it (Gil Tene's "coordinated omission"), and how late the calls of `send` were
+stands beside it. Kafka's own tool counts from its call of `send`, so its figures leave that out.
 The first fifth of each run is left out: buffers grow, code is compiled.
 """
 
@@ -48,11 +50,23 @@ def ours(server: Tailrace, acks: int | str, linger_ms: int | None) -> dict[str, 
     return found
 
 
-def librdkafka(kafka: Kafka, acks: int | str, linger_ms: int | None, configs: dict[str, str] | None) -> dict[str, float]:
+def librdkafka(
+    kafka: Kafka, acks: int | str, linger_ms: int | None, configs: dict[str, str] | None
+) -> dict[str, float]:
     """The same."""
     found: dict[str, float] = {}
     for rate in RATES:
-        found |= named(rate, in_child(_librdkafka, kafka.bootstrap, kafka.topic(PARTITIONS, configs), rate, acks, linger_ms))
+        found |= named(
+            rate,
+            in_child(
+                _librdkafka,
+                kafka.bootstrap,
+                kafka.topic(PARTITIONS, configs),
+                rate,
+                acks,
+                linger_ms,
+            ),
+        )
     return found
 
 
@@ -62,9 +76,12 @@ def java(kafka: Kafka, acks: int | str, configs: dict[str, str] | None) -> dict[
     for rate in RATES:
         count = int(rate * JAVA_SECONDS)
         said = kafka.java(
-            "org.apache.kafka.tools.ProducerPerformance", "--topic", kafka.topic(PARTITIONS, configs), "--num-records", str(count), "--record-size", "100",
-            "--throughput", str(rate), "--warmup-records", str(int(count * JAVA_WARM_UP)), "--command-property", f"bootstrap.servers={kafka.bootstrap}",
-            f"acks={acks}", "linger.ms=0", f"delivery.timeout.ms={GIVEN_UP_MS}", "request.timeout.ms=20000",
+            "org.apache.kafka.tools.ProducerPerformance", "--topic",
+            kafka.topic(PARTITIONS, configs), "--num-records", str(count), "--record-size", "100",
+            "--throughput", str(rate), "--warmup-records", str(int(count * JAVA_WARM_UP)),
+            "--command-property", f"bootstrap.servers={kafka.bootstrap}",
+            f"acks={acks}", "linger.ms=0", f"delivery.timeout.ms={GIVEN_UP_MS}",
+            "request.timeout.ms=20000",
         ).stdout  # fmt: skip
         found |= named(rate, parsed(said))
     return found
@@ -83,12 +100,15 @@ def summary(latencies_ms: Any, lateness_ms: Any, undelivered: int) -> dict[str, 
     """Of one run."""
     latencies = list(latencies_ms)
     return {
-        "p50": percentile(latencies, 0.5), "p99": percentile(latencies, 0.99), "sender late p99": percentile(list(lateness_ms), 0.99),
+        "p50": percentile(latencies, 0.5), "p99": percentile(latencies, 0.99),
+        "sender late p99": percentile(list(lateness_ms), 0.99),
         "undelivered": float(undelivered),
     }  # fmt: skip
 
 
-def _ours(address: str, topic: str, rate: int, acks: int | str, linger_ms: int | None) -> dict[str, float]:
+def _ours(
+    address: str, topic: str, rate: int, acks: int | str, linger_ms: int | None
+) -> dict[str, float]:
     from tailrace import Producer
 
     latencies, lateness, failed = array("d"), array("d"), []
@@ -99,7 +119,9 @@ def _ours(address: str, topic: str, rate: int, acks: int | str, linger_ms: int |
         if error is not None:
             failed.append(error)
 
-    settings: dict[str, Any] = {"delivery_timeout_ms": GIVEN_UP_MS} | ({} if linger_ms is None else {"linger_ms": linger_ms})
+    settings: dict[str, Any] = {"delivery_timeout_ms": GIVEN_UP_MS} | (
+        {} if linger_ms is None else {"linger_ms": linger_ms}
+    )
     payload, count, sample = os.urandom(100), int(rate * SECONDS), max(1, rate // SAMPLED_PER_S)
     with Producer(address, acks=acks, **settings) as producer:
         for partition in range(PARTITIONS):
@@ -114,7 +136,9 @@ def _ours(address: str, topic: str, rate: int, acks: int | str, linger_ms: int |
     return summary(latencies, lateness, len(failed))
 
 
-def _librdkafka(bootstrap: str, topic: str, rate: int, acks: int | str, linger_ms: int | None) -> dict[str, float]:
+def _librdkafka(
+    bootstrap: str, topic: str, rate: int, acks: int | str, linger_ms: int | None
+) -> dict[str, float]:
     import threading
 
     from bench.peers.kafka import producer_of
@@ -128,10 +152,17 @@ def _librdkafka(bootstrap: str, topic: str, rate: int, acks: int | str, linger_m
             failed.append(error)
 
     payload, count, sample = os.urandom(100), int(rate * SECONDS), max(1, rate // SAMPLED_PER_S)
-    # Idempotent, as ours is: five requests under way. Without it librdkafka has any number, one for each record, and they time out.
-    settings = {"enable.idempotence": True} if acks == "all" else {"max.in.flight.requests.per.connection": 5}
+    # Idempotent, as ours is: five requests under way. Without it librdkafka has any number, one for
+    # each record, and they time out.
+    settings = (
+        {"enable.idempotence": True}
+        if acks == "all"
+        else {"max.in.flight.requests.per.connection": 5}
+    )
     linger = {} if linger_ms is None else {"linger.ms": linger_ms}
-    producer = producer_of(bootstrap, acks, **settings, **linger, **{"message.timeout.ms": GIVEN_UP_MS, "log_level": 2})
+    producer = producer_of(
+        bootstrap, acks, **settings, **linger, **{"message.timeout.ms": GIVEN_UP_MS, "log_level": 2}
+    )
     producer.list_topics(topic)
     is_over = threading.Event()
 
@@ -139,7 +170,9 @@ def _librdkafka(bootstrap: str, topic: str, rate: int, acks: int | str, linger_m
         while not is_over.is_set():
             producer.poll(0.1)
 
-    poller = threading.Thread(target=poll)  # callbacks come at once, as ours do; polling from the sender would wait for its next turn
+    poller = threading.Thread(
+        target=poll
+    )  # callbacks come at once, as ours do; polling from the sender would wait for its next turn
     poller.start()
     for number, due_ns in enumerate(paced(rate, count)):
         if number % sample or number < count * WARM_UP:

@@ -1,6 +1,8 @@
-"""The goals of `make bench-peers`: what is computed of which rows, what it has to reach, and whether it did. Pure.
+"""The goals of `make bench-peers`: what is computed of which rows, what it has to reach, and
+whether it did. Pure.
 
-A goal's value is that of the medians; beside it stand least and most over the rounds, as the contenders of one round met the same machine.
+A goal's value is that of the medians; beside it stand least and most over the rounds, as the
+contenders of one round met the same machine.
 """
 
 from __future__ import annotations
@@ -45,7 +47,9 @@ class Outcome(NamedTuple):
     def is_met(self) -> bool | None:
         if self.value is None:
             return None
-        return self.value >= self.goal.bound if self.goal.is_least else self.value <= self.goal.bound
+        return (
+            self.value >= self.goal.bound if self.goal.is_least else self.value <= self.goal.bound
+        )
 
     def line(self) -> str:
         """For the output."""
@@ -54,11 +58,14 @@ class Outcome(NamedTuple):
         if self.value is None:
             return f"  {self.goal.name:<66} {'not measured':>28}  {wanted}"
         spread = f"{self.value:,.2f}{self.goal.unit} ({self.least:,.2f} .. {self.most:,.2f})"
-        return f"  {self.goal.name:<66} {spread:>28}  {wanted}: {'met' if self.is_met else 'MISSED'}"
+        return (
+            f"  {self.goal.name:<66} {spread:>28}  {wanted}: {'met' if self.is_met else 'MISSED'}"
+        )
 
     def for_file(self) -> dict[str, Any]:
         return {
-            "goal": self.goal.name, "unit": self.goal.unit.strip(), "bound": self.goal.bound, "more_is_better": self.goal.is_least, "value": self.value,
+            "goal": self.goal.name, "unit": self.goal.unit.strip(), "bound": self.goal.bound,
+            "more_is_better": self.goal.is_least, "value": self.value,
             "least": self.least, "most": self.most, "met": self.is_met,
         }  # fmt: skip
 
@@ -75,31 +82,80 @@ def _most(name: str, unit: str, bound: float, row: str, formula: Callable[[Of], 
 def goals() -> Iterator[Goal]:
     """In the order of the rows."""
     yield ratio("send() 100 B with key, acks=1 / Kafka's tool", 3, "send-100", "ours", "kafka")
-    yield ratio("send() 100 B with key, acks=1 / confluent-kafka-python", 2, "send-100", "ours", "confluent")
-    yield ratio("the same, partition= given / Kafka's tool", 3, "send-100", "ours-partition", "kafka")
-    yield ratio("the same, partition= given / confluent-kafka-python", 2, "send-100", "ours-partition", "confluent-partition")
+    yield ratio(
+        "send() 100 B with key, acks=1 / confluent-kafka-python", 2, "send-100", "ours", "confluent"
+    )
+    yield ratio(
+        "the same, partition= given / Kafka's tool", 3, "send-100", "ours-partition", "kafka"
+    )
+    yield ratio(
+        "the same, partition= given / confluent-kafka-python",
+        2,
+        "send-100",
+        "ours-partition",
+        "confluent-partition",
+    )
     yield ratio("synced 100 B / Kafka's tool", 4, "synced-100", "ours", "kafka")
     yield ratio("1,000 B, acks=1 / Kafka's tool", 3, "send-1000", "ours", "kafka")
     yield ratio("prebuilt Arrow 64 KiB / raw pyzmq pipe", 0.4, "arrow-64k", "ours-tmpfs", "pipe")
     yield ratio("prebuilt Arrow 1 MiB / raw pyzmq pipe", 0.6, "arrow-1m", "ours-tmpfs", "pipe")
     yield ratio("batches of 1,000 x 100 B / Apache Iggy", 2, "batches-100", "ours", "iggy")
     yield ratio("objects consumed, 100 B / Kafka's tool", 2.5, "consume-100", "objects", "kafka")
-    yield ratio("objects consumed, 100 B / confluent-kafka-python", 20, "consume-100", "objects", "confluent")
+    yield ratio(
+        "objects consumed, 100 B / confluent-kafka-python",
+        20,
+        "consume-100",
+        "objects",
+        "confluent",
+    )
     yield ratio("Arrow consumed, 100 B / Kafka's tool", 8, "consume-100", "arrow", "kafka")
-    yield Goal("Arrow consumed, 1,000 B", " GB/s", 2, True, lambda of: of("consume-1000", "arrow") * 1_000 / 1e9, "consume-1000")
+    yield Goal(
+        "Arrow consumed, 1,000 B",
+        " GB/s",
+        2,
+        True,
+        lambda of: of("consume-1000", "arrow") * 1_000 / 1e9,
+        "consume-1000",
+    )
     for share, beyond in (("p50", 150), ("p99", 300)):
-        yield _most(f"ack acks=1 over tcp, {share}, beyond the raw round trip", " us", beyond, "ack-1", _beyond("pipe", share))
-    yield _most("ack synced, p50, beyond acks=1 and fdatasync alone", " us", 100, "ack-all", _synced)
+        yield _most(
+            f"ack acks=1 over tcp, {share}, beyond the raw round trip",
+            " us",
+            beyond,
+            "ack-1",
+            _beyond("pipe", share),
+        )
+    yield _most(
+        "ack synced, p50, beyond acks=1 and fdatasync alone", " us", 100, "ack-all", _synced
+    )
     for acks, bounds in (("1", (1, 5)), ("all", (2, 10))):
         row = f"singles-{acks}-linger-0"
         for rate in RATES:
             for share, bound in zip(("p50", "p99"), bounds, strict=True):
                 yield _most(
-                    f"single sends at {rate}, linger 0, acks={acks}, {share}", " ms", bound, row, _figure(row, "ours", f"{rate} {share}")
+                    f"single sends at {rate}, linger 0, acks={acks}, {share}",
+                    " ms",
+                    bound,
+                    row,
+                    _figure(row, "ours", f"{rate} {share}"),
                 )
-    yield _most("end to end at 20 MB/s, p99", " ms", 4, "end-to-end", _figure("end-to-end", "ours", "p99"))
-    yield _most("end to end at 20 MB/s, p99.9", " ms", 10, "end-to-end", _figure("end-to-end", "ours", "p99.9"))
-    yield _most("CPU of a 65 KB batch, acks=1, all processes", " us", 300, "cpu-65k", _figure("cpu-65k", "ours", "acks=1"))
+    yield _most(
+        "end to end at 20 MB/s, p99", " ms", 4, "end-to-end", _figure("end-to-end", "ours", "p99")
+    )
+    yield _most(
+        "end to end at 20 MB/s, p99.9",
+        " ms",
+        10,
+        "end-to-end",
+        _figure("end-to-end", "ours", "p99.9"),
+    )
+    yield _most(
+        "CPU of a 65 KB batch, acks=1, all processes",
+        " us",
+        300,
+        "cpu-65k",
+        _figure("cpu-65k", "ours", "acks=1"),
+    )
     yield _most("start to first ack", " ms", 341, "start", _figure("start", "ours", "ms"))
     yield _most("PSS of all processes", " MB", 72, "start", _figure("start", "ours", "MB"))
     yield _most("idle CPU", " %", 0.16, "start", _figure("start", "ours", "% idle"))

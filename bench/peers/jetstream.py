@@ -18,7 +18,9 @@ class JetStream:
             raise Missing("nats-server is missing (Debian: apt-get install nats-server)")
         self.port = free_port()
         self.server = Server(
-            ["nats-server", "-js", "-sd", directory, "-p", str(self.port), "-a", "127.0.0.1"], self.port, f"{directory}/log.txt"
+            ["nats-server", "-js", "-sd", directory, "-p", str(self.port), "-a", "127.0.0.1"],
+            self.port,
+            f"{directory}/log.txt",
         )
 
     def produce(self, size: int, count: int) -> float:

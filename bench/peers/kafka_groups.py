@@ -1,4 +1,6 @@
-"""Kafka's side of `bench.rebalance`: a node whose group coordinator has our members' settings, and a sender. Members: kafka_member.py."""
+"""Kafka's side of `bench.rebalance`: a node whose group coordinator has our members' settings, and
+a sender. Members: kafka_member.py.
+"""
 
 from __future__ import annotations
 
@@ -20,16 +22,29 @@ _PROPERTIES = {
     "group.consumer.heartbeat.interval.ms": HEARTBEAT_INTERVAL_MS,
     "group.consumer.min.heartbeat.interval.ms": HEARTBEAT_INTERVAL_MS,
 }
-"""With the new protocol these are the broker's to say; the least that it allows is 45 s and 5 s without the second and the fourth."""
-_BOUNDS = ["-XX:MaxDirectMemorySize=256m", "-XX:MaxMetaspaceSize=256m", "-XX:ReservedCodeCacheSize=128m"]
+"""With the new protocol these are the broker's to say; the least that it allows is 45 s and 5 s
+without the second and the fourth.
+"""
+_BOUNDS = [
+    "-XX:MaxDirectMemorySize=256m",
+    "-XX:MaxMetaspaceSize=256m",
+    "-XX:ReservedCodeCacheSize=128m",
+]
 """Beside 1 GiB of heap."""
 
 
 @contextmanager
-def kafka_group(directory: str, partition_count: int) -> Iterator[tuple[list[str], Callable[[Collection[int]], None]]]:
-    """The command of a process of members, without their number and file, and what sends a record to each of some partitions. Raises Missing."""
+def kafka_group(
+    directory: str, partition_count: int
+) -> Iterator[tuple[list[str], Callable[[Collection[int]], None]]]:
+    """The command of a process of members, without their number and file, and what sends a record
+    to each of some partitions. Raises Missing.
+    """
     if importlib.util.find_spec("confluent_kafka") is None:
-        raise Missing("the Python package confluent-kafka is missing (pip install -r bench/peers/requirements.txt)")
+        raise Missing(
+            "the Python package confluent-kafka is missing (pip install -r "
+            "bench/peers/requirements.txt)"
+        )
     from confluent_kafka import Producer
 
     os.makedirs(directory)
@@ -43,7 +58,18 @@ def kafka_group(directory: str, partition_count: int) -> Iterator[tuple[list[str
                 producer.produce(topic, b"x" * 100, partition=partition)
             producer.poll(0)
 
-        yield [sys.executable, "-P", "-m", "bench.peers.kafka_member", node.bootstrap, "members", topic], send
+        yield (
+            [
+                sys.executable,
+                "-P",
+                "-m",
+                "bench.peers.kafka_member",
+                node.bootstrap,
+                "members",
+                topic,
+            ],
+            send,
+        )
         producer.purge()
         producer.flush(1)
     finally:

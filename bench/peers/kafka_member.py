@@ -1,6 +1,8 @@
-"""Kafka's consumers of one group in one process, with its new group protocol (KIP-848): bench/group_member.py over confluent-kafka-python.
+"""Kafka's consumers of one group in one process, with its new group protocol (KIP-848):
+bench/group_member.py over confluent-kafka-python.
 
-`python -P -m bench.peers.kafka_member BOOTSTRAP GROUP TOPIC CONSUMERS FILE`. Session timeout and heartbeat interval are the broker's with that protocol.
+`python -P -m bench.peers.kafka_member BOOTSTRAP GROUP TOPIC CONSUMERS FILE`. Session timeout and
+heartbeat interval are the broker's with that protocol.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ def consume(bootstrap: str, group: str, topic: str, notes: Notes) -> None:
         notes.taken(key.partition for key in partitions)
 
     consumer = Consumer({
-        "bootstrap.servers": bootstrap, "group.id": group, "group.protocol": "consumer", "auto.offset.reset": "latest", "enable.auto.commit": True,
+        "bootstrap.servers": bootstrap, "group.id": group, "group.protocol": "consumer",
+        "auto.offset.reset": "latest", "enable.auto.commit": True,
         "auto.commit.interval.ms": AUTO_COMMIT_INTERVAL_MS,
     })  # fmt: skip
     consumer.subscribe([topic], on_assign=given, on_revoke=taken, on_lost=taken)

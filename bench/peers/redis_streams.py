@@ -19,8 +19,22 @@ class Redis:
         if shutil.which("redis-server") is None:
             raise Missing("redis-server is missing (Debian: apt-get install redis-server)")
         self.port = free_port()
-        command = ["redis-server", "--port", str(self.port), "--bind", "127.0.0.1", "--dir", directory, "--save", "", "--appendonly", "yes"]
-        self.server = Server([*command, "--appendfsync", appendfsync], self.port, f"{directory}/log.txt")
+        command = [
+            "redis-server",
+            "--port",
+            str(self.port),
+            "--bind",
+            "127.0.0.1",
+            "--dir",
+            directory,
+            "--save",
+            "",
+            "--appendonly",
+            "yes",
+        ]
+        self.server = Server(
+            [*command, "--appendfsync", appendfsync], self.port, f"{directory}/log.txt"
+        )
 
     def produce(self, size: int, count: int) -> float:
         self._clear()

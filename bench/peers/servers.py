@@ -29,15 +29,25 @@ class Missing(RuntimeError):
 
 
 def tied(command: Sequence[str]) -> list[str]:
-    """The command, to be killed when the thread that starts it ends: a bench that is killed leaves nothing behind."""
+    """The command, to be killed when the thread that starts it ends: a bench that is killed leaves
+    nothing behind.
+    """
     return [sys.executable, "-I", "-S", "-c", _TIED, str(os.getpid()), *command]
 
 
 class Server:
     """A peer's process; ended with `stop`."""
 
-    def __init__(self, command: Sequence[str], port: int, log_path: str, environment: dict[str, str] | None = None) -> None:
-        """Start it and wait until `port` is open. Raises Missing when it ends, or does not listen in time."""
+    def __init__(
+        self,
+        command: Sequence[str],
+        port: int,
+        log_path: str,
+        environment: dict[str, str] | None = None,
+    ) -> None:
+        """Start it and wait until `port` is open. Raises Missing when it ends, or does not listen
+        in time.
+        """
         self.port = port
         with open(log_path, "ab") as log:
             self._process = subprocess.Popen(
@@ -90,7 +100,9 @@ def free_port() -> int:
 
 
 def in_child(function: Callable[..., Any], *arguments: Any) -> Any:
-    """The function's result, from a fresh interpreter: no client shares a process, or what it has warmed up, with another. Raises RuntimeError without one."""
+    """The function's result, from a fresh interpreter: no client shares a process, or what it has
+    warmed up, with another. Raises RuntimeError without one.
+    """
     ours, theirs = _CONTEXT.Pipe(duplex=False)
     child = _CONTEXT.Process(target=_answer, args=(theirs, function, arguments))
     child.start()

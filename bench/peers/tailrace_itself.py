@@ -1,4 +1,6 @@
-"""Tailrace, measured as its peers are: every client in a fresh interpreter, `count` records, the same payloads."""
+"""Tailrace, measured as its peers are: every client in a fresh interpreter, `count` records, the
+same payloads.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +14,15 @@ import pyarrow as pa
 from bench.measure import end_to_end
 from bench.peers.servers import in_child
 from tailrace import Admin, Consumer, NewTopic, Producer
-from tailrace.private_appliance import start_embedded
+from tailrace.embedded_appliance import start_embedded
 
 RING_BYTES = 64 << 20
 
 
 class Tailrace:
-    """A running appliance on `directory`, over TCP and a Unix socket; topics are on `disk` or `memory` durability."""
+    """A running appliance on `directory`, over TCP and a Unix socket; topics are on `disk` or
+    `memory` durability.
+    """
 
     def __init__(self, directory: str) -> None:
         self.ipc = f"ipc://{directory}/tailrace.sock"
@@ -49,7 +53,13 @@ class Tailrace:
                 admin.delete_topics([name])
 
     def produce(
-        self, size: int, count: int, acks: int | str, durability: str, topic: str | None = None, partition: int | None = None
+        self,
+        size: int,
+        count: int,
+        acks: int | str,
+        durability: str,
+        topic: str | None = None,
+        partition: int | None = None,
     ) -> float:
         """Records a second of `send()` with a key; `partition`: given with each."""
         if topic is not None:
@@ -65,7 +75,9 @@ class Tailrace:
     def consume(self, topic: str, count: int, *, arrow: bool) -> float:
         return float(in_child(_consume, self.address, topic, count, arrow))
 
-    def latency(self, count: int, acks: int | str, durability: str, address: str | None = None) -> list[float]:
+    def latency(
+        self, count: int, acks: int | str, durability: str, address: str | None = None
+    ) -> list[float]:
         with self.throwaway(durability) as name:
             found: list[float] = in_child(_latency, address or self.address, name, count, acks)
             return found
@@ -78,7 +90,9 @@ class Tailrace:
         self.server.stop()
 
 
-def _produce(address: str, topic: str, size: int, count: int, acks: int | str, partition: int | None) -> float:
+def _produce(
+    address: str, topic: str, size: int, count: int, acks: int | str, partition: int | None
+) -> float:
     payload = os.urandom(size // 2) + bytes(size - size // 2)
     keys = [b"k%d" % number for number in range(64)]
     with Producer(address, acks=acks, batch_size=256 << 10) as producer:
@@ -113,10 +127,16 @@ def _produce_arrow(address: str, topic: str, size: int, rows: int, count: int) -
 
 def _consume(address: str, topic: str, count: int, arrow: bool) -> float:
     pa.array([b"x"])  # loads what the first array loads
-    with Consumer(topic, bootstrap=address, auto_offset_reset="earliest", max_poll_records=10_000) as consumer:
+    with Consumer(
+        topic, bootstrap=address, auto_offset_reset="earliest", max_poll_records=10_000
+    ) as consumer:
         begun, seen = 0.0, 0
         while seen < count:
-            found = sum(len(batch) for batch in consumer.poll_arrow(10_000)) if arrow else len(consumer.poll(10_000))
+            found = (
+                sum(len(batch) for batch in consumer.poll_arrow(10_000))
+                if arrow
+                else len(consumer.poll(10_000))
+            )
             if not begun:  # connecting is left out, as it is of the others
                 begun, count = time.perf_counter(), count - found
                 continue

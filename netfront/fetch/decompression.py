@@ -1,13 +1,19 @@
-"""Unpacks Arrow's compressed buffers, a piece at a time, with the host's own libzstd and liblz4.
+"""Decompression of Arrow's compressed buffers, a piece at a time, with the host's libzstd and
+liblz4.
 
-A front may not import pyarrow (150 ms and 80 MB a process), and needs a codec only where a client asks for an offset by time in a compressed batch. So the
-two libraries that every Debian and Red Hat has (their package managers need them) are loaded when the first such batch comes. A host without them is no
-error: `unpacker_for` returns None, and the front says that its answer is not exact.
+A front does not import pyarrow (150 ms and 80 MB), and needs a codec only for timestamp lookups in
+compressed batches. The libraries are loaded at the first such batch. Debian and Red Hat always have
+both, because their package managers need them. On a host without them `unpacker_for` returns None,
+and the response says that it is not exact.
 
-Owner: one front; nothing is kept but the loaded libraries.
-Invariants: a call unpacks PIECE_BYTES at most; a codec's own memory is at most WINDOW_MAX_BYTES; what is not a frame raises UnpackError, and reads and
-    writes nothing outside the pieces. A buffer is one frame: behind its end no codec is called again. Thousands of frames of nothing would hold the loop for
-    0.1 s, and libzstd takes frames of its versions before 1.0 there, which WINDOW_LOG_MAX does not bound.
+Owner: one front. Only the loaded libraries are kept.
+
+Invariants:
+- A call produces at most PIECE_BYTES. A codec's own memory is at most WINDOW_MAX_BYTES.
+- Bytes that are not a frame raise UnpackError, and nothing outside the pieces is read or written.
+- A buffer is one frame, and no codec is called after its end. Thousands of empty frames would hold
+  the loop for 0.1 s. libzstd also accepts frames of versions before 1.0 there, which WINDOW_LOG_MAX
+  does not bound.
 """
 
 from __future__ import annotations
@@ -20,7 +26,7 @@ from typing import Protocol
 PIECE_BYTES = 64 << 10
 WINDOW_LOG_MAX = 23
 WINDOW_MAX_BYTES = 1 << WINDOW_LOG_MAX
-"""RFC 8878 asks every decoder to take windows of 8 MiB. libzstd itself would take 128 MiB at a frame's word."""
+"""RFC 8878 asks every decoder to support windows of 8 MiB. libzstd's own default is 128 MiB."""
 _ZSTD_MAGIC = 0xFD2FB528.to_bytes(4, "little")
 _LZ4_MAGIC = 0x184D2204.to_bytes(4, "little")
 MAGIC_BYTES = 4
@@ -30,24 +36,28 @@ _LZ4F_VERSION = 100
 
 
 class UnpackError(ValueError):
-    """The bytes are not the frame that they should be."""
+    """The bytes are not a valid frame."""
 
 
-_MORE_THAN_A_FRAME = "a compressed buffer has bytes behind its frame"
+_MORE_THAN_A_FRAME = "a compressed buffer has bytes after its frame"
 
 
 class Unpacker(Protocol):
-    """The state of one frame."""
+    """Decompression state of one frame."""
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """What `data`, the next bytes of the frame, unpacks to, in pieces. Raises UnpackError."""
+        """Decompress the frame's next bytes and yield the output in pieces. Raises UnpackError."""
 
     def close(self) -> None:
-        """Free the codec's memory; call it once."""
+        """Free the codec's memory. Call it once."""
 
 
 def unpacker_for(magic: bytes) -> Unpacker | None:
-    """The codec of a frame that begins with these MAGIC_BYTES; None: this host has none. Raises UnpackError for what is no frame."""
+    """Return the codec of a frame that begins with these MAGIC_BYTES, or None if this host has
+    none.
+
+    Raises UnpackError for unknown bytes.
+    """
     if magic not in (_ZSTD_MAGIC, _LZ4_MAGIC):
         raise UnpackError("a compressed buffer is neither a zstd nor an lz4 frame")
     library = _library("libzstd.so.1" if magic == _ZSTD_MAGIC else "liblz4.so.1")
@@ -68,21 +78,32 @@ def _library(name: str) -> ctypes.CDLL | None:
         library.ZSTD_freeDStream.argtypes = [pointer]
         library.ZSTD_DCtx_setParameter.argtypes = [pointer, ctypes.c_int, ctypes.c_int]
         library.ZSTD_DCtx_setParameter.restype = size
-        library.ZSTD_decompressStream.argtypes = [pointer, ctypes.POINTER(_Buffer), ctypes.POINTER(_Buffer)]
+        library.ZSTD_decompressStream.argtypes = [
+            pointer,
+            ctypes.POINTER(_Buffer),
+            ctypes.POINTER(_Buffer),
+        ]
         library.ZSTD_decompressStream.restype = size
         library.ZSTD_isError.argtypes = [size]
     else:
         library.LZ4F_createDecompressionContext.argtypes = [ctypes.POINTER(pointer), ctypes.c_uint]
         library.LZ4F_createDecompressionContext.restype = size
         library.LZ4F_freeDecompressionContext.argtypes = [pointer]
-        library.LZ4F_decompress.argtypes = [pointer, pointer, ctypes.POINTER(size), pointer, ctypes.POINTER(size), pointer]
+        library.LZ4F_decompress.argtypes = [
+            pointer,
+            pointer,
+            ctypes.POINTER(size),
+            pointer,
+            ctypes.POINTER(size),
+            pointer,
+        ]
         library.LZ4F_decompress.restype = size
         library.LZ4F_isError.argtypes = [size]
     return library
 
 
 class _Buffer(ctypes.Structure):
-    """`ZSTD_inBuffer` and `ZSTD_outBuffer`, which lie alike."""
+    """`ZSTD_inBuffer` and `ZSTD_outBuffer`, which have the same layout."""
 
     _fields_ = (("data", ctypes.c_void_p), ("size", ctypes.c_size_t), ("position", ctypes.c_size_t))
 
@@ -107,9 +128,11 @@ class _Zstd:
                 return
             target = _Buffer(ctypes.addressof(self._target), PIECE_BYTES, 0)
             before = source.position
-            result = self._library.ZSTD_decompressStream(self._stream, ctypes.byref(target), ctypes.byref(source))
+            result = self._library.ZSTD_decompressStream(
+                self._stream, ctypes.byref(target), ctypes.byref(source)
+            )
             if self._library.ZSTD_isError(result):
-                raise UnpackError("a compressed buffer is no zstd frame that can be unpacked here")
+                raise UnpackError("a compressed buffer is not a valid zstd frame")
             self._has_ended = not result
             if target.position:
                 yield ctypes.string_at(self._target, target.position)
@@ -125,7 +148,9 @@ class _Lz4:
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
         self._context = ctypes.c_void_p()
-        if library.LZ4F_isError(library.LZ4F_createDecompressionContext(ctypes.byref(self._context), _LZ4F_VERSION)):
+        if library.LZ4F_isError(
+            library.LZ4F_createDecompressionContext(ctypes.byref(self._context), _LZ4F_VERSION)
+        ):
             raise MemoryError("no memory for an lz4 context")
         self._target = ctypes.create_string_buffer(PIECE_BYTES)
         self._has_ended = False
@@ -141,10 +166,15 @@ class _Lz4:
                 return
             made, taken = ctypes.c_size_t(PIECE_BYTES), ctypes.c_size_t(len(data) - position)
             result = self._library.LZ4F_decompress(
-                self._context, self._target, ctypes.byref(made), ctypes.addressof(source) + position, ctypes.byref(taken), None
+                self._context,
+                self._target,
+                ctypes.byref(made),
+                ctypes.addressof(source) + position,
+                ctypes.byref(taken),
+                None,
             )
             if self._library.LZ4F_isError(result):
-                raise UnpackError("a compressed buffer is no lz4 frame that can be unpacked here")
+                raise UnpackError("a compressed buffer is not a valid lz4 frame")
             self._has_ended = not result
             position += taken.value
             if made.value:

@@ -1,26 +1,32 @@
-"""Whether a fetch has something to get, whether that is enough for its min_bytes, and how much its client may be sent.
+"""Fetch progress: whether a fetch has data, whether that reaches min_bytes, and how much may be
+sent.
 
 Owner: one front; reads only.
-Invariants: what a client has not reported as received stays below WINDOW_BYTES and one answer; what libzmq holds of answers stays below
-    SESSION_UNSENT_MAX_BYTES and one answer for a client, and below UNSENT_HARD_MAX_BYTES and one answer for all.
+
+Invariants:
+- Bytes that a client has not reported as received stay below WINDOW_BYTES plus one response.
+- Response bytes in libzmq stay below SESSION_UNSENT_MAX_BYTES plus one response for each client,
+  and below UNSENT_HARD_MAX_BYTES plus one response for all.
 """
 
 from __future__ import annotations
 
-from netfront.fetch_entries import Outgoing
-from netfront.log_reader import ColdRead, LogReader, LogReadError
-from netfront.parked import Fetch
-from netfront.routing import Routing
-from netfront.slices import Slices
-from tailrace.protocol.requests import FetchEntry
+from netfront.fetch.fetch_response import Outgoing
+from netfront.fetch.log_reader import ColdRead, LogReader, LogReadError
+from netfront.fetch.purgatory import Fetch
+from netfront.partition_routes import PartitionRoutes
+from netfront.session.time_slicing import TimeSlicer
+from tailrace.protocol.messages import FetchEntry
 
 RESPONSE_MAX_BYTES = 16 << 20
 WINDOW_BYTES = 64 << 20
-"""What a client may not have reported as received."""
+"""Bytes sent to a client that it has not reported as received."""
 SESSION_UNSENT_MAX_BYTES = 24 << 20
 UNSENT_MAX_BYTES = 64 << 20
 UNSENT_HARD_MAX_BYTES = 96 << 20
-"""Of answers that ZeroMQ still holds, for one client and for all. Between the second and the third, a client with nothing under way still gets SCARCE_BYTES."""
+"""Response bytes held by ZeroMQ for one client and for all. Between UNSENT_MAX_BYTES and
+UNSENT_HARD_MAX_BYTES a client without unsent bytes still gets SCARCE_BYTES.
+"""
 SCARCE_BYTES = 1 << 20
 UNITS_OF_A_READ = 8
 FEW_ENTRIES = 8
@@ -28,14 +34,17 @@ _SCRATCH_BYTES = 64 << 10
 
 
 def allowance(fetch: Fetch, outgoing: Outgoing, *, is_stopping: bool) -> int | None:
-    """How many bytes of batches its client may be sent now (0: an answer without); None: it has to take in what it was sent before."""
+    """Return the bytes of batches that the client may be sent now, or None if it must read earlier
+    responses first. 0 allows a response without batches.
+    """
     session, request = fetch.session, fetch.request
     limit = min(request.max_bytes, RESPONSE_MAX_BYTES)
-    if len(request.entries) <= FEW_ENTRIES:  # its buffer need be no larger than what its partitions may fill
+    if len(request.entries) <= FEW_ENTRIES:
+        # its buffer need be no larger than what its partitions may fill
         limit = min(limit, sum(entry.max_bytes for entry in request.entries))
     if session.fetch_sent - session.fetch_received >= WINDOW_BYTES:
         limit = 0
-        if not fetch.wants_now:
+        if not fetch.is_immediate:
             return None
     if not is_stopping:
         unsent = outgoing.unsent_bytes(session.identity)
@@ -50,41 +59,49 @@ def allowance(fetch: Fetch, outgoing: Outgoing, *, is_stopping: bool) -> int | N
 
 
 class FetchProgress:
-    """Looks at the partitions of fetches, and counts."""
+    """Checks the partitions of fetches and counts their new bytes."""
 
-    def __init__(self, reader: LogReader, routing: Routing, slices: Slices) -> None:
+    def __init__(
+        self, reader: LogReader, routing: PartitionRoutes, time_slicer: TimeSlicer
+    ) -> None:
         self._reader = reader
         self._routing = routing
-        self._slices = slices
+        self._time_slicer = time_slicer
         self._scratch = bytearray(_SCRATCH_BYTES)
 
-    def has_something(self, wanted: FetchEntry) -> bool:
-        """Whether this partition has records at the wanted offset, or something is wrong with it: parking must not cost a buffer."""
-        route = self._routing.find(wanted.topic_id, wanted.partition)
+    def has_something(self, requested: FetchEntry) -> bool:
+        """True if the partition has records at the requested offset, or an error. Parking must not
+        cost a buffer.
+        """
+        route = self._routing.find(requested.topic_id, requested.partition)
         if route is None:
             return True
         try:
-            return self._reader.state(route).high_watermark != wanted.offset
+            return self._reader.state(route).high_watermark != requested.offset
         except LogReadError:
             return True
 
     def has_enough(self, fetch: Fetch, index: int) -> bool:
-        """Of a fetch that fell short of its min_bytes: count what has come since in one partition, from where the last count ended."""
-        wanted = fetch.request.entries[index]
-        route = self._routing.find(wanted.topic_id, wanted.partition)
+        """Count the new bytes of one partition for a fetch that fell short of min_bytes. Return
+        True if min_bytes is reached or an error must be reported.
+        """
+        requested = fetch.request.entries[index]
+        route = self._routing.find(requested.topic_id, requested.partition)
         if route is None:
             return True
         try:
             state = self._reader.state(route)
             while fetch.counted_bytes < fetch.min_bytes:
                 place = fetch.counted_to.get(index)
-                offset = wanted.offset if place is None else place.offset
+                offset = requested.offset if place is None else place.offset
                 if offset >= state.high_watermark:
                     return False
-                found = self._reader.read(route, state, offset, place, memoryview(self._scratch), False)
+                found = self._reader.read(
+                    route, state, offset, place, memoryview(self._scratch), False
+                )
                 if isinstance(found, int):
-                    return True  # a batch larger than what is counted with
-                self._slices.spend(UNITS_OF_A_READ)
+                    return True  # the next batch is larger than the scratch buffer
+                self._time_slicer.spend(UNITS_OF_A_READ)
                 if found.end == found.start:
                     return False
                 fetch.counted_bytes += found.end - found.start

@@ -1,7 +1,12 @@
-"""What a fetch's answer holds of one partition: its batches, or what is wrong with it.
+"""Fetch response entries: the batches or the error of each partition.
 
-Owner: one front. Invariants: whole batches, from the one that holds the wanted offset on, never beyond the high watermark; at least one, however small the
-    limits, if it is the answer's first; a place is remembered only for sessions that are open and partitions that are served, at most PLACES_MAX of them.
+Owner: one front.
+
+Invariants:
+- An entry has whole batches, from the one with the requested offset, never beyond the high
+  watermark.
+- The first entry has at least one batch, however small the limits.
+- Read positions are remembered only for open sessions and served partitions, at most PLACES_MAX.
 """
 
 from __future__ import annotations
@@ -9,16 +14,16 @@ from __future__ import annotations
 import logging
 from typing import Protocol
 
-from netfront.log_files import SHORTAGES
-from netfront.log_reader import ColdRead, LogReader, LogReadError, Place
-from netfront.next_reads import NextReads
-from netfront.parked import Fetch, Parked
-from netfront.routing import Routing
-from netfront.sessions import Session
-from shm.catalog_messages import Assignment
+from netfront.fetch.file_reader import SHORTAGES
+from netfront.fetch.log_reader import ColdRead, LogReader, LogReadError, Place
+from netfront.fetch.purgatory import Fetch, FetchPurgatory
+from netfront.fetch.read_ahead import ReadAhead
+from netfront.partition_routes import PartitionRoutes
+from netfront.session.sessions import Session
+from shm.lane_messages import Assignment
 from shm.partition_table import PartitionState
-from tailrace.protocol.errors import ErrorCode
-from tailrace.protocol.requests import FetchedEntry, FetchEntry
+from tailrace.core.error_codes import ErrorCode
+from tailrace.protocol.messages import FetchedEntry, FetchEntry
 
 logger = logging.getLogger(__name__)
 
@@ -27,110 +32,161 @@ PLACES_MAX = 65_536
 
 
 class Outgoing(Protocol):
-    """What fetches need of a transport (see `router.Router`)."""
+    """Interface of the transport to fetches (see `router.Router`)."""
 
     def new_buffer(self, size: int) -> bytearray: ...
     def unsent_bytes(self, identity: bytes) -> int: ...
     def unsent_total(self) -> int: ...
 
 
-class FetchEntries:
-    """Makes them, and remembers where each reader goes on."""
+class FetchResponseEntries:
+    """Makes the entries of fetch responses and remembers each consumer's read position."""
 
-    def __init__(self, reader: LogReader, routing: Routing, outgoing: Outgoing, parked: Parked, next_reads: NextReads) -> None:
+    def __init__(
+        self,
+        reader: LogReader,
+        routing: PartitionRoutes,
+        outgoing: Outgoing,
+        purgatory: FetchPurgatory,
+        read_ahead: ReadAhead,
+    ) -> None:
         self._reader = reader
-        self._next_reads = next_reads
+        self._ahead = read_ahead
         self._routing = routing
         self._outgoing = outgoing
-        self._parked = parked
+        self._purgatory = purgatory
         self._places: dict[int, dict[int, Place]] = {}
-        """slot -> session -> where that client's next read goes on, so that following a log needs no index."""
+        """Next read position by slot and session, so that sequential reads need no index."""
         self._place_count = 0
-        self._said: dict[int, str] = {}
-        """slot -> what was last said of it in the log; a client that tries again is no news."""
+        self._warned: dict[int, str] = {}
+        """Last warning by slot. A client's retries do not repeat it."""
 
     def place(self, slot: int, session: Session) -> Place | None:
-        """Where this client's next read goes on."""
+        """Return the client's next read position, or None."""
         at_slot = self._places.get(slot)
         return None if at_slot is None else at_slot.get(session.number)
 
     def forget_slot(self, slot: int) -> None:
-        """The partition is served no more."""
-        self._said.pop(slot, None)
+        """Forget a partition that is no longer served."""
+        self._warned.pop(slot, None)
         self._place_count -= len(self._places.pop(slot, ()))
 
     def forget_session(self, session: Session, slots: set[int]) -> None:
-        """The client is gone, which has places at these slots."""
+        """Forget a session that has read positions at these slots."""
         for slot in slots:
             self._forget_place(slot, session.number)
 
-    def make(self, fetch: Fetch, wanted: FetchEntry) -> FetchedEntry:
-        """One partition's part of the answer. Raises ColdRead when there is nothing before it that could be sent meanwhile."""
-        route = self._routing.find(wanted.topic_id, wanted.partition)
+    def make(self, fetch: Fetch, requested: FetchEntry) -> FetchedEntry:
+        """Make one partition's entry. Raises ColdRead if the response has no batches yet that could
+        be sent meanwhile.
+        """
+        route = self._routing.find(requested.topic_id, requested.partition)
         if route is None:
-            code = ErrorCode.PARTITION_OUT_OF_RANGE if self._routing.knows(wanted.topic_id) else ErrorCode.UNKNOWN_TOPIC
-            return FetchedEntry(wanted.topic_id, wanted.partition, code, -1, 0, -1, -1, -1)
+            code = (
+                ErrorCode.PARTITION_OUT_OF_RANGE
+                if self._routing.knows(requested.topic_id)
+                else ErrorCode.UNKNOWN_TOPIC
+            )
+            return FetchedEntry(requested.topic_id, requested.partition, code, -1, 0, -1, -1, -1)
         try:
             try:
-                entry = self._read_one(fetch, wanted, route)
-            except FileNotFoundError:  # retention was here between the look and the read: look again
+                entry = self._read_one(fetch, requested, route)
+            except FileNotFoundError:
+                # retention deleted the segment after the lookup: look up again
                 self._forget_place(route.slot, fetch.session.number)
-                entry = self._read_one(fetch, wanted, route)
+                entry = self._read_one(fetch, requested, route)
         except LogReadError as error:
             if error.code is not ErrorCode.NOT_READY:
-                self._say(route, f"fetch_refused code={error.code.name} reason={str(error)!r} offset={wanted.offset}")
-            return self._refusal(wanted, route, error.code, error.resume_offset)
+                self._warn_once(
+                    route,
+                    f"fetch_refused code={error.code.name} reason={str(error)!r} "
+                    f"offset={requested.offset}",
+                )
+            return self._refusal(requested, route, error.code, error.resume_offset)
         except OSError as error:
-            self._say(route, f"read_failed error={str(error)!r} offset={wanted.offset}")
-            return self._refusal(wanted, route, ErrorCode.NOT_READY if error.errno in SHORTAGES else ErrorCode.STORAGE_ERROR)
-        if self._said:
-            self._said.pop(route.slot, None)
+            self._warn_once(route, f"read_failed error={str(error)!r} offset={requested.offset}")
+            return self._refusal(
+                requested,
+                route,
+                ErrorCode.NOT_READY if error.errno in SHORTAGES else ErrorCode.STORAGE_ERROR,
+            )
+        if self._warned:
+            self._warned.pop(route.slot, None)
         return entry
 
-    def _say(self, route: Assignment, what: str) -> None:
-        if self._said.get(route.slot) != what:
-            self._said[route.slot] = what
-            logger.warning("%s topic=%s partition=%d", what, route.topic, route.partition)
+    def _warn_once(self, route: Assignment, message: str) -> None:
+        if self._warned.get(route.slot) != message:
+            self._warned[route.slot] = message
+            logger.warning("%s topic=%s partition=%d", message, route.topic, route.partition)
 
-    def _refusal(self, wanted: FetchEntry, route: Assignment, code: ErrorCode, resume_offset: int = -1) -> FetchedEntry:
+    def _refusal(
+        self, requested: FetchEntry, route: Assignment, code: ErrorCode, resume_offset: int = -1
+    ) -> FetchedEntry:
         try:
             state = self._reader.state(route)
         except LogReadError:
-            return FetchedEntry(wanted.topic_id, wanted.partition, code, -1, 0, -1, -1, resume_offset)
+            return FetchedEntry(
+                requested.topic_id, requested.partition, code, -1, 0, -1, -1, resume_offset
+            )
         return FetchedEntry(
-            wanted.topic_id, wanted.partition, code, state.leader_epoch, 0, state.high_watermark, state.log_start_offset, resume_offset
+            requested.topic_id,
+            requested.partition,
+            code,
+            state.leader_epoch,
+            0,
+            state.high_watermark,
+            state.log_start_offset,
+            resume_offset,
         )
 
-    def _read_one(self, fetch: Fetch, wanted: FetchEntry, route: Assignment) -> FetchedEntry:
-        """One partition's batches into the fetch's buffer; a first batch larger than the limit gets a buffer of its own size."""
+    def _read_one(self, fetch: Fetch, requested: FetchEntry, route: Assignment) -> FetchedEntry:
+        """Read one partition's batches into the fetch's buffer. A first batch above the limit gets
+        a buffer of its own size.
+        """
         state = self._reader.state(route)
-        self._reader.check_epoch(route, state, wanted.leader_epoch, wanted.offset)
-        if not state.log_start_offset <= wanted.offset <= state.high_watermark:
+        self._reader.check_epoch(route, state, requested.leader_epoch, requested.offset)
+        if not state.log_start_offset <= requested.offset <= state.high_watermark:
             raise LogReadError(
-                ErrorCode.OFFSET_OUT_OF_RANGE, f"offset {wanted.offset} is not between {state.log_start_offset} and {state.high_watermark}"
+                ErrorCode.OFFSET_OUT_OF_RANGE,
+                f"offset {requested.offset} is not between {state.log_start_offset} and "
+                f"{state.high_watermark}",
             )
         length = 0
-        room = min(fetch.limit - fetch.used, wanted.max_bytes)
-        if wanted.offset < state.high_watermark and room > 0:
+        room = min(fetch.limit - fetch.used, requested.max_bytes)
+        if requested.offset < state.high_watermark and room > 0:
             try:
-                length = self._read_batches(fetch, wanted, route, state, room)
+                length = self._read_batches(fetch, requested, route, state, room)
             except ColdRead:
                 if not fetch.used:
                     raise
-                # What lies before it is sent; it is the first that is read when its client asks again.
+                # Send the batches so far. The cold one comes first in the client's next fetch.
         return FetchedEntry(
-            wanted.topic_id, wanted.partition, 0, state.leader_epoch, length, state.high_watermark, state.log_start_offset, -1
+            requested.topic_id,
+            requested.partition,
+            0,
+            state.leader_epoch,
+            length,
+            state.high_watermark,
+            state.log_start_offset,
+            -1,
         )
 
-    def _read_batches(self, fetch: Fetch, wanted: FetchEntry, route: Assignment, state: PartitionState, room: int) -> int:
-        """How many bytes of whole batches were put behind what is in the buffer."""
+    def _read_batches(
+        self,
+        fetch: Fetch,
+        requested: FetchEntry,
+        route: Assignment,
+        state: PartitionState,
+        room: int,
+    ) -> int:
+        """Append whole batches to the buffer. Return the number of bytes."""
         number, used = fetch.session.number, fetch.used
         blocking = fetch.cold_tries >= COLD_TRIES
         at_slot = self._places.get(route.slot)
         hint = None if at_slot is None else at_slot.get(number)
         buffer = fetch.buffer
         if buffer is None and len(fetch.request.entries) == 1:
-            made = self._next_reads.take(fetch.session, route, state, wanted.offset, room)
+            made = self._ahead.take(fetch.session, route, state, requested.offset, room)
             if made is not None:
                 fetch.buffer, span = made
                 self._remember_place(fetch.session, route.slot, at_slot, span.following)
@@ -138,36 +194,47 @@ class FetchEntries:
         if buffer is None:
             buffer = fetch.buffer = self._outgoing.new_buffer(fetch.limit)
         try:
-            result = self._reader.read(route, state, wanted.offset, hint, memoryview(buffer)[used : used + room], blocking)
+            result = self._reader.read(
+                route,
+                state,
+                requested.offset,
+                hint,
+                memoryview(buffer)[used : used + room],
+                blocking,
+            )
             while isinstance(result, int) and used == 0:
                 buffer = fetch.buffer = self._outgoing.new_buffer(result)
-                result = self._reader.read(route, state, wanted.offset, hint, memoryview(buffer)[:result], blocking)
+                result = self._reader.read(
+                    route, state, requested.offset, hint, memoryview(buffer)[:result], blocking
+                )
         except ColdRead:
             if not used:
-                fetch.buffer = None  # nothing is in it, and the disk may take long
+                fetch.buffer = None  # it is empty, and the disk read may take long
             raise
         if isinstance(result, int):
             return 0
         length = result.end - result.start
         if result.start:
-            # The wanted offset lies in a later batch than the index led to: close the gap.
+            # The requested offset lies in a later batch than the index led to. Close the gap.
             buffer[used : used + length] = buffer[used + result.start : used + result.end]
         self._remember_place(fetch.session, route.slot, at_slot, result.following)
         return length
 
-    # ---- places ----------------------------------------------------------------------------------------------------------------------
+    # ---- read positions --------------------------------------------------------------------------
 
-    def _remember_place(self, session: Session, slot: int, at_slot: dict[int, Place] | None, place: Place) -> None:
+    def _remember_place(
+        self, session: Session, slot: int, at_slot: dict[int, Place] | None, place: Place
+    ) -> None:
         if at_slot is not None and session.number in at_slot:
             at_slot[session.number] = place
             return
         if self._place_count >= PLACES_MAX:
             self._places.clear()
-            self._parked.forget_places()
+            self._purgatory.forget_places()
             self._place_count = 0
         self._places.setdefault(slot, {})[session.number] = place
         self._place_count += 1
-        self._parked.note_place(session, slot)
+        self._purgatory.note_place(session, slot)
 
     def _forget_place(self, slot: int, number: int) -> None:
         at_slot = self._places.get(slot)

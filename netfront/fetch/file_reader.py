@@ -1,6 +1,7 @@
-"""The file operations that serving reads makes: one small interface, so that tests can put another disk behind it.
+"""File reads of a front, behind an interface that tests replace with another disk.
 
-Owner: one front. Errors are OSError, unwrapped. Nothing is mapped: a truncated or unreadable page under a mapping kills the process.
+Owner: one front. Errors are OSError, unwrapped. No file is mapped: an unreadable or truncated page
+under a mapping would kill the process.
 """
 
 from __future__ import annotations
@@ -9,29 +10,32 @@ import errno
 import os
 from typing import Protocol
 
-from tailrace.formats.files import SHORTAGES, DiskReadFiles, ReadFiles
+from tailrace.format.files import SHORTAGES, DiskReadFiles, ReadFiles
 
-__all__ = ["SHORTAGES", "DiskLogFiles", "LogFiles"]
+__all__ = ["SHORTAGES", "DiskFileReader", "FileReader"]
 
 
-class LogFiles(ReadFiles, Protocol):
-    """What a reader of logs needs of a file system."""
+class FileReader(ReadFiles, Protocol):
+    """File operations that `LogReader` needs."""
 
     def read_into(self, fd: int, target: memoryview, position: int, *, blocking: bool) -> int: ...
 
 
-class DiskLogFiles(DiskReadFiles):
-    """The real thing."""
+class DiskFileReader(DiskReadFiles):
+    """File operations on the host's file system."""
 
     def __init__(self) -> None:
         self._nowait = os.RWF_NOWAIT
 
     def read_into(self, fd: int, target: memoryview, position: int, *, blocking: bool) -> int:
-        """Fill `target`; returns how many bytes came. Raises BlockingIOError where that would wait for the disk and `blocking` is false."""
+        """Fill `target` and return the number of bytes read.
+
+        Raises BlockingIOError if the read would wait for the disk and `blocking` is False.
+        """
         try:
             return os.preadv(fd, [target], position, 0 if blocking else self._nowait)
         except OSError as error:
             if error.errno != errno.EOPNOTSUPP:
                 raise
-            self._nowait = 0  # this file system cannot tell; wait for it
+            self._nowait = 0  # not supported by this file system: block
             return os.preadv(fd, [target], position)

@@ -1,8 +1,14 @@
-"""Reads batches from segment files: positions by offset and by time, whole batches only, never beyond the high watermark.
+"""Log reader: reads whole batches from segment files, located by offset or time, up to the high
+watermark.
 
 Owner: one front; reads only.
-Invariants: what is handed out begins with the batch that holds the wanted offset and ends with a whole batch below the watermark;
-    a read that would wait for the disk is not made here (`ColdRead`) unless asked for.
+
+Invariants:
+- A read begins with the batch that holds the requested offset and ends with a whole batch below the
+  watermark.
+- A read that would wait for the disk is not made here (`ColdRead`) unless `blocking`.
+- A file that was removed is closed by the next `close_removed`, whether or not its partition is
+  read again.
 """
 
 from __future__ import annotations
@@ -14,15 +20,15 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import NamedTuple, TypeVar
 
-from netfront.log_files import SHORTAGES, LogFiles
-from shm.catalog_messages import Assignment
+from netfront.fetch.file_reader import SHORTAGES, FileReader
+from shm.lane_messages import Assignment
 from shm.layout import SlotState
 from shm.partition_table import PartitionState, PartitionTable
-from tailrace.formats.batch_header import METADATA_MAX_BYTES, BatchFormatError, frame_at
-from tailrace.formats.partition_file import PARTITION_FILE, PartitionFile
-from tailrace.formats.segment import INDEX_SUFFIX, SEGMENT_SUFFIX, file_name, segment_bases
-from tailrace.formats.segment_index import IndexDamagedError, IndexReader
-from tailrace.protocol.errors import ErrorCode
+from tailrace.core.error_codes import ErrorCode
+from tailrace.format.batch_header import METADATA_MAX_BYTES, BatchFormatError, frame_at
+from tailrace.format.partition_metadata import PARTITION_FILE, PartitionMetadata
+from tailrace.format.segment import INDEX_SUFFIX, SEGMENT_SUFFIX, file_name, segment_bases
+from tailrace.format.segment_index import IndexDamagedError, IndexReader
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +39,7 @@ PEEK_BYTES = 64 << 10
 
 
 class ColdRead(Exception):
-    """The bytes are not in the page cache: read this range first."""
+    """The bytes are not in the page cache. This range must be read first."""
 
     def __init__(self, fd: int, position: int, length: int) -> None:
         super().__init__(position, length)
@@ -43,7 +49,10 @@ class ColdRead(Exception):
 
 
 class LogReadError(Exception):
-    """The log cannot give what was asked for; `code` says why. `resume_offset`: where a reader may go on, -1 where that is not known."""
+    """A read failed.
+
+    `code` gives the reason. `resume_offset` is where a reader may continue, -1 if unknown.
+    """
 
     def __init__(self, code: ErrorCode, detail: str, resume_offset: int = -1) -> None:
         super().__init__(detail)
@@ -52,7 +61,7 @@ class LogReadError(Exception):
 
 
 class Place(NamedTuple):
-    """Where a reader goes on: the batch that begins with `offset` lies there."""
+    """Read position: the batch that begins with `offset` is there."""
 
     offset: int
     segment_base: int
@@ -60,7 +69,7 @@ class Place(NamedTuple):
 
 
 class Span(NamedTuple):
-    """What a read found: bytes `start` to `end` of the buffer, and where to go on."""
+    """Result of a read: bytes `start` to `end` of the buffer, and the next position."""
 
     start: int
     end: int
@@ -70,18 +79,30 @@ class Span(NamedTuple):
 class LogReader:
     """Open files and segment lists of the partitions that are read."""
 
-    def __init__(self, files: LogFiles, data_dirs: list[str], tables: list[PartitionTable], open_files_max: int = OPEN_FILES_MAX) -> None:
+    def __init__(
+        self,
+        files: FileReader,
+        data_dirs: list[str],
+        tables: list[PartitionTable],
+        open_files_max: int = OPEN_FILES_MAX,
+    ) -> None:
         self._open_files_max = open_files_max
         self._files = files
         self._data_dirs = data_dirs
         self._tables = tables
         self._segments: dict[bytes, dict[int, tuple[tuple[int, int], list[int]]]] = {}
-        self._epochs: dict[tuple[bytes, int], tuple[int, PartitionFile]] = {}
-        """(topic id, partition) -> (leader epoch, its partition file): read when a client of an older epoch asks."""
+        self._epochs: dict[tuple[bytes, int], tuple[int, PartitionMetadata]] = {}
+        """(leader epoch, partition metadata) by (topic id, partition).
+
+        Read when a client has an older epoch.
+        """
         self._open_files: OrderedDict[str, int] = OrderedDict()
 
     def state(self, route: Assignment) -> PartitionState:
-        """The partition's slot; raises LogReadError when it is not (or no longer) this topic's."""
+        """Return the partition's state.
+
+        Raises LogReadError if its slot is not, or no longer, this topic's.
+        """
         state = self._tables[route.data_dir].read(route.slot)
         if state.topic_id != route.topic_id or state.state in (SlotState.FREE, SlotState.DELETED):
             raise LogReadError(ErrorCode.NOT_READY, "the partition is being opened or deleted")
@@ -89,24 +110,30 @@ class LogReader:
             raise LogReadError(ErrorCode.STORAGE_ERROR, "the partition's log could not be opened")
         return state
 
-    # ---- files -----------------------------------------------------------------------------------------------------------------------
+    # ---- files -----------------------------------------------------------------------------------
 
     def _directory(self, route: Assignment) -> str:
         return f"{self._data_dirs[route.data_dir]}/{route.directory_name}"
 
     def _bases(self, route: Assignment, state: PartitionState) -> list[int]:
-        """Base offsets of the partition's segments, read again when one has come or gone."""
+        """Return the base offsets of the partition's segments, listed again after a change."""
         of_topic = self._segments.setdefault(route.topic_id, {})
         known = of_topic.get(route.partition)
-        key = state.live_segment_base, state.segment_count
+        key = state.active_segment_base, state.segment_count
         if known is not None and known[0] == key and known[1]:
             return known[1]
         bases = segment_bases(self._with_descriptors(self._files.list, self._directory(route)))
         of_topic[route.partition] = key, bases
         if known is not None:
-            gone = [self._path(route, base, suffix) for base in set(known[1]) - set(bases) for suffix in (SEGMENT_SUFFIX, INDEX_SUFFIX)]
+            gone = [
+                self._path(route, base, suffix)
+                for base in set(known[1]) - set(bases)
+                for suffix in (SEGMENT_SUFFIX, INDEX_SUFFIX)
+            ]
             for path in [path for path in gone if path in self._open_files]:
-                self._files.close(self._open_files.pop(path))  # its room on the disk is free only now
+                self._files.close(
+                    self._open_files.pop(path)
+                )  # its room on the disk is free only now
         return bases
 
     def _open(self, path: str) -> int:
@@ -121,8 +148,10 @@ class LogReader:
         return fd
 
     def _with_descriptors(self, opens: Callable[[str], Opened], path: str) -> Opened:
-        """`opens(path)`; where descriptors or memory are short, files that were not read for longest are closed for it. Raises LogReadError (NOT_READY)
-        when that does not help, and OSError for everything else.
+        """Return `opens(path)`. When descriptors or memory are short, close the least recently read
+        files and retry.
+
+        Raises LogReadError (NOT_READY) if that does not help, and OSError for other errors.
         """
         while True:
             try:
@@ -131,12 +160,23 @@ class LogReader:
                 if error.errno not in SHORTAGES:
                     raise
                 if not self._open_files:
-                    raise LogReadError(ErrorCode.NOT_READY, f"the front cannot open a file now: {error.strerror}; try again") from None
+                    raise LogReadError(
+                        ErrorCode.NOT_READY,
+                        f"the front cannot open a file now: {error.strerror}; try again",
+                    ) from None
                 for _ in range(min(CLOSED_AT_ONCE, len(self._open_files))):
                     self._files.close(self._open_files.popitem(last=False)[1])
 
+    def close_removed(self) -> bool:
+        """Close files that were removed, or replaced: what they take on the disk is free only then.
+        Returns whether others are open.
+        """
+        for path in [path for path, fd in self._open_files.items() if self._files.is_removed(fd)]:
+            self._files.close(self._open_files.pop(path))
+        return bool(self._open_files)
+
     def forget(self, route: Assignment) -> None:
-        """The partition was dropped: close its files."""
+        """Close the files of a dropped partition."""
         self._close_files(route)
         self._segments.pop(route.topic_id, None)
 
@@ -148,25 +188,38 @@ class LogReader:
     def _path(self, route: Assignment, base: int, suffix: str = SEGMENT_SUFFIX) -> str:
         return f"{self._directory(route)}/{file_name(base, suffix)}"
 
-    # ---- finding ---------------------------------------------------------------------------------------------------------------------
+    # ---- finding ---------------------------------------------------------------------------------
 
     def locate(self, route: Assignment, state: PartitionState, offset: int) -> Place:
-        """Where the batch that holds `offset` begins, or a place at most a little before it."""
+        """Return the start of the batch that holds `offset`, or a position shortly before it."""
         bases = self._bases(route, state)
         number = bisect_right(bases, offset)
         if not number:
-            # Not out of range, or a reader that resets to the beginning would come back for ever: what the log should have is gone.
-            raise LogReadError(ErrorCode.CORRUPT_BATCH, f"no segment holds offset {offset}", self.behind(route, state, offset))
+            # Not OFFSET_OUT_OF_RANGE: the records are lost, and a reader that resets to the
+            # beginning would return here for ever.
+            raise LogReadError(
+                ErrorCode.CORRUPT_BATCH,
+                f"no segment holds offset {offset}",
+                self.behind(route, state, offset),
+            )
         base = bases[number - 1]
         try:
             found = self._index(route, base).find_offset(offset)
         except IndexDamagedError as error:
-            logger.warning("index_damaged path=%s reason=%r", self._path(route, base, INDEX_SUFFIX), str(error))
+            logger.warning(
+                "index_damaged path=%s reason=%r", self._path(route, base, INDEX_SUFFIX), str(error)
+            )
             found = None
-        return Place(found.base_offset, base, found.file_position) if found else Place(base, base, self._schema_end(route, base))
+        return (
+            Place(found.base_offset, base, found.file_position)
+            if found
+            else Place(base, base, self._schema_end(route, base))
+        )
 
     def behind(self, route: Assignment, state: PartitionState, offset: int) -> int:
-        """The offset of the first batch that begins above `offset`: where a reader goes on that gives up the batch there."""
+        """Return the offset of the first batch after `offset`, where a reader
+        that cannot read it continues.
+        """
         known = self._partition_file(route)
         damage = known.damage_at(offset) if known is not None else None
         if damage is not None:
@@ -180,8 +233,12 @@ class LogReader:
         following = bases[number] if number < len(bases) else state.high_watermark
         return min(found.base_offset, following) if found is not None else following
 
-    def check_epoch(self, route: Assignment, state: PartitionState, epoch: int, offset: int) -> None:
-        """Raise LogReadError where a reader of an older epoch has read what the log has lost since (KIP-320's idea)."""
+    def check_epoch(
+        self, route: Assignment, state: PartitionState, epoch: int, offset: int
+    ) -> None:
+        """Raise LogReadError if a reader of an older epoch has read records that the log has lost
+        since (as in KIP-320).
+        """
         if not 0 <= epoch < state.leader_epoch:
             return
         key = (route.topic_id, route.partition)
@@ -195,32 +252,42 @@ class LogReader:
         if end is not None and offset > end:
             raise LogReadError(
                 ErrorCode.LOG_TRUNCATED,
-                f"what was read under epoch {epoch} from offset {end} on was lost; now the log has epoch {state.leader_epoch}",
+                f"records of epoch {epoch} from offset {end} on were lost; the log now has epoch "
+                f"{state.leader_epoch}",
                 end,
             )
 
-    def _partition_file(self, route: Assignment) -> PartitionFile | None:
+    def _partition_file(self, route: Assignment) -> PartitionMetadata | None:
         try:
-            fd = self._with_descriptors(self._files.open_for_read, f"{self._directory(route)}/{PARTITION_FILE}")
+            fd = self._with_descriptors(
+                self._files.open_for_read, f"{self._directory(route)}/{PARTITION_FILE}"
+            )
         except OSError:
             return None
         try:
-            return PartitionFile.decode(self._files.read_at(fd, self._files.size(fd), 0))
+            return PartitionMetadata.decode(self._files.read_at(fd, self._files.size(fd), 0))
         except OSError:
             return None
         finally:
             self._files.close(fd)
 
-    # ---- for looking through batches (see `netfront.time_search`) ----------------------------------------------------------------------
+    # ---- for looking through batches (see `netfront.fetch.timestamp_lookup`) ---------------------
 
     def segments_of(self, route: Assignment, state: PartitionState) -> list[tuple[int, int]]:
-        """(base offset, the offset behind its last below the watermark) of each segment, oldest first."""
+        """Return (base offset, end offset below the watermark) of each segment, oldest first."""
         bases = self._bases(route, state)
-        return [(base, min(end, state.high_watermark)) for base, end in pairwise([*bases, state.high_watermark])]
+        return [
+            (base, min(end, state.high_watermark))
+            for base, end in pairwise([*bases, state.high_watermark])
+        ]
 
-    def place_of_time(self, route: Assignment, base: int, timestamp_us: int, at_least: int) -> Place | None:
-        """Where in a segment to begin to look for the first record at or after both a time and an offset; None: the index knows of none. A segment
-        whose index is damaged is looked through from its start.
+    def place_of_time(
+        self, route: Assignment, base: int, timestamp_us: int, at_least: int
+    ) -> Place | None:
+        """Return where a search for the first record at or after a time and an offset starts, or
+        None if the index has none.
+
+        A segment with a damaged index is searched from its start.
         """
         try:
             index = self._index(route, base)
@@ -232,21 +299,33 @@ class LogReader:
         return Place(found.base_offset, base, found.file_position) if found is not None else None
 
     def read_at(self, route: Assignment, base: int, length: int, position: int) -> bytes:
-        """Up to `length` bytes of a segment file, fewer at its end; waits for the disk. Raises OSError, LogReadError (NOT_READY)."""
+        """Return up to `length` bytes of a segment file.
+
+        Blocks on the disk. Raises OSError, LogReadError (NOT_READY).
+        """
         return self._files.read_at(self._open(self._path(route, base)), length, position)
 
     def _index(self, route: Assignment, base: int) -> IndexReader:
-        """Raises IndexDamagedError, also when there is none or something else in its place, and OSError."""
+        """Return a segment's index.
+
+        Raises IndexDamagedError, also if it is missing or not a file, and OSError.
+        """
         try:
             fd = self._open(self._path(route, base, INDEX_SUFFIX))
-            return IndexReader(lambda length, position: self._files.read_at(fd, length, position), self._files.size(fd), base)
+            return IndexReader(
+                lambda length, position: self._files.read_at(fd, length, position),
+                self._files.size(fd),
+                base,
+            )
         except OSError as error:
             if error.errno in SHORTAGES:
                 raise
             raise IndexDamagedError(str(error)) from error
 
     def _schema_end(self, route: Assignment, base: int) -> int:
-        """Where the batches of a segment begin: the index knows, also when the schema message is damaged."""
+        """Return the position of a segment's first batch, from the index if possible: the schema
+        message may be damaged.
+        """
         try:
             index = self._index(route, base)
             if index.count:
@@ -256,46 +335,79 @@ class LogReader:
         head = self._files.read_at(self._open(self._path(route, base)), 8, 0)
         return 8 + int.from_bytes(head[4:8], "little")
 
-    # ---- reading ---------------------------------------------------------------------------------------------------------------------
+    # ---- reading ---------------------------------------------------------------------------------
 
     def read(
-        self, route: Assignment, state: PartitionState, offset: int, hint: Place | None, target: memoryview, blocking: bool
+        self,
+        route: Assignment,
+        state: PartitionState,
+        offset: int,
+        hint: Place | None,
+        target: memoryview,
+        blocking: bool,
     ) -> Span | int:
-        """Fill `target` as `_read` does. What looks corrupt is looked at once more, in files opened anew and without the index: after a disk error the
-        flusher may have put another file in a segment's place.
+        """Fill `target` as `_read` does, and retry once on corruption, with reopened files and
+        without the index.
+
+        After a disk error the flusher may have replaced a segment's file.
         """
         try:
-            return self._read(route, state, offset, hint if hint is not None and hint.offset == offset else None, target, blocking)
+            return self._read(
+                route,
+                state,
+                offset,
+                hint if hint is not None and hint.offset == offset else None,
+                target,
+                blocking,
+            )
         except LogReadError as error:
             if error.code is not ErrorCode.CORRUPT_BATCH:
                 raise
         self._close_files(route)
         bases = self._bases(route, state)
         number = bisect_right(bases, offset)
-        start = Place(bases[number - 1], bases[number - 1], self._schema_end(route, bases[number - 1])) if number else None
+        start = (
+            Place(bases[number - 1], bases[number - 1], self._schema_end(route, bases[number - 1]))
+            if number
+            else None
+        )
         return self._read(route, state, offset, start, target, True)
 
     def _read(
-        self, route: Assignment, state: PartitionState, offset: int, hint: Place | None, target: memoryview, blocking: bool
+        self,
+        route: Assignment,
+        state: PartitionState,
+        offset: int,
+        hint: Place | None,
+        target: memoryview,
+        blocking: bool,
     ) -> Span | int:
         """Fill `target` with whole batches from the one that holds `offset` on.
 
-        Returns a Span (perhaps empty), or the number of bytes that the first batch needs when `target` is too small for it.
-        Raises ColdRead (unless `blocking`), LogReadError, OSError.
+        Return a Span (perhaps empty), or the number of bytes that the first batch needs if `target`
+        is too small. Raises ColdRead (unless `blocking`), LogReadError, OSError.
         """
         place = hint if hint is not None else self.locate(route, state, offset)
         bases = self._bases(route, state)
         while True:
             number = bisect_right(bases, place.segment_base)
             following = bases[number] if number < len(bases) else None
-            if following is not None and place.offset >= following:  # the end of a segment: on with the next
+            if (
+                following is not None and place.offset >= following
+            ):  # the end of a segment: on with the next
                 place = Place(following, following, self._schema_end(route, following))
                 continue
             fd = self._open(self._path(route, place.segment_base))
             length = self._read_into(fd, target, place.file_position, blocking)
             try:
                 result = self._walk(
-                    target, length, place, offset, state.high_watermark if following is None else min(following, state.high_watermark)
+                    target,
+                    length,
+                    place,
+                    offset,
+                    state.high_watermark
+                    if following is None
+                    else min(following, state.high_watermark),
                 )
             except LogReadError as error:
                 error.resume_offset = self.behind(route, state, max(place.offset, offset))
@@ -306,13 +418,15 @@ class LogReader:
                 place = result.following
                 continue
             if result == 0 or (length == 0 and following is not None):
-                if following is None:  # sealed a moment ago, its successor is not known yet; or there is none, and what follows is lost
+                if following is None:
+                    # just sealed, with a successor that is not known yet; or what follows is lost
                     self._segments.pop(route.topic_id, None)
                     self._check_damage(route, place.offset)
                     return Span(0, 0, Place(offset, place.segment_base, place.file_position))
                 raise LogReadError(
                     ErrorCode.CORRUPT_BATCH,
-                    f"{self._path(route, place.segment_base)} ends at offset {place.offset}, the next segment begins at {following}",
+                    f"{self._path(route, place.segment_base)} ends at offset {place.offset}, the "
+                    f"next segment begins at {following}",
                     self.behind(route, state, max(place.offset, offset)),
                 )
             needed, position = result, place.file_position
@@ -327,11 +441,15 @@ class LogReader:
             raise ColdRead(fd, position, max(needed, PEEK_BYTES))
 
     def _check_damage(self, route: Assignment, offset: int) -> None:
-        """Raise LogReadError where recovery has found that this offset is lost."""
+        """Raise LogReadError if recovery has recorded this offset as lost."""
         known = self._partition_file(route)
         damage = known.damage_at(offset) if known is not None else None
         if damage is not None:
-            raise LogReadError(ErrorCode.CORRUPT_BATCH, f"offsets {damage.start} to {damage.end - 1} are lost", damage.end)
+            raise LogReadError(
+                ErrorCode.CORRUPT_BATCH,
+                f"offsets {damage.start} to {damage.end - 1} are lost",
+                damage.end,
+            )
 
     def _read_into(self, fd: int, target: memoryview, position: int, blocking: bool) -> int:
         try:
@@ -340,8 +458,12 @@ class LogReader:
             raise ColdRead(fd, position, len(target)) from None
 
     @staticmethod
-    def _walk(target: memoryview, length: int, place: Place, offset: int, high_watermark: int) -> Span | int:
-        """Which of the `length` bytes to hand out. 0: the segment ends at `place`. A positive number: the first batch needs that many
+    def _walk(
+        target: memoryview, length: int, place: Place, offset: int, high_watermark: int
+    ) -> Span | int:
+        """Return the Span of whole batches in the first `length` bytes.
+
+        Return 0 if the segment ends at `place`, or the size of the first batch if it needs more
         bytes.
         """
         at = 0
@@ -354,8 +476,10 @@ class LogReader:
                 frame = frame_at(target, at, length)
             except BatchFormatError as error:
                 if start >= 0:
-                    break  # first what is good before it
-                raise LogReadError(ErrorCode.CORRUPT_BATCH, f"at byte {place.file_position + at}: {error.reason}") from None
+                    break  # return the good batches before it first
+                raise LogReadError(
+                    ErrorCode.CORRUPT_BATCH, f"at byte {place.file_position + at}: {error.reason}"
+                ) from None
             if frame is None:
                 if at == 0 and start < 0:
                     return min(METADATA_MAX_BYTES, max(PEEK_BYTES, 2 * length))
@@ -369,7 +493,9 @@ class LogReader:
                 if start >= 0:
                     break
                 raise LogReadError(
-                    ErrorCode.CORRUPT_BATCH, f"at byte {place.file_position + at}: offset {base_offset} where {following} belongs"
+                    ErrorCode.CORRUPT_BATCH,
+                    f"at byte {place.file_position + at}: a batch has offset {base_offset}; "
+                    f"expected {following}",
                 )
             if at + batch_length > length:
                 if at == 0:

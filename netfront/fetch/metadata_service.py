@@ -1,9 +1,13 @@
-"""METADATA and LIST_OFFSETS: what clients ask of topics and partitions, answered from the catalog and the partition tables.
+"""METADATA and LIST_OFFSETS, answered from the catalog and the partition tables.
 
-Each is a generator for `slices`: it yields what it has cost and sends its answer at its end.
+Each is a generator for `time_slicer`: it yields its cost and sends its response at the end.
 
-Owner: one front. Invariants: an answer takes at most ANSWER_MAX_BYTES, or is refused with a sentence that says what to ask instead; nothing that a client
-    has sent is parsed twice.
+Owner: one front.
+
+Invariants:
+- A METADATA response has at most ANSWER_MAX_BYTES. A larger one is refused, with the advice to ask
+  for fewer topics.
+- A request is parsed once.
 """
 
 from __future__ import annotations
@@ -15,17 +19,17 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from netfront.log_files import SHORTAGES
-from netfront.log_reader import LogReader, LogReadError
-from netfront.routing import Routing
-from netfront.slices import UNITS_OF_A_FILE
-from tailrace.protocol import requests
-from tailrace.protocol.errors import ErrorCode
-from tailrace.protocol.requests import TOPICS_AT_ONCE_MAX, WantedOffset
-from tailrace.protocol.wire import WireError
+from netfront.fetch.file_reader import SHORTAGES
+from netfront.fetch.log_reader import LogReader, LogReadError
+from netfront.partition_routes import PartitionRoutes
+from netfront.session.time_slicing import UNITS_OF_A_FILE
+from tailrace.core.error_codes import ErrorCode
+from tailrace.protocol import messages
+from tailrace.protocol.frame import WireError
+from tailrace.protocol.messages import TOPICS_AT_ONCE_MAX, ListOffsetsEntry
 
 if TYPE_CHECKING:
-    from netfront.time_search import TimeSearch
+    from netfront.fetch.timestamp_lookup import TimestampLookup
 
 logger = logging.getLogger(__name__)
 
@@ -33,18 +37,23 @@ ANSWER_MAX_BYTES = 4 << 20
 _BYTES_PER_UNIT = 2_048
 
 
-class Lookups:
-    """Both, for one front."""
+class MetadataService:
+    """METADATA and LIST_OFFSETS of one front."""
 
-    def __init__(self, routing: Routing, reader: LogReader, front_ports: Callable[[], list[int]]) -> None:
+    def __init__(
+        self, routing: PartitionRoutes, reader: LogReader, front_ports: Callable[[], list[int]]
+    ) -> None:
         self._routing = routing
         self._reader = reader
-        self._times: TimeSearch | None = None
+        self._times: TimestampLookup | None = None
         self._front_ports = front_ports
 
     def metadata(self, body: bytes, answer: Callable[[bytes], None]) -> Iterator[int]:
-        """Topics by name, or all (`topics` null; with `names_only` only their names, page by page)."""
-        request = requests.decode_metadata(body)
+        """Return topics by name, or all of them (`topics` null).
+
+        `names_only` lists names, page by page.
+        """
+        request = messages.decode_metadata(body)
         yield len(body) // _BYTES_PER_UNIT + 1
         behind: list[bytes] = []
         if request.topics is not None:
@@ -58,7 +67,9 @@ class Lookups:
         else:
             names = self._routing.names()
         if not request.names_only:
-            behind.append(b'"fronts":' + orjson.dumps([{"port": port} for port in self._front_ports()]))
+            behind.append(
+                b'"fronts":' + orjson.dumps([{"port": port} for port in self._front_ports()])
+            )
         pieces: list[bytes] = []
         length = 0
         for name in names:
@@ -68,10 +79,17 @@ class Lookups:
             if length > ANSWER_MAX_BYTES:
                 raise WireError(
                     ErrorCode.REQUEST_TOO_LARGE,
-                    f"what is known of these {len(names)} topics takes more than {ANSWER_MAX_BYTES} bytes: ask for fewer at once, by name",
+                    f"the metadata of these {len(names)} topics takes more than "
+                    f"{ANSWER_MAX_BYTES} bytes: ask for fewer at once, by name",
                 )
             yield 1 + len(piece) // _BYTES_PER_UNIT
-        answer(b'{"topics":[' + b",".join(pieces) + b"]" + b"".join(b"," + piece for piece in behind) + b"}")
+        answer(
+            b'{"topics":['
+            + b",".join(pieces)
+            + b"]"
+            + b"".join(b"," + piece for piece in behind)
+            + b"}"
+        )
 
     def _described(self, name: str, names_only: bool) -> dict[str, Any]:
         if names_only:
@@ -79,42 +97,59 @@ class Lookups:
         return self._routing.describe(name) or {"name": name, "code": int(ErrorCode.UNKNOWN_TOPIC)}
 
     def list_offsets(self, body: bytes, answer: Callable[[bytes], None]) -> Iterator[int]:
-        """Offsets of partitions, in the order of the request."""
-        wanted = requests.decode_list_offsets(body)
+        """Return the offsets of partitions, in the order of the request."""
+        requested = messages.decode_list_offsets(body)
         yield len(body) // _BYTES_PER_UNIT + 1
         pieces = []
-        for item in wanted:
+        for item in requested:
             found = yield from self._offset_of(item)
             pieces.append(orjson.dumps(found))
         answer(b'{"offsets":[' + b",".join(pieces) + b"]}")
 
-    def _time_search(self) -> TimeSearch:
-        """Loaded when the first client asks by time: a front starts sooner without."""
-        if self._times is None:
-            from netfront.time_search import TimeSearch
+    def _time_search(self) -> TimestampLookup:
+        """Return the timestamp search.
 
-            self._times = TimeSearch(self._reader)
+        It is loaded at the first query by time, so that a front starts sooner.
+        """
+        if self._times is None:
+            from netfront.fetch.timestamp_lookup import TimestampLookup
+
+            self._times = TimestampLookup(self._reader)
         return self._times
 
-    def _offset_of(self, wanted: WantedOffset) -> Generator[int, None, dict[str, Any]]:
-        """One entry of a LIST_OFFSETS answer: `at` is "earliest", "latest", a time in microseconds, for which it is the first record at or after it
-        (-1: none), "behind" an offset, for which it is where the next batch begins, or the "time_of" an offset, for which it is the first record there or
-        after it, and its time.
+    def _offset_of(self, requested: ListOffsetsEntry) -> Generator[int, None, dict[str, Any]]:
+        """Answer one entry of LIST_OFFSETS.
+
+        The requested `at` is one of:
+        - "earliest" or "latest".
+        - A time in microseconds: the first record at or after it, or -1.
+        - "behind" an offset: the start of the next batch.
+        - "time_of" an offset: the first record at or after it, with its time.
         """
-        topic, partition, at = wanted.topic, wanted.partition, wanted.at
-        answer: dict[str, Any] = {"topic": topic, "partition": partition, "code": int(wanted.code), "offset": -1}
+        topic, partition, at = requested.topic, requested.partition, requested.at
+        answer: dict[str, Any] = {
+            "topic": topic,
+            "partition": partition,
+            "code": int(requested.code),
+            "offset": -1,
+        }
         yield 2
-        if wanted.code is not ErrorCode.OK:
+        if requested.code is not ErrorCode.OK:
             return answer
         route = self._routing.find_by_name(topic, partition)
         if route is None:
             known = self._routing.partition_count(topic)
-            return {**answer, "code": int(ErrorCode.PARTITION_OUT_OF_RANGE if known else ErrorCode.UNKNOWN_TOPIC)}
+            return {
+                **answer,
+                "code": int(ErrorCode.PARTITION_OUT_OF_RANGE if known else ErrorCode.UNKNOWN_TOPIC),
+            }
         try:
             state = self._reader.state(route)
             answer.update(
-                beginning=state.log_start_offset, end=state.high_watermark, leader_epoch=state.leader_epoch, size_bytes=state.size_bytes,
-                segments=state.segment_count, max_timestamp_us=state.max_timestamp_us, last_append_us=state.last_append_us, state=state.state.name,
+                beginning=state.log_start_offset, end=state.high_watermark,
+                leader_epoch=state.leader_epoch, size_bytes=state.size_bytes,
+                segments=state.segment_count, max_timestamp_us=state.max_timestamp_us,
+                last_append_us=state.last_append_us, state=state.state.name,
             )  # fmt: skip
             if at == "earliest":
                 answer["offset"] = state.log_start_offset
@@ -122,16 +157,24 @@ class Lookups:
                 answer["offset"] = state.high_watermark
             elif isinstance(at, int) or at == "time_of":
                 search = self._time_search()
-                found = yield from search.find(route, state, at) if isinstance(at, int) else search.time_of(route, state, wanted.offset)
+                found = (
+                    yield from search.find(route, state, at)
+                    if isinstance(at, int)
+                    else search.time_of(route, state, requested.offset)
+                )
                 answer.update(timestamp_us=-1, exact=True)
                 if found is not None:
-                    answer.update(offset=found.offset, timestamp_us=found.timestamp_us, exact=found.is_exact)
+                    answer.update(
+                        offset=found.offset, timestamp_us=found.timestamp_us, exact=found.is_exact
+                    )
             else:
                 yield UNITS_OF_A_FILE
-                answer["offset"] = self._reader.behind(route, state, wanted.offset)
+                answer["offset"] = self._reader.behind(route, state, requested.offset)
         except LogReadError as error:
             answer["code"] = int(error.code)
         except OSError as error:
             logger.error("read_failed topic=%s partition=%d error=%r", topic, partition, str(error))
-            answer["code"] = int(ErrorCode.NOT_READY if error.errno in SHORTAGES else ErrorCode.STORAGE_ERROR)
+            answer["code"] = int(
+                ErrorCode.NOT_READY if error.errno in SHORTAGES else ErrorCode.STORAGE_ERROR
+            )
         return answer

@@ -1,68 +1,101 @@
-"""Fetches that wait, found by slot and by session.
+"""Fetch purgatory: the waiting fetches, indexed by table slot and by session.
 
-Owner: one front. Invariants: a fetch is in the index of a slot as long as it is registered and names a partition there; what one session may have waiting, and
-    all together, is bounded by number and by partitions named; taking one fetch out costs its own partitions, ending a session its own fetches.
+Owner: one front.
+
+Invariants:
+- A registered fetch is in the index of every slot where it has a partition.
+- The number of waiting fetches and their partitions is bounded for each session and in all.
+- Removing a fetch costs its own partitions only. Ending a session costs its own fetches only.
 """
 
 from __future__ import annotations
 
-from netfront.log_reader import Place
-from netfront.sessions import Session
-from tailrace.protocol.errors import ErrorCode
-from tailrace.protocol.requests import FetchedEntry, FetchRequest
-from tailrace.protocol.wire import WireError
-from workers.timing_wheel import Timer, TimingWheel
+from netfront.fetch.log_reader import Place
+from netfront.session.sessions import Session
+from shm.runtime.timing_wheel import Timer, TimingWheel
+from tailrace.core.error_codes import ErrorCode
+from tailrace.protocol.frame import WireError
+from tailrace.protocol.messages import FetchedEntry, FetchRequest
 
 SESSION_FETCHES_MAX = 1_024
 SESSION_ENTRIES_MAX = 16_384
 FETCHES_MAX = 65_536
 ENTRIES_MAX = 262_144
-"""About 0.4 kB of memory each."""
+"""Partitions in all waiting fetches. Each takes about 0.4 kB of memory."""
 
 
 class Fetch:
-    """One request on its way to its answer."""
+    """One FETCH request, until its response is sent."""
 
     __slots__ = (
-        "answer", "at", "buffer", "cold_tries", "correlation_id", "counted_bytes", "counted_to", "has_moved", "has_something", "is_answering", "is_done",
-        "is_in_slices", "is_reading", "is_registered", "limit", "min_bytes", "must_answer", "request", "session", "slots", "timer", "used", "version",
-        "wants_now", "was_short",
+        "answer",
+        "at",
+        "buffer",
+        "cold_tries",
+        "correlation_id",
+        "counted_bytes",
+        "counted_to",
+        "has_moved",
+        "has_something",
+        "is_answering",
+        "is_done",
+        "is_immediate",
+        "is_in_slices",
+        "is_reading",
+        "is_registered",
+        "limit",
+        "min_bytes",
+        "must_answer",
+        "request",
+        "session",
+        "slots",
+        "timer",
+        "used",
+        "version",
+        "was_short",
     )  # fmt: skip
 
-    def __init__(self, session: Session, version: int, correlation_id: int, request: FetchRequest) -> None:
+    def __init__(
+        self, session: Session, version: int, correlation_id: int, request: FetchRequest
+    ) -> None:
         self.session = session
         self.version = version
-        """Of the request, and of its answer."""
+        """Version of the request and of its response."""
         self.correlation_id = correlation_id
         self.request = request
         self.min_bytes = max(1, min(request.min_bytes, request.max_bytes))
         self.timer: Timer[Fetch] | None = None
         self.slots: dict[int, int] = {}
-        """slot -> which of its partitions lies there; filled when it is to wait."""
+        """Index of its partition by slot. Filled when it begins to wait."""
         self.is_done = self.is_registered = False
         self.is_reading = False
-        """The reader pool has it."""
+        """True while the reader pool has it."""
         self.is_in_slices = False
-        """A task of `slices` has it: what changes meanwhile is noted in flags, and the task looks at them."""
-        self.wants_now = request.max_wait_ms == 0
+        """True while a task of `time_slicer` has it. Changes meanwhile are noted in flags, which
+        the task reads.
+        """
+        self.is_immediate = request.max_wait_ms == 0
         self.has_something = False
-        """One of its partitions has records for it, or an error."""
+        """True if one of its partitions has records for it, or an error."""
         self.has_moved = False
-        """Something settled in one of its partitions while its answer was put together."""
+        """True if a partition changed while the response was being assembled."""
         self.was_short = False
-        """It was put together once and had less than `min_bytes`; since then new bytes are counted."""
+        """True after an assembled response had less than `min_bytes`.
+
+        New bytes are counted since then.
+        """
         self.counted_bytes = 0
         self.counted_to: dict[int, Place] = {}
         self.at = 0
-        """The partition that is next in the pass that it is in."""
+        """Index of the next partition in the current pass."""
         self.cold_tries = 0
         self.is_answering = False
         self.limit = 0
-        self.begin_again()
+        self.restart()
         self.at = 0
 
-    def begin_again(self) -> None:
-        """Throw away what was put together of its answer; it was looked at."""
+    def restart(self) -> None:
+        """Discard the partial response and mark every partition as checked."""
         self.is_answering = self.must_answer = False
         self.answer: list[FetchedEntry] = []
         self.used = 0
@@ -71,7 +104,7 @@ class Fetch:
 
 
 class _Own:
-    """What one session has here."""
+    """Fetches and places of one session."""
 
     __slots__ = ("entry_count", "fetches", "places")
 
@@ -79,11 +112,11 @@ class _Own:
         self.fetches: dict[Fetch, None] = {}
         self.entry_count = 0
         self.places: set[int] = set()
-        """Slots where its next place is remembered."""
+        """Slots where a read position of this session is remembered."""
 
 
-class Parked:
-    """The index."""
+class FetchPurgatory:
+    """Waiting fetches of a front, by slot and by session."""
 
     def __init__(self, wheel: TimingWheel[Fetch]) -> None:
         self._wheel = wheel
@@ -93,7 +126,7 @@ class Parked:
         self.entry_count = 0
 
     def register(self, fetch: Fetch) -> None:
-        """It is going to wait. Raises WireError when too much does."""
+        """Register a fetch that is going to wait. Raises WireError at a limit."""
         if fetch.is_registered:
             return
         count = len(fetch.request.entries)
@@ -103,12 +136,15 @@ class Parked:
         if len(own.fetches) >= SESSION_FETCHES_MAX or own.entry_count + count > SESSION_ENTRIES_MAX:
             raise WireError(
                 ErrorCode.TOO_MANY_REQUESTS,
-                f"{len(own.fetches)} fetches of this connection wait, for {own.entry_count} partitions; wait for some",
+                f"{len(own.fetches)} fetches of this connection wait for {own.entry_count} "
+                f"partitions; the limits are {SESSION_FETCHES_MAX} and {SESSION_ENTRIES_MAX}. "
+                "Wait for some responses",
             )
         if self.fetch_count >= FETCHES_MAX or self.entry_count + count > ENTRIES_MAX:
             raise WireError(
                 ErrorCode.TOO_MANY_REQUESTS,
-                f"{self.fetch_count} fetches of all connections wait, for {self.entry_count} partitions; ask again shortly",
+                f"{self.fetch_count} fetches of all connections wait for {self.entry_count} "
+                f"partitions; the limits are {FETCHES_MAX} and {ENTRIES_MAX}. Retry shortly",
             )
         fetch.is_registered = True
         own.fetches[fetch] = None
@@ -117,7 +153,7 @@ class Parked:
         self.entry_count += count
 
     def note(self, fetch: Fetch, slot: int, index: int) -> None:
-        """The fetch wants partition number `index` of its own, which lies at `slot`."""
+        """Index the fetch at the slot of its partition number `index`."""
         fetch.slots[slot] = index
         fetches = self._by_slot.get(slot)
         if fetches is None:
@@ -126,7 +162,7 @@ class Parked:
             fetches[fetch] = None
 
     def remove(self, fetch: Fetch) -> None:
-        """It waits no more."""
+        """Remove a fetch that no longer waits."""
         if not fetch.is_registered:
             return
         fetch.is_registered = False
@@ -149,32 +185,35 @@ class Parked:
             own.entry_count -= count
 
     def at(self, slot: int) -> dict[Fetch, None] | None:
-        """Fetches that wait at a slot; None: none."""
+        """Return the fetches that wait at a slot, or None."""
         return self._by_slot.get(slot)
 
     def all(self) -> list[Fetch]:
-        """Every fetch that is registered."""
+        """Return every registered fetch."""
         return [fetch for own in self._own.values() for fetch in own.fetches]
 
     def fetches_of(self, session: Session) -> list[Fetch]:
         own = self._own.get(session.number)
         return [] if own is None else list(own.fetches)
 
-    # ---- places ----------------------------------------------------------------------------------------------------------------------
+    # ---- places ----------------------------------------------------------------------------------
 
     def note_place(self, session: Session, slot: int) -> None:
-        """A place of this session's at this slot is remembered."""
+        """Note that a read position of this session is remembered at this slot."""
         own = self._own.get(session.number)
         if own is None:
             own = self._own[session.number] = _Own()
         own.places.add(slot)
 
     def forget_places(self) -> None:
-        """All remembered places are gone."""
+        """Forget all remembered read positions."""
         for own in self._own.values():
             own.places.clear()
 
     def forget_session(self, session: Session) -> set[int]:
-        """The client is gone, its fetches are taken out; returns the slots where places of its are."""
+        """Remove the session. Return the slots with its read positions.
+
+        Its fetches must have been removed before.
+        """
         own = self._own.pop(session.number, None)
         return set() if own is None else own.places

@@ -1,10 +1,15 @@
-"""A few threads that bring cold pages into the page cache, so that a cold read never stalls a warm one.
+"""Reader pool: threads that load cold pages into the page cache, so that cold reads never stall
+warm ones.
 
-The front reads with RWF_NOWAIT; what is not in memory is read here once, thrown away, and read again by the front, now warm. So no buffer is ever
-shared between threads.
+The front reads with RWF_NOWAIT. A read that misses the page cache is done here once and discarded,
+and the front reads again. No buffer is shared between threads.
 
-Owner: one front. Invariants: reads of one file share one duplicate of its descriptor, so that however many wait, descriptors in use are bounded by the
-files that are read; a token comes back exactly once, also when nothing could be read.
+Owner: one front.
+
+Invariants:
+- Reads of one file share one duplicate of its descriptor. Descriptors in use are bounded by the
+  number of files being read.
+- Each token is returned exactly once, also after a failed read.
 """
 
 from __future__ import annotations
@@ -23,7 +28,7 @@ _PIECE_BYTES = 1 << 20
 
 
 class _Shared:
-    """A duplicate of a descriptor, and how many reads want it."""
+    """Duplicate of a descriptor, with the number of its pending reads."""
 
     __slots__ = ("fd", "key", "users")
 
@@ -33,35 +38,44 @@ class _Shared:
         self.users = 0
 
 
-class ReadAhead(Protocol):
-    """What serving fetches needs of a pool."""
+class AsyncReader(Protocol):
+    """Interface of a reader pool to the fetch service."""
 
     def submit(self, fd: int, position: int, length: int, token: object) -> None: ...
     def completed(self) -> list[object]: ...
 
 
 class ReaderPool:
-    """`submit` from the front, `completed` by the front; threads are started with the first cold read."""
+    """Threads that read ahead of a front. The first cold read starts them."""
 
     def __init__(self, wake: Callable[[], None], thread_count: int = 2) -> None:
         self._wake = wake
         self._thread_count = thread_count
-        self._tasks: queue.SimpleQueue[tuple[_Shared, int, int, object] | None] = queue.SimpleQueue()
+        self._tasks: queue.SimpleQueue[tuple[_Shared, int, int, object] | None] = (
+            queue.SimpleQueue()
+        )
         self._shared: dict[tuple[int, int], _Shared] = {}
-        """(device, inode) -> the file that is being read; closed with its last read."""
+        """The open duplicates by (device, inode). Each is closed with its last read."""
         self._lock = threading.Lock()
         self._done: deque[object] = deque()
         self._threads: list[threading.Thread] = []
 
     def submit(self, fd: int, position: int, length: int, token: object) -> None:
-        """Read `length` bytes at `position` of a duplicate of `fd`; `token` comes back from `completed`."""
+        """Read `length` bytes at `position` of a duplicate of `fd`.
+
+        `completed` returns `token` later.
+        """
         if not self._threads:
-            self._threads = [threading.Thread(target=self._work, name=f"reader-{i}", daemon=True) for i in range(self._thread_count)]
+            self._threads = [
+                threading.Thread(target=self._work, name=f"reader-{i}", daemon=True)
+                for i in range(self._thread_count)
+            ]
             for thread in self._threads:
                 thread.start()
         try:
             shared = self._take(fd)
-        except OSError as error:  # no descriptor is left: the front tries again, and in the end waits for the disk itself
+        except OSError as error:
+            # No descriptor is free. The front retries, and in the end blocks on the disk itself.
             logger.warning("read_ahead_failed error=%r", str(error))
             self._done.append(token)
             self._wake()
@@ -69,14 +83,17 @@ class ReaderPool:
         self._tasks.put((shared, position, length, token))
 
     def completed(self) -> list[object]:
-        """Tokens of reads that are done (or failed: the front's own read then meets the error)."""
+        """Return the tokens of finished reads.
+
+        After a failed one, the front's own read reports the error.
+        """
         tokens = []
         while self._done:
             tokens.append(self._done.popleft())
         return tokens
 
     def close(self) -> None:
-        """Have the threads end with what they are doing."""
+        """Make the threads end after their current reads."""
         for _ in self._threads:
             self._tasks.put(None)
 
@@ -90,7 +107,7 @@ class ReaderPool:
             shared.users += 1
         return shared
 
-    def _let_go(self, shared: _Shared) -> None:
+    def _release_waiting(self, shared: _Shared) -> None:
         with self._lock:
             shared.users -= 1
             if not shared.users:
@@ -108,8 +125,8 @@ class ReaderPool:
                     position += got
                     length -= got
             except OSError:
-                pass  # the front reads the same place next and reports what it meets
+                pass  # the front reads the same place next and reports the error
             finally:
-                self._let_go(shared)
+                self._release_waiting(shared)
             self._done.append(token)
             self._wake()

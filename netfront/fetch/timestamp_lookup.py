@@ -1,17 +1,23 @@
-"""Finds the first record at or after a time, as LIST_OFFSETS answers it: the record itself, not its batch; and the time of the record at an offset.
+"""Timestamp lookup for LIST_OFFSETS: the first record at or after a time, and the time at an
+offset.
 
-A segment's index leads to the first batch whose largest time (with all before it) reaches the one that is wanted. From there the batches' headers are
-read, and of each whose own largest time reaches it the `timestamp` column: Arrow's buffers are where the metadata says, so nothing but that column is read,
-and unpacked where it is compressed. Times in a batch need not ascend.
+A segment's index leads to the first batch whose largest time, with all before it, reaches the
+requested one. Batch headers are read from there. If a batch's largest time reaches it, its
+`timestamp` column is read and decompressed, and no other column. Times within a batch need not
+ascend.
 
-A record's time is
-    the batch's largest time on topics with LogAppendTime, where the schema has no column `timestamp` of type timestamp[us, UTC], and in a typed topic for
-        occurrences of a recurring record (BatchHeader.has_one_time);
-    else what that column says, and the batch's largest time where it is null: as consumers see it.
+A record's time, as consumers see it, is the value of that column. It is the batch's largest time
+where the column is null, and for all records:
+- On topics with LogAppendTime.
+- On topics without a column `timestamp` of type timestamp[us, UTC].
+- In occurrences of a recurring record in a typed topic (BatchHeader.has_one_time).
 
-Owner: one front; reads only, nothing is kept.
-Invariants: what is found lies at or above the log's start and below the high watermark; between two yields at most PIECE_BYTES of a batch and one codec's
-    piece are read, and never more of it than one column: what a client stored decides how often is yielded, not how long it takes until then.
+Owner: one front; reads only, keeps nothing.
+
+Invariants:
+- A result lies at or above the log start offset and below the high watermark.
+- Between two yields at most PIECE_BYTES of a batch and one decompressed piece are read, of one
+  column only. Stored data decides the number of yields, never the time between two.
 """
 
 from __future__ import annotations
@@ -20,13 +26,18 @@ from collections.abc import Generator, Iterator
 from contextlib import closing
 from typing import NamedTuple
 
-from netfront.log_reader import LogReader, Place
-from netfront.slices import UNITS_OF_A_FILE
-from netfront.unpacking import MAGIC_BYTES, PIECE_BYTES, UnpackError, unpacker_for
-from shm.catalog_messages import Assignment
+from netfront.fetch.decompression import MAGIC_BYTES, PIECE_BYTES, UnpackError, unpacker_for
+from netfront.fetch.log_reader import LogReader, Place
+from netfront.session.time_slicing import UNITS_OF_A_FILE
+from shm.lane_messages import Assignment
 from shm.partition_table import PartitionState
-from tailrace.formats.arrow_metadata import ArrowMetadataError, RecordBatchMetadata, nodes_of, read_record_batch
-from tailrace.formats.batch_header import (
+from tailrace.format.arrow_metadata import (
+    ArrowMetadataError,
+    RecordBatchMetadata,
+    nodes_of,
+    read_record_batch,
+)
+from tailrace.format.batch_header import (
     ATTRIBUTE_SPARSE,
     PREFIX_BYTES,
     BatchFormatError,
@@ -37,55 +48,65 @@ from tailrace.formats.batch_header import (
     metadata_size_of,
     read_header,
 )
-from tailrace.formats.flatbuffer import FlatbufferError
+from tailrace.format.flatbuffer import FlatbufferError
 
 _UNITS_OF_A_HEADER = 4
 _UNITS_OF_A_PIECE = 64
 _HEAD_BYTES = 4 << 10
-"""Read first of a batch: the metadata of most is smaller."""
+"""Bytes read first of a batch. Most metadata is smaller."""
 _TIME_BYTES = 8
 _COLUMN = "timestamp"
 _KIND = (10, 2, "UTC")
-"""Of `NodeSpec.kind`: a timestamp in microseconds, UTC."""
+"""`NodeSpec.kind` of a timestamp in microseconds, UTC."""
 _STORED_AS_IT_IS = -1
-"""The unpacked size of a buffer that is not compressed although its batch is."""
+"""Decompressed size of a buffer that is stored uncompressed in a compressed batch."""
 
 
 class FoundTime(NamedTuple):
-    """What a search found."""
+    """Result of a search."""
 
     offset: int
     timestamp_us: int
-    """The record's time, as consumers see it; -1 where it is not exact."""
+    """Time of the record as consumers see it, -1 if not exact."""
     is_exact: bool
-    """False: the record is this one or comes later, in this batch or behind it; the front could not read the batch's times."""
+    """False if the front could not read the batch's times: the record is at this offset or later.
+    """
 
 
 class _Column(NamedTuple):
-    """Where the times of a batch stand in its metadata."""
+    """Position of the time column in a batch's metadata."""
 
     node: int
     buffer: int
 
 
 class _UnreadableTimesError(Exception):
-    """This front cannot read the times of a batch: it is damaged, sparse, or compressed by what this host cannot unpack."""
+    """The front cannot read a batch's times: it is damaged, sparse, or its codec
+    is missing on this host.
+    """
 
 
-class TimeSearch:
-    """Searches in one front's logs."""
+class TimestampLookup:
+    """Timestamp searches in one front's logs."""
 
     def __init__(self, reader: LogReader) -> None:
         self._reader = reader
 
-    def find(self, route: Assignment, state: PartitionState, timestamp_us: int) -> Generator[int, None, FoundTime | None]:
-        """The first record at or after `timestamp_us`; yields what it has cost since it last did. Raises LogReadError, OSError."""
+    def find(
+        self, route: Assignment, state: PartitionState, timestamp_us: int
+    ) -> Generator[int, None, FoundTime | None]:
+        """Find the first record at or after `timestamp_us`. Yield the cost since the last yield.
+
+        Raises LogReadError, OSError.
+        """
         for base, end in self._reader.segments_of(route, state):
             if end <= state.log_start_offset:
                 continue
             yield UNITS_OF_A_FILE
             try:
-                place = self._reader.place_of_time(route, base, timestamp_us, state.log_start_offset)
+                place = self._reader.place_of_time(
+                    route, base, timestamp_us, state.log_start_offset
+                )
                 if place is not None:
                     found = yield from self._search(route, state, place, end, timestamp_us)
                     if found is not None:
@@ -93,21 +114,26 @@ class TimeSearch:
             except FileNotFoundError:
                 if self._reader.state(route).log_start_offset < end:
                     raise
-                # Retention has taken the segment since: its records are no longer there to be found.
+                # Retention has deleted the segment since. Its records can no longer be found.
         return None
 
-    def time_of(self, route: Assignment, state: PartitionState, offset: int) -> Generator[int, None, FoundTime | None]:
-        """The first record at or after `offset` with its time; None where that is not below the high watermark. Where the time cannot be read, it is the
-        largest of the record's batch, or -1 where its header is damaged. Yields what it has cost since it last did. Raises LogReadError, OSError.
+    def time_of(
+        self, route: Assignment, state: PartitionState, offset: int
+    ) -> Generator[int, None, FoundTime | None]:
+        """Find the first record at or after `offset`, with its time. Return None at or above the
+        high watermark.
+
+        If the time cannot be read, it is the largest of the batch, or -1 if the header is damaged.
+        Yields the cost since the last yield. Raises LogReadError, OSError.
         """
-        wanted = max(offset, state.log_start_offset)
+        requested = max(offset, state.log_start_offset)
         for base, end in self._reader.segments_of(route, state):
-            if end <= wanted:
+            if end <= requested:
                 continue
             yield UNITS_OF_A_FILE
             try:
-                place = self._reader.locate(route, state, max(wanted, base))
-                found = yield from self._record_at(route, place, wanted, end)
+                place = self._reader.locate(route, state, max(requested, base))
+                found = yield from self._record_at(route, place, requested, end)
                 if found is not None:
                     return found
             except FileNotFoundError:
@@ -115,21 +141,31 @@ class TimeSearch:
                     raise
         return None
 
-    def _record_at(self, route: Assignment, place: Place, wanted: int, end: int) -> Generator[int, None, FoundTime | None]:
-        """As `time_of`, in the batches of a segment from `place` on, up to offset `end`."""
+    def _record_at(
+        self, route: Assignment, place: Place, requested: int, end: int
+    ) -> Generator[int, None, FoundTime | None]:
+        """Do `time_of` within a segment, from `place` up to offset `end`."""
         seed = checksum_seed(route.topic_id, route.partition)
         base, position, offset = place.segment_base, place.file_position, place.offset
         while offset < end:
             yield _UNITS_OF_A_HEADER
-            first, largest_us = max(offset, wanted), -1
+            first, largest_us = max(offset, requested), -1
             try:
                 head = self._read_head(route, base, position)
                 header = _proven_header(head, seed)
                 largest_us = header.max_timestamp_us
-                if header.next_offset > wanted and header.record_count:
-                    time_us = yield from self._time_of_row(route, base, position, head, header, first - offset)
+                if header.next_offset > requested and header.record_count:
+                    time_us = yield from self._time_of_row(
+                        route, base, position, head, header, first - offset
+                    )
                     return FoundTime(first, time_us, True)
-            except (BatchFormatError, ArrowMetadataError, FlatbufferError, UnpackError, _UnreadableTimesError):
+            except (
+                BatchFormatError,
+                ArrowMetadataError,
+                FlatbufferError,
+                UnpackError,
+                _UnreadableTimesError,
+            ):
                 return FoundTime(first, largest_us, False)
             position += header.batch_length
             offset = header.next_offset
@@ -138,7 +174,7 @@ class TimeSearch:
     def _search(
         self, route: Assignment, state: PartitionState, place: Place, end: int, timestamp_us: int
     ) -> Generator[int, None, FoundTime | None]:
-        """Look through the batches of a segment from `place` on, up to offset `end`."""
+        """Search the batches of a segment, from `place` up to offset `end`."""
         seed = checksum_seed(route.topic_id, route.partition)
         base, position, offset = place.segment_base, place.file_position, place.offset
         while offset < end:
@@ -147,30 +183,51 @@ class TimeSearch:
             try:
                 head = self._read_head(route, base, position)
                 header = _proven_header(head, seed)
-                if header.next_offset > start and header.record_count and header.max_timestamp_us >= timestamp_us:
-                    row = yield from self._find_row(route, base, position, head, header, start - offset, timestamp_us)
+                if (
+                    header.next_offset > start
+                    and header.record_count
+                    and header.max_timestamp_us >= timestamp_us
+                ):
+                    row = yield from self._find_row(
+                        route, base, position, head, header, start - offset, timestamp_us
+                    )
                     if row is not None:
                         return FoundTime(offset + row[0], row[1], True)
-            except (BatchFormatError, ArrowMetadataError, FlatbufferError, UnpackError, _UnreadableTimesError):
-                return FoundTime(start, -1, False)  # its reader meets what is wrong with it
+            except (
+                BatchFormatError,
+                ArrowMetadataError,
+                FlatbufferError,
+                UnpackError,
+                _UnreadableTimesError,
+            ):
+                return FoundTime(start, -1, False)  # the consumer's read reports the damage
             position += header.batch_length
             offset = header.next_offset
         return None
 
     def _read_head(self, route: Assignment, base: int, position: int) -> bytes:
-        """A batch up to its body at least. Raises BatchFormatError."""
+        """Read a batch at least up to its body. Raises BatchFormatError."""
         head = self._reader.read_at(route, base, _HEAD_BYTES, position)
         if len(head) < PREFIX_BYTES:
             raise BatchFormatError("the segment ends where a batch should begin")
         needed = PREFIX_BYTES + metadata_size_of(head)
         return head if len(head) >= needed else self._reader.read_at(route, base, needed, position)
 
-    # ---- in a batch ------------------------------------------------------------------------------------------------------------------
+    # ---- in a batch ------------------------------------------------------------------------------
 
     def _find_row(
-        self, route: Assignment, base: int, position: int, head: bytes, header: BatchHeader, first: int, timestamp_us: int
+        self,
+        route: Assignment,
+        base: int,
+        position: int,
+        head: bytes,
+        header: BatchHeader,
+        first: int,
+        timestamp_us: int,
     ) -> Generator[int, None, tuple[int, int] | None]:
-        """(row, its time) of the first from row `first` on, in a batch whose largest time is not below `timestamp_us`."""
+        """Find the first row from `first` on whose time reaches `timestamp_us`, in a batch whose
+        largest time does. Return (row, its time).
+        """
         stored = yield from self._times_of(route, base, position, head, header)
         if stored is None:
             return first, header.max_timestamp_us
@@ -182,14 +239,22 @@ class TimeSearch:
             yield _UNITS_OF_A_PIECE
             with memoryview(piece)[max(0, _TIME_BYTES * first - at) :].cast("q") as values:
                 if len(values) and max(values) >= timestamp_us:
-                    index, found = next((n, value) for n, value in enumerate(values) if value >= timestamp_us)
+                    index, found = next(
+                        (n, value) for n, value in enumerate(values) if value >= timestamp_us
+                    )
                     return max(first, at // _TIME_BYTES) + index, found
         return (end, header.max_timestamp_us) if end < rows else None
 
     def _time_of_row(
-        self, route: Assignment, base: int, position: int, head: bytes, header: BatchHeader, row: int
+        self,
+        route: Assignment,
+        base: int,
+        position: int,
+        head: bytes,
+        header: BatchHeader,
+        row: int,
     ) -> Generator[int, None, int]:
-        """The time of one row of a batch."""
+        """Return the time of one row of a batch."""
         stored = yield from self._times_of(route, base, position, head, header)
         if stored is None:
             return header.max_timestamp_us
@@ -210,7 +275,9 @@ class TimeSearch:
     def _times_of(
         self, route: Assignment, base: int, position: int, head: bytes, header: BatchHeader
     ) -> Generator[int, None, tuple[_StoredBuffer | None, _StoredBuffer, int] | None]:
-        """(which rows have a time, None: all; the times; how many rows) of a batch; None: all of its rows have its largest time."""
+        """Return (validity bitmap or None, times, row count) of a batch, or None if all rows have
+        its largest time.
+        """
         if header.has_one_time(is_typed=route.typed):
             return None
         if header.attributes & ATTRIBUTE_SPARSE or header.schema_id != route.schema_id:
@@ -219,7 +286,10 @@ class TimeSearch:
         if column is None:
             return None
         metadata = read_record_batch(head, PREFIX_BYTES)
-        validity, times = (self._buffer(route, base, position, head, header, metadata, column.buffer + n) for n in (0, 1))
+        validity, times = (
+            self._buffer(route, base, position, head, header, metadata, column.buffer + n)
+            for n in (0, 1)
+        )
         try:
             rows, null_count = metadata.nodes[2 * column.node : 2 * column.node + 2]
         except ValueError:
@@ -229,13 +299,32 @@ class TimeSearch:
         return validity if null_count else None, times, rows
 
     def _buffer(
-        self, route: Assignment, base: int, position: int, head: bytes, header: BatchHeader, metadata: RecordBatchMetadata, number: int
+        self,
+        route: Assignment,
+        base: int,
+        position: int,
+        head: bytes,
+        header: BatchHeader,
+        metadata: RecordBatchMetadata,
+        number: int,
     ) -> _StoredBuffer:
         body_start = PREFIX_BYTES + metadata_size_of(head)
         place = metadata.buffers[2 * number : 2 * number + 2]
-        if len(place) != 2 or place[0] < 0 or place[1] < 0 or place[0] + place[1] > header.batch_length - body_start:
+        if (
+            len(place) != 2
+            or place[0] < 0
+            or place[1] < 0
+            or place[0] + place[1] > header.batch_length - body_start
+        ):
             raise _UnreadableTimesError
-        return _StoredBuffer(self._reader, route, base, position + body_start + place[0], place[1], metadata.compressed)
+        return _StoredBuffer(
+            self._reader,
+            route,
+            base,
+            position + body_start + place[0],
+            place[1],
+            metadata.compressed,
+        )
 
 
 class _StoredBuffer(NamedTuple):
@@ -249,8 +338,11 @@ class _StoredBuffer(NamedTuple):
     is_compressed: bool
 
     def pieces(self, length: int, start: int) -> Iterator[tuple[int, bytes]]:
-        """Its first `length` bytes once unpacked, from byte `start` on or from before it: (where a piece lies, the piece), of whole 8 bytes each but for
-        the last; some are empty. Raises _UnreadableTimesError where it has fewer.
+        """Yield (position, piece) of its first `length` decompressed bytes, from byte `start` or
+        before it.
+
+        Pieces are multiples of 8 bytes except the last, and may be empty. Raises
+        _UnreadableTimesError if the buffer is shorter.
         """
         if start >= length:
             return
@@ -267,7 +359,9 @@ class _StoredBuffer(NamedTuple):
             yield from self._unpacked(head[8:], length)
 
     def _read(self, length: int, at: int) -> bytes:
-        data = self.reader.read_at(self.route, self.base, min(length, self.length - at), self.position + at)
+        data = self.reader.read_at(
+            self.route, self.base, min(length, self.length - at), self.position + at
+        )
         if not data:
             raise _UnreadableTimesError
         return data
@@ -288,33 +382,45 @@ class _StoredBuffer(NamedTuple):
         if unpacker is None:
             raise _UnreadableTimesError
         with closing(unpacker):
-            held, at, read = b"", 0, 8
+            carried, at, read = b"", 0, 8
             while read < self.length:
                 packed = self._read(PIECE_BYTES, read)
                 read += len(packed)
-                yield at, b""  # a codec may gather much before it gives anything
+                yield at, b""  # a codec may consume much before its first output
                 for piece in unpacker.feed(packed):
-                    held = (held + piece)[: length - at]
-                    whole = len(held) if at + len(held) == length else len(held) // _TIME_BYTES * _TIME_BYTES
-                    yield at, held[:whole]
+                    carried = (carried + piece)[: length - at]
+                    whole = (
+                        len(carried)
+                        if at + len(carried) == length
+                        else len(carried) // _TIME_BYTES * _TIME_BYTES
+                    )
+                    yield at, carried[:whole]
                     at += whole
-                    held = held[whole:]
+                    carried = carried[whole:]
                     if at == length:
                         return
         raise _UnreadableTimesError
 
 
 def _proven_header(head: bytes, seed: int) -> BatchHeader:
-    """The header of a batch of which at least all up to the body is at hand; its checksum matches. Raises BatchFormatError."""
+    """Return the header of a batch whose bytes up to the body are given. Raises BatchFormatError if
+    its checksum is wrong.
+    """
     header = read_header(head)
     with memoryview(head) as view:
-        if compute_header_crc(view, header_position(view), header.extension_length, seed) != header.header_crc32c:
+        if (
+            compute_header_crc(view, header_position(view), header.extension_length, seed)
+            != header.header_crc32c
+        ):
             raise BatchFormatError("the header's checksum does not match")
     return header
 
 
 def _time_column(schema: bytes) -> Generator[int, None, _Column | None]:
-    """Where the times of a topic's batches are; None where it has none. A schema may have thousands of columns: each costs a unit or two."""
+    """Find the time column in a topic's schema, or None.
+
+    Yields for each column: there may be thousands.
+    """
     buffer = 0
     for node, spec in enumerate(nodes_of(schema)):
         yield 2
@@ -324,8 +430,10 @@ def _time_column(schema: bytes) -> Generator[int, None, _Column | None]:
     return None
 
 
-def _first_null(pieces: Iterator[tuple[int, bytes]], first: int, rows: int) -> Generator[int, None, int]:
-    """The first row from `first` on that a bitmap says is null, `rows` where none is. `pieces`: those of the bitmap."""
+def _first_null(
+    pieces: Iterator[tuple[int, bytes]], first: int, rows: int
+) -> Generator[int, None, int]:
+    """Return the first row from `first` on that the bitmap in `pieces` marks as null, or `rows`."""
     for at, piece in pieces:
         yield _UNITS_OF_A_PIECE
         if at + len(piece) <= first // 8:

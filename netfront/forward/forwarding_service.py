@@ -1,7 +1,12 @@
-"""Requests that another process decides, and what those tell: the front's ends of the lanes to coordinator, scheduler and groups, and back.
+"""Forwarding service: requests that the controller, the scheduler or the group coordinator answers,
+and their pushes.
 
-Owner: one front. Invariants: a message of another process is consumed before it is acted on; one that fails costs nothing but itself; the process of groups
-    is told of the end of each session that has asked it something, and of no other.
+Owner: one front; its ends of the lanes to and from these processes.
+
+Invariants:
+- A message is consumed before it is handled. A failing message affects nothing else.
+- The group coordinator is notified of the end of each session that has sent it a request, and of no
+  other.
 """
 
 from __future__ import annotations
@@ -11,157 +16,196 @@ from typing import Any
 
 import orjson
 
-from netfront.deciders import Decider, DeciderLink, OnDemand
-from netfront.replies import Replies
-from netfront.sessions import Session, Sessions
-from shm.catalog_messages import LaneKind
-from tailrace.protocol import requests
-from tailrace.protocol.errors import ErrorCode, code_of
-from tailrace.protocol.wire import Api, RequestHeader
+from netfront.forward.forwarder import Forwarder, ForwarderLink, OnDemand
+from netfront.session.responses import Responses
+from netfront.session.sessions import Session, Sessions
+from shm.lane_messages import LaneKind
+from tailrace.core.error_codes import ErrorCode, code_of
+from tailrace.protocol import messages
+from tailrace.protocol.frame import Api, RequestHeader
 
-DECISION_TIMEOUT_MS = 35_000
-"""The coordinator answers within 30 s, unless it was killed."""
+CONTROLLER_TIMEOUT_MS = 35_000
+"""The controller answers within 30 s unless it was killed."""
 DELAYS_TIMEOUT_MS = 15_000
 DELAY_APIS = (Api.LIST_DELAYS, Api.CHANGE_DELAYS, Api.DESCRIBE_DELAYS)
-"""What the scheduler decides."""
+"""APIs that the scheduler answers."""
 GROUPS_TIMEOUT_MS = 15_000
 GROUPS_AT_ONCE_MAX = 8
-"""Requests of one session that are on their way to groups: a client that asks for much at once waits behind itself, not others behind it."""
+"""Requests of one session in the group coordinator's lane at a time. Further ones wait behind it,
+so that a busy client delays only itself.
+"""
 GROUP_APIS = (
-    Api.GROUP_HEARTBEAT, Api.COMMIT_OFFSETS, Api.FETCH_OFFSETS, Api.LIST_GROUPS, Api.DESCRIBE_GROUP, Api.DELETE_GROUPS, Api.ALTER_GROUP_OFFSETS,
+    Api.GROUP_HEARTBEAT, Api.COMMIT_OFFSETS, Api.FETCH_OFFSETS, Api.LIST_GROUPS, Api.DESCRIBE_GROUP,
+    Api.DELETE_GROUPS, Api.ALTER_GROUP_OFFSETS,
     Api.SHARE_ACQUIRE, Api.SHARE_ACKNOWLEDGE,
 )  # fmt: skip
-"""What the process of groups decides."""
+"""APIs that the group coordinator answers."""
 GATHERED_FROM = 32
-"""With as many sessions of groups, heartbeats of members without news are gathered."""
+"""Number of group sessions from which heartbeats without changes are gathered."""
 NO_GROUPS = orjson.dumps({"groups": [], "next": None})
-"""The list of groups while their process was never needed: to look whether there are groups does not start it."""
-DECIDED_APIS = (
-    Api.CREATE_TOPICS, Api.DELETE_TOPICS, Api.ALTER_TOPICS, Api.DELETE_RECORDS, Api.LEASE_OFFSETS, Api.INIT_PRODUCER_ID, Api.DESCRIBE_CLUSTER,
+"""Response to LIST_GROUPS while the group coordinator was never started.
+
+Listing groups does not start it.
+"""
+FORWARDED_APIS = (
+    Api.CREATE_TOPICS, Api.DELETE_TOPICS, Api.ALTER_TOPICS, Api.DELETE_RECORDS, Api.LEASE_OFFSETS,
+    Api.INIT_PRODUCER_ID, Api.DESCRIBE_CLUSTER,
     *DELAY_APIS, *GROUP_APIS,
 )  # fmt: skip
 
 
-class Decisions:
-    """The three deciders of a front."""
+class ForwardingService:
+    """The three processes to which a front forwards requests."""
 
     def __init__(
         self,
         *,
-        coordinator: DeciderLink,
-        scheduler: DeciderLink,
+        controller: ForwarderLink,
+        scheduler: ForwarderLink,
         groups: OnDemand,
         process_generation: int,
         sessions: Sessions,
-        replies: Replies,
+        responses: Responses,
         on_assignment: Callable[[bytes], None],
         on_fed: Callable[[], None],
         start_ns: int,
     ) -> None:
-        """`process_generation`: of this front, which the coordinator feeds; `on_assignment`: called with each assignment as it came, raises nothing;
-        `on_fed`: called when the whole catalog has come.
+        """`process_generation` is this front's generation, which the controller feeds.
+        `on_assignment` is called with each encoded assignment and must not raise. `on_fed` is
+        called when the whole catalog has arrived.
         """
-        self.coordinator = Decider(coordinator, DECISION_TIMEOUT_MS, self._answer_instead, start_ns)
-        self.scheduler = Decider(scheduler, DELAYS_TIMEOUT_MS, self._answer_instead, start_ns)
-        self.groups = Decider(groups, GROUPS_TIMEOUT_MS, self._answer_instead, start_ns, GROUPS_AT_ONCE_MAX)
-        self._deciders = (self.coordinator, self.scheduler, self.groups)
+        self.controller = Forwarder(
+            controller, CONTROLLER_TIMEOUT_MS, self._answer_instead, start_ns
+        )
+        self.scheduler = Forwarder(scheduler, DELAYS_TIMEOUT_MS, self._answer_instead, start_ns)
+        self.groups = Forwarder(
+            groups, GROUPS_TIMEOUT_MS, self._answer_instead, start_ns, GROUPS_AT_ONCE_MAX
+        )
+        self._forwarders = (self.controller, self.scheduler, self.groups)
         self._group_sessions: set[int] = set()
-        """Words of the sessions that have asked something of groups."""
-        self._with_news: set[int] = set()
-        """Of these, those that groups have pushed something to since they asked."""
+        """Session words with a request to the group coordinator."""
+        self._pushed_sessions: set[int] = set()
+        """Session words that it has pushed something to since their last request."""
         self._process_generation = process_generation
         self._sessions = sessions
-        self._replies = replies
+        self._responses = responses
         self._on_assignment = on_assignment
         self._on_fed = on_fed
         self.now_ns = start_ns
-        """Of this turn of the loop; the front sets it."""
+        """Time of this loop step. The front sets it."""
 
     def next_deadline_ns(self) -> int:
-        """When `step` next has something to do, without a message."""
-        return min(self.coordinator.next_deadline_ns(), self.scheduler.next_deadline_ns(), self.groups.next_deadline_ns())
+        """Return the time of the next step that is due without a message."""
+        return min(
+            self.controller.next_deadline_ns(),
+            self.scheduler.next_deadline_ns(),
+            self.groups.next_deadline_ns(),
+        )
 
     def step(self) -> int:
-        """Read what they have answered and told; restarts and timeouts."""
+        """Read responses and pushes, and handle restarts and timeouts.
+
+        Return the amount of work done.
+        """
         now_ns, count = self.now_ns, 0
-        for decider in self._deciders:
-            if not decider.is_quiet(now_ns):
-                count += self._read(decider)
+        for forwarder in self._forwarders:
+            if not forwarder.is_quiet(now_ns):
+                count += self._read(forwarder)
         return count
 
     def pass_on(self) -> int:
-        """Move what waits into their lanes; ring, once each."""
+        """Write queued requests to the lanes and ring each process once."""
         now_ns, count = self.now_ns, 0
-        for decider in self._deciders:
-            if decider.has_queued:
-                count += decider.pass_on(now_ns)
+        for forwarder in self._forwarders:
+            if forwarder.has_queued:
+                count += forwarder.pass_on(now_ns)
         return count
 
     def payload_max(self, header: RequestHeader) -> int:
-        """The largest body of a request of this API, in bytes."""
-        return self._decider(header.api).payload_max
+        """Return the largest body of a request of this API, in bytes."""
+        return self._forwarder(header.api).payload_max
 
     def ask(self, session: Session, header: RequestHeader, body: bytes) -> None:
-        """Pass a request on. Raises WireError when too many wait, or it is no JSON."""
-        request = requests.decode_request(body)
+        """Forward a request. Raises WireError at a limit or for invalid JSON."""
+        request = messages.decode_request(body)
         api, version, correlation_id = header.api, header.version, header.correlation_id
         if api == Api.LIST_GROUPS and self.groups.is_absent():
-            self._replies.send(session, api, version, correlation_id, ErrorCode.OK, [NO_GROUPS])
+            self._responses.send(session, api, version, correlation_id, ErrorCode.OK, [NO_GROUPS])
             return
-        decider = self._decider(api)
+        forwarder = self._forwarder(api)
         is_patient = api == Api.GROUP_HEARTBEAT and self._is_patient(session.word, request)
-        decider.ask(session.word, api, version, correlation_id, body, self.now_ns, is_patient=is_patient)
-        if decider is self.groups:
+        forwarder.ask(
+            session.word, api, version, correlation_id, body, self.now_ns, is_patient=is_patient
+        )
+        if forwarder is self.groups:
             self._group_sessions.add(session.word)
-            self._with_news.discard(session.word)
+            self._pushed_sessions.discard(session.word)
 
     def _is_patient(self, word: int, heartbeat: dict[str, Any]) -> bool:
-        """Whether a member says no more than that it is there, which is worth gathering where many do, and is not told that there is news for it."""
-        if len(self._group_sessions) < GATHERED_FROM or word in self._with_news:
+        """True for a heartbeat without changes, from a member that has no push to react to, if
+        there are enough members to gather for.
+        """
+        if len(self._group_sessions) < GATHERED_FROM or word in self._pushed_sessions:
             return False
         epoch = heartbeat.get("member_epoch")
-        return type(epoch) is int and epoch > 0 and heartbeat.get("owned") is None and heartbeat.get("topics") is None
+        return (
+            type(epoch) is int
+            and epoch > 0
+            and heartbeat.get("owned") is None
+            and heartbeat.get("topics") is None
+        )
 
     def forget_session(self, session: Session) -> None:
-        """The client is gone."""
-        self.coordinator.forget_session(session.word)
+        """Forget a session that has ended."""
+        self.controller.forget_session(session.word)
         self.scheduler.forget_session(session.word)
         self.groups.forget_session(session.word)
         if session.word in self._group_sessions:
             self._group_sessions.remove(session.word)
-            self._with_news.discard(session.word)
-            self.groups.tell_closed(session.word)
+            self._pushed_sessions.discard(session.word)
+            self.groups.queue_session_closed(session.word)
 
-    def _decider(self, api: int) -> Decider:
+    def _forwarder(self, api: int) -> Forwarder:
         if api in GROUP_APIS:
             return self.groups
-        return self.scheduler if api in DELAY_APIS else self.coordinator
+        return self.scheduler if api in DELAY_APIS else self.controller
 
-    def _read(self, decider: Decider) -> int:
-        count = decider.step(self.now_ns)
-        if decider.link is None:
+    def _read(self, forwarder: Forwarder) -> int:
+        count = forwarder.step(self.now_ns)
+        if forwarder.link is None:
             return count
-        lane = decider.link.from_it
+        lane = forwarder.link.from_it
         while (message := lane.peek()) is not None:
             count += 1
-            kind, code, word, correlation_id = message.kind, message.flags, message.session, message.correlation_id
+            kind, code, word, correlation_id = (
+                message.kind,
+                message.flags,
+                message.session,
+                message.correlation_id,
+            )
             api, payload = message.slot, bytes(message.payload)
             lane.advance(message)
             lane.consume()
             if kind == LaneKind.RESPONSE:
-                asked = decider.take(word, correlation_id)
+                asked = forwarder.take(word, correlation_id)
                 if asked is not None:
-                    self._replies.answer_late(word, asked[0], asked[1], correlation_id, code_of(code), payload)
+                    self._responses.answer_expired(
+                        word, asked[0], asked[1], correlation_id, code_of(code), payload
+                    )
             elif kind == LaneKind.PUSH:
-                self._replies.push_news(word, api, payload)
+                self._responses.push_latest(word, api, payload)
                 if word in self._group_sessions:
-                    self._with_news.add(word)
+                    self._pushed_sessions.add(word)
             elif kind == LaneKind.ASSIGN:
                 self._on_assignment(payload)
             elif kind == LaneKind.FED and correlation_id == self._process_generation:
                 self._on_fed()
         return count
 
-    def _answer_instead(self, word: int, api: int, version: int, correlation_id: int, code: ErrorCode, sentence: str) -> None:
-        """Answer a request that its decider will not."""
-        self._replies.answer_late(word, api, version, correlation_id, code, requests.encode_error(sentence))
+    def _answer_instead(
+        self, word: int, api: int, version: int, correlation_id: int, code: ErrorCode, sentence: str
+    ) -> None:
+        """Answer a request that its process will not answer."""
+        self._responses.answer_expired(
+            word, api, version, correlation_id, code, messages.encode_error(sentence)
+        )

@@ -1,9 +1,11 @@
-"""Answers to produce requests: two cursors over each worker's ring.
+"""Acks of produce requests, read with two cursors over each worker's ring.
 
-Up to `head` go the answers to acks=1 and every refusal, up to `settled` those to acks=all, each with its verdict. Requests of other fronts, of an
-earlier generation, and with acks=0 are stepped over.
+Acks of acks=1 and every refusal are sent up to `producer_position`. Acks of acks=all are sent up to
+`settled`, each with its verdict. Requests of other fronts, of an earlier generation, and with
+acks=0 are skipped.
 
-Owner: the front; in shared memory its cursor in each ring, which holds back what it has not seen.
+Owner: the front. In shared memory: its cursor in each ring, which retains descriptors that it has
+not read.
 """
 
 from __future__ import annotations
@@ -11,15 +13,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from shm.cell import Cell, is_twin_of, new
+from shm.atomic_word import AtomicCounter, compiled_variant_of, new
 from shm.layout import ACKS_ALL, ACKS_LEADER, Verdict
 from shm.ring import Descriptor, Ring
 from tailrace import kernel
-from tailrace.protocol.errors import ErrorCode, code_of
+from tailrace.core.error_codes import ErrorCode, code_of
 
 
 class Answer(NamedTuple):
-    """What to tell whom."""
+    """Ack of one batch, with the session and correlation id that it goes to."""
 
     session: int
     correlation_id: int
@@ -44,47 +46,71 @@ def _code_of_verdict(verdict: int) -> ErrorCode:
 
 
 class AckWalker:
-    """The two cursors in one ring."""
+    """The two cursors of one front in one ring."""
 
     def __new__(cls, ring: Ring, *_: int) -> Any:
-        """One whose walk is compiled, for a ring that is."""
+        """Return the compiled variant for a compiled ring."""
         return new(cls, kernel.compiled is not None and isinstance(ring, kernel.compiled.Ring))
 
     def __init__(self, ring: Ring, front: int, generation: int) -> None:
         self._ring = ring
         self._front = front
         self._generation = generation
-        self._head_cursor = self._settled_cursor = ring.head.load()
-        self._published: Cell = ring.cursors[front]
+        self._producer_cursor = self._settled_cursor = ring.producer_position.load()
+        self._published: AtomicCounter = ring.cursors[front]
         self._published.store(self._settled_cursor)
 
     def _is_mine(self, descriptor: Descriptor) -> bool:
-        return descriptor.source_lane == self._front and descriptor.session >> 32 == self._generation
+        return (
+            descriptor.source_lane == self._front and descriptor.session >> 32 == self._generation
+        )
 
     def walk(self, answer: Callable[[Answer], None], settled_slots: set[int]) -> int:
-        """Give every new answer to `answer`, add the slots that something settled in to `settled_slots`; returns how many descriptors
-        were passed.
+        """Pass every new ack to `answer` and add the slots with settled descriptors to
+        `settled_slots`.
+
+        Return the number of descriptors passed.
         """
         ring = self._ring
-        settled = ring.settled.load()  # SYNC POINT: settled; read before head, so that it never passes the head cursor
-        head = min(ring.head.load(), self._head_cursor + LIMIT)  # SYNC POINT: head
-        count = head - self._head_cursor
-        for number in range(self._head_cursor, head):
+        # SYNC POINT: settled; read before producer_position, so that it never passes that cursor
+        settled = ring.settled.load()
+        # SYNC POINT: producer_position
+        producer_position = min(ring.producer_position.load(), self._producer_cursor + LIMIT)
+        count = producer_position - self._producer_cursor
+        for number in range(self._producer_cursor, producer_position):
             d = ring.descriptor(number)
             acks = d.acks
             if (acks == ACKS_LEADER or (d.result and acks == ACKS_ALL)) and self._is_mine(d):
                 answer(
-                    Answer(d.session, d.correlation_id, code_of(d.result), d.base_offset, d.append_time_us, d.leader_epoch, d.is_duplicate)
+                    Answer(
+                        d.session,
+                        d.correlation_id,
+                        code_of(d.result),
+                        d.base_offset,
+                        d.append_time_us,
+                        d.leader_epoch,
+                        d.is_duplicate,
+                    )
                 )
-        self._head_cursor = head
-        settled = min(settled, head)
+        self._producer_cursor = producer_position
+        settled = min(settled, producer_position)
         for number in range(self._settled_cursor, settled):
             d = ring.descriptor(number)
             if d.has_bytes:
                 settled_slots.add(d.slot)
             if d.acks == ACKS_ALL and not d.result and self._is_mine(d):
                 code = _code_of_verdict(ring.outcome(number).verdict)
-                answer(Answer(d.session, d.correlation_id, code, d.base_offset, d.append_time_us, d.leader_epoch, d.is_duplicate))
+                answer(
+                    Answer(
+                        d.session,
+                        d.correlation_id,
+                        code,
+                        d.base_offset,
+                        d.append_time_us,
+                        d.leader_epoch,
+                        d.is_duplicate,
+                    )
+                )
         if settled > self._settled_cursor:
             count += settled - self._settled_cursor
             self._settled_cursor = settled
@@ -92,17 +118,20 @@ class AckWalker:
         return count
 
     def has_more(self) -> bool:
-        """Whether there is something to walk over."""
-        return self._head_cursor != self._ring.head.load() or self._settled_cursor < min(self._ring.settled.load(), self._head_cursor)
+        """True if the ring has descriptors to walk over."""
+        return (
+            self._producer_cursor != self._ring.producer_position.load()
+            or self._settled_cursor < min(self._ring.settled.load(), self._producer_cursor)
+        )
 
     def is_caught_up(self) -> bool:
-        """Whether everything in the ring is settled and walked over."""
-        return self._settled_cursor == self._ring.head.load()
+        """True if everything in the ring is settled and walked over."""
+        return self._settled_cursor == self._ring.producer_position.load()
 
 
 if kernel.compiled is not None:
 
-    @is_twin_of(AckWalker)
+    @compiled_variant_of(AckWalker)
     class _CompiledAckWalker(kernel.compiled.AckWalker, AckWalker):  # type: ignore[misc]
         def __init__(self, ring: Ring, front: int, generation: int) -> None:
             AckWalker.__init__(self, ring, front, generation)

@@ -1,7 +1,11 @@
-"""Turns of sessions at what all of them share: a few requests of each are under way, the others of a session wait for those.
+"""Fair queue: each session may have a few requests in progress, and its others wait for those.
 
-Owner: one front. Invariants: at most `at_once_max` requests of a session have a turn; those of a session have theirs in the order in which they came; whoever
-    waits has others of his session before him that are under way.
+Owner: one front.
+
+Invariants:
+- At most `at_once_max` requests of a session are in progress.
+- A session's requests begin in the order of arrival.
+- A waiting request has requests of its own session in progress before it.
 """
 
 from __future__ import annotations
@@ -12,17 +16,19 @@ from typing import Generic, TypeVar
 Item = TypeVar("Item")
 
 
-class Turns(Generic[Item]):
-    """See the module's docstring. Who bounds what waits counts it."""
+class FairQueue(Generic[Item]):
+    """Requests of all sessions at a shared service. The caller bounds the number that waits."""
 
     def __init__(self, at_once_max: int) -> None:
         self._at_once_max = at_once_max
         self._under_way: dict[int, set[int]] = {}
-        """Session word -> correlation ids."""
+        """Correlation ids by session word."""
         self._waiting: dict[int, deque[tuple[int, Item]]] = {}
 
     def begin(self, word: int, correlation_id: int, item: Item) -> bool:
-        """Whether the request has its turn now; else it is kept, and returned by `end`, `drop` or `forget`."""
+        """Start the request and return True, or queue it and return False. `end`, `drop` or
+        `forget` return a queued request later.
+        """
         under_way = self._under_way.setdefault(word, set())
         if len(under_way) < self._at_once_max:
             under_way.add(correlation_id)
@@ -31,7 +37,7 @@ class Turns(Generic[Item]):
         return False
 
     def end(self, word: int, correlation_id: int) -> Item | None:
-        """The turn of a request is over, if it had one; returns what has its turn now."""
+        """End a request that was in progress. Return the next one to begin, if any."""
         under_way = self._under_way.get(word)
         if under_way is None or correlation_id not in under_way:
             return None
@@ -48,7 +54,7 @@ class Turns(Generic[Item]):
         return item
 
     def drop(self, word: int, correlation_id: int) -> Item | None:
-        """A request that waits is not to have its turn any more; None: it does not wait."""
+        """Remove a waiting request and return it, or None if it does not wait."""
         waiting = self._waiting.get(word, ())
         for place, (number, item) in enumerate(waiting):
             if number == correlation_id:
@@ -59,6 +65,6 @@ class Turns(Generic[Item]):
         return None
 
     def forget(self, word: int) -> list[Item]:
-        """The session is gone; returns what waited."""
+        """Remove a session's requests. Return those that waited."""
         self._under_way.pop(word, None)
         return [item for _, item in self._waiting.pop(word, ())]

@@ -1,30 +1,34 @@
-"""Requests that another process has: which client waits for which answer, and until when.
+"""Pending requests: those forwarded to another process, with their client and timeout.
 
-Owner: one front. Invariants: a request is taken out once, by its answer, its timeout or the end of its session; of one session there are never more than
-    `session_max`, of all never more than `all_max`; a session that ends leaves nothing behind.
+Owner: one front.
+
+Invariants:
+- A request is removed once: by its response, its timeout or the end of its session.
+- Each session has at most `session_max` requests, all together `all_max`.
+- The end of a session removes all of its requests.
 """
 
 from __future__ import annotations
 
-from tailrace.protocol.errors import ErrorCode
-from tailrace.protocol.wire import WireError
-from workers.timing_wheel import Timer, TimingWheel
+from shm.runtime.timing_wheel import Timer, TimingWheel
+from tailrace.core.error_codes import ErrorCode
+from tailrace.protocol.frame import WireError
 
 TIMEOUT_MAX_MS = 600_000
-"""A client may ask for longer; the front does not remember it for longer."""
+"""Longest timeout of a request. Longer ones are cut to it."""
 
 Waiting = tuple[int, int, Timer[tuple[int, int]]]
-"""(API, version that was asked and is answered, timeout) of a request."""
+"""(API, version of request and response, timeout) of a request."""
 
 
-class Unanswered:
-    """By session and correlation id."""
+class PendingRequests:
+    """Pending requests by session and correlation id."""
 
     def __init__(self, start_ns: int, session_max: int, all_max: int) -> None:
         self._session_max = session_max
         self._all_max = all_max
         self._sessions: dict[int, dict[int, Waiting]] = {}
-        """By session word, then by correlation id."""
+        """Requests by session word and correlation id."""
         self._count = 0
         self.timeouts: TimingWheel[tuple[int, int]] = TimingWheel(start_ns)
 
@@ -32,25 +36,38 @@ class Unanswered:
         return self._count
 
     def refusal(self, word: int, correlation_id: int) -> WireError | None:
-        """Why one more of this session may not wait now; None: it may."""
+        """Return the error for a request that exceeds a limit or reuses a
+        correlation id, else None.
+        """
         waiting = self._sessions.get(word)
         if self._count >= self._all_max:
             return WireError(
-                ErrorCode.TOO_MANY_REQUESTS, f"{self._count} requests of all connections wait for their answers; ask again shortly"
+                ErrorCode.TOO_MANY_REQUESTS,
+                f"{self._count} requests of all connections are pending; the limit is "
+                f"{self._all_max}. Retry shortly",
             )
         if waiting is None:
             return None
         if len(waiting) >= self._session_max:
             return WireError(
-                ErrorCode.TOO_MANY_REQUESTS, f"{len(waiting)} requests of this connection wait for their answers; wait for some of them"
+                ErrorCode.TOO_MANY_REQUESTS,
+                f"{len(waiting)} requests of this connection are pending; the limit is "
+                f"{self._session_max}. Wait for some of them",
             )
         if correlation_id in waiting:
-            return WireError(ErrorCode.INVALID_REQUEST, f"a request with correlation id {correlation_id} is under way; give each another")
+            return WireError(
+                ErrorCode.INVALID_REQUEST,
+                f"correlation id {correlation_id} is in use by another request: use a new one",
+            )
         return None
 
-    def add(self, word: int, correlation_id: int, api: int, version: int, now_ns: int, timeout_ms: int) -> None:
-        """A request goes to another process; `refusal` has let it."""
-        timer = self.timeouts.add(now_ns + min(timeout_ms, TIMEOUT_MAX_MS) * 1_000_000, (word, correlation_id))
+    def add(
+        self, word: int, correlation_id: int, api: int, version: int, now_ns: int, timeout_ms: int
+    ) -> None:
+        """Register a forwarded request. `refusal` must have returned None."""
+        timer = self.timeouts.add(
+            now_ns + min(timeout_ms, TIMEOUT_MAX_MS) * 1_000_000, (word, correlation_id)
+        )
         waiting = self._sessions.get(word)
         if waiting is None:
             waiting = self._sessions[word] = {}
@@ -58,7 +75,9 @@ class Unanswered:
         self._count += 1
 
     def take(self, word: int, correlation_id: int) -> Waiting | None:
-        """A request that is to be answered now; None: it has been, or its session is gone."""
+        """Remove and return a request that is answered now, or None if it was answered or its
+        session has ended.
+        """
         waiting = self._sessions.get(word)
         found = None if waiting is None else waiting.pop(correlation_id, None)
         if waiting is None or found is None:
@@ -69,8 +88,10 @@ class Unanswered:
         self.timeouts.cancel(found[2])
         return found
 
-    def take_late(self, now_ns: int) -> list[tuple[int, int, int, int]]:
-        """(session word, correlation id, API, version) of requests whose timeout has passed."""
+    def pop_expired(self, now_ns: int) -> list[tuple[int, int, int, int]]:
+        """Remove requests whose timeout has passed. Return (session word, correlation id, API,
+        version) of each.
+        """
         late = []
         for word, correlation_id in self.timeouts.advance(now_ns):
             asked = self.take(word, correlation_id)
@@ -79,7 +100,7 @@ class Unanswered:
         return late
 
     def forget_session(self, word: int) -> list[int]:
-        """The client is gone; returns the correlation ids that were waiting."""
+        """Remove a session's requests. Return their correlation ids."""
         waiting = self._sessions.pop(word, {})
         for _, _, timer in waiting.values():
             self.timeouts.cancel(timer)
@@ -87,9 +108,13 @@ class Unanswered:
         return list(waiting)
 
     def is_waiting(self, word: int, correlation_id: int) -> bool:
-        """Whether it has not been answered, and its session is there."""
+        """True if the request is pending."""
         return correlation_id in self._sessions.get(word, ())
 
     def all(self) -> list[tuple[int, int]]:
-        """(session word, correlation id) of everything that waits."""
-        return [(word, correlation_id) for word, waiting in self._sessions.items() for correlation_id in waiting]
+        """Return (session word, correlation id) of every pending request."""
+        return [
+            (word, correlation_id)
+            for word, waiting in self._sessions.items()
+            for correlation_id in waiting
+        ]

@@ -1,33 +1,49 @@
-"""Sessions: the clients of this front, each from its handshake to the end of its connection.
+"""Sessions: the clients of a front, each from its handshake to the end of its connection.
 
-Owner: one front. A session's number, under the front's generation, is what descriptors carry, so an answer finds its way back.
-Invariants: one session per ZeroMQ identity; numbers are never reused within a generation.
+Owner: one front. Lanes and descriptors carry the session word (generation and number), so that an
+ack finds its session.
+
+Invariants:
+- A ZeroMQ identity has at most one session.
+- Numbers are never reused within a generation.
 """
 
 from __future__ import annotations
 
-from netfront.credits import Credit
-from workers.timing_wheel import Timer
+from netfront.socket.flow_control import Credit
+from shm.runtime.timing_wheel import Timer
 
 
 class Session:
     """One connected client."""
 
-    __slots__ = ("client_id", "credit", "fetch_received", "fetch_sent", "identity", "last_seen_ns", "number", "timer", "word")
+    __slots__ = (
+        "client_id",
+        "credit",
+        "fetch_received",
+        "fetch_sent",
+        "identity",
+        "last_seen_ns",
+        "number",
+        "timer",
+        "word",
+    )
 
-    def __init__(self, number: int, word: int, identity: bytes, client_id: str, credit: Credit, now_ns: int) -> None:
+    def __init__(
+        self, number: int, word: int, identity: bytes, client_id: str, credit: Credit, now_ns: int
+    ) -> None:
         self.number = number
         self.word = word
-        """Front generation << 32 | number: what lanes and descriptors carry."""
+        """Front generation << 32 | number: carried by lanes and descriptors."""
         self.identity = identity
         self.client_id = client_id
         self.credit = credit
         self.last_seen_ns = now_ns
         self.timer: Timer[Session] | None = None
-        """When the front looks whether it has been silent."""
+        """Timer of the next check for silence."""
         self.fetch_sent = 0
         self.fetch_received = 0
-        """Bytes of batches sent to this client, and of them how many it says it has taken in."""
+        """Bytes of batches sent to this client, and those it reports as consumed."""
 
 
 class Sessions:
@@ -43,11 +59,13 @@ class Sessions:
         return len(self._by_identity)
 
     def open(self, identity: bytes, client_id: str, credit: Credit, now_ns: int) -> Session:
-        """A new session of `identity`, which has none."""
+        """Open a session for an identity that has none."""
         number = self._next_number
         self._next_number += 1
         credit.session_word = self.generation << 32 | number
-        session = Session(number, self.generation << 32 | number, identity, client_id, credit, now_ns)
+        session = Session(
+            number, self.generation << 32 | number, identity, client_id, credit, now_ns
+        )
         self._by_identity[identity] = session
         self._by_word[session.word] = session
         return session
@@ -56,7 +74,7 @@ class Sessions:
         return self._by_identity.get(identity)
 
     def by_word(self, word: int) -> Session | None:
-        """The session of a lane message or descriptor; None: it has ended."""
+        """Return the session of a lane message or descriptor, or None if it has ended."""
         return self._by_word.get(word)
 
     def by_credit(self, credit: Credit) -> Session | None:

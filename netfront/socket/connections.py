@@ -1,19 +1,27 @@
-"""Connections of a front, and what each of them costs it: what libzmq holds of a peer's unfinished messages, and of answers that it does not take.
+"""Connections of a front and their cost: unfinished messages and unread responses in libzmq.
 
-libzmq gathers the parts of a message until the last has come, and no option bounds how many. So the kernel's count of a connection's bytes is compared
-with the bytes that came out as whole messages; what lies between, and not in the kernel still, is *untaken*. Answers are counted as they are sent, and
-counted off when libzmq lets go of a message that was marked; what lies between is *unsent*. A peer beyond its allowance is closed: a limit that a
-well-behaved client never meets.
+libzmq buffers the parts of a message until the last has arrived, and no option bounds their number.
+So the kernel's count of a connection's bytes is compared with the bytes of whole messages received.
+The difference, less what the kernel still holds, is *untaken*. Responses are counted when sent and
+counted off when libzmq releases a marked message. The difference is *unsent*. A peer beyond its
+allowance is closed. A well-behaved client never meets these limits.
 
-Owner: one front. Every 50 ms (`look`), while there are any, some connections are looked at in turn, all of them when memory is short. A quiet one cannot be
-left out: an epoll of our own over libzmq's descriptors misses bytes that its thread has read before we are awake (tried), so nothing but looking tells
-of a message that begins and does not end.
-Invariants, within what can come between two looks:
-    untaken <= unshaken_peer_max before our handshake, and of all those together <= unshaken_max;
-    untaken <= what is granted and not received + SESSION_SLACK_BYTES behind it;   all together <= untaken_max;
-    unsent <= UNSENT_PEER_MAX for each peer;   all together <= unsent_max;   connections <= connections_max;
-    this process's private memory <= memory_max, as long as there is a peer to close.
-What has no count of bytes (Unix sockets) is bounded by the rule of memory alone.
+Every 50 ms `sweep` checks some connections in turn, and all of them when memory is short. Idle ones
+cannot be skipped: libzmq's thread may read bytes before an epoll on its descriptors reports them,
+so only a check detects an endless message.
+
+Owner: one front.
+
+Invariants, up to the growth between two sweeps:
+- untaken <= unshaken_peer_max for a peer before its handshake.
+- The sum of those <= unshaken_max.
+- untaken <= granted bytes not yet received + SESSION_SLACK_BYTES after it.
+- The sum over all peers <= untaken_max.
+- unsent <= UNSENT_PEER_MAX for each peer, and the sum <= unsent_max.
+- connections <= connections_max.
+- This process's private memory <= memory_max, as long as a peer can be closed.
+
+Connections without a byte count (Unix sockets) are bounded by the memory rule alone.
 """
 
 from __future__ import annotations
@@ -23,112 +31,134 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-from netfront.credits import Credit
-from netfront.peer_sockets import PeerSockets
-from tailrace.protocol.wire import JSON_MAX_BYTES
+from netfront.socket.flow_control import Credit
+from netfront.socket.socket_stats import SocketStats
+from tailrace.protocol.frame import JSON_MAX_BYTES
 
 logger = logging.getLogger(__name__)
 
 SESSION_SLACK_BYTES = JSON_MAX_BYTES + (1 << 20) + (64 << 10)
-"""Beside batches: one request of JSON, and many small ones that the front has not come to yet."""
+"""Bytes beside batches: one JSON request, and many small requests that are not read yet."""
 KEEPALIVE_BYTES_PER_S = 16
-"""ZMTP's own commands are bytes that never come out as messages."""
+"""Allowance for ZMTP commands, which are received bytes but never messages."""
 UNSENT_PEER_MAX = 48 << 20
-"""The window of fetches (32 MiB) and one answer more."""
+"""The fetch window (32 MiB) and one more response."""
 MARK_BYTES = 64 << 10
-"""After so many bytes of small answers one is sent so that libzmq tells when it lets go of it."""
+"""Bytes of small responses after which one is sent with a tracker."""
 MESSAGE_COST_BYTES = 200
-"""What a message costs beside its bytes."""
+"""Memory cost of a message beside its bytes."""
 STALLED_NS = 30_000_000_000
 UNSHAKEN_NS = 10_000_000_000
-LOOK_NS = 50_000_000
-LOOK_COUNT = 256
+SWEEP_INTERVAL_NS = 50_000_000
+SWEEP_PEERS = 256
 ROOM_NS = 1_000_000_000
-"""A connection may stay for so long without our handshake although others find no room."""
+"""Time a connection may stay without a handshake when others find no room."""
 SILENT_NS = 1_000_000_000
 SUSPECT_BYTES = 4 << 10
 
 
 class Limits(NamedTuple):
-    """What all connections of a front together may cost."""
+    """Limits of all connections of a front together."""
 
     connections_max: int
     unshaken_peer_max: int
-    """Untaken bytes of one peer before our handshake. A client of a killed front's still has batches under way when it connects to its successor."""
+    """Untaken bytes of one peer before its handshake. A client of a killed front still has batches
+    in flight when it connects to the successor.
+    """
     unshaken_max: int
-    """Of all of them together."""
+    """Sum over all peers without a handshake."""
     untaken_max: int
     unsent_max: int
     memory_growth_max: int
-    """Of private memory, over what the process had when it began to listen."""
+    """Growth of private memory since the front began to listen."""
 
 
 class Mark(Protocol):
-    """Of a message: whether libzmq has let go of it (see `zmq.MessageTracker`)."""
+    """Tracker of a sent message: done when libzmq has released it (see `zmq.MessageTracker`)."""
 
     @property
     def done(self) -> bool: ...
 
 
-class Peer:
+class PeerConnection:
     """One connection."""
 
     __slots__ = (
-        "accepted_ns", "buffers", "credit", "fd", "identity", "inode", "is_closing", "is_counted", "looked_ns", "marked", "marks", "progress_ns",
-        "released", "seen_taken", "sent", "taken", "untaken",
+        "accepted_ns",
+        "buffers",
+        "credit",
+        "fd",
+        "identity",
+        "inode",
+        "is_closing",
+        "is_counted",
+        "marked",
+        "marks",
+        "progress_ns",
+        "released",
+        "sent",
+        "swept_ns",
+        "swept_taken",
+        "taken",
+        "untaken",
     )  # fmt: skip
 
     def __init__(self, fd: int, inode: int, is_counted: bool, now_ns: int) -> None:
         self.fd = fd
         self.inode = inode
         self.is_counted = is_counted
-        """Whether the kernel counts its bytes."""
-        self.accepted_ns = self.looked_ns = self.progress_ns = now_ns
+        """True if the kernel counts its bytes."""
+        self.accepted_ns = self.swept_ns = self.progress_ns = now_ns
         self.identity: bytes | None = None
         self.credit: Credit | None = None
-        """Since our handshake."""
+        """Set at the handshake."""
         self.is_closing = False
         self.taken = 0
-        """Bytes on the wire of the whole messages that came."""
-        self.seen_taken = 0
+        """Wire bytes of the whole messages received."""
+        self.swept_taken = 0
         self.untaken = 0
         self.sent = self.marked = self.released = 0
-        """What its answers cost: up to the last, up to the last with a mark, up to the last mark that libzmq let go of."""
+        """Cost of its responses: up to the last one, up to the last with a mark, and up to the last
+        mark that libzmq released.
+        """
         self.marks: deque[tuple[int, Mark, bytearray | None]] = deque()
 
     @property
     def unsent(self) -> int:
-        """Of answers up to the last that was marked; what came after is less than MARK_BYTES, or has begun to wait only now."""
+        """Bytes of responses up to the last mark.
+
+        Those after it are less than MARK_BYTES, or new.
+        """
         return self.marked - self.released
 
 
-class Peers:
+class Connections:
     """All connections of a front."""
 
-    def __init__(self, sockets: PeerSockets, limits: Limits) -> None:
+    def __init__(self, sockets: SocketStats, limits: Limits) -> None:
         self._sockets = sockets
         self.limits = limits
-        self._by_fd: dict[int, Peer] = {}
-        self.by_identity: dict[bytes, Peer] = {}
-        self._unshaken: OrderedDict[Peer, None] = OrderedDict()
-        """Connections without our handshake, oldest first."""
-        self._unread: deque[tuple[Peer, int, int]] = deque()
-        """Connections that have ended -> what they had sent may still be read."""
+        self._by_fd: dict[int, PeerConnection] = {}
+        self.by_identity: dict[bytes, PeerConnection] = {}
+        self._unshaken: OrderedDict[PeerConnection, None] = OrderedDict()
+        """Connections without a handshake, oldest first."""
+        self._unread: deque[tuple[PeerConnection, int, int]] = deque()
+        """Closed connections whose last messages may still be unread."""
         self._displaced: list[bytes] = []
-        """Identities whose connection's descriptor has come to mean another one."""
+        """Identities whose descriptor now belongs to another connection."""
         self._credits: dict[bytes, Credit] = {}
-        """Of identities with our handshake."""
-        self._condemned: dict[Peer, str] = {}
-        """Peers that are closed at the look after the next, and why."""
-        self._doomed: dict[Peer, str] = {}
-        """Those that are closed at the next."""
-        self._round: list[Peer] = []
-        self._sending: deque[Peer] = deque()
-        """Peers with marks that libzmq has not let go of, when they were last looked at."""
+        """Credits of identities with a handshake."""
+        self._condemned: dict[PeerConnection, str] = {}
+        """Peers to close at the sweep after the next, with the reason."""
+        self._doomed: dict[PeerConnection, str] = {}
+        """Peers to close at the next sweep, with the reason."""
+        self._round: list[PeerConnection] = []
+        self._sending: deque[PeerConnection] = deque()
+        """Peers that had unreleased marks at their last check."""
         self.untaken_total = 0
         self.unsent_total = 0
         self.closed_count = 0
-        """How many connections were closed for what they cost."""
+        """Number of connections closed for exceeding a limit."""
         self._memory_max = sockets.private_bytes() + limits.memory_growth_max
         self._connections_max = limits.connections_max
         self._is_full = False
@@ -137,34 +167,44 @@ class Peers:
     def __len__(self) -> int:
         return len(self._by_fd)
 
-    # ---- beginning and end -------------------------------------------------------------------------------------------------------------
+    # ---- beginning and end -----------------------------------------------------------------------
 
     def accepted(self, fd: int, is_counted: bool, now_ns: int) -> None:
-        """A connection has come. With too many of them one is closed: the one that has done nothing for longest, else this one."""
-        peer = self._by_fd[fd] = Peer(fd, self._sockets.inode(fd), is_counted, now_ns)
+        """Add a connection. Above the limit close one: the oldest without a handshake if it is
+        older than ROOM_NS, else the new one.
+        """
+        peer = self._by_fd[fd] = PeerConnection(fd, self._sockets.inode(fd), is_counted, now_ns)
         self._unshaken[peer] = None
         if is_counted:
-            self._sockets.hold_little_if_near(fd)
+            self._sockets.shrink_local_send_buffer(fd)
         if len(self._by_fd) <= self._connections_max:
             return
         if not self._is_full and self._connections_max == self.limits.connections_max:
             self._is_full = True
-            logger.warning("connections_full count=%d: raise connections.max, and the limit of open files with it", len(self._by_fd) - 1)
+            logger.warning(
+                "connections_full count=%d: raise connections.max, and the limit of open files "
+                "with it",
+                len(self._by_fd) - 1,
+            )
         oldest = next(iter(self._unshaken))
         self._shut(oldest if now_ns - oldest.accepted_ns >= ROOM_NS else peer)
 
     def make_room(self, count: int) -> None:
-        """No descriptor is left: close so many connections without our handshake, and for a while take no more than there are then."""
+        """Close `count` connections without a handshake because no descriptor is free. Keep the
+        limit at what remains until `on_room_available`.
+        """
         self._connections_max = max(0, min(self._connections_max, len(self._by_fd) - count))
         for peer in list(self._unshaken)[:count]:
             self._shut(peer)
 
-    def room_is_back(self) -> None:
-        """There are descriptors again: as many connections as the settings allow."""
+    def on_room_available(self) -> None:
+        """Restore the configured limit of connections: descriptors are free again."""
         self._connections_max = self.limits.connections_max
 
     def disconnected(self, fd: int, now_ns: int, empty_count: int) -> None:
-        """A connection has ended. `empty_count`: how often the socket was read until it was empty."""
+        """Record the end of a connection. `empty_count` is the number of times the socket was read
+        empty so far.
+        """
         peer = self._by_fd.pop(fd, None)
         if peer is None:
             return
@@ -177,16 +217,22 @@ class Peers:
             self._is_full = False
             logger.info("connections_have_room count=%d", len(self._by_fd))
 
-    def meet(self, identity: bytes, fd: int) -> Peer | None:
-        """The first message of `identity` came over `fd`, or the first since another identity took its place there. None: nothing is known of `fd`.
+    def identify(self, identity: bytes, fd: int) -> PeerConnection | None:
+        """Bind `identity` to the connection of `fd` and return it, or None if `fd` is unknown.
 
-        A descriptor means one connection after the other, and libzmq takes messages from connections in turn: what one sent that has ended may come behind
-        what its successor sent. So an identity that is displaced here may live; its next message puts it back.
+        It is called for the first message of an identity, and again after another identity replaced
+        it. A descriptor is reused by later connections, and libzmq reads connections in turn. A
+        closed connection's last message may therefore come after its successor's first. An identity
+        displaced here may still be alive. Its next message restores it.
         """
         peer = self._by_fd.get(fd)
         if peer is None or peer.identity is not None:
             ended = [ended for ended, _, _ in self._unread if ended.fd == fd]
-            peer = next((ended for ended in ended if ended.identity is None), None) or peer or next(iter(ended), None)
+            peer = (
+                next((ended for ended in ended if ended.identity is None), None)
+                or peer
+                or next(iter(ended), None)
+            )
         if peer is None:
             return None
         if peer.identity is not None:
@@ -198,7 +244,7 @@ class Peers:
         return peer
 
     def shaken(self, identity: bytes, credit: Credit | None) -> None:
-        """Our handshake was made with `identity` (its credit), or its session was dropped (None)."""
+        """Record the handshake of `identity` with its credit, or the end of its session (None)."""
         if credit is None:
             self._credits.pop(identity, None)
         else:
@@ -207,22 +253,24 @@ class Peers:
         if peer is not None:
             self._note_credit(peer)
 
-    def _note_credit(self, peer: Peer) -> None:
+    def _note_credit(self, peer: PeerConnection) -> None:
         peer.credit = self._credits.get(peer.identity) if peer.identity is not None else None
         if peer.credit is not None:
             self._unshaken.pop(peer, None)
         elif not peer.is_closing:
             self._unshaken[peer] = None
 
-    def take_ended(self, now_ns: int, empty_count: int) -> list[bytes]:
-        """Identities of which nothing more will come: their connection has ended, and what they had sent was read. One whose descriptor another identity
-        was met on may be among them although it lives: see `meet`.
+    def drain_ended(self, now_ns: int, empty_count: int) -> list[bytes]:
+        """Return identities whose connection has closed and whose last messages were read.
+
+        An identity that lost its descriptor to another one may be among them although it is alive
+        (see `identify`).
         """
         ended, self._displaced = self._displaced, []
         while self._unread:
             peer, since_ns, empty_then = self._unread[0]
-            # libzmq tells of the end a moment before it hands over what came last: give it a moment.
-            if empty_count <= empty_then or now_ns - since_ns < LOOK_NS // 5:
+            # libzmq reports the end shortly before it delivers the last messages.
+            if empty_count <= empty_then or now_ns - since_ns < SWEEP_INTERVAL_NS // 5:
                 break
             self._unread.popleft()
             if peer.identity is not None and self.by_identity.get(peer.identity) is peer:
@@ -232,22 +280,26 @@ class Peers:
 
     @property
     def has_ended(self) -> bool:
-        """Whether `take_ended` may have something to return."""
+        """True if `drain_ended` may have something to return."""
         return bool(self._unread or self._displaced)
 
-    def is_sender(self, peer: Peer) -> bool:
-        """Whether the last message taken for `peer`'s is known to be: not while one that had its descriptor before has ended and its messages may come
-        still (see `meet`).
+    def is_sender(self, peer: PeerConnection) -> bool:
+        """True if `peer` certainly sent its last message. False while a closed connection with the
+        same descriptor may still deliver messages (see `identify`).
         """
-        return all(ended.fd != peer.fd or ended.identity is not None for ended, _, _ in self._unread)
+        return all(
+            ended.fd != peer.fd or ended.identity is not None for ended, _, _ in self._unread
+        )
 
-    def condemn(self, peer: Peer, reason: str) -> None:
-        """Close the connection that sent the last message when what it was sent has had the time between two looks to leave."""
+    def condemn(self, peer: PeerConnection, reason: str) -> None:
+        """Close the sender of the last message at the sweep after the next, so that its error
+        response can leave.
+        """
         if not peer.is_closing and peer not in self._doomed and self.is_sender(peer):
             self._condemned[peer] = reason
 
-    def close(self, peer: Peer, reason: str) -> None:
-        """Close the connection, for what it costs."""
+    def close(self, peer: PeerConnection, reason: str) -> None:
+        """Close a connection that exceeds a limit."""
         if peer.is_closing:
             return
         self.closed_count += 1
@@ -257,20 +309,22 @@ class Peers:
         )  # fmt: skip
         self._shut(peer)
 
-    def _shut(self, peer: Peer) -> None:
+    def _shut(self, peer: PeerConnection) -> None:
         peer.is_closing = True
         self._unshaken.pop(peer, None)
         self._sockets.shut(peer.fd, peer.inode)
 
-    # ---- what was not sent yet -----------------------------------------------------------------------------------------------------------
+    # ---- unsent responses ------------------------------------------------------------------------
 
-    def wants_mark(self, peer: Peer, cost: int) -> bool:
-        """Count an answer that is about to be sent; whether libzmq is to tell when it lets go of it."""
+    def needs_mark(self, peer: PeerConnection, cost: int) -> bool:
+        """Count a response about to be sent. Return True if it must be sent with a tracker."""
         peer.sent += cost
         return peer.sent - peer.marked >= MARK_BYTES
 
-    def mark(self, peer: Peer, mark: Mark, buffer: bytearray | None, now_ns: int) -> None:
-        """Everything that was sent to `peer` so far has left when `mark` is done; then `buffer` is free."""
+    def mark(self, peer: PeerConnection, mark: Mark, buffer: bytearray | None, now_ns: int) -> None:
+        """Record a tracked message. When `mark` is done, everything sent to `peer` before has left
+        and `buffer` is free.
+        """
         if not peer.marks:
             peer.progress_ns = now_ns
             self._sending.append(peer)
@@ -278,8 +332,8 @@ class Peers:
         peer.marked = peer.sent
         peer.marks.append((peer.sent, mark, buffer))
 
-    def settle(self, peer: Peer, now_ns: int) -> list[bytearray]:
-        """Count off what libzmq has let go of; returns the buffers that are free."""
+    def settle(self, peer: PeerConnection, now_ns: int) -> list[bytearray]:
+        """Count off messages that libzmq has released. Return the buffers that are free."""
         free = []
         marks = peer.marks
         while marks and marks[0][1].done:
@@ -292,7 +346,7 @@ class Peers:
         return free
 
     def settle_some(self, count: int, now_ns: int) -> list[bytearray]:
-        """`settle` for up to `count` peers, in turn."""
+        """Call `settle` for up to `count` peers in turn."""
         free = []
         for _ in range(min(count, len(self._sending))):
             peer = self._sending.popleft()
@@ -301,62 +355,95 @@ class Peers:
                 self._sending.append(peer)
         return free
 
-    # ---- looking -------------------------------------------------------------------------------------------------------------------------
+    # ---- sweeps ----------------------------------------------------------------------------------
 
-    def look(self, now_ns: int, is_read: Callable[[], bool]) -> None:
-        """Close the peers that cost more than is allowed. `is_read`: whether everything that libzmq had read when it is asked has been taken from it; if not
-        (a front that is not fed yet, or has just been stopped for a while), what waits is not its sender's fault, and the sums alone are bounded.
+    def sweep(self, now_ns: int, is_read: Callable[[], bool]) -> None:
+        """Close the peers that exceed a limit.
+
+        `is_read` returns True if everything libzmq had read has been received from it. If not (a
+        front that is not fed yet or was suspended), waiting bytes are not the sender's fault, and
+        only the sums are bounded.
         """
         for peer, reason in self._doomed.items():
             self.close(peer, reason)
         self._doomed, self._condemned = self._condemned, {}
         memory = self._sockets.private_bytes()
         is_short = memory > self._memory_max
-        peers = list(self._by_fd.values()) if is_short or self.untaken_total > self.limits.untaken_max else self._next_of_round()
+        peers = (
+            list(self._by_fd.values())
+            if is_short or self.untaken_total > self.limits.untaken_max
+            else self._next_of_round()
+        )
         for peer in peers:
             if not peer.is_closing:
-                self._look_at(peer, now_ns, is_read)
+                self._check_peer(peer, now_ns, is_read)
         if self.untaken_total > self.limits.unshaken_max and is_read():
-            self._close_largest(list(self._unshaken), self.limits.unshaken_max, "peers without a handshake have too much unfinished")
+            self._close_largest(
+                list(self._unshaken),
+                self.limits.unshaken_max,
+                "peers without a handshake have too much unfinished",
+            )
         if self.untaken_total > self.limits.untaken_max:
-            self._close_largest(list(self._by_fd.values()), self.limits.untaken_max, "all peers together have too much unfinished")
+            self._close_largest(
+                list(self._by_fd.values()),
+                self.limits.untaken_max,
+                "all peers together have too much unfinished",
+            )
         if self.unsent_total > self.limits.unsent_max:
             self._close_stalled(now_ns)
         if is_short:
             self._free_memory(memory, now_ns)
         self._memory_is_short = is_short
 
-    def _next_of_round(self) -> list[Peer]:
+    def _next_of_round(self) -> list[PeerConnection]:
         if not self._round:
             self._round = list(self._by_fd.values())
-        chosen, self._round = self._round[:LOOK_COUNT], self._round[LOOK_COUNT:]
+        chosen, self._round = self._round[:SWEEP_PEERS], self._round[SWEEP_PEERS:]
         return chosen
 
-    def _look_at(self, peer: Peer, now_ns: int, is_read: Callable[[], bool]) -> None:
+    def _check_peer(self, peer: PeerConnection, now_ns: int, is_read: Callable[[], bool]) -> None:
         if peer.marks and now_ns - peer.progress_ns >= STALLED_NS:
-            self.close(peer, f"it has taken none of its answers for {STALLED_NS // 1_000_000_000} s")
+            self.close(
+                peer, f"it has read none of its responses for {STALLED_NS // 1_000_000_000} s"
+            )
             return
-        if peer.taken != peer.seen_taken:
-            peer.seen_taken = peer.taken
-            peer.looked_ns = now_ns  # as of now it is not in the middle of an endless message
+        if peer.taken != peer.swept_taken:
+            peer.swept_taken = peer.taken
+            peer.swept_ns = now_ns  # a message ended since: it is not inside an endless one
         received = self._sockets.received_bytes(peer.fd) if peer.is_counted else -1
         if received < 0:
             return
-        untaken = max(0, received - peer.taken - (now_ns - peer.accepted_ns) * KEEPALIVE_BYTES_PER_S // 1_000_000_000)
+        untaken = max(
+            0,
+            received
+            - peer.taken
+            - (now_ns - peer.accepted_ns) * KEEPALIVE_BYTES_PER_S // 1_000_000_000,
+        )
         if untaken > SUSPECT_BYTES:
             untaken = max(0, untaken - self._sockets.waiting_bytes(peer.fd))
         self.untaken_total += untaken - peer.untaken
         peer.untaken = untaken
         credit = peer.credit
-        allowed = self.limits.unshaken_peer_max if credit is None else max(0, credit.granted - credit.received) + SESSION_SLACK_BYTES
-        # What was counted may have become whole messages since: whether these were taken is asked after the count.
+        allowed = (
+            self.limits.unshaken_peer_max
+            if credit is None
+            else max(0, credit.granted - credit.received) + SESSION_SLACK_BYTES
+        )
+        # Counted bytes may have become whole messages since. `is_read` is called after the count.
         if untaken > allowed and is_read():
             self.close(peer, f"{untaken} bytes of requests that do not end; {allowed} are allowed")
-        elif credit is None and untaken > SUSPECT_BYTES and now_ns - peer.looked_ns >= UNSHAKEN_NS and is_read():
-            self.close(peer, f"an unfinished message and no handshake for {UNSHAKEN_NS // 1_000_000_000} s")
+        elif (
+            credit is None
+            and untaken > SUSPECT_BYTES
+            and now_ns - peer.swept_ns >= UNSHAKEN_NS
+            and is_read()
+        ):
+            self.close(
+                peer, f"an unfinished message and no handshake for {UNSHAKEN_NS // 1_000_000_000} s"
+            )
 
-    def _close_largest(self, peers: list[Peer], allowed: int, reason: str) -> None:
-        """Close those with most untaken until what the others of `peers` have is allowed."""
+    def _close_largest(self, peers: list[PeerConnection], allowed: int, reason: str) -> None:
+        """Close the peers with the most untaken bytes until the rest is within `allowed`."""
         remaining = sum(peer.untaken for peer in peers)
         for peer in sorted(peers, key=lambda p: -p.untaken) if remaining > allowed else ():
             if remaining <= allowed:
@@ -365,24 +452,44 @@ class Peers:
             self.close(peer, f"{reason}: {allowed} bytes are allowed")
 
     def _close_stalled(self, now_ns: int) -> None:
-        """Answers fill what there is for them: close the peer that holds most of it and has taken nothing for a second."""
-        stalled = [p for p in self._sending if not p.is_closing and p.marks and now_ns - p.progress_ns >= SILENT_NS]
+        """Close the peer with the most unsent bytes that has read nothing for SILENT_NS."""
+        stalled = [
+            p
+            for p in self._sending
+            if not p.is_closing and p.marks and now_ns - p.progress_ns >= SILENT_NS
+        ]
         if stalled:
-            self.close(max(stalled, key=lambda p: p.unsent), "others wait for the memory that its answers take, and it takes none of them")
+            self.close(
+                max(stalled, key=lambda p: p.unsent),
+                "it reads no responses, and other clients need the memory that they take",
+            )
 
     def _free_memory(self, memory: int, now_ns: int) -> None:
-        """Parts without bytes, and peers that are not counted, cost memory that no ledger shows: peers in the middle of a message are suspected."""
-        self._sockets.give_back_memory()
+        """Close a peer in the middle of a message when memory is short. Message parts without
+        bytes, and peers without a byte count, cost memory that no account shows.
+        """
+        self._sockets.trim_memory()
         if self._sockets.private_bytes() <= self._memory_max:
             return
         if not self._memory_is_short:
             logger.warning("memory_short private_bytes=%d allowed=%d", memory, self._memory_max)
-        quiet = [p for p in self._by_fd.values() if not p.is_closing and now_ns - p.looked_ns >= LOOK_NS]
+        quiet = [
+            p
+            for p in self._by_fd.values()
+            if not p.is_closing and now_ns - p.swept_ns >= SWEEP_INTERVAL_NS
+        ]
         counted = [p for p in quiet if p.is_counted and p.untaken > SUSPECT_BYTES]
         if counted:
-            self.close(max(counted, key=lambda p: p.untaken), "memory is short, and it has most of a message that does not end")
+            self.close(
+                max(counted, key=lambda p: p.untaken),
+                "memory is short, and it has most of a message that does not end",
+            )
             return
         unseen = [p for p in quiet if not p.is_counted]
         unshaken = [p for p in unseen if p.credit is None]
-        for peer in unshaken or [p for p in unseen if now_ns - p.looked_ns >= SILENT_NS]:
-            self.close(peer, "memory is short, and it has sent no whole message for a while; it may connect again")
+        for peer in unshaken or [p for p in unseen if now_ns - p.swept_ns >= SILENT_NS]:
+            self.close(
+                peer,
+                "memory is short, and it has sent no whole message for a while; it may connect "
+                "again",
+            )

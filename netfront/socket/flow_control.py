@@ -1,18 +1,27 @@
-"""Byte credit of producers: who may send how much. Pure.
+"""Flow control of producers: byte credit for each connection. Pure.
 
-A connection holds an absolute, cumulative limit (as QUIC's MAX_DATA): it may have sent that many bytes of batches in all. The front raises it as batches
-leave for the workers, so a full ring holds credit back and the producer blocks at home. Within its credit a request is never refused for load.
+A connection has an absolute, cumulative limit (as QUIC's MAX_DATA) on the bytes of batches it has
+sent in all. The front raises it as batches leave for the workers. A full ring therefore withholds
+credit, and the producer blocks in its own process. Requests within their credit are never refused
+for load.
 
-What a connection *holds* is its limit less what has left for a worker. All that is held comes out of one budget, however many connections there are. A
-connection may hold as much as it leaves to the others (Choudhury and Hahne's dynamic threshold), up to a window: one alone gets the window, and with many
-there is something left for the next that connects. While it leaves as much, a connection gets a batch with its handshake; else it begins with nothing and asks.
-A connection that asked when there was nothing is served first, in order; while one waits, grants that are not used are taken back (`sweep`).
+The bytes that a connection holds are its limit minus the bytes released to workers. All held bytes
+come out of one budget. A connection may hold as much as it leaves free for others (the dynamic
+threshold of Choudhury and Hahne), up to a window. A single connection gets the whole window, and
+many leave something for the next. A new connection gets credit for one batch if as much stays free,
+else none until it asks. Connections that wait for credit are served first, in order. While one
+waits, unused grants are taken back (`sweep`).
 
-What was taken back may be on its way already: it is taken in as debt, up to as much again as the budget.
+Bytes under a grant that was taken back may already be in flight. They are accepted as debt, up to
+the size of the budget.
 
 Owner: one front.
-Invariants: released <= received <= limit <= granted (but for what is beyond every grant);   held_bytes = sum of (limit - released);
-    held_bytes <= budget + debt;   debt <= budget;   when nothing is held, none waits.
+
+Invariants:
+- released <= received <= limit <= granted, except for bytes beyond every grant.
+- outstanding_bytes = sum of (limit - released).
+- outstanding_bytes <= budget + debt, and debt <= budget.
+- No connection waits while nothing is held.
 """
 
 from __future__ import annotations
@@ -21,82 +30,88 @@ from collections import OrderedDict
 
 
 class Credit:
-    """One connection's account, in bytes since it was opened."""
+    """Account of one connection, in bytes since it was opened."""
 
-    __slots__ = ("granted", "limit", "received", "released", "session_word", "swept", "wanted")
+    __slots__ = ("granted", "limit", "received", "released", "requested", "session_word", "swept")
 
     def __init__(self) -> None:
         self.session_word = 0
-        """Whose it is (see `sessions`)."""
+        """Session word of its owner (see `sessions`)."""
         self.limit = 0
-        """What the connection may have sent in all, as it is told."""
+        """Bytes the connection may have sent in all, as last announced."""
         self.granted = 0
-        """The highest limit it was ever told: what was taken back may still be on its way."""
+        """Highest limit ever announced. Bytes under a revoked limit may still be in flight."""
         self.received = 0
         self.released = 0
-        """Of what was received, how much has left for a worker."""
+        """Received bytes that have left for a worker."""
         self.swept = -1
-        """What it had received at the last sweep."""
-        self.wanted = 0
-        """What it waits to be allowed to send; 0: it does not wait."""
+        """Received bytes at the last sweep."""
+        self.requested = 0
+        """Bytes it waits to be allowed to send, 0 if it does not wait."""
 
 
 class CreditLedger:
-    """All accounts of a front. Methods that change limits return the accounts that have to be told."""
+    """All accounts of a front. Methods that change limits return the accounts to notify."""
 
     def __init__(self, budget_bytes: int, window_bytes: int, batch_bytes: int) -> None:
-        """`window_bytes`: what one connection may hold at most; `batch_bytes`: one largest batch."""
+        """`window_bytes` is the most that one connection may hold, `batch_bytes`
+        the largest batch.
+        """
         self._budget = max(budget_bytes, batch_bytes)
         self._window = window_bytes
         self._batch = batch_bytes
-        self.held_bytes = 0
+        self.outstanding_bytes = 0
         self._accounts: dict[Credit, None] = {}
         self._waiting: OrderedDict[Credit, None] = OrderedDict()
 
     @property
     def is_contended(self) -> bool:
-        """Whether a connection waits for credit: call `sweep` now and then."""
+        """True while a connection waits for credit. `sweep` must then be called at intervals."""
         return bool(self._waiting)
 
     def open(self) -> Credit:
-        """An account for a new connection, with one batch of credit while half of what is free allows it, else with none."""
+        """Open an account, with credit for one batch if that is at most half of the free budget."""
         credit = Credit()
         self._accounts[credit] = None
-        if self._batch <= (self._budget - self.held_bytes) // 2:
+        if self._batch <= (self._budget - self.outstanding_bytes) // 2:
             self._set_limit(credit, self._batch)
         return credit
 
     def close(self, credit: Credit) -> list[Credit]:
-        """The connection has ended; what it held goes to those that wait."""
+        """Close an account and give what it held to waiting connections."""
         if self._accounts.pop(credit, 0) == 0:
             return []
-        self.held_bytes -= credit.limit - credit.released
+        self.outstanding_bytes -= credit.limit - credit.released
         self._waiting.pop(credit, None)
         return self._serve_waiting()
 
     def receive(self, credit: Credit, byte_count: int) -> bool:
-        """A batch came in. False: it is more than was ever granted, or more debt than there can be; the client does not keep to the protocol."""
+        """Count received bytes. Return False if they exceed every grant or the allowed debt, which
+        is a client's protocol error.
+        """
         credit.received += byte_count
         if credit.received <= credit.limit:
             return True
-        # Granted once, taken back since, and already on its way: taken in, as debt.
+        # Granted once, revoked since, and already in flight: accept it as debt.
         self._set_limit(credit, credit.received, is_debt=True)
-        return credit.received <= credit.granted and self.held_bytes <= 2 * self._budget
+        return credit.received <= credit.granted and self.outstanding_bytes <= 2 * self._budget
 
     def has_room(self) -> bool:
-        """Whether what is held, debt and all, is within the budget."""
-        return self.held_bytes <= self._budget
+        """True if the held bytes, with debt, are within the budget."""
+        return self.outstanding_bytes <= self._budget
 
     def release(self, credit: Credit, byte_count: int) -> list[Credit]:
-        """A batch has left for its worker; what it held goes to those that wait, else back to its connection."""
+        """Count bytes that left for a worker. Their credit goes to waiting connections first, else
+        back to this one.
+        """
         before = credit.limit
         credit.released += byte_count
         if not self._waiting and credit in self._accounts:
-            self.held_bytes -= byte_count
+            self.outstanding_bytes -= byte_count
             self._grow(credit, 0)
             return [credit] if credit.limit > before else []
         if credit in self._accounts:
-            self.held_bytes -= byte_count
+            self.outstanding_bytes -= byte_count
         raised = self._serve_waiting()
         if not self._waiting and credit in self._accounts:
             self._grow(credit, 0)
@@ -104,24 +119,26 @@ class CreditLedger:
             raised.append(credit)
         return raised
 
-    def ask(self, credit: Credit, wanted_bytes: int = 0) -> list[Credit]:
-        """The client wants to send so much (0: a largest batch) and cannot. Served now, or when there is something to give, in order."""
-        wanted = min(wanted_bytes, self._batch) or self._batch
+    def ask(self, credit: Credit, requested_bytes: int = 0) -> list[Credit]:
+        """Request credit for so many bytes (0: a largest batch), served at once or in order."""
+        requested = min(requested_bytes, self._batch) or self._batch
         if not self._waiting:
-            self._grow(credit, wanted)
-        if credit.limit - credit.received >= wanted:
+            self._grow(credit, requested)
+        if credit.limit - credit.received >= requested:
             return [credit]
-        credit.wanted = wanted
+        credit.requested = requested
         self._waiting[credit] = None
         return self._serve_waiting()
 
     def lapse(self, credit: Credit) -> list[Credit]:
-        """A silent connection gives back what it does not use."""
+        """Take back the unused credit of a silent connection."""
         self._set_limit(credit, credit.received)
         return [credit, *self._serve_waiting()]
 
     def sweep(self) -> list[Credit]:
-        """Somebody waits: what has not been used since the last sweep is taken back. To be called when everything that has come was read."""
+        """Take back credit that was not used since the last sweep. Call it only after everything
+        received was read.
+        """
         lapsed = []
         for credit in self._accounts:
             if credit.limit > credit.received and credit.swept == credit.received:
@@ -131,30 +148,35 @@ class CreditLedger:
         return lapsed + self._serve_waiting()
 
     def _set_limit(self, credit: Credit, limit: int, *, is_debt: bool = False) -> None:
-        self.held_bytes += limit - credit.limit
+        self.outstanding_bytes += limit - credit.limit
         credit.limit = limit
         if not is_debt:
             credit.granted = max(credit.granted, limit)
 
     def _grow(self, credit: Credit, needed: int) -> None:
-        """Let the connection hold as much as it leaves to others, up to its window; `needed` bytes to send, where the budget has them."""
-        held = credit.limit - credit.released
-        free = self._budget - self.held_bytes + held
+        """Let the connection hold as much as it leaves to others, up to its window. `needed` bytes
+        to send are granted if the budget has them.
+        """
+        outstanding = credit.limit - credit.released
+        free = self._budget - self.outstanding_bytes + outstanding
         under_way = credit.received - credit.released
         target = min(max(min(self._window, free // 2), under_way + needed), free)
-        if target > held:
+        if target > outstanding:
             self._set_limit(credit, credit.released + target)
-            credit.swept = -1  # what is new is not unused yet
+            credit.swept = -1  # a new grant is not swept yet
 
     def _serve_waiting(self) -> list[Credit]:
         raised: list[Credit] = []
         while self._waiting:
             credit = next(iter(self._waiting))
-            if self._budget - self.held_bytes + credit.limit - credit.received >= credit.wanted:
-                self._grow(credit, credit.wanted)
-            if credit.limit - credit.received < credit.wanted:
+            if (
+                self._budget - self.outstanding_bytes + credit.limit - credit.received
+                >= credit.requested
+            ):
+                self._grow(credit, credit.requested)
+            if credit.limit - credit.received < credit.requested:
                 break
             del self._waiting[credit]
-            credit.wanted = 0
+            credit.requested = 0
             raised.append(credit)
         return raised

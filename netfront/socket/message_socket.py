@@ -1,10 +1,15 @@
-"""A ROUTER's messages, frame by frame, and the ones that it sends.
+"""Message socket: receives and sends the messages of a ROUTER, frame by frame.
 
-pyzmq makes an object for each frame that comes, and looks up each call in Python: of an acknowledgement, in cold caches, a fifth of what the front runs. The
-compiled twin (`tailrace/kernel/_sockets.pxi`) calls the same libzmq, the one that pyzmq has loaded, by the addresses of its functions.
+pyzmq creates an object for each received frame and looks up each call in Python. That was a fifth
+of the front's time for an ack. The compiled variant (`tailrace/kernel/_sockets.pxi`) calls the same
+libzmq by the addresses of its functions.
 
-Owner: one front. Nothing blocks. Invariants: a message is received whole, or `has_rest` says that it is not; `taken` is what its frames behind the identity
-took on the wire (ZMTP: flags, length, body). A large frame of batches is lent: libzmq's message is closed when its last view is gone.
+Owner: one front. Nothing blocks.
+
+Invariants:
+- A message is received whole, or `has_rest` is True.
+- `taken` is the wire size of the frames behind the identity (ZMTP: flags, length, body).
+- A large batch frame is a view of libzmq's message, which is closed when its last view is gone.
 """
 
 from __future__ import annotations
@@ -15,42 +20,56 @@ from typing import Any
 
 import zmq
 
-from shm.cell import is_twin_of, new
+from shm.atomic_word import compiled_variant_of, new
 from tailrace import kernel
-from tailrace.environment import send_frames
-from tailrace.formats.checksum import Readable
+from tailrace.client.runtime import send_frames
+from tailrace.format.crc32c import Readable
 
-FUNCTIONS = ("zmq_msg_init", "zmq_msg_close", "zmq_msg_more", "zmq_msg_recv", "zmq_msg_data", "zmq_msg_size", "zmq_send", "zmq_errno")
+FUNCTIONS = (
+    "zmq_msg_init",
+    "zmq_msg_close",
+    "zmq_msg_more",
+    "zmq_msg_recv",
+    "zmq_msg_data",
+    "zmq_msg_size",
+    "zmq_send",
+    "zmq_errno",
+)
 LENT_FROM_BYTES = 32 << 10
-"""A frame of batches of this size is used where libzmq has received it; a smaller one is copied sooner than kept."""
+"""Batch frames of at least this size are used in place. Copying is cheaper below it."""
 FIRST_OF_BATCHES = 3
-"""Behind identity, header and what the request says of its batches; no other request has a frame there."""
+"""First frame that can hold batches: identity, header and batch entries come before it. Only
+PRODUCE has it.
+"""
 _EVENTS, _POLLIN, _NOBLOCK = int(zmq.EVENTS), int(zmq.POLLIN), int(zmq.NOBLOCK)
 
 
 class MessageSocket:
-    """Of one socket, which stays its maker's."""
+    """Receives and sends on one socket, which its creator owns."""
 
     def __new__(cls, socket: zmq.Socket[bytes]) -> Any:
-        """One whose calls are compiled, where libzmq's functions are found."""
+        """Return the compiled variant if libzmq's functions are found."""
         return new(cls, kernel.compiled is not None and _addresses() is not None)
 
     def __init__(self, socket: zmq.Socket[bytes]) -> None:
         self._socket = socket
         self.taken = 0
-        """Bytes on the wire of what `try_receive` has returned last."""
+        """Wire bytes of the message that `try_receive` returned last."""
         self.has_rest = False
-        """Whether its message has more frames, to be received by others."""
+        """True if that message has more frames, which the caller must receive."""
 
     def try_receive(self, known: dict[bytes, Any], parts_max: int) -> list[bytes] | None:
-        """A message, identity first; None: there is none. Of one whose identity is not `known` the identity alone, else at most `parts_max` frames
-        more. See `taken_frame`.
+        """Return a message, identity first, or None if there is none.
+
+        For an unknown identity only the identity is returned, else at most `parts_max` more frames.
+        See `taken_frame`.
         """
-        # Asking first costs a third of the exception that says that there is nothing.
+        # Checking first costs a third of the exception that an empty socket raises.
         if not int(self._socket.get(_EVENTS)) & _POLLIN:
             return None
         receive = self._socket.recv
-        frame = receive(_NOBLOCK, False)  # a frame knows whether it is the last: asking the socket costs more
+        # A frame knows whether it is the last. Asking the socket costs more.
+        frame = receive(_NOBLOCK, False)
         frames = [frame.bytes]
         taken = 0
         if frames[0] in known:
@@ -63,34 +82,44 @@ class MessageSocket:
         return frames
 
     def send(self, frames: Sequence[Readable]) -> None:
-        """Queue one message; the frames are the caller's again. Raises zmq.ZMQError."""
+        """Queue one message. The caller may reuse the frames. Raises zmq.ZMQError."""
         send_frames(self._socket, frames)
 
     def close(self) -> None:
-        """Before the socket is closed: nothing more is received or sent."""
+        """Stop receiving and sending. Call it before the socket is closed."""
 
 
 def taken_frame(frame: zmq.Frame, index: int) -> Any:
-    """What a message's frame number `index`, the identity's being 0, holds: bytes, or a view of it where it is large and holds batches."""
-    return frame.buffer if index >= FIRST_OF_BATCHES and len(frame) >= LENT_FROM_BYTES else frame.bytes
+    """Return the content of frame `index` (the identity is 0) as bytes, or as a view if it is a
+    large batch frame.
+    """
+    return (
+        frame.buffer if index >= FIRST_OF_BATCHES and len(frame) >= LENT_FROM_BYTES else frame.bytes
+    )
 
 
 def _addresses() -> tuple[int, ...] | None:
-    """Of FUNCTIONS in the libzmq that pyzmq calls; None: it has none that can be found so (a backend other than its own)."""
+    """Return the addresses of FUNCTIONS in pyzmq's libzmq, or None for a pyzmq
+    backend other than Cython's.
+    """
     try:
-        # What its module was linked with is searched too; this loads nothing new.
+        # The libraries that its module links to are searched too. Nothing new is loaded.
         loaded = ctypes.CDLL(zmq.backend.cython._zmq.__file__)  # type: ignore[attr-defined]
-        return tuple(ctypes.cast(getattr(loaded, name), ctypes.c_void_p).value or 0 for name in FUNCTIONS)
+        return tuple(
+            ctypes.cast(getattr(loaded, name), ctypes.c_void_p).value or 0 for name in FUNCTIONS
+        )
     except (AttributeError, OSError):
         return None
 
 
 if kernel.compiled is not None:
 
-    @is_twin_of(MessageSocket)
+    @compiled_variant_of(MessageSocket)
     class _CompiledMessageSocket(kernel.compiled.MessageSocket, MessageSocket):  # type: ignore[misc]
         def __init__(self, socket: zmq.Socket[bytes]) -> None:
             MessageSocket.__init__(self, socket)
             addresses = _addresses()
             assert addresses is not None
-            self._begin(socket.underlying, addresses, zmq.ZMQError, FIRST_OF_BATCHES, LENT_FROM_BYTES)
+            self._begin(
+                socket.underlying, addresses, zmq.ZMQError, FIRST_OF_BATCHES, LENT_FROM_BYTES
+            )

@@ -1,10 +1,15 @@
-"""The ZeroMQ socket of a front, behind a few methods, so that the front itself can be stepped without one.
+"""Router: the ZeroMQ socket of a front and its connections.
 
-ROUTER with ROUTER_MANDATORY: a message to a client that is gone, or whose queue is full, is refused here instead of dropped in silence. What a connection
-costs is kept in `peers`; libzmq tells of connections that come and go through a monitor socket.
+ROUTER_MANDATORY makes sends to a closed client or a full queue fail instead of dropping the
+message. `peers` accounts for the cost of connections. A monitor socket reports connections that
+open and close.
 
-Owner: one front. Invariants: a buffer is used again only when libzmq has let go of it, in any order over connections; `watch` is called when
-`watch_at_ns` has come, and whenever the monitor's descriptor is readable: libzmq's thread waits while the monitor is not read.
+Owner: one front.
+
+Invariants:
+- A buffer is reused only after libzmq has released it.
+- `watch` is called at `watch_at_ns`, and whenever the monitor's descriptor is readable. libzmq's
+  thread blocks while the monitor is not read.
 """
 
 from __future__ import annotations
@@ -18,14 +23,21 @@ from collections.abc import Sequence
 
 import zmq
 
-from netfront.credits import Credit
-from netfront.io_slice import IoSlice, io_threads, set_slice_ns
-from netfront.message_socket import LENT_FROM_BYTES, MessageSocket, taken_frame
-from netfront.peer_sockets import KernelPeerSockets, PeerSockets
-from netfront.peers import LOOK_NS, MESSAGE_COST_BYTES, UNSENT_PEER_MAX, Limits, Peer, Peers
-from netfront.transport import Watched
-from shm.doorbell import Doorbell, look_then_sleep
-from tailrace.formats.checksum import Readable
+from netfront.socket.connections import (
+    MESSAGE_COST_BYTES,
+    SWEEP_INTERVAL_NS,
+    UNSENT_PEER_MAX,
+    Connections,
+    Limits,
+    PeerConnection,
+)
+from netfront.socket.flow_control import Credit
+from netfront.socket.io_thread_slice import IoThreadSlice, io_threads, set_slice_ns
+from netfront.socket.message_socket import LENT_FROM_BYTES, MessageSocket, taken_frame
+from netfront.socket.socket_stats import KernelSocketStats, SocketStats
+from netfront.socket.transport import Watched
+from shm.doorbell import Doorbell, spin_then_sleep
+from tailrace.format.crc32c import Readable
 
 logger = logging.getLogger(__name__)
 
@@ -35,30 +47,41 @@ DEAD_HOST_S = 30
 KEEPALIVE_S = 5
 BUFFER_CLASSES = (64 << 10, 1 << 20, 4 << 20, 8 << 20, 16 << 20)
 POOLED_MAX_BYTES = 32 << 20
-"""Of free buffers, for each class (one buffer at least)."""
+"""Bytes of free buffers in each class, at least one buffer."""
 PARTS_MAX = 16
-"""A message of more parts is no request, nor a mistake: its sender is closed."""
+"""A message of more parts cannot be a request. Its sender is disconnected."""
 DISCARDED_AT_ONCE = 2048
 SPARE_DESCRIPTORS = 8
-"""Of connections that are closed when there are none."""
+"""Connections closed when no descriptor is free."""
 EVENTS_AT_ONCE = 2_100
-"""More than the monitor holds: 1,000 messages on each side."""
+"""More events than the monitor holds: 1,000 messages on each side."""
 RELISTEN_NS = 500_000_000
 NEVER_NS = 1 << 63
-_EVENTS, _POLLIN, _RCVMORE, _NOBLOCK, _SRCFD = int(zmq.EVENTS), int(zmq.POLLIN), int(zmq.RCVMORE), int(zmq.NOBLOCK), int(zmq.SRCFD)
+_EVENTS, _POLLIN, _RCVMORE, _NOBLOCK, _SRCFD = (
+    int(zmq.EVENTS),
+    int(zmq.POLLIN),
+    int(zmq.RCVMORE),
+    int(zmq.NOBLOCK),
+    int(zmq.SRCFD),
+)
 _SEND_FIRST = int(zmq.NOBLOCK | zmq.SNDMORE)
-_ACCEPTED, _DISCONNECTED, _ACCEPT_FAILED = int(zmq.EVENT_ACCEPTED), int(zmq.EVENT_DISCONNECTED), int(zmq.EVENT_ACCEPT_FAILED)
-"""As plain numbers: an operation on members of an enumeration is Python code."""
+_ACCEPTED, _DISCONNECTED, _ACCEPT_FAILED = (
+    int(zmq.EVENT_ACCEPTED),
+    int(zmq.EVENT_DISCONNECTED),
+    int(zmq.EVENT_ACCEPT_FAILED),
+)
+"""Plain integers, because operations on enum members run Python code."""
 _EVENT = struct.Struct("=HI")
 
 
 class AddressInUseError(RuntimeError):
-    """Something else listens there."""
+    """Another process listens on the address."""
 
 
 def _begin_zero_copy(context: zmq.Context[zmq.Socket[bytes]]) -> None:
-    """Send a message from its own memory, to nobody else. At its first pyzmq imports a module and starts a thread with sockets, for which later there may
-    be no descriptors: the front would end.
+    """Send one zero-copy message inside this process. pyzmq's first zero-copy send imports a module
+    and starts a thread with sockets. Later there may be no descriptors for them, and the front
+    would end.
     """
     with context.socket(zmq.PAIR) as one, context.socket(zmq.PAIR) as other:
         one.copy_threshold = 0
@@ -70,11 +93,12 @@ def _begin_zero_copy(context: zmq.Context[zmq.Socket[bytes]]) -> None:
         sent.wait()
 
 
-def _look_for_dead_hosts(socket: zmq.Socket[bytes]) -> None:
-    """Connections whose other end says nothing for DEAD_HOST_S, not even as a kernel, are ended.
+def _set_keepalive(socket: zmq.Socket[bytes]) -> None:
+    """Close connections whose host has not responded for DEAD_HOST_S.
 
-    Not by ZMTP's heartbeats: when a peer goes whose messages fill its queue here, libzmq 4.3.5 keeps its connection until there is room, writes the next
-    heartbeat into it, and aborts the process (`!_io_error`, libzmq's issue 4841).
+    ZMTP heartbeats cannot be used. If a peer with a full queue disappears, libzmq 4.3.5 writes the
+    next heartbeat into the closed connection and aborts the process (`!_io_error`, libzmq issue
+    4841).
     """
     socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
     socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, KEEPALIVE_S)
@@ -84,10 +108,19 @@ def _look_for_dead_hosts(socket: zmq.Socket[bytes]) -> None:
 
 
 class Router:
-    """A bound socket, its connections, and the buffers that are being sent from."""
+    """A bound socket, its connections, and the buffers in use by libzmq."""
 
-    def __init__(self, addresses: list[str], message_max_bytes: int, limits: Limits, sockets: PeerSockets | None = None) -> None:
-        """Bind to all `addresses`. `message_max_bytes`: the largest frame that is taken. Raises AddressInUseError."""
+    def __init__(
+        self,
+        addresses: list[str],
+        message_max_bytes: int,
+        limits: Limits,
+        sockets: SocketStats | None = None,
+    ) -> None:
+        """Bind to all `addresses`.
+
+        `message_max_bytes` is the largest frame accepted. Raises AddressInUseError.
+        """
         self._context = zmq.Context()
         socket = self.socket = self._context.socket(zmq.ROUTER)
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
@@ -96,7 +129,7 @@ class Router:
         socket.setsockopt(zmq.RCVHWM, QUEUE_MESSAGES)
         socket.setsockopt(zmq.MAXMSGSIZE, message_max_bytes)
         socket.setsockopt(zmq.HANDSHAKE_IVL, ZMTP_HANDSHAKE_MS)
-        _look_for_dead_hosts(socket)
+        _set_keepalive(socket)
         socket.copy_threshold = 0
         monitor_address = f"inproc://monitor-{id(self)}"
         socket.monitor(monitor_address, _ACCEPTED | _DISCONNECTED | _ACCEPT_FAILED)
@@ -107,43 +140,49 @@ class Router:
         self._messages = MessageSocket(socket)
         self._poll: select.poll | None = None
         self.port = 0
-        self._socket_paths = [address.removeprefix("ipc://") for address in addresses if address.startswith("ipc:///")]
+        self._socket_paths = [
+            address.removeprefix("ipc://") for address in addresses if address.startswith("ipc:///")
+        ]
         for address in addresses:
             try:
                 socket.bind(address)
             except zmq.ZMQError as error:
                 raise AddressInUseError(
-                    f"cannot listen on {address}: {zmq.strerror(error.errno or 0)}. Stop what uses it, or choose another with --listen."
+                    f"cannot listen on {address}: {zmq.strerror(error.errno or 0)}. Stop what "
+                    "uses it, or choose another with --listen."
                 ) from None
             bound = socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
             if address.startswith("tcp://") and not self.port:
                 self.port = int(bound.rpartition(":")[2])
         _begin_zero_copy(self._context)
         threads = io_threads()
-        self._io_slice = IoSlice(lambda slice_ns: set_slice_ns(threads, slice_ns))
+        self._io_thread_slice = IoThreadSlice(lambda slice_ns: set_slice_ns(threads, slice_ns))
         self._moved = 0
-        """Messages that came and pages of 4 KiB that came or went."""
+        """Messages received, and pages of 4 KiB received or sent."""
         self._relisten_ns = NEVER_NS
         self._free: dict[int, list[bytearray]] = {size: [] for size in BUFFER_CLASSES}
-        self._own_sockets = KernelPeerSockets()
-        self._peers = Peers(sockets or self._own_sockets, limits)
+        self._own_sockets = KernelSocketStats()
+        self._peers = Connections(sockets or self._own_sockets, limits)
         self._now_ns = 0
         self.watch_at_ns = 0
-        self._look_at_ns = 0
+        self._sweep_at_ns = 0
         self._empty_count = 0
-        """How often there was nothing to receive."""
-        self._empty_at_look = 0
+        """Number of reads that found the socket empty."""
+        self._empty_at_check = 0
         self._is_quiet = False
-        """Whether nothing had come when this loop's turn began."""
+        """True if no message had arrived when this loop step began."""
         self._is_drained = False
-        """Whether nothing waited when the socket was last used: what comes now makes its descriptor readable."""
-        self._discards = False
-        self._told_closed = 0
+        """True if the socket was empty at its last use.
 
-    # ---- receiving -----------------------------------------------------------------------------------------------------------------------
+        A new message then makes its descriptor readable.
+        """
+        self._discards = False
+        self._reported_closed = 0
+
+    # ---- receiving -------------------------------------------------------------------------------
 
     def try_receive(self) -> list[bytes] | None:
-        """One whole message, identity first, or None."""
+        """Return one whole message, identity first, or None."""
         if self._is_quiet:
             self._is_quiet = False
             self._empty_count += 1
@@ -173,17 +212,20 @@ class Router:
             if peer is not None and is_sure:
                 self._peers.close(peer, f"a message of more than {PARTS_MAX - 1} parts")
             self._discard()
-            return None if is_sure else frames  # too many for a request: an answer finds who sent it
+            # an unsure sender gets an error response, which goes by its identity
+            return None if is_sure else frames
         self._moved += 1 + (taken >> 12)
         if peer is not None:
             peer.taken += taken
         return frames
 
-    def _receive_first(self, frames: list[bytes]) -> tuple[Peer | None, int]:
-        """The rest of a message whose sender was not met yet: (the connection that it came over, its bytes on the wire)."""
+    def _receive_first(self, frames: list[bytes]) -> tuple[PeerConnection | None, int]:
+        """Receive the rest of the first message of an unknown sender. Return its connection and the
+        message's bytes on the wire.
+        """
         receive = self.socket.recv
         frame = receive(_NOBLOCK, False)
-        peer = self._meet(frames[0], frame)
+        peer = self._identify(frames[0], frame)
         if peer is None:
             self._discards = True
             self._discard()
@@ -197,20 +239,24 @@ class Router:
                 return peer, taken
             frame = receive(_NOBLOCK, False)
 
-    def _meet(self, identity: bytes, first: zmq.Frame) -> Peer | None:
-        """The connection of a first message. None: it speaks a ZMTP before 3.0 (or no ZMTP at all), of which libzmq does not tell whose messages are whose;
-        without that it cannot be served, and it is closed when what it sent comes to its allowance.
+    def _identify(self, identity: bytes, first: zmq.Frame) -> PeerConnection | None:
+        """Return the connection of an identity's first message.
+
+        Return None for a ZMTP older than 3.0 or another protocol: libzmq cannot attribute its
+        messages. It cannot be served, and is closed when its bytes reach its allowance.
         """
-        self._read_monitor()  # libzmq has told of the connection before its first message
-        self.watch_at_ns = 0  # the monitor's descriptor, which would have said so, is silent now
+        self._read_monitor()  # libzmq reports a connection before its first message
+        self.watch_at_ns = 0  # reading here has made the monitor's descriptor silent
         try:
             fd = int(first.get(_SRCFD))
         except zmq.ZMQError:
             return None
-        return self._peers.meet(identity, fd)
+        return self._peers.identify(identity, fd)
 
     def _discard(self) -> None:
-        """Throw away the rest of a message of too many parts, a piece at a time: others wait behind it."""
+        """Discard the rest of a message with too many parts, a slice at a time,
+        so that others are served.
+        """
         for _ in range(DISCARDED_AT_ONCE):
             if not self.socket.get(_RCVMORE):
                 self._discards = False
@@ -218,16 +264,19 @@ class Router:
             self.socket.recv(_NOBLOCK)
 
     def has_input(self) -> bool:
-        """Whether a message waits. Using the socket, for sending too, may have noticed it, so the descriptor alone does not tell."""
+        """True if a message waits. Any use of the socket may have consumed the descriptor's event,
+        so the descriptor alone does not tell.
+        """
         has_input = bool(int(self.socket.get(_EVENTS)) & _POLLIN)
         self._is_drained = not has_input
         return has_input
 
     def wait(self, bell: Doorbell, timeout_ms: float | None, busy_ns: int) -> None:
-        """Sleep until a message comes, connections have changed or `bell` rings, for at most `timeout_ms`; look for `busy_ns` first.
+        """Spin for `busy_ns`, then sleep until a message, a change of connections, `bell`, or
+        `timeout_ms`.
 
-        Asking libzmq what waits costs two system calls or more. Here it is asked only if the socket was used since it had nothing, and the next
-        `try_receive` asks only if the descriptor was readable.
+        A query of libzmq's events costs two system calls or more. It is made only if the socket may
+        hold messages, and the next `try_receive` makes it only if the descriptor was readable.
         """
         self._is_quiet = False
         if not self._is_drained and self.has_input():
@@ -237,20 +286,24 @@ class Router:
             self._poll = select.poll()
             for fd in (self.fd, self.monitor_fd, bell.fd):
                 self._poll.register(fd, select.POLLIN)
-        readable = [fd for fd, _ in look_then_sleep(self._poll, timeout_ms, busy_ns, time.monotonic_ns)]
+        readable = [
+            fd for fd, _ in spin_then_sleep(self._poll, timeout_ms, busy_ns, time.monotonic_ns)
+        ]
         self._is_quiet = self.fd not in readable
         if self.monitor_fd in readable:
             self.watch_at_ns = 0
         if bell.fd in readable:
             bell.clear()
 
-    # ---- sending -------------------------------------------------------------------------------------------------------------------------
+    # ---- sending ---------------------------------------------------------------------------------
 
     def try_send(self, identity: bytes, frames: Sequence[Readable]) -> bool:
-        """Queue a message; False when the client is gone or takes nothing."""
+        """Queue a message. Return False if the client is gone or its queue is full."""
         self._is_drained = False
         peer = self._peers.by_identity.get(identity)
-        if peer is None or not self._peers.wants_mark(peer, sum(map(len, frames)) + MESSAGE_COST_BYTES):
+        if peer is None or not self._peers.needs_mark(
+            peer, sum(map(len, frames)) + MESSAGE_COST_BYTES
+        ):
             try:
                 self._messages.send([identity, *frames])
             except zmq.ZMQError as error:
@@ -258,16 +311,23 @@ class Router:
             return True
         return self._send_marked(peer, [identity, *frames[:-1]], frames[-1], None)
 
-    def try_send_buffer(self, identity: bytes, frames: Sequence[Readable], data: memoryview) -> bool:
-        """Queue a message whose last frame is part of a buffer from `new_buffer`; the buffer is used again when it is sent."""
+    def try_send_buffer(
+        self, identity: bytes, frames: Sequence[Readable], data: memoryview
+    ) -> bool:
+        """Queue a message whose last frame is part of a buffer from `new_buffer`. The buffer is
+        reused after it is sent.
+        """
         self._is_drained = False
         self._moved += len(data) >> 12
         buffer = data.obj
         assert isinstance(buffer, bytearray)
         peer = self._peers.by_identity.get(identity)
-        marked = peer is not None and self._peers.wants_mark(peer, sum(map(len, frames)) + len(data) + MESSAGE_COST_BYTES)
+        marked = peer is not None and self._peers.needs_mark(
+            peer, sum(map(len, frames)) + len(data) + MESSAGE_COST_BYTES
+        )
         if peer is not None and (marked or len(data) >= LENT_FROM_BYTES):
-            return self._send_marked(peer, [identity, *frames], data, buffer)  # libzmq sends from the buffer: it is free at its mark
+            # libzmq sends from the buffer: it is free at its mark
+            return self._send_marked(peer, [identity, *frames], data, buffer)
         try:
             self._messages.send([identity, *frames, data])  # libzmq copies: the buffer is free now
         except zmq.ZMQError as error:
@@ -276,13 +336,24 @@ class Router:
             self._give_back(buffer)
         return True
 
-    def _send_marked(self, peer: Peer, frames: Sequence[Readable], last: Readable, buffer: bytearray | None) -> bool:
-        """Send `frames` and `last`, of which libzmq tells when it lets go of it; False, and the peer is closed, when too much waits for it already."""
+    def _send_marked(
+        self,
+        peer: PeerConnection,
+        frames: Sequence[Readable],
+        last: Readable,
+        buffer: bytearray | None,
+    ) -> bool:
+        """Send `frames` and `last`, with a tracker that reports when libzmq has released `last`.
+
+        If too many bytes wait for the peer already, close it and return False.
+        """
         if peer.unsent > UNSENT_PEER_MAX:
             for free in self._peers.settle(peer, self._now_ns):
                 self._give_back(free)
             if peer.unsent > UNSENT_PEER_MAX:
-                self._peers.close(peer, f"it takes nothing, and {peer.unsent} bytes of answers wait for it")
+                self._peers.close(
+                    peer, f"it reads no responses, and {peer.unsent} bytes wait for it"
+                )
                 return False
         try:
             for frame in frames:
@@ -294,14 +365,19 @@ class Router:
         self._peers.mark(peer, tracker, buffer, self._now_ns)
         return True
 
-    def _not_sent(self, peer: Peer | None, error: zmq.ZMQError) -> bool:
-        """False. A client that does not get one of its answers is told so by the end of its connection: it would wait for it."""
+    def _not_sent(self, peer: PeerConnection | None, error: zmq.ZMQError) -> bool:
+        """Close a peer whose queue is full, since it would wait for the lost response.
+
+        Return False.
+        """
         if peer is not None and error.errno == zmq.EAGAIN:
-            self._peers.close(peer, f"it takes nothing, and {QUEUE_MESSAGES} answers wait for it")
+            self._peers.close(
+                peer, f"it reads no responses, and {QUEUE_MESSAGES} of them wait for it"
+            )
         return False
 
     def unsent_bytes(self, identity: bytes) -> int:
-        """What libzmq still holds of answers to this client, in bytes; 0 where that is no more than a little."""
+        """Return the response bytes that libzmq holds for this client. Small amounts count as 0."""
         peer = self._peers.by_identity.get(identity)
         if peer is None:
             return 0
@@ -310,13 +386,13 @@ class Router:
         return peer.unsent
 
     def unsent_total(self) -> int:
-        """The same for all clients together, as of the last look at each."""
+        """Return the response bytes held for all clients, as of each one's last check."""
         return self._peers.unsent_total
 
-    # ---- buffers -------------------------------------------------------------------------------------------------------------------------
+    # ---- buffers ---------------------------------------------------------------------------------
 
     def new_buffer(self, size: int) -> bytearray:
-        """A buffer of at least `size` bytes, with whatever was in it."""
+        """Return a buffer of at least `size` bytes with arbitrary content."""
         for buffer in self._peers.settle_some(4, self._now_ns):
             self._give_back(buffer)
         for class_size in BUFFER_CLASSES:
@@ -330,54 +406,65 @@ class Router:
         if free is not None and len(free) < max(1, min(8, POOLED_MAX_BYTES // len(buffer))):
             free.append(buffer)
 
-    # ---- connections ---------------------------------------------------------------------------------------------------------------------
+    # ---- connections -----------------------------------------------------------------------------
 
     def shaken(self, identity: bytes, credit: Credit | None) -> None:
-        """A session was opened for `identity`, with this credit; or dropped (None)."""
+        """Record that a session was opened for `identity` with this credit, or dropped (None)."""
         self._peers.shaken(identity, credit)
 
     def close_peer(self, identity: bytes, reason: str) -> None:
-        """Close a connection at the next look: what it was sent last has left by then, or its client takes nothing."""
+        """Close a connection at the sweep after the next, when its last messages
+        have had time to leave.
+        """
         peer = self._peers.by_identity.get(identity)
         if peer is not None:
             self._peers.condemn(peer, reason)
 
     def watch(self, now_ns: int) -> Watched:
-        """Take in which connections have come and gone, and look at what they cost."""
-        self.watch_at_ns = now_ns + LOOK_NS  # also when what follows fails
+        """Update connections that opened and closed, and check what they cost."""
+        self.watch_at_ns = now_ns + SWEEP_INTERVAL_NS  # also when what follows fails
         self._read_monitor()
         may_have_more = not self.watch_at_ns
         peers = self._peers
-        if now_ns >= self._look_at_ns:
-            self._look_at_ns = now_ns + LOOK_NS
-            self._io_slice.look(now_ns, self._moved)
+        if now_ns >= self._sweep_at_ns:
+            self._sweep_at_ns = now_ns + SWEEP_INTERVAL_NS
+            self._io_thread_slice.sample(now_ns, self._moved)
             for buffer in peers.settle_some(256, now_ns):
                 self._give_back(buffer)
-            peers.look(now_ns, lambda: self._empty_count > self._empty_at_look and not self.has_input())
-            self._empty_at_look = self._empty_count
+            peers.sweep(
+                now_ns, lambda: self._empty_count > self._empty_at_check and not self.has_input()
+            )
+            self._empty_at_check = self._empty_count
         if now_ns >= self._relisten_ns:
             self._relisten_ns = NEVER_NS
-            peers.room_is_back()
-        ended = peers.take_ended(now_ns, self._empty_count)
-        self.watch_at_ns = min(self._look_at_ns if len(peers) else NEVER_NS, self._relisten_ns)
+            peers.on_room_available()
+        ended = peers.drain_ended(now_ns, self._empty_count)
+        self.watch_at_ns = min(self._sweep_at_ns if len(peers) else NEVER_NS, self._relisten_ns)
         if may_have_more:
             self.watch_at_ns = 0
         elif peers.has_ended:
-            self.watch_at_ns = min(self.watch_at_ns, now_ns + LOOK_NS // 5)
-        closed, self._told_closed = peers.closed_count - self._told_closed, peers.closed_count
+            self.watch_at_ns = min(self.watch_at_ns, now_ns + SWEEP_INTERVAL_NS // 5)
+        closed, self._reported_closed = (
+            peers.closed_count - self._reported_closed,
+            peers.closed_count,
+        )
         return Watched(ended, closed)
 
     def _read_monitor(self) -> None:
-        """Everything that libzmq had told when this was called. Not until there is nothing: without descriptors it tells of failures without end."""
+        """Read the monitor's pending events, at most EVENTS_AT_ONCE: without free descriptors
+        libzmq reports accept failures without end.
+        """
         monitor = self._monitor
-        self._is_quiet = False  # what a connection had sent is read only when the socket is found empty after its end was told
+        # A closed connection's last messages are read only after the socket was found empty
+        # following its end.
+        self._is_quiet = False
         failed = ""
         self._now_ns = time.monotonic_ns()
         for _ in range(EVENTS_AT_ONCE):
             if not int(monitor.get(_EVENTS)) & _POLLIN:
                 break
-            what, endpoint = monitor.recv_multipart(_NOBLOCK)
-            event, value = _EVENT.unpack(what)
+            message, endpoint = monitor.recv_multipart(_NOBLOCK)
+            event, value = _EVENT.unpack(message)
             if event == _ACCEPTED:
                 self._peers.accepted(value, endpoint.startswith(b"tcp://"), self._now_ns)
             elif event == _DISCONNECTED:
@@ -390,18 +477,22 @@ class Router:
             self._make_room(failed)
 
     def _make_room(self, reason: str) -> None:
-        """No descriptor is left for new connections: libzmq would try again without a pause, and the log's files need descriptors too. For a while fewer
-        connections are kept. (Unbinding would end those that there are.)
+        """Close connections when no descriptor is free.
+
+        Otherwise libzmq retries accepting without a pause, and log files cannot be opened. Fewer
+        connections are kept for a while. Unbinding would close all existing ones.
         """
         if self._relisten_ns == NEVER_NS:
             logger.error(
-                "accept_failed error=%r: keeping fewer connections; lower connections.max or raise the limit of open files", reason
+                "accept_failed error=%r: keeping fewer connections; lower connections.max or "
+                "raise the limit of open files",
+                reason,
             )
             self._relisten_ns = self._now_ns + RELISTEN_NS
         self._peers.make_room(SPARE_DESCRIPTORS)
 
     def close(self) -> None:
-        """Send what is queued for at most a second, then end; Unix sockets go from the file system."""
+        """Send queued messages for at most a second, then close. Unix sockets are unlinked."""
         self._read_monitor()
         self.socket.disable_monitor()
         self._monitor.close(0)

@@ -1,7 +1,10 @@
-"""What the kernel knows of a connection and of this process, by descriptor; the descriptors are libzmq's.
+"""Kernel statistics of a connection's socket and of this process's memory.
 
-Owner: one front. Nothing here reads, writes or closes libzmq's descriptors: `shut` is `shutdown(2)`, which libzmq meets as the end of the stream, and
-then it frees what it had gathered and closes the descriptor itself; `hold_little_if_near` says how much the kernel takes of what is written.
+The descriptors are libzmq's. Nothing here reads, writes or closes them. `shut` calls `shutdown(2)`:
+libzmq reads the end of the stream, frees its buffers and closes the descriptor itself.
+`shrink_local_send_buffer` limits the kernel's send buffer.
+
+Owner: one front.
 """
 
 from __future__ import annotations
@@ -16,40 +19,43 @@ import termios
 from collections.abc import Callable
 from typing import Protocol
 
-from tailrace.environment import NEAR_SEND_BUFFER_BYTES
+from tailrace.client.runtime import NEAR_SEND_BUFFER_BYTES
 
 _TCP_INFO_BYTES = 136
 _RECEIVED_AT = 128
-"""Of `tcpi_bytes_received` in `struct tcp_info` (linux/tcp.h), which only ever grows at its end."""
+"""Offset of `tcpi_bytes_received` in `struct tcp_info` (linux/tcp.h), which only grows at its end.
+"""
 _RESET = struct.pack("ii", 1, 0)
 """`struct linger`: on, 0 seconds."""
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-"""Of malloc.h."""
+"""Constants of malloc.h."""
 KEPT_BYTES = 16 << 20
 MAPPED_APART_BYTES = 32 << 20
-"""What is so large has a mapping of its own and is given back at once: the largest that glibc takes."""
+"""Allocations of this size get their own mapping and are returned at once. glibc's maximum."""
 _ADDRESS_BYTES = 128
-"""Of `struct sockaddr_storage`."""
+"""Size of `struct sockaddr_storage`."""
 _FAMILIES: dict[int, slice] = {socket.AF_INET: slice(4, 8), socket.AF_INET6: slice(8, 24)}
-"""Where a `sockaddr` of each has its address."""
+"""Position of the address in a `sockaddr` of each family."""
 
 
-class PeerSockets(Protocol):
-    """What keeping the books of connections needs of the kernel."""
+class SocketStats(Protocol):
+    """Kernel queries that connection accounting needs."""
 
     def inode(self, fd: int) -> int: ...
     def received_bytes(self, fd: int) -> int: ...
     def waiting_bytes(self, fd: int) -> int: ...
-    def hold_little_if_near(self, fd: int) -> bool: ...
+    def shrink_local_send_buffer(self, fd: int) -> bool: ...
     def shut(self, fd: int, inode: int) -> bool: ...
     def private_bytes(self) -> int: ...
-    def give_back_memory(self) -> None: ...
+    def trim_memory(self) -> None: ...
 
 
 def keep_freed_memory() -> None:
-    """Have the allocator keep what is freed, up to KEPT_BYTES at the end of each of its heaps, for the messages that come next. By itself it gives back what
-    large messages took, and each page of the next one is a page fault: 180 for a batch of 1 MiB, a third of what the batch cost.
+    """Make the allocator keep freed memory, up to KEPT_BYTES at the end of each heap.
+
+    By default it returns the memory of large messages, and each page of the next one is a page
+    fault. Those faults were a third of the cost of a batch of 1 MiB.
     """
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):
@@ -57,8 +63,8 @@ def keep_freed_memory() -> None:
         libc.mallopt(_M_TRIM_THRESHOLD, KEPT_BYTES)
 
 
-class KernelPeerSockets:
-    """The real thing."""
+class KernelSocketStats:
+    """Socket statistics from the Linux kernel."""
 
     def __init__(self) -> None:
         self._libc = ctypes.CDLL(None, use_errno=True)
@@ -66,43 +72,57 @@ class KernelPeerSockets:
         self._length = ctypes.c_uint(_TCP_INFO_BYTES)
         self._statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
         self._spare = os.dup(self._statm)
-        """For `shut`, which is needed most when no descriptor is left."""
+        """Descriptor for `shut`, which is needed most when no descriptor is free."""
 
     def inode(self, fd: int) -> int:
-        """The number of the socket behind `fd`: it tells whether a descriptor has come to mean another. 0: there is none."""
+        """Return the inode number of the socket behind `fd`, 0 if there is none.
+
+        It detects a reused descriptor.
+        """
         try:
             return os.fstat(fd).st_ino
         except OSError:
             return 0
 
     def received_bytes(self, fd: int) -> int:
-        """How many bytes the peer has sent in all; -1 where the kernel does not count them (Unix sockets), or the descriptor is gone."""
+        """Return the bytes that the peer has sent in all, or -1 for Unix sockets
+        and closed descriptors.
+        """
         self._length.value = _TCP_INFO_BYTES
-        failed = self._libc.getsockopt(fd, socket.IPPROTO_TCP, socket.TCP_INFO, self._info, ctypes.byref(self._length))
+        failed = self._libc.getsockopt(
+            fd, socket.IPPROTO_TCP, socket.TCP_INFO, self._info, ctypes.byref(self._length)
+        )
         if failed or self._length.value < _TCP_INFO_BYTES:
             return -1
         return int(struct.unpack_from("<Q", self._info, _RECEIVED_AT)[0])
 
     def waiting_bytes(self, fd: int) -> int:
-        """How many of these the kernel holds still: libzmq has not read them."""
+        """Return how many received bytes libzmq has not read from the kernel."""
         try:
             return int(struct.unpack("i", fcntl.ioctl(fd, termios.FIONREAD, bytes(4)))[0])
         except OSError:
             return 0
 
-    def hold_little_if_near(self, fd: int) -> bool:
-        """Have the kernel take no more than NEAR_SEND_BUFFER_BYTES at a time of what is sent over a TCP connection of this host; returns whether it is one.
-        Others keep what the kernel chooses: over a distance, what is on its way is bounded by this.
+    def shrink_local_send_buffer(self, fd: int) -> bool:
+        """Limit the send buffer of a TCP connection within this host to NEAR_SEND_BUFFER_BYTES.
+
+        Return True if the connection is local. Others keep the kernel's buffer, which bounds the
+        bytes in flight over a distance.
         """
-        here, there = self._address(fd, self._libc.getsockname), self._address(fd, self._libc.getpeername)
+        here, there = (
+            self._address(fd, self._libc.getsockname),
+            self._address(fd, self._libc.getpeername),
+        )
         if here is None or here != there:
             return False
         size = ctypes.c_int(NEAR_SEND_BUFFER_BYTES)
-        return not self._libc.setsockopt(fd, socket.SOL_SOCKET, socket.SO_SNDBUF, ctypes.byref(size), ctypes.sizeof(size))
+        return not self._libc.setsockopt(
+            fd, socket.SOL_SOCKET, socket.SO_SNDBUF, ctypes.byref(size), ctypes.sizeof(size)
+        )
 
     @staticmethod
     def _address(fd: int, ask: Callable[..., int]) -> bytes | None:
-        """One end of a connection, without its port; None: it has none, or is gone."""
+        """Return one end's address without its port, or None if there is none."""
         address = ctypes.create_string_buffer(_ADDRESS_BYTES)
         if ask(fd, address, ctypes.byref(ctypes.c_uint(_ADDRESS_BYTES))):
             return None
@@ -110,9 +130,10 @@ class KernelPeerSockets:
         return None if place is None else address.raw[place]
 
     def shut(self, fd: int, inode: int) -> bool:
-        """End the connection behind `fd` if it still is the one that `inode` tells."""
-        # A duplicate keeps meaning one connection while libzmq may close `fd` at any time and the kernel give its number to another. It takes the place of
-        # a descriptor that is there already: connections are closed because there is no other.
+        """Shut down the connection behind `fd` if its inode is still `inode`."""
+        # A duplicate keeps its connection even if libzmq closes `fd` and the kernel reuses the
+        # number. It replaces an existing descriptor, because connections are closed when none is
+        # free.
         ours = self._spare
         try:
             os.dup2(fd, ours, inheritable=False)
@@ -121,22 +142,25 @@ class KernelPeerSockets:
         try:
             if os.fstat(ours).st_ino != inode:
                 return False
-            # Reset rather than closed in order: what the peer has under way is not waited for, and no state of it stays in the kernel.
+            # Reset instead of an orderly close: bytes in flight are dropped and the kernel keeps no
+            # state.
             self._libc.setsockopt(ours, socket.SOL_SOCKET, socket.SO_LINGER, _RESET, len(_RESET))
             return not self._libc.shutdown(ours, socket.SHUT_RDWR)
         finally:
             os.dup2(self._statm, ours, inheritable=False)
 
     def close(self) -> None:
-        """Nothing more is asked: give back the descriptors that are its own."""
+        """Close its own descriptors."""
         os.close(self._spare)
         os.close(self._statm)
 
     def private_bytes(self) -> int:
-        """The process's resident memory without what it shares with others."""
+        """Return the process's resident memory without shared pages, in bytes."""
         _, resident, shared = os.pread(self._statm, 100, 0).split()[:3]
         return (int(resident) - int(shared)) * _PAGE_BYTES
 
-    def give_back_memory(self) -> None:
-        """Have the allocator return what is free: after a large peer was closed, libzmq's share stays with the process otherwise."""
+    def trim_memory(self) -> None:
+        """Make the allocator return free memory. Otherwise libzmq's share of a closed peer stays
+        with the process.
+        """
         self._libc.malloc_trim(0)

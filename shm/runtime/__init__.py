@@ -1,1 +1,1 @@
-"""What every process of the appliance has: how it begins, what bounds a failure to one message, what it logs."""
+"""Process runtime: start-up, the agent loop, error handling and logging of every process."""

@@ -1,12 +1,17 @@
-"""How every child process begins: its specification, its name, its tie to the supervisor, its signals.
+"""Agent runner: starts a child process from its specification and runs its agent's loop.
 
-Owner: the supervisor writes the specification into a file in memory that the child inherits; `start()` reads it.
-Invariants: a child never outlives its supervisor (PDEATHSIG, and the parent is checked after it is set, since it may have died in between);
-    SIGINT and SIGTERM are the supervisor's affair (terminals, `timeout` and some service managers send them to the whole group, and the
-    children must end in order): a child is stopped by its STOP word and a ring.
+Owner: the supervisor writes the specification into an inherited memory file. `start()` reads it.
 
-Every agent's module has `build(context, ...)`, which wires it from its specification, and `main()`, which runs what was built in a process of its own.
-The simulation (`tests/sim`) builds the same agents over another context.
+Invariants:
+- A child never outlives its supervisor. It sets PDEATHSIG, then checks its parent, which may have
+  died before.
+- A child ignores SIGINT and SIGTERM, which terminals, `timeout` and some service managers send to
+  the whole group. Children must end in order: the supervisor stops each with its STOP word and a
+  ring.
+
+Every agent's module has `build(context, ...)`, which wires the agent from its specification, and
+`main()`, which runs it in a process. The simulation (`tests/sim`) builds the same agents over
+another context.
 """
 
 from __future__ import annotations
@@ -18,15 +23,16 @@ import logging
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import orjson
 
-from shm.cell import Cell
+from shm.atomic_word import AtomicCounter
 from shm.control import Control, ProcessSlot
 from shm.crash_points import arm_from_environment
 from shm.doorbell import Doorbell
@@ -34,55 +40,63 @@ from shm.lane import LaneReader, LaneWriter
 from shm.layout import ProcessWord, RegionKind, Role
 from shm.partition_table import PartitionTable
 from shm.region import Region, RegionError
-from shm.runtime.log_lines import RateLimit, formatter
+from shm.runtime.log_format import RateLimit, formatter
 
 SPEC_VARIABLE = "TAILRACE_PROCESS"
 SUPERVISORS_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-"""A child is started with these blocked: they must not end it before it ignores them."""
+"""Signals that are blocked when a child starts, until it ignores them."""
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
+_PR_SET_CHILD_SUBREAPER = 36
+_EXIT_NOT_WRITTEN = 120
+"""Exit code of the interpreter when it cannot write its output at the end."""
 EXIT_PARENT_GONE = 71
 EXIT_ADDRESS_IN_USE = 72
 EXIT_DATA_UNUSABLE = 73
 EXIT_SHARED_MEMORY = 75
-"""Exit codes of children that mean something; the rest of the table is `appliance.restart_policy`."""
+"""Exit codes of children. `appliance.supervise.restart_policy` has the others."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessSpec:
-    """Everything a child needs to know to serve, or to go on where its predecessor was killed."""
+    """Specification of a child: everything it needs to serve, or to continue
+    after a killed predecessor.
+    """
 
     role: int
     index: int
     generation: int
     instance: str
-    """32 hexadecimal digits, the data directory's identity; clients know the appliance by it."""
+    """Identity of the data directory, 32 hexadecimal digits. Clients know it as the cluster id."""
     parent_pid: int
     data_dirs: list[str]
     regions: dict[str, str]
-    """Logical name ("control", "ring-0", "table-0", "front-0>worker-0") -> shared-memory name."""
+    """Shared-memory name by logical name ("control", "ring-0", "table-0", "front-0>worker-0")."""
     doorbells: dict[str, int]
-    """Process name ("worker-0") -> file descriptor."""
+    """File descriptor by process name ("worker-0")."""
     cores: list[int] | None = None
     settings: dict[str, Any] = field(default_factory=dict)
     recover: list[dict[str, Any]] = field(default_factory=list)
-    """Rings and tables that an earlier run left; a flusher drains them first."""
+    """Rings and tables that an earlier run left. A flusher drains them first."""
     shared_memory: str = ""
-    """What the regions' headers name, where that is not `instance`: a copied data directory has shared memory of its own."""
+    """Instance in the regions' headers if it differs from `instance`: a copied data directory has
+    its own shared memory.
+    """
 
     def to_inherited_file(self) -> int:
-        """A file in memory that a child inherits, with the specification in it: an environment variable holds 128 KiB, too little for many processes.
-        Raises OSError.
+        """Write the specification to a memory file that a child inherits. Raises OSError.
+
+        An environment variable holds 128 KiB, too little for many processes.
         """
         fd = os.memfd_create("tailrace-specification", 0)
-        rest = memoryview(orjson.dumps(asdict(self)))
+        rest = memoryview(orjson.dumps(self))
         while len(rest):
             rest = rest[os.write(fd, rest) :]
         return fd
 
     @classmethod
     def from_environment(cls) -> ProcessSpec:
-        """What the supervisor wrote, by the number of the inherited file."""
+        """Read the specification from the inherited file whose number is in the environment."""
         fd = int(os.environ[SPEC_VARIABLE])
         try:
             return cls(**orjson.loads(os.pread(fd, os.fstat(fd).st_size, 0)))
@@ -91,14 +105,17 @@ class ProcessSpec:
 
 
 def process_name(role: Role, index: int) -> str:
-    """How processes are called in doorbell and lane names: "worker-0", but "coordinator"."""
-    return role.name.lower() if role in (Role.SUPERVISOR, Role.COORDINATOR, Role.CONSOLE) else f"{role.name.lower()}-{index}"
+    """Return the name of a process in doorbell and lane names: "worker-0", but "controller"."""
+    return (
+        role.name.lower()
+        if role in (Role.SUPERVISOR, Role.CONTROLLER, Role.CONSOLE)
+        else f"{role.name.lower()}-{index}"
+    )
 
 
 def comm_name(role: Role, index: int) -> str:
-    """What `ps` and /proc/PID/comm show; 15 bytes at most."""
-    short = "coord" if role is Role.COORDINATOR else role.name.lower()
-    return f"tr-{short}-{index}"[:15]
+    """Return the name for `ps` and /proc/PID/comm, at most 15 bytes."""
+    return f"tr-{role.name.lower()}-{index}"[:15]
 
 
 def set_comm_name(name: str) -> None:
@@ -106,20 +123,41 @@ def set_comm_name(name: str) -> None:
     libc.prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
 
 
+def die_with_parent(parent_pid: int) -> None:
+    """Make the kernel kill this process when its parent ends.
+
+    Raises SystemExit if the parent has ended already.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent_pid:
+        sys.exit(EXIT_PARENT_GONE)
+
+
+def adopt_descendants() -> None:
+    """Become the parent of descendants whose own parent ends.
+
+    Raises OSError if the kernel refuses.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
+
+
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """Where an agent takes the time from."""
+    """Source of time for an agent."""
 
     monotonic_ns: Callable[[], int]
     wall_us: Callable[[], int]
-    """Microseconds since 1970; may jump."""
+    """Microseconds since 1970. It may jump."""
 
 
 REAL_CLOCK = Clock(time.monotonic_ns, lambda: time.time_ns() // 1000)
 
 
 class ProcessContext:
-    """A started child: its memory attached, its bells, its stop flag."""
+    """A started child with its attached memory, doorbells and stop word."""
 
     def __init__(self, spec: ProcessSpec, clock: Clock = REAL_CLOCK) -> None:
         self.spec = spec
@@ -135,47 +173,52 @@ class ProcessContext:
         return self.attach_named(self.spec.regions[logical_name], kind)
 
     def attach_named(self, name: str, kind: RegionKind) -> Region:
-        """By its name in shared memory, which for an earlier run's regions is all there is."""
+        """Attach by shared-memory name. Regions of an earlier run have no logical name."""
         return Region.attach(name, kind, self.instance)
 
     def bell(self, role: Role, index: int) -> Doorbell:
         return Doorbell(self.spec.doorbells[process_name(role, index)])
 
     def lane_writer(self, target: str) -> LaneWriter:
-        return LaneWriter(self.attach(f"{process_name(self.role, self.index)}>{target}", RegionKind.LANE))
+        return LaneWriter(
+            self.attach(f"{process_name(self.role, self.index)}>{target}", RegionKind.LANE)
+        )
 
     def lane_reader(self, source: str, resume_at: int = 0) -> LaneReader:
-        return LaneReader(self.attach(f"{source}>{process_name(self.role, self.index)}", RegionKind.LANE), resume_at)
+        return LaneReader(
+            self.attach(f"{source}>{process_name(self.role, self.index)}", RegionKind.LANE),
+            resume_at,
+        )
 
     def table(self, data_dir: int) -> PartitionTable:
         return PartitionTable(self.attach(f"table-{data_dir}", RegionKind.TABLE))
 
     def ask_for_feed(self) -> None:
-        """Have the coordinator send the whole catalog to this generation."""
-        self.slot.store(ProcessWord.WANTS_FEED, self.spec.generation)
-        self.bell(Role.COORDINATOR, 0).ring()
+        """Request the whole catalog for this generation from the controller."""
+        self.slot.store(ProcessWord.FEED_REQUESTED, self.spec.generation)
+        self.bell(Role.CONTROLLER, 0).ring()
 
     def report_ready(self) -> None:
-        """Tell coordinator and supervisor that this generation serves."""
+        """Report to controller and supervisor that this generation serves."""
         self.slot.store(ProcessWord.READY_GENERATION, self.spec.generation)
-        self.bell(Role.COORDINATOR, 0).ring()
+        self.bell(Role.CONTROLLER, 0).ring()
         self.bell(Role.SUPERVISOR, 0).ring()
         if self.spec.generation > 1:
             self.ring_everybody()
 
     def ring_everybody(self) -> None:
-        """A predecessor may have been killed between publishing something and ringing who waits for it."""
+        """Ring all processes. A predecessor may have been killed between publishing and ringing."""
         for fd in self.spec.doorbells.values():
             Doorbell(fd).ring()
 
 
 class NoPandas:
-    """pyarrow loads pandas, where there is one, with the first array it makes: 0.3 s in which nothing is delivered, and 40 MB. To the appliance there is
-    none.
+    """Import hook that hides pandas. pyarrow would import it with its first
+    array, for 0.3 s and 40 MB.
     """
 
     def find_spec(self, fullname: str, path: object = None, target: object = None) -> None:
-        """Raises ModuleNotFoundError for pandas; others are not its affair."""
+        """Raise ModuleNotFoundError for pandas. Return None for other modules."""
         if fullname == "pandas":
             raise ModuleNotFoundError("no process of the appliance uses pandas", name=fullname)
 
@@ -183,14 +226,12 @@ class NoPandas:
 def start() -> ProcessContext:
     """Turn this interpreter into the child that its specification describes."""
     spec = ProcessSpec.from_environment()
-    if spec.role != Role.FRONT:  # a front makes no files, and who may connect to its ipc sockets is for its service's umask to say
+    if spec.role != Role.FRONT:
+        # A front creates no files. Its service's umask decides who may connect to its ipc sockets.
         os.umask(0o077)
     sys.excepthook = _end_with_a_sentence
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != spec.parent_pid:
-        sys.exit(EXIT_PARENT_GONE)
-    libc.prctl(_PR_SET_NAME, comm_name(Role(spec.role), spec.index).encode(), 0, 0, 0)
+    die_with_parent(spec.parent_pid)
+    set_comm_name(comm_name(Role(spec.role), spec.index))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SUPERVISORS_SIGNALS)
@@ -202,9 +243,12 @@ def start() -> ProcessContext:
     return ProcessContext(spec)
 
 
-def _end_with_a_sentence(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """What ends a process, in one line first: its trace is for who mends the program. Shared memory that is gone ends the appliance: no successor would
-    find it either.
+def _end_with_a_sentence(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    """Log the exception that ends a process in one line before its traceback.
+
+    An invalid shared-memory region ends the appliance: a successor would find it invalid too.
     """
     if isinstance(error, RegionError):
         sys.stderr.write(f"tailrace: {error}\n")
@@ -217,13 +261,42 @@ def _end_with_a_sentence(kind: type[BaseException], error: BaseException, trace:
     sys.__excepthook__(kind, error, trace)
 
 
+def end_with(main: Callable[[], object]) -> NoReturn:
+    """Run `main` and exit with its status, without the interpreter's teardown of modules, which
+    costs more than it frees.
+    """
+    status: object = 1
+    try:
+        status = main()
+    except SystemExit as end:
+        status = end.code
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        status = 1
+    if status is not None and not isinstance(status, int):
+        sys.stderr.write(f"{status}\n")
+        status = 1
+    # as multiprocessing does: threads that are not daemons end first
+    threading._shutdown()  # type: ignore[attr-defined]
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (AttributeError, ValueError):
+            pass  # this process was started without the stream
+        except OSError:
+            status = _EXIT_NOT_WRITTEN
+    os._exit(status or 0)
+
+
 def configure_logging(context: ProcessContext) -> None:
-    """key=value lines on standard error, under the process's name."""
-    log_to_stderr(comm_name(context.role, context.index), context.spec.settings.get("log_level", "info"))
+    """Log key=value lines to standard error under the process's name."""
+    log_to_stderr(
+        comm_name(context.role, context.index), context.spec.settings.get("log_level", "info")
+    )
 
 
 def log_to_stderr(name: str, level: str = "info") -> None:
-    """`level`: debug, info, warning or error; what is below it is not written."""
+    """Log to standard error at `level`: debug, info, warning or error."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(formatter(name, sys.stderr.fileno()))
     handler.addFilter(RateLimit())
@@ -231,46 +304,56 @@ def log_to_stderr(name: str, level: str = "info") -> None:
 
 
 class Agent(Protocol):
-    """A process's work, cut into steps that never wait (the word and the idea are Aeron's)."""
+    """Work of a process, cut into steps that never wait (the term is Aeron's)."""
 
     def step(self, now_ns: int) -> int:
-        """Do what can be done now; answer how much was done (0: nothing, sleep)."""
+        """Do the work there is. Return how much was done. 0 means that the process may sleep."""
 
     def has_more(self) -> bool:
-        """After a step that did something: whether another would, of which no ring tells (it came before the bell was last cleared, and was left)."""
+        """True, after a step with work, if another step has work that no ring announces: it arrived
+        before the bell was last cleared.
+        """
 
     def next_deadline_ns(self) -> int | None:
-        """When there is something to do without a ring."""
+        """Return the time of the next work that no ring announces, or None."""
 
     def begin_stop(self) -> None:
-        """Take nothing new; finish what was taken."""
+        """Accept nothing new. Finish what was accepted."""
 
     def is_finished(self) -> bool:
-        """After `begin_stop`: whether everything taken is finished."""
+        """True, after `begin_stop`, if everything accepted is finished."""
 
 
 COLLECT_INTERVAL_NS = 2_000_000_000
 
 
 def busy_poll_ns(context: ProcessContext) -> int:
-    """How long this process looks for more work before it sleeps, when it has just worked."""
-    return int(context.spec.settings.get("busy_poll_us", 0)) * 1000 if context.role in (Role.FRONT, Role.WORKER) else 0
+    """Return how long this process polls for more work before it sleeps, in ns."""
+    return (
+        int(context.spec.settings.get("busy_poll_us", 0)) * 1000
+        if context.role in (Role.FRONT, Role.WORKER)
+        else 0
+    )
 
 
-def run(agent: Agent, context: ProcessContext, wait: Callable[[float | None, int], None] | None = None) -> None:
-    """Step `agent` until it is told to stop and has finished; sleep on the doorbell (or by `wait`) when there is nothing to do.
+def run(
+    agent: Agent, context: ProcessContext, wait: Callable[[float | None, int], None] | None = None
+) -> None:
+    """Step `agent` until it is stopped and has finished. Sleep on the doorbell, or in `wait`,
+    without work.
 
-    `wait(timeout_ms, busy_ns)`: see `shm.doorbell.look_then_sleep`. Only a step that did something is followed by looking: timers cost no more than before.
-    Garbage is collected only when idle: everything alive at start-up is frozen, and a busy loop makes no cycles.
+    `wait(timeout_ms, busy_ns)` is like `shm.doorbell.spin_then_sleep`. Only a step with work is
+    followed by busy polling, so timers cost no more. Garbage is collected only when idle:
+    everything alive at start-up is frozen, and a busy loop creates no cycles.
     """
     sleep = wait or context.doorbell.wait
-    beat: Cell = context.slot.cell(ProcessWord.BEAT)
-    work_count: Cell = context.slot.cell(ProcessWord.WORK_COUNT)
+    beat: AtomicCounter = context.slot.cell(ProcessWord.BEAT)
+    work_count: AtomicCounter = context.slot.cell(ProcessWord.WORK_COUNT)
     gc.collect()
     gc.freeze()
     gc.disable()
     collected_at = time.monotonic_ns()
-    stop: Cell = context.slot.cell(ProcessWord.STOP)
+    stop: AtomicCounter = context.slot.cell(ProcessWord.STOP)
     generation = context.spec.generation
     busy_ns = busy_poll_ns(context)
     stopping = False
@@ -287,7 +370,8 @@ def run(agent: Agent, context: ProcessContext, wait: Callable[[float | None, int
             work_count.store(total)
             if stopping or agent.has_more():
                 continue
-            # Whatever came since the bell was cleared has rung it: looking once more, in vain, would cost as much as the step itself.
+            # Anything that came since the bell was cleared has rung it. A further step without work
+            # would cost as much as this one.
         elif stopping and agent.is_finished():
             return
         if now_ns - collected_at > COLLECT_INTERVAL_NS:
@@ -296,5 +380,10 @@ def run(agent: Agent, context: ProcessContext, wait: Callable[[float | None, int
         deadline_ns = agent.next_deadline_ns()
         if stopping:
             deadline_ns = min(deadline_ns or now_ns + 20_000_000, now_ns + 20_000_000)
-        # Rounded up: a poll that wakes early would spin until the deadline.
-        sleep(None if deadline_ns is None else max(0.0, (deadline_ns - now_ns + 999_999) // 1_000_000), busy_ns if work else 0)
+        # Rounded up: a poll that wakes too early would spin until the deadline.
+        sleep(
+            None
+            if deadline_ns is None
+            else max(0.0, (deadline_ns - now_ns + 999_999) // 1_000_000),
+            busy_ns if work else 0,
+        )

@@ -1,10 +1,16 @@
-"""Log lines: one line each whatever a client has sent, and so many a second that a flood of refusals does not fill the disk.
+"""Log format: one line per record, without control characters, and limited in rate.
 
-Owner: each process configures its own root logger with them (`shm.runtime.process.configure_logging`).
-Invariants: a record is one line, without control characters; warnings and errors are dropped only by a limit of their own, and how many lines were dropped
-    is said in the next line that is not.
+A flood of refusals must not fill the disk.
 
-Where standard error leads to systemd's journal (JOURNAL_STREAM names it), a line begins with its priority, as in sd-daemon(3), and the time is the journal's.
+Owner: each process configures its own root logger (`shm.runtime.agent_runner.configure_logging`).
+
+Invariants:
+- A record is one line.
+- Warnings and errors have a rate limit of their own. The number of dropped lines is in the next
+  line written.
+
+If standard error is systemd's journal (JOURNAL_STREAM), a line begins with its priority, as in
+sd-daemon(3), and the journal adds the time.
 """
 
 from __future__ import annotations
@@ -24,11 +30,13 @@ _ESCAPES = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)
 
 
 _PRIORITIES = ((logging.CRITICAL, 2), (logging.ERROR, 3), (logging.WARNING, 4), (logging.INFO, 6))
-"""The lowest level -> syslog's number."""
+"""Syslog priority of each level and above."""
 
 
 class OneLineFormatter(logging.Formatter):
-    """Text of clients and files cannot begin a line of its own, nor move the cursor of who reads the log."""
+    """Escapes control characters, so that text from clients and files cannot
+    start a line or move the cursor.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         text = super().format(record).translate(_ESCAPES)
@@ -36,7 +44,10 @@ class OneLineFormatter(logging.Formatter):
 
 
 class JournalFormatter(OneLineFormatter):
-    """The priority first: the journal takes it off, and `journalctl -p warning` goes by it."""
+    """Puts the priority first.
+
+    The journal removes it, and `journalctl -p warning` filters by it.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         priority = next((number for level, number in _PRIORITIES if record.levelno >= level), 7)
@@ -44,20 +55,27 @@ class JournalFormatter(OneLineFormatter):
 
 
 def is_journal(fd: int) -> bool:
-    """Whether `fd` leads to systemd's journal: JOURNAL_STREAM names its device and inode, and a program whose output was redirected inherits it too."""
+    """True if `fd` is systemd's journal.
+
+    JOURNAL_STREAM names its device and inode. They are compared, since a program with redirected
+    output inherits the variable too.
+    """
     found = os.fstat(fd)
     return os.environ.get("JOURNAL_STREAM") == f"{found.st_dev}:{found.st_ino}"
 
 
 def formatter(process: str, fd: int) -> logging.Formatter:
-    """For the lines that `process` writes to `fd`."""
+    """Return the formatter for lines that `process` writes to `fd`."""
     if is_journal(fd):
         return JournalFormatter(f"process={process} %(message)s")
     return OneLineFormatter(f"%(asctime)s %(levelname)s process={process} %(message)s")
 
 
 class RateLimit(logging.Filter):
-    """A token bucket for each of two classes: warnings and above, the rest. So a flood of refusals hides no error."""
+    """Two token buckets: one for warnings and above, one for the rest.
+
+    A flood of refusals hides no error.
+    """
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
@@ -68,7 +86,10 @@ class RateLimit(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         is_serious, now_s = record.levelno >= logging.WARNING, self._now_s()
-        tokens = min(float(BURST_LINES), self._tokens[is_serious] + (now_s - self._filled_s[is_serious]) * LINES_PER_S)
+        tokens = min(
+            float(BURST_LINES),
+            self._tokens[is_serious] + (now_s - self._filled_s[is_serious]) * LINES_PER_S,
+        )
         self._filled_s[is_serious] = now_s
         if tokens < 1:
             self._tokens[is_serious] = tokens
@@ -76,6 +97,9 @@ class RateLimit(logging.Filter):
             return False
         self._tokens[is_serious] = tokens - 1
         if self._dropped:
-            record.msg, record.args = f"{record.getMessage()} lines_dropped_before_this=%d", (self._dropped,)
+            record.msg, record.args = (
+                f"{record.getMessage()} lines_dropped_before_this=%d",
+                (self._dropped,),
+            )
             self._dropped = 0
         return True

@@ -1,8 +1,9 @@
-"""A hierarchical timing wheel for timeouts: pure, no thread, no sleep; time is passed in.
+"""Hierarchical timing wheel for timeouts. Pure: no thread, no sleep, time is passed in.
 
-After Varghese and Lauck, "Hashed and Hierarchical Timing Wheels" (1987), as Kafka's TimingWheel uses it. Level L has 64 buckets of 64**L ticks each; a
-timer lies in the lowest level whose 64 buckets reach its tick. When time comes to a bucket of level L > 0, its timers move down (cascade). One bit a bucket
-tells whether it holds anything, so that an empty hour costs nothing to pass.
+After Varghese and Lauck, "Hashed and Hierarchical Timing Wheels" (1987), as in Kafka's TimingWheel.
+Level L has 64 buckets of 64**L ticks each. A timer is in the lowest level whose 64 buckets reach
+its tick. When time reaches a bucket of level L > 0, its timers move down (cascade). One bit per
+bucket marks it as occupied, so that empty time costs nothing to pass.
 
 Worked example, tick 1 ms, current tick 0 (bucket = first tick it covers):
 
@@ -13,11 +14,17 @@ Worked example, tick 1 ms, current tick 0 (bucket = first tick it covers):
     200 ms          1       3 (192..255)    192 to level 0   200
     70,000 ms       2       17 (69,632..)   69,632 to 1, then 69,952 to 0   70,000
 
-Its second face, for rows by the thousand, is `workers.delays.array_wheel`; its far slots, on the disk, are `workers.delays.bucket_files`.
+`workers.delays.store.array_wheel` is the variant for thousands of rows, and
+`workers.delays.store.bucket_files` keeps its far buckets on disk.
 
 Owner: one process; not thread-safe.
-Invariants: no timer fires before its deadline, nor later than the first `advance` at or after its deadline rounded up to a tick (unless `limit` held it
-    back); timers fire in order of (tick, deadline, order of adding); add and cancel are O(1); levels are made on demand.
+
+Invariants:
+- No timer fires before its deadline.
+- A timer fires at the first `advance` at or after its deadline, rounded up to a tick, unless
+  `limit` is reached.
+- Timers fire in order of (tick, deadline, order of adding).
+- `add` and `cancel` are O(1). Levels are created on demand.
 """
 
 from __future__ import annotations
@@ -33,7 +40,7 @@ _ALL = (1 << _BUCKETS) - 1
 
 
 class Timer(Generic[Item]):
-    """One pending timeout; the handle for `cancel`."""
+    """A pending timeout, and the handle for `cancel`."""
 
     __slots__ = ("_bucket", "deadline_ns", "item", "sequence", "tick")
 
@@ -75,21 +82,21 @@ class _Level(Generic[Item]):
         self.buckets: list[_Bucket[Item]] = [_Bucket(self, 1 << i) for i in range(_BUCKETS)]
 
     def next_tick(self, current: int) -> int | None:
-        """The first tick of the next occupied bucket after `current`."""
+        """Return the first tick of the next occupied bucket after `current`, or None."""
         if not self.occupied:
             return None
         here = current >> self.shift
-        turn = (here + 1) & _MASK
-        ahead = ((self.occupied >> turn) | (self.occupied << (_BUCKETS - turn))) & _ALL
+        slot = (here + 1) & _MASK
+        ahead = ((self.occupied >> slot) | (self.occupied << (_BUCKETS - slot))) & _ALL
         return (here + 1 + (ahead & -ahead).bit_length() - 1) << self.shift
 
 
 NEVER_NS = 1 << 63
-"""Later than every deadline."""
+"""Time later than every deadline."""
 
 
 class TimingWheel(Generic[Item]):
-    """Timers holding items of one type."""
+    """Timers with items of one type."""
 
     def __init__(self, start_ns: int, tick_ns: int = 1_000_000) -> None:
         if tick_ns <= 0:
@@ -101,13 +108,13 @@ class TimingWheel(Generic[Item]):
         self._sequence = 0
         self._count = 0
         self.quiet_until_ns = NEVER_NS
-        """Before this `advance` has nothing to do: a bound for a caller that steps often to look at first. Timers that were cancelled may hold it low."""
+        """`advance` has no work before this time. Cancelled timers may keep it low."""
 
     def __len__(self) -> int:
         return self._count
 
     def add(self, deadline_ns: int, item: Item) -> Timer[Item]:
-        """Let `item` fire at the first `advance` at or after `deadline_ns` (a past one: at the next)."""
+        """Add a timer that fires at the first `advance` at or after `deadline_ns`."""
         self._sequence += 1
         timer = Timer(deadline_ns, -(-deadline_ns // self.tick_ns), self._sequence, item)
         self._place(timer)
@@ -115,7 +122,7 @@ class TimingWheel(Generic[Item]):
         return timer
 
     def cancel(self, timer: Timer[Item]) -> bool:
-        """Take a timer out; False when it has fired or was cancelled."""
+        """Cancel a timer. Return False if it has fired or was cancelled before."""
         bucket = timer._bucket
         if bucket is None:
             return False
@@ -136,10 +143,14 @@ class TimingWheel(Generic[Item]):
             self._levels.append(_Level(len(self._levels)))
         level = self._levels[number]
         level.buckets[(tick >> level.shift) & _MASK].add(timer)
-        self.quiet_until_ns = min(self.quiet_until_ns, (tick >> level.shift << level.shift) * self.tick_ns)
+        self.quiet_until_ns = min(
+            self.quiet_until_ns, (tick >> level.shift << level.shift) * self.tick_ns
+        )
 
     def _next(self) -> tuple[int, _Level[Item]] | None:
-        """The next occupied bucket's first tick and level; the highest level first where several begin together, so that timers move
+        """Return the next occupied bucket's first tick and its level.
+
+        If several begin at the same tick, the highest level comes first, so that its timers move
         down in time.
         """
         found: tuple[int, _Level[Item]] | None = None
@@ -150,15 +161,15 @@ class TimingWheel(Generic[Item]):
         return found
 
     def advance(self, now_ns: int, limit: int = 1024) -> list[Item]:
-        """Move time to `now_ns` and take out what is due, at most `limit` timers moved or fired in this call.
+        """Move time to `now_ns` and return the items of due timers. At most `limit` timers move or
+        fire.
 
-        When the limit stops it, time stands where it stopped and the next call goes on. Time that runs backwards or stands still moves
-        nothing.
+        At the limit, time stops where it is and the next call continues. Time never runs backwards.
         """
         target = now_ns // self.tick_ns
         fired: list[Timer[Item]] = []
         budget = limit
-        budget = self._take_due(fired, budget)
+        budget = self._pop_due(fired, budget)
         while budget > 0 and not self._due.timers:
             upcoming = self._next()
             if upcoming is None or upcoming[0] > target:
@@ -167,7 +178,8 @@ class TimingWheel(Generic[Item]):
             tick, level = upcoming
             bucket = level.buckets[(tick >> level.shift) & _MASK]
             if level.shift:
-                # Step to just before the bucket and move its timers down; they lie below this level from there.
+                # Step to just before the bucket and move its timers down. They belong below this
+                # level then.
                 moved = list(bucket.timers)[:budget]
                 self._current = tick - 1
                 for timer in moved:
@@ -179,14 +191,15 @@ class TimingWheel(Generic[Item]):
             for timer in sorted(bucket.timers, key=lambda t: (t.deadline_ns, t.sequence)):
                 bucket.remove(timer)
                 self._due.add(timer)
-            budget = self._take_due(fired, budget)
+            budget = self._pop_due(fired, budget)
         upcoming_ns = self.next_deadline_ns()
         self.quiet_until_ns = NEVER_NS if upcoming_ns is None else upcoming_ns
         return [timer.item for timer in fired]
 
     def _place_below(self, timer: Timer[Item], bucket_tick: int) -> None:
-        """Cascade: place relative to the bucket's first tick, so that the timer leaves its level even when `current` is still one tick
-        before.
+        """Place a cascading timer relative to its bucket's first tick.
+
+        It then leaves its level even though `current` is one tick before.
         """
         tick = timer.tick
         number = 0
@@ -195,7 +208,7 @@ class TimingWheel(Generic[Item]):
         level = self._levels[number]
         level.buckets[(tick >> level.shift) & _MASK].add(timer)
 
-    def _take_due(self, fired: list[Timer[Item]], budget: int) -> int:
+    def _pop_due(self, fired: list[Timer[Item]], budget: int) -> int:
         for timer in list(self._due.timers)[: max(0, budget)]:
             self._due.remove(timer)
             self._count -= 1
@@ -204,7 +217,7 @@ class TimingWheel(Generic[Item]):
         return budget
 
     def next_deadline_ns(self) -> int | None:
-        """When `advance` next has something to do (fire or move down); None: nothing pending."""
+        """Return the time of the next `advance` with work (fire or move down), or None."""
         if self._due.timers:
             return self._current * self.tick_ns
         upcoming = self._next()

@@ -1,14 +1,23 @@
-"""What a sink has decided: its log, a topic of one partition, in which a record counts only if it was made with the newest one before it in view.
+"""The decision log of a sink: a topic of one partition, in which a record is valid only if its
+writer had read the newest valid record.
 
-Two drivers of the same query may append at once; the order of the log says who was first. Each record names the offset of the record that its writer had seen
-(`on`); readers, who all go through the log in the same order, take one that names the newest valid record, and pass over every other. So the log compares and
-sets, with nothing but append (the idea of conditional writes by log position: Balakrishnan et al., Tango, SOSP 2013).
+Two drivers of the same query may append at once, and the order of the log says who was first. Each
+record names the offset of the record that its writer had read (`on`). All readers go through the
+log in the same order, accept a record that names the newest valid one, and skip every other. So the
+log is a compare-and-set with nothing but append (the idea of conditional writes by log position:
+Balakrishnan et al., Tango, SOSP 2013).
 
-    {"on": offset, "kind": "claim" | "begin" | "done" | "void", "run", "fenced", "published": batch id, "producer": id, "epoch", "manifest" (of a begin)}
+    {"on": offset, "kind": "claim" | "begin" | "done" | "void", "run", "fenced",
+     "published": batch id, "producer": id, "epoch", "manifest" (of a begin)}
 
-Owner: whoever commits; the record that is valid decides. Invariants: at most one manifest is open; `published` never falls; an epoch of the producer is the
-identity of one manifest only. Crash: an appended record that its writer never saw accepted is as valid as any. Records below the newest that closed a manifest
-are deleted now and then: what remains begins with a valid one.
+Owner: every driver that commits; the valid record decides.
+Invariants:
+- At most one manifest is open.
+- `published` never falls.
+- An epoch of the producer identifies one manifest only.
+Crash: an appended record counts also if its writer never saw the acknowledgement.
+Retention: records below the newest one that closed a manifest are deleted now and then. The first
+remaining record is valid.
 """
 
 from __future__ import annotations
@@ -22,25 +31,26 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
-from spark_bridge.sink_source import BatchSource, decode_values
-from spark_bridge.sink_wire import BatchSender
-from tailrace.admin import Admin
-from tailrace.errors import RecordTooLargeError, TopicExistsError, UnknownTopicError
-from tailrace.formats.arrow_batch import default_rows, encode
-from tailrace.new_topic import NewTopic
-from tailrace.protocol.wire import Api
-from tailrace.records import TopicPartition
-from tailrace.topics import TopicInfo
+from spark_bridge.sink.batch_sender import BatchSender
+from spark_bridge.sink.staged_batches import BatchSource, decode_values
+from tailrace.admin.admin import Admin
+from tailrace.batch.arrow_codec import encode
+from tailrace.client.new_topic import NewTopic
+from tailrace.client.topic_metadata import TopicInfo
+from tailrace.core.errors import RecordTooLargeError, TopicExistsError, UnknownTopicError
+from tailrace.core.topic_partition import TopicPartition
+from tailrace.kernel.reference_arrow import default_rows
+from tailrace.protocol.frame import Api
 
 logger = logging.getLogger("tailrace.spark")
 UNKNOWN_ROWS = -1
 FENCED_MAX = 100
-"""So many runs that others have taken over from are remembered."""
+"""Most fenced runs (those that another run took over from) that are remembered."""
 EPOCH_MAX = 32_767
 KEEP_RECORDS = 48
-"""With more records than that below the newest that closed a manifest, they are deleted."""
+"""Records below the newest one that closed a manifest are deleted when there are more than this."""
 MADE_TIMEOUT_S = 30.0
-MADE_LOOK_S = 0.01
+CREATED_POLL_S = 0.01
 LOG_CONFIGS = {"retention.ms": -1, "durability": "disk", "segment.bytes": 8 << 20}
 
 
@@ -50,21 +60,23 @@ class Target:
 
     topic: str
     topic_id: str
-    """Hexadecimal."""
+    """Topic id, hexadecimal."""
     partition: int
     map_version: int
-    """Of the slot map by which rows were routed; 0: by none."""
+    """Version of the slot map by which rows were routed; 0: none."""
     start: int
-    """The log's end before the publication began: nothing of it lies below."""
+    """The log's end before the publication began; the batch lies at or above it."""
     rows: int
     skip: int = 0
-    """So many rows were published under an earlier epoch; sequence 0 is the row behind them."""
+    """Rows published under an earlier epoch; sequence 0 is the row after them."""
     identity: tuple[int, int] | None = None
-    """Producer and epoch of the rows behind `skip`, where the partition had forgotten the manifest's; those of all others stay what they are."""
+    """Producer and epoch of the rows behind `skip`, where the partition had forgotten the
+    manifest's producer; None elsewhere.
+    """
 
     @property
     def key(self) -> tuple[str, str, int]:
-        """Which partition it is, of which topic."""
+        """The target's topic name, topic id and partition."""
         return self.topic, self.topic_id, self.partition
 
 
@@ -81,7 +93,9 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What the publication of one batch is: everything that its repetition needs. The order of its batches is that of `stages`."""
+    """The publication of one batch, with everything needed to repeat it. Its batches are in the
+    order of `stages`.
+    """
 
     batch_id: int
     producer_id: int
@@ -91,18 +105,26 @@ class Manifest:
 
     @classmethod
     def from_json(cls, given: dict[str, Any]) -> Manifest:
-        """What `to_json` made."""
-        stages = tuple(Stage(s["topic"], s["topic_id"], s["partition"], _together(s["batches"])) for s in given["stages"])
-        targets = tuple(Target(**{**t, "identity": tuple(t["identity"]) if t.get("identity") else None}) for t in given["targets"])
+        """Decode the result of `to_json`."""
+        stages = tuple(
+            Stage(s["topic"], s["topic_id"], s["partition"], _together(s["batches"]))
+            for s in given["stages"]
+        )
+        targets = tuple(
+            Target(**{**t, "identity": tuple(t["identity"]) if t.get("identity") else None})
+            for t in given["targets"]
+        )
         return cls(given["batch_id"], given["producer_id"], given["epoch"], targets, stages)
 
     def to_json(self) -> dict[str, Any]:
-        """For a record: the batches by column, offsets as gaps, which are a third of the bytes when they are compressed."""
+        """Encode the manifest for a record. Batches are stored by column and offsets as gaps: a
+        third of the bytes after compression.
+        """
         stages = [{**asdict(stage), "batches": _apart(stage.batches)} for stage in self.stages]
         return {**asdict(self), "stages": stages}
 
     def identity_in(self, number: int) -> tuple[int, int]:
-        """Producer and epoch of what is sent to this target."""
+        """Producer and epoch for this target."""
         return self.targets[number].identity or (self.producer_id, self.epoch)
 
 
@@ -122,32 +144,41 @@ def _together(columns: Sequence[Sequence[int]]) -> tuple[tuple[int, int, int], .
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What the log says so far."""
+    """The sink's state according to its log."""
 
     at: int = -1
     """The offset of the newest valid record; -1: there is none."""
     run: str = ""
     fenced: tuple[str, ...] = ()
-    """Runs of the query that a later one has taken over from."""
+    """Runs of the query that a later run has taken over from."""
     published: int = -1
-    """The newest batch that is published."""
+    """The newest published batch."""
     rows: int = UNKNOWN_ROWS
-    """Of that batch."""
+    """Rows of that batch."""
     producer_id: int = -1
     epoch: int = -1
     manifest: Manifest | None = None
-    """The one that is decided, and not known to be published."""
+    """The manifest that is decided and not known to be published."""
 
 
 def follow(state: State, offset: int, record: dict[str, Any]) -> State:
-    """The state behind one more record; the same where that is not valid."""
+    """The state after one more record; unchanged if that is not valid."""
     if record["on"] != state.at:
         return state
     manifest = Manifest.from_json(record["manifest"]) if record["kind"] == "begin" else None
     if record["kind"] == "claim":
         manifest = state.manifest
     rows = record.get("rows", UNKNOWN_ROWS)
-    return State(offset, record["run"], tuple(record["fenced"]), record["published"], rows, record["producer"], record["epoch"], manifest)
+    return State(
+        offset,
+        record["run"],
+        tuple(record["fenced"]),
+        record["published"],
+        rows,
+        record["producer"],
+        record["epoch"],
+        manifest,
+    )
 
 
 def taken_over(state: State, run: str) -> State:
@@ -159,26 +190,26 @@ def taken_over(state: State, run: str) -> State:
 
 
 class DecisionLog(Protocol):
-    """Where decisions are kept."""
+    """Storage of decisions."""
 
     is_of_query: bool
     """Its batches are a stream's, which come one after the other."""
 
     def read(self) -> State:
-        """What is decided now."""
+        """Read the current state."""
         ...
 
     def append(self, seen: State, kind: str, following: State) -> bool:
-        """Decide, if nothing was decided since `seen`; False: something was."""
+        """Decide, unless another decision came after `seen`; return False then."""
         ...
 
     def trim(self) -> None:
-        """Delete what nobody needs any more."""
+        """Delete records that are not needed any more."""
         ...
 
 
 class MemoryLog:
-    """Of a batch write, which nobody could take up again: its job has no name."""
+    """The log of a batch write without a name: no later job could continue it."""
 
     is_of_query = False
 
@@ -195,7 +226,7 @@ class MemoryLog:
         return True
 
     def trim(self) -> None:
-        """There is nothing."""
+        """Do nothing: there are no records to delete."""
 
 
 class TopicLog:
@@ -224,66 +255,93 @@ class TopicLog:
 
     def read(self) -> State:
         """See `DecisionLog`. Raises TailraceError."""
-        with self._said():
+        with self._decision():
             return self._read()
 
     @contextmanager
-    def _said(self) -> Iterator[None]:
-        """Errors that only concern the log, in words that say what it is."""
+    def _decision(self) -> Iterator[None]:
+        """Translate errors of the log's topic into errors that name the log."""
         try:
             yield
         except UnknownTopicError:
             raise UnknownTopicError(
-                f"{self._info.name!r}, the log of what this query has published, was deleted while a batch was committed: whether that batch is in its topic "
-                "only the topic can tell. Look there before the query is started again, which writes the batch once more"
+                f"{self._info.name!r}, the log of this query's published batches, was deleted "
+                "while a batch was committed. Whether that batch is in its topic is unknown: "
+                "look there before you start the query again, which writes the batch once more"
             ) from None
         except RecordTooLargeError:
             raise RecordTooLargeError(
-                "the batch is in too many pieces for a record of the sink's log: each task has one for each partition that it writes to. Give it fewer tasks "
-                "(coalesce before writing, or a lower spark.sql.shuffle.partitions), or smaller batches (maxOffsetsPerTrigger)"
+                "the batch has too many pieces for a record of the sink's log: each task has "
+                "one for each partition that it writes to. Use fewer tasks (coalesce before "
+                "writing, or a lower spark.sql.shuffle.partitions), or smaller batches "
+                "(maxOffsetsPerTrigger)"
             ) from None
 
     def _read(self) -> State:
-        found = self._admin.offsets({TopicPartition(self._info.name, 0): "latest"})[TopicPartition(self._info.name, 0)]
+        found = self._admin.offsets({TopicPartition(self._info.name, 0): "latest"})[
+            TopicPartition(self._info.name, 0)
+        ]
         if self._position < 0:
             self._position = self._first = found["beginning"]
         if self._position < found["end"]:
-            for offset, value in decode_values(self._source, self._info, self._position, found["end"]):
+            for offset, value in decode_values(
+                self._source, self._info, self._position, found["end"]
+            ):
                 if (record := self._decoded(offset, value)) is not None:
                     self._take(offset, record)
             self._position = found["end"]
         return self._state
 
     def _decoded(self, offset: int, value: bytes | None) -> dict[str, Any] | None:
-        """The record; None for what nobody of the sink has written: all readers pass over it alike."""
+        """Decode a record; None for one that the sink has not written, which all readers skip
+        alike.
+        """
         try:
             record = json.loads(zlib.decompress(value or b""))
             return record if record["on"] < offset else None
         except (zlib.error, ValueError, TypeError, KeyError) as error:
-            logger.warning("sink_log_stranger topic=%s offset=%d reason=%r", self._info.name, offset, error)
+            logger.warning(
+                "sink_log_stranger topic=%s offset=%d reason=%r", self._info.name, offset, error
+            )
             return None
 
     def _take(self, offset: int, record: dict[str, Any]) -> None:
         if self._state.at < 0 and offset == self._first and record["on"] < offset:
-            record["on"] = -1  # what came before is deleted: the first is a valid one
+            record["on"] = -1  # earlier records are deleted; the first is valid
         before, self._state = self._state, follow(self._state, offset, record)
         if self._state is not before and record["kind"] in ("done", "void"):
             self._closed_at = offset
 
     def append(self, seen: State, kind: str, following: State) -> bool:
-        """See `DecisionLog`. Raises TailraceError; RecordTooLargeError for a manifest that no record holds."""
-        with self._said():
+        """See `DecisionLog`. Raises TailraceError; RecordTooLargeError for a manifest that no
+        record holds.
+        """
+        with self._decision():
             return self._append(seen, kind, following)
 
     def _append(self, seen: State, kind: str, following: State) -> bool:
+        manifest = following.manifest if kind == "begin" else None
         record = {
-            "on": seen.at, "kind": kind, "run": following.run, "fenced": following.fenced, "published": following.published,
-            "rows": following.rows, "producer": following.producer_id, "epoch": following.epoch,
-            "manifest": None if following.manifest is None or kind != "begin" else following.manifest.to_json(),
-        }  # fmt: skip
-        rows = default_rows([0], [None], [zlib.compress(json.dumps(record, separators=(",", ":")).encode())], None)
+            "on": seen.at,
+            "kind": kind,
+            "run": following.run,
+            "fenced": following.fenced,
+            "published": following.published,
+            "rows": following.rows,
+            "producer": following.producer_id,
+            "epoch": following.epoch,
+            "manifest": None if manifest is None else manifest.to_json(),
+        }
+        rows = default_rows(
+            [0], [None], [zlib.compress(json.dumps(record, separators=(",", ":")).encode())], None
+        )
         data = encode(
-            rows, schema_id=self._info.schema_id, seed=self._info.seeds[0], compression="none", first_timestamp_us=0, max_timestamp_us=0
+            rows,
+            schema_id=self._info.schema_id,
+            seed=self._info.seeds[0],
+            compression="none",
+            first_timestamp_us=0,
+            max_timestamp_us=0,
         )
         appended = self._sender.add(self._lane, data)
         self._sender.drain()
@@ -297,19 +355,31 @@ class TopicLog:
 
 
 def made(admin: Admin, topic: NewTopic) -> TopicInfo:
-    """The topic, made if it is not there. Raises TailraceError."""
+    """The log's topic, created if it is missing.
+
+    Raises: TailraceError.
+    """
     deadline = time.monotonic() + MADE_TIMEOUT_S
     while topic.name not in (found := known(admin, [topic.name])):
         try:
             admin.create_topics(topic)
-        except TopicExistsError:  # another task is making it, which takes the appliance some milliseconds
+        except (
+            TopicExistsError
+        ):  # another task is making it, which takes the appliance some milliseconds
             if time.monotonic() > deadline:
                 raise
-            time.sleep(MADE_LOOK_S)
+            time.sleep(CREATED_POLL_S)
     return found[topic.name]
 
 
 def known(admin: Admin, names: Sequence[str]) -> dict[str, TopicInfo]:
-    """What is there of these topics. Raises TailraceError."""
-    answer = admin._call(Api.METADATA, {"topics": list(names)})
-    return {described["name"]: TopicInfo(described) for described in answer["topics"] if "topic_id" in described}
+    """Descriptions of those of these topics that exist.
+
+    Raises: TailraceError.
+    """
+    answer = admin._run_steps(admin._call(Api.METADATA, {"topics": list(names)}))
+    return {
+        described["name"]: TopicInfo(described)
+        for described in answer["topics"]
+        if "topic_id" in described
+    }

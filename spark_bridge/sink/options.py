@@ -1,9 +1,13 @@
 """Options of `df.write` and `df.writeStream`, checked. Pure.
 
-Those of Spark's Kafka sink: kafka.bootstrap.servers, topic (it overrides the column `topic`). Tailrace's own: bootstrap, the same as kafka.bootstrap.servers;
-keyColumn, of a typed topic, by which rows find their partition; queryId, for a Spark that does not say which query a task belongs to; txnAppId and txnVersion,
-which make a batch write that is repeated harmless (Delta Lake's names, https://docs.delta.io/latest/delta-streaming.html#idempotent-table-writes-in-foreachbatch);
-publishTimeoutMs.
+Options of Spark's Kafka sink: kafka.bootstrap.servers, topic (it overrides the column `topic`).
+Tailrace's own:
+- bootstrap: the same as kafka.bootstrap.servers.
+- keyColumn: the column of a typed topic that routes rows to partitions.
+- queryId: the query's name, for a Spark that does not tell a task its query.
+- txnAppId and txnVersion: make a repeated batch write harmless (Delta Lake's names,
+  https://docs.delta.io/latest/delta-streaming.html#idempotent-table-writes-in-foreachbatch).
+- publishTimeoutMs.
 """
 
 from __future__ import annotations
@@ -12,12 +16,21 @@ import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tailrace.errors import InvalidSettingError
-from tailrace.settings import DEFAULT_BOOTSTRAP
+from tailrace.client.settings import DEFAULT_BOOTSTRAP
+from tailrace.core.errors import InvalidSettingError
 
-NAMES = ("bootstrap", "kafka.bootstrap.servers", "topic", "keyColumn", "queryId", "txnAppId", "txnVersion", "publishTimeoutMs")
+NAMES = (
+    "bootstrap",
+    "kafka.bootstrap.servers",
+    "topic",
+    "keyColumn",
+    "queryId",
+    "txnAppId",
+    "txnVersion",
+    "publishTimeoutMs",
+)
 _OF_SPARK = ("path", "checkpointlocation", "queryname", "outputmode")
-"""What Spark itself puts among the options of a sink, or has read before."""
+"""Options that Spark itself adds to a sink's, or has read before."""
 PUBLISH_TIMEOUT_MS = 120_000
 
 
@@ -27,13 +40,13 @@ class SinkOptions:
 
     bootstrap: str
     topic: str | None
-    """None: each row says it."""
+    """Topic of all rows; None: each row names it."""
     key_column: str | None
     query_id: str | None
     app_id: str | None
     version: int
     publish_timeout_ms: int
-    """So long an appliance that takes nothing is waited for."""
+    """Longest wait for an appliance that accepts nothing, ms."""
 
 
 def parse_sink_options(given: Mapping[str, str]) -> SinkOptions:
@@ -48,13 +61,21 @@ def parse_sink_options(given: Mapping[str, str]) -> SinkOptions:
     servers = options.get("kafka.bootstrap.servers")
     bootstrap = options.get("bootstrap", servers)
     if servers is not None and bootstrap != servers:
-        raise InvalidSettingError("the options bootstrap and kafka.bootstrap.servers name two appliances; give one of them")
+        raise InvalidSettingError(
+            "the options bootstrap and kafka.bootstrap.servers name two appliances; give one "
+            "of them"
+        )
     topic = options.get("topic", options.get("path"))
     if topic is not None and not topic.strip():
-        raise InvalidSettingError("the option topic is empty; name a topic, or leave it out and have a column `topic`")
+        raise InvalidSettingError(
+            "the option topic is empty; name a topic, or leave it out and have a column `topic`"
+        )
     app_id, version = options.get("txnappid"), options.get("txnversion")
     if (app_id is None) != (version is None):
-        raise InvalidSettingError("the options txnAppId and txnVersion belong together: give both, or none")
+        raise InvalidSettingError(
+            "txnAppId and txnVersion belong together, and one is missing: give both options, "
+            "or neither"
+        )
     return SinkOptions(
         bootstrap or DEFAULT_BOOTSTRAP,
         topic,
@@ -72,5 +93,7 @@ def _whole(name: str, text: str, least: int) -> int:
     except ValueError:
         number = least - 1
     if number < least:
-        raise InvalidSettingError(f"option {name} is {text!r}; it takes a whole number from {least} up")
+        raise InvalidSettingError(
+            f"option {name} is {text!r}; it takes a whole number from {least} up"
+        )
     return number

@@ -1,10 +1,14 @@
-"""A task's rows as a topic stores them, and the partition of each. Columns and sentences are those of Spark's Kafka sink (KafkaWriter, KafkaRowWriter).
+"""Rows of a task in a topic's columns, and the partition of each. Columns and error messages are
+those of Spark's Kafka sink (KafkaWriter, KafkaRowWriter).
 
-Topics without a schema take key and value (string or binary; value is required), headers (array<struct<key: string, value: binary>>), topic (string) and
-partition (int); other columns are not written. A typed topic takes its own columns, by name. A key's partition is the Producer's: murmur2 as Kafka's default
-partitioner, or the owner of its hash slot; a row without a key goes where the task's other such rows go, until a batch is full (KIP-480's sticky choice).
+Topics without a schema take key and value (string or binary; value is required), headers
+(array<struct<key: string, value: binary>>), topic (string) and partition (int). Other columns are
+not written. A typed topic takes its own columns, by name. A key's partition is the Producer's:
+murmur2 as in Kafka's default partitioner, or the owner of its hash slot. Rows without a key go to
+one partition until a batch is full (KIP-480's sticky partitioner).
 
-Owner: pure. Invariants: rows of one partition keep their order.
+Owner: pure.
+Invariants: rows of one partition keep their order.
 """
 
 from __future__ import annotations
@@ -18,36 +22,53 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tailrace import kernel
-from tailrace.errors import InvalidRecordError, SchemaMismatchError
-from tailrace.hash_slots import SLOT_COUNT
-from tailrace.kernel.reference_gathering import hashed
-from tailrace.schema import HEADER_TYPE, conform
-from tailrace.topics import TopicInfo
+from tailrace.client.topic_metadata import TopicInfo
+from tailrace.core.errors import InvalidRecordError, SchemaMismatchError
+from tailrace.core.hash_slots import SLOT_COUNT
+from tailrace.format.schema import HEADER_TYPE, conform
+from tailrace.kernel.reference_gather import hashed
 
 ROW_BYTES = 12
-"""Of a stored row beside key and value: its time, and that it has no headers."""
+"""Bytes of a stored row beside key and value: its timestamp, and that it has no headers."""
 NO_KEY = -1
-"""In the place of a partition: the row has no key, and may go anywhere."""
+"""Partition number of a row without a key, which may go to any partition."""
 Numbers = np.ndarray[Any, np.dtype[np.int64]]
 _SLOT_TABLE: list[np.ndarray[Any, np.dtype[np.uint16]]] = []
 
 
-# ---- which columns there are -----------------------------------------------------------------------------------------------------------------
+# ---- which columns there are ---------------------------------------------------------------------
 
 
 def check_columns(schema: pa.Schema, topic: TopicInfo | None, key_column: str | None) -> None:
-    """Whether rows of these columns can be written. `topic`: of the option; None: each row says it. Raises SchemaMismatchError, which names the column."""
+    """Check that rows of these columns can be written. `topic`: that of the option; None: each row
+    names its topic.
+
+    Raises: SchemaMismatchError, which names the column.
+    """
     if topic is not None and topic.typed:
         _check_typed(schema, topic, key_column)
         return
     if key_column is not None:
-        raise SchemaMismatchError("the option keyColumn is for typed topics; the keys of others are in the column `key`")
+        raise SchemaMismatchError(
+            "the option keyColumn needs a typed topic; the keys of other topics are in the "
+            "column `key`"
+        )
     if topic is None and "topic" not in schema.names:
-        raise SchemaMismatchError("topic option required when no 'topic' attribute is present. Use the topic option for setting a topic.")
+        raise SchemaMismatchError(
+            "topic option required when no 'topic' attribute is present. Use the topic option for "
+            "setting a topic."
+        )
     if "value" not in schema.names:
-        where = "" if topic is None else f": the topic {topic.name!r} has no schema of its own, and takes key and value"
-        raise SchemaMismatchError(f"Required attribute 'value' not found{where}; the columns are {', '.join(schema.names)}")
-    for name, allowed, said in (
+        where = (
+            ""
+            if topic is None
+            else f": the topic {topic.name!r} has no schema of its own, and takes key and value"
+        )
+        raise SchemaMismatchError(
+            f"Required attribute 'value' not found{where}; the columns are "
+            f"{', '.join(schema.names)}"
+        )
+    for name, allowed, requirement in (
         ("topic", (pa.types.is_string, pa.types.is_large_string), "string"),
         ("key", _BYTES, "string or binary"),
         ("value", _BYTES, "string or binary"),
@@ -57,17 +78,34 @@ def check_columns(schema: pa.Schema, topic: TopicInfo | None, key_column: str | 
         if name == "topic" and topic is not None:
             continue  # the option overrides the column
         if name in schema.names and not any(fits(schema.field(name).type) for fits in allowed):
-            raise SchemaMismatchError(f"{name} attribute unsupported type {schema.field(name).type}; it must be {said}")
+            raise SchemaMismatchError(
+                f"{name} attribute unsupported type {schema.field(name).type}; it must be "
+                f"{requirement}"
+            )
 
 
 def _is_headers(kind: pa.DataType) -> bool:
-    if not pa.types.is_list(kind) or not pa.types.is_struct(kind.value_type) or kind.value_type.num_fields != 2:
+    if (
+        not pa.types.is_list(kind)
+        or not pa.types.is_struct(kind.value_type)
+        or kind.value_type.num_fields != 2
+    ):
         return False
     key, value = kind.value_type.field(0), kind.value_type.field(1)
-    return bool(key.name == "key" and value.name == "value" and pa.types.is_string(key.type) and pa.types.is_binary(value.type))
+    return bool(
+        key.name == "key"
+        and value.name == "value"
+        and pa.types.is_string(key.type)
+        and pa.types.is_binary(value.type)
+    )
 
 
-_BYTES = (pa.types.is_string, pa.types.is_binary, pa.types.is_large_string, pa.types.is_large_binary)
+_BYTES = (
+    pa.types.is_string,
+    pa.types.is_binary,
+    pa.types.is_large_string,
+    pa.types.is_large_binary,
+)
 
 
 def _check_typed(schema: pa.Schema, topic: TopicInfo, key_column: str | None) -> None:
@@ -76,20 +114,29 @@ def _check_typed(schema: pa.Schema, topic: TopicInfo, key_column: str | None) ->
         conform(empty, topic.schema)
     except SchemaMismatchError as error:
         has = ", ".join(f"{field.name} {field.type}" for field in topic.schema)
-        raise SchemaMismatchError(f"the rows do not fit the typed topic {topic.name!r}: {error.detail}. It has {has}") from None
+        raise SchemaMismatchError(
+            f"the rows do not fit the typed topic {topic.name!r}: {error.detail}. It has {has}"
+        ) from None
     if key_column is not None and key_column not in schema.names:
-        raise SchemaMismatchError(f"the option keyColumn is {key_column!r}; the columns are {', '.join(schema.names)}")
+        raise SchemaMismatchError(
+            f"the option keyColumn is {key_column!r}; the columns are {', '.join(schema.names)}"
+        )
 
 
-# ---- rows ------------------------------------------------------------------------------------------------------------------------------------
+# ---- rows ----------------------------------------------------------------------------------------
 
 
 def default_rows(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Rows of Kafka's columns as those of the default schema: value, and key and headers where they are given. A producer adds the rest when it sends them.
+    """Rows of Kafka's columns as those of the default schema: value, and key and headers where they
+    are given. A producer adds the rest when it sends them.
 
     Raises InvalidRecordError for a header without a key.
     """
-    columns = {name: batch.column(name).cast(pa.binary()) for name in ("key", "value") if name in batch.schema.names}
+    columns = {
+        name: batch.column(name).cast(pa.binary())
+        for name in ("key", "value")
+        if name in batch.schema.names
+    }
     if "headers" in batch.schema.names:
         columns["headers"] = _headers(batch.column("headers"))
     return pa.RecordBatch.from_pydict(columns)
@@ -99,29 +146,40 @@ def _headers(given: pa.ListArray) -> pa.Array:
     of_all_rows = given.flatten()
     if of_all_rows.null_count or of_all_rows.field("key").null_count:
         raise InvalidRecordError(
-            "a row has a header without a key in the column headers; a header is a key and a value, of which the value may be null"
+            "a row has a header without a key in the column headers: a header has a key, and a "
+            "value that may be null"
         )
     return given.cast(HEADER_TYPE)
 
 
 def typed_rows(batch: pa.RecordBatch, info: TopicInfo) -> pa.RecordBatch:
-    """Rows, one at least, as those of a typed topic. Raises SchemaMismatchError for a value that does not fit."""
+    """Rows, one at least, as those of a typed topic. Raises SchemaMismatchError for a value that
+    does not fit.
+    """
     return conform(pa.Table.from_batches([batch]), info.schema).combine_chunks().to_batches()[0]
 
 
 def by_topic(batch: pa.RecordBatch) -> list[tuple[str, pa.RecordBatch]]:
-    """The rows of each topic that the column `topic` names. Raises InvalidRecordError for a row that names none."""
+    """The rows of each topic that the column `topic` names. Raises InvalidRecordError for a row
+    that names none.
+    """
     column = batch.column("topic")
     if column.null_count:
-        raise InvalidRecordError("null topic present in the data. Use the topic option for setting a topic.")
+        raise InvalidRecordError(
+            "null topic present in the data. Use the topic option for setting a topic."
+        )
     names = pc.unique(column).to_pylist()
     if len(names) == 1:
         return [(names[0], batch)]
     return [(name, batch.filter(pc.equal(column, pa.scalar(name, column.type)))) for name in names]
 
 
-def partitions_of(rows: pa.RecordBatch, batch: pa.RecordBatch, info: TopicInfo, key_column: str | None) -> Numbers:
-    """Each row's partition, or NO_KEY. `batch`: the rows as Spark gave them. Raises InvalidRecordError for a partition that the topic does not have."""
+def partitions_of(
+    rows: pa.RecordBatch, batch: pa.RecordBatch, info: TopicInfo, key_column: str | None
+) -> Numbers:
+    """Each row's partition, or NO_KEY. `batch`: the rows as Spark gave them. Raises
+    InvalidRecordError for a partition that the topic does not have.
+    """
     count = len(info.partitions)
     if info.typed:
         keys = None if key_column is None else batch.column(key_column)
@@ -130,19 +188,27 @@ def partitions_of(rows: pa.RecordBatch, batch: pa.RecordBatch, info: TopicInfo, 
     if keys is None or keys.null_count == len(keys):
         numbers = np.full(rows.num_rows, NO_KEY, np.int64)
     else:
-        # A Producer takes a key that is neither bytes nor text by its text, too (see `tailrace.arrow_frames`).
-        text = keys if any(fits(keys.type) for fits in _BYTES) else pa.array([None if k is None else str(k) for k in keys.to_pylist()])
+        # A Producer takes a key that is neither bytes nor text by its text, too (see
+        # `tailrace.batch.frames`).
+        text = (
+            keys
+            if any(fits(keys.type) for fits in _BYTES)
+            else pa.array([None if k is None else str(k) for k in keys.to_pylist()])
+        )
         numbers = key_numbers(text.cast(pa.binary()), info)
     if not info.typed and "partition" in batch.schema.names:
         given = batch.column("partition")
-        wanted = np.asarray(given.fill_null(NO_KEY).cast(pa.int64()).to_numpy(zero_copy_only=False))
+        requested = np.asarray(
+            given.fill_null(NO_KEY).cast(pa.int64()).to_numpy(zero_copy_only=False)
+        )
         is_given = np.asarray(given.is_valid().to_numpy(zero_copy_only=False))
-        wrong = wanted[is_given & ((wanted < 0) | (wanted >= count))]
+        wrong = requested[is_given & ((requested < 0) | (requested >= count))]
         if len(wrong):
             raise InvalidRecordError(
-                f"a row names partition {wrong[0]} of topic {info.name!r}, which has 0 to {count - 1}; without the column `partition` the key says it"
+                f"a row has partition {wrong[0]} of topic {info.name!r}, which has 0 to "
+                f"{count - 1}; without the column `partition` the key decides"
             )
-        numbers = np.where(is_given, wanted, numbers)
+        numbers = np.where(is_given, requested, numbers)
     return numbers
 
 
@@ -154,51 +220,63 @@ def key_numbers(keys: pa.BinaryArray, info: TopicInfo) -> Numbers:
         numbers = owners[hashed(keys, slots) % SLOT_COUNT]
     else:
         hashes = np.frombuffer(kernel.murmur2_cells(keys), np.uint32)
-        numbers = np.remainder(hashes & np.uint32(0x7FFFFFFF), np.uint32(len(info.partitions))).astype(np.int64)
+        numbers = np.remainder(
+            hashes & np.uint32(0x7FFFFFFF), np.uint32(len(info.partitions))
+        ).astype(np.int64)
     if keys.null_count:
-        numbers = np.where(np.asarray(keys.is_valid().to_numpy(zero_copy_only=False)), numbers, NO_KEY)
+        numbers = np.where(
+            np.asarray(keys.is_valid().to_numpy(zero_copy_only=False)), numbers, NO_KEY
+        )
     return numbers
 
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
-# ---- hash slots of many keys at a time -------------------------------------------------------------------------------------------------------
+# ---- hash slots of many keys at a time -----------------------------------------------------------
 
 
 def slots(keys: Bytes) -> np.ndarray[Any, np.dtype[np.uint16]]:
-    """CRC-16/XMODEM of keys of one length, a row each: `tailrace.hash_slots.slot_of`, before the modulo."""
+    """CRC-16/XMODEM of keys of one length, a row each: `tailrace.core.hash_slots.slot_of`, before
+    the modulo.
+    """
     if not _SLOT_TABLE:
         from binascii import crc_hqx
 
-        _SLOT_TABLE.append(np.array([crc_hqx(bytes([value]), 0) for value in range(256)], np.uint16))
+        _SLOT_TABLE.append(
+            np.array([crc_hqx(bytes([value]), 0) for value in range(256)], np.uint16)
+        )
     crc = np.zeros(len(keys), np.uint16)
     for column in keys.T:
         crc = (crc << np.uint16(8)) ^ _SLOT_TABLE[0][(crc >> np.uint16(8)) ^ column]
     return crc
 
 
-# ---- rows of one partition, in pieces ---------------------------------------------------------------------------------------------------------
+# ---- rows of one partition, in pieces ------------------------------------------------------------
 
 
 class Part(NamedTuple):
-    """Rows of a batch that go to one partition. They are copied when a piece is made of them: until then the batch stays."""
+    """Rows of a batch that go to one partition. They are copied when a piece is made of them: until
+    then the batch stays.
+    """
 
     batch: pa.RecordBatch
     rows: Numbers | None
-    """Which, ascending; None: all."""
+    """Numbers of the rows, ascending; None: all."""
     row_bytes: float
-    """Of the batch's rows, what one takes on average."""
+    """Average bytes of a row of the batch."""
 
     @property
     def row_count(self) -> int:
-        """How many."""
+        """Number of rows."""
         return self.batch.num_rows if self.rows is None else len(self.rows)
 
     def cut(self, count: int) -> tuple[Part, Part]:
-        """The first so many, and the others."""
+        """Split into the first `count` rows and the others."""
         if self.rows is None:
-            return self._replace(batch=self.batch.slice(0, count)), self._replace(batch=self.batch.slice(count))
+            return self._replace(batch=self.batch.slice(0, count)), self._replace(
+                batch=self.batch.slice(count)
+            )
         return self._replace(rows=self.rows[:count]), self._replace(rows=self.rows[count:])
 
 
@@ -215,22 +293,36 @@ def split(batch: pa.RecordBatch, numbers: Numbers) -> list[tuple[int, Part]]:
 
 
 def joined(parts: Sequence[Part]) -> pa.RecordBatch:
-    """The rows of all parts, one behind the other: each cell is copied once, and none of a batch that goes as it is."""
+    """Join the rows of all parts. Each cell is copied once, and a batch that is used whole not at
+    all.
+    """
     if len(parts) == 1 and parts[0].rows is None:
         return parts[0].batch
     schema = parts[0].batch.schema
     if all(part.rows is None for part in parts):
-        columns = [pa.concat_arrays([part.batch.column(index) for part in parts]) for index in range(len(schema))]
+        columns = [
+            pa.concat_arrays([part.batch.column(index) for part in parts])
+            for index in range(len(schema))
+        ]
     else:
         rows = [np.arange(part.row_count) if part.rows is None else part.rows for part in parts]
-        columns = [_gathered(field.type, [part.batch.column(index) for part in parts], rows) for index, field in enumerate(schema)]
+        columns = [
+            _gathered(field.type, [part.batch.column(index) for part in parts], rows)
+            for index, field in enumerate(schema)
+        ]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def _gathered(kind: pa.DataType, columns: list[pa.Array], rows: list[Numbers]) -> pa.Array:
     if not pa.types.is_binary(kind) and not pa.types.is_string(kind):
-        return pa.concat_arrays([column.take(pa.array(chosen)) for column, chosen in zip(columns, rows, strict=True)])
+        return pa.concat_arrays(
+            [column.take(pa.array(chosen)) for column, chosen in zip(columns, rows, strict=True)]
+        )
     offsets, data, valid, nulls = kernel.gathered(columns, rows)
-    buffers = [None if valid is None else pa.py_buffer(valid), pa.py_buffer(offsets), pa.py_buffer(data)]
+    buffers = [
+        None if valid is None else pa.py_buffer(valid),
+        pa.py_buffer(offsets),
+        pa.py_buffer(data),
+    ]
     kernel.keep_message(data)  # its memory is another piece's once nobody sees it
     return pa.Array.from_buffers(kind, sum(map(len, rows)), buffers, nulls)

@@ -1,10 +1,13 @@
-"""`spark_bridge.scan`: a topic as a DataFrame whose tasks hand the log's Arrow batches to the JVM through `mapInArrow`.
+"""`spark_bridge.scan`: a topic as a DataFrame whose tasks pass the log's Arrow batches to the JVM
+through `mapInArrow`.
 
-Spark's Python data sources pay for each batch what `mapInArrow` does not, and take no part of the planner's choice of tasks. The price: the plan is made when
-`scan` is called, and there are no options in text. What a plan is and who reads it is the same (`tailrace.scanning`).
+Spark's Python data sources cost more for each batch than `mapInArrow`, and take no part in the
+planner's choice of tasks. The price: the plan is made when `scan` is called, and there are no
+options as text. Plans and their readers are those of `tailrace.scanning`.
 
 Owner: the driver makes the plan and holds its lease; each task renews it while it reads.
-Invariants: the DataFrame is of the rows that were there when `scan` was called, in every action and every retried task.
+Invariants: the DataFrame has the rows that existed when `scan` was called, in every action and
+every retried task.
 """
 
 from __future__ import annotations
@@ -19,20 +22,20 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
 from spark_bridge.environment import this_python
-from spark_bridge.planner import LEASE_MS
-from spark_bridge.tasks import divided
-from tailrace.admin import Admin
-from tailrace.errors import InvalidSettingError, NotSupportedError
-from tailrace.scanning.lease import Lease, take
+from spark_bridge.source.planner import LEASE_MS
+from spark_bridge.source.tasks import divided
+from tailrace.admin.admin import Admin
+from tailrace.core.errors import InvalidSettingError, NotSupportedError
 from tailrace.scanning.options import Bounds, build_settings
 from tailrace.scanning.planner import ScanPlan, plan
 from tailrace.scanning.reader import read
+from tailrace.scanning.retention_lease import Lease, acquire
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 TASKS_WITHOUT_A_CONTEXT = 8
-"""Where the session does not say how many cores there are (Spark Connect)."""
+"""Number of tasks where the session does not tell its number of cores (Spark Connect)."""
 
 
 def scan(
@@ -46,14 +49,26 @@ def scan(
     tasks: int | None = None,
     **settings: Any,
 ) -> DataFrame:
-    """The topic as it is now. `topic`, `bootstrap`, `columns`, `start`, `end` and the settings are those of `tailrace.scan`; `columns=None` leaves the headers
-    of a topic without a schema out. `tasks`: how many read it, each a range of offsets; None: as many as the session has cores.
+    """Return the topic's present records as a DataFrame.
 
-    What is read later than ten minutes after this call, and that nobody reads meanwhile, retention may have removed: the action then fails with
-    OffsetOutOfRangeError. Raises TailraceError as `tailrace.scan`, InvalidSettingError, NotSupportedError for a column that Spark has no type for.
+    `topic`, `bootstrap`, `columns`, `start`, `end` and the settings are those of `tailrace.scan`.
+    `columns=None` leaves out the headers of a topic without a schema. `tasks`: the number of tasks,
+    each with a range of offsets; None: the session's number of cores.
+
+    Rows that are first read more than ten minutes after this call may have been removed by
+    retention. The action then fails with OffsetOutOfRangeError.
+
+    Raises:
+    - TailraceError as `tailrace.scan`.
+    - InvalidSettingError.
+    - NotSupportedError for a column that Spark has no type for.
     """
     if tasks is not None and (isinstance(tasks, bool) or not isinstance(tasks, int) or tasks < 1):
-        raise InvalidSettingError(f"tasks is {tasks!r:.100}; it takes a whole number from 1 on, or None for as many as there are cores")
+        raise InvalidSettingError(
+            f"tasks is {tasks!r:.100}; it takes a whole number from 1 on, or None for the "
+            "number of cores"
+            "there are cores"
+        )
     chosen = build_settings({"client_id": "spark", **settings})
     made = plan(topic, bootstrap, columns, Bounds("start", start), Bounds("end", end), chosen)
     if columns is None and not made.typed:
@@ -63,11 +78,13 @@ def scan(
     pieces = divided(made, tasks or cores(spark), *([1] if tasks else []))
     target = to_arrow_schema(schema, timezone="UTC")
     with this_python(spark):
-        return spark.range(0, len(pieces), 1, len(pieces)).mapInArrow(_reader(made, pieces, target), schema)
+        return spark.range(0, len(pieces), 1, len(pieces)).mapInArrow(
+            _reader(made, pieces, target), schema
+        )
 
 
 def cores(spark: SparkSession) -> int:
-    """How many tasks run at once."""
+    """Number of tasks that run at once."""
     try:
         return int(spark.sparkContext.defaultParallelism)
     except PySparkException:  # Spark Connect has none
@@ -81,7 +98,8 @@ def spark_schema(schema: pa.Schema) -> StructType:
             from_arrow_schema(pa.schema([field]), prefer_timestamp_ntz=False)
         except PySparkTypeError:
             raise NotSupportedError(
-                f"column {field.name!r} is {field.type}, for which Spark has no type: name the others in columns"
+                f"column {field.name!r} is {field.type}, for which Spark has no type: name the "
+                "other columns in columns"
             ) from None
     return from_arrow_schema(schema, prefer_timestamp_ntz=False)
 
@@ -93,12 +111,16 @@ def _with_columns(made: ScanPlan, names: list[str]) -> ScanPlan:
 def _lease_longer(made: ScanPlan) -> None:
     if made.lease:
         with Admin(made.bootstrap, request_timeout_ms=made.settings.request_timeout_ms) as admin:
-            take(admin, made.lease, {r.key: r.start for r in made.ranges}, LEASE_MS)
+            acquire(admin, made.lease, {r.key: r.start for r in made.ranges}, LEASE_MS)
 
 
-def _reader(made: ScanPlan, pieces: list[ScanPlan], target: pa.Schema) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """What a task runs: the rows of the pieces whose numbers come to it. It renews the lease of all of them: a lease has one offset for each partition, and
-    the offset of its own piece would let retention have those before it.
+def _reader(
+    made: ScanPlan, pieces: list[ScanPlan], target: pa.Schema
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Make a task's function: it yields the rows of the pieces whose numbers come to it.
+
+    It renews the lease of all pieces. A lease has one offset for each partition, and that of its
+    own piece would release the pieces before it to retention.
     """
     bootstrap, name, offsets = made.bootstrap, made.lease, {r.key: r.start for r in made.ranges}
 
@@ -114,6 +136,9 @@ def _reader(made: ScanPlan, pieces: list[ScanPlan], target: pa.Schema) -> Callab
 
 
 def _as(batch: pa.RecordBatch, target: pa.Schema) -> pa.RecordBatch:
-    """With the types that Spark takes: no views, dictionaries, or nanoseconds."""
-    columns = [column.cast(field.type, safe=False) for column, field in zip(batch.columns, target, strict=True)]
+    """Cast to Spark's types: no views, dictionaries, or nanoseconds."""
+    columns = [
+        column.cast(field.type, safe=False)
+        for column, field in zip(batch.columns, target, strict=True)
+    ]
     return pa.RecordBatch.from_arrays(columns, schema=target)

@@ -1,9 +1,13 @@
-"""One Spark task: reads its plan (`tailrace.scanning`), from the log's files where they are on the executor's host, and gives its batches as Arrow.
+"""The reader of one Spark task: reads its plan (`tailrace.scanning`) as Arrow batches, from the
+log's files if they are on the executor's host.
 
-An appliance that is away is waited for, requestTimeoutMs at a time, and asked for the rest when it is back (`tailrace.scanning.remote`).
+While the appliance does not answer, it waits up to requestTimeoutMs for each request, then
+continues where it was (`tailrace.scanning.remote_source`).
 
-Invariants: every offset of the plan's ranges is returned once, in order, and no other. With failOnDataLoss=false what is lost meanwhile is left out, counted
-    and said in the executor's log; otherwise it is an error that says which option goes on.
+Invariants:
+- Every offset of the plan's ranges is returned once, in order, and no other.
+- Lost records are an error, which names the option to go on with. With failOnDataLoss=false they
+  are left out, counted and logged by the executor.
 """
 
 from __future__ import annotations
@@ -13,15 +17,15 @@ from dataclasses import replace
 
 import pyarrow as pa
 
-from spark_bridge.planner import ReadTask, kafka_schema
-from tailrace.admin import Admin
-from tailrace.client_log import logger
-from tailrace.errors import CorruptBatchError, OffsetOutOfRangeError, UnknownTopicError
-from tailrace.offset_lookup import ready_offsets
+from spark_bridge.source.planner import ReadTask, kafka_schema
+from tailrace.admin.admin import Admin
+from tailrace.client.list_offsets import ready_offsets
+from tailrace.core.errors import CorruptBatchError, OffsetOutOfRangeError, UnknownTopicError
+from tailrace.core.log import logger
 from tailrace.scanning.columns import Origin, with_origin
-from tailrace.scanning.lease import Lease
 from tailrace.scanning.planner import PartitionRange, ScanPlan
 from tailrace.scanning.reader import read
+from tailrace.scanning.retention_lease import Lease
 
 __all__ = ["kafka_schema", "read_task"]
 
@@ -37,13 +41,20 @@ class _Lost:
             self.offsets += following - first
             self.ranges += 1
 
-    def say(self, task: ReadTask) -> None:
+    def warn(self, task: ReadTask) -> None:
         if self.ranges:
-            logger.warning("spark_read_skipped topic=%s offsets=%d ranges=%d", task.plan.topic, self.offsets, self.ranges)
+            logger.warning(
+                "spark_read_skipped topic=%s offsets=%d ranges=%d",
+                task.plan.topic,
+                self.offsets,
+                self.ranges,
+            )
 
 
 def read_task(task: ReadTask) -> Iterator[pa.RecordBatch]:
-    """The rows of a task, with the plan's columns in that order; renews its lease while it reads. Raises TailraceError."""
+    """The rows of a task, with the plan's columns in that order; renews its lease while it reads.
+    Raises TailraceError.
+    """
     lost = _Lost()
 
     def on_damage(error: CorruptBatchError) -> None:
@@ -52,15 +63,17 @@ def read_task(task: ReadTask) -> Iterator[pa.RecordBatch]:
     lease = Lease(task.plan.bootstrap, task.plan.lease, dict(task.leased))
     made = replace(task.plan, settings=replace(task.plan.settings, on_damage=on_damage))
     for r in made.ranges:
-        batches = _checked(made, r) if task.fail_on_data_loss else _what_is_left(made, r, lost)
+        batches = _checked(made, r) if task.fail_on_data_loss else _remaining(made, r, lost)
         for batch in batches:
             _renew(lease)
             yield batch
-    lost.say(task)
+    lost.warn(task)
 
 
 def _renew(lease: Lease) -> None:
-    """Where it had ended, and what the whole read began with is gone: whether this task has lost anything, it finds out by reading."""
+    """Renew the lease. One that had expired may have lost the beginning of the whole read; the task
+    learns by reading whether it lost anything.
+    """
     try:
         lease.renew_when_due()
     except OffsetOutOfRangeError as error:
@@ -68,19 +81,22 @@ def _renew(lease: Lease) -> None:
 
 
 def _checked(made: ScanPlan, r: PartitionRange) -> Iterator[pa.RecordBatch]:
-    """Errors say what may be done in Spark."""
+    """Add Spark's options to error messages."""
     try:
         yield from read(replace(made, ranges=(r,)))
     except CorruptBatchError as error:
-        error.add_note("In Spark: .option('skipDamaged', 'true') leaves them out, and counts them in the executor's log.")
+        error.add_note(
+            "In Spark: .option('skipDamaged', 'true') leaves them out, and counts them in the "
+            "executor's log."
+        )
         raise
     except (OffsetOutOfRangeError, UnknownTopicError) as error:
         error.add_note("In Spark: .option('failOnDataLoss', 'false') reads what is left.")
         raise
 
 
-def _what_is_left(made: ScanPlan, r: PartitionRange, lost: _Lost) -> Iterator[pa.RecordBatch]:
-    """The range, without what is deleted while it is read."""
+def _remaining(made: ScanPlan, r: PartitionRange, lost: _Lost) -> Iterator[pa.RecordBatch]:
+    """The range without offsets that are deleted while it is read."""
     columns, number = with_origin(made.columns, Origin.OFFSET)
     position = r.start
     while position < r.end:
@@ -103,12 +119,20 @@ def _what_is_left(made: ScanPlan, r: PartitionRange, lost: _Lost) -> Iterator[pa
 
 
 def _beginning(made: ScanPlan, r: PartitionRange) -> int:
-    """Where the partition begins now; the range's end, when its topic is another one."""
-    with Admin(made.bootstrap, client_id=made.settings.client_id, request_timeout_ms=made.settings.request_timeout_ms) as admin:
+    """Current beginning of the partition; the range's end if the topic was created again."""
+    with Admin(
+        made.bootstrap,
+        client_id=made.settings.client_id,
+        request_timeout_ms=made.settings.request_timeout_ms,
+    ) as admin:
         try:
             if admin.topic_info([r.topic])[r.topic].topic_id != r.topic_id:
                 return r.end
-            return int(ready_offsets(admin.offsets, [r.key], "earliest", made.settings.request_timeout_ms)[r.key]["beginning"])
+            return int(
+                ready_offsets(admin.offsets, [r.key], "earliest", made.settings.request_timeout_ms)[
+                    r.key
+                ]["beginning"]
+            )
         except UnknownTopicError as error:
             logger.warning("spark_read_lost %s", error.detail)
             return r.end

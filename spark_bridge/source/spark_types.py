@@ -1,7 +1,10 @@
-"""Columns of a topic as Spark takes them: it refuses what is not exactly its own Arrow type, with an error that names no column.
+"""A topic's columns in Spark's types. Spark refuses every other Arrow type with an error that names
+no column.
 
-Invariants: a batch whose columns are Spark's already is passed on as it is. Unsigned numbers become the next larger signed ones, so no value changes; what
-Spark has no type for is refused by the column's name.
+Invariants:
+- A batch whose columns have Spark's types already is passed on unchanged.
+- Unsigned numbers become the next larger signed ones, so no value changes.
+- A column without a Spark type is refused by its name.
 """
 
 from __future__ import annotations
@@ -13,10 +16,11 @@ from pyspark.errors import PySparkTypeError
 from pyspark.sql.pandas.types import from_arrow_type, to_arrow_schema
 from pyspark.sql.types import StructField, StructType
 
-from tailrace.errors import CorruptBatchError, SchemaMismatchError
+from tailrace.core.errors import CorruptBatchError, SchemaMismatchError
 
 _INSTEAD = {
-    pa.uint8(): pa.int16(), pa.uint16(): pa.int32(), pa.uint32(): pa.int64(), pa.uint64(): pa.decimal128(20, 0), pa.float16(): pa.float32(),
+    pa.uint8(): pa.int16(), pa.uint16(): pa.int32(), pa.uint32(): pa.int64(),
+    pa.uint64(): pa.decimal128(20, 0), pa.float16(): pa.float32(),
     pa.date64(): pa.date32(), pa.time32("s"): pa.time64("us"), pa.time32("ms"): pa.time64("us"),
 }  # fmt: skip
 
@@ -37,17 +41,27 @@ def spark_schema(schema: pa.Schema) -> StructType:
     fields = []
     for field in schema:
         try:
-            fields.append(StructField(field.name, from_arrow_type(_plain(field.type), prefer_timestamp_ntz=False), True))
+            fields.append(
+                StructField(
+                    field.name,
+                    from_arrow_type(_plain(field.type), prefer_timestamp_ntz=False),
+                    True,
+                )
+            )
         except PySparkTypeError:
             others = ",".join(name for name in schema.names if name != field.name)
             raise SchemaMismatchError(
-                f"column {field.name!r} is of type {field.type}, which Spark does not have; .option('columns', {others!r}) reads the others"
+                f"column {field.name!r} is of type {field.type}, which Spark does not have; "
+                f".option('columns', {others!r}) reads the others"
             ) from None
     return StructType(fields)
 
 
 def check_asked(asked: StructType, offered: pa.Schema, topic: str) -> None:
-    """That `.schema(...)` names columns that are there, with their types. Raises SchemaMismatchError."""
+    """Check that `.schema(...)` names existing columns with their types.
+
+    Raises: SchemaMismatchError.
+    """
     for field in asked.fields:
         number = offered.get_field_index(field.name)
         if number < 0:
@@ -55,18 +69,21 @@ def check_asked(asked: StructType, offered: pa.Schema, topic: str) -> None:
         kind = spark_schema(pa.schema([offered.field(number)])).fields[0].dataType
         if field.dataType.simpleString() != kind.simpleString():
             raise SchemaMismatchError(
-                f".schema() asks for column {field.name!r} as {field.dataType.simpleString()}; in topic {topic!r} it is {kind.simpleString()}: "
-                "read it as that, and cast it in the query"
+                f".schema() asks for column {field.name!r} as {field.dataType.simpleString()}; "
+                f"in topic {topic!r} it is {kind.simpleString()}: read it as that, and cast it "
+                "in the query"
             )
 
 
 def arrow_target(schema: StructType) -> pa.Schema:
-    """What Spark wants batches of these columns to be."""
+    """Arrow schema in which Spark takes batches of these columns."""
     return to_arrow_schema(schema, timezone="UTC")
 
 
 def conformed(batches: Iterable[pa.RecordBatch], target: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """The batches with Spark's types. Raises CorruptBatchError for a value that has no place there."""
+    """The batches with Spark's types. Raises CorruptBatchError for a value that has no place
+    there.
+    """
     same: pa.Schema | None = None
     for batch in batches:
         if batch.schema is same or batch.schema.equals(target):
@@ -74,7 +91,12 @@ def conformed(batches: Iterable[pa.RecordBatch], target: pa.Schema) -> Iterator[
             yield batch
             continue
         try:
-            columns = [column.cast(field.type, safe=False) for column, field in zip(batch.columns, target, strict=True)]
+            columns = [
+                column.cast(field.type, safe=False)
+                for column, field in zip(batch.columns, target, strict=True)
+            ]
             yield pa.RecordBatch.from_arrays(columns, schema=target)
         except pa.ArrowException as error:
-            raise CorruptBatchError(f"a batch cannot be given to Spark as {target}: {error}") from None
+            raise CorruptBatchError(
+                f"a batch cannot be converted to Spark's types {target}: {error}"
+            ) from None

@@ -1,7 +1,10 @@
-"""One plan, divided into as many tasks as there are cores to read it.
+"""Division of a plan into tasks, as many as there are cores.
 
-Invariants: pure. The tasks together read the plan's rows, each once; a task's ranges are parts of the plan's, in order, and no task has more than its share
-    and one range's rounding. Several small partitions are one task's, a large one is several tasks'.
+Invariants:
+- Pure. The tasks together read the plan's rows, each row once.
+- A task's ranges are parts of the plan's, in order. No task has more than its share and one range's
+  rounding.
+- Several small partitions go to one task, a large one to several tasks.
 """
 
 from __future__ import annotations
@@ -11,13 +14,17 @@ from dataclasses import replace
 from tailrace.scanning.planner import PartitionRange, ScanPlan
 
 ROWS_MIN = 50_000
-"""A task of fewer is not worth its start: 26 ms for a wave of Python tasks, in which a core reads more than this."""
+"""Fewest offsets of a task: a wave of Python tasks costs 26 ms, in which a core reads more than
+this.
+"""
 
 
-def divided(made: ScanPlan, wanted: int, rows_min: int = ROWS_MIN) -> list[ScanPlan]:
-    """Plans of about equal numbers of offsets, `wanted` of them unless there is less to read; at least one, which may be of nothing."""
+def divided(made: ScanPlan, requested: int, rows_min: int = ROWS_MIN) -> list[ScanPlan]:
+    """Plans of about equal numbers of offsets, `requested` of them unless there is less to read; at
+    least one, which may be of nothing.
+    """
     total = sum(r.end - r.start for r in made.ranges)
-    count = max(1, min(wanted, -(-total // max(rows_min, 1))))
+    count = max(1, min(requested, -(-total // max(rows_min, 1))))
     shares: list[list[PartitionRange]] = [[]]
     room = _share(total, count, 0)
     for whole in made.ranges:
@@ -34,5 +41,5 @@ def divided(made: ScanPlan, wanted: int, rows_min: int = ROWS_MIN) -> list[ScanP
 
 
 def _share(total: int, count: int, number: int) -> int:
-    """How many offsets the share of this number has."""
+    """Number of offsets in the share of this number."""
     return total * (number + 1) // count - total * number // count

@@ -1,50 +1,73 @@
-"""maxBytesPerTrigger: where a batch of so many bytes ends.
+"""The limit maxBytesPerTrigger: the end of a micro-batch of about this many bytes.
 
-Bytes are those of the log's batches on the disk. Where a partition's files are on this host its batches are counted by their headers, which costs some
-microseconds for each; elsewhere the partition's average decides.
-Invariants: a soft limit, as Delta's: every partition that has something gives a batch of the log at least, so that a query never stands still.
+Bytes are those of the log's batches on the disk. If a partition's files are on this host, its batch
+headers are read, which costs some microseconds for each batch; else the partition's average
+decides.
+
+Invariants: a soft limit, as Delta's. Every partition with new records gives at least one batch of
+the log, so that a query never stands still.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from spark_bridge.stream_view import View
-from tailrace.client_log import logger
-from tailrace.errors import TailraceError
-from tailrace.records import TopicPartition
+from spark_bridge.stream.topic_view import View
+from tailrace.core.errors import TailraceError
+from tailrace.core.log import logger
+from tailrace.core.topic_partition import TopicPartition
+from tailrace.scanning.local_source import LocalSource, read_partition_file
 from tailrace.scanning.planner import opens_here
-from tailrace.scanning.segment_files import SegmentFiles, read_partition_file
 
 
 def limited_by_bytes(
-    begins: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int], bytes_max: int, view: View, data_dirs: list[str]
+    begins: Mapping[TopicPartition, int],
+    ends: Mapping[TopicPartition, int],
+    bytes_max: int,
+    view: View,
+    data_dirs: list[str],
 ) -> dict[TopicPartition, int]:
-    """Ends of a batch of about `bytes_max` bytes: each partition's share is in proportion to what it has left."""
-    sizes = {key: max(0, end - begins[key]) * view.held[key].bytes_per_offset for key, end in ends.items()}
+    """Ends of a batch of about `bytes_max` bytes: each partition's share is in proportion to what
+    it has left.
+    """
+    sizes = {
+        key: max(0, end - begins[key]) * view.extents[key].bytes_per_offset
+        for key, end in ends.items()
+    }
     total = sum(sizes.values())
     if total <= bytes_max:
         return dict(ends)
     result = dict(ends)
     for key, size in sizes.items():
         if ends[key] > begins[key]:
-            result[key] = _end(key, begins[key], ends[key], bytes_max * size / total, view, data_dirs)
+            result[key] = _end(
+                key, begins[key], ends[key], bytes_max * size / total, view, data_dirs
+            )
     return result
 
 
-def _end(key: TopicPartition, begin: int, end: int, share_bytes: float, view: View, data_dirs: list[str]) -> int:
+def _end(
+    key: TopicPartition, begin: int, end: int, share_bytes: float, view: View, data_dirs: list[str]
+) -> int:
     try:
         found = _counted(key, begin, end, share_bytes, view, data_dirs)
-    except TailraceError as error:  # what is damaged or gone is for the batch that reads it to say
-        logger.info("stream_bytes_not_counted partition=%s-%d reason=%r", key.topic, key.partition, error.detail)
+    except TailraceError as error:  # the batch that reads it reports damage or loss
+        logger.info(
+            "stream_bytes_not_counted partition=%s-%d reason=%r",
+            key.topic,
+            key.partition,
+            error.detail,
+        )
         found = None
     if found is not None:
         return found
-    return min(end, begin + max(1, int(share_bytes / max(1.0, view.held[key].bytes_per_offset))))
+    return min(end, begin + max(1, int(share_bytes / max(1.0, view.extents[key].bytes_per_offset))))
 
 
-def _counted(key: TopicPartition, begin: int, end: int, share_bytes: float, view: View, data_dirs: list[str]) -> int | None:
-    """By its files; None: they are not here."""
+def _counted(
+    key: TopicPartition, begin: int, end: int, share_bytes: float, view: View, data_dirs: list[str]
+) -> int | None:
+    """End offset counted by the partition's files; None if they are not on this host."""
     info = view.infos[key.topic]
     for data_dir in data_dirs:
         directory = f"{data_dir}/{key.topic}-{key.partition}"
@@ -52,7 +75,9 @@ def _counted(key: TopicPartition, begin: int, end: int, share_bytes: float, view
         if known is None:
             continue
         taken, position = 0, begin
-        for frame in SegmentFiles(directory, known, headers_only=True, schema=info.schema).frames(begin, end):
+        for frame in LocalSource(directory, known, headers_only=True, schema=info.schema).frames(
+            begin, end
+        ):
             if position > begin and taken + frame.header.batch_length > share_bytes:
                 break
             taken, position = taken + frame.header.batch_length, frame.header.next_offset

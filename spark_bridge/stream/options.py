@@ -1,8 +1,12 @@
-"""Options of `spark.readStream`: those of a batch read that say what is read, and how much of it a micro-batch takes.
+"""Options of `spark.readStream`: those of a batch read that choose the data, and limits of a
+micro-batch.
 
-Names and meanings are those of Spark's Kafka source: maxOffsetsPerTrigger, minOffsetsPerTrigger, maxTriggerDelay; startingOffsets is "latest" unless it is
-given. Tailrace's own is maxBytesPerTrigger (as Delta's: a soft limit).
-Invariants: pure; an option that is misspelt or out of range is refused by name before anything is asked of the appliance.
+Names and meanings are those of Spark's Kafka source: maxOffsetsPerTrigger, minOffsetsPerTrigger,
+maxTriggerDelay; the default of startingOffsets is "latest". Tailrace's own is maxBytesPerTrigger (a
+soft limit, as Delta's).
+
+Invariants: pure. An unknown option, or a value out of range, is refused by name before any request
+to the appliance.
 """
 
 from __future__ import annotations
@@ -11,9 +15,9 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from spark_bridge.read_options import NAMES, ReadOptions, parse_options
-from tailrace.errors import InvalidSettingError
-from tailrace.units import whole_number
+from spark_bridge.source.read_options import NAMES, ReadOptions, parse_options
+from tailrace.core.errors import InvalidSettingError
+from tailrace.core.units import whole_number
 
 STARTS = ("startingoffsets", "startingtimestamp", "startingoffsetsbytimestamp")
 MAX_TRIGGER_DELAY_MS = 900_000
@@ -31,7 +35,9 @@ class StreamOptions:
 
     @property
     def task_count_max(self) -> int:
-        """Tasks of a micro-batch that is large enough: as many as this machine has cores, where minPartitions does not ask for more."""
+        """Most tasks of a micro-batch: the larger of minPartitions and this machine's number of
+        cores.
+        """
         return max(self.read.min_partitions or 0, len(os.sched_getaffinity(0)))
 
 
@@ -44,21 +50,38 @@ def parse_stream_options(given: Mapping[str, str]) -> StreamOptions:
     for name in given:
         if name.lower().startswith("ending"):
             raise InvalidSettingError(
-                f"option {NAMES.get(name.lower(), name)} is for batch reads: a stream has no end (a batch read, or Trigger.AvailableNow, has one)"
+                f"option {NAMES.get(name.lower(), name)} is for batch reads: a stream has no end "
+                "(a batch read, or Trigger.AvailableNow, has one)"
             )
     most, least = _number(options, "maxOffsetsPerTrigger"), _number(options, "minOffsetsPerTrigger")
     if most is not None and least is not None and least > most:
-        raise InvalidSettingError(f"minOffsetsPerTrigger is {least} and maxOffsetsPerTrigger {most}: no micro-batch could have so many")
+        raise InvalidSettingError(
+            f"minOffsetsPerTrigger is {least} and maxOffsetsPerTrigger {most}: lower "
+            "minOffsetsPerTrigger"
+        )
     return StreamOptions(
         read,
         most,
         least,
-        _number(options, "maxTriggerDelay", "delay_ms", "milliseconds, or a duration such as 30s or 15m") or MAX_TRIGGER_DELAY_MS,
-        _number(options, "maxBytesPerTrigger", "max_bytes", "a number of bytes from 1 on, or a size such as 64MiB"),
+        _number(
+            options, "maxTriggerDelay", "delay_ms", "milliseconds, or a duration such as 30s or 15m"
+        )
+        or MAX_TRIGGER_DELAY_MS,
+        _number(
+            options,
+            "maxBytesPerTrigger",
+            "max_bytes",
+            "a number of bytes from 1 on, or a size such as 64MiB",
+        ),
     )
 
 
-def _number(options: Mapping[str, str], name: str, kind: str = "count", takes: str = "a whole number from 1 on") -> int | None:
+def _number(
+    options: Mapping[str, str],
+    name: str,
+    kind: str = "count",
+    takes: str = "a whole number from 1 on",
+) -> int | None:
     """`kind`: a name whose ending says the unit, as `whole_number` knows them."""
     text = options.get(name.lower())
     if text is None:

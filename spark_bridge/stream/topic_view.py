@@ -1,8 +1,10 @@
-"""What a streaming query's topics hold now, as the appliance says: one connection for as long as the query runs.
+"""A streaming query's view of its topics, over one connection for as long as the query runs.
 
 Owner: the reader in Spark's long-lived Python process of the driver, one thread.
-Invariants: an appliance that is away is waited for, requestTimeoutMs for each question; then NotReachableError names it. One that comes back at the same
-    address is asked again, so that the query goes on.
+Invariants:
+- Each request waits up to requestTimeoutMs for an appliance that does not answer; then
+  NotReachableError names it.
+- An appliance that comes back at the same address is asked again, and the query goes on.
 """
 
 from __future__ import annotations
@@ -13,24 +15,32 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from spark_bridge.planner import ReadOptions
-from tailrace.admin import Admin
-from tailrace.errors import NotReachableError, PartitionOutOfRangeError, RequestTimeoutError, TailraceError, UnknownTopicError
-from tailrace.offset_lookup import check_offsets_answer
-from tailrace.records import TopicPartition
-from tailrace.scanning import lease
+from spark_bridge.source.planner import ReadOptions
+from tailrace.admin.admin import Admin
+from tailrace.client.list_offsets import check_offsets_answer
+from tailrace.client.topic_metadata import TopicInfo
+from tailrace.core.errors import (
+    NotReachableError,
+    PartitionOutOfRangeError,
+    RequestTimeoutError,
+    TailraceError,
+    UnknownTopicError,
+)
+from tailrace.core.topic_partition import TopicPartition
+from tailrace.scanning import retention_lease as lease
 from tailrace.scanning.planner import own_directories
-from tailrace.topics import TopicInfo
 
 RETRY_S = 0.1
 QUESTION_MS = 5_000
-"""A question that has no answer by then is asked again on a connection of its own: one that outlived a restart of the appliance may have lost it."""
+"""Timeout of a request, which is then sent again on a new connection: one that outlived a restart
+of the appliance may have lost it.
+"""
 Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """What one partition holds."""
+class LogExtent:
+    """Offsets and bytes of one partition."""
 
     beginning: int
     end: int
@@ -38,26 +48,26 @@ class Held:
 
     @property
     def bytes_per_offset(self) -> float:
-        """On average, on the disk."""
+        """Average bytes of an offset on the disk."""
         return self.size_bytes / (self.end - self.beginning) if self.end > self.beginning else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """The topics that are there, and their partitions that are read."""
+    """The existing topics, and the partitions to read."""
 
     infos: dict[str, TopicInfo]
-    held: dict[TopicPartition, Held]
+    extents: dict[TopicPartition, LogExtent]
 
     @property
     def topic_ids(self) -> dict[str, bytes]:
-        """By name."""
+        """Topic ids by topic name."""
         return {name: info.topic_id for name, info in self.infos.items()}
 
     @property
     def ends(self) -> dict[TopicPartition, int]:
-        """Where each partition ends."""
-        return {key: held.end for key, held in self.held.items()}
+        """The log end offset of each partition."""
+        return {key: extent.end for key, extent in self.extents.items()}
 
 
 class Appliance:
@@ -70,10 +80,14 @@ class Appliance:
 
     @property
     def admin(self) -> Admin:
-        """Opened when it is first needed: a reader is also made where nothing but a task is read."""
+        """The connection, opened on first use: most readers only read a task."""
         if self._admin is None:
             patience_ms = min(QUESTION_MS, self._options.request_timeout_ms)
-            self._admin = Admin(self._options.bootstrap, client_id=self._options.client_id, request_timeout_ms=patience_ms)
+            self._admin = Admin(
+                self._options.bootstrap,
+                client_id=self._options.client_id,
+                request_timeout_ms=patience_ms,
+            )
         return self._admin
 
     def close(self) -> None:
@@ -83,19 +97,32 @@ class Appliance:
             self._admin = None
 
     def data_dirs(self) -> list[str]:
-        """The appliance's data directories that are on this host. Asked once: readers hold a directory against its topic before they use it."""
+        """The appliance's data directories on this host, asked for once. Readers check a
+        directory's topic before they use it.
+        """
         if self._data_dirs is None:
-            self._data_dirs = [] if self._options.from_files is False else self._asked(lambda: own_directories(self.admin))
+            self._data_dirs = (
+                []
+                if self._options.from_files is False
+                else self._asked(lambda: own_directories(self.admin))
+            )
         return self._data_dirs
 
-    def look(self) -> View:
-        """What is there; a topic that is not there is left out. Raises NotReachableError, PartitionOutOfRangeError, and what the appliance says for longer
-        than requestTimeoutMs.
+    def view(self) -> View:
+        """Look at the topics; those that do not exist are left out.
+
+        Raises:
+        - NotReachableError, PartitionOutOfRangeError.
+        - The appliance's error, if it lasts longer than requestTimeoutMs.
         """
-        return self._asked(self._look, UnknownTopicError)  # of a topic that was deleted between two questions
+        return self._asked(
+            self._view, UnknownTopicError
+        )  # of a topic that was deleted between two questions
 
     def _asked(self, question: Callable[[], Answer], *also: type[TailraceError]) -> Answer:
-        """Its answer, asked again when that may help: what is `retriable` (a partition that a restarted appliance is still opening), and `also`."""
+        """Send a request, and retry while the error is `retriable` (a partition that a restarted
+        appliance is still opening) or in `also`.
+        """
         deadline_s = time.monotonic() + self._options.request_timeout_ms / 1000
         while True:
             try:
@@ -112,23 +139,38 @@ class Appliance:
 
     def _away(self, error: TailraceError) -> NotReachableError:
         waited = f"requestTimeoutMs={self._options.request_timeout_ms}"
-        return NotReachableError(f"the appliance at {self._options.bootstrap} has not answered the query for {waited}: {error.detail}")
+        return NotReachableError(
+            f"the appliance at {self._options.bootstrap} has not answered the query for {waited}: "
+            f"{error.detail}"
+        )
 
-    def _look(self) -> View:
-        wanted, pattern = self._options.wanted, self._options.pattern
-        infos = self._infos([name for name in self.admin.list_topics() if re.fullmatch(pattern, name)] if pattern else list(wanted))
+    def _view(self) -> View:
+        requested, pattern = self._options.requested, self._options.pattern
+        infos = self._infos(
+            [name for name in self.admin.list_topics() if re.fullmatch(pattern, name)]
+            if pattern
+            else list(requested)
+        )
         keys = []
         for name, info in infos.items():
-            count, chosen = len(info.partitions), wanted.get(name)
+            count, chosen = len(info.partitions), requested.get(name)
             if chosen is not None and (beyond := [number for number in chosen if number >= count]):
-                raise PartitionOutOfRangeError(f"option assign names {name}-{beyond[0]}; topic {name!r} has partitions 0 to {count - 1}")
-            keys += [TopicPartition(name, number) for number in (range(count) if chosen is None else chosen)]
-        found: dict[TopicPartition, dict[str, Any]] = self.admin.offsets(dict.fromkeys(keys, "latest")) if keys else {}
-        held = {}
+                raise PartitionOutOfRangeError(
+                    f"option assign names {name}-{beyond[0]}; topic {name!r} has partitions 0 "
+                    f"to {count - 1}"
+                )
+            keys += [
+                TopicPartition(name, number)
+                for number in (range(count) if chosen is None else chosen)
+            ]
+        found: dict[TopicPartition, dict[str, Any]] = (
+            self.admin.offsets(dict.fromkeys(keys, "latest")) if keys else {}
+        )
+        extent = {}
         for key, item in found.items():
             check_offsets_answer(item)
-            held[key] = Held(item["beginning"], item["end"], item.get("size_bytes") or 0)
-        return View(infos, held)
+            extent[key] = LogExtent(item["beginning"], item["end"], item.get("size_bytes") or 0)
+        return View(infos, extent)
 
     def _infos(self, names: list[str]) -> dict[str, TopicInfo]:
         try:
@@ -138,14 +180,36 @@ class Appliance:
             rest = [name for name in names if name in there]
             return self.admin.topic_info(rest) if rest else {}
 
-    def take_lease(self, name: str, offsets: dict[TopicPartition, int], ttl_ms: int) -> None:
-        """Have retention keep everything from these offsets on. Raises OffsetOutOfRangeError, UnknownTopicError, NotReachableError."""
-        self._asked(lambda: self._take_lease(name, offsets, ttl_ms))
+    def acquire_lease(
+        self,
+        name: str,
+        offsets: dict[TopicPartition, int],
+        ttl_ms: int,
+        topic_ids: dict[str, bytes],
+    ) -> None:
+        """Lease everything from these offsets on.
 
-    def _take_lease(self, name: str, offsets: dict[TopicPartition, int], ttl_ms: int) -> None:
-        lease.take(self.admin, name, offsets, ttl_ms)
+        Raises: OffsetOutOfRangeError, UnknownTopicError, NotReachableError.
+        """
+        self._asked(lambda: self._acquire_lease(name, offsets, ttl_ms, topic_ids))
+
+    def _acquire_lease(
+        self,
+        name: str,
+        offsets: dict[TopicPartition, int],
+        ttl_ms: int,
+        topic_ids: dict[str, bytes],
+    ) -> None:
+        lease.acquire(self.admin, name, offsets, ttl_ms, topic_ids=topic_ids)
 
     def end_lease(self, name: str, offsets: dict[TopicPartition, int]) -> None:
-        """Give it back, without waiting long. Raises TailraceError."""
-        with Admin(self._options.bootstrap, client_id=self._options.client_id, request_timeout_ms=lease.ENDING_TIMEOUT_MS) as admin:
+        """Release a lease, with a short timeout.
+
+        Raises: TailraceError.
+        """
+        with Admin(
+            self._options.bootstrap,
+            client_id=self._options.client_id,
+            request_timeout_ms=lease.ENDING_TIMEOUT_MS,
+        ) as admin:
             admin.lease_offsets(name, offsets, 0)

@@ -1,22 +1,27 @@
-"""Administration of consumer groups: list, describe, offsets, delete. `tailrace.Admin` has these methods.
+"""Administration of consumer groups: list, describe, offsets, delete. `tailrace.Admin` has these
+methods.
 
-Every call is one request or a few, pages put together; what is changed is durable when the method returns.
+Every call is one request or a few, pages put together; what is changed is durable when the method
+returns.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
-from tailrace.arguments import by_partition, name_list, name_of, partition_list, whole
-from tailrace.connection import Connection
-from tailrace.errors import InvalidRequestError, error_for, error_for_offset
-from tailrace.offset_lookup import At, Call, list_offsets
-from tailrace.protocol.errors import ErrorCode, code_of
-from tailrace.protocol.wire import Api
-from tailrace.records import OffsetAndMetadata, TopicPartition
+from tailrace.client.connection import Connection
+from tailrace.client.list_offsets import At, list_offsets
+from tailrace.client.steps import Call, Steps, operation
+from tailrace.core.error_codes import ErrorCode, code_of
+from tailrace.core.errors import InvalidRequestError, error_for, error_for_offset
+from tailrace.core.records import OffsetAndMetadata
+from tailrace.core.topic_partition import TopicPartition
+from tailrace.core.validation import by_partition, name_list, name_of, partition_list, whole
+from tailrace.protocol.frame import Api
 
+T = TypeVar("T")
 GROUP_OFFSETS_AT_ONCE = 1_024
 GROUPS_AT_ONCE = 256
 NO_OFFSET = UNKNOWN = -1
@@ -27,51 +32,83 @@ class GroupAdmin:
 
     _connection: Connection
 
-    def _call(self, api: Api, request: dict[str, Any]) -> dict[str, Any]:
+    def _run_steps(self, steps: Steps[T], /) -> T:
+        raise NotImplementedError
+
+    def _call(self, api: Api, request: dict[str, Any]) -> Steps[dict[str, Any]]:
         """A request and its answer."""
         raise NotImplementedError
 
-    def list_groups(self) -> dict[str, dict[str, Any]]:
-        """All groups, names ascending: name -> a dict with `group`, `kind` ("consumer" or "share"), `state` (EMPTY, ASSIGNING, RECONCILING, STABLE or DEAD),
-        `members` (how many), `assignor` and `epoch`.
+    @operation
+    def list_groups(self) -> Steps[dict[str, dict[str, Any]]]:
+        """All groups, names ascending: name -> a dict with `group`, `kind` ("consumer" or "share"),
+        `state` (EMPTY, ASSIGNING, RECONCILING, STABLE or DEAD), `members` (how many), `assignor`
+        and `epoch`.
         """
+        return (yield from self._list_groups())
+
+    def _list_groups(self) -> Steps[dict[str, dict[str, Any]]]:
         found: dict[str, dict[str, Any]] = {}
         after: str | None = ""
         while after is not None:
-            answer = self._call(Api.LIST_GROUPS, {"after": after})
+            answer = yield from self._call(Api.LIST_GROUPS, {"after": after})
             found.update((group["group"], group) for group in answer["groups"])
             after = answer.get("next")
         return found
 
+    @operation
     def describe_groups(
-        self, groups: str | Iterable[str] | None = None, *, members: bool = True, lag_seconds: bool = True
-    ) -> dict[str, dict[str, Any]]:
-        """Everything known of groups (a name, or several; None: of all): name -> what `list_groups` says of it, `rebalances` (how many there were),
-        `created_ms`, `member_count`, `trouble` (what its assignor did wrong, else ""), and
+        self,
+        groups: str | Iterable[str] | None = None,
+        *,
+        members: bool = True,
+        lag_seconds: bool = True,
+    ) -> Steps[dict[str, dict[str, Any]]]:
+        """Everything known of groups (a name, or several; None: of all): name -> what `list_groups`
+        says of it, `rebalances` (how many there were), `created_ms`, `member_count`, `trouble`
+        (what its assignor did wrong, else ""), and
 
-        `members`: dicts with `member_id`, `instance_id`, `client_id`, `epoch`, `state`, `topics` (which it subscribes to), `owned` and `target` (the partitions
-        that it has, and is to have: {topic: [partition, ...]}), `last_heartbeat_ms_ago`, `session_timeout_ms`, and `stuck`: a sentence when it holds others up,
-        else "".
+        `members`: dicts with `member_id`, `instance_id`, `client_id`, `epoch`, `state`, `topics`
+        (which it subscribes to), `owned` and `target` (the partitions that it has, and is to have:
+        {topic: [partition, ...]}), `last_heartbeat_ms_ago`, `session_timeout_ms`, and `stuck`: a
+        sentence when it holds others up, else "".
 
-        `partitions`: dicts with `topic`, `partition`, `committed` (the next record to be read; -1: none was committed), `beginning`, `end` (-1: not known now),
-        `lag` (records not consumed yet; None where nothing was committed, but for a partition that was added while the group was there), `lag_seconds` (how
-        long ago the first of them was made; 0.0 without lag; None where that is not known), `member_id` (whose it is, or None), `metadata` and `committed_ms`;
-        of a partition that was added to hash slots and waits, `waits_for` ({partition: the offset there that the group is to commit first}); of a share group
-        also `start_offset`, `in_flight` and `deliveries`.
+        `partitions`: dicts with `topic`, `partition`, `committed` (the next record to be read; -1:
+        none was committed), `beginning`, `end` (-1: not known now), `lag` (records not consumed
+        yet; None where nothing was committed, but for a partition that was added while the group
+        was there), `lag_seconds` (how long ago the first of them was made; 0.0 without lag; None
+        where that is not known), `member_id` (whose it is, or None), `metadata` and `committed_ms`;
+        of a partition that was added to hash slots and waits, `waits_for` ({partition: the offset
+        there that the group is to commit first}); of a share group also `start_offset`,
+        `in_flight`, `deliveries` and `at_delivery_limit` (records that were delivered as often as
+        they may be, and are not done: if it stays above 0, they cannot be written to the
+        dead-letter topic).
 
-        With `lag_seconds=False` those are left out: for them a batch is looked at of each partition with lag. With `members=False` the list of members is
-        empty. Raises UnknownGroupError.
+        With `lag_seconds=False` those are left out: for them a batch is looked at of each partition
+        with lag. With `members=False` the list of members is empty. Raises UnknownGroupError.
         """
         self._connection.check_usable()
-        names = list(self.list_groups()) if groups is None else name_list("groups", groups)
-        described = {name: self._described(name, members) for name in names}
+        names = (
+            list((yield from self._list_groups()))
+            if groups is None
+            else name_list("groups", groups)
+        )
+        described: dict[str, dict[str, Any]] = {}
+        for name in names:
+            described[name] = yield from self._described(name, members)
         if lag_seconds:
-            add_lag_seconds(self._call, [row for group in described.values() for row in group["partitions"]], time.time_ns() // 1000)
+            yield from add_lag_seconds(
+                self._call,
+                [row for group in described.values() for row in group["partitions"]],
+                time.time_ns() // 1000,
+            )
         return described
 
-    def _described(self, name: str, with_members: bool) -> dict[str, Any]:
-        partitions, group = self._described_part(name, "partitions")
-        members, group = self._described_part(name, "members") if with_members else ([], group)
+    def _described(self, name: str, with_members: bool) -> Steps[dict[str, Any]]:
+        partitions, group = yield from self._described_part(name, "partitions")
+        members, group = (
+            (yield from self._described_part(name, "members")) if with_members else ([], group)
+        )
         for row in partitions:
             for field in ("beginning", "end", "committed_ms"):
                 row[field] = UNKNOWN if row.get(field) is None else row[field]
@@ -84,73 +121,105 @@ class GroupAdmin:
             "partitions": partitions,
         }
 
-    def _described_part(self, name: str, part: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    def _described_part(
+        self, name: str, part: str
+    ) -> Steps[tuple[list[dict[str, Any]], dict[str, Any]]]:
         """(all rows of this part, the group)."""
         rows: list[dict[str, Any]] = []
         after: Any = None
         while True:
-            answer = self._call(Api.DESCRIBE_GROUP, {"group": name, "part": part, "after": after})
+            answer = yield from self._call(
+                Api.DESCRIBE_GROUP, {"group": name, "part": part, "after": after}
+            )
             rows += answer[part]
             after = answer.get("next")
             if after is None:
                 return rows, answer["group"]
 
+    @operation
     def list_group_offsets(
         self, group: str, partitions: TopicPartition | Iterable[TopicPartition] | None = None
-    ) -> dict[TopicPartition, OffsetAndMetadata | None]:
-        """What a group has committed: of these partitions, None where nothing is, or (None) of all that it has committed for. Of a group that is not
-        there nothing is committed.
+    ) -> Steps[dict[TopicPartition, OffsetAndMetadata | None]]:
+        """What a group has committed: of these partitions, None where nothing is, or (None) of all
+        that it has committed for. Of a group that is not there nothing is committed.
         """
         self._connection.check_usable()
-        wanted = None if partitions is None else partition_list(partitions)
+        requested = None if partitions is None else partition_list(partitions)
         request: dict[str, Any] = {"group": name_of("group", group), "partitions": None}
-        if wanted is None:
-            return {key: found for key, found in self._offsets_pages(request) if found is not None}
-        result: dict[TopicPartition, OffsetAndMetadata | None] = dict.fromkeys(wanted)
-        for start in range(0, len(wanted), GROUP_OFFSETS_AT_ONCE):
-            request["partitions"] = [list(key) for key in wanted[start : start + GROUP_OFFSETS_AT_ONCE]]
-            result.update(self._offsets_pages(request))
+        if requested is None:
+            return {
+                key: found
+                for key, found in (yield from self._offsets_pages(request))
+                if found is not None
+            }
+        result: dict[TopicPartition, OffsetAndMetadata | None] = dict.fromkeys(requested)
+        for start in range(0, len(requested), GROUP_OFFSETS_AT_ONCE):
+            request["partitions"] = [
+                list(key) for key in requested[start : start + GROUP_OFFSETS_AT_ONCE]
+            ]
+            result.update((yield from self._offsets_pages(request)))
         return result
 
-    def _offsets_pages(self, request: dict[str, Any]) -> list[tuple[TopicPartition, OffsetAndMetadata | None]]:
+    def _offsets_pages(
+        self, request: dict[str, Any]
+    ) -> Steps[list[tuple[TopicPartition, OffsetAndMetadata | None]]]:
         result = []
         after: Any = None
         while True:
-            answer = self._call(Api.FETCH_OFFSETS, {**request, "after": after})
+            answer = yield from self._call(Api.FETCH_OFFSETS, {**request, "after": after})
             for topic, partition, offset, leader_epoch, metadata, committed_ms in answer["offsets"]:
-                found = None if NO_OFFSET in (offset, committed_ms) else OffsetAndMetadata(offset, metadata, leader_epoch)
+                found = (
+                    None
+                    if NO_OFFSET in (offset, committed_ms)
+                    else OffsetAndMetadata(offset, metadata, leader_epoch)
+                )
                 result.append((TopicPartition(topic, partition), found))
             after = answer.get("next")
             if after is None:
                 return result
 
-    def alter_group_offsets(self, group: str, offsets: Mapping[TopicPartition, int | OffsetAndMetadata | None]) -> None:
-        """Set where a group goes on, while it has no members: partition -> offset (or an OffsetAndMetadata); None: what is committed is
-        forgotten, and auto_offset_reset decides. A group that is not there is made. Of partitions that are refused the first one's error is raised; the others
-        are set. Raises GroupNotEmptyError, UnknownTopicError, PartitionOutOfRangeError, OffsetOutOfRangeError, InvalidGroupError.
+    @operation
+    def alter_group_offsets(
+        self, group: str, offsets: Mapping[TopicPartition, int | OffsetAndMetadata | None]
+    ) -> Steps[None]:
+        """Set where a group goes on, while it has no members: partition -> offset (or an
+        OffsetAndMetadata); None: what is committed is forgotten, and auto_offset_reset decides. A
+        group that is not there is made. Of partitions that are refused the first one's error is
+        raised; the others are set. Raises GroupNotEmptyError, UnknownTopicError,
+        PartitionOutOfRangeError, OffsetOutOfRangeError, InvalidGroupError.
         """
         self._connection.check_usable()
         name_of("group", group)
         items = [
             [*key, *_offset_and_metadata(given)]
-            for key, given in by_partition("offsets", offsets, "{TopicPartition(topic, 0): 1000}").items()
+            for key, given in by_partition(
+                "offsets", offsets, "{TopicPartition(topic, 0): 1000}"
+            ).items()
         ]
         refused: list[list[Any]] = []
         for start in range(0, len(items), GROUP_OFFSETS_AT_ONCE):
             piece = items[start : start + GROUP_OFFSETS_AT_ONCE]
-            refused += self._call(Api.ALTER_GROUP_OFFSETS, {"group": group, "offsets": piece})["refused"]
+            refused += (
+                yield from self._call(Api.ALTER_GROUP_OFFSETS, {"group": group, "offsets": piece})
+            )["refused"]
         for topic, partition, code, sentence in refused:
             raise error_for_offset(code_of(code), sentence or f"{topic}-{partition}")
 
-    def delete_groups(self, groups: str | Iterable[str]) -> None:
-        """Delete groups (a name, or several) with what they have committed. Of those that are refused the first one's error is raised; the others are gone.
-        Raises UnknownGroupError, GroupNotEmptyError.
+    @operation
+    def delete_groups(self, groups: str | Iterable[str]) -> Steps[None]:
+        """Delete groups (a name, or several) with what they have committed. Of those that are
+        refused the first one's error is raised; the others are gone. Raises UnknownGroupError,
+        GroupNotEmptyError.
         """
         self._connection.check_usable()
         names = name_list("groups", groups)
         results: list[dict[str, Any]] = []
         for start in range(0, len(names), GROUPS_AT_ONCE):
-            results += self._call(Api.DELETE_GROUPS, {"groups": names[start : start + GROUPS_AT_ONCE]})["results"]
+            results += (
+                yield from self._call(
+                    Api.DELETE_GROUPS, {"groups": names[start : start + GROUPS_AT_ONCE]}
+                )
+            )["results"]
         for result in results:
             if result["code"] != ErrorCode.OK:
                 raise error_for(code_of(result["code"]), result.get("message", ""))
@@ -167,29 +236,39 @@ def _offset_and_metadata(given: Any) -> tuple[int | None, str]:
 
 
 def first_unread(row: Mapping[str, Any]) -> int:
-    """The offset that a group goes on at in a partition, as `describe_groups` shows it; NO_OFFSET: none was committed."""
+    """The offset that a group goes on at in a partition, as `describe_groups` shows it; NO_OFFSET:
+    none was committed.
+    """
     found = row.get("start_offset")
     return int(row.get("committed", NO_OFFSET) if found is None else found)
 
 
-def add_lag_seconds(call: Call, rows: list[dict[str, Any]], now_us: int) -> None:
-    """Put `lag_seconds` into partitions as `describe_groups` shows them: how old the first record is that was not consumed yet. Only those with lag are
-    asked for.
+def add_lag_seconds(call: Call, rows: list[dict[str, Any]], now_us: int) -> Steps[None]:
+    """Put `lag_seconds` into partitions as `describe_groups` shows them: how old the first record
+    is that was not consumed yet. Only those with lag are asked for.
     """
-    wanted: dict[TopicPartition, dict[int, At]] = {}
+    requested: dict[TopicPartition, dict[int, At]] = {}
     for row in rows:
         row["lag_seconds"] = 0.0 if row["lag"] == 0 else None
         if row["lag"] and first_unread(row) != NO_OFFSET:
             offset = first_unread(row)
-            wanted.setdefault(TopicPartition(row["topic"], row["partition"]), {})[offset] = {"time_of": offset}
+            requested.setdefault(TopicPartition(row["topic"], row["partition"]), {})[offset] = {
+                "time_of": offset
+            }
     times: dict[tuple[TopicPartition, int], int] = {}
-    while wanted:  # groups that read the same partition at different places take a turn each
-        turn = {key: offsets.popitem() for key, offsets in wanted.items()}
-        wanted = {key: offsets for key, offsets in wanted.items() if offsets}
-        for key, item in list_offsets(call, [(key, at) for key, (_, at) in turn.items()]).items():
+    while requested:  # groups that read the same partition at different places take a turn each
+        round = {key: offsets.popitem() for key, offsets in requested.items()}
+        requested = {key: offsets for key, offsets in requested.items() if offsets}
+        for key, item in (
+            yield from list_offsets(call, [(key, at) for key, (_, at) in round.items()])
+        ).items():
             if item["code"] == ErrorCode.OK and item["offset"] >= 0:
-                times[key, turn[key][0]] = item.get("timestamp_us", -1)
+                times[key, round[key][0]] = item.get("timestamp_us", -1)
     for row in rows if times else ():
-        made_us = times.get((TopicPartition(row["topic"], row["partition"]), first_unread(row))) if row["lag"] else None
+        made_us = (
+            times.get((TopicPartition(row["topic"], row["partition"]), first_unread(row)))
+            if row["lag"]
+            else None
+        )
         if made_us is not None and made_us >= 0:
             row["lag_seconds"] = max(0.0, (now_us - made_us) / 1e6)

@@ -1,4 +1,5 @@
-"""Administration from a coroutine: `tailrace.Admin`, its methods awaited. Any number of calls may be under way at a time, on one connection.
+"""Administration from a coroutine: `tailrace.Admin`, its methods awaited. Any number of calls may
+be under way at a time, on one connection.
 
 Owner: one event loop's thread.
 """
@@ -10,46 +11,33 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Mappi
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from tailrace.admin import Admin, PendingDelay, delays_request
+from tailrace.admin.admin import Admin, PendingDelay, delays_request
 from tailrace.aio.client import AsyncClient
-from tailrace.aio.driver import IN_A_LOOP, Answers, Driver, Question
-from tailrace.connection import Connection
-from tailrace.other_names import OtherNames
-from tailrace.protocol.wire import Api
+from tailrace.aio.event_loop import LOOP_RUNTIME, LoopConnection
+from tailrace.client.kafka_names import RenamedMethods
+from tailrace.client.steps import steps_of
 
 T = TypeVar("T")
 P = ParamSpec("P")
 
 
-class LoopAdmin(Admin):
-    """An Admin whose requests an event loop answers."""
-
-    answers = Answers()
-
-    @property
-    def connection(self) -> Connection:
-        return self._connection
-
-    def _call(self, api: Api, request: dict[str, Any]) -> dict[str, Any]:
-        return self.answers.take(Question(api, request, self.settings.request_timeout_ms, self.settings.connect_timeout_ms))
-
-    def delays_page(self, request: dict[str, Any]) -> tuple[list[PendingDelay], str | None]:
-        """One page of `list_delays`, and what the next begins after."""
-        return self._delays_page(request)
-
-
-def _awaited(method: Callable[Concatenate[Admin, P], T]) -> Callable[Concatenate[AsyncAdmin, P], Coroutine[Any, Any, T]]:
+def _awaited(
+    method: Callable[Concatenate[Admin, P], T],
+) -> Callable[Concatenate[AsyncAdmin, P], Coroutine[Any, Any, T]]:
     """A method of Admin as one of AsyncAdmin, with the same arguments and errors."""
+    steps = steps_of(method)
 
     @wraps(method)
     async def call(self: AsyncAdmin, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return await self._operate(method, self._admin, *args, **kwargs)
+        return await self._run(steps(self._admin, *args, **kwargs))
 
     return call
 
 
 class PendingDelays:
-    """What `AsyncAdmin.list_delays` returns: `async for` takes it page by page, `await` all of it as a list."""
+    """What `AsyncAdmin.list_delays` returns: `async for` takes it page by page, `await` all of it
+    as a list.
+    """
 
     def __init__(self, client: AsyncAdmin, request: dict[str, Any]) -> None:
         self._client = client
@@ -58,7 +46,9 @@ class PendingDelays:
     async def __aiter__(self) -> AsyncIterator[PendingDelay]:
         request = dict(self._request)
         while True:
-            delays, request["after"] = await self._client._operate(self._client._admin.delays_page, request)
+            delays, request["after"] = await self._client._run(
+                self._client._admin._delays_page(request)
+            )
             for delay in delays:
                 yield delay
             if request["after"] is None:
@@ -71,13 +61,15 @@ class PendingDelays:
         return self._all().__await__()
 
 
-class AsyncAdmin(AsyncClient, OtherNames):
-    """`tailrace.Admin` for coroutines: the same arguments, methods and errors; each method is awaited.
+class AsyncAdmin(AsyncClient, RenamedMethods):
+    """`tailrace.Admin` for coroutines: the same arguments, methods and errors; each method is
+    awaited.
 
-    `await asyncio.gather(admin.describe_topics("a"), admin.list_topics())`: requests go out at once and are answered as the appliance comes to them.
+    `await asyncio.gather(admin.describe_topics("a"), admin.list_topics())`: requests go out at once
+    and are answered as the appliance comes to them.
     """
 
-    _elsewhere = Admin._elsewhere
+    _renamed = Admin._renamed
 
     def __init__(
         self,
@@ -89,15 +81,15 @@ class AsyncAdmin(AsyncClient, OtherNames):
         client_id: str | None = None,
     ) -> None:
         """As `Admin`. Raises InvalidSettingError."""
-        self._admin = LoopAdmin(
+        self._admin = Admin(
             bootstrap,
             bootstrap_servers=bootstrap_servers,
             request_timeout_ms=request_timeout_ms,
             connect_timeout_ms=connect_timeout_ms,
             client_id=client_id,
-            environment=IN_A_LOOP,
+            runtime=LOOP_RUNTIME,
         )
-        self._driver = Driver(type(self).__name__, self._admin, self._admin.connection)
+        self._loop_connection = LoopConnection(type(self).__name__, self._admin._connection)
 
     async def close(self) -> None:
         """End it; calls that wait for an answer raise ClientClosedError."""
@@ -105,6 +97,7 @@ class AsyncAdmin(AsyncClient, OtherNames):
 
     create_topics = _awaited(Admin.create_topics)
     delete_topics = _awaited(Admin.delete_topics)
+    derived_topics = _awaited(Admin.derived_topics)
     alter_topics = _awaited(Admin.alter_topics)
     create_partitions = _awaited(Admin.create_partitions)
     list_topics = _awaited(Admin.list_topics)
@@ -135,5 +128,7 @@ class AsyncAdmin(AsyncClient, OtherNames):
         due_from: dt.datetime | None = None,
         due_to: dt.datetime | None = None,
     ) -> PendingDelays:
-        """What waits in a topic, by partition and due time: `async for` it, or await it for a list. Raises UnknownTopicError, InvalidRequestError."""
+        """What waits in a topic, by partition and due time: `async for` it, or await it for a list.
+        Raises UnknownTopicError, InvalidRequestError.
+        """
         return PendingDelays(self, delays_request(topic, partition, key, due_from, due_to))

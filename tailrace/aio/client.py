@@ -1,4 +1,5 @@
-"""What the three asynchronous clients have in common: they begin, end, and make their plain client's operations awaitable.
+"""What the three asynchronous clients have in common: they begin, end, and make their plain
+client's operations awaitable.
 
 Owner: one event loop's thread.
 Invariants: a client that is not closed when it is forgotten says so (ResourceWarning).
@@ -7,35 +8,38 @@ Invariants: a client that is not closed when it is forgotten says so (ResourceWa
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Self, TypeVar
 
-from tailrace.aio.driver import Driver
+from tailrace.aio.event_loop import LoopConnection
+from tailrace.client.steps import Steps
 
 Result = TypeVar("Result")
 
 
 class AsyncClient:
-    """Use it with `async with`, or await `start()` and `close()`; `stop()` is another name for that."""
+    """Use it with `async with`, or await `start()` and `close()`; `stop()` is another name for
+    that.
+    """
 
-    _driver: Driver
+    _loop_connection: LoopConnection
     _is_closed = False
 
     async def start(self) -> None:
-        """Begin to work in the running event loop. Any other method does so too when it is the first. Raises InvalidRequestError when the client works in
-        another loop, ClientClosedError.
+        """Begin to work in the running event loop. Any other method does so too when it is the
+        first. Raises InvalidRequestError when the client works in another loop, ClientClosedError.
         """
-        self._driver.enter()
+        self._loop_connection.enter()
 
     async def close(self) -> None:
         """End it. Who waits elsewhere gets ClientClosedError. Nothing happens the second time."""
         raise NotImplementedError
 
     def _end(self, close_plain_client: Callable[[], None]) -> None:
-        self._driver.enter_to_close()
+        self._loop_connection.enter_to_close()
         self._is_closed = True
-        self._driver.detach()
+        self._loop_connection.detach()
         close_plain_client()
 
     async def stop(self) -> None:
@@ -46,20 +50,28 @@ class AsyncClient:
         await self.start()
         return self
 
-    async def __aexit__(self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self,
+        _kind: type[BaseException] | None,
+        _error: BaseException | None,
+        _trace: TracebackType | None,
+    ) -> None:
         await self.close()
 
     def __del__(self) -> None:
-        if hasattr(self, "_driver") and not self._is_closed:
+        if hasattr(self, "_loop_connection") and not self._is_closed:
             warnings.warn(
-                f"unclosed {type(self).__name__}; use `async with`, or await its close()", ResourceWarning, stacklevel=2, source=self
+                f"unclosed {type(self).__name__}; use `async with`, or await its close()",
+                ResourceWarning,
+                stacklevel=2,
+                source=self,
             )
-            self._driver.forget()
+            self._loop_connection.forget()
 
-    async def _operate(self, operation: Callable[..., Result], /, *arguments: Any, **keywords: Any) -> Result:
-        """Make an operation of the plain client's; see `tailrace.aio.driver`."""
-        self._driver.enter()
-        # It may be made several times: what can be read once only is read before.
-        arguments = tuple(list(given) if isinstance(given, Iterator) else given for given in arguments)
-        keywords = {name: list(given) if isinstance(given, Iterator) else given for name, given in keywords.items()}
-        return await self._driver.run(lambda: operation(*arguments, **keywords))
+    async def _run(self, steps: Steps[Result]) -> Result:
+        """Take the steps of an operation in the loop."""
+        try:
+            self._loop_connection.enter()
+            return await self._loop_connection.run_steps(steps)
+        finally:
+            steps.close()

@@ -1,94 +1,53 @@
-"""One client's connection in one event loop: the loop watches its descriptor, in the way of `zmq.asyncio`, and nothing here blocks or is a thread.
+"""One client's connection in one event loop: the loop watches its descriptor, in the way of
+`zmq.asyncio`, and nothing here blocks or is a thread.
 
-How the clients of `tailrace` are used without their blocking: an operation that needs an answer which is not there raises WouldWait, the loop awaits that
-answer, and the operation is made again from its beginning with the answers so far, as a program does with `ssl.SSLWantReadError`. So an operation changes
-nothing before its last answer has come.
+How the clients of `tailrace` are used without their blocking: their operations are steps
+(`tailrace.client.steps`), which are taken here; where one waits, the loop awaits that.
 
-ZeroMQ's descriptor tells of changes only: what has come while a message was sent is not announced again. Therefore `settle()` follows every use of the
-connection: it takes in what is there, wakes who waits for it, and watches the descriptor of the socket that is open now.
+ZeroMQ's descriptor tells of changes only: what has come while a message was sent is not announced
+again. Therefore `settle()` follows every use of the connection: it takes in what is there, wakes
+who waits for it, and watches the descriptor of the socket that is open now.
 
 Owner: one event loop's thread.
-Invariants: the loop watches the descriptor of the open socket, or none while there is none; whoever waits is woken when something came, when the connection's
-    state changed, at its own time, and at `close()`; a client that has met one loop refuses any other.
+Invariants: the loop watches the descriptor of the open socket, or none while there is none; whoever
+    waits is woken when something came, when the connection's state changed, at its own time, and at
+    `close()`; a client that has met one loop refuses any other.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+import inspect
+from collections.abc import Awaitable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol, TypeVar
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
-from tailrace import live_clients
-from tailrace.client_log import logger
-from tailrace.connection import Connection, decode_answer
-from tailrace.environment import REAL, sleep_on
-from tailrace.errors import ClientClosedError, InvalidRequestError, TailraceError
-from tailrace.pending_call import PendingCall
-from tailrace.protocol import requests
+from tailrace.client.connection import Connection
+from tailrace.client.runtime import SYSTEM, sleep_on
+from tailrace.client.steps import Invoke, Progress, Steps, Wait, Wakeup, call
+from tailrace.core import fork
+from tailrace.core.errors import ClientClosedError, InvalidRequestError
+from tailrace.core.log import logger
+from tailrace.protocol.frame import Api
 from tailrace.protocol.session import Response
-from tailrace.protocol.wire import Api
 
 FAILURES_MAX = 10
-"""So often in a row looking after the connection may fail in what nobody expected; then the client is closed."""
+"""So often in a row looking after the connection may fail in what nobody expected; then the client
+is closed.
+"""
 PAUSE_NS = 100_000_000
 SOONEST_NS = 1_000_000
 T = TypeVar("T")
 
 
-class Question(NamedTuple):
-    """A request that an operation needs answered."""
-
-    api: Api
-    request: dict[str, Any]
-    timeout_ms: int
-    connect_timeout_ms: int | None
-
-
-class WouldWait(BaseException):
-    """The operation cannot go on now. Not an Exception: no handler of errors on its way takes it for one.
-
-    `question`: what it needs answered; None: room, or time.
+class Waiter(Protocol):
+    """Await until something has come (with a bell: until it has rung), or until that time, by the
+    connection's clock.
     """
 
-    def __init__(self, question: Question | None = None) -> None:
-        super().__init__(question)
-        self.question = question
-
-
-class Answers:
-    """What the requests of one operation were answered with, in order. What an answer has settled for good is not asked again: it is passed over, whatever
-    else is asked of the same API.
-    """
-
-    def __init__(self) -> None:
-        self._known: list[tuple[Api, bytes, Response | TailraceError]] = []
-        self._next = 0
-
-    def add(self, api: Api, body: bytes, outcome: Response | TailraceError) -> None:
-        """The answer to the question that was open; the operation begins again. `body`: the question's."""
-        self._known.append((api, body, outcome))
-        self._next = 0
-
-    def take(self, question: Question) -> dict[str, Any]:
-        """The answer to the operation's next question, a dict of its own each time. Raises WouldWait when it is not known, and what the answer says."""
-        asked = question.api, requests.encode_json(question.request)
-        while self._next < len(self._known) and self._known[self._next][:2] != asked:
-            self._next += 1
-        if self._next == len(self._known):
-            raise WouldWait(question)
-        outcome = self._known[self._next][2]
-        self._next += 1
-        if isinstance(outcome, TailraceError):
-            raise outcome
-        return decode_answer(question.api, outcome)
-
-
-class LoopClient(Protocol):
-    """A client of `tailrace` whose requests are taken from `answers`."""
-
-    answers: Answers
+    def __call__(self, until_ns: int | None, wakeup: Wakeup | None = None) -> Awaitable[None]: ...
 
 
 def is_running_here(loop: asyncio.AbstractEventLoop | None = None) -> bool:
@@ -100,27 +59,37 @@ def is_running_here(loop: asyncio.AbstractEventLoop | None = None) -> bool:
     return loop is None or running is loop
 
 
+async def _result_of(returned: Any) -> Any:
+    """What a call of the user's code returned, awaited if it can be."""
+    return await returned if inspect.isawaitable(returned) else returned
+
+
 def _never_sleep(fds: Sequence[int], timeout_ns: int) -> None:
-    """In an event loop whoever would sleep raises WouldWait. At a program's exit, when there is no loop any more, a producer is closed as others are."""
+    """In an event loop nobody sleeps: an operation waits by its steps. At a program's exit, when
+    there is no loop any more, a producer is closed as others are.
+    """
     if is_running_here():
-        raise WouldWait
+        raise RuntimeError("a client of an event loop was about to block it")
     sleep_on(fds, timeout_ns)
 
 
-IN_A_LOOP = replace(REAL, sleep_on=_never_sleep, has_threads=False)
+LOOP_RUNTIME = replace(SYSTEM, sleep_on=_never_sleep, has_threads=False)
 """The environment of clients that an event loop drives."""
 
 
-class Driver:
-    """See the module's docstring. `kind` is the client's name for sentences; `client` is whose operations `run` makes."""
+class LoopConnection:
+    """See the module's docstring. `kind` is the client's name for sentences; `client` is whose
+    operations `run` makes, where they are begun again.
+    """
 
-    def __init__(self, kind: str, client: LoopClient, connection: Connection) -> None:
+    def __init__(self, kind: str, connection: Connection) -> None:
         self.kind = kind
         self.connection = connection
-        self._client = client
         self._loop: asyncio.AbstractEventLoop | None = None
         self._watched = -1, 0
-        """The descriptor that the loop watches, -1: none, and which of the connection's sockets it is of."""
+        """The descriptor that the loop watches, -1: none, and which of the connection's sockets it
+        is of.
+        """
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ns = 0
         self._state: tuple[int, bool, bool] = (0, False, False)
@@ -131,9 +100,9 @@ class Driver:
         """Who waits for anything that comes."""
         self._failures = 0
         self._is_closed = False
-        live_clients.add(self)
+        fork.add(self)
 
-    # ---- the loop ----------------------------------------------------------------------------------------------------------------------
+    # ---- the loop --------------------------------------------------------------------------------
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
@@ -142,7 +111,9 @@ class Driver:
         return self._loop
 
     def enter(self) -> None:
-        """Every use begins here. Raises ClientClosedError when the client is closed, or its loop, and InvalidRequestError in another loop than its own."""
+        """Every use begins here. Raises ClientClosedError when the client is closed, or its loop,
+        and InvalidRequestError in another loop than its own.
+        """
         self.connection.check_usable()
         loop = asyncio.get_running_loop()
         if self._loop is loop:
@@ -150,13 +121,17 @@ class Driver:
         if self._loop is None:
             self._begin(loop)
         elif self._loop.is_closed():
-            raise ClientClosedError(f"the event loop that this {self.kind} worked in has closed; close clients before their loop ends")
+            raise ClientClosedError(
+                f"the event loop that this {self.kind} worked in has closed; close clients before "
+                "their loop ends"
+            )
         else:
             raise self._foreign_loop_error()
 
     def _foreign_loop_error(self) -> InvalidRequestError:
         return InvalidRequestError(
-            f"this {self.kind} works in another event loop; make one in each loop (and so in each thread) that uses one"
+            f"this {self.kind} works in another event loop; make one in each loop (and so in each "
+            "thread) that uses one"
         )
 
     def _begin(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -164,7 +139,9 @@ class Driver:
         self.settle()
 
     def enter_to_close(self) -> None:
-        """A client may be closed in another loop when its own has closed: what is under way goes on there. Raises InvalidRequestError."""
+        """A client may be closed in another loop when its own has closed: what is under way goes on
+        there. Raises InvalidRequestError.
+        """
         loop = asyncio.get_running_loop()
         if self._loop is None or self._loop is loop or self._is_closed:
             return
@@ -181,7 +158,9 @@ class Driver:
         self._loop = None
 
     def detach(self) -> None:
-        """Watch nothing any more, and wake whoever waits: the client is being closed, and says so to them."""
+        """Watch nothing any more, and wake whoever waits: the client is being closed, and says so
+        to them.
+        """
         self._is_closed = True
         if self._loop is None or self._loop.is_closed():
             return
@@ -194,24 +173,31 @@ class Driver:
         self._wake(self._watchers)
 
     def forget(self) -> None:
-        """The program has lost its client without closing it: nobody will use the connection, if nobody can be using it now."""
+        """The program has lost its client without closing it: nobody will use the connection, if
+        nobody can be using it now.
+        """
         if self._loop is None or self._loop.is_closed() or is_running_here(self._loop):
             self.detach()
             self.connection.close()
 
-    # ---- turns -------------------------------------------------------------------------------------------------------------------------
+    # ---- turns -----------------------------------------------------------------------------------
 
-    def turn(self) -> None:
+    def run_once(self) -> None:
         """Something may have come, or something is due. Called by the loop."""
         if self._is_closed:
             return
         self._timer = None
         try:
-            self.look_after()
+            self.run_timers()
             self._failures = 0
         except Exception as error:
             self._failures += 1
-            logger.error("the %s could not look after its connection, %d times in a row", self.kind, self._failures, exc_info=error)
+            logger.error(
+                "the %s could not look after its connection, %d times in a row",
+                self.kind,
+                self._failures,
+                exc_info=error,
+            )
             if self._failures >= FAILURES_MAX:
                 self.fail()
                 return
@@ -219,7 +205,7 @@ class Driver:
             return
         self.settle()
 
-    def look_after(self) -> None:
+    def run_timers(self) -> None:
         """Take in what has come and do what is due."""
         self.connection.process()
         self.connection.tick(self.connection.now_ns())
@@ -257,7 +243,7 @@ class Driver:
         if self._watched[0] >= 0:
             self.loop.remove_reader(self._watched[0])
         if fd >= 0:
-            self.loop.add_reader(fd, self.turn)
+            self.loop.add_reader(fd, self.run_once)
         self._watched = fd, opened_count
 
     def _set_timer(self, due_ns: int | None) -> None:
@@ -268,12 +254,12 @@ class Driver:
             self._timer = None
         if due_ns is not None:
             self._timer_ns = due_ns
-            self._timer = self.loop.call_later(self._seconds_until(due_ns), self.turn)
+            self._timer = self.loop.call_later(self._seconds_until(due_ns), self.run_once)
 
     def _seconds_until(self, when_ns: int) -> float:
         return max(SOONEST_NS, when_ns - self.connection.now_ns()) / 1e9
 
-    # ---- waiting -----------------------------------------------------------------------------------------------------------------------
+    # ---- waiting ---------------------------------------------------------------------------------
 
     @staticmethod
     def _wake(waiting: set[asyncio.Future[None]]) -> None:
@@ -286,18 +272,31 @@ class Driver:
         self._wake(self._watchers)
 
     @contextlib.contextmanager
-    def watching(self) -> Iterator[Callable[[int | None], Awaitable[None]]]:
-        """`with driver.watching() as wait:` look, then `await wait(until_ns)`: returns when something has come since the block began, or at that time."""
+    def watching(self) -> Iterator[Waiter]:
+        """`with loop_connection.watching() as wait:` look, then `await wait(until_ns)`: returns
+        when something has come since the block began, or at that time.
+        """
         with self._waiting(self._watchers) as wait:
             yield wait
 
     @contextlib.contextmanager
-    def _waiting(self, *among: set[asyncio.Future[None]]) -> Iterator[Callable[[int | None], Awaitable[None]]]:
+    def _waiting(self, *among: set[asyncio.Future[None]]) -> Iterator[Waiter]:
         future: asyncio.Future[None] = self.loop.create_future()
         for waiting in among:
             waiting.add(future)
 
-        async def wait(until_ns: int | None) -> None:
+        async def wait(until_ns: int | None, wakeup: Wakeup | None = None) -> None:
+            if (
+                wakeup is not None
+            ):  # the answer is one of many: what comes for others wakes nobody here
+                self._watchers.discard(future)
+                wakeup.on_ring = partial(self._wake, {future})
+                if wakeup.is_set:
+                    wakeup.is_set = False
+                    return
+            if until_ns == 0:  # PAUSE
+                await asyncio.sleep(0)
+                return
             timer = None
             if until_ns is not None:
                 timer = self.loop.call_later(self._seconds_until(until_ns), self._wake, {future})
@@ -306,6 +305,8 @@ class Driver:
             finally:
                 if timer is not None:
                     timer.cancel()
+            if wakeup is not None:
+                wakeup.is_set = False
 
         try:
             yield wait
@@ -313,55 +314,50 @@ class Driver:
             for waiting in among:
                 waiting.discard(future)
 
-    # ---- requests and operations ---------------------------------------------------------------------------------------------------------
+    # ---- requests and operations -----------------------------------------------------------------
 
     async def call(
-        self, api: Api, body: Sequence[bytes], timeout_ms: int, connect_timeout_ms: int | None = None, start_ns: int | None = None
+        self,
+        api: Api,
+        body: Sequence[bytes],
+        timeout_ms: int,
+        connect_timeout_ms: int | None = None,
+        start_ns: int | None = None,
     ) -> Response:
-        """`Connection.call`, awaited; any number at a time, answered in any order. `start_ns`: since when the timeouts run, None: since now. Raises what it
-        does.
+        """`Connection.call`, awaited; any number at a time, answered in any order. `start_ns`:
+        since when the timeouts run, None: since now. Raises what it does.
         """
-        answered: set[asyncio.Future[None]] = set()
-        pending = PendingCall(
-            self.connection, api, body, timeout_ms, connect_timeout_ms, start_ns or self.connection.now_ns(), lambda: self._wake(answered)
+        return await self.run_steps(
+            call(self.connection, api, body, timeout_ms, connect_timeout_ms, start_ns)
         )
-        while True:
-            with self._waiting(self._callers, answered) as wait:
-                response = self._step(pending)
-                if response is not None:
-                    return response
-                await wait(pending.step_again_ns)
 
-    def _step(self, pending: PendingCall) -> Response | None:
-        try:
-            return pending.step()
-        finally:
-            self.settle()
-
-    async def run(self, operation: Callable[[], T], start_ns: int | None = None) -> T:
-        """Make an operation of the client's, again and again, until all its questions are answered. Raises what it does, and WouldWait when it needs room
-        or time.
+    async def run_steps(self, steps: Steps[T]) -> T:
+        """Take the steps of an operation in the loop, awaiting where it waits; see
+        `tailrace.client.steps`. Raises what the operation raises.
         """
-        answers = Answers()
-        while True:
-            try:
-                return self._attempt(operation, answers)
-            except WouldWait as wait:
-                question = wait.question
-                if question is None:
-                    raise
-            body = requests.encode_json(question.request)
-            outcome: Response | TailraceError
-            try:
-                outcome = await self.call(question.api, [body], question.timeout_ms, question.connect_timeout_ms, start_ns)
-            except TailraceError as error:
-                outcome = error  # the operation may know what to do
-            answers.add(question.api, body, outcome)
-
-    def _attempt(self, operation: Callable[[], T], answers: Answers) -> T:
-        before, self._client.answers = self._client.answers, answers
+        progress = Progress(steps)
         try:
-            return operation()
+            while True:
+                with self._waiting(self._callers, self._watchers) as wait:
+                    requested = self.advance(progress)
+                    if requested is None:
+                        break
+                    try:
+                        if type(requested) is Wait:
+                            await wait(requested.until_ns, requested.wakeup)
+                        else:
+                            assert type(requested) is Invoke
+                            progress.answer(await _result_of(requested.function(*requested.args)))
+                    except BaseException as error:
+                        progress.fail(error)
+            result: T = progress.result
+            return result
         finally:
-            self._client.answers = before
+            steps.close()
+
+    def advance(self, progress: Progress) -> Wait | Invoke | None:
+        """Resume an operation, which uses the connection."""
+        try:
+            return progress.advance()
+        finally:
             self.settle()

@@ -1,6 +1,10 @@
-"""Rows of a frame as the buffers that they lie in, on their way to a batch's message (made in `tailrace.plain_frames`, which needs pyarrow; this does not).
+"""EncodedRows: rows of a frame as Arrow buffers, ready for a batch's message.
 
-Invariants: the buffers stay as long as this does; `batch()` has the same rows.
+`tailrace.batch.frame_encoder` makes them with pyarrow; this module does not import it.
+
+Invariants:
+- The buffers live as long as the object.
+- `batch()` has the same rows.
 """
 
 from __future__ import annotations
@@ -9,16 +13,16 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from tailrace import kernel
-from tailrace.formats.checksum import Readable
+from tailrace.format.crc32c import Readable
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from tailrace.few_rows import Template
+    from tailrace.kernel.small_batch import Template
 
 
-class PlainRows:
-    """Rows that are to become one batch."""
+class EncodedRows:
+    """Rows that will become one batch."""
 
     __slots__ = ("_make_batch", "_nodes", "_pieces", "_template", "byte_count", "num_rows")
 
@@ -30,22 +34,29 @@ class PlainRows:
         pieces: list[Readable | int],
         make_batch: Callable[[], pa.RecordBatch],
     ) -> None:
-        """`pieces`: what each buffer holds, a number for so many zeros. `make_batch`: the same rows as pyarrow has them."""
+        """`pieces` has the content of each buffer; a number stands for that many zeros.
+
+        `make_batch` returns the same rows as a pyarrow batch.
+        """
         self._template = template
         self.num_rows = num_rows
         self._nodes = nodes
         self._pieces = pieces
         self._make_batch = make_batch
         self.byte_count = len(template.metadata)
-        """Of the message."""
+        """The length of the message."""
         for piece in pieces:
             if piece:
-                self.byte_count += (piece if type(piece) is int else len(piece)) + 7 & ~7  # type: ignore[arg-type]
+                length = piece if type(piece) is int else len(piece)  # type: ignore[arg-type]
+                self.byte_count += length + 7 & ~7
 
     def batch(self) -> pa.RecordBatch:
-        """As pyarrow has them."""
+        """The rows as a pyarrow batch."""
         return self._make_batch()
 
     def message(self, gap: int) -> tuple[bytearray, int]:
-        """The message, with so many zeros, a multiple of 8, behind its metadata; and the checksum of all of it but these."""
+        """The message and its checksum, with `gap` zeros (a multiple of 8) after its metadata.
+
+        The checksum excludes the gap.
+        """
         return kernel.lay_message(self._template, self.num_rows, self._nodes, self._pieces, gap)

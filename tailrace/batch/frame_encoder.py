@@ -1,12 +1,17 @@
-"""Rows of a frame as the buffers that they lie in, laid into a batch's message by one copy.
+"""Encodes rows of a frame as Arrow buffers, and copies them once into a batch's message.
 
-pyarrow makes a message by a copy of its own, into fresh memory, and our header is put in by another; and it goes over each array once to measure and once to
-write. Where columns are plain (numbers, times, bytes, text, without nested ones) the message is its metadata, which is the same for all batches of a schema but
-for its numbers, and their buffers one after the other, as in `tailrace.few_rows`.
+pyarrow copies into a message of its own, into which our header would be inserted by another copy,
+and it traverses each array twice. For plain columns (numbers, times, bytes, text; not nested) the
+message is the metadata, which differs between batches of a schema only in its numbers, followed by
+the buffers, as in `tailrace.kernel.small_batch`.
 
-Owner: pure. What is not plain, or contradicts itself, is None here, and pyarrow's to serialise or refuse.
-Invariants: the message is pyarrow's, byte for byte; where the rows are a part of longer columns, without the bytes of others that pyarrow sends along as
-    padding. Rows are copied when the message is made, and nothing of the frame is changed.
+Owner: pure. For rows that are not plain, or inconsistent, functions return None; pyarrow then
+serialises or rejects them.
+
+Invariants:
+- The message is pyarrow's, byte for byte. For a slice of longer columns it omits the neighbouring
+  bytes that pyarrow sends as padding.
+- Rows are copied when the message is made. The frame is never changed.
 """
 
 from __future__ import annotations
@@ -17,11 +22,11 @@ from functools import lru_cache
 import numpy as np
 import pyarrow as pa
 
-from tailrace import few_rows
-from tailrace.formats.arrow_metadata import record_batch_positions
-from tailrace.formats.checksum import Readable
-from tailrace.plain_rows import PlainRows
-from tailrace.schema import DEFAULT_SCHEMA, from_message
+from tailrace.batch.encoded_rows import EncodedRows
+from tailrace.format.arrow_metadata import record_batch_positions
+from tailrace.format.crc32c import Readable
+from tailrace.format.schema import DEFAULT_SCHEMA, from_message
+from tailrace.kernel import small_batch
 
 VARIABLE_WIDTH = 0
 NOT_PLAIN = -1
@@ -29,40 +34,50 @@ PREFIX_BYTES = 8
 
 
 class Plan:
-    """What all batches of a schema have in common."""
+    """The common properties of all batches of a schema."""
 
     __slots__ = ("template", "widths")
 
-    def __init__(self, template: few_rows.Template, widths: tuple[int, ...]) -> None:
+    def __init__(self, template: small_batch.Template, widths: tuple[int, ...]) -> None:
         self.template = template
         self.widths = widths
-        """Of each column's values, in bytes; VARIABLE_WIDTH: bytes or text."""
+        """Bytes per value of each column. VARIABLE_WIDTH stands for bytes or text."""
 
 
 @lru_cache(maxsize=64)
 def plan_of(schema_message: bytes) -> Plan | None:
-    """None: the schema has columns that are not plain."""
+    """The plan of a schema, None if it has columns that are not plain."""
     schema = from_message(schema_message)
     if schema.equals(DEFAULT_SCHEMA):
         return None  # see `default_rows`
     widths = tuple(_width(field.type) for field in schema)
     if not widths or NOT_PLAIN in widths:
         return None
-    message = pa.RecordBatch.from_arrays([pa.nulls(1, field.type) for field in schema], schema=schema).serialize().to_pybytes()
+    message = (
+        pa.RecordBatch.from_arrays([pa.nulls(1, field.type) for field in schema], schema=schema)
+        .serialize()
+        .to_pybytes()
+    )
     metadata = message[: PREFIX_BYTES + int.from_bytes(message[4:8], "little")]
-    return Plan(few_rows.Template(metadata, *record_batch_positions(message)), widths)
+    return Plan(small_batch.Template(metadata, *record_batch_positions(message)), widths)
 
 
 def _width(kind: pa.DataType) -> int:
     types = pa.types
     if types.is_binary(kind) or types.is_string(kind):
         return VARIABLE_WIDTH
-    is_fixed = (types.is_primitive(kind) or types.is_decimal(kind) or types.is_fixed_size_binary(kind)) and not types.is_boolean(kind)
-    return kind.bit_width // 8 if is_fixed and kind.bit_width and kind.bit_width % 8 == 0 else NOT_PLAIN
+    is_fixed = (
+        types.is_primitive(kind) or types.is_decimal(kind) or types.is_fixed_size_binary(kind)
+    ) and not types.is_boolean(kind)
+    return (
+        kind.bit_width // 8
+        if is_fixed and kind.bit_width and kind.bit_width % 8 == 0
+        else NOT_PLAIN
+    )
 
 
-def typed_rows(batch: pa.RecordBatch, schema_message: bytes) -> PlainRows | None:
-    """The rows of a batch, at least one, that has the topic's schema."""
+def typed_rows(batch: pa.RecordBatch, schema_message: bytes) -> EncodedRows | None:
+    """The rows of a non-empty batch of the topic's schema, None if they are not plain."""
     plan = plan_of(schema_message)
     if plan is None or len(plan.widths) != batch.num_columns:
         return None
@@ -71,12 +86,16 @@ def typed_rows(batch: pa.RecordBatch, schema_message: bytes) -> PlainRows | None
     for column, width in zip(batch.columns, plan.widths, strict=True):
         if not _lay(column, width, nodes, pieces):
             return None
-    return PlainRows(plan.template, batch.num_rows, nodes, pieces, lambda: batch)
+    return EncodedRows(plan.template, batch.num_rows, nodes, pieces, lambda: batch)
 
 
-def default_rows(frame: pa.RecordBatch, given: list[str], stamp_us: int, make_batch: Callable[[], pa.RecordBatch]) -> PlainRows | None:
-    """At least one row for a topic of the default schema. `given`: the frame's columns, each of the type that it has there. Timestamps and keys that it does
-    not have are filled in: the time, nulls. Headers are pyarrow's to write.
+def default_rows(
+    frame: pa.RecordBatch, given: list[str], stamp_us: int, make_batch: Callable[[], pa.RecordBatch]
+) -> EncodedRows | None:
+    """Rows (one or more) for a topic of the default schema, None if they are not plain.
+
+    `given` are the frame's columns, each of its type in the default schema. A missing timestamp is
+    filled with the time, a missing key with nulls. Headers are left to pyarrow.
     """
     if "headers" in given:
         return None
@@ -100,11 +119,11 @@ def default_rows(frame: pa.RecordBatch, given: list[str], stamp_us: int, make_ba
         return None
     nodes += (count, count, 0, 0, 0, 0, 0, 0)
     pieces += (bitmap, offsets, 0, 0, 4, 0, 0, 4, 0)
-    return PlainRows(few_rows.template(), count, nodes, pieces, make_batch)
+    return EncodedRows(small_batch.template(), count, nodes, pieces, make_batch)
 
 
 def _lay(column: pa.Array, width: int, nodes: list[int], pieces: list[Readable | int]) -> bool:
-    """The buffers of a column, as pyarrow writes them; False: it is not so plain."""
+    """Append a column's buffers as pyarrow writes them. False if it is not plain."""
     count, start, nulls = len(column), column.offset, column.null_count
     buffers = column.buffers()
     validity: Readable | int = 0
@@ -136,7 +155,7 @@ def _lay(column: pa.Array, width: int, nodes: list[int], pieces: list[Readable |
 
 
 def _bits(bitmap: memoryview, count: int) -> Readable:
-    """The first bits of a bitmap; of one that is longer, what follows in the last byte is 0."""
+    """The first `count` bits of a bitmap, with 0 in the rest of the last byte."""
     size = (count + 7) // 8
     if len(bitmap) == size or not count & 7:
         return bitmap[:size]

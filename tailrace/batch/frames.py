@@ -1,6 +1,8 @@
-"""Frames into batches for `send_arrow`: columns conformed, rows given their partitions, pieces cut to size.
+"""Frames to batches for `send_arrow`: columns are cast, rows partitioned and pieces cut to size.
 
-Invariants: rows of a partition keep their order; every piece has exactly the topic's schema and at least one row.
+Invariants:
+- Rows of a partition keep their order.
+- Every piece has exactly the topic's schema and at least one row.
 """
 
 from __future__ import annotations
@@ -14,58 +16,93 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tailrace.delays import HORIZON_DAYS, HORIZON_US, parse_levels, rounded_to_level
-from tailrace.errors import InvalidRecordError, SchemaMismatchError
-from tailrace.formats.arrow_batch import cut_out, null_headers, timestamp_range
-from tailrace.hash_slots import slot_of
-from tailrace.plain_frames import default_rows, typed_rows
-from tailrace.plain_rows import PlainRows
-from tailrace.producer_batch import STAYS
-from tailrace.schema import DEFAULT_SCHEMA, DELAY_FIELDS, conform, schema_of, to_message, to_table
-from tailrace.topics import TopicInfo
+from tailrace.batch.arrow_codec import cut_out, timestamp_range
+from tailrace.batch.encoded_rows import EncodedRows
+from tailrace.batch.frame_encoder import default_rows, typed_rows
+from tailrace.client.topic_metadata import TopicInfo
+from tailrace.core.delays import HORIZON_DAYS, HORIZON_US, parse_levels, rounded_to_level
+from tailrace.core.errors import InvalidRecordError, SchemaMismatchError
+from tailrace.core.hash_slots import STAYS, slot_of
+from tailrace.format.schema import (
+    DEFAULT_SCHEMA,
+    DELAY_FIELDS,
+    conform,
+    schema_of,
+    to_message,
+    to_table,
+)
+from tailrace.kernel.reference_arrow import null_headers
 
 _DEFAULT_TYPES = dict(zip(DEFAULT_SCHEMA.names, DEFAULT_SCHEMA.types, strict=True))
 _last_fit: pa.Schema | None = None
-"""Of the last frame for a topic of the default schema: a program's frames are mostly alike, and to compare schemas costs less than to look at their columns."""
+"""Schema of the last frame that fitted the default schema. Most frames of a program are alike, and
+comparing schemas costs less than examining columns.
+"""
 Frame = Any
-"""A pyarrow Table or RecordBatch, a pandas or polars DataFrame, or anything else with `__arrow_c_stream__`."""
+"""A pyarrow Table or RecordBatch, a pandas or polars DataFrame, or any object with
+`__arrow_c_stream__`.
+"""
 
 
 def schema_message_of(frame: Frame) -> bytes:
-    """The canonical schema of a frame as a message: what a topic made for it has. Raises InvalidSchemaError."""
+    """The canonical schema of a frame as a message, for a topic created from it.
+
+    Raises InvalidSchemaError.
+    """
     return to_message(schema_of(to_table(frame)))
 
 
 def with_due_times(frame: Frame, delay_column: str | None, due_us: int, levels: str) -> pa.Table:
-    """The frame with the columns of a delay log. `delay_column` names the frame's column that says when each row is due: timestamps with a zone,
-    or durations from `due_us` on. Without it all rows are due at `due_us`. Raises InvalidRecordError, SchemaMismatchError.
+    """The frame with the columns of a delay log.
+
+    `delay_column` names the frame's column with due times: timestamps with a zone, or durations
+    from `due_us` on. Without it all rows are due at `due_us`. Raises InvalidRecordError,
+    SchemaMismatchError.
     """
     table = to_table(frame)
     if delay_column is None:
         dues = np.full(table.num_rows, due_us, np.int64)
     else:
         if delay_column not in table.column_names:
-            raise SchemaMismatchError(f"delay_column is {delay_column!r}; the frame has {', '.join(table.column_names)}")
+            raise SchemaMismatchError(
+                f"delay_column is {delay_column!r}; the frame has the columns "
+                f"{', '.join(table.column_names)}"
+            )
         column = table.column(delay_column)
         table = table.drop_columns([delay_column])
         if column.null_count:
-            raise InvalidRecordError(f"delay_column {delay_column!r} has {column.null_count} rows without a due time")
+            raise InvalidRecordError(
+                f"delay_column {delay_column!r} has {column.null_count} rows without a due time"
+            )
         if pa.types.is_timestamp(column.type) and column.type.tz is not None:
             dues = _numbers(column.cast(pa.timestamp("us", "UTC")))
         elif pa.types.is_duration(column.type):
             after = _numbers(column.cast(pa.duration("us")))
             if len(after) and after.min() < 0:
-                raise InvalidRecordError("a delay cannot be negative")
+                raise InvalidRecordError(
+                    f"delay_column {delay_column!r} has a negative delay; use delays of 0 or more"
+                )
             dues = due_us + after
         else:
-            raise InvalidRecordError(f"delay_column {delay_column!r} is {column.type}; it takes timestamps with a time zone, or durations")
+            raise InvalidRecordError(
+                f"delay_column {delay_column!r} has type {column.type}; use timestamps with a time "
+                "zone, or durations"
+            )
     if levels and len(dues):
         known = parse_levels(levels)
         after = dues - due_us
         rounded_to_level(int(after.max()), known)
-        dues = np.where(after > 0, due_us + np.asarray(known, np.int64)[np.searchsorted(known, after).clip(0, len(known) - 1)], due_us)
+        dues = np.where(
+            after > 0,
+            due_us
+            + np.asarray(known, np.int64)[np.searchsorted(known, after).clip(0, len(known) - 1)],
+            due_us,
+        )
     if len(dues) and dues.max() - time.time_ns() // 1000 > HORIZON_US:
-        raise InvalidRecordError(f"a row would be due in more than {HORIZON_DAYS} days, the longest delay that there is")
+        raise InvalidRecordError(
+            f"a row would be due in more than {HORIZON_DAYS} days, the longest delay; use an "
+            "earlier due time"
+        )
     count = table.num_rows
     table = table.append_column(DELAY_FIELDS[0], pa.array(np.maximum(dues, 0), pa.int64()))
     table = table.append_column(DELAY_FIELDS[1], pa.nulls(count, pa.int64()))
@@ -78,14 +115,18 @@ def _numbers(column: pa.ChunkedArray) -> np.ndarray[Any, np.dtype[np.int64]]:
 
 
 def _with_default_columns(table: pa.Table, stamp_us: int) -> pa.Table:
-    """A frame for a topic of the default schema: `value` is needed, the rest is filled in."""
+    """Complete a frame for a topic of the default schema; the column `value` is required."""
     if "value" not in table.column_names:
         raise SchemaMismatchError(
-            "the topic has the default schema: the frame needs a column `value` (and may have key, timestamp, headers)"
+            "the topic has the default schema: the frame needs a column `value` (and may have "
+            "key, timestamp, headers)"
         )
     count = table.num_rows
     if "timestamp" not in table.column_names:
-        table = table.append_column("timestamp", pa.array(np.full(count, stamp_us, np.int64)).cast(DEFAULT_SCHEMA.field(0).type))
+        table = table.append_column(
+            "timestamp",
+            pa.array(np.full(count, stamp_us, np.int64)).cast(DEFAULT_SCHEMA.field(0).type),
+        )
     if "key" not in table.column_names:
         table = table.append_column("key", pa.nulls(count, pa.binary()))
     if "headers" not in table.column_names:
@@ -95,12 +136,12 @@ def _with_default_columns(table: pa.Table, stamp_us: int) -> pa.Table:
 
 @lru_cache(maxsize=16)
 def _nothing(name: str, count: int) -> pa.Array:
-    """A column of the default schema of which a frame says nothing; frames of one length come one after the other."""
+    """A column of nulls for the default schema, cached since frames often have the same length."""
     return null_headers(count) if name == "headers" else pa.nulls(count, pa.binary())
 
 
 def _single_batch(frame: Frame) -> pa.RecordBatch | None:
-    """The frame, if it is one batch of pyarrow."""
+    """The frame as one pyarrow batch, None if it is not exactly one."""
     if isinstance(frame, pa.Table):
         batches = frame.to_batches()
         frame = batches[0] if len(batches) == 1 else None
@@ -108,7 +149,7 @@ def _single_batch(frame: Frame) -> pa.RecordBatch | None:
 
 
 def _as_it_is(frame: pa.RecordBatch, info: TopicInfo, stamp_us: int) -> pa.RecordBatch | None:
-    """The frame as one batch of the topic's schema, where nothing has to be cast or put together. None: it takes the long way."""
+    """The frame as one batch of the topic's schema. None if a cast or a concatenation is needed."""
     if frame.schema.equals(info.schema):
         return cut_out(frame, 0, frame.num_rows)
     if not _fits_default(frame.schema, info):
@@ -128,7 +169,7 @@ def _as_it_is(frame: pa.RecordBatch, info: TopicInfo, stamp_us: int) -> pa.Recor
 
 
 def _fits_default(schema: pa.Schema, info: TopicInfo) -> bool:
-    """Whether the topic has the default schema and the frame some of its columns, `value` among them."""
+    """True if topic and frame have the default schema; the frame needs only the column `value`."""
     global _last_fit
     if info.typed or info.delay_of:
         return False
@@ -143,20 +184,26 @@ def _fits_default(schema: pa.Schema, info: TopicInfo) -> bool:
     return True
 
 
-def _rows_of(batch: pa.RecordBatch, info: TopicInfo, stamp_us: int) -> pa.RecordBatch | PlainRows | None:
-    """A batch's rows, at least one, as buffers where they are what the topic's batches have, else as `_as_it_is` says."""
+def _rows_of(
+    batch: pa.RecordBatch, info: TopicInfo, stamp_us: int
+) -> pa.RecordBatch | EncodedRows | None:
+    """The rows of a non-empty batch as buffers if possible, else as `_as_it_is` returns them."""
     plain, schema = None, batch.schema
     if info.delay_of:
         pass
     elif schema.equals(info.schema):
         plain = typed_rows(batch, info.schema_message) if info.typed else None
     elif _fits_default(schema, info):
-        plain = default_rows(batch, schema.names, stamp_us, lambda: _as_it_is(batch, info, stamp_us))
+        plain = default_rows(
+            batch, schema.names, stamp_us, lambda: _as_it_is(batch, info, stamp_us)
+        )
     return _as_it_is(batch, info, stamp_us) if plain is None else plain
 
 
-def _by_key(column: pa.ChunkedArray, number_of: Callable[[bytes | None], int]) -> np.ndarray[Any, Any]:
-    """A number for each row by its key, asked once per distinct key, taken as text or bytes."""
+def _by_key(
+    column: pa.ChunkedArray, number_of: Callable[[bytes | None], int]
+) -> np.ndarray[Any, Any]:
+    """A number for each row by its key, computed once per distinct key (text or bytes)."""
     encoded = column.combine_chunks()
     if isinstance(encoded, pa.ChunkedArray):
         encoded = pa.concat_arrays(encoded.chunks)
@@ -164,7 +211,9 @@ def _by_key(column: pa.ChunkedArray, number_of: Callable[[bytes | None], int]) -
         encoded = pc.dictionary_encode(encoded)
     chosen = [number_of(_key_bytes(key)) for key in encoded.dictionary.to_pylist()]
     chosen.append(number_of(None))
-    indices = pc.fill_null(encoded.indices.cast(pa.int64()), len(chosen) - 1).to_numpy(zero_copy_only=False)
+    indices = pc.fill_null(encoded.indices.cast(pa.int64()), len(chosen) - 1).to_numpy(
+        zero_copy_only=False
+    )
     numbers: np.ndarray[Any, Any] = np.asarray(chosen, np.int64)[indices]
     return numbers
 
@@ -175,16 +224,18 @@ def _key_bytes(key: Any) -> bytes | None:
     return str(key).encode()
 
 
-class Piece(NamedTuple):
+class FrameSlice(NamedTuple):
     """Rows that become one batch of a partition."""
 
     partition: int
-    rows: pa.RecordBatch | PlainRows
+    rows: pa.RecordBatch | EncodedRows
     byte_count: int
     stamps_us: tuple[int, int]
     """The first and the largest timestamp."""
     slots: np.ndarray[Any, Any] | None = None
-    """Of a topic with hash slots, by `key_column`: each row's, STAYS without a key."""
+    """The hash slot of each row, STAYS without a key. Only for topics with hash slots and
+    `key_column`.
+    """
 
 
 def cut(
@@ -195,18 +246,30 @@ def cut(
     choose: Callable[[bytes | None, int], int],
     target_bytes: int,
     stamp_us: int,
-) -> Iterator[Piece]:
-    """Pieces of at most `target_bytes` where rows are not larger, as few and as equal as can be. Raises SchemaMismatchError."""
+) -> Iterator[FrameSlice]:
+    """Cut a frame into few pieces of about equal size, at most `target_bytes` unless a row is
+    larger.
+
+    Raises SchemaMismatchError.
+    """
     single = _single_batch(frame) if key_column is None else None
     rows = None if single is None or not single.num_rows else _rows_of(single, info, stamp_us)
     if single is not None and rows is not None:
         is_stamped_here = not info.typed and "timestamp" not in single.schema.names
         for piece, size, source in _cut_rows(rows, single, info, stamp_us, target_bytes):
-            yield Piece(partition or 0, piece, size, (stamp_us, stamp_us) if is_stamped_here else timestamp_range(source, stamp_us))
+            yield FrameSlice(
+                partition or 0,
+                piece,
+                size,
+                (stamp_us, stamp_us) if is_stamped_here else timestamp_range(source, stamp_us),
+            )
         return
     table = to_table(frame)
     if key_column is not None and key_column not in table.column_names:
-        raise SchemaMismatchError(f"key_column is {key_column!r}; the frame has {', '.join(table.column_names)}")
+        raise SchemaMismatchError(
+            f"key_column is {key_column!r}; the frame has the columns "
+            f"{', '.join(table.column_names)}"
+        )
     if not info.typed:
         table = _with_default_columns(table, stamp_us)
     table = conform(table, info.schema)
@@ -225,27 +288,39 @@ def cut(
         start = 0
         for batch in part.combine_chunks().to_batches():
             for piece, size in _cut_to_size(cut_out(batch, 0, batch.num_rows), target_bytes):
-                piece_slots = None if its_slots is None else its_slots[start : start + piece.num_rows]
+                piece_slots = (
+                    None if its_slots is None else its_slots[start : start + piece.num_rows]
+                )
                 start += piece.num_rows
-                yield Piece(int(number), piece, size, timestamp_range(piece, stamp_us), piece_slots)
+                yield FrameSlice(
+                    int(number), piece, size, timestamp_range(piece, stamp_us), piece_slots
+                )
 
 
 def _cut_to_size(batch: pa.RecordBatch, target_bytes: int) -> Iterator[tuple[pa.RecordBatch, int]]:
-    """Pieces of a batch, and the bytes of each as a message."""
+    """Yield pieces of a batch, each with its length as a message."""
     size = pa.ipc.get_record_batch_size(batch)
     if size <= target_bytes or batch.num_rows < 2:
         yield batch, size
         return
     rows_per_piece = -(-batch.num_rows // -(-size // target_bytes))
     for start in range(0, batch.num_rows, rows_per_piece):
-        yield from _cut_to_size(cut_out(batch, start, min(rows_per_piece, batch.num_rows - start)), target_bytes)
+        yield from _cut_to_size(
+            cut_out(batch, start, min(rows_per_piece, batch.num_rows - start)), target_bytes
+        )
 
 
 def _cut_rows(
-    rows: pa.RecordBatch | PlainRows, source: pa.RecordBatch, info: TopicInfo, stamp_us: int, target_bytes: int
-) -> Iterator[tuple[pa.RecordBatch | PlainRows, int, pa.RecordBatch]]:
-    """The rows of a batch in pieces: each, its bytes as a message, and what it was made of."""
-    if not isinstance(rows, PlainRows):
+    rows: pa.RecordBatch | EncodedRows,
+    source: pa.RecordBatch,
+    info: TopicInfo,
+    stamp_us: int,
+    target_bytes: int,
+) -> Iterator[tuple[pa.RecordBatch | EncodedRows, int, pa.RecordBatch]]:
+    """Yield pieces of the rows: each with its length as a message,
+    and the part of `source` in it.
+    """
+    if not isinstance(rows, EncodedRows):
         yield from ((piece, size, piece) for piece, size in _cut_to_size(rows, target_bytes))
     elif rows.byte_count <= target_bytes or rows.num_rows < 2:
         yield rows, rows.byte_count, source
@@ -254,5 +329,5 @@ def _cut_rows(
         for start in range(0, rows.num_rows, rows_per_piece):
             part = source.slice(start, rows_per_piece)
             made = _rows_of(part, info, stamp_us)
-            assert made is not None  # it fits as the whole does
+            assert made is not None  # a part fits because the whole does
             yield from _cut_rows(made, part, info, stamp_us, target_bytes)

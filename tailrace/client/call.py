@@ -1,9 +1,11 @@
 """One request of a client's and the wait for its answer, as steps that do not block.
 
-`Connection.call` takes the steps in the caller's thread and sleeps between them; `tailrace.aio` takes them in an event loop and awaits between them.
+`Connection.call` takes the steps in the caller's thread and sleeps between them; `tailrace.aio`
+takes them in an event loop and awaits between them.
 
 Owner: the user of the connection, under the lock that guards it.
-Invariants: at most one copy of the request waits for an answer; it is sent again only when the connection was lost, or the appliance said that it did nothing.
+Invariants: at most one copy of the request waits for an answer; it is sent again only when the
+    connection was lost, or the appliance said that it did nothing.
 """
 
 from __future__ import annotations
@@ -11,23 +13,25 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from tailrace.errors import NotReachableError, RequestTimeoutError, error_for
-from tailrace.formats.checksum import Readable
-from tailrace.protocol.errors import ErrorCode
+from tailrace.core.error_codes import ErrorCode
+from tailrace.core.errors import NotReachableError, RequestTimeoutError, error_for
+from tailrace.format.crc32c import Readable
+from tailrace.protocol.frame import Api
 from tailrace.protocol.session import Response
-from tailrace.protocol.wire import Api
 
 if TYPE_CHECKING:
-    from tailrace.connection import Connection
+    from tailrace.client.connection import Connection
 
-ASK_AGAIN_CODES = frozenset({ErrorCode.NOT_READY, ErrorCode.TOO_MANY_REQUESTS})
+RETRY_CODES = frozenset({ErrorCode.NOT_READY, ErrorCode.TOO_MANY_REQUESTS})
 """Nothing was done: the request is sent again."""
-ASK_AGAIN_NS = 50_000_000
+RETRY_INTERVAL_NS = 50_000_000
 NS_PER_MS = 1_000_000
 
 
 class PendingCall:
-    """`step()` until it returns the answer; between two steps wait for the connection's descriptor, or until `step_again_ns`."""
+    """`step()` until it returns the answer; between two steps wait for the connection's descriptor,
+    or until `wake_ns`.
+    """
 
     def __init__(
         self,
@@ -39,7 +43,9 @@ class PendingCall:
         start_ns: int,
         on_answer: Callable[[], None] | None = None,
     ) -> None:
-        """`start_ns`: since when the timeouts run. `on_answer`: called when an answer has come, or the connection was lost; a step is due then."""
+        """`start_ns`: since when the timeouts run. `on_answer`: called when an answer has come, or
+        the connection was lost; a step is due then.
+        """
         self._connection = connection
         self._api = api
         self._body = body
@@ -55,23 +61,27 @@ class PendingCall:
         self._was_ready = False
         self._was_lost = False
         """Whether a copy of the request was under way when its connection was lost."""
-        self.step_again_ns = start_ns
+        self.wake_ns = start_ns
         """When a step is due though nothing has come, by the connection's clock."""
 
     @property
-    def may_be_done(self) -> bool:
-        """Whether a copy of the request was sent and got no answer: it may have been carried out, whatever is said of another one."""
+    def outcome_unknown(self) -> bool:
+        """Whether a copy of the request was sent and got no answer: it may have been carried out,
+        whatever is said of another one.
+        """
         return self._was_lost or self._is_sent
 
     def _take(self, response: Response | None) -> None:
-        self._answers.append(response)
+        if response is not None or not self._answers:
+            self._answers.append(response)
         if self._on_answer is not None:
             self._on_answer()
 
     def step(self) -> Response | None:
         """Do what can be done now; returns the answer once it has come.
 
-        Raises NotReachableError when no connection came about in time, RequestTimeoutError, ClientClosedError, or what the answer says.
+        Raises NotReachableError when no connection came about in time, RequestTimeoutError,
+        ClientClosedError, or what the answer says.
         """
         connection = self._connection
         while True:
@@ -87,18 +97,26 @@ class PendingCall:
                 break
             self._is_sent = connection.request(self._api, self._body, self._take)
             if not self._is_sent:
-                break  # once it is sent, the answer may be there: the descriptor tells of changes only
+                # once it is sent, the answer may be there: the descriptor tells of changes only
+                break
         now_ns = connection.now_ns()
         if now_ns >= self._deadline_ns and self._was_ready:
-            raise RequestTimeoutError(f"{self._api.name} got no answer within {self._timeout_ms} ms{connection.met()}")
+            raise RequestTimeoutError(
+                f"{self._api.name} got no answer within {self._timeout_ms} "
+                f"ms{connection.peer_error_suffix()}"
+            )
         if now_ns >= self._connect_by_ns and not self._was_ready:
-            raise NotReachableError(f"no appliance answers at {connection.address}{connection.met()}")
+            raise NotReachableError(
+                f"no appliance answers at {connection.address}{connection.peer_error_suffix()}"
+            )
         connection.tick(now_ns)
-        self.step_again_ns = self._next_step_ns(now_ns)
+        self.wake_ns = self._next_step_ns(now_ns)
         return None
 
     def _answer(self) -> Response | None:
-        """The answer, if it is one; what asks for patience is forgotten. Raises what the answer says."""
+        """The answer, if it is one; what asks for patience is forgotten. Raises what the answer
+        says.
+        """
         if not self._answers:
             return None
         answer = self._answers.pop()
@@ -108,8 +126,8 @@ class PendingCall:
             return None
         if answer.code is ErrorCode.OK:
             return answer
-        self._ask_at_ns = self._connection.now_ns() + ASK_AGAIN_NS
-        if answer.code not in ASK_AGAIN_CODES or self._ask_at_ns >= self._deadline_ns:
+        self._ask_at_ns = self._connection.now_ns() + RETRY_INTERVAL_NS
+        if answer.code not in RETRY_CODES or self._ask_at_ns >= self._deadline_ns:
             raise error_for(answer.code, answer.detail())
         return None
 

@@ -6,14 +6,21 @@ import base64
 from collections.abc import Mapping
 from typing import Any
 
-from tailrace.errors import InvalidSchemaError, InvalidSettingError, NotSupportedError, SchemaMismatchError
+from tailrace.core.errors import (
+    InvalidSchemaError,
+    InvalidSettingError,
+    NotSupportedError,
+    SchemaMismatchError,
+)
 
 
 class NewTopic:
     """A topic to be made: see `Admin.create_topics`.
 
-    `configs`: Kafka's names of topic settings -> values, numbers with or without a unit (`{"retention.ms": "7d", "segment.bytes": "64MiB"}`); what is left
-    out has its default. `schema`: a pyarrow Schema, or any frame that has the columns; None: the default schema of key, value, timestamp and headers.
+    `configs`: Kafka's names of topic settings -> values, numbers with or without a unit
+    (`{"retention.ms": "7d", "segment.bytes": "64MiB"}`); what is left out has its default.
+    `schema`: a pyarrow Schema, or any frame that has the columns; None: the default schema of key,
+    value, timestamp and headers.
     """
 
     def __init__(
@@ -28,8 +35,9 @@ class NewTopic:
         config: Mapping[str, Any] | None = None,
         topic_configs: Mapping[str, Any] | None = None,
     ) -> None:
-        """`num_partitions`, `config` and `topic_configs` are Kafka's clients' names for `partitions` and `configs`. Raises InvalidSettingError for a wrong
-        part, NotSupportedError for more than one replica.
+        """`num_partitions`, `config` and `topic_configs` are Kafka's clients' names for
+        `partitions` and `configs`. Raises InvalidSettingError for a wrong part, NotSupportedError
+        for more than one replica.
         """
         given = [each for each in (configs, config, topic_configs) if each is not None]
         if len(given) > 1:
@@ -42,46 +50,76 @@ class NewTopic:
         if not isinstance(partitions, int) or isinstance(partitions, bool):
             raise InvalidSettingError(f"partitions is {partitions!r:.100}; it takes a whole number")
         if not isinstance(chosen, Mapping):
-            hint = "; replication_factor, which there is none of, is a keyword argument" if isinstance(chosen, int) else ""
-            raise InvalidSettingError(f"configs is {chosen!r:.100}; it takes a dict of setting -> value{hint}")
+            hint = (
+                "; replication_factor, which there is none of, is a keyword argument"
+                if isinstance(chosen, int)
+                else ""
+            )
+            raise InvalidSettingError(
+                f"configs is {chosen!r:.100}; it takes a dict of setting -> value{hint}"
+            )
         check_configs(chosen)
         if replication_factor not in (1, -1):
-            raise NotSupportedError("replication is not part of this version: leave replication_factor out")
+            raise NotSupportedError(
+                "replication is not part of this version: leave replication_factor out"
+            )
         self.name = name
         self.partitions = partitions
         self.configs = dict(chosen)
         self.schema = schema
 
     def __repr__(self) -> str:
-        return f"NewTopic(name={self.name!r}, partitions={self.partitions}, configs={self.configs}, schema={'given' if self.schema is not None else None})"
+        return (
+            f"NewTopic(name={self.name!r}, partitions={self.partitions}, "
+            f"configs={self.configs}, schema={'given' if self.schema is not None else None})"
+        )
 
     def request(self) -> dict[str, Any]:
         """Its entry of a CREATE_TOPICS request. Raises InvalidSchemaError."""
         message = None
         if self.schema is not None:
-            from tailrace.schema import schema_of, to_message
+            from tailrace.format.schema import schema_of, to_message
 
             try:
                 message = to_message(schema_of(self.schema))
             except SchemaMismatchError as error:
-                raise InvalidSchemaError(f"the schema of topic {self.name!r}: {error.detail}") from None
+                raise InvalidSchemaError(
+                    f"the schema of topic {self.name!r}: {error.detail}"
+                ) from None
         return create_request(self.name, self.partitions, self.configs, message)
 
 
 def check_configs(configs: Mapping[Any, Any]) -> None:
-    """Raises InvalidSettingError unless these are names with text, numbers or truths; which of them there are, the appliance knows."""
+    """Raises InvalidSettingError unless these are names with text, numbers or truths; which of them
+    there are, the appliance knows.
+    """
     for name, value in configs.items():
         if not isinstance(name, str):
-            raise InvalidSettingError(f'the name of a topic setting is {name!r:.100}; it must be text, such as "retention.ms"')
-        if not isinstance(value, (str, int, float, bool, type(None))) or (isinstance(value, int) and abs(value) >= 2**63):
-            raise InvalidSettingError(f"{name} is {value!r:.100}; it takes text, a number, or true or false")
+            raise InvalidSettingError(
+                f"the name of a topic setting is {name!r:.100}; it must be text, such as "
+                '"retention.ms"'
+            )
+        if not isinstance(value, (str, int, float, bool, type(None))) or (
+            isinstance(value, int) and abs(value) >= 2**63
+        ):
+            raise InvalidSettingError(
+                f"{name} is {value!r:.100}; it takes text, a number, or true or false"
+            )
 
 
 def create_request(
-    name: str, partitions: int = 1, configs: Mapping[str, Any] | None = None, schema_message: bytes | None = None
+    name: str,
+    partitions: int = 1,
+    configs: Mapping[str, Any] | None = None,
+    schema_message: bytes | None = None,
 ) -> dict[str, Any]:
     """One entry of a CREATE_TOPICS request."""
-    request: dict[str, Any] = {"name": name, "partitions": partitions, "configs": dict(configs or {}), "schema": None}
+    request: dict[str, Any] = {
+        "name": name,
+        "partitions": partitions,
+        "configs": dict(configs or {}),
+        "schema": None,
+    }
     if schema_message is not None:
         request["schema"] = base64.b64encode(schema_message).decode("ascii")
         if "delay.enabled" in request["configs"]:
@@ -91,6 +129,6 @@ def create_request(
 
 def delay_schema_of(schema_message: bytes) -> str:
     """The schema of the delay log of a topic that has this one, for JSON."""
-    from tailrace.schema import delay_schema, from_message, to_message
+    from tailrace.format.schema import delay_schema, from_message, to_message
 
     return base64.b64encode(to_message(delay_schema(from_message(schema_message)))).decode("ascii")

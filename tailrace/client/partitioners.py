@@ -1,10 +1,14 @@
-"""Which partition a record goes to. Keys by murmur2 exactly as Kafka's default partitioner, so that both put a key in the same place.
+"""Partitioners: the choice of a record's partition, by its key or without one.
 
-The hash is Austin Appleby's MurmurHash2 with Kafka's seed (org.apache.kafka.common.utils.Utils.murmur2); the sticky choice for records without a key is
-KIP-480's: one partition until its batch is sent, then another. Names are Kafka's and librdkafka's (its CONFIGURATION.md) where they have one.
+Keys are hashed by murmur2 exactly as in Kafka's default partitioner, so both put a key in the same
+partition. The hash is Austin Appleby's MurmurHash2 with Kafka's seed
+(org.apache.kafka.common.utils.Utils.murmur2). The sticky choice for records without a key is
+KIP-480's: one partition until its batch is sent, then another. Names are Kafka's and librdkafka's
+(its CONFIGURATION.md) where they have one.
 
-A partitioner of one's own is a callable (topic, key, partition_count) -> partition; it is asked only for records that name no partition.
-Topics with `partitioner=hash_slots` route by `tailrace.hash_slots`, whatever a producer knows of them; only what has no key is asked for here.
+A custom partitioner is a function (topic, key, partition_count) -> partition. It is called only for
+records without a given partition. Topics with `partitioner=hash_slots` route keys by
+`tailrace.core.hash_slots`; for them a partitioner chooses only for records without a key.
 """
 
 from __future__ import annotations
@@ -14,8 +18,8 @@ import re
 import zlib
 from collections.abc import Callable
 
-from tailrace.errors import InvalidRecordError, InvalidSettingError
-from tailrace.hash_slots import HASH_SLOTS
+from tailrace.core.errors import InvalidRecordError, InvalidSettingError
+from tailrace.core.hash_slots import HASH_SLOTS
 from tailrace.kernel import murmur2 as murmur2
 
 Partitioner = Callable[[str, bytes | None, int], int]
@@ -30,12 +34,16 @@ def partition_for_key(key: bytes, partition_count: int) -> int:
 
 
 class DefaultPartitioner:
-    """Keys by hash (remembered: keys repeat), records without a key stickily."""
+    """Kafka's default: keys by hash (cached, since keys repeat), records without a key stickily."""
 
     remembers_keys = True
-    """Whether a key goes to the same partition while their number stays, so that a producer may look it up."""
-    tells_every_batch = False
-    """Whether `on_batch_sent` is for every batch, not only for those that end with a record without a key."""
+    """True if a key always gets the same partition for a partition
+    count, so a producer may cache it.
+    """
+    notifies_every_batch = False
+    """True if `on_batch_sent` is called for every batch, else only for batches that end with a
+    record without a key.
+    """
 
     def __init__(self, seed: int | None = None) -> None:
         self._random = random.Random(seed)
@@ -56,46 +64,55 @@ class DefaultPartitioner:
         return positive % partition_count
 
     def _number_of(self, key: bytes) -> int:
-        """What a key is to be divided by the number of partitions as."""
+        """The number of a key, whose remainder by the partition count is its partition."""
         return murmur2(key) & 0x7FFFFFFF
 
     def on_batch_sent(self, topic: str, partition_count: int) -> None:
-        """A batch without keys is complete: choose another partition."""
+        """Choose another sticky partition after a batch without keys is complete."""
         current = self._sticky.get(topic)
         if partition_count > 1 and current is not None:
-            self._sticky[topic] = (current + 1 + self._random.randrange(partition_count - 1)) % partition_count
+            self._sticky[topic] = (
+                current + 1 + self._random.randrange(partition_count - 1)
+            ) % partition_count
 
 
 class ConsistentPartitioner(DefaultPartitioner):
-    """librdkafka's `consistent_random`: keys by CRC32, so that its default and this one put a key in the same place; what has no key stickily."""
+    """librdkafka's `consistent_random`: keys by CRC32, records without a key stickily."""
 
     def _number_of(self, key: bytes) -> int:
         return zlib.crc32(key)
 
 
 class ModuloPartitioner(DefaultPartitioner):
-    """A key that is a whole number goes to the partition of its remainder (never negative: -1 of 4 partitions is 3); what has no key stickily."""
+    """Keys that are whole numbers, by their remainder; records without a key stickily.
+
+    The remainder is never negative: key -1 of 4 partitions gets partition 3.
+    """
 
     def _number_of(self, key: bytes) -> int:
         if not _DIGITS.fullmatch(key):
             raise InvalidRecordError(
-                f'key is {key[:60]!r}; partitioner="modulo" takes a whole number, or its decimal digits as text or bytes'
+                f'key is {key[:60]!r}; with partitioner="modulo" give a whole number, or its '
+                "decimal digits as text or bytes"
             )
         return int(key)
 
 
 class StickyPartitioner(DefaultPartitioner):
-    """Kafka's UniformStickyPartitioner: keys are not looked at; everything goes to one partition until its batch is sent, then to another."""
+    """Kafka's UniformStickyPartitioner: all records to one partition until its batch is sent.
+
+    Keys are ignored.
+    """
 
     remembers_keys = False
-    tells_every_batch = True
+    notifies_every_batch = True
 
     def __call__(self, topic: str, key: bytes | None, partition_count: int) -> int:
         return super().__call__(topic, None, partition_count)
 
 
 class RoundRobinPartitioner:
-    """Kafka's: keys are not looked at; one record to each partition in turn."""
+    """Kafka's RoundRobinPartitioner: one record to each partition in turn. Keys are ignored."""
 
     def __init__(self) -> None:
         self._next: dict[str, int] = {}
@@ -107,7 +124,7 @@ class RoundRobinPartitioner:
 
 
 class RandomPartitioner:
-    """librdkafka's `random`: keys are not looked at; each record goes anywhere."""
+    """librdkafka's `random`: each record to a random partition. Keys are ignored."""
 
     def __call__(self, topic: str, key: bytes | None, partition_count: int) -> int:
         return random.randrange(partition_count)
@@ -128,23 +145,24 @@ _ALIASES = {
     "UniformStickyPartitioner": "sticky",
     "RoundRobinPartitioner": "round_robin",
 }
-"""What Kafka's and librdkafka's users write -> what it is here."""
+"""Name in Kafka or librdkafka -> name here."""
 NAMES = tuple(_BY_NAME)
 
 
 def plain_name(name: str) -> str:
-    """The name of a partitioner as it is called here. Raises InvalidSettingError for one that there is not."""
+    """The canonical name of a partitioner. Raises InvalidSettingError for an unknown one."""
     last = name.removeprefix("org.apache.kafka.clients.producer.").removeprefix("internals.")
     found = _ALIASES.get(last, last)
     if found not in _BY_NAME:
         raise InvalidSettingError(
-            f"partitioner is {name[:60]!r}; there are {', '.join(NAMES)}, or a callable (topic, key, partition_count) -> partition"
+            f"partitioner is {name[:60]!r}; give one of {', '.join(NAMES)}, or a function (topic, "
+            "key, partition_count) -> partition"
         )
     return found
 
 
 def chosen_by(setting: str | Partitioner | None) -> Partitioner:
-    """The partitioner that a producer's setting means; a producer of its own each. Raises InvalidSettingError."""
+    """A new partitioner for a producer's setting. Raises InvalidSettingError."""
     if setting is None:
         return DefaultPartitioner()
     return _BY_NAME[plain_name(setting)]() if isinstance(setting, str) else setting

@@ -1,6 +1,7 @@
-"""What a client takes from the world around it: the clock, sockets, sleep, chance, and whether it may have a thread. Tests put another world in.
+"""The runtime of a client: clock, sockets, sleep, randomness, and whether it may use threads.
 
-`REAL` is ZeroMQ and the monotonic clock. A ClientSocket is one DEALER: non-blocking, frames in and out.
+Tests inject another runtime. `SYSTEM` uses ZeroMQ and the monotonic clock. A ClientSocket is one
+non-blocking DEALER socket that sends and receives frames.
 """
 
 from __future__ import annotations
@@ -15,34 +16,48 @@ from typing import Protocol
 
 import zmq
 
-from tailrace.errors import InvalidSettingError
-from tailrace.formats.checksum import Readable
-from tailrace.protocol.wire import BATCH_CEILING_BYTES
+from tailrace.core.errors import InvalidSettingError
+from tailrace.format.crc32c import Readable
+from tailrace.protocol.frame import BATCH_CEILING_BYTES
 
 FRAME_MAX_BYTES = 2 * BATCH_CEILING_BYTES
-"""What a fetch may answer, and a batch more: a peer that sends a larger frame is no appliance, and ZeroMQ drops it before reading."""
+"""Largest frame from an appliance: a fetch response and one batch more. ZeroMQ drops a larger frame
+before reading it.
+"""
 RECONNECT_MS = 20
 RECONNECT_MAX_MS = 60
-"""A client that was there before the appliance connects within 100 ms of its start: libzmq adds up to RECONNECT_MS by chance."""
+"""Limits of the reconnect interval. A client started before the appliance connects within 100 ms of
+its start. libzmq adds up to RECONNECT_MS at random.
+"""
 NEAR_SEND_BUFFER_BYTES = 256 << 10
-"""Of a TCP connection within this host. (The kernel counts each byte of it double.) By itself the kernel lets some 4 MiB wait there: then both copies of each
-byte, into the connection and out of it, go through memory that no cache of the core holds any more, and take twice to three times as long.
+"""Send buffer of a TCP connection within this host; the kernel counts each byte double. The
+kernel's default of some 4 MiB exceeds the core's caches, and copies then take two to three times as
+long.
 """
 NEAR_ADDRESSES = ("tcp://127.", "tcp://localhost:", "tcp://[::1]:")
 COPY_BELOW_BYTES = 64 << 10
-"""Smaller frames that come are copied: more than 8 KiB, so that larger ones begin at a multiple of 8, where Arrow wants columns."""
+"""Received frames below this size are copied. It is above 8 KiB, where libzmq gives a frame its own
+memory: larger frames begin at a multiple of 8, as Arrow needs.
+"""
 POLL_MAX_MS = 2**31 - 1
 FINE_BELOW_NS = 20_000_000
-"""Shorter sleeps are exact: `poll` counts milliseconds, and one too many is a fifth of the default linger_ms."""
+"""Sleeps below this use select(2), which is exact. poll(2) counts milliseconds, and one too many is
+a fifth of the default linger_ms.
+"""
 SELECT_FDS_MAX = 1024
-"""Descriptors from here on are none for select(2) (FD_SETSIZE)."""
+"""The first descriptor that select(2) cannot take (FD_SETSIZE)."""
 _EVENTS, _POLLIN, _NOBLOCK = int(zmq.EVENTS), int(zmq.POLLIN), int(zmq.NOBLOCK)
 _NOBLOCK_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
-"""As plain numbers: an operation on members of an enumeration is Python code."""
+"""Plain ints: operators of an enumeration's members run Python code."""
 
 
-def send_frames(socket: zmq.Socket[bytes], frames: Sequence[Readable], *, copy: bool = True) -> None:
-    """Queue one message, without waiting. A third of what `send_multipart` costs, which looks at each frame twice. Raises zmq.ZMQError."""
+def send_frames(
+    socket: zmq.Socket[bytes], frames: Sequence[Readable], *, copy: bool = True
+) -> None:
+    """Queue one message without waiting. Raises zmq.ZMQError.
+
+    Costs a third of `send_multipart`, which looks at each frame twice.
+    """
     send = socket.send
     for frame in frames[:-1]:
         send(frame, _NOBLOCK_MORE, copy)
@@ -50,7 +65,7 @@ def send_frames(socket: zmq.Socket[bytes], frames: Sequence[Readable], *, copy: 
 
 
 class ClientSocket(Protocol):
-    """One connection's socket. Nothing blocks."""
+    """A connection's non-blocking socket."""
 
     def try_send(self, frames: Sequence[Readable], *, copy: bool = True) -> bool:
         """Queue one message; False when the queue is full."""
@@ -61,19 +76,19 @@ class ClientSocket(Protocol):
         ...
 
     def fileno(self) -> int:
-        """Readable when something may have come; -1: there is none."""
+        """A descriptor that is readable when something may have come; -1 if there is none."""
         ...
 
     def close(self) -> None:
-        """End it."""
+        """Close the socket."""
         ...
 
 
 class DealerSocket:
-    """A ZeroMQ DEALER, connected."""
+    """A connected ZeroMQ DEALER socket."""
 
     def __init__(self, address: str) -> None:
-        """Raises InvalidSettingError."""
+        """Connect to `address`. Raises InvalidSettingError."""
         try:
             socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
             socket.setsockopt(zmq.LINGER, 0)
@@ -87,7 +102,10 @@ class DealerSocket:
             socket.connect(address)
             self._fd = int(socket.getsockopt(zmq.FD))
         except zmq.ZMQError as error:
-            raise InvalidSettingError(f"bootstrap {address!r} is no address that ZeroMQ takes: {error.strerror}") from None
+            raise InvalidSettingError(
+                f"bootstrap {address!r} is not a valid ZeroMQ address: {error.strerror}; write "
+                "tcp://HOST:PORT or ipc://PATH"
+            ) from None
         self._socket = socket
 
     def try_send(self, frames: Sequence[Readable], *, copy: bool = True) -> bool:
@@ -100,30 +118,36 @@ class DealerSocket:
 
     def try_receive(self) -> Sequence[Readable] | None:
         """One whole message, or None."""
-        # Asking first costs a third of the exception that says that there is nothing, which is the answer more often than not.
+        # Asking first costs a third of the exception for an empty queue, the most frequent case.
         if not int(self._socket.get(_EVENTS)) & _POLLIN:
             return None
         frames: list[Readable] = []
         more = True
         while more:
-            frame = self._socket.recv(_NOBLOCK, copy=False)  # it knows whether it is the last: asking the socket costs more
-            # libzmq has memory of its own for a large frame, which is used as it is; small ones lie anywhere in what was received together.
-            frames.append(frame.bytes if len(frame) < COPY_BELOW_BYTES else frame.buffer.toreadonly())
+            # frame.more is cheaper than asking the socket for RCVMORE.
+            frame = self._socket.recv(_NOBLOCK, copy=False)
+            # libzmq gives a large frame its own memory, which is used without a copy. Small frames
+            # lie unaligned in a shared receive buffer.
+            frames.append(
+                frame.bytes if len(frame) < COPY_BELOW_BYTES else frame.buffer.toreadonly()
+            )
             more = frame.more
         return frames
 
     def fileno(self) -> int:
-        """Readable when something *may* have come."""
+        """A descriptor that is readable when something may have come."""
         return self._fd
 
     def close(self) -> None:
-        """End it; what is queued is not sent."""
+        """Close the socket; queued messages are not sent."""
         self._socket.close(0)
 
 
 def sleep_on(fds: Sequence[int], timeout_ns: int) -> list[int]:
-    """Until one of `fds` (those below 0 are none) is readable, or closed, or the time is up; long times are rounded up to milliseconds. Returns those that are
-    readable. gevent makes both ways cooperative.
+    """Wait until one of `fds` is readable or closed, or the timeout has passed.
+
+    Descriptors below 0 are skipped. Long timeouts are rounded up to milliseconds. Returns the
+    readable descriptors. gevent makes both calls cooperative.
     """
     if 0 < timeout_ns < FINE_BELOW_NS and max(fds, default=-1) < SELECT_FDS_MAX:
         try:
@@ -140,19 +164,19 @@ def sleep_on(fds: Sequence[int], timeout_ns: int) -> list[int]:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Environment:
-    """The world that a client lives in: see the module's docstring."""
+class Runtime:
+    """The clock, sockets, sleep and randomness that a client uses."""
 
     monotonic_ns: Callable[[], int]
     open_socket: Callable[[str], ClientSocket]
     sleep_on: Callable[[Sequence[int], int], Sequence[int] | None]
-    """Returns the descriptors that are readable; None: perhaps all."""
+    """Returns the readable descriptors, or None if any may be readable."""
     random: Callable[[], float]
     """Uniform in [0, 1)."""
     has_threads: bool = True
 
     def __repr__(self) -> str:
-        return "REAL" if self is REAL else "<another Environment>"
+        return "SYSTEM" if self is SYSTEM else "<another Environment>"
 
 
-REAL = Environment(time.monotonic_ns, DealerSocket, sleep_on, random.random)
+SYSTEM = Runtime(time.monotonic_ns, DealerSocket, sleep_on, random.random)

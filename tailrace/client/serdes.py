@@ -1,6 +1,8 @@
-"""A user's own functions on keys and values: what they make of a record that is sent, and of those that are read; and what their failures cost.
+"""Serializers and deserializers: the user's functions on keys and values, and their failures.
 
-Invariants: what a function raises is met as InvalidRecordError with the function named; it costs the record that it was called for, and no other.
+Invariants:
+- An exception of one of these functions is raised as InvalidRecordError that names the function.
+- A failure affects only the record that the function was called for.
 """
 
 from __future__ import annotations
@@ -8,26 +10,37 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tailrace.errors import InvalidRecordError
-from tailrace.records import Record, TopicPartition
+from tailrace.core.errors import InvalidRecordError
+from tailrace.core.records import Record
+from tailrace.core.topic_partition import TopicPartition
 
 Function = Callable[[Any], Any]
 
 
 def serialized(part: str, serializer: Function | None, given: Any) -> Any:
-    """What `serializer` makes of a key or value (`part` says which); None stays None. Raises InvalidRecordError."""
+    """Serialize a key or value; `part` is "key" or "value". None stays None.
+
+    Raises InvalidRecordError.
+    """
     if serializer is None or given is None:
         return given
     try:
         return serializer(given)
     except Exception as error:
-        raise InvalidRecordError(f"{part}_serializer failed: {type(error).__name__}: {error}") from error
+        raise InvalidRecordError(
+            f"{part}_serializer failed: {type(error).__name__}: {error}"
+        ) from error
 
 
 def deserialized(
-    records: Sequence[Record], key_deserializer: Function | None, value_deserializer: Function | None
+    records: Sequence[Record],
+    key_deserializer: Function | None,
+    value_deserializer: Function | None,
 ) -> tuple[list[Record], Exception | None]:
-    """What the deserializers make of records, up to the first that one of them fails on; and that failure. None stays None."""
+    """Deserialize records up to the first failure. Returns the records and that failure.
+
+    None stays None.
+    """
     result: list[Record] = []
     try:
         for record in records:
@@ -43,10 +56,11 @@ def deserialized(
 
 
 def failure_at(record: Record, error: Exception) -> InvalidRecordError:
-    """What a consumer raises for the record that a deserializer failed on."""
+    """The error that a consumer raises for the record that a deserializer failed on."""
     refusal = InvalidRecordError(
-        f"a deserializer failed at offset {record.offset} of {record.topic}-{record.partition}: {type(error).__name__}: {error}; "
-        "seek to the offset behind it to go on without it"
+        f"a deserializer failed at offset {record.offset} of {record.topic}-{record.partition}: "
+        f"{type(error).__name__}: {error}; "
+        f"seek to offset {record.offset + 1} to skip the record"
     )
     refusal.key = TopicPartition(record.topic, record.partition)
     refusal.first_offset, refusal.next_offset = record.offset, record.offset + 1

@@ -1,6 +1,7 @@
 """What a client knows of a topic, from METADATA: partitions, schema, settings.
 
-Invariants: a TopicInfo never changes; news is another one. The schema is made from its bytes when first asked for (that loads pyarrow).
+Invariants: a TopicInfo never changes; news is another one. The schema is made from its bytes when
+    first asked for (that loads pyarrow).
 """
 
 from __future__ import annotations
@@ -8,18 +9,20 @@ from __future__ import annotations
 import base64
 from typing import TYPE_CHECKING, Any
 
-from tailrace.delays import DELAY_COLUMNS, delay_log_name
-from tailrace.errors import MalformedRequestError, UnknownTopicError
-from tailrace.formats.batch_header import checksum_seed
-from tailrace.hash_slots import HandOver, Owners, hand_over_of, owners_in
-from tailrace.protocol.errors import ErrorCode
+from tailrace.core.delays import DELAY_COLUMNS, delay_log_name
+from tailrace.core.error_codes import ErrorCode
+from tailrace.core.errors import MalformedRequestError, UnknownTopicError
+from tailrace.core.hash_slots import HandOver, Owners, hand_over_of, owners_in
+from tailrace.format.batch_header import checksum_seed
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 
 INTERNAL_PREFIX = "__tailrace_"
-"""What the names of topics begin with that programs of Tailrace keep for themselves: lists leave them out, as Kafka's do with its own."""
+"""What the names of topics begin with that programs of Tailrace keep for themselves: lists leave
+them out, as Kafka's do with its own.
+"""
 UNKNOWN_MAP = -1
 """In the place of a slot map's version: there is one, and it is not known."""
 
@@ -46,23 +49,36 @@ class TopicInfo:
         self.delay_log: TopicInfo | None = None
         self.slot_map_version: int = 0 if delay_of else described.get("slot_map_version", 0)
         """0: the topic has no hash slots."""
-        self.owners: Owners | None = owners_in(p.get("slots", "") for p in described["partitions"]) if self.slot_map_version else None
-        """Slot -> partition. None: it has none, or the appliance is just telling its fronts of another map."""
+        self.owners: Owners | None = (
+            owners_in(p.get("slots", "") for p in described["partitions"])
+            if self.slot_map_version
+            else None
+        )
+        """Slot -> partition. None: it has none, or the appliance is just telling its fronts of
+        another map.
+        """
         if self.slot_map_version and self.owners is None:
             self.slot_map_version = UNKNOWN_MAP
         self.hand_overs: dict[int, HandOver] = {
-            partition: hand_over_of(p["hand_over"]) for partition, p in enumerate(described["partitions"]) if p.get("hand_over")
+            partition: hand_over_of(p["hand_over"])
+            for partition, p in enumerate(described["partitions"])
+            if p.get("hand_over")
         }
-        """Partition that got hash slots from others -> where each of those ended then (see `is_drained`)."""
+        """Partition that got hash slots from others -> where each of those ended then (see
+        `is_drained`).
+        """
         delay_log = described.get("delay_log")
         if delay_log is not None:
-            self.delay_log = TopicInfo({**described, **delay_log, "name": delay_log_name(self.name), "delay_log": None}, self.name)
+            self.delay_log = TopicInfo(
+                {**described, **delay_log, "name": delay_log_name(self.name), "delay_log": None},
+                self.name,
+            )
 
     @property
     def schema(self) -> pa.Schema:
         """The Arrow schema of the topic's batches."""
         if self._schema is None:
-            from tailrace.schema import from_message
+            from tailrace.format.schema import from_message
 
             self._schema = from_message(self.schema_message)
         return self._schema
@@ -71,7 +87,9 @@ class TopicInfo:
     def columns(self) -> frozenset[str]:
         """The columns that a row of a typed topic may have; of a delay log, those of its topic."""
         if self._columns is None:
-            self._columns = frozenset(self.schema.names).difference(DELAY_COLUMNS if self.delay_of else ())
+            self._columns = frozenset(self.schema.names).difference(
+                DELAY_COLUMNS if self.delay_of else ()
+            )
         return self._columns
 
 
@@ -80,9 +98,9 @@ def is_internal(name: str) -> bool:
     return name.startswith(INTERNAL_PREFIX)
 
 
-def topics_from_metadata(answer: dict[str, Any], *wanted: str) -> dict[str, TopicInfo]:
-    """The topics of a METADATA answer, `wanted` among them. Raises UnknownTopicError for the first that does not exist, MalformedRequestError for an answer
-    that is none.
+def topics_from_metadata(answer: dict[str, Any], *requested: str) -> dict[str, TopicInfo]:
+    """The topics of a METADATA answer, `requested` among them. Raises UnknownTopicError for the
+    first that does not exist, MalformedRequestError for an answer that is none.
     """
     topics = {}
     try:
@@ -91,8 +109,10 @@ def topics_from_metadata(answer: dict[str, Any], *wanted: str) -> dict[str, Topi
                 raise UnknownTopicError(f"there is no topic {described['name']!r}")
             topics[described["name"]] = TopicInfo(described)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise MalformedRequestError(f"the answer to METADATA describes no topic ({type(error).__name__}: {error})") from None
-    for name in wanted:
+        raise MalformedRequestError(
+            f"the answer to METADATA describes no topic ({type(error).__name__}: {error})"
+        ) from None
+    for name in requested:
         if name not in topics:
             raise MalformedRequestError(f"the answer to METADATA leaves out topic {name!r}")
     return topics

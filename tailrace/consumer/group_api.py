@@ -1,4 +1,5 @@
-"""The methods of a consumer that are about its group. What they do is in `tailrace.groups`, which a consumer without a group never loads.
+"""The methods of a consumer that are about its group. What they do is in `tailrace.group`, which a
+consumer without a group never loads.
 
 Owner: one Consumer, one thread.
 """
@@ -8,80 +9,121 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
-from tailrace.arguments import callable_of, is_one_partition, partition_list, timeout_ms_of
-from tailrace.errors import InvalidRequestError
-from tailrace.records import ConsumerGroupMetadata, OffsetAndMetadata, Record, TopicPartition
-from tailrace.retry_topics import SUBSCRIPTIONS_MAX
-from tailrace.settings import ConsumerSettings
+from tailrace.client.settings import ConsumerSettings
+from tailrace.client.steps import Steps, T, operation
+from tailrace.core.errors import InvalidRequestError
+from tailrace.core.records import ConsumerGroupMetadata, OffsetAndMetadata, Record
+from tailrace.core.topic_names import SUBSCRIPTIONS_MAX, retry_topics
+from tailrace.core.topic_partition import TopicPartition
+from tailrace.core.validation import callable_of, is_one_partition, partition_list, timeout_ms_of
 
 if TYPE_CHECKING:
-    from tailrace.groups.group_reading import GroupReading
-    from tailrace.groups.offsets import Offsets
-    from tailrace.retry_later import RetryLater
+    from tailrace.consumer.retry_topic import RetryTopicProducer
+    from tailrace.group.group_coordinator import ConsumerCoordinator
+    from tailrace.group.offset_commit import Offsets
 
 NO_GROUP = "this consumer has no group: give it a group_id"
 
 
-class GroupMethods:
-    """Kafka's names. Each raises InvalidRequestError for a consumer without a `group_id`, but `subscribe`, which takes names then, and `unsubscribe`."""
+def check_retries_are_read(group: ConsumerCoordinator) -> None:
+    """Raises InvalidRequestError for a consumer of so many topics that it reads no retry topics."""
+    count = len(group.topics())
+    names = 1 + len(retry_topics("topic", group.group_id))
+    if names * count > SUBSCRIPTIONS_MAX:
+        raise InvalidRequestError(
+            f"this consumer subscribes to {count} topics: with more than "
+            f"{SUBSCRIPTIONS_MAX // names} it does not read their retry topics, too"
+        )
+
+
+class GroupApi:
+    """Kafka's names. Each raises InvalidRequestError for a consumer without a `group_id`, but
+    `subscribe`, which takes names then, and `unsubscribe`.
+    """
 
     settings: ConsumerSettings
-    _group: GroupReading | None
-    _retries: RetryLater | None
+    _group: ConsumerCoordinator | None
+    _retries: RetryTopicProducer | None
 
-    def _make_retries(self) -> RetryLater:
+    def _make_retries(self) -> RetryTopicProducer:
         raise NotImplementedError
 
     def _check_open(self) -> None:
         raise NotImplementedError
 
-    def _read_all_of(self, topics: list[str]) -> None:
+    def _public(self) -> Any:
+        """The consumer that the program uses."""
+        return self
+
+    def _run_steps(self, steps: Steps[T], /) -> T:
         raise NotImplementedError
 
-    def assign(self, partitions: Sequence[TopicPartition]) -> None:
-        """Read exactly these partitions."""
+    def _read_all_of(self, topics: list[str]) -> Steps[None]:
+        raise NotImplementedError
+
+    def _assign(self, partitions: Sequence[TopicPartition]) -> Steps[None]:
         raise NotImplementedError
 
     def __repr__(self) -> str:
-        """What a notebook shows: the group, the member, and how much is assigned. Also of one that is closed, or half made."""
-        name, group, reading = type(self).__name__, self.__dict__.get("_group"), self.__dict__.get("_reading")
-        if group is None or reading is None:
-            return f"<{name} without a group, {self._count_text(reading)}>"
-        return f"<{name} of group {group.group_id!r}, member {group.metadata().member_id}, {self._count_text(reading)}>"
+        """What a notebook shows: the group, the member, and how much is assigned. Also of one that
+        is closed, or half made.
+        """
+        name, group, fetch_loop = (
+            type(self).__name__,
+            self.__dict__.get("_group"),
+            self.__dict__.get("_fetch_loop"),
+        )
+        if group is None or fetch_loop is None:
+            return f"<{name} without a group, {self._count_text(fetch_loop)}>"
+        return (
+            f"<{name} of group {group.group_id!r}, member {group.metadata().member_id}, "
+            f"{self._count_text(fetch_loop)}>"
+        )
 
     @staticmethod
-    def _count_text(reading: Any) -> str:
-        count = 0 if reading is None else len(reading.cursors)
+    def _count_text(fetch_loop: Any) -> str:
+        count = 0 if fetch_loop is None else len(fetch_loop.cursors)
         return f"{count} partition{'' if count == 1 else 's'}"
 
-    def _group_of(self) -> GroupReading:
+    def _group_of(self) -> ConsumerCoordinator:
         self._check_open()
         if self._group is None:
             raise InvalidRequestError(NO_GROUP)
         return self._group
 
-    # ---- retries ---------------------------------------------------------------------------------------------------------------------
+    def assignment(self) -> list[TopicPartition]:
+        """What is read."""
+        raise NotImplementedError
 
-    def retry_later(self, record: Record, delay: Any) -> int:
-        """Have a record come to this group again after `delay` (a timedelta, seconds, or text such as "30s"): returns when that is on the disk, so that the
-        record may be committed. It comes from the group's retry topic, with headers that say where from, and as which attempt
-        (`tailrace.retry_later`); consumers of the group read that topic by themselves.
+    # ---- retries ---------------------------------------------------------------------------------
 
-        Returns the number of the attempt that will be; 0: it has been tried again retry_attempts_max times, and went to the dead-letter topic. Raises
-        InvalidRequestError, InvalidTopicNameError (the group's name cannot be part of a topic's), NotSupportedError (a topic with a schema),
-        RecordTooLargeError (the headers that are added make it larger than max.message.bytes), and what the appliance refuses to write.
+    @operation
+    def retry_later(self, record: Record, delay: Any) -> Steps[int]:
+        """Have a record come to this group again after `delay` (a timedelta, seconds, or text such
+        as "30s"): returns when that is on the disk, so that the record may be committed. It comes
+        from the group's retry topic, with headers that say where from, and as which attempt
+        (`tailrace.consumer.retry_topic`); consumers of the group read that topic by themselves.
+
+        Returns the number of the attempt that will be; 0: it has been tried again
+        max_retry_attempts times, and went to the dead-letter topic. Raises InvalidRequestError,
+        NotSupportedError (a topic with a schema), RecordTooLargeError (the topic's
+        max.message.bytes is the largest that the appliance carries, and the headers that are added
+        make the record larger), and what the appliance refuses to write.
         """
-        topics = self._group_of().topics()
-        if 2 * len(topics) > SUBSCRIPTIONS_MAX:
-            raise InvalidRequestError(
-                f"this consumer subscribes to {len(topics)} topics: with more than {SUBSCRIPTIONS_MAX // 2} it does not read their retry topics, too"
-            )
+        group = self._group_of()
+        check_retries_are_read(group)
         if self._retries is None:
             self._retries = self._make_retries()
-        return self._retries.retry(record, delay)
+        attempt = yield from self._retries.retry(record, delay)
+        if attempt and not group.is_subscribed and self.assignment():
+            yield from self._assign(
+                self.assignment()
+            )  # and with them the retry topic, which may be there only now
+        return attempt
 
-    # ---- subscribing -----------------------------------------------------------------------------------------------------------------
+    # ---- subscribing -----------------------------------------------------------------------------
 
+    @operation
     def subscribe(
         self,
         topics: str | Iterable[str] | None = None,
@@ -91,54 +133,70 @@ class GroupMethods:
         on_assign: Callable[..., Any] | None = None,
         on_revoke: Callable[..., Any] | None = None,
         on_lost: Callable[..., Any] | None = None,
-    ) -> None:
-        """Read these topics together with the group's other consumers, from the next `poll` on; in the place of what was subscribed to before.
+    ) -> Steps[None]:
+        """Read these topics together with the group's other consumers, from the next `poll` on; in
+        the place of what was subscribed to before.
 
-        `topics`: names; those that do not exist yet are read when they do. `pattern`: a regular expression, as text or compiled, matched from the beginning
-        of each topic's name; topics that are made later are read, too, but for retry and dead-letter topics, unless it spells `retry` or `dlq`. A name that
-        begins with ^ is a pattern. `listener`: a RebalanceListener; or
-        confluent-kafka's functions `on_assign`, `on_revoke` and `on_lost`, called with (consumer, partitions). Without a group_id all partitions of the named
-        topics are read. Raises InvalidRequestError.
+        `topics`: names; those that do not exist yet are read when they do. `pattern`: a regular
+        expression, as text or compiled, matched from the beginning of each topic's name; topics
+        that are made later are read, too, but for retry and dead-letter topics, unless it spells
+        `retry` or `dlq`. A name that begins with ^ is a pattern. `listener`: a RebalanceListener;
+        or confluent-kafka's functions `on_assign`, `on_revoke` and `on_lost`, called with
+        (consumer, partitions). Without a group_id all partitions of the named topics are read.
+        Raises InvalidRequestError.
         """
         self._check_open()
         if isinstance(topics, (list, tuple, set, frozenset)) and not topics and pattern is None:
-            self.unsubscribe()
+            yield from self._unsubscribe()
             return
-        from tailrace.groups.listener import hooks_of
-        from tailrace.groups.subscription import subscription_of
+        from tailrace.group.rebalance_listener import callbacks_of
+        from tailrace.group.subscription import subscription_of
 
         subscription = subscription_of(topics, pattern)
-        hooks = hooks_of(listener, self, on_assign, on_revoke, on_lost)
+        callbacks = callbacks_of(listener, self._public(), on_assign, on_revoke, on_lost)
         if self._group is not None:
-            self._group.subscribe(subscription, hooks)
-        elif subscription.patterns or hooks.revoked or hooks.assigned or hooks.lost:
-            raise InvalidRequestError(f"{NO_GROUP}. Without one, subscribe() takes names of topics alone")
+            yield from self._group.subscribe(subscription, callbacks)
+        elif subscription.patterns or callbacks.revoked or callbacks.assigned or callbacks.lost:
+            raise InvalidRequestError(
+                f"{NO_GROUP}. Without one, subscribe() takes names of topics alone"
+            )
         else:
-            self._read_all_of(subscription.names)
+            yield from self._read_all_of(subscription.names)
 
-    def unsubscribe(self) -> None:
-        """Read nothing any more, and leave the group. Commits as `close` does, and tells the listener, what it raises is raised."""
+    @operation
+    def unsubscribe(self) -> Steps[None]:
+        """Read nothing any more, and leave the group. Commits as `close` does, and tells the
+        listener, what it raises is raised.
+        """
+        return self._unsubscribe()
+
+    def _unsubscribe(self) -> Steps[None]:
         self._check_open()
         if self._group is not None and self._group.is_subscribed:
-            self._group.unsubscribe()
+            yield from self._group.unsubscribe()
         else:
-            self.assign([])
+            yield from self._assign([])
 
     def subscription(self) -> set[str]:
-        """The names of the topics that are subscribed to, those that a pattern matches now included; empty after `assign`."""
+        """The names of the topics that are subscribed to, those that a pattern matches now
+        included; empty after `assign`.
+        """
         self._check_open()
         return set() if self._group is None else self._group.topics()
 
     def consumer_group_metadata(self) -> ConsumerGroupMetadata:
-        """Who this consumer is in its group: the group, its member id and epoch, its instance id."""
+        """Who this consumer is in its group: the group, its member id and epoch, its instance
+        id.
+        """
         return self._group_of().metadata()
 
     def memberid(self) -> str:
         """The member id that this consumer has in its group."""
         return self._group_of().metadata().member_id
 
-    # ---- offsets ---------------------------------------------------------------------------------------------------------------------
+    # ---- offsets ---------------------------------------------------------------------------------
 
+    @operation
     def commit(
         self,
         offsets: Mapping[TopicPartition, int | OffsetAndMetadata] | Record | None = None,
@@ -146,64 +204,82 @@ class GroupMethods:
         *,
         message: Record | None = None,
         asynchronous: bool = False,
-    ) -> None:
-        """Commit where the group is to go on: `offsets`, of each partition the offset of the next record to read; None: behind all that was handed out. With a
-        record (or `message=`), behind that record. Waits until it is durable, for at most `timeout_ms` (default request_timeout_ms); or not, `asynchronous`.
+    ) -> Steps[None]:
+        """Commit where the group is to go on: `offsets`, of each partition the offset of the next
+        record to read; None: behind all that was delivered. With a record (or `message=`), behind
+        that record. Waits until it is durable, for at most `timeout_ms` (default
+        request_timeout_ms); or not, `asynchronous`.
 
-        Raises CommitFailedError when a partition has gone to another consumer meanwhile, which reads it from what was committed before; OffsetOutOfRangeError,
-        UnknownTopicError, RequestTimeoutError, NotReachableError.
+        Raises CommitFailedError when a partition has gone to another consumer meanwhile, which
+        reads it from what was committed before; OffsetOutOfRangeError, UnknownTopicError,
+        RequestTimeoutError, NotReachableError.
         """
         group = self._group_of()
-        wanted = self._offsets_to_commit(group, offsets, message)
+        requested = self._offsets_to_commit(group, offsets, message)
         if asynchronous:
-            group.progress.commit_async(wanted, None)
+            group.position_tracker.commit_async(requested, None)
         else:
-            group.progress.commit(wanted, self.settings.request_timeout_ms if timeout_ms is None else timeout_ms_of(timeout_ms))
+            yield from group.position_tracker.commit(
+                requested,
+                self.settings.request_timeout_ms
+                if timeout_ms is None
+                else timeout_ms_of(timeout_ms),
+            )
 
     def commit_async(
         self,
         offsets: Mapping[TopicPartition, int | OffsetAndMetadata] | Record | None = None,
-        callback: Callable[[dict[TopicPartition, OffsetAndMetadata], Exception | None], Any] | None = None,
+        callback: Callable[[dict[TopicPartition, OffsetAndMetadata], Exception | None], Any]
+        | None = None,
     ) -> None:
-        """`commit` without waiting. Commits are made in order; `callback(offsets, error)` is called by a later `poll`, `commit` or `close`, error None when
-        they are durable. Without a callback the log says what fails.
+        """`commit` without waiting. Commits are made in order; `callback(offsets, error)` is called
+        by a later `poll`, `commit` or `close`, error None when they are durable. Without a callback
+        the log says what fails.
         """
         group = self._group_of()
         called = None if callback is None else callable_of("callback", callback)
-        group.progress.commit_async(self._offsets_to_commit(group, offsets, None), called)
+        group.position_tracker.commit_async(self._offsets_to_commit(group, offsets, None), called)
 
     @staticmethod
-    def _offsets_to_commit(group: GroupReading, offsets: Any, message: Record | None) -> Offsets:
+    def _offsets_to_commit(
+        group: ConsumerCoordinator, offsets: Any, message: Record | None
+    ) -> Offsets:
         if isinstance(offsets, Record):
             offsets, message = None, offsets
         if message is not None:
             if offsets is not None or not isinstance(message, Record):
-                raise InvalidRequestError("commit() takes offsets, or one record as message=, or neither")
+                raise InvalidRequestError(
+                    "commit() takes offsets, or one record as message=, or neither"
+                )
             offsets = {TopicPartition(message.topic, message.partition): message.offset + 1}
         if offsets is None:
-            return group.progress.positions()
+            return group.position_tracker.positions()
         if not isinstance(offsets, Mapping):
             raise InvalidRequestError(
-                f"{offsets!r:.100} cannot be committed; give a record that poll() has returned (what lies before it in its partition is committed, too), "
-                "a dict such as {TopicPartition(topic, 0): offset}, or nothing: then all that was handed out is committed"
+                f"{offsets!r:.100} cannot be committed; give a record that poll() has returned "
+                "(what lies before it in its partition is committed, too), "
+                "a dict such as {TopicPartition(topic, 0): offset}, or nothing: then all that was "
+                "delivered is committed"
             )
-        from tailrace.groups.offsets import offsets_of
+        from tailrace.group.offset_commit import offsets_of
 
-        return group.progress.with_epochs(offsets_of(offsets))
+        return group.position_tracker.with_epochs(offsets_of(offsets))
 
     @overload
     def committed(self, partitions: TopicPartition) -> OffsetAndMetadata | None: ...
 
     @overload
-    def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata | None]: ...
-
     def committed(
-        self, partitions: TopicPartition | Iterable[TopicPartition]
-    ) -> OffsetAndMetadata | dict[TopicPartition, OffsetAndMetadata | None] | None:
-        """What the group has committed of each partition, assigned or not: an int with `.metadata` and `.leader_epoch`, None where nothing is. Of one
-        TopicPartition, not in a list, its offset alone.
+        self, partitions: Iterable[TopicPartition]
+    ) -> dict[TopicPartition, OffsetAndMetadata | None]: ...
+
+    @operation  # type: ignore[misc]  # its signature is that of the overloads
+    def committed(self, partitions: TopicPartition | Iterable[TopicPartition]) -> Steps[Any]:
+        """What the group has committed of each partition, assigned or not: an int with `.metadata`
+        and `.leader_epoch`, None where nothing is. Of one TopicPartition, not in a list, its offset
+        alone.
         """
         group = self._group_of()
-        wanted = partition_list(partitions)
-        found = group.committed(wanted)
-        return found[wanted[0]] if is_one_partition(partitions) else found
+        requested = partition_list(partitions)
+        found = yield from group.committed(requested)
+        return found[requested[0]] if is_one_partition(partitions) else found

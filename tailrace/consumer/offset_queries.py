@@ -1,4 +1,5 @@
-"""The questions that a consumer asks about offsets: beginnings, ends, and the first records after a time. None of them moves a position.
+"""The questions that a consumer asks about offsets: beginnings, ends, and the first records after a
+time. None of them moves a position.
 
 Owner: one Consumer, one thread.
 """
@@ -8,94 +9,131 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from tailrace.arguments import by_partition, partition_list, partition_of
-from tailrace.connection import Connection
-from tailrace.errors import InvalidRequestError
-from tailrace.fetcher import Fetcher, PartitionCursor
-from tailrace.offset_lookup import At, list_offsets, offset_in
-from tailrace.protocol.wire import Api
-from tailrace.reading import Reading
-from tailrace.records import OffsetAndTimestamp, TopicPartition, to_timestamp_us
-from tailrace.settings import ConsumerSettings
-from tailrace.time_search import first_at_or_after
-from tailrace.topics import TopicInfo
+from tailrace.client.connection import Connection
+from tailrace.client.list_offsets import At, list_offsets, offset_in
+from tailrace.client.settings import ConsumerSettings
+from tailrace.client.steps import Steps, T, operation
+from tailrace.client.topic_metadata import TopicInfo
+from tailrace.core.errors import InvalidRequestError, RequestTimeoutError
+from tailrace.core.records import OffsetAndTimestamp, to_timestamp_us
+from tailrace.core.topic_partition import TopicPartition
+from tailrace.core.validation import by_partition, partition_list, partition_of
+from tailrace.fetch.fetch_loop import FetchLoop
+from tailrace.fetch.fetcher import Fetcher, PartitionPosition
+from tailrace.fetch.timestamp_search import offset_for_time
+from tailrace.protocol.frame import Api
 
 
-class OffsetQuestions:
+class OffsetQueries:
     """A part of Consumer; see the module's docstring."""
 
     settings: ConsumerSettings
     _connection: Connection
-    _reading: Reading
+    _fetch_loop: FetchLoop
     _now_ns: Callable[[], int]
 
     def _check_open(self) -> None:
         raise NotImplementedError
 
-    def _call(self, api: Api, request: dict[str, Any]) -> dict[str, Any]:
+    def _run_steps(self, steps: Steps[T], /) -> T:
         raise NotImplementedError
 
-    def _info(self, topic: str) -> TopicInfo:
+    def _call(self, api: Api, request: dict[str, Any]) -> Steps[dict[str, Any]]:
         raise NotImplementedError
 
-    def _cursor(self, partition: TopicPartition) -> PartitionCursor:
+    def _info(self, topic: str) -> Steps[TopicInfo]:
         raise NotImplementedError
 
-    def position(self, partition: TopicPartition) -> int:
-        """The offset of the next record that will be handed out."""
+    def _cursor(self, partition: TopicPartition) -> PartitionPosition:
         raise NotImplementedError
 
-    def _offsets(self, keys: Iterable[TopicPartition], at: At) -> dict[TopicPartition, int]:
+    def _position(self, cursor: PartitionPosition) -> Steps[int]:
+        raise NotImplementedError
+
+    def _offsets(self, keys: Iterable[TopicPartition], at: At) -> Steps[dict[TopicPartition, int]]:
         self._check_open()
-        return {key: offset_in(item) for key, item in list_offsets(self._call, [(key, at) for key in keys]).items()}
+        found = yield from list_offsets(self._call, [(key, at) for key in keys])
+        return {key: offset_in(item) for key, item in found.items()}
 
-    def beginning_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """The first offset of each partition, assigned or not. Raises UnknownTopicError, PartitionOutOfRangeError."""
+    @operation
+    def beginning_offsets(
+        self, partitions: Iterable[TopicPartition]
+    ) -> Steps[dict[TopicPartition, int]]:
+        """The first offset of each partition, assigned or not. Raises UnknownTopicError,
+        PartitionOutOfRangeError.
+        """
         return self._offsets(partition_list(partitions), "earliest")
 
-    def end_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """The high watermark of each partition, assigned or not: the offset behind the last record that can be read. Raises as `beginning_offsets`."""
+    @operation
+    def end_offsets(self, partitions: Iterable[TopicPartition]) -> Steps[dict[TopicPartition, int]]:
+        """The high watermark of each partition, assigned or not: the offset behind the last record
+        that can be read. Raises as `beginning_offsets`.
+        """
         return self._offsets(partition_list(partitions), "latest")
 
-    def highwater(self, partition: TopicPartition) -> int:
-        """The high watermark of one partition, asked for now: the offset behind the last record that can be read."""
+    @operation
+    def highwater(self, partition: TopicPartition) -> Steps[int]:
+        """The high watermark of one partition, asked for now: the offset behind the last record
+        that can be read.
+        """
         key = partition_of(partition)
-        return self.end_offsets([key])[key]
+        return (yield from self._offsets([key], "latest"))[key]
 
-    def lag(self, partition: TopicPartition) -> int:
+    @operation
+    def lag(self, partition: TopicPartition) -> Steps[int]:
         """How many offsets lie between the position and the end."""
-        key = self._cursor(partition).key
-        return self.end_offsets([key])[key] - self.position(key)
+        cursor = self._cursor(partition)
+        ends = yield from self._offsets([cursor.key], "latest")
+        return ends[cursor.key] - (yield from self._position(cursor))
 
-    def offsets_for_times(self, timestamps: Mapping[TopicPartition, Any]) -> dict[TopicPartition, OffsetAndTimestamp | None]:
-        """For each partition the first record at or after a time (a datetime, UTC where it has no time zone, or int milliseconds), None where there is
-        none. Raises InvalidRequestError, UnknownTopicError, PartitionOutOfRangeError.
+    @operation
+    def offsets_for_times(
+        self, timestamps: Mapping[TopicPartition, Any]
+    ) -> Steps[dict[TopicPartition, OffsetAndTimestamp | None]]:
+        """For each partition the first record at or after a time (a datetime, UTC where it has no
+        time zone, or int milliseconds), None where there is none. Raises InvalidRequestError,
+        UnknownTopicError, PartitionOutOfRangeError.
         """
         self._check_open()
         given = by_partition("timestamps", timestamps, "{TopicPartition(topic, 0): datetime}")
         try:
-            wanted = {key: to_timestamp_us(when) for key, when in given.items()}
+            requested = {key: to_timestamp_us(when) for key, when in given.items()}
         except (TypeError, ValueError) as error:
             raise InvalidRequestError(str(error)) from None
-        return self._offsets_for_times_us(wanted)
+        return (yield from self._offsets_for_times_us(requested))
 
-    def _offsets_for_times_us(self, wanted: Mapping[TopicPartition, int]) -> dict[TopicPartition, OffsetAndTimestamp | None]:
+    def _offsets_for_times_us(
+        self, requested: Mapping[TopicPartition, int]
+    ) -> Steps[dict[TopicPartition, OffsetAndTimestamp | None]]:
         """`offsets_for_times` of times in microseconds."""
         result: dict[TopicPartition, OffsetAndTimestamp | None] = {}
-        for key, item in list_offsets(self._call, wanted.items()).items():
+        found = yield from list_offsets(self._call, requested.items())
+        for key, item in found.items():
             offset = offset_in(item)
             if offset < 0:
                 result[key] = None
             elif item.get("exact"):
                 result[key] = OffsetAndTimestamp(offset, item["timestamp_us"] // 1000)
             else:
-                result[key] = self._first_at_or_after(key, offset, wanted[key])
+                result[key] = yield from self._offset_for_time(key, offset, requested[key])
         return result
 
-    def _first_at_or_after(self, key: TopicPartition, start: int, when_us: int) -> OffsetAndTimestamp | None:
-        cursor = PartitionCursor(key, self._info(key.topic))
+    def _offset_for_time(
+        self, key: TopicPartition, start: int, when_us: int
+    ) -> Steps[OffsetAndTimestamp | None]:
+        cursor = PartitionPosition(key, (yield from self._info(key.topic)))
         cursor.seek(start)
         fetcher = Fetcher(self._connection, self.settings, self._now_ns)
-        deadline_ns = self._now_ns() + self.settings.request_timeout_ms * 1_000_000
-        end = self.end_offsets([key])[key]
-        return first_at_or_after(cursor, when_us, end, lambda wanted: self._reading.step(fetcher, [wanted], deadline_ns), self.settings)
+        timeout_ms = self.settings.request_timeout_ms
+        deadline_ns = self._now_ns() + timeout_ms * 1_000_000
+        end = (yield from self._offsets([key], "latest"))[key]
+
+        def fetch(requested: PartitionPosition) -> Steps[None]:
+            if self._now_ns() >= deadline_ns:
+                raise RequestTimeoutError(
+                    f"{key.topic}-{key.partition} could not be read to its end within "
+                    f"{timeout_ms} ms"
+                )
+            return self._fetch_loop.step(fetcher, [requested], deadline_ns)
+
+        return (yield from offset_for_time(cursor, when_us, end, fetch, self.settings))

@@ -1,21 +1,21 @@
-"""Exceptions of Tailrace: one subclass per error code that a user may want to catch, made from the one table of codes.
+"""The exceptions of Tailrace: one subclass per error code that a user may want to catch.
 
-`.code` is the number's name, `.retriable` whether the same call may succeed later, `.advice` what to do, `.detail` what happened here.
+Codes, meanings and advice come from `tailrace.core.error_codes`. `code` is the error code,
+`retriable` is true if the same call may succeed later, `advice` says what to do, and `detail` what
+happened in this case.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
-from tailrace.protocol.errors import ERROR_TABLE, ErrorCode
-
-if TYPE_CHECKING:
-    from tailrace.records import TopicPartition
+from tailrace.core.error_codes import ERROR_TABLE, ErrorCode
+from tailrace.core.topic_partition import TopicPartition
 
 
 class TailraceError(Exception):
-    """Anything Tailrace refuses or fails to do."""
+    """Base class of all errors that Tailrace raises."""
 
     default_code: ClassVar[ErrorCode] = ErrorCode.INTERNAL_ERROR
 
@@ -33,19 +33,29 @@ class TailraceError(Exception):
 
 
 class UnknownTopicError(TailraceError):
-    """There is no such topic; it may have been deleted."""
+    """The topic does not exist, or was deleted."""
 
     default_code = ErrorCode.UNKNOWN_TOPIC
 
 
-class PartitionOutOfRangeError(TailraceError):
-    """The topic has no partition of this number."""
+class UnknownTopicIdError(UnknownTopicError):
+    """The topic that was meant was deleted, and another one may have its name now: offsets of the
+    old one say nothing of the new one.
+    """
 
+    default_code = ErrorCode.UNKNOWN_TOPIC_ID
+
+
+class PartitionOutOfRangeError(TailraceError):
     default_code = ErrorCode.PARTITION_OUT_OF_RANGE
 
 
 class RecordTooLargeError(TailraceError):
-    """Of a consumer: offsets `first_offset` to `next_offset - 1` of partition `key` would unpack to more than it takes."""
+    """A record or batch is larger than its limit.
+
+    In a consumer, offsets `first_offset` to `next_offset - 1` of partition `key` exceed the limit
+    after decompression.
+    """
 
     default_code = ErrorCode.RECORD_TOO_LARGE
     key: TopicPartition | None = None
@@ -54,8 +64,9 @@ class RecordTooLargeError(TailraceError):
 
 
 class CorruptBatchError(TailraceError):
-    """Offsets `first_offset` to `next_offset - 1` of partition `key` are damaged; `consumer.seek(error.key, error.next_offset)` goes on behind
-    them.
+    """Offsets `first_offset` to `next_offset - 1` of partition `key` are damaged.
+
+    Skip them with `consumer.seek(error.key, error.next_offset)`.
     """
 
     default_code = ErrorCode.CORRUPT_BATCH
@@ -65,31 +76,33 @@ class CorruptBatchError(TailraceError):
 
 
 class UnsupportedBatchError(TailraceError):
-    """A batch of another format version, or with features that this version has not."""
+    """The batch has another format version, or features that this version lacks."""
 
     default_code = ErrorCode.UNSUPPORTED_BATCH
 
 
 class UnsafeBatchError(TailraceError):
-    """A batch whose metadata contradicts its bytes or its topic's schema: a reader could crash on it."""
+    """The batch's metadata contradicts its bytes or its topic's schema. Reading it could crash a
+    reader.
+    """
 
     default_code = ErrorCode.UNSAFE_BATCH
 
 
 class SchemaMismatchError(TailraceError):
-    """Rows whose columns are not those of the topic's schema, or cannot be cast to them."""
+    """The columns of the rows differ from the topic's schema and cannot be cast to it."""
 
     default_code = ErrorCode.SCHEMA_MISMATCH
 
 
 class InvalidSchemaError(TailraceError):
-    """A schema that no topic can have."""
+    """The schema cannot be a topic's schema."""
 
     default_code = ErrorCode.INVALID_SCHEMA
 
 
 class InvalidTopicNameError(TailraceError):
-    """A name that no topic can have."""
+    """The name cannot be a topic's name."""
 
     default_code = ErrorCode.INVALID_TOPIC_NAME
 
@@ -101,98 +114,101 @@ class TopicExistsError(TailraceError):
 
 
 class InvalidSettingError(TailraceError, ValueError):
-    """A setting of a client, a topic or the appliance that is unknown or has a value that it does not take. A ValueError."""
+    """A setting of a client, a topic or the appliance is unknown, or its value is not allowed."""
 
     default_code = ErrorCode.INVALID_SETTING
 
 
 class OffsetOutOfRangeError(TailraceError):
-    """An offset outside the log: retention has removed it, or it was never there."""
+    """The offset is outside the log: retention removed it, or it was never written."""
 
     default_code = ErrorCode.OFFSET_OUT_OF_RANGE
 
 
 class OutOfOrderSequenceError(TailraceError):
-    """A producer's batch came before one that precedes it. The producer sends both again by itself."""
+    """A producer's batch arrived before an earlier one. The producer sends both again."""
 
     default_code = ErrorCode.OUT_OF_ORDER_SEQUENCE
 
 
 class UnknownSequenceError(TailraceError):
-    """The partition does not know the producer any more. The producer takes a new epoch by itself."""
+    """The partition has no state for the producer. The producer takes a new epoch."""
 
     default_code = ErrorCode.UNKNOWN_SEQUENCE
 
 
 class StaleProducerEpochError(TailraceError):
-    """Another producer has taken over this one's id."""
+    """Another producer has taken over this producer's id."""
 
     default_code = ErrorCode.STALE_PRODUCER_EPOCH
 
 
 class StorageError(TailraceError):
-    """The disk failed to write or to read; whether the batch is stored is not known."""
+    """A disk read or write failed. After a failed write, the batch may or may not be stored."""
 
     default_code = ErrorCode.STORAGE_ERROR
 
 
 class PartitionOfflineError(TailraceError):
-    """The partition takes no writes since its disk failed: see `Admin.bring_online`."""
+    """The partition rejects writes since its disk failed. See `Admin.bring_online`."""
 
     default_code = ErrorCode.PARTITION_OFFLINE
 
 
 class DiskFullError(TailraceError):
-    """The data directory has no space left; producers go on trying until delivery_timeout_ms."""
+    """The data directory has no space left. Producers retry until delivery_timeout_ms."""
 
     default_code = ErrorCode.DISK_FULL
 
 
 class RequestTimeoutError(TailraceError, TimeoutError):
-    """No answer came in time; what was asked for may happen all the same. A TimeoutError."""
+    """No response came in time. The appliance may still carry out the request."""
 
     default_code = ErrorCode.TIMED_OUT
 
 
 class UnsupportedVersionError(TailraceError):
-    """Client and appliance speak no common version of a request."""
+    """Client and appliance have no version of a request in common."""
 
     default_code = ErrorCode.UNSUPPORTED_VERSION
 
 
 class MalformedRequestError(TailraceError):
-    """What came was not of this protocol."""
+    """The message does not follow the protocol."""
 
     default_code = ErrorCode.MALFORMED_REQUEST
 
 
 class LogTruncatedError(TailraceError):
-    """What was read from offset `offset` on was lost in a crash, and other records may have its offsets now."""
+    """A crash cut the log at `offset`: records read from there on are lost.
+
+    Other records may have these offsets now.
+    """
 
     default_code = ErrorCode.LOG_TRUNCATED
     offset: int | None = None
 
 
 class NotSupportedError(TailraceError):
-    """Something that this version has not, or has not yet."""
+    """The operation or feature is not supported by this version."""
 
     default_code = ErrorCode.NOT_SUPPORTED
 
 
 class DeliveryTimeoutError(TailraceError, TimeoutError):
-    """A record was not acknowledged within delivery_timeout_ms; it may be stored or not. A TimeoutError."""
+    """A record was not acknowledged within delivery_timeout_ms. It may or may not be stored."""
 
     default_code = ErrorCode.DELIVERY_TIMEOUT
 
 
 class BufferExhaustedError(TailraceError, BufferError):
-    """buffer_memory stayed full for max_block_ms: records come faster than they are acknowledged. A BufferError."""
+    """buffer_memory stayed full for max_block_ms: records arrive faster than acknowledgements."""
 
     default_code = ErrorCode.BUFFER_EXHAUSTED
 
 
 class NotReachableError(TailraceError, ConnectionError):
-    """No appliance answers at the address. A ConnectionError."""
+    """No appliance answers at the address."""
 
     default_code = ErrorCode.NOT_REACHABLE
 
@@ -204,8 +220,10 @@ class ClientClosedError(TailraceError):
 
 
 class InvalidRecordError(TailraceError, TypeError):
-    """Of a consumer whose deserializer failed: the record at `first_offset` of partition `key`; `consumer.seek(error.key, error.next_offset)` goes on
-    behind it.
+    """A part of a record has the wrong type, or a deserializer failed.
+
+    In a consumer, the record is at `first_offset` of partition `key`. Skip it with
+    `consumer.seek(error.key, error.next_offset)`.
     """
 
     default_code = ErrorCode.INVALID_RECORD
@@ -215,55 +233,57 @@ class InvalidRecordError(TailraceError, TypeError):
 
 
 class InvalidRequestError(TailraceError):
-    """An argument, or a request, that makes no sense; the sentence says what to write."""
+    """A request or one of its arguments is invalid. The message says what to write."""
 
     default_code = ErrorCode.INVALID_REQUEST
 
 
 class DelayNotEnabledError(TailraceError):
-    """The topic takes no delayed records: delay.enabled is false."""
+    """The topic does not accept delayed records: delay.enabled is false."""
 
     default_code = ErrorCode.DELAY_NOT_ENABLED
 
 
 class UnknownDelayError(TailraceError):
-    """A cancel or a reschedule came too late, or for nothing that was ever there."""
+    """The delayed record to cancel or reschedule is not pending."""
 
     default_code = ErrorCode.UNKNOWN_DELAY
 
 
 class InvalidGroupError(TailraceError):
-    """A name that no group can have, or that a group of the other kind has."""
+    """The name cannot be a group's name, or belongs to a group of the other kind."""
 
     default_code = ErrorCode.INVALID_GROUP
 
 
 class UnknownGroupError(TailraceError):
-    """There is no such group."""
+    """The group does not exist."""
 
     default_code = ErrorCode.UNKNOWN_GROUP
 
 
 class GroupNotEmptyError(TailraceError):
-    """The group has members, and what was asked for needs one that has none."""
+    """The group has members, and the operation needs an empty group."""
 
     default_code = ErrorCode.GROUP_NOT_EMPTY
 
 
 class GroupFullError(TailraceError):
-    """The group has as many members as it may."""
+    """The group has reached its limit of members."""
 
     default_code = ErrorCode.GROUP_FULL
 
 
 class UnknownMemberError(TailraceError):
-    """The group does not know this consumer any more. The consumer joins again by itself."""
+    """The group does not know this consumer. The consumer joins again."""
 
     default_code = ErrorCode.UNKNOWN_MEMBER
 
 
 class FencedMemberError(TailraceError):
-    """The consumer was removed from its group, or another one with its group_instance_id has taken its place."""
+    """The consumer was removed from its group, or another one with its group_instance_id took its
+    place.
+    """
 
     default_code = ErrorCode.FENCED_MEMBER
 
@@ -275,7 +295,10 @@ class InstanceIdInUseError(TailraceError):
 
 
 class CommitFailedError(TailraceError):
-    """A commit came from a consumer that does not own the partition any more: what it read is read again by the consumer that does."""
+    """A commit came from a consumer that no longer owns the partition.
+
+    The new owner reads the uncommitted records again.
+    """
 
     default_code = ErrorCode.PARTITION_NOT_OWNED
 
@@ -287,20 +310,26 @@ class UnsupportedAssignorError(TailraceError):
 
 
 class LockLostError(TailraceError):
-    """Records were acknowledged after their locks had timed out: other consumers may have them. `refused`: (topic, partition, first offset, last offset)."""
+    """Records were acknowledged after their locks had expired. Other consumers may have them.
+
+    `refused` holds (topic, partition, first offset, last offset) of each range.
+    """
 
     default_code = ErrorCode.LOCK_LOST
     refused: Sequence[tuple[str, int, int, int]] = ()
 
 
-_BY_CODE: dict[ErrorCode, type[TailraceError]] = {subclass.default_code: subclass for subclass in TailraceError.__subclasses__()}
+_BY_CODE: dict[ErrorCode, type[TailraceError]] = {
+    subclass.default_code: subclass for subclass in TailraceError.__subclasses__()
+}
+_BY_CODE[ErrorCode.UNKNOWN_TOPIC_ID] = UnknownTopicIdError
 
 
 COMMIT_ADVICE = "Give the offset of the next record to read: from 0 to the end of the log."
 
 
 def error_for_offset(code: ErrorCode, detail: str = "") -> TailraceError:
-    """`error_for` of an offset that was to be committed: nothing was read, so there is nowhere to seek to."""
+    """Return the exception for a failed commit of an offset, with advice that fits a commit."""
     error = error_for(code, detail)
     if code is ErrorCode.OFFSET_OUT_OF_RANGE:
         error.advice = COMMIT_ADVICE
@@ -308,5 +337,5 @@ def error_for_offset(code: ErrorCode, detail: str = "") -> TailraceError:
 
 
 def error_for(code: ErrorCode, detail: str = "") -> TailraceError:
-    """The exception that stands for `code`; of the most fitting subclass."""
+    """Return the exception of the subclass that stands for `code`."""
     return _BY_CODE.get(code, TailraceError)(detail, code)

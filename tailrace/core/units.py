@@ -1,7 +1,8 @@
-"""Numbers with a unit, as people write them: "1h30m" where milliseconds are asked for, "64MiB" where bytes are.
+"""Parsers for numbers with a unit: "1h30m" for milliseconds, "64MiB" for bytes.
 
-Pure. Which unit a setting has, its name says (`retention.ms`, `segment.bytes`); a plain number is in that unit. Ours rather than a library's: those that
-read durations guess ("1:30", "2 mths"), and a retention that was guessed deletes records.
+All functions are pure. The setting's name gives its unit (`retention.ms`, `segment.bytes`), and a
+plain number is in that unit. This is not a library because duration parsers guess ("1:30", "2
+mths"), and a wrongly guessed retention deletes records.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ TEXT_MAX = 60
 
 
 def whole_number(name: str, given: object) -> int | None:
-    """The value of the setting `name` in its own unit, from a number or text; None: it is no whole number of that."""
+    """The value of the setting `name` in its own unit, from a number or text.
+
+    None if it is not a whole number of that unit.
+    """
     if isinstance(given, int) and not isinstance(given, bool):
         return given
     if not isinstance(given, str) or len(given) > TEXT_MAX:
@@ -32,7 +36,7 @@ def whole_number(name: str, given: object) -> int | None:
 
 
 def examples(name: str) -> str:
-    """For the sentence of a refusal: what may be written, too."""
+    """Examples of allowed values, for an error message."""
     plain = name.replace(".", "_")
     if plain.endswith("_ms"):
         return " (in ms), or a time such as 500ms, 1h30m or 7d"
@@ -40,7 +44,7 @@ def examples(name: str) -> str:
 
 
 def duration_ms(text: str) -> int | None:
-    """A time such as "500ms", "1h30m" or "7d" in milliseconds; None: it is none, or no whole number of them."""
+    """Parse "500ms", "1h30m" or "7d" into milliseconds. None if it is no whole number of them."""
     total, position = 0.0, 0
     if len(text) > TEXT_MAX:
         return None
@@ -54,7 +58,7 @@ def duration_ms(text: str) -> int | None:
 
 
 def shown_duration(us: int) -> str:
-    """Microseconds as `duration_ms` reads them, as long as they are whole milliseconds: "1h30m", "10s", "50ms"."""
+    """Format microseconds as "1h30m", "10s" or "50ms", which `duration_ms` reads."""
     ms, rest_us = divmod(us, 1000)
     parts = []
     for unit in ("d", "h", "m", "s"):
@@ -74,5 +78,5 @@ def _bytes(text: str) -> int | None:
 
 
 def _whole(number: float) -> int | None:
-    """Floats are exact for whole numbers far beyond any setting's maximum."""
+    """The number as an int. None if it is not whole, or from 2**53 on, where floats are inexact."""
     return int(number) if number == int(number) and number < 2**53 else None

@@ -1,11 +1,17 @@
-"""The commits of an export to files: one small file for each, which says how far it goes and which files it brought.
+"""Commit log of a file export: one small file per commit, with its offsets and files.
 
-As in Delta Lake's log (PROTOCOL.md there, "Delta Log Entries") a commit exists when the file of its number does, and is never changed.
+As in Delta Lake's log (PROTOCOL.md there, "Delta Log Entries"), a commit exists if the file of its
+number does, and never changes.
 
-Layout: `DIR/_tailrace/commits/NUMBER.json`, a document with its checksum (`tailrace.formats.checked_json`); `DIR/_tailrace/pending/` holds files that are
-    being written, each under the name of its place below DIR with TEMPORARY behind. Names that begin with `_` are passed over by Spark, Hive and pyarrow.
-Invariants: a number is given once: the file is linked to its name, which fails where there is one.
-Crash: before the link, nothing was committed; behind it, all was. What is left of the temporary name is removed by the next one who opens it.
+Layout: `DIR/_tailrace/commits/NUMBER.json` is a document with a checksum
+(`tailrace.format.checked_json`). `DIR/_tailrace/pending/` has unfinished files, each under the name
+of its final path below DIR plus TEMPORARY. Spark, Hive and pyarrow skip names that begin with `_`.
+
+Invariants:
+- A number is used once: the file is linked to its name, which fails if the name exists.
+
+Crash: before the link nothing is committed, after it everything is. The next open removes a left
+temporary name.
 """
 
 from __future__ import annotations
@@ -16,29 +22,29 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from tailrace.errors import InvalidRequestError, StorageError
-from tailrace.exporting.state import ExportState
-from tailrace.formats import checked_json
+from tailrace.core.errors import InvalidRequestError, StorageError
+from tailrace.export.checkpoint import ExportCheckpoint
+from tailrace.format import checked_json
 
 COMMITS = "_tailrace/commits"
 TEMPORARY = ".tmp"
 VERSION = 1
 _COMMIT_NAME = re.compile(r"([0-9]{20})\.json")
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
-"""Of file systems without hard links."""
+"""Errors of file systems without hard links."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One commit, as its file says."""
+    """One commit, as read from its file."""
 
-    state: ExportState
+    state: ExportCheckpoint
     files: tuple[str, ...]
-    """Below DIR."""
+    """Paths below DIR."""
 
 
 def sync(path: str) -> None:
-    """Make a file, or the names in a directory, durable. Raises OSError with the path."""
+    """Sync a file, or the names in a directory. Raises OSError with the path."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
@@ -48,18 +54,20 @@ def sync(path: str) -> None:
         os.close(fd)
 
 
-class Commits:
-    """Those of one directory, which the caller holds."""
+class CommitLog:
+    """The commits of one directory. The caller holds the directory's lock."""
 
     def __init__(self, directory: str) -> None:
         self._path = f"{directory}/{COMMITS}"
 
     def has(self, number: int) -> bool:
-        """Whether there is one of this number."""
+        """True if a commit of this number exists."""
         return os.path.exists(self._file(number))
 
     def last(self) -> Entry | None:
-        """The newest; temporary files are removed. None: there is none. Raises StorageError."""
+        """The newest commit, None if there is none. Removes
+        temporary files. Raises StorageError.
+        """
         if not os.path.isdir(self._path):
             return None
         for name in os.listdir(self._path):
@@ -70,20 +78,34 @@ class Commits:
             return None
         path = self._file(max(numbers))
         content = checked_json.decode(checked_json.read(path))
-        state = ExportState.decode(content.get("state")) if isinstance(content, dict) and content.get("version") == VERSION else None
+        state = (
+            ExportCheckpoint.decode(content.get("state"))
+            if isinstance(content, dict) and content.get("version") == VERSION
+            else None
+        )
         files = content.get("files") if isinstance(content, dict) else None
         if state is None or not isinstance(files, list):
             raise StorageError(
-                f"{path} is damaged, or of a later version: without it nobody knows what was exported. Export to another directory"
+                f"{path} is damaged or of a later version, so the exported offsets are unknown; "
+                "export to another directory"
             )
         return Entry(state, tuple(item["path"] for item in files))
 
-    def add(self, state: ExportState, files: list[dict[str, Any]], more: dict[str, Any]) -> None:
-        """The commit of the state's number, durable when this returns. Raises InvalidRequestError when there is one, OSError."""
+    def add(
+        self, state: ExportCheckpoint, files: list[dict[str, Any]], more: dict[str, Any]
+    ) -> None:
+        """Add the commit of the state's number. It is durable on return.
+
+        Raises InvalidRequestError if the number is used, OSError.
+        """
         path = self._file(state.number)
         temporary = f"{path}{TEMPORARY}"
-        data = checked_json.encode({"version": VERSION, "state": state.encode(), "files": files, **more})
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        data = checked_json.encode(
+            {"version": VERSION, "state": state.encode(), "files": files, **more}
+        )
+        fd = os.open(
+            temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666
+        )
         try:
             checked_json.write_all(fd, data, 0)
             os.fsync(fd)
@@ -96,7 +118,8 @@ class Commits:
             os.unlink(temporary)
         except FileExistsError:
             raise InvalidRequestError(
-                f"{path} is there already: another export writes to this directory, from another host perhaps"
+                f"{path} already exists; another export writes to this directory, perhaps from "
+                "another host: stop it, or export to another directory"
             ) from None
         except OSError as error:
             if error.errno not in _NO_LINKS:

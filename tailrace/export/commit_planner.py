@@ -1,7 +1,9 @@
-"""Which offsets the next commit takes. Pure decisions.
+"""Commit planning: the offsets of the next commit, as pure decisions.
 
-Invariants: a step takes at most `rows_max` offsets, of each partition a range that begins where the one before ended; every partition that lags gets its share,
-    so that one with a long backlog holds no other up.
+Invariants:
+- A step has at most `rows_max` offsets, and for each partition a range that begins at the end of
+  the previous one.
+- Every partition with a lag gets its share, so a long backlog in one does not delay the others.
 """
 
 from __future__ import annotations
@@ -12,28 +14,48 @@ Ranges = list[tuple[int, int, int]]
 
 
 def lag(positions: Mapping[int, int], ends: Mapping[int, int]) -> int:
-    """How many offsets are to be read."""
+    """The number of offsets to read."""
     return sum(max(0, end - positions[partition]) for partition, end in ends.items())
 
 
-def next_ranges(positions: Mapping[int, int], ends: Mapping[int, int], rows_max: int, turn: int) -> Ranges:
-    """(partition, start, end) of the next step. `turn` says which partition is first: a step may end before its last, by its bytes."""
-    behind = sorted((ends[p] - start, p) for p, start in positions.items() if p in ends and ends[p] > start)
+def next_ranges(
+    positions: Mapping[int, int], ends: Mapping[int, int], rows_max: int, round: int
+) -> Ranges:
+    """(partition, start, end) of the next step.
+
+    `round` rotates the first partition, because a step may end early by its bytes.
+    """
+    behind = sorted(
+        (ends[p] - start, p) for p, start in positions.items() if p in ends and ends[p] > start
+    )
     room, chosen = rows_max, []
     for number, (missing, partition) in enumerate(behind):
-        share = min(missing, max(1, room // (len(behind) - number)), room)  # those that lag least leave the rest to the others
+        # Partitions with the smallest lag leave the rest of their share to the others.
+        share = min(missing, max(1, room // (len(behind) - number)), room)
         if share > 0:
             chosen.append((partition, positions[partition], positions[partition] + share))
             room -= share
     chosen.sort()
-    first = turn % len(chosen) if chosen else 0
+    first = round % len(chosen) if chosen else 0
     return chosen[first:] + chosen[:first]
 
 
 def due_ends(
-    positions: Mapping[int, int], settled: Mapping[int, int], sealed: Mapping[int, int], rows_max: int, *, is_time: bool
+    positions: Mapping[int, int],
+    settled: Mapping[int, int],
+    sealed: Mapping[int, int],
+    rows_max: int,
+    *,
+    is_time: bool,
 ) -> dict[int, int]:
-    """Up to where a continuous export goes now: sealed segments at once, the settled rest when it makes a whole commit, or has waited long enough."""
+    """The ends of a continuous export's next commit.
+
+    Sealed segments are exported at once, settled offsets after them when they fill a commit or have
+    waited long enough.
+    """
     if is_time or lag(positions, settled) >= rows_max:
         return dict(settled)
-    return {partition: max(positions[partition], min(end, sealed.get(partition, 0))) for partition, end in settled.items()}
+    return {
+        partition: max(positions[partition], min(end, sealed.get(partition, 0)))
+        for partition, end in settled.items()
+    }

@@ -1,12 +1,17 @@
-"""Parquet or Arrow files in a directory, which any reader of such directories sees grow, whole commits' worth of whole files.
+"""File sink: Parquet or Arrow files in a directory, which its readers see grow by whole files.
 
-A commit's files are written into `_tailrace/pending`, made durable, named by the commit (`tailrace.exporting.manifest`), and then moved to their places: the
-intent comes first, as in a write-ahead log. So what a reader sees in the directory was committed, and never goes away again.
+A commit's files are written to `_tailrace/pending`, synced, listed in the commit
+(`tailrace.export.commit_log`), and then moved to their places. The intent comes first, as in a
+write-ahead log. So a reader of the directory sees only committed files, which are never removed.
 
-Owner: the process that holds the directory.
-Invariants: a file in its place is named by a commit; only files of the last commit may still be pending.
-Crash: before the commit, pending files belong to none: the next `open` removes them, and their rows are read again. Behind it, `open` moves those that are not
-    in their places yet.
+Owner: the process that holds the directory's lock.
+
+Invariants:
+- A file in its place is listed in a commit.
+- Only files of the last commit may still be pending.
+
+Crash: pending files from before the commit are removed by the next `open`, and their rows are read
+again. After the commit, `open` moves the remaining files to their places.
 """
 
 from __future__ import annotations
@@ -17,41 +22,44 @@ from typing import Any
 
 import pyarrow as pa
 
-from tailrace.client_log import logger
-from tailrace.errors import InvalidRequestError, StorageError
-from tailrace.exporting.held_directory import HeldDirectory
-from tailrace.exporting.manifest import COMMITS, TEMPORARY, Commits, sync
-from tailrace.exporting.partitioning import divided
-from tailrace.exporting.state import Commit, ExportState, Step
+from tailrace.core.errors import InvalidRequestError, StorageError
+from tailrace.core.log import logger
+from tailrace.export.checkpoint import Commit, ExportCheckpoint, Step
+from tailrace.export.commit_log import COMMITS, TEMPORARY, CommitLog, sync
+from tailrace.export.directory_lock import DirectoryLock
+from tailrace.export.hive_partitioning import divided
 
 PENDING = "_tailrace/pending"
 ROW_GROUP_ROWS = 1 << 20
 
 
-class FileTarget:
-    """See the module's docstring."""
+class FileSink:
+    """A sink that writes Parquet or Arrow files."""
 
     def __init__(self, directory: str, form: str, compression: str, partition_by: str) -> None:
-        """`form`: parquet or arrow."""
-        self._held = HeldDirectory(directory)
-        self._path = self._held.path
+        """`form` is parquet or arrow."""
+        self._lock = DirectoryLock(directory)
+        self._path = self._lock.path
         self._pending = f"{self._path}/{PENDING}"
-        self._commits = Commits(self._path)
+        self._commits = CommitLog(self._path)
         self._form, self._compression, self._by = form, compression, partition_by
 
-    def open(self) -> ExportState | None:
-        """See `Target`."""
-        self._held.hold()
+    def open(self) -> ExportCheckpoint | None:
+        """Open the directory and return the state of the last commit, as `Sink` specifies."""
+        self._lock.acquire()
         last = self._commits.last()
         if last is None:
             if not self._is_new():
-                raise InvalidRequestError(f"{self._path} holds what is of no export: export to an empty directory")
+                raise InvalidRequestError(
+                    f"{self._path} is not empty and has no export; export to an empty directory"
+                )
             shutil.rmtree(self._pending, ignore_errors=True)
             return None
         others = [name for name in last.files if not name.endswith(f".{self._form}")]
         if others:
             raise InvalidRequestError(
-                f"{self._path} holds an export to other files ({others[0]}): give the same format, or another directory"
+                f"{self._path} has an export in another format ({others[0]}); use the same format, "
+                "or another directory"
             )
         os.makedirs(self._pending, exist_ok=True)
         self._place(list(last.files))
@@ -59,26 +67,30 @@ class FileTarget:
             os.unlink(f"{self._pending}/{name}")
         return last.state
 
-    def begin(self, state: ExportState) -> None:
-        """See `Target`."""
+    def begin(self, state: ExportCheckpoint) -> None:
+        """Create the directories and the first commit, as `Sink` specifies."""
         for name in ("_tailrace", "_tailrace/commits", PENDING):
             os.makedirs(f"{self._path}/{name}", exist_ok=True)
         sync(f"{self._path}/_tailrace")
         sync(self._path)
         self._commits.add(state, [], {"format": self._form})
 
-    def commit(self, step: Step, after: ExportState) -> Commit:
-        """See `Target`."""
+    def commit(self, step: Step, after: ExportCheckpoint) -> Commit:
+        """Write, commit and place the files of a step, as `Sink` specifies."""
         written: list[dict[str, Any]] = []
-        self._held.check_held()
+        self._lock.check_locked()
         try:
-            for number, (directory, rows) in enumerate(divided(step.table, self._by) if step.table.num_rows else []):
+            for number, (directory, rows) in enumerate(
+                divided(step.table, self._by) if step.table.num_rows else []
+            ):
                 name = f"{directory}/" if directory else ""
                 name += f"part-{after.number:012d}-{number:04d}.{self._form}"
                 self._check_free(name)
-                written.append({"path": name, "rows": rows.num_rows, "bytes": self._write(rows, name)})
+                written.append(
+                    {"path": name, "rows": rows.num_rows, "bytes": self._write(rows, name)}
+                )
             sync(self._pending)
-            self._held.check_held()
+            self._lock.check_locked()
             more = {"ranges": step.ranges, "left_out": [list(item) for item in step.left_out]}
             self._commits.add(after, written, more)
         except OSError:
@@ -96,19 +108,26 @@ class FileTarget:
         )
 
     def close(self) -> None:
-        """See `Target`."""
-        self._held.release()
+        """Release the directory, as `Sink` specifies."""
+        self._lock.release()
 
     def _is_new(self) -> bool:
-        """Whether nothing is there but what a first run leaves that was killed before it began."""
-        return self._held.is_empty(but="_tailrace")
+        """True if the directory has at most what a first run leaves if
+        it is killed before it begins.
+        """
+        return self._lock.is_empty(but="_tailrace")
 
     def _check_free(self, name: str) -> None:
-        """That the file is not in its place: then there was a commit of this number, and its rows are there. Raises StorageError."""
+        """Check that no file of this name exists, which would mean an earlier commit of this
+        number.
+
+        Raises StorageError.
+        """
         if os.path.lexists(f"{self._path}/{name}"):
             raise StorageError(
-                f"{self._path}/{name} is there, and no commit names it: {COMMITS} was put back to an earlier state, perhaps, and rows would be there twice. "
-                "Export to another directory"
+                f"{self._path}/{name} exists, but no commit lists it; {COMMITS} may have been "
+                "restored to an earlier state, and rows would be duplicated: export to another "
+                "directory"
             )
 
     def _temporary(self, name: str) -> str:
@@ -116,7 +135,9 @@ class FileTarget:
         return f"{self._pending}/{cut}{TEMPORARY}"
 
     def _write(self, rows: pa.Table, name: str) -> int:
-        """Durable bytes under the temporary name; returns how many. Raises OSError with the path."""
+        """Write a durable file under the temporary name; return its size. Raises OSError with the
+        path.
+        """
         path = self._temporary(name)
         try:
             with pa.OSFile(path, "wb") as sink:
@@ -129,12 +150,12 @@ class FileTarget:
         return os.path.getsize(path)
 
     def _place(self, names: list[str]) -> None:
-        """Move those that are not in their places yet."""
+        """Move the files that are not yet in their places."""
         directories = set()
         for name in names:
             place, temporary = f"{self._path}/{name}", self._temporary(name)
             if not os.path.exists(temporary):
-                continue  # it is in its place, or was and somebody removed it
+                continue  # it is in its place, or was removed from there
             directory = os.path.dirname(place)
             if not os.path.isdir(directory):
                 os.makedirs(directory, exist_ok=True)
@@ -145,8 +166,11 @@ class FileTarget:
             sync(directory)
 
     def _forget_pending(self) -> None:
-        """Give the room back, where that goes: the next `open` does it otherwise. What lies under the path of another's directory is not ours."""
-        if not self._held.is_held():
+        """Remove pending files after a failure, where possible; else the next `open` does.
+
+        If the directory at the path is another one now, its files are not touched.
+        """
+        if not self._lock.is_locked():
             return
         try:
             for name in os.listdir(self._pending):
@@ -156,7 +180,7 @@ class FileTarget:
 
 
 def write_rows(sink: Any, rows: pa.Table, form: str, compression: str) -> None:
-    """One file. Raises OSError."""
+    """Write one file. Raises OSError."""
     if form == "parquet":
         import pyarrow.parquet as pq
 

@@ -1,6 +1,7 @@
-"""The topic that is exported, as the appliance tells: what it holds now, and the plan that reads a part of it.
+"""TopicSource: the exported topic on its appliance, with its offsets and scan plans.
 
-Owner: one export, one thread; it holds a connection, which is made anew after the appliance was away.
+Owner: one export, one thread. It holds a connection, which is made again after the appliance was
+away.
 """
 
 from __future__ import annotations
@@ -11,84 +12,107 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from tailrace.admin import Admin
-from tailrace.errors import NotReachableError, RequestTimeoutError, UnknownTopicError
-from tailrace.offset_lookup import ready_offsets
-from tailrace.records import TopicPartition
+from tailrace.admin.admin import Admin
+from tailrace.client.list_offsets import ready_offsets
+from tailrace.core.errors import NotReachableError, RequestTimeoutError, UnknownTopicError
+from tailrace.core.topic_partition import TopicPartition
+from tailrace.scanning.local_source import LocalSource, read_partition_file
 from tailrace.scanning.options import Bounds, ScanSettings
-from tailrace.scanning.planner import PartitionRange as Range
-from tailrace.scanning.planner import ScanPlan, _directory_of, _topic_info, own_directories, plan
-from tailrace.scanning.segment_files import SegmentFiles, read_partition_file
+from tailrace.scanning.planner import (
+    PartitionRange,
+    ScanPlan,
+    _directory_of,
+    _topic_info,
+    own_directories,
+    plan,
+)
 
 CLIENT_ID = "tailrace-export"
-LOOK_TIMEOUT_MS, LOOK_CONNECT_MS = 5_000, 2_000
-"""Of a look at a topic that is followed: nobody who ends an export wants to wait for an appliance that is away. One that is slow gets more with each look."""
+FOLLOW_TIMEOUT_MS, FOLLOW_CONNECT_MS = 5_000, 2_000
+"""Timeouts of a survey in a continuous export, so that stopping it does not wait for an appliance
+that is away. A slow appliance gets more time with each survey.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """Of a topic at one time."""
+    """The offsets of a topic at one time."""
 
     topic_id: str
-    beginnings: Mapping[int, int]
+    start_offsets: Mapping[int, int]
     settled: Mapping[int, int]
     sealed: Mapping[int, int]
-    """Where the live segment begins; of partitions whose files are here."""
+    """The base offset of the active segment, for partitions whose files are here."""
     typed: bool
 
 
 class TopicSource:
-    """See the module's docstring."""
+    """The topic on its appliance."""
 
-    def __init__(self, topic: str, bootstrap: str, request_timeout_ms: int, connect_timeout_ms: int | None) -> None:
-        """`connect_timeout_ms`: for the first connection."""
+    def __init__(
+        self, topic: str, bootstrap: str, request_timeout_ms: int, connect_timeout_ms: int | None
+    ) -> None:
+        """`connect_timeout_ms` is for the first connection."""
         self.topic, self.bootstrap = topic, bootstrap
         self._timeout_ms, self._connect_ms = request_timeout_ms, connect_timeout_ms
         self._patience_ms = request_timeout_ms
-        self._looks_briefly = False
+        self._has_short_timeouts = False
         self._admin: Admin | None = None
 
     def close(self) -> None:
-        """End the connection; it is made again when it is needed."""
+        """Close the connection. It is made again when needed."""
         if self._admin is not None:
             self._admin.close()
             self._admin = None
 
-    def look_briefly(self) -> None:
-        """From now on: a look that fails is followed by others."""
+    def use_short_timeouts(self) -> None:
+        """Use short timeouts from now on, since a failed survey is repeated."""
         self.close()
-        self._looks_briefly = True
-        self._patience_ms = min(LOOK_TIMEOUT_MS, self._timeout_ms)
-        self._connect_ms = min(LOOK_CONNECT_MS, self._timeout_ms)
+        self._has_short_timeouts = True
+        self._patience_ms = min(FOLLOW_TIMEOUT_MS, self._timeout_ms)
+        self._connect_ms = min(FOLLOW_CONNECT_MS, self._timeout_ms)
 
     def survey(self, *, with_sealed: bool) -> Survey:
-        """Raises UnknownTopicError, NotReachableError, RequestTimeoutError."""
+        """Read the topic's offsets. Raises UnknownTopicError,
+        NotReachableError, RequestTimeoutError.
+        """
         try:
             return self._survey(with_sealed)
         except (NotReachableError, RequestTimeoutError) as error:
             self.close()
-            if self._looks_briefly:  # an answer that does not come in time is looked for longer; what is away is not
+            if self._has_short_timeouts:
+                # A slow appliance gets more time in the next survey; one that is away does not.
                 is_slow = isinstance(error, RequestTimeoutError)
-                self._patience_ms = min(2 * self._patience_ms if is_slow else LOOK_TIMEOUT_MS, self._timeout_ms)
+                self._patience_ms = min(
+                    2 * self._patience_ms if is_slow else FOLLOW_TIMEOUT_MS, self._timeout_ms
+                )
             raise
 
     def _survey(self, with_sealed: bool) -> Survey:
         if self._admin is None:
             self._admin = Admin(
-                self.bootstrap, client_id=CLIENT_ID, request_timeout_ms=self._patience_ms, connect_timeout_ms=self._connect_ms
+                self.bootstrap,
+                client_id=CLIENT_ID,
+                request_timeout_ms=self._patience_ms,
+                connect_timeout_ms=self._connect_ms,
             )
         admin = self._admin
         info = _topic_info(admin, self.topic)
-        self._connect_ms = self._connect_ms if self._looks_briefly else None
+        self._connect_ms = self._connect_ms if self._has_short_timeouts else None
         keys = [TopicPartition(self.topic, number) for number in range(len(info.partitions))]
-        found = {key.partition: item for key, item in ready_offsets(admin.offsets, keys, "latest", self._patience_ms).items()}
+        found = {
+            key.partition: item
+            for key, item in ready_offsets(admin.offsets, keys, "latest", self._patience_ms).items()
+        }
         sealed: dict[int, int] = {}
         directories = own_directories(admin) if with_sealed else []
         for number, item in found.items():
-            where = _directory_of(Range(self.topic, info.topic_id, number, 0, 0), directories)
+            where = _directory_of(
+                PartitionRange(self.topic, info.topic_id, number, 0, 0), directories
+            )
             known = read_partition_file(where) if where else None
             if known is not None:
-                bases = SegmentFiles(where, known, headers_only=True, schema=info.schema).bases()
+                bases = LocalSource(where, known, headers_only=True, schema=info.schema).bases()
                 sealed[number] = min(max(bases, default=0), item["end"])
         return Survey(
             info.topic_id.hex(),
@@ -99,22 +123,65 @@ class TopicSource:
         )
 
     def schema(self, columns: list[str] | None, settings: ScanSettings) -> pa.Schema:
-        """Of rows of these columns; None: of all that the topic has, and had in older segments. Raises InvalidSettingError for one that is none."""
-        return plan(self.topic, self.bootstrap, columns, Bounds("start", None), Bounds("end", None), settings, with_lease=False).schema
+        """The schema of rows with these columns; None: all that the topic has and had.
 
-    def starts(self, survey: Survey, since: dt.datetime | None, settings: ScanSettings) -> dict[int, int]:
-        """Where an export begins: the first record, or the first of this time or later. Raises as `plan`."""
+        Raises InvalidSettingError for an unknown column.
+        """
+        return plan(
+            self.topic,
+            self.bootstrap,
+            columns,
+            Bounds("start", None),
+            Bounds("end", None),
+            settings,
+            with_lease=False,
+        ).schema
+
+    def starts(
+        self, survey: Survey, since: dt.datetime | None, settings: ScanSettings
+    ) -> dict[int, int]:
+        """The start offsets of an export: the first records, or the first at or after `since`.
+
+        Raises as `plan`.
+        """
         if since is None:
-            return dict(survey.beginnings)
-        found = plan(self.topic, self.bootstrap, None, Bounds("start", since), Bounds("end", None), settings, with_lease=False)
+            return dict(survey.start_offsets)
+        found = plan(
+            self.topic,
+            self.bootstrap,
+            None,
+            Bounds("start", since),
+            Bounds("end", None),
+            settings,
+            with_lease=False,
+        )
         starts = {r.partition: r.start for r in found.ranges}
         return {number: starts.get(number, end) for number, end in survey.settled.items()}
 
     def plan(
-        self, columns: list[str], starts: Mapping[int, int], ends: Mapping[int, int], topic_id: str, settings: ScanSettings
+        self,
+        columns: list[str],
+        starts: Mapping[int, int],
+        ends: Mapping[int, int],
+        topic_id: str,
+        settings: ScanSettings,
     ) -> ScanPlan:
-        """Of these offsets, under a lease. Raises OffsetOutOfRangeError when retention was faster, UnknownTopicError when the topic was made again."""
-        made = plan(self.topic, self.bootstrap, columns, Bounds("start", dict(starts)), Bounds("end", dict(ends)), settings)
+        """A plan of these offsets under a lease.
+
+        Raises OffsetOutOfRangeError if retention removed some, UnknownTopicError if the topic was
+        created again.
+        """
+        made = plan(
+            self.topic,
+            self.bootstrap,
+            columns,
+            Bounds("start", dict(starts)),
+            Bounds("end", dict(ends)),
+            settings,
+        )
         if made.ranges and made.ranges[0].topic_id.hex() != topic_id:
-            raise UnknownTopicError(f"topic {self.topic!r} was deleted while it was exported, and made again")
+            raise UnknownTopicError(
+                f"topic {self.topic!r} was deleted and created again while it was exported; export "
+                "the new topic to another directory"
+            )
         return made

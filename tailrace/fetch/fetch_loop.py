@@ -1,23 +1,36 @@
-"""Reading the assigned partitions: where each begins, what is asked for, and waiting until one of them has something.
+"""Reading the assigned partitions: where each begins, what is asked for, and waiting until one of
+them has something.
 
 Owner: one Consumer, one thread.
-Invariants: partitions take turns, batch by batch; an error of a partition is raised only when nothing that came before it is left to hand out.
+Invariants: partitions take turns, batch by batch; an error of a partition is raised only when
+    nothing that came before it is left to hand out. What waits here is an operation
+    (`tailrace.client.steps`): at each of its waits the cursors are whole, and it may never be
+    resumed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
-from tailrace.connection import Connection
-from tailrace.errors import CorruptBatchError, InvalidRequestError, OffsetOutOfRangeError, UnknownTopicError
-from tailrace.fetcher import Fetcher, PartitionCursor, corrupt_error
-from tailrace.held_back import HeldBack
-from tailrace.offset_lookup import At
-from tailrace.records import TopicPartition
-from tailrace.settings import ConsumerSettings
+from tailrace.client.connection import Connection
+from tailrace.client.list_offsets import At
+from tailrace.client.settings import ConsumerSettings
+from tailrace.client.steps import Steps, Wait
+from tailrace.core.errors import (
+    CorruptBatchError,
+    InvalidRequestError,
+    OffsetOutOfRangeError,
+    UnknownTopicError,
+)
+from tailrace.core.topic_partition import TopicPartition
+from tailrace.fetch.fetcher import Fetcher, PartitionPosition, corrupt_error
+from tailrace.fetch.hash_slot_barrier import HashSlotBarrier
+
+REFUSED_RETRY_NS = 10_000_000
+"""A request that could not be sent is tried again after so long."""
 
 
-class Reading:
+class FetchLoop:
     """See the module's docstring."""
 
     def __init__(
@@ -25,132 +38,213 @@ class Reading:
         connection: Connection,
         settings: ConsumerSettings,
         now_ns: Callable[[], int],
-        offsets: Callable[[Iterable[TopicPartition], At], dict[TopicPartition, int]],
+        offsets: Callable[[Iterable[TopicPartition], At], Steps[dict[TopicPartition, int]]],
         unread: Callable[[TopicPartition], int | None],
     ) -> None:
-        """`offsets`: asks the appliance for an offset of each of some partitions. `unread`: the first of a partition that was taken and not handed out."""
+        """`offsets`: asks the appliance for an offset of each of some partitions. `unread`: the
+        first of a partition that was taken and not handed out.
+        """
         self._connection = connection
         self._settings = settings
         self._now_ns = now_ns
         self._offsets = offsets
         self.fetcher = Fetcher(connection, settings, now_ns)
-        self._cursors: dict[TopicPartition, PartitionCursor] = {}
-        self._held_back = HeldBack(offsets, unread, now_ns)
+        self._cursors: dict[TopicPartition, PartitionPosition] = {}
+        self._barrier = HashSlotBarrier(offsets, unread, now_ns)
         self.topics_may_go = False
-        """Whether a topic that is not there (any more) is no error: the group will say what is to be read."""
+        """Whether a topic that is not there (any more) is no error: the group will say what is to
+        be read.
+        """
         self.wake_fd = -1
         """Readable when whoever waits for records is to look at something else first; -1: never."""
-        self._turn = 0
+        self._rotation = 0
 
     @property
-    def cursors(self) -> dict[TopicPartition, PartitionCursor]:
+    def cursors(self) -> dict[TopicPartition, PartitionPosition]:
         """One of each assigned partition; an assignment puts another dict there."""
         return self._cursors
 
     @cursors.setter
-    def cursors(self, cursors: dict[TopicPartition, PartitionCursor]) -> None:
+    def cursors(self, cursors: dict[TopicPartition, PartitionPosition]) -> None:
         self._cursors = cursors
-        self._held_back.arm(cursors)
+        self._barrier.arm(cursors)
 
-    def sought(self) -> None:
+    def on_seek(self) -> None:
         """A cursor was moved by its user: what comes after it in the order of keys waits anew."""
-        self._held_back.sought()
+        self._barrier.on_seek()
 
     def ask_ahead(self) -> None:
-        """Take in what has come and ask for more: the next answer comes while the caller works on what it has."""
+        """Take in what has come and ask for more: the next answer comes while the caller works on
+        what it has.
+        """
         self._connection.process()
         self.fetcher.begin(self._cursors.values())
 
-    def decide_positions(self, cursors: Iterable[PartitionCursor]) -> None:
+    def decide_positions(self, cursors: Iterable[PartitionPosition]) -> Steps[None]:
         """Give every cursor without a position one, as auto_offset_reset says."""
         undecided = {
-            cursor.key: cursor for cursor in cursors if cursor.position is None and cursor.error is None and not cursor.from_committed
+            cursor.key: cursor
+            for cursor in cursors
+            if cursor.position is None and cursor.error is None and not cursor.from_committed
         }
+        if not undecided:
+            return
         from_beginning = [key for key, cursor in undecided.items() if cursor.begins_at_earliest]
         if from_beginning:
-            for key, offset in self._offsets(from_beginning, "earliest").items():
-                undecided.pop(key).seek(offset)
+            found = yield from self._offsets(from_beginning, "earliest")
+            _place({key: undecided.pop(key) for key in from_beginning}, found)
         if not undecided:
             return
         reset = self._settings.auto_offset_reset
         if reset == "none":
             for cursor in undecided.values():
                 cursor.error = OffsetOutOfRangeError(
-                    f"{cursor.key.topic}-{cursor.key.partition} has no position and auto_offset_reset is none; seek first"
+                    f"{cursor.key.topic}-{cursor.key.partition} has no position and "
+                    "auto_offset_reset is none; seek first"
                 )
             return
         try:
-            offsets = self._offsets(undecided, reset)
+            found = yield from self._offsets(undecided, reset)
         except UnknownTopicError:
             if not self.topics_may_go:
                 raise
             return
-        for key, offset in offsets.items():
-            undecided[key].seek(offset)
+        _place(undecided, found)
 
-    def step(self, fetcher: Fetcher, cursors: Iterable[PartitionCursor], deadline_ns: int) -> None:
-        """Ask for more, take in what came, wait for something until `deadline_ns`."""
+    def ask(self, fetcher: Fetcher, cursors: Iterable[PartitionPosition]) -> None:
+        """Take in what came and ask for more. Raises why the connection is of no use."""
         connection = self._connection
+        connection.check_usable()
         connection.process()
         fetcher.begin(cursors)
         connection.process()
         now_ns = self._now_ns()
         connection.tick(now_ns)
         connection.check_reachable(now_ns)
-        if any(cursor.buffered or cursor.error is not None for cursor in cursors if not cursor.is_paused):
-            return
-        tick_ns = connection.next_tick_ns()
-        wait_ns = min(deadline_ns, tick_ns if tick_ns is not None else deadline_ns) - now_ns
-        if cursors and not fetcher.is_waiting and connection.is_ready:
-            wait_ns = min(wait_ns, 10_000_000)
-        if wait_ns > 0:
-            connection.wait(wait_ns, self.wake_fd)
-            connection.process()
 
-    def advance(self, deadline_ns: int | None) -> bool:
-        """Until something can be handed out, or the time is up. Raises the error of a partition that has nothing left before it."""
+    def retry_ns(
+        self, fetcher: Fetcher, cursors: Iterable[PartitionPosition], deadline_ns: int | None
+    ) -> int | None:
+        """Until when to wait after `ask` if nothing comes; None: without limit."""
+        tick_ns = self._connection.next_tick_ns()
+        times = [at_ns for at_ns in (deadline_ns, tick_ns) if at_ns is not None]
+        if not fetcher.is_waiting and self._connection.is_ready:
+            now_ns = self._now_ns()
+            requested = [
+                cursor
+                for cursor in cursors
+                if not cursor.is_paused and not cursor.from_committed and cursor.error is None
+            ]
+            times += [
+                max(cursor.retry_at_ns if cursor.refusals else 0, now_ns + REFUSED_RETRY_NS)
+                for cursor in requested
+            ]
+        return min(times, default=None)
+
+    def step(
+        self, fetcher: Fetcher, cursors: Iterable[PartitionPosition], deadline_ns: int
+    ) -> Steps[None]:
+        """Ask for more, take in what came, wait for something until `deadline_ns`."""
+        self.ask(fetcher, cursors)
+        if not any(
+            cursor.buffered or cursor.error is not None
+            for cursor in cursors
+            if not cursor.is_paused
+        ):
+            yield Wait(self.retry_ns(fetcher, cursors, deadline_ns))
+            self._connection.process()
+
+    def poll(
+        self, deadline_ns: int | None, is_filled: Callable[[], bool] | None = None
+    ) -> Steps[bool]:
+        """Until something can be handed out, or the time is up. `is_filled`: whether another task
+        has taken something meanwhile. Raises the error of a partition that has nothing left before
+        it.
+        """
         if not self.cursors:
-            raise InvalidRequestError("nothing is assigned: name topics at construction, or call assign()")
-        return self.look(deadline_ns, None)
+            raise InvalidRequestError(
+                "nothing is assigned: name topics at construction, or call assign()"
+            )
+        return (yield from self.wait(deadline_ns, is_filled)) or (
+            is_filled is not None and is_filled()
+        )
 
-    def look(self, deadline_ns: int | None, is_interrupted: Callable[[], bool] | None) -> bool:
-        """`advance`, also without any partition; it ends when `is_interrupted`, too."""
+    def wait(
+        self,
+        deadline_ns: int | None,
+        is_interrupted: Callable[[], bool] | None,
+        *,
+        once: bool = False,
+    ) -> Steps[bool]:
+        """`poll`, also without any partition; it ends when `is_interrupted`, too. `once`: and after
+        one wait.
+        """
         while True:
             cursors = list(self.cursors.values())
-            self.decide_positions(cursors)
-            self._held_back.look()
-            until_ns = deadline_ns if deadline_ns is not None else self._now_ns() + 1_000_000_000
-            self.step(self.fetcher, cursors, until_ns)
+            yield from self.decide_positions(cursors)
+            yield from self._barrier.step()
+            self.ask(self.fetcher, cursors)
             active = [cursor for cursor in cursors if not cursor.is_paused]
             if any(cursor.buffered for cursor in active):
                 return True
+            is_reset = False
             for cursor in active:
                 if cursor.error is not None:
-                    self.raise_or_reset(cursor)
+                    yield from self.raise_or_reset(cursor)
+                    is_reset = is_reset or cursor.position is None
+            if is_reset:
+                continue
             if deadline_ns is not None and self._now_ns() >= deadline_ns:
                 return False
             if is_interrupted is not None and is_interrupted():
                 return False
+            yield Wait(self.retry_ns(self.fetcher, cursors, deadline_ns))
+            self._connection.process()
+            if is_interrupted is not None and is_interrupted():
+                return False
+            if once:
+                return any(
+                    cursor.buffered for cursor in self.cursors.values() if not cursor.is_paused
+                )
 
-    def raise_or_reset(self, cursor: PartitionCursor) -> None:
-        """Raise the cursor's error, once; or have its position decided anew, where auto_offset_reset allows it. A position behind damage is asked for."""
+    def raise_or_reset(self, cursor: PartitionPosition) -> Steps[None]:
+        """Raise the cursor's error, once; or have its position decided anew, where
+        auto_offset_reset allows it. A position behind damage is asked for.
+        """
         error = cursor.error
         assert error is not None
         if isinstance(error, OffsetOutOfRangeError) and self._settings.auto_offset_reset != "none":
             cursor.seek(None)
             return
+        if (
+            isinstance(error, CorruptBatchError)
+            and error.next_offset is None
+            and error.first_offset is not None
+        ):
+            found = yield from self._offsets([cursor.key], {"behind": error.first_offset})
+            error = corrupt_error(cursor.key, error.first_offset, found[cursor.key], error.detail)
         cursor.error = None
         if isinstance(error, UnknownTopicError) and self.topics_may_go:
             return
-        if isinstance(error, CorruptBatchError) and error.next_offset is None and error.first_offset is not None:
-            behind = self._offsets([cursor.key], {"behind": error.first_offset})[cursor.key]
-            raise corrupt_error(cursor.key, error.first_offset, behind, error.detail) from None
-        raise error
+        raise error from None
 
-    def next_cursor(self) -> PartitionCursor | None:
-        """The cursor whose batch comes next: partitions take turns, batch by batch. None: nothing is buffered."""
-        cursors = [cursor for cursor in self.cursors.values() if cursor.buffered and not cursor.is_paused]
+    def next_cursor(self) -> PartitionPosition | None:
+        """The cursor whose batch comes next: partitions take turns, batch by batch. None: nothing
+        is buffered.
+        """
+        cursors = [
+            cursor for cursor in self.cursors.values() if cursor.buffered and not cursor.is_paused
+        ]
         if not cursors:
             return None
-        self._turn += 1
-        return cursors[self._turn % len(cursors)]
+        self._rotation += 1
+        return cursors[self._rotation % len(cursors)]
+
+
+def _place(
+    cursors: Mapping[TopicPartition, PartitionPosition], offsets: Mapping[TopicPartition, int]
+) -> None:
+    """Cursors that nothing has placed meanwhile begin at these offsets."""
+    for key, cursor in cursors.items():
+        if cursor.position is None and not cursor.from_committed:
+            cursor.seek(offsets[key])

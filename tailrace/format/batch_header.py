@@ -1,24 +1,29 @@
-"""The broker's header inside a record batch: plain bytes in, plain bytes out, no Arrow library.
+"""Batch header: the broker's header inside a record batch, read and written without an Arrow
+library.
 
-A batch is one Arrow IPC encapsulated message whose metadata padding carries this header, so a file of batches is an Arrow IPC stream:
+A batch is one Arrow IPC encapsulated message whose metadata padding contains this header. So a file
+of batches is an Arrow IPC stream:
 
-    0          4              8                       8 + metadata_size - 136   8 + metadata_size          batch_length
-    +----------+--------------+-----------------+-----+-----------+-------------+--------------------------+
-    |0xFFFFFFFF| metadata_size| flatbuffer      | pad | extension | HEADER 136 B| body (Arrow buffers)     |
-    +----------+--------------+-----------------+-----+-----------+-------------+--------------------------+
-    |<------------- body_crc32c ------------------------->|<- header_crc32c  -->|<----- body_crc32c ------>|
+    0          4              8            M - 136 - ext   M - 136       M = 8 + metadata_size
+    +----------+--------------+------------+---------------+-------------+----------------------+
+    |0xFFFFFFFF| metadata_size| flatbuffer |   extension   | HEADER 136 B| body (Arrow buffers) |
+    |          |              | and padding|               |             | up to batch_length   |
+    +----------+--------------+------------+---------------+-------------+----------------------+
+    |<------------ body_crc32c ----------->|<------ header_crc32c ------>|<--- body_crc32c ---->|
 
-Owner: the producer writes every field once; the worker that appends the batch rewrites `base_offset`, `append_time_us`, `leader_epoch`,
-`durable_offset` and the header's checksum, and nothing else. The body and its checksum are never rewritten.
+Owner: the producer writes every field once. The worker that appends the batch rewrites
+`base_offset`, `append_time_us`, `leader_epoch`, `durable_offset` and the header's checksum. The
+body and its checksum never change.
 
 Invariants:
-    8 + metadata_size is a multiple of 8;  HEADER_BYTES + extension_length <= metadata_size
-    0 <= record_count - 1 <= last_offset_delta for data batches (fewer rows than offsets once compaction has removed some)
-    record_count == 0 and last_offset_delta == 0 for control batches
-    header_crc32c is seeded with topic id and partition: a batch in the wrong file is never taken for its own
+- 8 + metadata_size is a multiple of 8, and HEADER_BYTES + extension_length <= metadata_size.
+- 0 <= record_count - 1 <= last_offset_delta for data batches. Compaction may remove rows.
+- record_count == 0 and last_offset_delta == 0 for control batches.
+- header_crc32c is seeded with topic id and partition, so a batch in the wrong file is detected.
 
-Layout: `_FIELDS` below, little endian, every field at a multiple of its size. The last fields are `header_length, version, magic`, so the header is found
-from its end. All fields are reserved now, also those that are filled by a later version; a change of layout is a new `version`.
+Layout: `_FIELDS` below, little endian, every field at a multiple of its size. The last fields are
+`header_length, version, magic`, so the header is found from its end. All fields are reserved now,
+also those for later versions. A change of layout is a new `version`.
 """
 
 from __future__ import annotations
@@ -26,7 +31,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
-from tailrace.formats.checksum import Readable, crc32c
+from tailrace.format.crc32c import Readable, crc32c
 
 BATCH_MAGIC = 0x31425254  # "TRB1" in the file
 BATCH_VERSION = 1
@@ -46,21 +51,24 @@ ATTRIBUTE_COMPRESSED = 32
 KNOWN_ATTRIBUTES = 63
 
 CONTROL_DELAY_MARK = 0
-"""The control batch of a delay log: ordinals below its `min_tick` are closed. Transaction markers will be of other types; what this version does not know
-is passed on and means nothing to it.
+"""The type of a delay log's control batch: ordinals below its `min_tick` are closed. Transaction
+markers will have other types. A reader ignores unknown types.
 """
 
 REMEMBERED_BATCHES = 16
-"""How many batches of a producer a partition's worker remembers; so many sequences, and no more, may a producer have whose fate it does not know."""
+"""Batches of a producer that a partition's worker remembers. A producer may have at most this many
+sequences without a known outcome.
+"""
 REMEMBERED_BATCHES_ONCE = 5
-"""The same of an appliance that speaks only the first version of PRODUCE."""
+"""The same for an appliance that supports only version 1 of PRODUCE."""
 _TICK_US, _TICK_MASK = 1_000, (1 << 44) - 1
-"""As in `tailrace.delays`, which those who read headers have no other use for."""
+"""Copies from `tailrace.core.delays`, which is not imported here to save its import time."""
 NO_PRODUCER = -1
 NO_SEQUENCE = -1
 SEQUENCE_MODULUS = 1 << 31
 
-#       crc attr body length | base  delta count | first max append | producer sequence epoch _ leader schema
+#       crc attr body length | base  delta count | first max append | producer sequence epoch _
+#                                    leader schema
 _FIELDS = struct.Struct("<IIIIqIIqqqqihHiIqqqqIIQHHI")
 _PREFIX = struct.Struct("<II")
 _TAIL = struct.Struct("<HHI")
@@ -70,7 +78,7 @@ _U32 = struct.Struct("<I")
 _I32 = struct.Struct("<i")
 assert _FIELDS.size == HEADER_BYTES
 
-# Offsets from the header's first byte of what the broker rewrites.
+# Offsets, from the header's first byte, of the fields that the broker rewrites.
 OFFSET_HEADER_CRC = 0
 OFFSET_BASE_OFFSET = 16
 OFFSET_APPEND_TIME = 48
@@ -81,7 +89,7 @@ OFFSET_MIN_TICK = 104
 
 
 class BatchFormatError(ValueError):
-    """These bytes are not a batch of this version; `reason` says which check failed."""
+    """The bytes are not a batch of this version. `reason` is the failed check."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -94,7 +102,11 @@ class BatchChecksumError(BatchFormatError):
 
 @dataclass(slots=True)
 class BatchHeader:
-    """The header's fields. Times are microseconds since 1970 UTC; offsets are record numbers; -1 means "none" where signed."""
+    """The fields of a batch header.
+
+    Times are microseconds since 1970 UTC, and offsets are record numbers. In signed fields -1 means
+    "none".
+    """
 
     attributes: int = 0
     body_crc32c: int = 0
@@ -112,69 +124,92 @@ class BatchHeader:
     schema_id: int = 0
     durable_offset: int = 0
     due_us: int = -1
-    """In a delay log: a number by which the scheduler finds again what it appended. In a delivered batch: see `previous_position`."""
+    """In a delay log: the scheduler's number to recognize its own batch. In a delivered batch: see
+    `previous_position`.
+    """
     delay_position: int = -1
-    """In a batch that the scheduler delivered: the offset of its last row in the delay log."""
+    """In a delivered batch: the offset of its last row in the delay log."""
     min_tick: int = -1
-    """In a delay log: the first ordinal (`tailrace.delays`) that was open when this was appended; in a delivered batch: the last row's ordinal."""
+    """In a delay log: the first ordinal (`tailrace.core.delays`) that was open at the append. In a
+    delivered batch: the last row's ordinal.
+    """
     extension_length: int = 0
     header_crc32c: int = 0
     control_type: int = 0
-    """Of a control batch: what it says (CONTROL_DELAY_MARK). Of any other: 0."""
+    """The type of a control batch (CONTROL_DELAY_MARK); 0 in other batches."""
     reserved_b: int = 0
     previous_position: int = 0
-    """In a delivered batch: the offset in the delay log of the row that was delivered before its first one, whose ordinal is `due_us`; 0, 0: none was."""
+    """In a delivered batch: the offset, in the delay log, of the row delivered before its first
+    one. `due_us` is that row's ordinal. 0, 0: there was none.
+    """
 
     @property
     def last_offset(self) -> int:
-        """The offset of the last record, or of the last that compaction has removed."""
+        """The offset of the last record, possibly removed by compaction."""
         return self.base_offset + self.last_offset_delta
 
     @property
     def next_offset(self) -> int:
-        """The offset behind the batch: where the next one begins."""
+        """The offset after the batch, where the next one begins."""
         return self.base_offset + self.last_offset_delta + 1
 
     @property
     def is_control(self) -> bool:
-        """Whether it has no records, and is not handed to users."""
+        """True for a batch without records that users never receive."""
         return bool(self.attributes & ATTRIBUTE_CONTROL)
 
     @property
     def is_delay_mark(self) -> bool:
-        """Whether it is a delay log's mark: see CONTROL_DELAY_MARK."""
+        """True for a delay log's mark: see CONTROL_DELAY_MARK."""
         return bool(self.attributes & ATTRIBUTE_CONTROL) and self.control_type == CONTROL_DELAY_MARK
 
     def has_one_time(self, *, is_typed: bool) -> bool:
-        """Whether `max_timestamp_us` is every record's time, whatever a column says: with LogAppendTime, and in a typed topic, whose columns are the
-        producer's, for occurrences of a recurring record (a batch holds those of one tick).
+        """True if `max_timestamp_us` is the time of every record, regardless of columns.
+
+        This holds with LogAppendTime. It also holds in a typed topic, whose columns are the
+        producer's, for occurrences of a recurring record: a batch has those of one tick.
         """
         if self.attributes & ATTRIBUTE_LOG_APPEND_TIME:
             return True
-        is_of_one_tick = self.first_timestamp_us == self.max_timestamp_us == (self.min_tick & _TICK_MASK) * _TICK_US
+        is_of_one_tick = (
+            self.first_timestamp_us
+            == self.max_timestamp_us
+            == (self.min_tick & _TICK_MASK) * _TICK_US
+        )
         return is_typed and bool(self.attributes & ATTRIBUTE_DELAYED) and is_of_one_tick
 
     def to_bytes(self) -> bytes:
-        """The 136 bytes, with `header_crc32c` as it stands in the field (see `seal_header`)."""
+        """The 136 bytes, with `header_crc32c` as it stands (see `seal_header`)."""
         return _FIELDS.pack(
-            self.header_crc32c, self.attributes, self.body_crc32c, self.batch_length, self.base_offset, self.last_offset_delta,
-            self.record_count, self.first_timestamp_us, self.max_timestamp_us, self.append_time_us, self.producer_id,
-            self.base_sequence, self.producer_epoch, self.control_type, self.leader_epoch, self.schema_id, self.durable_offset,
-            self.due_us, self.delay_position, self.min_tick, self.extension_length, self.reserved_b, self.previous_position,
+            self.header_crc32c, self.attributes, self.body_crc32c, self.batch_length,
+            self.base_offset, self.last_offset_delta,
+            self.record_count, self.first_timestamp_us, self.max_timestamp_us, self.append_time_us,
+            self.producer_id,
+            self.base_sequence, self.producer_epoch, self.control_type, self.leader_epoch,
+            self.schema_id, self.durable_offset,
+            self.due_us, self.delay_position, self.min_tick, self.extension_length, self.reserved_b,
+            self.previous_position,
             HEADER_BYTES, BATCH_VERSION, BATCH_MAGIC,
         )  # fmt: skip
 
 
 def checksum_seed(topic_id: bytes, partition: int) -> int:
-    """What header checksums of this partition start from: CRC32C of the 16-byte topic id and the partition number."""
+    """The seed of a partition's header checksums: CRC32C of the
+    16-byte topic id and the partition.
+    """
     return crc32c(_SEED.pack(topic_id, partition))
 
 
 def metadata_size_of(data: Readable, start: int = 0) -> int:
-    """The metadata size of the message at `start`; 0 is the end-of-stream mark. Needs 8 bytes. Raises BatchFormatError."""
+    """The metadata size of the message at `start`, 0 for the end-of-stream mark. Needs 8 bytes.
+
+    Raises BatchFormatError.
+    """
     continuation, metadata_size = _PREFIX.unpack_from(data, start)
     if continuation != CONTINUATION:
-        raise BatchFormatError("no Arrow message starts here (the continuation mark 0xFFFFFFFF is missing)")
+        raise BatchFormatError(
+            "there is no Arrow message here (the continuation mark 0xFFFFFFFF is missing)"
+        )
     if metadata_size == 0:
         return 0
     if metadata_size % 8 or not HEADER_BYTES <= metadata_size <= METADATA_MAX_BYTES:
@@ -183,90 +218,111 @@ def metadata_size_of(data: Readable, start: int = 0) -> int:
 
 
 def read_header(data: Readable, start: int = 0) -> BatchHeader:
-    """The header of the batch at `start`, which must lie wholly inside `data` up to its body. Checks form, not checksums. Raises
-    BatchFormatError.
+    """Parse the header of the batch at `start`, which must be in `data` up to its body.
+
+    Checks form, not checksums. Raises BatchFormatError.
     """
     if len(data) - start < PREFIX_BYTES:
-        raise BatchFormatError("shorter than a message prefix")
+        raise BatchFormatError("the bytes are shorter than a message prefix")
     metadata_size = metadata_size_of(data, start)
     if metadata_size == 0:
-        raise BatchFormatError("an end-of-stream mark, not a batch")
+        raise BatchFormatError("this is an end-of-stream mark, not a batch")
     position = start + PREFIX_BYTES + metadata_size - HEADER_BYTES
     if position + HEADER_BYTES > len(data):
-        raise BatchFormatError("cut off inside its metadata")
+        raise BatchFormatError("the batch is cut off inside its metadata")
     return header_at(data, position, metadata_size)
 
 
 def header_at(data: Readable, position: int, metadata_size: int) -> BatchHeader:
-    """The header whose first byte is at `position`. Raises BatchFormatError for another magic, version or length, or sizes that
-    contradict.
+    """Parse the header at `position`.
+
+    Raises BatchFormatError for another magic, version or length, and for contradictory sizes.
     """
     (
-        header_crc, attributes, body_crc, batch_length, base_offset, last_offset_delta, record_count, first_timestamp, max_timestamp,
-        append_time, producer_id, base_sequence, producer_epoch, control_type, leader_epoch, schema_id, durable_offset, due, delay_position,
+        header_crc, attributes, body_crc, batch_length, base_offset, last_offset_delta,
+        record_count, first_timestamp, max_timestamp,
+        append_time, producer_id, base_sequence, producer_epoch, control_type, leader_epoch,
+        schema_id, durable_offset, due, delay_position,
         min_tick, extension_length, reserved_b, previous_position, header_length, version, magic,
     ) = _FIELDS.unpack_from(data, position)  # fmt: skip
     if magic != BATCH_MAGIC:
-        raise BatchFormatError(f"batch magic is 0x{magic:08x}, expected 0x{BATCH_MAGIC:08x}")
+        raise BatchFormatError(f"batch magic is 0x{magic:08x}; expected 0x{BATCH_MAGIC:08x}")
     if version != BATCH_VERSION:
-        raise BatchFormatError(f"batch version is {version}, this build reads {BATCH_VERSION}")
+        raise BatchFormatError(f"batch version is {version}; this build reads {BATCH_VERSION}")
     if header_length != HEADER_BYTES:
-        raise BatchFormatError(f"header length is {header_length}, version {version} has {HEADER_BYTES}")
+        raise BatchFormatError(
+            f"header length is {header_length}; version {version} has {HEADER_BYTES}"
+        )
     if extension_length > EXTENSION_MAX_BYTES or extension_length + HEADER_BYTES > metadata_size:
         raise BatchFormatError(f"extension length {extension_length} does not fit the metadata")
     if batch_length < PREFIX_BYTES + metadata_size or batch_length % 8:
-        raise BatchFormatError(f"batch length {batch_length} contradicts a metadata size of {metadata_size}")
+        raise BatchFormatError(
+            f"batch length {batch_length} contradicts a metadata size of {metadata_size}"
+        )
     if attributes & ~KNOWN_ATTRIBUTES:
         raise BatchFormatError(f"unknown attribute bits 0x{attributes & ~KNOWN_ATTRIBUTES:x}")
     if base_offset < 0 or last_offset_delta >= SEQUENCE_MODULUS:
-        raise BatchFormatError("offsets out of range")
+        raise BatchFormatError("the base offset or the last offset delta is out of range")
     if attributes & ATTRIBUTE_CONTROL:
         if record_count or last_offset_delta:
-            raise BatchFormatError("a control batch has no rows and takes one offset")
+            raise BatchFormatError("a control batch has rows or more than one offset")
     elif record_count == 0 or record_count - 1 > last_offset_delta:
         raise BatchFormatError(f"{record_count} records do not fit {last_offset_delta + 1} offsets")
     elif record_count - 1 != last_offset_delta and not attributes & ATTRIBUTE_SPARSE:
-        raise BatchFormatError("gaps in a batch that is not marked sparse")
+        raise BatchFormatError("the offsets have gaps, and the batch is not marked sparse")
     return BatchHeader(
-        attributes, body_crc, batch_length, base_offset, last_offset_delta, record_count, first_timestamp, max_timestamp, append_time,
-        producer_id, base_sequence, producer_epoch, leader_epoch, schema_id, durable_offset, due, delay_position, min_tick,
+        attributes, body_crc, batch_length, base_offset, last_offset_delta, record_count,
+        first_timestamp, max_timestamp, append_time,
+        producer_id, base_sequence, producer_epoch, leader_epoch, schema_id, durable_offset, due,
+        delay_position, min_tick,
         extension_length, header_crc, control_type, reserved_b, previous_position,
     )  # fmt: skip
 
 
 def header_position(data: Readable, start: int = 0) -> int:
-    """Where in `data` the header of the (already checked) batch at `start` begins."""
+    """The position in `data` of the header of the checked batch at `start`."""
     return start + int(_U32.unpack_from(data, start + 4)[0]) + PREFIX_BYTES - HEADER_BYTES
 
 
 def compute_header_crc(data: memoryview, position: int, extension_length: int, seed: int) -> int:
-    """The checksum that belongs into the header at `position`: its extension, then every header byte behind the checksum field."""
+    """The checksum of a header: its extension, then every header byte after the checksum field."""
     if extension_length:
         seed = crc32c(data[position - extension_length : position], seed)
     return crc32c(data[position + 4 : position + HEADER_BYTES], seed)
 
 
 def compute_body_crc(batch: memoryview, position: int, extension_length: int) -> int:
-    """The checksum of all of `batch` but extension and header; `position` is the header's."""
+    """The checksum of `batch` without extension and header. `position` is the header's."""
     return crc32c(batch[position + HEADER_BYTES :], crc32c(batch[: position - extension_length]))
 
 
 def verify_batch(batch: memoryview, seed: int) -> BatchHeader:
-    """The header of `batch` (exactly one whole batch) with form and both checksums proven. Raises BatchFormatError, BatchChecksumError."""
+    """Parse the header of exactly one whole batch, with form and both checksums verified.
+
+    Raises BatchFormatError, BatchChecksumError.
+    """
     header = read_header(batch)
     if header.batch_length != len(batch):
-        raise BatchFormatError(f"{len(batch)} bytes where the header says {header.batch_length}")
+        raise BatchFormatError(
+            f"the batch has {len(batch)} bytes; its header says {header.batch_length}"
+        )
     position = header_position(batch)
     if compute_header_crc(batch, position, header.extension_length, seed) != header.header_crc32c:
-        raise BatchChecksumError("header checksum does not match (damaged, or a batch of another topic or partition)")
+        raise BatchChecksumError(
+            "header checksum does not match (damaged, or a batch of another topic or partition)"
+        )
     if compute_body_crc(batch, position, header.extension_length) != header.body_crc32c:
         raise BatchChecksumError("body checksum does not match")
     return header
 
 
 def seal_header(batch: memoryview, position: int, extension_length: int, seed: int) -> None:
-    """Write the header's checksum over the fields as they now stand."""
-    _U32.pack_into(batch, position + OFFSET_HEADER_CRC, compute_header_crc(batch, position, extension_length, seed))
+    """Write the header's checksum for the current fields."""
+    _U32.pack_into(
+        batch,
+        position + OFFSET_HEADER_CRC,
+        compute_header_crc(batch, position, extension_length, seed),
+    )
 
 
 def stamp_appended(
@@ -280,7 +336,7 @@ def stamp_appended(
     durable_offset: int,
     seed: int,
 ) -> None:
-    """What the worker writes when it appends: offset, time, epoch, the partition's durable offset, and the header's checksum."""
+    """Set the fields that the worker writes when it appends a batch, and the header's checksum."""
     _APPEND.pack_into(batch, position + OFFSET_BASE_OFFSET, base_offset)
     _APPEND.pack_into(batch, position + OFFSET_APPEND_TIME, append_time_us)
     struct.pack_into("<i", batch, position + OFFSET_LEADER_EPOCH, leader_epoch)
@@ -288,17 +344,21 @@ def stamp_appended(
     seal_header(batch, position, header.extension_length, seed)
 
 
-def stamp_producer(batch: memoryview, *, producer_id: int, producer_epoch: int, base_sequence: int, seed: int) -> None:
-    """What the SDK writes when a batch is first sent, or sent anew under another epoch."""
+def stamp_producer(
+    batch: memoryview, *, producer_id: int, producer_epoch: int, base_sequence: int, seed: int
+) -> None:
+    """Set the producer's fields, when a batch is first sent or sent again under another epoch."""
     position = header_position(batch)
-    struct.pack_into("<qih", batch, position + OFFSET_PRODUCER, producer_id, base_sequence, producer_epoch)
+    struct.pack_into(
+        "<qih", batch, position + OFFSET_PRODUCER, producer_id, base_sequence, producer_epoch
+    )
     seal_header(batch, position, _U32.unpack_from(batch, position + 112)[0], seed)
 
 
 def insert_header(message: Readable, header: BatchHeader, seed: int) -> bytearray:
-    """An Arrow IPC message as `pyarrow` makes it, with our header appended to its metadata padding and every length and checksum set.
+    """Insert our header into the metadata padding of an Arrow IPC message of pyarrow.
 
-    One copy of the body. `header` says everything but the lengths and checksums, which are computed here.
+    Copies the body once. Lengths and checksums are computed, all other fields come from `header`.
     """
     view = memoryview(message)
     continuation, metadata_size = _PREFIX.unpack_from(view, 0)
@@ -306,33 +366,48 @@ def insert_header(message: Readable, header: BatchHeader, seed: int) -> bytearra
         raise BatchFormatError("not an encapsulated Arrow message")
     body_start = PREFIX_BYTES + metadata_size
     prefix = _PREFIX.pack(CONTINUATION, metadata_size + HEADER_BYTES)
-    return fill_header(bytearray(b"").join((prefix, view[PREFIX_BYTES:body_start], bytes(HEADER_BYTES), view[body_start:])), header, seed)
+    return fill_header(
+        bytearray(b"").join(
+            (prefix, view[PREFIX_BYTES:body_start], bytes(HEADER_BYTES), view[body_start:])
+        ),
+        header,
+        seed,
+    )
 
 
-def fill_header(batch: bytearray, header: BatchHeader, seed: int, body_crc: int | None = None) -> bytearray:
-    """An Arrow IPC message whose metadata padding ends with HEADER_BYTES for our header, which is written there; returns it. `header` as of
-    `insert_header`. `body_crc`: the checksum of the rest, where it is known.
+def fill_header(
+    batch: bytearray, header: BatchHeader, seed: int, body_crc: int | None = None
+) -> bytearray:
+    """Write our header into the last HEADER_BYTES of an Arrow IPC message's metadata, and return
+    it.
+
+    `header` is as for `insert_header`. `body_crc` is the checksum of the rest, if known.
     """
     body_start = PREFIX_BYTES + _PREFIX.unpack_from(batch, 0)[1]
     position = body_start - HEADER_BYTES
     header.batch_length = len(batch)
     header.extension_length = 0
     with memoryview(batch) as view:
-        header.body_crc32c = crc32c(view[body_start:], crc32c(view[:position])) if body_crc is None else body_crc
+        header.body_crc32c = (
+            crc32c(view[body_start:], crc32c(view[:position])) if body_crc is None else body_crc
+        )
         view[position:body_start] = header.to_bytes()
         seal_header(view, position, 0, seed)
     return batch
 
 
 def stamp_min_tick(batch: memoryview, position: int, header: BatchHeader, min_tick: int) -> None:
-    """What the worker writes into a batch of a delay log: the first ordinal that is not closed. Before `stamp_appended`."""
+    """Set the first open ordinal in a batch of a delay log. Call it before `stamp_appended`."""
     header.min_tick = min_tick
     _APPEND.pack_into(batch, position + OFFSET_MIN_TICK, min_tick)
 
 
-def stamp_append_time(batch: memoryview, position: int, header: BatchHeader, append_time_us: int) -> None:
-    """Topics with message.timestamp.type=LogAppendTime: mark the batch so, and let its largest timestamp be the append time. Before
-    `stamp_appended`.
+def stamp_append_time(
+    batch: memoryview, position: int, header: BatchHeader, append_time_us: int
+) -> None:
+    """Mark a batch of a topic with message.timestamp.type=LogAppendTime and set its times.
+
+    Call it before `stamp_appended`.
     """
     header.attributes |= ATTRIBUTE_LOG_APPEND_TIME
     header.first_timestamp_us = header.max_timestamp_us = append_time_us
@@ -344,10 +419,11 @@ _LENGTH = struct.Struct("<IqI")
 
 
 def frame_at(data: Readable, start: int, end: int) -> tuple[int, int, int] | None:
-    """(batch_length, base_offset, next_offset) of the batch at `start` if its metadata lies before `end`, else None. Form only; the
-    quick look of those who pass batches on.
+    """(batch_length, base_offset, next_offset) of the batch at `start`, None if its metadata passes
+    `end`.
 
-    Raises BatchFormatError; an end-of-stream mark is a length of 0.
+    A quick check of form for code that forwards batches. An end-of-stream mark has length 0. Raises
+    BatchFormatError.
     """
     if end - start < PREFIX_BYTES:
         return None
@@ -359,22 +435,27 @@ def frame_at(data: Readable, start: int, end: int) -> tuple[int, int, int] | Non
         return None
     header_length, version, magic = _TAIL.unpack_from(data, position + HEADER_BYTES - _TAIL.size)
     if magic != BATCH_MAGIC or version != BATCH_VERSION or header_length != HEADER_BYTES:
-        raise BatchFormatError("not a batch header of this version")
+        raise BatchFormatError("the bytes are not a batch header of this version")
     batch_length, base_offset, last_offset_delta = _LENGTH.unpack_from(data, position + 12)
     if batch_length < PREFIX_BYTES + metadata_size:
-        raise BatchFormatError(f"batch length {batch_length} contradicts a metadata size of {metadata_size}")
+        raise BatchFormatError(
+            f"batch length {batch_length} contradicts a metadata size of {metadata_size}"
+        )
     return batch_length, base_offset, base_offset + last_offset_delta + 1
 
 
 def leader_epoch_at(data: Readable, start: int) -> int:
-    """The leader epoch of the batch at `start`, whose form `frame_at` has looked at."""
+    """The leader epoch of the batch at `start`, whose form `frame_at` has checked."""
     return int(_I32.unpack_from(data, header_position(data, start) + OFFSET_LEADER_EPOCH)[0])
 
 
 def header_is_intact(batch: memoryview, seed: int) -> bool:
-    """Whether at least the header of `batch` matches its checksum, so that its offsets can be believed."""
+    """True if the header of `batch` matches its checksum, so that its offsets can be trusted."""
     try:
         header = read_header(batch)
     except BatchFormatError:
         return False
-    return compute_header_crc(batch, header_position(batch), header.extension_length, seed) == header.header_crc32c
+    return (
+        compute_header_crc(batch, header_position(batch), header.extension_length, seed)
+        == header.header_crc32c
+    )

@@ -1,10 +1,14 @@
-"""Small files that must be whole or be known not to be: a JSON document that carries the checksum of its own content.
+"""Small JSON files that contain the checksum of their own content.
 
-Layout: `{"crc32c":"xxxxxxxx","content":...}` and nothing behind it; the checksum is that of the content's bytes as they stand. So people and `jq` read such
-a file, and a flipped bit, a cut or an overwritten tail is found.
+Layout: `{"crc32c":"xxxxxxxx","content":...}` with nothing after it. The checksum covers the bytes
+of the content. People and `jq` can read such a file, and a flipped bit, a cut or an overwritten
+tail is detected.
 
-Invariants: `replace` never follows a link, neither at the file's name nor at the temporary's, and what it makes only its owner reads, whatever the umask.
-Crash: the old file or the new one is there, whole; a temporary that a kill left is removed by the next `replace`.
+Invariants:
+- `replace` never follows a link, neither at the file's name nor at the temporary's.
+- Only the owner can read the files, regardless of the umask.
+
+Crash: the old or the new file is there, whole. The next `replace` removes a left temporary.
 """
 
 from __future__ import annotations
@@ -14,8 +18,8 @@ from typing import Any
 
 import orjson
 
-from tailrace.formats.checksum import Readable, crc32c
-from tailrace.formats.files import DiskFiles, replace_file
+from tailrace.format.crc32c import Readable, crc32c
+from tailrace.format.files import DiskFiles, replace_file
 
 _HEAD = b'{"crc32c":"%08x","content":'
 _HEAD_BYTES = len(_HEAD % 0)
@@ -24,24 +28,24 @@ _DISK = DiskFiles()
 
 
 def encode(content: Any) -> bytes:
-    """The bytes of a document with this content, its checksum first. Raises TypeError for what JSON has not."""
+    """Encode a document with this content. Raises TypeError for values that JSON lacks."""
     body = orjson.dumps(content)
     return _HEAD % crc32c(body) + body + b"}"
 
 
 def decode(data: bytes) -> Any | None:
-    """The content, or None when these bytes are not a whole, undamaged document."""
+    """Decode the content. None if the bytes are not a whole, undamaged document."""
     body = data[_HEAD_BYTES:-1]
     if not body or data[:_HEAD_BYTES] != _HEAD % crc32c(body) or data[-1:] != b"}":
         return None
     try:
         return orjson.loads(body)
-    except orjson.JSONDecodeError:  # the checksum was written by hand
+    except orjson.JSONDecodeError:  # a checksum that fits bytes that are not JSON
         return None
 
 
 def read(path: str) -> bytes:
-    """All bytes of a file that is no link. Raises OSError (ELOOP for a link, EISDIR for a directory)."""
+    """Read a whole file. Raises OSError (ELOOP for a link, EISDIR for a directory)."""
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         pieces = []
@@ -53,12 +57,15 @@ def read(path: str) -> bytes:
 
 
 def replace(path: str, data: Readable) -> None:
-    """Put a file with these bytes at `path`, durably (see `tailrace.formats.files.replace_file`). Raises OSError; then what was there is there still."""
+    """Replace the file at `path` durably (see `tailrace.format.files.replace_file`).
+
+    Raises OSError; the old file is then still there.
+    """
     replace_file(_DISK, path, data)
 
 
 def write_all(fd: int, data: Readable, position: int) -> None:
-    """A write may take less than it is given: go on until all is written. Raises OSError."""
+    """Write all of `data` at `position`, in several writes if needed. Raises OSError."""
     rest = memoryview(data)
     while len(rest):
         written = os.pwrite(fd, rest, position)

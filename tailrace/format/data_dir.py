@@ -1,10 +1,13 @@
-"""The names of what lies in a data directory, and its identity: for the processes that write it and for the tools that look at it offline.
+"""File names and identity of a data directory, for the appliance and the offline tools.
 
-Layout of `instance.json` (`tailrace.formats.checked_json`; format 1 was plain JSON with "instance" alone):
+Layout of `instance.json` (`tailrace.format.checked_json`; format 1 was plain JSON with "instance"
+only):
 
-    instance         32 hex digits made when the directory was first used. The catalog and clients know the directory, or the appliance, by it; a copy has it
-    shared_memory    32 hex digits that name and mark this directory's shared memory, its alone: a copy is given others (see `appliance.identity`)
-    device, inode, path    of the directory that `shared_memory` is for
+    instance         32 hex digits made at first use. The catalog and clients know the directory, or
+                     the appliance, by it. A copy of the directory keeps it.
+    shared_memory    32 hex digits that name and mark this directory's shared memory. A copy gets
+                     others (see `appliance.data.data_dir_identity`).
+    device, inode, path    the directory that `shared_memory` belongs to
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from tailrace.formats import checked_json
+from tailrace.format import checked_json
 
 LOCK_FILE = "instance.lock"
 IDENTITY_FILE = "instance.json"
@@ -28,7 +31,7 @@ QUARANTINE_DIRECTORY = "quarantine"
 
 
 class Identity(NamedTuple):
-    """What `instance.json` says."""
+    """The contents of `instance.json`."""
 
     instance: bytes
     shared_memory: bytes
@@ -38,7 +41,7 @@ class Identity(NamedTuple):
 
     @property
     def prefix(self) -> str:
-        """What the names of this directory's regions of shared memory begin with."""
+        """The prefix of the names of this directory's shared memory regions."""
         return f"/tailrace-{self.shared_memory.hex()[:12]}"
 
     def encode(self) -> bytes:
@@ -55,7 +58,7 @@ class Identity(NamedTuple):
 
 
 def decode_identity(data: bytes) -> Identity | None:
-    """The identity, or None when these bytes are damaged."""
+    """Decode the identity. None if the bytes are damaged."""
     content: Any = checked_json.decode(data)
     try:
         if content is None:  # format 1
@@ -63,14 +66,16 @@ def decode_identity(data: bytes) -> Identity | None:
             found = Identity(instance, instance)
         else:
             ids = bytes.fromhex(content["instance"]), bytes.fromhex(content["shared_memory"])
-            found = Identity(*ids, int(content["device"]), int(content["inode"]), str(content["path"]))
+            found = Identity(
+                *ids, int(content["device"]), int(content["inode"]), str(content["path"])
+            )
     except (orjson.JSONDecodeError, KeyError, ValueError, TypeError):
         return None
     return found if len(found.instance) == len(found.shared_memory) == 16 else None
 
 
 def read_identity(data_dir: str) -> Identity | None:
-    """Of a directory that was used once; None when neither copy can be read."""
+    """Read the identity of a used directory. None if neither copy can be read."""
     for name in (IDENTITY_FILE, IDENTITY_COPY_FILE):
         try:
             found = decode_identity(checked_json.read(f"{data_dir}/{name}"))

@@ -1,14 +1,22 @@
-"""What the scheduler keeps on the disk of delayed records: `pending.json`, and bucket files `<level>-<first tick>-<number>.pending` beside a delay log.
+"""Files of pending delayed records: `pending.json` and bucket files, beside a delay log.
 
-`pending.json` (checked JSON) names the bucket files and which bytes of them count; everything in the delay log below its `cursor` is delivered, cancelled, or
-in those. A bucket file is chunks, one behind the other, little endian:
+The scheduler keeps them. `pending.json` (checked JSON) lists the bucket files and their valid
+bytes. Every record of the delay log below its `cursor` is delivered, cancelled or in a bucket file.
+A bucket file, `<level>-<first tick>-<number>.pending`, is a sequence of chunks, little endian:
 
-    magic u32 | kind u32 | rows u32 | crc32c u32 | body u64 | first offset i64 | last offset i64 | min tick i64 | max tick i64      (56 B)
-    ticks i64[rows] | offsets i64[rows], ascending | body: an Arrow RecordBatch message of the delay log's schema                     kind 1
-    offsets i64[rows]                                                                                                                kind 2: cancelled
+    magic u32 | kind u32 | rows u32 | crc32c u32 | body u64 |
+    first offset i64 | last offset i64 | min tick i64 | max tick i64                     (56 bytes)
+    kind 1, rows:       ticks i64[rows] | offsets i64[rows], ascending |
+                        body: an Arrow RecordBatch message of the delay log's schema
+    kind 2, cancelled:  offsets i64[rows]
 
-Owner: the scheduler writes them (`workers.delays`); the flusher reads the cursor, the offline tools everything.
-Invariants: a chunk never changes; its checksum covers all of it, itself as 0; bytes behind a file's `end`, and files that are not named, are not there.
+Owner: the scheduler writes them (`workers.delays`). The flusher reads the cursor, the offline tools
+everything.
+
+Invariants:
+- A chunk never changes.
+- A chunk's checksum covers all of it, with 0 in the checksum's place.
+- Bytes after a file's `end`, and files that are not listed, are ignored.
 """
 
 from __future__ import annotations
@@ -18,16 +26,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from tailrace.formats import checked_json
-from tailrace.formats.checksum import Readable, crc32c
+from tailrace.format import checked_json
+from tailrace.format.crc32c import Readable, crc32c
 
 PENDING_FILE = "pending.json"
 PENDING_VERSION = 3
 READ_VERSIONS = (2, 3)
-"""2: without `BucketEntry.first_crc`."""
+"""Version 2 had no `BucketEntry.first_crc`."""
 BUCKET_SUFFIX = ".pending"
 DAMAGED_SUFFIX = ".damaged"
-"""Behind the name of a bucket file that was set aside."""
+"""Suffix that is added to a quarantined bucket file's name."""
 CHUNK_MAGIC = 0x32444254  # "TBD2"
 KIND_ROWS = 1
 KIND_CANCELLED = 2
@@ -40,28 +48,32 @@ ReadAt = Callable[[int, int], bytes]
 
 
 class PendingDamagedError(Exception):
-    """`pending.json` or a bucket file is not what was written."""
+    """`pending.json` or a bucket file is damaged."""
 
 
 @dataclass(slots=True)
 class BucketEntry:
-    """What `pending.json` says of one bucket file."""
+    """The entry of one bucket file in `pending.json`."""
 
     level: int
     start: int
-    """The first tick it is for."""
+    """Its first tick."""
     number: int
     begin: int
-    """Everything before this position was moved elsewhere."""
+    """Records before this position have been moved to other files."""
     end: int
     rows: int
-    """How many there are between, cancelled ones included."""
+    """Rows from `begin` to `end`, cancelled ones included."""
     cancelled: int
     delivered_tick: int = -1
     delivered_offset: int = -1
-    """Rows up to this (tick, offset) were delivered before the clock was set back; nothing is appended any more. -1: it was not."""
+    """(tick, offset) of the last row delivered before the clock was set back. Nothing more is
+    appended to this file. -1: the clock was not set back.
+    """
     first_crc: int = 0
-    """The checksum of the file's first chunk: another bucket's file under this name is whole, too, and is not this one. 0: not known (version 2)."""
+    """The checksum of the file's first chunk, which detects another bucket's file under this name.
+    0: unknown (version 2).
+    """
 
     @property
     def file_name(self) -> str:
@@ -71,10 +83,10 @@ class BucketEntry:
 
 @dataclass(slots=True)
 class Manifest:
-    """What `pending.json` holds."""
+    """The contents of `pending.json`."""
 
     topic_id: str
-    """The delay log's, hexadecimal."""
+    """The topic id of the delay log, hexadecimal."""
     cursor: int = 0
     """An offset of the delay log."""
     closed: int = 0
@@ -84,25 +96,28 @@ class Manifest:
     recurring: list[dict[str, Any]] = field(default_factory=list)
 
     def encode(self) -> bytes:
-        """The bytes of `pending.json`: checked JSON."""
-        # orjson writes the entries itself: `asdict` copies each of them before, a third of what the scheduler runs with thousands of files.
-        return checked_json.encode({"version": PENDING_VERSION, **{name: getattr(self, name) for name in self.__slots__}})
+        """Encode `pending.json` as checked JSON."""
+        # orjson encodes the entries itself. `asdict` would copy each first, a third of the
+        # scheduler's time with thousands of files.
+        return checked_json.encode(
+            {"version": PENDING_VERSION, **{name: getattr(self, name) for name in self.__slots__}}
+        )
 
     @classmethod
     def decode(cls, data: bytes) -> Manifest:
-        """Raises PendingDamagedError."""
+        """Decode `pending.json`. Raises PendingDamagedError."""
         fields = checked_json.decode(data)
         if not isinstance(fields, dict) or fields.pop("version", None) not in READ_VERSIONS:
-            raise PendingDamagedError("it is damaged, or another version's")
+            raise PendingDamagedError("the file is damaged, or of another version")
         try:
             fields["files"] = [BucketEntry(**entry) for entry in fields["files"]]
             return cls(**fields)
         except (KeyError, TypeError):
-            raise PendingDamagedError("it is another kind of file") from None
+            raise PendingDamagedError("the file is of another kind") from None
 
 
 class Chunk(NamedTuple):
-    """Where rows lie in a bucket file."""
+    """The head of a chunk in a bucket file."""
 
     position: int
     kind: int
@@ -119,7 +134,7 @@ class Chunk(NamedTuple):
         return _HEAD.pack(CHUNK_MAGIC, *self[1:])
 
     def sealed(self, pieces: list[Readable]) -> Chunk:
-        """With the checksum of itself and what lies behind its head."""
+        """The chunk with the checksum of its head and the bytes after it."""
         crc = crc32c(self._replace(crc=0).head())
         for piece in pieces:
             crc = crc32c(piece, crc)
@@ -132,30 +147,35 @@ class Chunk(NamedTuple):
 
     @property
     def end(self) -> int:
-        """The position behind the chunk, in its file."""
+        """The position after the chunk in its file."""
         return self.position + HEAD_BYTES + self.keys + self.body
 
 
 def walk_chunks(read_at: ReadAt, begin: int, end: int, first_crc: int = 0) -> Iterator[Chunk]:
-    """The chunks between two positions; what lies behind their heads is not looked at. `first_crc`: see BucketEntry. Raises PendingDamagedError."""
-    if first_crc and read_at(HEAD_BYTES, 0)[_CRC_AT : _CRC_AT + 4] != first_crc.to_bytes(4, "little"):
-        raise PendingDamagedError("it is another file")
+    """Yield the chunks from `begin` to `end`, heads only. `first_crc`: see BucketEntry.
+
+    Raises PendingDamagedError.
+    """
+    if first_crc and read_at(HEAD_BYTES, 0)[_CRC_AT : _CRC_AT + 4] != first_crc.to_bytes(
+        4, "little"
+    ):
+        raise PendingDamagedError("the file is another bucket's")
     position = begin
     while position < end:
         raw = read_at(HEAD_BYTES, position)
         if len(raw) < HEAD_BYTES:
-            raise PendingDamagedError(f"it ends at {position}")
+            raise PendingDamagedError(f"the file ends at {position}, before {end}")
         magic, *fields = _HEAD.unpack(raw)
         chunk = Chunk(position, *fields)
         if magic != CHUNK_MAGIC or chunk.kind not in (KIND_ROWS, KIND_CANCELLED) or chunk.end > end:
-            raise PendingDamagedError(f"it has no chunk at {position}")
+            raise PendingDamagedError(f"the file has no chunk at {position}")
         yield chunk
         position = chunk.end
 
 
 def proven(read_at: ReadAt, chunk: Chunk) -> memoryview:
-    """What lies behind a chunk's head, as its checksum says. Raises PendingDamagedError."""
+    """Read the bytes after a chunk's head and verify its checksum. Raises PendingDamagedError."""
     data = memoryview(read_at(chunk.keys + chunk.body, chunk.position + HEAD_BYTES))
     if len(data) < chunk.keys + chunk.body or chunk.sealed([data]).crc != chunk.crc:
-        raise PendingDamagedError(f"it is damaged at {chunk.position}")
+        raise PendingDamagedError(f"the file is damaged at {chunk.position}")
     return data

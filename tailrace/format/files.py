@@ -1,11 +1,16 @@
-"""The file operations that logs, catalogs and their readers make: one small interface, so that tests can put a failing or a forgetting disk behind it.
+"""File operations of logs, catalogs and their readers, as an interface for tests with faulty disks.
 
-Whatever stands behind it passes `tests/workers/test_file_interface.py`. Errors are OSError, unwrapped; short writes are finished here.
+Every implementation passes `tests/workers/segment/test_file_interface.py`. Errors are plain
+OSError. Short writes are completed here.
 
-Owner: whoever opens a file; there is no state but the descriptors.
-Invariants: what is written is no link and readable by its owner alone, whatever the umask; a shortage of space, descriptors or memory (`is_shortage`) says
-    nothing of the disk: what failed is tried again, and is never written down as a fault.
-Crash: `replace_file` leaves the old file or the new one, whole; a temporary that a kill left is removed by the next one.
+Owner: the opener of a file. There is no state but the descriptors.
+
+Invariants:
+- Files for writing are not links, and only their owner can read them, regardless of the umask.
+- A shortage of space, descriptors or memory (`is_shortage`) is retried and never recorded as a
+  fault of the disk.
+
+Crash: `replace_file` leaves the old or the new file, whole. The next call removes a left temporary.
 """
 
 from __future__ import annotations
@@ -16,35 +21,40 @@ import stat
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from tailrace.formats.checksum import Readable
+from tailrace.format.crc32c import Readable
 
 IOV_MAX = 1024
 WRITE_MAX_BYTES = 512 << 10
-"""Of one call. For larger ones ext4 takes blocks of many MiB of page cache at once, and these cost 0.7 to 2.6 ms per MiB where small ones cost 0.3."""
+"""Most bytes of one write call. For larger ones ext4 allocates many MiB of page cache at once,
+which is several times slower.
+"""
 TEMPORARY_SUFFIX = ".tmp"
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 NO_PLAIN_FILE = (errno.EINVAL, errno.EISDIR, errno.ELOOP, errno.ENXIO)
-"""What opening a pipe, a directory, a link or a socket raises."""
+"""Errors of opening a pipe, a directory, a link or a socket."""
 SHORTAGES = (*NO_SPACE, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 def is_shortage(error: OSError) -> bool:
-    """Whether the host is short of something now: try again later. Everything else is the disk's or the file's fault."""
+    """True if the host is short of a resource, so a retry may succeed. Other errors are the disk's
+    or the file's.
+    """
     return error.errno in SHORTAGES
 
 
 class ReadFiles(Protocol):
-    """What a reader of logs needs of a file system."""
+    """File operations for a reader of logs."""
 
     def open_for_read(self, path: str) -> int: ...
     def close(self, fd: int) -> None: ...
     def read_at(self, fd: int, length: int, position: int) -> bytes: ...
     def size(self, fd: int) -> int: ...
+    def is_removed(self, fd: int) -> bool: ...
     def list(self, path: str) -> list[str]: ...
 
 
 class Files(ReadFiles, Protocol):
-    """What the log needs of a file system."""
+    """File operations for logs."""
 
     def open_for_write(self, path: str, *, exclusive: bool = False) -> int: ...
     def write_at(self, fd: int, pieces: Sequence[Readable], position: int) -> None: ...
@@ -62,18 +72,22 @@ class Files(ReadFiles, Protocol):
 
 
 def _plain(fd: int, path: str) -> int:
-    """`fd` of a plain file. Raises OSError, with the path, for anything else: its first read or write would fail, and not say where."""
+    """Return `fd` if it is a plain file, else raise OSError with the path.
+
+    Without this check the first read or write would fail, without the path.
+    """
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
-        raise OSError(errno.EINVAL, "it is no plain file", path)
+        raise OSError(errno.EINVAL, "not a plain file", path)
     return fd
 
 
 class DiskReadFiles:
-    """The real ones, for reading."""
+    """The file operations of the operating system, for reading."""
 
     def open_for_read(self, path: str) -> int:
-        return _plain(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), path)  # a pipe would wait for a writer
+        # Without O_NONBLOCK, opening a pipe would wait for a writer.
+        return _plain(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), path)
 
     def close(self, fd: int) -> None:
         os.close(fd)
@@ -84,12 +98,18 @@ class DiskReadFiles:
     def size(self, fd: int) -> int:
         return os.fstat(fd).st_size
 
+    def is_removed(self, fd: int) -> bool:
+        """Whether no name leads to the file any more: its room on the disk is free when the last
+        descriptor is closed.
+        """
+        return os.fstat(fd).st_nlink == 0
+
     def list(self, path: str) -> list[str]:
         return sorted(os.listdir(path))
 
 
 def _first_of(pieces: list[Readable]) -> list[Readable]:
-    """The first pieces, the last of them cut, up to WRITE_MAX_BYTES."""
+    """The first pieces up to WRITE_MAX_BYTES, the last one cut."""
     some: list[Readable] = []
     left = WRITE_MAX_BYTES
     for piece in pieces[:IOV_MAX]:
@@ -102,11 +122,15 @@ def _first_of(pieces: list[Readable]) -> list[Readable]:
 
 
 class DiskFiles(DiskReadFiles):
-    """The real thing."""
+    """The file operations of the operating system."""
 
     def open_for_write(self, path: str, *, exclusive: bool = False) -> int:
-        """For reading too; made if it is missing. `exclusive`: it must be missing."""
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_EXCL if exclusive else 0), 0o600)
+        """Open for reading and writing; create a missing file. `exclusive`: it must be missing."""
+        fd = os.open(
+            path,
+            os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_EXCL if exclusive else 0),
+            0o600,
+        )
         if exclusive:
             os.fchmod(fd, 0o600)
         return _plain(fd, path)
@@ -116,9 +140,13 @@ class DiskFiles(DiskReadFiles):
         remaining = [piece for piece in pieces if len(piece)]
         while remaining:
             some = _first_of(remaining)
-            written = os.pwrite(fd, some[0], position) if len(some) == 1 else os.pwritev(fd, some, position)
+            written = (
+                os.pwrite(fd, some[0], position)
+                if len(some) == 1
+                else os.pwritev(fd, some, position)
+            )
             if not written:
-                raise OSError(errno.EIO, "the disk takes nothing")
+                raise OSError(errno.EIO, "the disk accepted no bytes")
             position += written
             index = 0
             while index < len(remaining) and written >= len(remaining[index]):
@@ -157,12 +185,12 @@ class DiskFiles(DiskReadFiles):
         return os.path.exists(path)
 
     def free_bytes(self, path: str) -> int:
-        """What an unprivileged writer may still use."""
+        """Bytes that an unprivileged writer can still use."""
         found = os.statvfs(path)
         return found.f_bavail * found.f_frsize
 
     def allocate(self, path: str, size: int) -> None:
-        """Make a file that holds `size` bytes of the disk."""
+        """Create a file that occupies `size` bytes of the disk."""
         fd = self.open_for_write(path)
         try:
             os.posix_fallocate(fd, 0, size)
@@ -174,14 +202,23 @@ class DiskFiles(DiskReadFiles):
         return found.f_blocks * found.f_frsize
 
 
-def replace_file(files: Files, path: str, data: Readable, *, sync: bool = True, before_rename: Callable[[], None] = lambda: None) -> None:
-    """Put a small file with these bytes at `path`: the old one or the new one is there, whole, whatever happens. Without `sync` that holds for a kill; a loss
-    of power may leave neither. Raises OSError; then what was there is there still.
+def replace_file(
+    files: Files,
+    path: str,
+    data: Readable,
+    *,
+    sync: bool = True,
+    before_rename: Callable[[], None] = lambda: None,
+) -> None:
+    """Replace a small file at `path` atomically: the old or the new one is there, whole.
+
+    Without `sync` this holds for a kill; a loss of power may leave neither. Raises OSError; the old
+    file is then still there.
     """
     temporary = path + TEMPORARY_SUFFIX
     try:
         fd = files.open_for_write(temporary, exclusive=True)
-    except FileExistsError:  # a kill left it, or somebody put a link there
+    except FileExistsError:  # left by a kill, or a planted link
         files.unlink(temporary)
         fd = files.open_for_write(temporary, exclusive=True)
     try:
@@ -190,9 +227,9 @@ def replace_file(files: Files, path: str, data: Readable, *, sync: bool = True, 
             files.sync_data(fd)
     except OSError:
         try:
-            files.unlink(temporary)  # on a full disk its room is wanted
+            files.unlink(temporary)  # free its space on a full disk
         except OSError:
-            pass  # the next one removes it
+            pass  # the next call removes it
         raise
     finally:
         files.close(fd)

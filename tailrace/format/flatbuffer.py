@@ -1,17 +1,23 @@
-"""Reads flatbuffers that nobody has checked: each access is within the bytes, aligned and of its type, or raises.
+"""Reader of untrusted flatbuffers. Each access is within bounds, aligned and of its type, or
+raises.
 
-The layout of https://flatbuffers.dev/internals/: a table begins with a signed offset to its vtable, which lists where each field stands in the table;
-texts, vectors and tables are pointed to by unsigned offsets. The checks are those of the library's own Verifier, which Arrow's readers run: what is read
-here without an error they take as well.
+The layout is that of https://flatbuffers.dev/internals/. A table begins with a signed offset to its
+vtable, which lists the position of each field in the table. Texts, vectors and tables are
+referenced by unsigned offsets. The checks are those of the library's Verifier, which Arrow's
+readers run, so they accept everything that is read here without an error.
 
-Owner: pure. Invariants: nothing is allocated by a length found in the bytes before that length is checked against the bytes at hand.
+Owner: pure.
+
+Invariants:
+- A length from the bytes is checked against the bytes at hand before anything of that size is
+  allocated.
 """
 
 from __future__ import annotations
 
 import struct
 
-from tailrace.formats.checksum import Readable
+from tailrace.format.crc32c import Readable
 
 OFFSET_MAX = 2**31 - 1
 _U8 = struct.Struct("<B")
@@ -23,7 +29,7 @@ _I64 = struct.Struct("<q")
 
 
 class FlatbufferError(ValueError):
-    """The bytes are not the flatbuffer they should be."""
+    """The bytes are not the expected flatbuffer."""
 
 
 def _number(data: Readable, kind: struct.Struct, position: int) -> int:
@@ -40,7 +46,7 @@ def _follow(data: Readable, position: int) -> int:
 
 
 class Table:
-    """One table. Fields are named by their number; one that is absent has its default."""
+    """A table. Fields are identified by number; an absent field has its default."""
 
     __slots__ = ("_data", "_position", "_vtable", "_vtable_bytes")
 
@@ -49,13 +55,19 @@ class Table:
         self._position = position
         self._vtable = position - _number(data, _I32, position)
         self._vtable_bytes = _number(data, _U16, self._vtable)
-        if self._vtable_bytes % 2 or self._vtable_bytes < 4 or self._vtable + self._vtable_bytes > len(data):
-            raise FlatbufferError("a vtable leads outside the metadata")
+        if (
+            self._vtable_bytes % 2
+            or self._vtable_bytes < 4
+            or self._vtable + self._vtable_bytes > len(data)
+        ):
+            raise FlatbufferError("the vtable lies outside the metadata")
 
     def _at(self, field: int) -> int:
-        """Where a field stands, 0 when it is absent."""
+        """The position of a field, 0 if it is absent."""
         slot = 4 + 2 * field
-        relative = _number(self._data, _U16, self._vtable + slot) if slot + 2 <= self._vtable_bytes else 0
+        relative = (
+            _number(self._data, _U16, self._vtable + slot) if slot + 2 <= self._vtable_bytes else 0
+        )
         return self._position + relative if relative else 0
 
     def _value(self, kind: struct.Struct, field: int, default: int) -> int:
@@ -63,7 +75,7 @@ class Table:
         return _number(self._data, kind, at) if at else default
 
     def byte(self, field: int) -> int:
-        """An unsigned 8-bit number, 0 when it is absent. Raises FlatbufferError."""
+        """An unsigned 8-bit number, 0 if it is absent. Raises FlatbufferError."""
         return self._value(_U8, field, 0)
 
     def short(self, field: int, default: int = 0) -> int:
@@ -75,20 +87,24 @@ class Table:
         return self._value(_I32, field, default)
 
     def long(self, field: int) -> int:
-        """A signed 64-bit number, 0 when it is absent. Raises FlatbufferError."""
+        """A signed 64-bit number, 0 if it is absent. Raises FlatbufferError."""
         return self._value(_I64, field, 0)
 
     def has(self, field: int) -> bool:
-        """Whether the field is there. Raises FlatbufferError."""
+        """True if the field is present. Raises FlatbufferError."""
         return bool(self._at(field))
 
     def table(self, field: int) -> Table | None:
-        """Another table; None when it is absent. Raises FlatbufferError."""
+        """A child table, None if it is absent. Raises FlatbufferError."""
         at = self._at(field)
         return Table(self._data, _follow(self._data, at)) if at else None
 
     def text(self, field: int, bytes_max: int) -> str | None:
-        """Raises FlatbufferError where it is not UTF-8, or longer than `bytes_max`: many fields may point to one text."""
+        """A text, None if it is absent. Raises FlatbufferError if it is not UTF-8 or exceeds
+        `bytes_max`.
+
+        The limit holds per field, since many fields may reference one text.
+        """
         at = self._at(field)
         if not at:
             return None
@@ -103,7 +119,7 @@ class Table:
             raise FlatbufferError("a text is not UTF-8") from None
 
     def tables(self, field: int) -> range:
-        """The positions where a vector's offsets to tables stand; for `table_at`."""
+        """The positions of a vector's offsets to tables, for `table_at`."""
         at = self._at(field)
         if not at:
             return range(0)
@@ -111,25 +127,25 @@ class Table:
         return range(start, start + 4 * length, 4)
 
     def table_at(self, position: int) -> Table:
-        """The table that the offset at `position` leads to. Raises FlatbufferError."""
+        """The table referenced at `position`. Raises FlatbufferError."""
         return Table(self._data, _follow(self._data, position))
 
     def check_longs(self, field: int) -> None:
-        """A vector of 64-bit numbers that is not looked at."""
+        """Check the bounds of a vector of 64-bit numbers, which is not read."""
         at = self._at(field)
         if at:
             self._vector(at, 8)
 
     def _vector(self, at: int, item_bytes: int) -> tuple[int, int]:
-        """Where a vector's items begin, and how many there are."""
+        """The start of a vector's items, and their number."""
         position = _follow(self._data, at)
         length = _number(self._data, _U32, position)
         start = position + 4
         if start % item_bytes or length * item_bytes > len(self._data) - start:
-            raise FlatbufferError("a vector leads outside the metadata")
+            raise FlatbufferError("a vector lies outside the metadata")
         return start, length
 
 
 def root(data: Readable) -> Table:
-    """The table that a flatbuffer begins with. Raises FlatbufferError."""
+    """The root table of a flatbuffer. Raises FlatbufferError."""
     return Table(data, _follow(data, 0))

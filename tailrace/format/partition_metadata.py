@@ -1,9 +1,17 @@
-"""`partition.json`: what is known of a partition beside its segments, and must outlive them: whose it is, where it begins, what was lost, and what was decided
-of its topic, from which the coordinator makes its catalog again when that is lost.
+"""Partition metadata, `partition.json`: the state of a partition that must outlive its segments.
 
-Owner: the flusher writes it, durably, on each change of what it holds (rarely); fronts read the epochs, the offline tools everything.
-Invariants: epochs ascend in number and in start offset; damage lies in ascending order and does not overlap.
-Crash: written to a temporary name, synced, renamed: the old or the new one is there, whole.
+It has the topic id, log start offset, leader epochs, schemas, known damage, and the decisions about
+the topic, from which the controller can rebuild a lost catalog.
+
+Owner: the flusher writes it durably on each change (rarely). Fronts read the epochs, the offline
+tools everything.
+
+Invariants:
+- Epochs ascend in number and in start offset.
+- Damaged ranges ascend and do not overlap.
+
+Crash: it is written to a temporary name, synced and renamed. The old or the new file is there,
+whole.
 """
 
 from __future__ import annotations
@@ -13,19 +21,24 @@ from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from tailrace.formats import checked_json
-from tailrace.formats.batch_header import checksum_seed
+from tailrace.format import checked_json
+from tailrace.format.batch_header import checksum_seed
 
 PARTITION_FILE = "partition.json"
 FORMAT_VERSION = 5
 READ_VERSIONS = (2, 3, 4, FORMAT_VERSION)
-"""2: decisions were not kept here; 3: segments had the suffix `.arrow`, and may have it still; 4: there were no hash slots."""
+"""Version 2 had no decisions. In version 3 segments had the suffix `.arrow`, and may still have it.
+Version 4 had no hash slots.
+"""
 SHARED_COUNT = 32
-"""How many schemas a process looks through for an equal one."""
+"""Schemas cached per process, so that equal ones are shared."""
 
 
-class Damage(NamedTuple):
-    """Offsets `start` to `end - 1` cannot be read any more. In their segment they lie at `position`; `end_position` 0: up to its end."""
+class DamagedRange(NamedTuple):
+    """The unreadable offsets `start` to `end - 1`.
+
+    In their segment they are at `position` to `end_position`; 0 means to its end.
+    """
 
     segment_base: int
     position: int
@@ -35,14 +48,16 @@ class Damage(NamedTuple):
 
 
 class Epoch(NamedTuple):
-    """From `start` on, the log was written under leader epoch `number`."""
+    """A leader epoch: the log was written under `number` from `start` on."""
 
     number: int
     start: int
 
 
-class MapEnd(NamedTuple):
-    """The slot map of this version holds for what lies at `end` and beyond; all below was routed by maps before it."""
+class SlotMapEnd(NamedTuple):
+    """The slot map of this version applies to offsets from `end` on,
+    maps before it to those below.
+    """
 
     version: int
     end: int
@@ -50,7 +65,7 @@ class MapEnd(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What the catalog says of the partition's topic."""
+    """The catalog's entry of the partition's topic."""
 
     version: int
     partition_count: int
@@ -58,37 +73,37 @@ class Decision:
     typed: bool
     created_us: int
     delay_of: str
-    """Of a delay log: the id, hexadecimal, of its topic."""
+    """The topic id (hexadecimal) of a delay log's topic, else ""."""
     given: dict[str, Any]
-    """The settings that were asked for."""
+    """The settings given by the user."""
     slot_counts: list[int] = field(default_factory=list)
-    """With hash slots: how many partitions the topic has had, one after the other."""
+    """The topic's history of partition counts, if it has hash slots."""
 
 
 @dataclass(slots=True)
-class PartitionFile:
-    """What the file holds."""
+class PartitionMetadata:
+    """The contents of `partition.json`."""
 
     topic: str
     partition: int
     topic_id: bytes
     schemas: dict[int, bytes]
-    """schema id -> the encapsulated schema message that segments of it begin with."""
+    """Schema id -> the encapsulated schema message at the start of its segments."""
     log_start_offset: int = 0
     epochs: list[Epoch] = field(default_factory=lambda: [Epoch(0, 0)])
-    damage: list[Damage] = field(default_factory=list)
+    damage: list[DamagedRange] = field(default_factory=list)
     offline: str = ""
-    """Why writes are refused; empty: they are not."""
+    """The reason why writes are rejected; empty: they are accepted."""
     run: str = ""
-    """The run of the appliance that looked at this log last: each run bumps an epoch at most once."""
+    """The appliance's run that opened this log last. Each run bumps an epoch at most once."""
     decision: Decision | None = None
-    """The newest that its flusher has carried out. None: an older build wrote the file."""
-    map_ends: list[MapEnd] = field(default_factory=list)
-    """With hash slots: where the log ended when its worker began to obey each map but the first."""
+    """The newest decision that the flusher has carried out. None in files of an older version."""
+    map_ends: list[SlotMapEnd] = field(default_factory=list)
+    """The log end offset when the worker began to use each slot map but the first."""
 
     @property
     def seed(self) -> int:
-        """What header checksums of this partition start from."""
+        """The seed of this partition's header checksums."""
         return checksum_seed(self.topic_id, self.partition)
 
     @property
@@ -97,62 +112,78 @@ class PartitionFile:
         return self.epochs[-1].number
 
     def epoch_at(self, offset: int) -> int:
-        """Under which leader epoch `offset` was, or would be, written."""
-        return next((epoch.number for epoch in reversed(self.epochs) if epoch.start <= offset), self.epochs[0].number)
+        """The leader epoch of the record at `offset`, written or to be written."""
+        return next(
+            (epoch.number for epoch in reversed(self.epochs) if epoch.start <= offset),
+            self.epochs[0].number,
+        )
 
     def begin_epoch(self, start: int, above: int = 0) -> None:
-        """What follows from offset `start` on may differ from what was read there before. The new epoch is above `above`, too."""
+        """Begin an epoch at `start`: records from there on may differ from earlier reads.
+
+        The new number is also above `above`.
+        """
         number = max(self.leader_epoch, above) + 1
         self.epochs = [epoch for epoch in self.epochs if epoch.start < start or not epoch.number]
         self.epochs.append(Epoch(number, start))
 
     def note_map(self, version: int, end: int) -> bool:
-        """A slot map holds from `end` on (said in order with the data); returns whether that is news."""
+        """Record that a slot map applies from `end` on. Called in order with the data.
+
+        Returns True if the map is new.
+        """
         if version <= max(1, self.map_ends[-1].version if self.map_ends else 0):
             return False
-        self.map_ends.append(MapEnd(version, end))
+        self.map_ends.append(SlotMapEnd(version, end))
         return True
 
     def end_of_epoch(self, number: int) -> int | None:
-        """Where what was written under epoch `number` ends, None while it is the newest. A reader of that epoch beyond it read what was lost
-        (KIP-320's idea).
+        """The end offset of epoch `number`, None while it is the newest.
+
+        A reader of that epoch beyond its end has read lost records (KIP-320).
         """
         return next((epoch.start for epoch in self.epochs if epoch.number > number), None)
 
-    def damage_at(self, offset: int) -> Damage | None:
-        """The damage that `offset` lies in; None: it can be read."""
+    def damage_at(self, offset: int) -> DamagedRange | None:
+        """The damaged range that contains `offset`, None if it can be read."""
         return next((damage for damage in self.damage if damage.start <= offset < damage.end), None)
 
     def encode(self) -> bytes:
-        """The file's bytes: checked JSON."""
+        """Encode the file as checked JSON."""
         fields: dict[str, Any] = asdict(self)
         fields["epochs"] = [list(epoch) for epoch in self.epochs]
         fields["damage"] = [list(damage) for damage in self.damage]
         fields["map_ends"] = [list(each) for each in self.map_ends]
         fields["format"] = FORMAT_VERSION
         fields["topic_id"] = self.topic_id.hex()
-        fields["schemas"] = {str(number): base64.b64encode(message).decode("ascii") for number, message in self.schemas.items()}
+        fields["schemas"] = {
+            str(number): base64.b64encode(message).decode("ascii")
+            for number, message in self.schemas.items()
+        }
         return checked_json.encode(fields)
 
     @classmethod
-    def decode(cls, data: bytes) -> PartitionFile | None:
-        """None when damaged, or when it is another file that has a fitting checksum."""
+    def decode(cls, data: bytes) -> PartitionMetadata | None:
+        """Decode the file. None if it is damaged, or another kind of file with a valid checksum."""
         fields = checked_json.decode(data)
         if not isinstance(fields, dict) or fields.pop("format", None) not in READ_VERSIONS:
             return None
         try:
             fields["topic_id"] = bytes.fromhex(fields["topic_id"])
-            fields["schemas"] = {int(number): _schema(message) for number, message in fields["schemas"].items()}
+            fields["schemas"] = {
+                int(number): _schema(message) for number, message in fields["schemas"].items()
+            }
             fields["epochs"] = [Epoch(*epoch) for epoch in fields["epochs"]]
-            fields["damage"] = [Damage(*damage) for damage in fields["damage"]]
-            fields["map_ends"] = [MapEnd(*each) for each in fields.get("map_ends", ())]
+            fields["damage"] = [DamagedRange(*damage) for damage in fields["damage"]]
+            fields["map_ends"] = [SlotMapEnd(*each) for each in fields.get("map_ends", ())]
             fields["decision"] = Decision(**fields["decision"]) if fields.get("decision") else None
             return cls(**fields)
-        except (KeyError, TypeError, ValueError, AttributeError):  # its checksum fits, but it is another file under this name
+        except (KeyError, TypeError, ValueError, AttributeError):
+            # The checksum is valid, but this is another kind of file.
             return None
 
 
 @lru_cache(maxsize=SHARED_COUNT)
 def _schema(encoded: str) -> bytes:
-    """Partitions of a topic share one: it may be large, and they may be a thousand."""
+    """Decode a schema. A topic's partitions share one copy."""
     return base64.b64decode(encoded)

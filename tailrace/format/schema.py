@@ -1,10 +1,13 @@
-"""Schemas of topics: the default one, and the canonical form that every typed topic's has.
+"""Schemas of topics: the default schema and the canonical form of typed topics' schemas.
 
-A topic's schema is fixed at creation as the bytes of an Arrow schema message; batches, segment files, consumers and Spark use it as it is.
-Canonical means what all of them can take: dictionary columns become their values, large and view types become plain, timestamps become
-microseconds in UTC, every column is nullable, metadata is dropped.
+A topic's schema is fixed at creation as the bytes of an Arrow schema message. Batches, segments,
+consumers and Spark use it unchanged. Canonical types are those that all of them support: dictionary
+columns become their values, large and view types plain ones, timestamps microseconds in UTC. Every
+column is nullable, and metadata is dropped.
 
-Invariants: `canonical(canonical(s)) == canonical(s)`; `conform(batch, schema).schema == schema`.
+Invariants:
+- `canonical(canonical(s)) == canonical(s)`
+- `conform(batch, schema).schema == schema`
 """
 
 from __future__ import annotations
@@ -13,16 +16,17 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from tailrace.delays import DELAY_COLUMNS, DUE_COLUMN, ORIGIN_COLUMN, REPEAT_COLUMN
-from tailrace.errors import InvalidSchemaError, SchemaMismatchError
+from tailrace.core.delays import DELAY_COLUMNS, DUE_COLUMN, ORIGIN_COLUMN, REPEAT_COLUMN
+from tailrace.core.errors import InvalidSchemaError, SchemaMismatchError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+TIMESTAMP_TYPE = pa.timestamp("us", "UTC")
 HEADER_TYPE = pa.list_(pa.struct([pa.field("key", pa.utf8()), pa.field("value", pa.binary())]))
 DEFAULT_SCHEMA = pa.schema(
     [
-        pa.field("timestamp", pa.timestamp("us", "UTC")),
+        pa.field("timestamp", TIMESTAMP_TYPE),
         pa.field("key", pa.binary()),
         pa.field("value", pa.binary()),
         pa.field("headers", HEADER_TYPE),
@@ -30,20 +34,29 @@ DEFAULT_SCHEMA = pa.schema(
 )
 
 
-DELAY_FIELDS = (pa.field(DUE_COLUMN, pa.int64()), pa.field(ORIGIN_COLUMN, pa.int64()), pa.field(REPEAT_COLUMN, pa.utf8()))
-"""What a delay log has beside its topic's columns: when the row is due (null: it cancels), which row it replaces or cancels, and how it recurs (JSON)."""
+DELAY_FIELDS = (
+    pa.field(DUE_COLUMN, pa.int64()),
+    pa.field(ORIGIN_COLUMN, pa.int64()),
+    pa.field(REPEAT_COLUMN, pa.utf8()),
+)
+"""Columns of a delay log beside its topic's: due time (null: a cancellation), the row that this one
+replaces or cancels, and its recurrence (JSON).
+"""
 
 
 def delay_schema(schema: pa.Schema) -> pa.Schema:
-    """The schema of a topic's delay log. Raises InvalidSchemaError when the topic has a column of such a name."""
+    """The schema of a topic's delay log. Raises InvalidSchemaError if a column's name is taken."""
     taken = [name for name in DELAY_COLUMNS if name in schema.names]
     if taken:
-        raise InvalidSchemaError(f"a topic with delays cannot have a column {taken[0]!r}")
+        raise InvalidSchemaError(
+            f"the schema has a column {taken[0]!r}, a name that delay.enabled reserves; rename the "
+            "column"
+        )
     return pa.schema([*schema, *DELAY_FIELDS])
 
 
 def to_message(schema: pa.Schema) -> bytes:
-    """The schema as an encapsulated Arrow IPC message: what a segment file starts with."""
+    """The schema as an encapsulated Arrow IPC message, the start of every segment."""
     return bytes(schema.serialize())
 
 
@@ -53,14 +66,14 @@ def from_message(message: bytes) -> pa.Schema:
 
 
 def canonical_type(kind: pa.DataType) -> pa.DataType:
-    """The plain type that stands for `kind` in a topic. Raises InvalidSchemaError where there is none."""
+    """The canonical type for `kind`. Raises InvalidSchemaError if there is none."""
     types = pa.types
     if types.is_dictionary(kind):
         return canonical_type(kind.value_type)
     if types.is_run_end_encoded(kind):
         return canonical_type(kind.value_type)
     if types.is_timestamp(kind):
-        return pa.timestamp("us", "UTC")
+        return TIMESTAMP_TYPE
     if types.is_large_string(kind) or types.is_string_view(kind):
         return pa.utf8()
     if types.is_large_binary(kind) or types.is_binary_view(kind):
@@ -69,25 +82,39 @@ def canonical_type(kind: pa.DataType) -> pa.DataType:
         return pa.map_(canonical_type(kind.key_type), canonical_type(kind.item_type))
     if types.is_fixed_size_list(kind):
         return pa.list_(canonical_type(kind.value_type), kind.list_size)
-    if types.is_list(kind) or types.is_large_list(kind) or types.is_list_view(kind) or types.is_large_list_view(kind):
+    if (
+        types.is_list(kind)
+        or types.is_large_list(kind)
+        or types.is_list_view(kind)
+        or types.is_large_list_view(kind)
+    ):
         return pa.list_(canonical_type(kind.value_type))
     if types.is_struct(kind):
-        return pa.struct([pa.field(kind.field(i).name, canonical_type(kind.field(i).type)) for i in range(kind.num_fields)])
+        return pa.struct(
+            [
+                pa.field(kind.field(i).name, canonical_type(kind.field(i).type))
+                for i in range(kind.num_fields)
+            ]
+        )
     if types.is_union(kind):
-        raise InvalidSchemaError("union columns cannot be stored; split them into one column per type")
+        raise InvalidSchemaError(
+            "union columns cannot be stored; split them into one column per type"
+        )
     if types.is_null(kind):
-        raise InvalidSchemaError("a column of only nulls has no type; cast it to the type it should have")
+        raise InvalidSchemaError("a column of only nulls has no type; cast it to a type")
     return kind
 
 
 def canonical(schema: pa.Schema) -> pa.Schema:
-    """`schema` in the form topics have. Raises InvalidSchemaError, naming the column."""
+    """The canonical form of `schema`. Raises InvalidSchemaError that names the column."""
     if not len(schema):
-        raise InvalidSchemaError("a topic's schema needs at least one column")
+        raise InvalidSchemaError("the schema has no columns; a topic's schema needs at least one")
     names = schema.names
     for name in names:
         if not name or names.count(name) > 1:
-            raise InvalidSchemaError(f"column name {name!r} is empty or used twice")
+            raise InvalidSchemaError(
+                f"column name {name!r} is empty or used twice; give each column its own name"
+            )
     fields = []
     for field in schema:
         try:
@@ -98,24 +125,35 @@ def canonical(schema: pa.Schema) -> pa.Schema:
 
 
 def schema_of(source: Any) -> pa.Schema:
-    """The canonical schema of an Arrow or polars schema, an Arrow table or batch, or a pandas or polars frame. Raises InvalidSchemaError,
-    SchemaMismatchError.
+    """The canonical schema of an Arrow or polars schema, an Arrow table or batch, or a data frame.
+
+    Raises InvalidSchemaError, SchemaMismatchError.
     """
     if isinstance(source, pa.Schema):
         return canonical(source)
-    if hasattr(source, "__arrow_c_schema__") and not hasattr(source, "__arrow_c_array__") and not hasattr(source, "__arrow_c_stream__"):
+    if (
+        hasattr(source, "__arrow_c_schema__")
+        and not hasattr(source, "__arrow_c_array__")
+        and not hasattr(source, "__arrow_c_stream__")
+    ):
         try:
             return canonical(pa.schema(source))  # polars' Schema
         except pa.ArrowInvalid:
             raise InvalidSchemaError(
-                f"{type(source).__qualname__} {source} has no columns; pass a schema, or a frame that has the columns"
+                f"{type(source).__qualname__} {source} has no columns; pass a schema, or a frame "
+                "that has the columns"
             ) from None
-    return canonical(to_batches(source)[0].schema if isinstance(source, pa.RecordBatch) else to_table(source).schema)
+    return canonical(
+        to_batches(source)[0].schema
+        if isinstance(source, pa.RecordBatch)
+        else to_table(source).schema
+    )
 
 
 def to_table(frame: Any) -> pa.Table:
-    """Any frame with columns as an Arrow table, copying only what its library makes us copy. Raises SchemaMismatchError for other
-    things.
+    """Convert a frame with columns to an Arrow table, with as few copies as its library allows.
+
+    Raises SchemaMismatchError for other objects.
     """
     if isinstance(frame, pa.Table):
         return frame
@@ -129,32 +167,42 @@ def to_table(frame: Any) -> pa.Table:
     for method in ("to_arrow", "to_arrow_table"):  # polars; a duckdb relation
         if hasattr(frame, method):
             table = getattr(frame, method)()
-            if not isinstance(table, pa.Schema | pa.Array | pa.ChunkedArray):  # polars' Schema or Series
+            if not isinstance(
+                table, pa.Schema | pa.Array | pa.ChunkedArray
+            ):  # polars' Schema or Series
                 return table
             break
-    if hasattr(frame, "__arrow_c_stream__") and not hasattr(frame, "to_frame"):  # a Series is one column, not a frame of it
+    if hasattr(frame, "__arrow_c_stream__") and not hasattr(
+        frame, "to_frame"
+    ):  # a Series is one column, not a frame of it
         return pa.table(frame)
     if hasattr(frame, "__arrow_c_array__"):
         return pa.Table.from_batches([pa.record_batch(frame)])
     raise SchemaMismatchError(
-        f"{kind.__module__}.{kind.__qualname__} has no columns; pass a pyarrow table or batch, a pandas or polars frame, or a duckdb relation"
+        f"{kind.__module__}.{kind.__qualname__} has no columns; pass a pyarrow table or batch, a "
+        "pandas or polars frame, or a duckdb relation"
     )
 
 
 def to_batches(frame: Any) -> Sequence[pa.RecordBatch]:
-    """Any frame as record batches. Raises SchemaMismatchError."""
+    """Convert a frame to record batches. Raises SchemaMismatchError."""
     return [frame] if isinstance(frame, pa.RecordBatch) else to_table(frame).to_batches()
 
 
 def conform(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """`table` with exactly the columns of `schema`, cast safely. Raises SchemaMismatchError naming what is missing, extra or does not
-    fit.
+    """Cast `table` safely to exactly the columns of `schema`.
+
+    Raises SchemaMismatchError that names missing, extra and unsuitable columns.
     """
     missing = [name for name in schema.names if name not in table.column_names]
     extra = [name for name in table.column_names if name not in schema.names]
     if missing or extra:
-        parts = [f"missing {', '.join(missing)}"] * bool(missing) + [f"not in the topic: {', '.join(extra)}"] * bool(extra)
-        raise SchemaMismatchError(f"the columns do not match the topic's schema ({'; '.join(parts)})")
+        parts = [f"missing {', '.join(missing)}"] * bool(missing) + [
+            f"not in the topic: {', '.join(extra)}"
+        ] * bool(extra)
+        raise SchemaMismatchError(
+            f"the columns do not match the topic's schema ({'; '.join(parts)})"
+        )
     columns = []
     for field in schema:
         column = table.column(field.name)
@@ -162,7 +210,9 @@ def conform(table: pa.Table, schema: pa.Schema) -> pa.Table:
             try:
                 column = _cast(column, field.type)
             except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
-                raise SchemaMismatchError(f"column {field.name!r} is {column.type}, the topic has {field.type}: {error}") from None
+                raise SchemaMismatchError(
+                    f"column {field.name!r} is {column.type}, the topic has {field.type}: {error}"
+                ) from None
         columns.append(column)
     return pa.Table.from_arrays(columns, schema=schema)
 
@@ -170,7 +220,11 @@ def conform(table: pa.Table, schema: pa.Schema) -> pa.Table:
 def _cast(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
-    if pa.types.is_timestamp(kind) and pa.types.is_timestamp(column.type) and column.type.tz is None:
-        # A timestamp without a zone is taken as UTC, as pandas and Spark users write it.
+    if (
+        pa.types.is_timestamp(kind)
+        and pa.types.is_timestamp(column.type)
+        and column.type.tz is None
+    ):
+        # A timestamp without a zone counts as UTC, as in pandas and Spark.
         column = column.cast(pa.timestamp(column.type.unit, "UTC"))
     return column.cast(kind)

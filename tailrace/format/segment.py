@@ -1,10 +1,15 @@
-"""Segment files: their names, their framing, and the walk that proves what is in one.
+"""Segment files: names, framing, and the walk that verifies their batches.
 
-Layout: an Arrow schema message, then batches (see `tailrace.formats.batch_header`), and in a sealed one Arrow's end-of-stream mark. So a segment is an ordinary
-Arrow IPC stream, and has the suffix that Arrow registers for streams. Beside `<base offset, 20 digits>.arrows` lies `.index` (see
-`tailrace.formats.segment_index`), and `.producers` holds what was known of producers when the segment began.
-Owner: the flusher of the data directory; readers never write.
-Invariants: the first batch's base offset is the file's; each batch begins where the one before ended, in bytes and in offsets.
+Layout: an Arrow schema message, then batches (see `tailrace.format.batch_header`), and in a sealed
+segment Arrow's end-of-stream mark. So a segment is an ordinary Arrow IPC stream, with the suffix
+that Arrow registers for streams. Beside `<base offset, 20 digits>.arrows` there is a `.index` (see
+`tailrace.format.segment_index`), and a `.producers` with the producer state at the segment's start.
+
+Owner: the flusher of the data directory. Readers never write.
+
+Invariants:
+- The first batch's base offset is the file's.
+- Each batch begins at the end of the previous one, in bytes and in offsets.
 """
 
 from __future__ import annotations
@@ -14,7 +19,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
-from tailrace.formats.batch_header import (
+from tailrace.format.batch_header import (
     BATCH_MAGIC,
     END_OF_STREAM,
     HEADER_BYTES,
@@ -31,8 +36,10 @@ from tailrace.formats.batch_header import (
 
 SEGMENT_SUFFIX = ".arrows"
 OLD_SEGMENT_SUFFIX = ".arrow"
+"""Suffix in directories of a format before 4. The flusher renames these segments
+(`workers.segment.migrate_suffix`).
+"""
 _BASE_MAX = (1 << 63) - 1
-"""Of segments in directories of a format before 4; the flusher renames them (`workers.segment_suffix`)."""
 INDEX_SUFFIX = ".index"
 PRODUCERS_SUFFIX = ".producers"
 READ_CHUNK_BYTES = 4 << 20
@@ -54,16 +61,16 @@ def segment_bases(names: list[str], suffix: str = SEGMENT_SUFFIX) -> list[int]:
 
 
 class Ending(Enum):
-    """How a walk over a segment ended."""
+    """The end of a walk over a segment."""
 
     SEALED = "the end-of-stream mark"
     CLEAN = "the end of the file, behind a whole batch"
-    TORN = "something that is no intact batch"
+    TORN = "bytes that are not an intact batch"
 
 
 @dataclass(slots=True)
 class Walk:
-    """Where a walk stands; filled as it goes on."""
+    """The progress of a walk over a segment."""
 
     position: int
     next_offset: int
@@ -72,7 +79,7 @@ class Walk:
 
 
 def schema_message_length(read_at: ReadAt) -> int:
-    """Bytes of the schema message that a segment begins with; 0 when there is none whole."""
+    """The length of a segment's schema message, 0 if it is not whole."""
     head = read_at(PREFIX_BYTES, 0)
     if len(head) < PREFIX_BYTES or head[:4] != b"\xff\xff\xff\xff":
         return 0
@@ -80,10 +87,13 @@ def schema_message_length(read_at: ReadAt) -> int:
     return PREFIX_BYTES + size if 0 < size <= 16 << 20 and size % 8 == 0 else 0
 
 
-def walk_batches(read_at: ReadAt, size: int, walk: Walk, seed: int) -> Iterator[tuple[int, BatchHeader]]:
-    """Every intact batch from `walk.position` on, as (file position, header); form, both checksums and the offset's place are proven.
+def walk_batches(
+    read_at: ReadAt, size: int, walk: Walk, seed: int
+) -> Iterator[tuple[int, BatchHeader]]:
+    """Yield (file position, header) of each intact batch from `walk.position` on.
 
-    Stops at the first thing that is not an intact batch and leaves in `walk` where and why.
+    Form, both checksums and the order of offsets are verified. Stops at the first bytes that are
+    not an intact batch, and stores the position and reason in `walk`.
     """
     chunk = memoryview(b"")
     chunk_start = walk.position
@@ -99,7 +109,7 @@ def walk_batches(read_at: ReadAt, size: int, walk: Walk, seed: int) -> Iterator[
                 chunk = memoryview(read_at(min(needed, size - chunk_start), chunk_start))
                 needed = _needed(chunk, 0)
             if needed > len(chunk):
-                if needed > len(chunk) and needed <= size - chunk_start:  # learnt its length only now
+                if needed <= size - chunk_start:  # the header has just given the length
                     chunk = memoryview(read_at(needed, chunk_start))
                 if needed > len(chunk):
                     walk.ending, walk.reason = Ending.TORN, "the file ends inside a batch"
@@ -114,7 +124,10 @@ def walk_batches(read_at: ReadAt, size: int, walk: Walk, seed: int) -> Iterator[
             walk.ending, walk.reason = Ending.TORN, error.reason
             return
         if header.base_offset != walk.next_offset:
-            walk.ending, walk.reason = Ending.TORN, f"a batch of offset {header.base_offset} where {walk.next_offset} belongs"
+            walk.ending, walk.reason = (
+                Ending.TORN,
+                f"the batch has offset {header.base_offset}; expected {walk.next_offset}",
+            )
             return
         yield walk.position, header
         walk.position += length
@@ -123,7 +136,9 @@ def walk_batches(read_at: ReadAt, size: int, walk: Walk, seed: int) -> Iterator[
 
 
 def _needed(chunk: memoryview, at: int) -> int:
-    """How many bytes from `at` on must be at hand to judge what is there: prefix, then metadata, then the whole batch."""
+    """The number of bytes from `at` on that the next check needs:
+    prefix, metadata, or whole batch.
+    """
     available = len(chunk) - at
     if available < PREFIX_BYTES:
         return PREFIX_BYTES
@@ -135,22 +150,28 @@ def _needed(chunk: memoryview, at: int) -> int:
             return PREFIX_BYTES + metadata_size
         return read_header(chunk, at).batch_length
     except BatchFormatError:
-        return PREFIX_BYTES  # judged, and refused, by the caller
+        return PREFIX_BYTES  # the caller finds and reports the fault
 
 
 class Behind(NamedTuple):
-    """What lies behind a place that is no intact batch: where the log goes on, in bytes and in offsets."""
+    """The place, in bytes and offsets, where the log continues after a damaged batch."""
 
     position: int
     offset: int
     proves_durable: bool
-    """Whether an intact header behind says that what lies at the place was durable once: then it is corruption, not a torn tail."""
+    """True if an intact header after the damage says that the damaged bytes were durable: they are
+    corrupt, not a torn tail.
+    """
 
 
-def find_behind(read_at: ReadAt, size: int, position: int, seed: int, bad_offset: int) -> Behind | None:
-    """Look behind `position`, where the batch of `bad_offset` should be, for batches of this partition. None: there is no trace of one.
+def find_behind(
+    read_at: ReadAt, size: int, position: int, seed: int, bad_offset: int
+) -> Behind | None:
+    """Search for batches of this partition after `position`, where the batch of `bad_offset` should
+    be.
 
-    The log goes on at the first wholly intact batch; at the end of the file where headers are intact but no batch is.
+    The log continues at the first intact batch, or at the end of the file if only headers are
+    intact. None if there is no trace of a batch.
     """
     magic = BATCH_MAGIC.to_bytes(4, "little")
     intact: tuple[int, int] | None = None
@@ -164,7 +185,11 @@ def find_behind(read_at: ReadAt, size: int, position: int, seed: int, bad_offset
             head = found + 4 - HEADER_BYTES
             header = _intact_header(view, head, seed) if head >= 0 else None
             if header is not None and header.base_offset > bad_offset:
-                batch_start = _start_of(read_at, start + head, header.batch_length, position) if intact is None else None
+                batch_start = (
+                    _start_of(read_at, start + head, header.batch_length, position)
+                    if intact is None
+                    else None
+                )
                 if batch_start is not None and _is_intact(read_at, batch_start, header, seed):
                     intact = batch_start, header.base_offset
                 if header.durable_offset > bad_offset:
@@ -183,18 +208,27 @@ def _intact_header(view: memoryview, head: int, seed: int) -> BatchHeader | None
         header = header_at(view, head, HEADER_BYTES)
     except BatchFormatError:
         return None
-    good = header.extension_length == 0 and compute_header_crc(view, head, 0, seed) == header.header_crc32c
+    good = (
+        header.extension_length == 0
+        and compute_header_crc(view, head, 0, seed) == header.header_crc32c
+    )
     return header if good else None
 
 
 def _start_of(read_at: ReadAt, header_start: int, batch_length: int, not_before: int) -> int | None:
-    """Where the batch begins whose header lies at `header_start`: the prefix that leads exactly there."""
+    """The start of the batch whose header is at `header_start`: the
+    prefix that leads exactly there.
+    """
     header_end = header_start + HEADER_BYTES
     low = max(not_before, header_end - PREFIX_BYTES - METADATA_MAX_BYTES, header_end - batch_length)
     data = read_at(header_start - low, low)
     at = data.rfind(CONTINUATION_BYTES)
     while at >= 0:
-        if at + PREFIX_BYTES <= len(data) and low + at + PREFIX_BYTES + int.from_bytes(data[at + 4 : at + 8], "little") == header_end:
+        if (
+            at + PREFIX_BYTES <= len(data)
+            and low + at + PREFIX_BYTES + int.from_bytes(data[at + 4 : at + 8], "little")
+            == header_end
+        ):
             return low + at
         at = data.rfind(CONTINUATION_BYTES, 0, at + 3)
     return None
@@ -212,4 +246,7 @@ def _is_intact(read_at: ReadAt, position: int, header: BatchHeader, seed: int) -
 
 
 def is_sealed(read_at: ReadAt, size: int) -> bool:
-    return size >= len(END_OF_STREAM) and read_at(len(END_OF_STREAM), size - len(END_OF_STREAM)) == END_OF_STREAM
+    return (
+        size >= len(END_OF_STREAM)
+        and read_at(len(END_OF_STREAM), size - len(END_OF_STREAM)) == END_OF_STREAM
+    )

@@ -1,11 +1,13 @@
 """The partitions that a consumer has from its group: their names, and the cursors that read them.
 
-The group speaks of partitions by topic id, the program and the cursors by name; this is where one becomes the other. Which partitions are taken or dropped, and
-when listeners are told, is decided in `tailrace.groups.group_reading`.
+The group speaks of partitions by topic id, the program and the cursors by name; this is where one
+becomes the other. Which partitions are taken or dropped, and when listeners are told, is decided in
+`tailrace.group.group_coordinator`.
 
 Owner: one Consumer, one thread.
-Invariants: each partition that is kept here has a cursor, until `assign` or a seek of the program replaces it; a topic that was deleted and made again has
-    another id, so its partitions are others.
+Invariants: each partition that is kept here has a cursor, until `assign` or a seek of the program
+    replaces it; a topic that was deleted and made again has another id, so its partitions are
+    others.
 Crash: nothing is kept; the next consumer begins at what is committed.
 """
 
@@ -13,19 +15,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tailrace.decoded_records import DecodedRecords
-from tailrace.errors import UnknownTopicError
-from tailrace.fetcher import PartitionCursor
-from tailrace.groups.membership import Change, Membership, Partition
-from tailrace.groups.offsets import PositionLookup
-from tailrace.groups.paused_topics import PausedTopics
-from tailrace.groups.progress import Progress
-from tailrace.groups.subscription import Subscription, named_topics
-from tailrace.offset_lookup import Call
-from tailrace.reading import Reading
-from tailrace.records import TopicPartition
-from tailrace.retry_topics import is_retry_topic, with_retry_topics
-from tailrace.topics import TopicInfo
+from tailrace.client.steps import Call, Steps
+from tailrace.client.topic_metadata import TopicInfo
+from tailrace.core.errors import UnknownTopicError
+from tailrace.core.topic_names import with_retry_topics
+from tailrace.core.topic_partition import TopicPartition
+from tailrace.fetch.fetch_loop import FetchLoop
+from tailrace.fetch.fetcher import PartitionPosition
+from tailrace.fetch.record_buffer import RecordBuffer
+from tailrace.group.membership import Change, Membership, Partition
+from tailrace.group.offset_commit import PositionLookup
+from tailrace.group.paused_topics import PausedTopics
+from tailrace.group.positions import PositionTracker
+from tailrace.group.retry_partitions import read_as_retries
+from tailrace.group.subscription import Subscription, named_topics
 
 
 class AssignedPartitions:
@@ -35,19 +38,19 @@ class AssignedPartitions:
         self,
         group_id: str,
         membership: Membership,
-        reading: Reading,
-        decoded: DecodedRecords,
-        progress: Progress,
+        fetch_loop: FetchLoop,
+        buffer: RecordBuffer,
+        position_tracker: PositionTracker,
         lookup: PositionLookup,
         call: Call,
-        info: Callable[[str, str, int], TopicInfo],
+        info: Callable[[str, str, int], Steps[TopicInfo]],
     ) -> None:
-        """`info`: see GroupReading."""
+        """`info`: see ConsumerCoordinator."""
         self._group_id = group_id
         self._membership = membership
-        self._reading = reading
-        self._decoded = decoded
-        self._progress = progress
+        self._fetch_loop = fetch_loop
+        self._buffer = buffer
+        self._position_tracker = position_tracker
         self._lookup = lookup
         self._call = call
         self._info = info
@@ -60,20 +63,35 @@ class AssignedPartitions:
 
     def keys_of(self, change: Change) -> list[TopicPartition]:
         """The partitions of a step that are read now."""
-        return sorted(self._keys[partition] for partition in change.partitions if partition in self._keys)
+        return sorted(
+            self._keys[partition] for partition in change.partitions if partition in self._keys
+        )
 
-    def infos_of(self, change: Change, subscription: Subscription | None) -> dict[str, TopicInfo]:
+    def infos_of(
+        self, change: Change, subscription: Subscription | None
+    ) -> Steps[dict[str, TopicInfo]]:
         """What is to be known of the topics of a step, by id. Raises UnknownTopicError."""
         counts: dict[str, int] = {}
         for topic_id, partition in change.partitions:
             counts[topic_id] = max(counts.get(topic_id, 0), partition + 1)
         names = self._membership.topic_names
         if not counts.keys() <= names.keys():
-            wanted = with_retry_topics(subscription.topics, self._group_id) if subscription is not None else []
-            names.update(named_topics(self._call, wanted, counts.keys() - names.keys()))
+            requested = (
+                with_retry_topics(subscription.topics, self._group_id)
+                if subscription is not None
+                else []
+            )
+            names.update(
+                (yield from named_topics(self._call, requested, counts.keys() - names.keys()))
+            )
         if not counts.keys() <= names.keys():
-            raise UnknownTopicError("topics of which partitions are assigned are not there any more, or not yet")
-        return {topic_id: self._info(names[topic_id], topic_id, count) for topic_id, count in counts.items()}
+            raise UnknownTopicError(
+                "topics of which partitions are assigned are not there any more, or not yet"
+            )
+        infos = {}
+        for topic_id, count in counts.items():
+            infos[topic_id] = yield from self._info(names[topic_id], topic_id, count)
+        return infos
 
     def take(self, change: Change, infos: dict[str, TopicInfo]) -> list[TopicPartition]:
         """Begin to read."""
@@ -81,28 +99,32 @@ class AssignedPartitions:
         for topic_id, partition in sorted(change.partitions):
             info = infos[topic_id]
             key = TopicPartition(info.name, partition)
-            cursors[key] = cursor = PartitionCursor(key, info)
-            cursor.begins_at_earliest = is_retry_topic(info.name, self._group_id)
+            cursors[key] = cursor = PartitionPosition(key, info)
+            read_as_retries(cursor, self._group_id)
             cursor.pause(delivery=topic_id in self._membership.paused_topics)
             self._keys[topic_id, partition] = key
         self._lookup.add(cursors.values())
-        self._reading.cursors = {**self._reading.cursors, **cursors}
+        self._fetch_loop.cursors = {**self._fetch_loop.cursors, **cursors}
         return sorted(cursors)
 
     def drop(self, change: Change, keys: list[TopicPartition]) -> None:
         """Read these no more; what is buffered of them is forgotten."""
-        cursors = {key: cursor for key, cursor in self._reading.cursors.items() if key not in set(keys)}
-        self._reading.cursors = cursors
-        self._decoded.keep_only(cursors)
-        self._progress.forget(keys)
+        cursors = {
+            key: cursor for key, cursor in self._fetch_loop.cursors.items() if key not in set(keys)
+        }
+        self._fetch_loop.cursors = cursors
+        self._buffer.keep_assigned(cursors)
+        self._position_tracker.forget(keys)
         for partition in change.partitions:
             self._keys.pop(partition, None)
 
-    def look_at_pauses(self) -> None:
-        """Stop or go on with the topics whose delivery an operator has paused or resumed, and say so."""
+    def apply_pauses(self) -> None:
+        """Stop or go on with the topics whose delivery an operator has paused or resumed, and say
+        so.
+        """
         paused = self._membership.paused_topics
         for partition, key in self._keys.items():
-            cursor = self._reading.cursors.get(key)
+            cursor = self._fetch_loop.cursors.get(key)
             if cursor is not None:
                 cursor.pause(delivery=partition[0] in paused)
-        self._paused.look(paused, self._keys)
+        self._paused.apply(paused, self._keys)

@@ -1,13 +1,18 @@
-"""Heartbeats: a connection of their own, and the thread that makes them while the program's own code runs.
+"""Heartbeats: a connection of their own, and the thread that makes them while the program's own
+code runs.
 
-The thread sleeps in poll(2), without the interpreter's lock, and wakes for a heartbeat, an answer, a push, or when it is rung: some 20 us of work every
-heartbeat_interval_ms. It touches nothing of the user's: what is news for the consumer waits until `poll` asks. Under gevent it is a thread of the operating
-system all the same, and uses nothing that gevent has patched: no greenlet, no hub, no lock of gevent's. Where there may be no thread (asyncio, the simulation)
-the consumer's driver calls `Heartbeats.step`.
+The thread sleeps in poll(2), without the interpreter's lock, and wakes for a heartbeat, an answer,
+a push, or when it is rung: some 20 us of work every heartbeat_interval_ms. It touches nothing of
+the user's: what is news for the consumer waits until `poll` asks. Under gevent it is a thread of
+the operating system all the same, and uses nothing that gevent has patched: no greenlet, no hub, no
+lock of gevent's. Where there may be no thread (asyncio, the simulation) the consumer's driver calls
+`HeartbeatManager.step`.
 
-Owner: `Heartbeats.lock` guards the membership and the connection; it is held for microseconds and never while anything sleeps.
-Invariants: the thread holds no reference to the consumer: a consumer that is garbage collected is left behind by its group, and its thread ends. In a child of
-    the process that made it nothing is rung, sent or locked.
+Owner: `HeartbeatManager.lock` guards the membership and the connection; it is held for microseconds
+    and never while anything sleeps.
+Invariants: the thread holds no reference to the consumer: a consumer that is garbage collected is
+    left behind by its group, and its thread ends. In a child of the process that made it nothing is
+    rung, sent or locked.
 Crash: a thread that cannot go on says why to the next poll, and tries again.
 """
 
@@ -21,17 +26,19 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from tailrace import live_clients
-from tailrace.connection import Connection
-from tailrace.environment import POLL_MAX_MS, Environment
-from tailrace.errors import TailraceError
-from tailrace.groups.membership import NEVER_NS, NS_PER_MS, Membership, Phase
-from tailrace.protocol import requests
+from tailrace.client.connection import Connection
+from tailrace.client.runtime import POLL_MAX_MS, Runtime
+from tailrace.core import fork
+from tailrace.core.errors import TailraceError
+from tailrace.group.membership import NEVER_NS, NS_PER_MS, Membership, Phase
+from tailrace.protocol import messages as requests
+from tailrace.protocol.frame import Api
 from tailrace.protocol.session import CLIENT_JSON_MAX_BYTES, Response
-from tailrace.protocol.wire import Api
 
 FAILURES_MAX = 10
-"""So often in a row the thread may fail in what nobody expected; then it ends, and poll raises the error."""
+"""So often in a row the thread may fail in what nobody expected; then it ends, and poll raises the
+error.
+"""
 FAILURE_PAUSE_NS = 100 * NS_PER_MS
 ABANDONED_NS = 1_000 * NS_PER_MS
 """How long a member whose consumer is gone tries to say so."""
@@ -45,31 +52,38 @@ def unpatched(module: str, name: str) -> Any:
     return getattr(sys.modules[module], name)
 
 
-class QuietConnection(Connection):
+class SecondaryConnection(Connection):
     """A connection beside another one of the same client, which says what is to be said."""
 
-    def _say_what_is_waited_for(self, now_ns: int) -> None:
+    def _warn_unreachable(self, now_ns: int) -> None:
         pass
 
 
-class Heartbeats:
+class HeartbeatManager:
     """A membership and the connection that it goes over."""
 
     def __init__(
-        self, membership: Membership, bootstrap: str, client_id: str, environment: Environment, on_news: Callable[[], None]
+        self,
+        membership: Membership,
+        bootstrap: str,
+        client_id: str,
+        runtime: Runtime,
+        on_event: Callable[[], None],
     ) -> None:
-        """`on_news`: called when `membership.has_news` becomes true, with the lock held."""
+        """`on_event`: called when `membership.has_events` becomes true, with the lock held."""
         self.membership = membership
         self.lock = unpatched("_thread", "allocate_lock")()
-        self.now_ns = environment.monotonic_ns
-        self.connection = QuietConnection(bootstrap, client_id, environment, "consumer")
+        self.now_ns = runtime.monotonic_ns
+        self.connection = SecondaryConnection(bootstrap, client_id, runtime, "consumer")
         self.connection.on_push = self._pushed
-        self._on_news = on_news
+        self._on_event = on_event
         self._opened_count = 0
         """Which of the connection's sockets the appliance knows the member by."""
 
     def step(self) -> int:
-        """Do everything that can be done now; returns when the next step is due though nothing comes."""
+        """Do everything that can be done now; returns when the next step is due though nothing
+        comes.
+        """
         with self.lock:
             return self._step()
 
@@ -86,8 +100,8 @@ class Heartbeats:
                 self._opened_count = connection.opened_count
                 membership.reconnected(now_ns)
             self._send(now_ns)
-        if membership.has_news:
-            self._on_news()
+        if membership.has_events:
+            self._on_event()
         return self.next_ns()
 
     def _send(self, now_ns: int) -> None:
@@ -95,7 +109,9 @@ class Heartbeats:
         if due is None:
             return
         token, request = due
-        if self.connection.request(Api.GROUP_HEARTBEAT, [requests.encode_json(request)], partial(self._answered, token)):
+        if self.connection.request(
+            Api.GROUP_HEARTBEAT, [requests.encode_json(request)], partial(self._answered, token)
+        ):
             self.connection.process()  # ZeroMQ's descriptor tells of changes only
         else:
             self.membership.not_answered(token, now_ns)
@@ -114,7 +130,9 @@ class Heartbeats:
         if response is None:
             self.membership.not_answered(token, now_ns)
             return
-        answer = requests.decode_json(response.body[0] if response.body else b"{}", CLIENT_JSON_MAX_BYTES)
+        answer = requests.decode_json(
+            response.body[0] if response.body else b"{}", CLIENT_JSON_MAX_BYTES
+        )
         self.membership.answered(token, response.code, response.detail(), answer, now_ns)
 
     def _pushed(self, push: Response) -> None:
@@ -122,20 +140,22 @@ class Heartbeats:
             self.membership.heartbeat_soon(self.now_ns())
 
 
-class Bell:
-    """An eventfd: readable once it has been rung, until it is hushed. It lives as long as something refers to it, so no other file gets its number."""
+class Wakeup:
+    """An eventfd: readable once it has been rung, until it is hushed. It lives as long as something
+    refers to it, so no other file gets its number.
+    """
 
     def __init__(self) -> None:
         self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
-    def ring(self) -> None:
+    def wakeup(self) -> None:
         """Takes no lock: a destructor may call it."""
         try:
             os.eventfd_write(self.fd, 1)
         except BlockingIOError:
             pass  # full: it is readable
 
-    def hush(self) -> None:
+    def clear(self) -> None:
         try:
             os.eventfd_read(self.fd)
         except BlockingIOError:
@@ -146,12 +166,16 @@ class Bell:
 
 
 class HeartbeatThread:
-    """Makes the heartbeats of one member. `news` rings when the consumer has something to look at."""
+    """Makes the heartbeats of one member. `events` rings when the consumer has something to look
+    at.
+    """
 
-    def __init__(self, membership: Membership, bootstrap: str, client_id: str, environment: Environment) -> None:
-        self.news = Bell()
-        self._wake = Bell()
-        self.beats = Heartbeats(membership, bootstrap, client_id, environment, self.news.ring)
+    def __init__(
+        self, membership: Membership, bootstrap: str, client_id: str, runtime: Runtime
+    ) -> None:
+        self.events = Wakeup()
+        self._wake = Wakeup()
+        self.beats = HeartbeatManager(membership, bootstrap, client_id, runtime, self.events.wakeup)
         self._poll = unpatched("select", "poll")
         self._is_started = False
         self._is_stopped = False
@@ -159,7 +183,7 @@ class HeartbeatThread:
         self._is_forked = False
         self.failure: TailraceError | None = None
         """What ended the thread for good."""
-        live_clients.add(self)
+        fork.add(self)
 
     def after_fork(self) -> None:
         """In a child: the thread is not there, and rings would be heard by the parent's."""
@@ -175,24 +199,26 @@ class HeartbeatThread:
         else:
             threading.Thread(target=self._run, name="tailrace-heartbeats", daemon=True).start()
 
-    def ring(self) -> None:
+    def wakeup(self) -> None:
         """There is something to do."""
         if not self._is_forked:
-            self._wake.ring()
+            self._wake.wakeup()
 
     def abandon(self) -> None:
-        """The consumer is gone without a word: leave its group and end. Called by the garbage collector, in any thread."""
+        """The consumer is gone without a word: leave its group and end. Called by the garbage
+        collector, in any thread.
+        """
         self._is_abandoned = True
-        self.ring()
+        self.wakeup()
 
     def stop(self) -> None:
         """End: the thread closes its connection."""
         self._is_stopped = True
-        self.ring()
+        self.wakeup()
         if not self._is_started and not self._is_forked:
             self.beats.connection.close()
 
-    # ---- in the thread -------------------------------------------------------------------------------------------------------------------
+    # ---- in the thread ---------------------------------------------------------------------------
 
     def _run(self) -> None:
         beats, failures, abandoned_until_ns = self.beats, 0, NEVER_NS
@@ -207,10 +233,15 @@ class HeartbeatThread:
                 self._failed(error, failures)
                 next_ns = beats.now_ns() + FAILURE_PAUSE_NS
             now_ns = beats.now_ns()
-            if self._is_abandoned and (beats.membership.phase is Phase.OUT or now_ns >= abandoned_until_ns):
+            if self._is_abandoned and (
+                beats.membership.phase is Phase.OUT or now_ns >= abandoned_until_ns
+            ):
                 break
-            self._sleep((beats.connection.fileno(), self._wake.fd), min(next_ns, abandoned_until_ns) - now_ns)
-            self._wake.hush()
+            self._sleep(
+                (beats.connection.fileno(), self._wake.fd),
+                min(next_ns, abandoned_until_ns) - now_ns,
+            )
+            self._wake.clear()
         with beats.lock:
             beats.connection.close()
 
@@ -221,14 +252,16 @@ class HeartbeatThread:
         return now_ns + ABANDONED_NS
 
     def _failed(self, error: Exception, failures: int) -> None:
-        failure = TailraceError(f"the consumer's heartbeats failed ({type(error).__name__}: {error})")
+        failure = TailraceError(
+            f"the consumer's heartbeats failed ({type(error).__name__}: {error})"
+        )
         failure.__cause__ = error
         if failures == FAILURES_MAX:
             self.failure = failure
         if failures in (1, FAILURES_MAX):
             with self.beats.lock:
                 self.beats.membership.fail(failure)
-                self.news.ring()
+                self.events.wakeup()
 
     def _sleep(self, fds: Sequence[int], timeout_ns: int) -> None:
         poll = self._poll()

@@ -1,4 +1,5 @@
-"""Says, in the program's log, that an operator has paused the delivery of topics: else polls that return nothing are a riddle.
+"""Says, in the program's log, that an operator has paused the delivery of topics: else polls that
+return nothing are a riddle.
 
 Owner: one Consumer, one thread.
 """
@@ -7,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tailrace.client_log import logger
-from tailrace.groups.membership import Partition
-from tailrace.records import TopicPartition
+from tailrace.core.log import logger
+from tailrace.core.topic_partition import TopicPartition
+from tailrace.group.membership import Partition
 
 
 class PausedTopics:
@@ -17,25 +18,31 @@ class PausedTopics:
 
     def __init__(self, group: str) -> None:
         self._group = group
-        self._said: frozenset[str] = frozenset()
+        self._reported: frozenset[str] = frozenset()
 
-    def look(self, paused: frozenset[str], keys: Mapping[Partition, TopicPartition]) -> None:
-        """`paused`: ids of the topics that are paused now; `keys`: the partitions that this consumer reads."""
-        if not paused and not self._said:
+    def apply(self, paused: frozenset[str], keys: Mapping[Partition, TopicPartition]) -> None:
+        """`paused`: ids of the topics that are paused now; `keys`: the partitions that this
+        consumer reads.
+        """
+        if not paused and not self._reported:
             return
         names = {partition[0]: key.topic for partition, key in keys.items()}
         now = frozenset(topic_id for topic_id in paused if topic_id in names)
-        if now == self._said:
+        if now == self._reported:
             return
-        for topic_id in sorted(now - self._said):
+        for topic_id in sorted(now - self._reported):
             logger.warning(
-                "delivery of topic %s is paused (delivery.paused=true): the consumers of group %r get no records of it until it is resumed",
+                "delivery of topic %s is paused (delivery.paused=true): the consumers of group %r "
+                "get no records of it until it is resumed",
                 names[topic_id],
                 self._group,
             )
-        for topic_id in sorted(self._said - now):
+        for topic_id in sorted(self._reported - now):
             if topic_id in names:
                 logger.warning(
-                    "delivery of topic %s is resumed: the consumers of group %r go on where they were", names[topic_id], self._group
+                    "delivery of topic %s is resumed: the consumers of group %r go on where they "
+                    "were",
+                    names[topic_id],
+                    self._group,
                 )
-        self._said = now
+        self._reported = now

@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tailrace.arguments import callable_of
-from tailrace.errors import InvalidRequestError
-from tailrace.records import TopicPartition
+from tailrace.core.errors import InvalidRequestError
+from tailrace.core.topic_partition import TopicPartition
+from tailrace.core.validation import callable_of
 
 
 class RebalanceListener:
-    """Told, inside `poll`, when a consumer of a group gets partitions and loses them. Override what is needed:
+    """Told, inside `poll`, when a consumer of a group gets partitions and loses them. Override what
+    is needed:
 
         class Saves(tailrace.RebalanceListener):
             def on_partitions_revoked(self, revoked):
@@ -22,18 +23,23 @@ class RebalanceListener:
 
         consumer.subscribe(["orders"], listener=Saves())
 
-    Each method is given a list of TopicPartitions, never an empty one; with an AsyncConsumer it may be a coroutine. An exception that it
-    raises reaches the caller of `poll`, once, and the change has happened all the same.
+    Each method is given a list of TopicPartitions, never an empty one; with an AsyncConsumer it may
+    be a coroutine. An exception that it raises reaches the caller of `poll`, once, and the change
+    has happened all the same.
     """
 
     def on_partitions_revoked(self, revoked: list[TopicPartition]) -> Any:
-        """These go to another consumer when this returns: the last moment to commit. They can still be asked for their position."""
+        """These go to another consumer when this returns: the last moment to commit. They can still
+        be asked for their position.
+        """
 
     def on_partitions_assigned(self, assigned: list[TopicPartition]) -> Any:
         """These are read from now on: from their committed offsets, unless this seeks."""
 
     def on_partitions_lost(self, lost: list[TopicPartition]) -> Any:
-        """These belong to others already, and nothing of them can be committed. Calls `on_partitions_revoked` where it is not overridden, as Kafka's."""
+        """These belong to others already, and nothing of them can be committed. Calls
+        `on_partitions_revoked` where it is not overridden, as Kafka's.
+        """
         return self.on_partitions_revoked(lost)
 
 
@@ -41,39 +47,54 @@ class ConsumerRebalanceListener(RebalanceListener):
     """A RebalanceListener under kafka-python's and Java's name."""
 
 
-Hook = Callable[[list[TopicPartition]], Any]
+RebalanceCallback = Callable[[list[TopicPartition]], Any]
 
 
-class Hooks:
+class RebalanceCallbacks:
     """The three calls, of a listener or of single functions; None: nobody wants it."""
 
-    def __init__(self, revoked: Hook | None = None, assigned: Hook | None = None, lost: Hook | None = None) -> None:
+    def __init__(
+        self,
+        revoked: RebalanceCallback | None = None,
+        assigned: RebalanceCallback | None = None,
+        lost: RebalanceCallback | None = None,
+    ) -> None:
         self.revoked = revoked
         self.assigned = assigned
         self.lost = lost if lost is not None else revoked
 
 
-def hooks_of(listener: Any, consumer: Any, on_assign: Any, on_revoke: Any, on_lost: Any) -> Hooks:
-    """The calls that `subscribe` was given: a listener (kafka-python's serve too), or functions that take the consumer first, as confluent-kafka's. Raises
-    InvalidRequestError.
+def callbacks_of(
+    listener: Any, consumer: Any, on_assign: Any, on_revoke: Any, on_lost: Any
+) -> RebalanceCallbacks:
+    """The calls that `subscribe` was given: a listener (kafka-python's serve too), or functions
+    that take the consumer first, as confluent-kafka's. Raises InvalidRequestError.
     """
     if listener is None:
         given = {"on_assign": on_assign, "on_revoke": on_revoke, "on_lost": on_lost}
-        called = {name: None if one is None else callable_of(name, one) for name, one in given.items()}
-        return Hooks(*(_with_consumer(called[name], consumer) for name in ("on_revoke", "on_assign", "on_lost")))
+        called = {
+            name: None if one is None else callable_of(name, one) for name, one in given.items()
+        }
+        return RebalanceCallbacks(
+            *(
+                _with_consumer(called[name], consumer)
+                for name in ("on_revoke", "on_assign", "on_lost")
+            )
+        )
     if on_assign is not None or on_revoke is not None or on_lost is not None:
-        raise InvalidRequestError("subscribe() takes a listener, or on_assign, on_revoke and on_lost, not both")
-    if isinstance(listener, type) or not any(hasattr(listener, name) for name in ("on_partitions_revoked", "on_partitions_assigned")):
-        raise InvalidRequestError(f"listener is {listener!r:.100}; it takes a RebalanceListener, an object and not its class")
+        raise InvalidRequestError(
+            "subscribe() takes a listener, or on_assign, on_revoke and on_lost, not both"
+        )
+    if isinstance(listener, type) or not any(
+        hasattr(listener, name) for name in ("on_partitions_revoked", "on_partitions_assigned")
+    ):
+        raise InvalidRequestError(
+            f"listener is {listener!r:.100}; it takes a RebalanceListener, an object and not its "
+            "class"
+        )
     names = ("on_partitions_revoked", "on_partitions_assigned", "on_partitions_lost")
-    return Hooks(*(getattr(listener, name, None) for name in names))
+    return RebalanceCallbacks(*(getattr(listener, name, None) for name in names))
 
 
-def _with_consumer(call: Callable[..., Any] | None, consumer: Any) -> Hook | None:
+def _with_consumer(call: Callable[..., Any] | None, consumer: Any) -> RebalanceCallback | None:
     return None if call is None else lambda partitions: call(consumer, partitions)
-
-
-def tell(hook: Hook | None, partitions: list[TopicPartition]) -> None:
-    """Call it, if anybody wants it and there is something to say. Raises what it raises."""
-    if hook is not None and partitions:
-        hook(list(partitions))

@@ -1,13 +1,16 @@
-"""Consumers whose effects happen once, although records can come twice: after a crash, a rebalance, a retry.
+"""Consumers whose effects happen once, although records can come twice: after a crash, a rebalance,
+a retry.
 
-`SqlSink`: effects in a SQL database; the offsets move in the transaction of the effects. Killed anywhere: each record is applied exactly once.
-`DedupTable`: keys that were seen, in the transaction of the effects, for events that are in the log more than once. Each key is applied exactly once.
-`update_if_version`: a row that counts its versions. An update is made once, and never over a newer one.
-`RedisGuard`: effects elsewhere, with Redis beside them. With `first_time` none comes twice, and a kill can miss the record in hand; with `seen` and `mark`
-none is missed, and a kill can repeat the record in hand.
+`SqlSink`: effects in a SQL database; the offsets move in the transaction of the effects. Killed
+anywhere: each record is applied exactly once. `DedupTable`: keys that were seen, in the transaction
+of the effects, for events that are in the log more than once. Each key is applied exactly once.
+`update_if_version`: a row that counts its versions. An update is made once, and never over a newer
+one. `RedisGuard`: effects elsewhere, with Redis beside them. With `first_time` none comes twice,
+and a kill can miss the record in hand; with `seen` and `mark` none is missed, and a kill can repeat
+the record in hand.
 
-Nothing here opens a connection: the caller's driver (sqlite3, any DB-API 2.0 module, SQLAlchemy, a Redis client) is used as it is.
-Names are loaded when they are first used.
+Nothing here opens a connection: the caller's driver (sqlite3, any DB-API 2.0 module, SQLAlchemy, a
+Redis client) is used as it is. Names are loaded when they are first used.
 """
 
 from __future__ import annotations
@@ -16,20 +19,27 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tailrace.idempotent.dedup_table import DedupTable
-    from tailrace.idempotent.redis_guard import RedisGuard
+    from tailrace.idempotent.optimistic_lock import update_if_version
+    from tailrace.idempotent.redis_dedup import RedisGuard
     from tailrace.idempotent.sql_sink import OffsetsMovedError, SqlSink, SqlTransaction
-    from tailrace.idempotent.versioned_update import update_if_version
 
 _HOMES = {
     "DedupTable": "dedup_table",
     "OffsetsMovedError": "sql_sink",
-    "RedisGuard": "redis_guard",
+    "RedisGuard": "redis_dedup",
     "SqlSink": "sql_sink",
     "SqlTransaction": "sql_sink",
-    "update_if_version": "versioned_update",
+    "update_if_version": "optimistic_lock",
 }
 
-__all__ = ["DedupTable", "OffsetsMovedError", "RedisGuard", "SqlSink", "SqlTransaction", "update_if_version"]
+__all__ = [
+    "DedupTable",
+    "OffsetsMovedError",
+    "RedisGuard",
+    "SqlSink",
+    "SqlTransaction",
+    "update_if_version",
+]
 
 
 if not TYPE_CHECKING:  # a type checker is to find a misspelt name

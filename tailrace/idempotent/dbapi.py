@@ -1,10 +1,15 @@
-"""Any SQL connection behind one face: how a transaction begins, how a statement is written, what it has changed, how it ends.
+"""Any SQL connection behind one face: how a transaction begins, how a statement is written, what it
+has changed, how it ends.
 
-A connection is of DB-API 2.0 (PEP 249) or of SQLAlchemy, an engine makes connections. Statements are written with `?` and rendered in the driver's
-parameter style.
+A connection is of DB-API 2.0 (PEP 249) or of SQLAlchemy, an engine makes connections. Statements
+are written with `?` and rendered in the driver's parameter style.
 
-Owner: the caller. A connection is one thread's, and has no open transaction when `Database.transaction` is entered.
-Invariants: what runs inside `Database.transaction` is committed whole or not at all; a connection that would commit each statement by itself is refused.
+Owner: the caller. A connection is one thread's, and has no open transaction when
+    `Database.transaction` is entered.
+Invariants: what runs inside `Database.transaction` is committed whole or not at all; a connection
+    that would commit each statement by itself is refused. Between `Session.watch` and
+    `Session.end_watch` the transaction is one and the same: a statement or a method of the driver
+    that ended it is found.
 Crash: a transaction that did not reach its commit is the database's to undo.
 """
 
@@ -16,67 +21,102 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from tailrace.errors import InvalidRequestError, InvalidSettingError, NotSupportedError
-from tailrace.records import Record
+from tailrace.core.errors import InvalidRequestError, InvalidSettingError, NotSupportedError
+from tailrace.core.records import Record
 
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+_SAVEPOINT = "tailrace_block"
+_TRANSACTION_ID = {"duckdb": "SELECT txid_current()", "mssql": "SELECT CURRENT_TRANSACTION_ID()"}
+"""Databases without RELEASE SAVEPOINT -> how they are asked which transaction this is."""
+_ENDED = (
+    "the transaction was ended inside the block, so effects and offsets are not committed "
+    "together; call neither commit() nor rollback() there, write no "
+    "COMMIT, ROLLBACK, OR ROLLBACK and no statement that commits by itself (DDL on MySQL), and no "
+    "`with connection:`, which commits"
+)
 _STYLES = ("qmark", "format", "pyformat", "numeric", "numeric_dollar", "named")
 
 
-def identifier(what: str, given: object, parts_max: int = 1) -> str:
-    """A name that can stand in a statement as it is. `parts_max` 2 allows `schema.table`. Raises InvalidSettingError."""
+def identifier(label: str, given: object, parts_max: int = 1) -> str:
+    """A name that can stand in a statement as it is. `parts_max` 2 allows `schema.table`. Raises
+    InvalidSettingError.
+    """
     parts = given.split(".") if isinstance(given, str) else []
     if not 1 <= len(parts) <= parts_max or not all(_IDENTIFIER.fullmatch(part) for part in parts):
-        raise InvalidSettingError(f"{what} is {given!r:.100}; it takes letters, digits and underscores, and no digit first")
+        raise InvalidSettingError(
+            f"{label} is {given!r:.100}; it takes letters, digits and underscores, and no digit "
+            "first"
+        )
     return ".".join(parts)
 
 
 def key_bytes(key: object) -> bytes:
-    """What stands for a key of the user's: bytes as they are, text as UTF-8, a number in decimal, a record as its place in the log. Raises
-    InvalidRequestError.
+    """What stands for a key of the user's: bytes as they are, text as UTF-8, a number in decimal, a
+    record as its place in the log: the id of its topic, so that a topic which is deleted and made
+    again is another, partition and offset. Raises InvalidRequestError.
     """
     if isinstance(key, bytes):
         return key
     if isinstance(key, str):
         return key.encode()
     if isinstance(key, Record):
-        return f"{key.topic}/{key.partition}/{key.offset}".encode()
+        return f"{key.topic_id.hex() or key.topic}/{key.partition}/{key.offset}".encode()
     if isinstance(key, int) and not isinstance(key, bool):
         return str(key).encode()
-    raise InvalidRequestError(f"a key is {key!r:.100}; it takes bytes, text, a whole number or a Record")
+    raise InvalidRequestError(
+        f"a key is {key!r:.100}; it takes bytes, text, a whole number or a Record"
+    )
+
+
+def earlier_key_bytes(record: Record) -> bytes:
+    """What stood for a record in version 0.1, which wrote the topic's name and not its id."""
+    return f"{record.topic}/{record.partition}/{record.offset}".encode()
 
 
 def bound(statement: str, values: Sequence[Any], style: str) -> tuple[str, Any]:
-    """A statement written with `?`, and its values, as a driver of this parameter style takes them."""
+    """A statement written with `?`, and its values, as a driver of this parameter style takes
+    them.
+    """
     if style == "qmark":
         return statement, tuple(values)
     if style == "format":
         return statement.replace("?", "%s"), tuple(values)
-    marks = {"pyformat": "%(p{})s", "named": ":p{}", "numeric": ":{}", "numeric_dollar": "${}"}[style]
+    marks = {"pyformat": "%(p{})s", "named": ":p{}", "numeric": ":{}", "numeric_dollar": "${}"}[
+        style
+    ]
     pieces = statement.split("?")
-    text = pieces[0] + "".join(marks.format(number) + piece for number, piece in enumerate(pieces[1:], 1))
+    text = pieces[0] + "".join(
+        marks.format(number) + piece for number, piece in enumerate(pieces[1:], 1)
+    )
     if style in ("numeric", "numeric_dollar"):
         return text, tuple(values)
     return text, {f"p{number}": value for number, value in enumerate(values, 1)}
 
 
 def is_integrity_error(error: BaseException) -> bool:
-    """Whether a unique key, or another constraint, was violated. DB-API prescribes the name of the exception, not its home; for drivers that raise another one
-    (pg8000) the SQLSTATE says it: class 23.
+    """Whether a unique key, or another constraint, was violated. DB-API prescribes the name of the
+    exception, not its home; for drivers that raise another one (pg8000) the SQLSTATE says it: class
+    23.
     """
     if any(kind.__name__ == "IntegrityError" for kind in type(error).__mro__):
         return True
     first = error.args[0] if error.args else None
-    state = getattr(error, "sqlstate", None) or (first.get("C") if isinstance(first, dict) else None)
+    state = getattr(error, "sqlstate", None) or (
+        first.get("C") if isinstance(first, dict) else None
+    )
     return isinstance(state, str) and state.startswith("23")
 
 
 def _is_sqlalchemy(given: object) -> bool:
-    return hasattr(given, "dialect") and (hasattr(given, "exec_driver_sql") or hasattr(given, "begin"))
+    return hasattr(given, "dialect") and (
+        hasattr(given, "exec_driver_sql") or hasattr(given, "begin")
+    )
 
 
 def paramstyle_of(connection: Any) -> str:
-    """The parameter style of the module that a connection comes from. Raises InvalidSettingError."""
+    """The parameter style of the module that a connection comes from. Raises
+    InvalidSettingError.
+    """
     if _is_sqlalchemy(connection):
         return str(connection.dialect.paramstyle)
     for kind in type(connection).__mro__:
@@ -87,7 +127,8 @@ def paramstyle_of(connection: Any) -> str:
                 return str(style)
             module = module.rpartition(".")[0]
     raise InvalidSettingError(
-        f"the parameter style of {type(connection).__module__}.{type(connection).__qualname__} is not known; "
+        f"the parameter style of {type(connection).__module__}.{type(connection).__qualname__} is "
+        "not known; "
         f"give paramstyle= as its driver's module has it, or a SQLAlchemy engine"
     )
 
@@ -99,13 +140,21 @@ def _module_of(connection: Any) -> str:
 
 
 def commits_each_statement(connection: Any) -> bool:
-    """Whether the driver is known to commit every statement by itself now, so that several are no transaction."""
+    """Whether the driver is known to commit every statement by itself now, so that several are no
+    transaction.
+    """
     driver = connection.connection.dbapi_connection if _is_sqlalchemy(connection) else connection
     if _module_of(driver) == "sqlite3":
-        autocommit = getattr(driver, "autocommit", -1)  # from Python 3.12 on; -1: isolation_level decides, as before
-        return (autocommit is True or (autocommit == -1 and driver.isolation_level is None)) and not driver.in_transaction
+        autocommit = getattr(
+            driver, "autocommit", -1
+        )  # from Python 3.12 on; -1: isolation_level decides, as before
+        return (
+            autocommit is True or (autocommit == -1 and driver.isolation_level is None)
+        ) and not driver.in_transaction
     get_autocommit = getattr(driver, "get_autocommit", None)
-    return getattr(driver, "autocommit", None) is True or (callable(get_autocommit) and bool(get_autocommit()))
+    return getattr(driver, "autocommit", None) is True or (
+        callable(get_autocommit) and bool(get_autocommit())
+    )
 
 
 class Session:
@@ -113,38 +162,90 @@ class Session:
 
     def __init__(self, connection: Any, paramstyle: str | None = None) -> None:
         if paramstyle is not None and paramstyle not in _STYLES:
-            raise InvalidSettingError(f"paramstyle is {paramstyle!r:.100}; it takes one of {', '.join(_STYLES)}")
+            raise InvalidSettingError(
+                f"paramstyle is {paramstyle!r:.100}; it takes one of {', '.join(_STYLES)}"
+            )
         self.connection = connection
         self._style = paramstyle or paramstyle_of(connection)
         self._is_sqlalchemy = _is_sqlalchemy(connection)
         # DuckDB's cursor() is a connection of its own, outside of the transaction.
         self._is_its_own_cursor = not self._is_sqlalchemy and _module_of(connection) == "duckdb"
         self.is_begun_here = False
+        self._question = ""
+        """How the transaction's id is asked for; empty: a savepoint is set."""
+        self._transaction_id: list[tuple[Any, ...]] = []
 
     @contextlib.contextmanager
     def cursor(self) -> Iterator[Any]:
-        """Of DB-API, in this connection's transaction; of SQLAlchemy the connection, which has no cursors."""
+        """Of DB-API, in this connection's transaction; of SQLAlchemy the connection, which has no
+        cursors.
+        """
         if self._is_sqlalchemy or self._is_its_own_cursor:
             yield self.connection
         else:
             with contextlib.closing(self.connection.cursor()) as cursor:
                 yield cursor
 
+    def watch(self) -> None:
+        """From now on `refuse_ended` and `end_watch` find that the transaction is over. Raises
+        NotSupportedError for a database that has neither savepoints nor transaction ids.
+        """
+        self._question = _TRANSACTION_ID.get(self._dialect(), "")
+        if self._question:
+            self._transaction_id = self.rows(self._question)
+            return
+        try:
+            self.define(f"SAVEPOINT {_SAVEPOINT}")
+        except Exception as error:
+            raise NotSupportedError(
+                f"the database refuses SAVEPOINT ({error!s:.200}), by which it is found that a "
+                "block has ended its transaction"
+            ) from error
+
     def refuse_ended(self) -> None:
-        """Raises InvalidRequestError when the transaction that was begun here is known to be over."""
-        if self.is_begun_here and getattr(self.connection, "in_transaction", True) is False:
-            raise InvalidRequestError(
-                "the transaction was ended inside the block, so effects and offsets are not committed together; call neither commit() nor rollback() "
-                "there, and write no `with connection:`, which commits"
-            )
+        """Raises InvalidRequestError when the transaction of `watch` is over, as far as that is
+        known without a change; `end_watch` knows it for certain.
+        """
+        is_over = self.is_begun_here and getattr(self.connection, "in_transaction", True) is False
+        if is_over or (self._question and self.rows(self._question) != self._transaction_id):
+            raise InvalidRequestError(_ENDED)
+
+    def end_watch(self) -> None:
+        """Raises InvalidRequestError when the transaction of `watch` is over, whatever ended it:
+        COMMIT, ROLLBACK, a method of the driver, `OR ROLLBACK` of SQLite, the implicit commit of a
+        DDL statement. Another one may have begun meanwhile, which is to be rolled back then.
+
+        To be called last: where a driver of SQLite begins no transaction before the first change,
+        the savepoint is one, and this commits it.
+        """
+        if self._question:
+            return
+        try:
+            self.define(f"RELEASE SAVEPOINT {_SAVEPOINT}")
+        except Exception as error:
+            if (
+                "savepoint" not in str(error).lower()
+            ):  # PostgreSQL, MySQL and SQLite name it where it is missing
+                raise
+            raise InvalidRequestError(_ENDED) from error
+
+    def _dialect(self) -> str:
+        """The database's name, where it has words of its own for transactions."""
+        if self._is_sqlalchemy:
+            return str(self.connection.dialect.name)
+        module = _module_of(self.connection)
+        return "mssql" if module == "pymssql" else module
 
     def change(self, statement: str, *values: Any) -> int:
-        """Run it; how many rows it has changed. Raises NotSupportedError where the driver does not say."""
+        """Run it; how many rows it has changed. Raises NotSupportedError where the driver does not
+        say.
+        """
         with self._done(statement, values) as result:
             count = int(result.rowcount)
         if count < 0:
             raise NotSupportedError(
-                f"{type(self.connection).__module__} does not say how many rows a statement has changed; use SQLAlchemy over it"
+                f"{type(self.connection).__module__} does not say how many rows a statement has "
+                "changed; use SQLAlchemy over it"
             )
         return count
 
@@ -152,7 +253,10 @@ class Session:
         """Run a query; all its rows."""
         with self._done(statement, values) as result:
             # A connection may make dicts of its rows: iterating over one gives its columns' names.
-            return [tuple(row.values() if isinstance(row, Mapping) else row) for row in result.fetchall()]
+            return [
+                tuple(row.values() if isinstance(row, Mapping) else row)
+                for row in result.fetchall()
+            ]
 
     def define(self, statement: str) -> None:
         """Run a statement of the schema."""
@@ -176,10 +280,16 @@ class Database:
 
     def __init__(self, given: Any, paramstyle: str | None = None) -> None:
         if hasattr(given, "sync_engine"):
-            raise InvalidSettingError("an asynchronous engine cannot be used here; give its sync_engine, and call from asyncio.to_thread")
-        if not _is_sqlalchemy(given) and not all(hasattr(given, name) for name in ("cursor", "commit", "rollback")):
             raise InvalidSettingError(
-                f"{given!r:.100} is no connection; give one of DB-API 2.0 (sqlite3, psycopg, ...), or a SQLAlchemy engine"
+                "an asynchronous engine cannot be used here; give its sync_engine, and call from "
+                "asyncio.to_thread"
+            )
+        if not _is_sqlalchemy(given) and not all(
+            hasattr(given, name) for name in ("cursor", "commit", "rollback")
+        ):
+            raise InvalidSettingError(
+                f"{given!r:.100} is no connection; give one of DB-API 2.0 (sqlite3, psycopg, "
+                "...), or a SQLAlchemy engine"
             )
         self.given = given
         self.is_engine = _is_sqlalchemy(given) and not hasattr(given, "exec_driver_sql")
@@ -189,8 +299,8 @@ class Database:
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[Session]:
-        """One transaction: committed at the end of the block, rolled back when it raises. Raises InvalidRequestError, InvalidSettingError, and what the
-        driver raises.
+        """One transaction: committed at the end of the block, rolled back when it raises. Raises
+        InvalidRequestError, InvalidSettingError, and what the driver raises.
         """
         if self.is_engine or _is_sqlalchemy(self.given):
             with self.given.begin() if self.is_engine else self._of_connection() as connection:
@@ -203,7 +313,6 @@ class Database:
             session = Session(self.given, self._paramstyle)
             session.is_begun_here = bool(explicit)
             yield session
-            session.refuse_ended()
             self.given.execute("COMMIT") if explicit else self.given.commit()
         except BaseException as error:
             self._roll_back(error, explicit)
@@ -215,13 +324,16 @@ class Database:
             yield self.given
 
     def _begin(self) -> str:
-        """The statement that began it, where the driver does not begin by itself or does so too late. SQLite: a reader that becomes a writer can be refused,
-        so the transaction is a writer's from the start.
+        """The statement that began it, where the driver does not begin by itself or does so too
+        late. SQLite: a reader that becomes a writer can be refused, so the transaction is a
+        writer's from the start.
         """
         module = _module_of(self.given)
         if module == "sqlite3" and getattr(self.given, "autocommit", -1) is not False:
             if self.given.in_transaction:
-                raise InvalidRequestError("the connection has an open transaction; commit it or roll it back first")
+                raise InvalidRequestError(
+                    "the connection has an open transaction; commit it or roll it back first"
+                )
             explicit = "BEGIN IMMEDIATE"
         elif module == "duckdb":
             explicit = "BEGIN TRANSACTION"
@@ -237,11 +349,13 @@ class Database:
                 self.given.rollback()
             elif getattr(self.given, "in_transaction", True):
                 self.given.execute("ROLLBACK")
-        except Exception as second:  # the first error says what happened; a connection that is lost cannot be rolled back
+        except Exception as second:  # the first error says what happened; a connection that is lost cannot be rolled back  # noqa: E501
             error.add_note(f"and the rollback failed: {second!r}")
 
     def make_table(self, table: str, definition: str) -> None:
-        """Make a table unless it is there. Whoever may not make tables makes it beforehand. Raises what the driver raises."""
+        """Make a table unless it is there. Whoever may not make tables makes it beforehand. Raises
+        what the driver raises.
+        """
         if self._has(table):
             return
         try:
@@ -264,12 +378,18 @@ class Database:
 
 def _refuse_autocommit(connection: Any) -> None:
     if commits_each_statement(connection):
-        raise InvalidSettingError("the connection commits each statement by itself; turn its autocommit off")
+        raise InvalidSettingError(
+            "the connection commits each statement by itself; turn its autocommit off"
+        )
 
 
 def joined(connection: Any, paramstyle: str | None = None) -> Session:
-    """Statements inside a transaction of the caller's. Raises InvalidRequestError where the connection is known to be in none and to begin none by itself."""
+    """Statements inside a transaction of the caller's. Raises InvalidRequestError where the
+    connection is known to be in none and to begin none by itself.
+    """
     session = Session(connection, paramstyle)
     if commits_each_statement(connection):
-        raise InvalidRequestError("the connection commits each statement by itself; begin a transaction first")
+        raise InvalidRequestError(
+            "the connection commits each statement by itself; begin a transaction first"
+        )
     return session

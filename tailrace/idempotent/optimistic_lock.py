@@ -1,7 +1,9 @@
 """Optimistic locking: an update that is made only to the version of a row that was read.
 
-The row has a column that counts its versions. Who reads version 3 and updates "where the version is 3" to version 4 finds out when another was faster, and
-an update that comes a second time finds version 4 and changes nothing (Kung and Robinson, "On Optimistic Methods for Concurrency Control", 1981).
+The row has a column that counts its versions. Who reads version 3 and updates "where the version is
+3" to version 4 finds out when another was faster, and an update that comes a second time finds
+version 4 and changes nothing (Kung and Robinson, "On Optimistic Methods for Concurrency Control",
+1981).
 
 Crash: one statement, in the caller's transaction.
 """
@@ -11,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tailrace.arguments import INT64_MAX, mapping_of, whole
-from tailrace.errors import InvalidRequestError
-from tailrace.idempotent.sql import identifier, joined
+from tailrace.core.errors import InvalidRequestError
+from tailrace.core.validation import INT64_MAX, mapping_of, whole
+from tailrace.idempotent.dbapi import identifier, joined
 
 
 def update_if_version(
@@ -27,17 +29,32 @@ def update_if_version(
     version_column: str = "version",
     paramstyle: str | None = None,
 ) -> bool:
-    """Write `values` (column -> value) to the row `key` if its version is still `version`, and count the version up. `key`: the value of `key_column`, or
-    a dict of column -> value where several make the key. True: written. False: the row has another version, or is not there: read it again.
+    """Write `values` (column -> value) to the row `key` if its version is still `version`, and
+    count the version up. `key`: the value of `key_column`, or a dict of column -> value where
+    several make the key. True: written. False: the row has another version, or is not there: read
+    it again.
 
-    The caller commits. Raises InvalidRequestError, InvalidSettingError (a name that cannot stand in a statement), and what the driver raises.
+    The caller commits. Raises InvalidRequestError, InvalidSettingError (a name that cannot stand in
+    a statement), and what the driver raises.
     """
     columns = mapping_of("values", values, '{"balance": 10}')
     keys = dict(key) if isinstance(key, Mapping) else {key_column: key}
     whole("version", version, -INT64_MAX, INT64_MAX - 1)
     if not keys or version_column in columns:
-        raise InvalidRequestError("key names at least one column, and values leave out the version, which is counted up by itself")
+        raise InvalidRequestError(
+            "key names at least one column, and values leave out the version, which is counted up "
+            "by itself"
+        )
     written = ", ".join(f"{identifier('a column', name)} = ?" for name in columns)
     where = " AND ".join(f"{identifier('a column', name)} = ?" for name in (*keys, version_column))
-    statement = f"UPDATE {identifier('table', table, 2)} SET {identifier('version_column', version_column)} = ?{', ' if written else ''}{written} WHERE {where}"
-    return joined(connection, paramstyle).change(statement, version + 1, *columns.values(), *keys.values(), version) == 1
+    statement = (
+        f"UPDATE {identifier('table', table, 2)} SET "
+        f"{identifier('version_column', version_column)} = "
+        f"?{', ' if written else ''}{written} WHERE {where}"
+    )
+    return (
+        joined(connection, paramstyle).change(
+            statement, version + 1, *columns.values(), *keys.values(), version
+        )
+        == 1
+    )

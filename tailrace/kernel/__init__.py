@@ -1,11 +1,13 @@
-"""The kernel: what is done for each record and each batch, compiled where that was possible, else the same in Python.
+"""The kernel: functions that run for each record and each batch, compiled or in Python.
 
-`reference.py` is the truth; `_native.pyx` and what it includes do the same, byte for byte, several times as fast. Nothing but this module knows which of
-them is used.
-`TAILRACE_PURE=1` has the reference used; `TAILRACE_PURE=0` refuses to go on without the compiled one.
+`reference.py` is the specification. `_native.pyx` and its includes do the same, byte for byte,
+several times as fast. Only this module knows which one is used. `TAILRACE_PURE=1` selects the
+reference; `TAILRACE_PURE=0` requires the compiled kernel.
 
-Invariant: a compiled kernel that was made from another source or for another version than this package's is never used.
-Raises KernelError (an ImportError) at import, with what to do, for one that is there and cannot be used.
+Invariants:
+- A compiled kernel from another source or version than this package's is never used.
+- For one that exists but cannot be used, the import raises KernelError (an ImportError) that says
+  what to do.
 """
 
 from __future__ import annotations
@@ -30,46 +32,56 @@ __all__ = [
     "KIND",
     "RECORD_OVERHEAD_BYTES",
     "BatchShape",
-    "Choices",
-    "FillingBatch",
-    "FillingQueue",
+    "ChunkedRows",
+    "FastPathPartition",
+    "FastPathSender",
     "ObjectBuffer",
-    "PiecedRows",
-    "QuickPartition",
-    "QuickSender",
+    "OpenBatch",
+    "OpenQueue",
+    "PartitionCache",
     "RecordBuffer",
     "RecordRows",
     "compiled",
     "copied",
     "encoded_batch",
+    "fast_append",
+    "fast_send",
     "fetched_rows",
     "gathered",
-    "is_good_batch",
+    "is_valid_batch",
     "keep_message",
     "lay_message",
     "murmur2",
     "murmur2_cells",
     "new_lock",
-    "quick_append",
-    "quick_send",
     "read_produce",
     "stamp_batch",
 ]
 VARIABLE = "TAILRACE_PURE"
 _HERE = os.path.dirname(os.path.abspath(__file__))
-_REMEDY = "run `make kernel` in a checkout, else install tailrace again; or set TAILRACE_PURE=1 to use the same functions in Python"
+_REMEDY = (
+    "run `make kernel` in a checkout, else install tailrace again; or set TAILRACE_PURE=1 "
+    "to use the same functions in Python"
+)
 
 
 class KernelError(ImportError):
-    """The compiled kernel cannot be used; the sentence says what to do."""
+    """The compiled kernel cannot be used. The message says what to do."""
 
     def __init__(self, sentence: str) -> None:
         super().__init__(sentence, name="tailrace.kernel")
 
 
 def stamp() -> str:
-    """What a compiled kernel has to be made from: the version of the package and the checksum of the sources. (`tailrace/kernel/build.py` reckons the same.)"""
-    sources = sorted(name for name in os.listdir(_HERE) if name.startswith("_") and name.endswith((".pyx", ".pxi")))
+    """The stamp that a compiled kernel must have: package version and checksum of the sources.
+
+    `tailrace/kernel/build.py` computes the same.
+    """
+    sources = sorted(
+        name
+        for name in os.listdir(_HERE)
+        if name.startswith("_") and name.endswith((".pyx", ".pxi"))
+    )
     if not sources:
         return tailrace.__version__
     checksum = 0
@@ -80,25 +92,31 @@ def stamp() -> str:
 
 
 def compiled_name() -> str:
-    """What a compiled kernel for this interpreter is called."""
+    """The file name of a compiled kernel for this interpreter."""
     return f"_native{importlib.machinery.EXTENSION_SUFFIXES[0]}"
 
 
 def compiled_file() -> pathlib.Path | None:
-    """Where a compiled kernel for this interpreter lies; None: there is none."""
-    import pathlib  # every process of the appliance loads this module: half a MB and 5 ms that it does not need
+    """The path of the compiled kernel for this interpreter, None if there is none."""
+    # Imported here, because it costs every process half a MB and 5 ms at start.
+    import pathlib
 
     path = _compiled_path()
     return None if path is None else pathlib.Path(path)
 
 
 def _compiled_path() -> str | None:
-    found = [os.path.join(_HERE, f"_native{suffix}") for suffix in importlib.machinery.EXTENSION_SUFFIXES]
+    found = [
+        os.path.join(_HERE, f"_native{suffix}") for suffix in importlib.machinery.EXTENSION_SUFFIXES
+    ]
     return next((path for path in found if os.path.exists(path)), None)
 
 
 def _is_whole(path: str) -> bool:
-    """Whether a shared library (ELF, 64 bits) is as long as its header says: its last part is the table of its sections."""
+    """True if a shared library (ELF, 64 bits) is as long as its header says.
+
+    Its last part is the section table.
+    """
     with open(path, "rb") as file:
         head, size = file.read(64), file.seek(0, os.SEEK_END)
     if len(head) < 64:
@@ -109,27 +127,35 @@ def _is_whole(path: str) -> bool:
 
 
 def load_compiled() -> ModuleType | None:
-    """The compiled kernel; None: there is none. Raises KernelError."""
+    """Load the compiled kernel, None if there is none. Raises KernelError."""
     path = _compiled_path()
     if path is None:
         return None
     try:
-        if not _is_whole(path):  # to load it would end the process: SIGBUS
-            raise ImportError("the file is cut short")
+        if not _is_whole(path):  # loading it would end the process with SIGBUS
+            raise ImportError("the file is truncated")
         module = importlib.import_module("tailrace.kernel._native")
     except (ImportError, OSError) as error:
-        raise KernelError(f"the compiled kernel {path} cannot be loaded ({error}): {_REMEDY}") from None
-    made_from, wanted = str(module.STAMP), stamp()
-    if made_from != wanted and not made_from.startswith(f"{wanted}-"):
-        raise KernelError(f"the compiled kernel {path} was made from {made_from}, and this is tailrace {wanted}: {_REMEDY}")
+        raise KernelError(
+            f"the compiled kernel {path} cannot be loaded ({error}): {_REMEDY}"
+        ) from None
+    made_from, requested = str(module.STAMP), stamp()
+    if made_from != requested and not made_from.startswith(f"{requested}-"):
+        raise KernelError(
+            f"the compiled kernel {path} was built from {made_from}, but this is tailrace "
+            f"{requested}: {_REMEDY}"
+        )
     return module
 
 
 def _chosen() -> tuple[ModuleType | None, str]:
-    """(the compiled kernel, or None for the reference; which it is and why, a clause)."""
+    """(the compiled kernel, or None for the reference; the choice and its reason)."""
     wish = os.environ.get(VARIABLE, "")
     if wish not in ("", "0", "1"):
-        raise KernelError(f"{VARIABLE} is {wish[:40]!r}; it takes 1 (use Python), 0 (go on with the compiled kernel only), or nothing")
+        raise KernelError(
+            f"{VARIABLE} is {wish[:40]!r}; set it to 1 (use Python) or 0 (require the compiled "
+            "kernel), or leave it unset"
+        )
     if wish == "1":
         return None, f"Python, because {VARIABLE}=1"
     module = load_compiled()
@@ -137,57 +163,73 @@ def _chosen() -> tuple[ModuleType | None, str]:
         return module, f"compiled, {module.STAMP}"
     if wish == "0":
         raise KernelError(
-            f"{VARIABLE}=0, and no compiled kernel lies in {_HERE}: run `make kernel` in a checkout, else install a wheel for this Python"
+            f"{VARIABLE}=0, but there is no compiled kernel in {_HERE}: run `make kernel` in a "
+            "checkout, else install a wheel for this Python"
         )
     return None, "Python, because none is compiled here"
 
 
 _native, KIND = _chosen()
 IS_COMPILED = _native is not None
-"""Whether the compiled kernel is used. For reports; nothing depends on it."""
+"""True if the compiled kernel is used. For reports only; no behaviour depends on it."""
 
 
 compiled: Any = _native
-"""The compiled module, for classes whose reference lies elsewhere, in `shm` and `netfront`, and who take hot methods from it (see `shm.cell`); None: they are
-used as they are.
+"""The compiled module, None without one. Classes in `shm` and `netfront` take hot methods from it;
+their reference is there (see `shm.atomic_word`).
 """
 
 
 def is_wished() -> bool:
-    """Whether the reference is used because TAILRACE_PURE=1 says so."""
+    """True if TAILRACE_PURE=1 selects the reference."""
     return os.environ.get(VARIABLE) == "1"
 
 
 ObjectBuffer = reference.RecordBuffer
-"""For records whose values are no bytes: rows of typed topics."""
-PiecedRows = reference.PiecedRows
-"""For records that are made in Python: those of typed topics."""
+"""Buffer of records whose values are not bytes: rows of typed topics."""
+ChunkedRows = reference.ChunkedRows
+"""Rows whose records are made in Python: those of typed topics."""
 
 if TYPE_CHECKING or _native is None:
     from tailrace.kernel.reference import (
-        Choices,
-        FillingBatch,
-        FillingQueue,
-        QuickSender,
+        FastPathSender,
+        OpenBatch,
+        OpenQueue,
+        PartitionCache,
         RecordBuffer,
         RecordRows,
+        fast_send,
         murmur2,
         new_lock,
-        quick_send,
     )
-    from tailrace.kernel.reference_appends import BatchShape, QuickPartition, is_good_batch, quick_append
-    from tailrace.kernel.reference_encoding import encoded_batch, stamp_batch
-    from tailrace.kernel.reference_fetched import fetched_rows
+    from tailrace.kernel.reference_codec import (
+        BatchShape,
+        FastPathPartition,
+        encoded_batch,
+        fast_append,
+        fetched_rows,
+        is_valid_batch,
+        read_produce,
+        stamp_batch,
+    )
     from tailrace.kernel.reference_frames import copied, keep_message, lay_message
-    from tailrace.kernel.reference_gathering import gathered, murmur2_cells
-    from tailrace.kernel.reference_requests import read_produce
+    from tailrace.kernel.reference_gather import gathered, murmur2_cells
 else:
     encoded_batch, stamp_batch = _native.encoded_batch, _native.stamp_batch
-    BatchShape, QuickPartition = _native.BatchShape, _native.QuickPartition
-    is_good_batch, quick_append = _native.is_good_batch, _native.quick_append
-    copied, keep_message, lay_message, read_produce = _native.copied, _native.keep_message, _native.lay_message, _native.read_produce
-    Choices, FillingBatch, FillingQueue = _native.Choices, _native.FillingBatch, _native.FillingQueue
-    QuickSender, RecordBuffer = _native.QuickSender, _native.RecordBuffer
+    BatchShape, FastPathPartition = _native.BatchShape, _native.FastPathPartition
+    is_valid_batch, fast_append = _native.is_valid_batch, _native.fast_append
+    copied, keep_message, lay_message, read_produce = (
+        _native.copied,
+        _native.keep_message,
+        _native.lay_message,
+        _native.read_produce,
+    )
+    PartitionCache, OpenBatch, OpenQueue = (
+        _native.PartitionCache,
+        _native.OpenBatch,
+        _native.OpenQueue,
+    )
+    FastPathSender, RecordBuffer = _native.FastPathSender, _native.RecordBuffer
     RecordRows, fetched_rows = _native.RecordRows, _native.fetched_rows
     gathered, murmur2_cells = _native.gathered, _native.murmur2_cells
-    murmur2, new_lock, quick_send = _native.murmur2, _native.new_lock, _native.quick_send
+    murmur2, new_lock, fast_send = _native.murmur2, _native.new_lock, _native.fast_send

@@ -1,12 +1,15 @@
 # Is a batch of a producer plainly good? And the worker's append step for one that is.
 #
-# `quick_append` takes what needs no thought: batches that `workers.worker.Worker` would append, of a client, to a partition without delays, the next in
-# sequence of a producer that is known. It says nothing of others: they stay in the lane, and `Worker._produce`, which has the errors, looks at them anew.
-# So a batch that is taken here is one that `verify_batch`, `check_structure` and `ProducerTable.decide` take, and what is written is what the worker writes,
-# byte for byte. (`tests/workers/test_quick_append.py` holds both against each other.)
+# `fast_append` takes what needs no thought: batches that `workers.append.worker.Worker` would
+# append, of a client, to a partition without delays, the next in sequence of a producer that is
+# known. It says nothing of others: they stay in the lane, and `Worker._produce`, which has the
+# errors, looks at them anew. So a batch that is taken here is one that `verify_batch`,
+# `validate_batch` and `ProducerTable.decide` take, and what is written is what the worker writes,
+# byte for byte. (`tests/workers/append/test_fast_append.py` holds both against each other.)
 #
-# Invariants: no read leaves the batch, whatever its bytes are: each number found in it is held against the batch's length, in 64 bits without overflow, before
-# it is followed; a batch that is not taken has changed nothing that anybody reads.
+# Invariants: no read leaves the batch, whatever its bytes are: each number found in it is held
+# against the batch's length, in 64 bits without overflow, before it is followed; a batch that is
+# not taken has changed nothing that anybody reads.
 
 cdef extern from *:
     """
@@ -58,7 +61,8 @@ cdef enum:
     UNPACKED_MAX = 64 << 20
     ROWS_MIN = 1 << 20
     ROWS_FREE = 1 << 16
-    REMEMBERED_BYTES = 36  # producer_state._BATCH: epoch, first and last sequence; base and next offset, time
+    # producer_state._BATCH: epoch, first and last sequence; base and next offset, time
+    REMEMBERED_BYTES = 36
     ONLINE = 1  # SlotState.ONLINE
     PIECE_BYTES = 256 << 10  # copied and checked at a time: a part of a core's second-level cache
 
@@ -68,7 +72,9 @@ cdef object _crc32c = None
 
 
 cdef uint32_t crc(const uint8_t* data, Py_ssize_t length, uint32_t seed) except? 0xFFFFFFFF:
-    """By the one checksum function of Tailrace (`tailrace.formats.checksum`), which keeps nothing of what it is given."""
+    """By the one checksum function of Tailrace (`tailrace.format.crc32c`), which keeps nothing of
+    what it is given.
+    """
     return _crc32c(PyMemoryView_FromMemory(<char*>data, length, PyBUF_READ), seed)
 
 
@@ -85,7 +91,7 @@ cdef struct ShapeNode:
 
 
 cdef class BatchShape:
-    """What `check_structure` needs of a SchemaLayout."""
+    """What `validate_batch` needs of a SchemaLayout."""
 
     cdef ShapeNode* nodes
     cdef ShapeBuffer* buffers
@@ -96,7 +102,7 @@ cdef class BatchShape:
     def __cinit__(self, layout):
         global _crc32c
         if _crc32c is None:
-            from tailrace.formats.checksum import crc32c
+            from tailrace.format.crc32c import crc32c
 
             _crc32c = crc32c
         specs = [buffer for node in layout.nodes for buffer in node.buffers]
@@ -122,7 +128,8 @@ cdef class BatchShape:
         free(self.buffers)
 
 
-# A flatbuffer, from its first byte to the header behind it: shorter than METADATA_MAX, so sums of a place and an offset found in it stay far below 2^63.
+# A flatbuffer, from its first byte to the header behind it: shorter than METADATA_MAX, so sums of a
+# place and an offset found in it stay far below 2^63.
 cdef struct Flat:
     const uint8_t* at
     int64_t size
@@ -184,7 +191,9 @@ cdef bint optional_i64(Flat* flat, int64_t table, int index, int64_t* number) no
 
 
 cdef int64_t pairs_at(Flat* flat, int64_t table, int index, uint32_t count) noexcept nogil:
-    """Where the items of a vector of exactly so many pairs of 64-bit numbers begin, all of them inside; -1: there is none such."""
+    """Where the items of a vector of exactly so many pairs of 64-bit numbers begin, all of them
+    inside; -1: there is none such.
+    """
     cdef int64_t place = field_at(flat, table, index), vector
     if place <= 0:
         return -1
@@ -194,8 +203,10 @@ cdef int64_t pairs_at(Flat* flat, int64_t table, int index, uint32_t count) noex
     return vector + 4
 
 
-cdef bint has_good_structure(const uint8_t* batch, int64_t length, int64_t metadata_size, BatchHead* head, BatchShape shape, int64_t max_message_bytes) noexcept nogil:
-    """As `check_structure` of a batch that is a client's; of a batch whose checksums are right. False: perhaps not."""
+cdef bint has_valid_structure(const uint8_t* batch, int64_t length, int64_t metadata_size, BatchHead* head, BatchShape shape, int64_t max_message_bytes) noexcept nogil:
+    """As `validate_batch` of a batch that is a client's; of a batch whose checksums are right.
+    False: perhaps not.
+    """
     cdef Flat flat
     cdef int64_t root, table, place, body_length, row_count, nodes, buffers, count
     cdef int64_t body_start = 8 + metadata_size
@@ -286,7 +297,9 @@ cdef bint has_good_structure(const uint8_t* batch, int64_t length, int64_t metad
 
 
 cdef inline int64_t unpacked_size(const uint8_t* buffer, int64_t size, int64_t limit) noexcept nogil:
-    """What a compressed buffer of so many bytes claims to unpack to; -1: nothing that is allowed."""
+    """What a compressed buffer of so many bytes claims to unpack to; -1: nothing that is
+    allowed.
+    """
     cdef int64_t claimed
     if size == 0:
         return 0
@@ -303,7 +316,9 @@ cdef inline bint is_unset(int64_t number) noexcept nogil:
 
 
 cdef int64_t read_plain_head(const uint8_t* batch, int64_t length, BatchHead* head) noexcept nogil:
-    """The header of a client's batch, form proven as by `verify_batch` and `check_structure`; returns where it stands, 0: perhaps it is not good."""
+    """The header of a client's batch, form proven as by `verify_batch` and `validate_batch`;
+    returns where it stands, 0: perhaps it is not good.
+    """
     cdef uint32_t continuation, metadata_size
     cdef int64_t position
     if length < 8 + BATCH_HEAD_BYTES or length > UNPACKED_MAX:
@@ -330,23 +345,27 @@ cdef int64_t read_plain_head(const uint8_t* batch, int64_t length, BatchHead* he
 
 
 cdef int64_t plain_head(const uint8_t* batch, int64_t length, BatchHead* head, uint32_t seed, BatchShape shape, int64_t max_message_bytes) except -1:
-    """Where the header, now in `head`, of a client's batch stands that `verify_batch` and `check_structure` take, if the checksum of its body is right. 0: perhaps
-    they do not.
+    """Where the header, now in `head`, of a client's batch stands that `verify_batch` and
+    `validate_batch` take, if the checksum of its body is right. 0: perhaps they do not.
     """
     cdef int64_t position = read_plain_head(batch, length, head)
-    if not position or not has_good_structure(batch, length, position + BATCH_HEAD_BYTES - 8, head, shape, max_message_bytes):
+    if not position or not has_valid_structure(batch, length, position + BATCH_HEAD_BYTES - 8, head, shape, max_message_bytes):
         return 0
     return position if crc(batch + position + 4, BATCH_HEAD_BYTES - 4, seed) == head.header_crc else 0
 
 
 cdef bint has_right_body(const uint8_t* batch, int64_t length, int64_t position, const BatchHead* head) except -1:
-    """Whether the body of a batch, whose header stands at `position`, has the checksum that the header says."""
+    """Whether the body of a batch, whose header stands at `position`, has the checksum that the
+    header says.
+    """
     cdef int64_t body = position + BATCH_HEAD_BYTES
     return crc(batch + body, length - body, crc(batch, position, 0)) == head.body_crc
 
 
-def is_good_batch(batch, uint32_t seed, BatchShape shape not None, int64_t max_message_bytes):
-    """Whether a client's batch is plainly good: `verify_batch` and `check_structure` take it. False: ask them."""
+def is_valid_batch(batch, uint32_t seed, BatchShape shape not None, int64_t max_message_bytes):
+    """Whether a client's batch is plainly good: `verify_batch` and `validate_batch` take it. False:
+    ask them.
+    """
     cdef Py_buffer view
     cdef BatchHead head
     cdef int64_t position
@@ -359,8 +378,9 @@ def is_good_batch(batch, uint32_t seed, BatchShape shape not None, int64_t max_m
 
 
 cdef bint copy_is_right(uint8_t* target, const uint8_t* batch, int64_t length, int64_t position, uint32_t body_crc) except -1:
-    """Copy a batch whose header stands at `position`; whether the copy's body has this checksum. Piece by piece: what was copied is still in the processor's
-    cache when it is checked, so that memory is passed over once.
+    """Copy a batch whose header stands at `position`; whether the copy's body has this checksum.
+    Piece by piece: what was copied is still in the processor's cache when it is checked, so that
+    memory is passed over once.
     """
     cdef int64_t at = position + BATCH_HEAD_BYTES, size
     cdef uint32_t found
@@ -374,10 +394,12 @@ cdef bint copy_is_right(uint8_t* target, const uint8_t* batch, int64_t length, i
     return found == body_crc
 
 
-# ---- the worker's append step ----------------------------------------------------------------------------------------------------------
+# ---- the worker's append step --------------------------------------------------------------------
 
-cdef class QuickPartition:
-    """What a worker knows of one of its partitions, as far as each batch asks for it: see `workers.partitions.Partition`."""
+cdef class FastPathPartition:
+    """What a worker knows of one of its partitions, as far as each batch asks for it: see
+    `workers.append.partitions.Partition`.
+    """
 
     cdef public int64_t next_offset
     cdef public int64_t leader_epoch
@@ -439,11 +461,13 @@ cdef int append_one(
     RingWriter ring, LaneReader lane, uint16_t source, uint32_t produce_kind, dict partitions, list tables, int64_t now_us,
     int64_t expiration_us, Py_ssize_t older_bytes, RingDescriptor* d,
 ) except -1:
-    """The lane's next message into the ring, if it is a batch that needs no thought. Returns whether it was."""
+    """The lane's next message into the ring, if it is a batch that needs no thought. Returns
+    whether it was.
+    """
     cdef uint64_t following = 0, position = 0
     cdef uint32_t length = 0
     cdef LaneHead message
-    cdef LaneHead* found = lane.look(&following, &length)
+    cdef LaneHead* found = lane.peek_head(&following, &length)
     if found == NULL:
         return 0
     memcpy(&message, found, HEAD_BYTES)
@@ -451,9 +475,9 @@ cdef int append_one(
     if message.kind != produce_kind or message.flags & 0xFC or not ring.reserve(length, &position):
         return 0
     cdef PyObject* known = PyDict_GetItemWithError(partitions, message.slot)
-    if known == NULL or not isinstance(<object>known, QuickPartition):
+    if known == NULL or not isinstance(<object>known, FastPathPartition):
         return 0
-    cdef QuickPartition partition = <QuickPartition>known
+    cdef FastPathPartition partition = <FastPathPartition>known
     if (
         partition.shape is None or partition.has_special_rules or length > partition.max_message_bytes
         or (message.flags >> 8) != partition.slot_map_version or partition.data_dir >= PyList_GET_SIZE(tables)
@@ -484,7 +508,8 @@ cdef int append_one(
             return 0
         packed = remembered(<bytes><object>known, &head, base_offset, next_offset, append_us, older_bytes)
 
-    # Nothing above has changed anything; below, what can fail comes before what anybody can see: nobody reads the ring behind its head.
+    # Nothing above has changed anything; below, what can fail comes before what anybody can see:
+    # nobody reads the ring behind its head.
     cdef uint64_t index = position % ring.ring_bytes
     if index + length > ring.ring_bytes:
         return 0
@@ -508,17 +533,19 @@ cdef int append_one(
     d.last_offset_delta, d.leader_epoch = head.last_offset_delta, <uint32_t>partition.leader_epoch
     d.append_time_us, d.max_timestamp_us = append_us, head.max_timestamp_us
     d.delay_ordinal = d.delay_position = 0
-    ring.write(d)
+    ring.write_descriptor(d)
     partition.next_offset, partition.last_append_us = next_offset, append_us
     lane.position = following
     return 1
 
 
-def quick_append(
+def fast_append(
     RingWriter ring not None, LaneReader lane not None, uint16_t source, uint32_t produce_kind, Py_ssize_t count_max, dict partitions not None,
     list tables not None, int64_t now_us, int64_t expiration_us, Py_ssize_t older_bytes,
 ):
-    """Append what a lane has, up to the first message that needs thought: see `reference.quick_append`."""
+    """Append what a lane has, up to the first message that needs thought: see
+    `reference.fast_append`.
+    """
     cdef Py_ssize_t count = 0
     cdef int64_t byte_count = 0
     cdef bint has_replies = False

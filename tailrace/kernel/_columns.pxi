@@ -1,6 +1,8 @@
-# Columns as Arrow lays them out: offsets of 32 bits, bytes, a validity bitmap from the first null on.
+# Columns as Arrow lays them out: offsets of 32 bits, bytes, a validity bitmap from the first null
+# on.
 #
-# Invariants: room for all of a record is made before any of it is written, so a call that raises has taken nothing; no offset exceeds `data_max`.
+# Invariants: room for all of a record is made before any of it is written, so a call that raises
+#     has taken nothing; no offset exceeds `data_max`.
 
 cdef struct Buffer:
     char* at
@@ -10,13 +12,13 @@ cdef struct Buffer:
 
 cdef int make_room(Buffer* buffer, Py_ssize_t more) except -1:
     """So many bytes can be written behind the end."""
-    cdef Py_ssize_t wanted = buffer.end + more
+    cdef Py_ssize_t requested = buffer.end + more
     cdef Py_ssize_t size
     cdef void* moved
-    if wanted <= buffer.size:
+    if requested <= buffer.size:
         return 0
     size = buffer.size + (buffer.size >> 1) if buffer.size > 1 << 20 else 2 * buffer.size
-    size = max(size, wanted, 256)
+    size = max(size, requested, 256)
     moved = realloc(buffer.at, size)
     if moved == NULL:
         raise MemoryError
@@ -109,7 +111,7 @@ cdef object cell(Column* column, Py_ssize_t row):
     return PyBytes_FromStringAndSize(column.data.at + offset_at(column, row), offset_at(column, row + 1) - offset_at(column, row))
 
 
-cdef void let_column_go(Column* column) noexcept:
+cdef void release_column(Column* column) noexcept:
     let_go(&column.offsets)
     let_go(&column.data)
     let_go(&column.valid)

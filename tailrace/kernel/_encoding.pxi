@@ -1,10 +1,11 @@
-# A batch of a producer, from its records to the bytes that are sent: `reference_encoding.py` in one step, without a header object between.
+# A batch of a producer, from its records to the bytes that are sent: `reference_codec.py` in one
+# step, without a header object between.
 
 cdef uint32_t client_crc(const uint8_t* data, Py_ssize_t length, uint32_t seed) except? 0xFFFFFFFF:
     """`crc`, in a process that has appended nothing."""
     global _crc32c
     if _crc32c is None:
-        from tailrace.formats.checksum import crc32c
+        from tailrace.format.crc32c import crc32c
 
         _crc32c = crc32c
     return crc(data, length, seed)
@@ -45,7 +46,9 @@ def encoded_batch(RecordBuffer rows not None, uint32_t schema_id, uint32_t seed)
 
 
 def stamp_batch(bytearray batch not None, int64_t producer_id, int16_t producer_epoch, int32_t base_sequence, uint32_t seed):
-    """Write a producer's identity and a sequence into a batch that has a header. Raises ValueError."""
+    """Write a producer's identity and a sequence into a batch that has a header. Raises
+    ValueError.
+    """
     cdef uint8_t* at = <uint8_t*>PyByteArray_AS_STRING(batch)
     cdef int64_t length = len(batch), place, extension
     cdef uint32_t metadata_size = 0

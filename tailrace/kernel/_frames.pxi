@@ -1,16 +1,19 @@
-# Columns that are there as buffers, laid into an Arrow message (see reference_frames.py); and the memory of large messages, which is used again.
+# Columns that are there as buffers, laid into an Arrow message (see reference_frames.py); and the
+# memory of large messages, which is used again.
 #
-# A message of a MiB in fresh memory costs 30 to 90 page faults, a third of its encoding. So a few that are not used any more are kept. Whether one is used is
-# not believed but looked at: what anybody can still see, ZeroMQ too, has a reference or an exported buffer besides the list's own.
+# A message of a MiB in fresh memory costs 30 to 90 page faults, a third of its encoding. So a few
+# that are not used any more are kept. Whether one is used is not believed but looked at: what
+# anybody can still see, ZeroMQ too, has a reference or an exported buffer besides the list's own.
 #
 # Owner: the process; everything here runs under the interpreter's lock.
-# Invariants: memory that anything else refers to is never given out; what is kept is never more than the bounds below.
+# Invariants: memory that anything else refers to is never given out; what is kept is never more
+#     than the bounds below.
 
 cdef extern from "Python.h":
     ctypedef struct PyByteArrayObject:
         Py_ssize_t ob_alloc
         Py_ssize_t ob_exports
-    Py_ssize_t Py_REFCNT(PyObject* thing) noexcept
+    Py_ssize_t Py_REFCNT(PyObject* object) noexcept
     int PyByteArray_Resize(object array, Py_ssize_t length) except -1
 
 cdef enum:
@@ -75,7 +78,7 @@ def lay_message(template, int64_t row_count, nodes, list pieces not None, Py_ssi
     """See `reference_frames.lay_message`."""
     global _crc32c
     if _crc32c is None:
-        from tailrace.formats.checksum import crc32c
+        from tailrace.format.crc32c import crc32c
 
         _crc32c = crc32c
     cdef bytes metadata = template[0]

@@ -1,9 +1,12 @@
-# Cells of columns as Arrow holds them, picked by row into one column; and the hash of each (see reference_gathering.py).
+# Cells of columns as Arrow holds them, picked by row into one column; and the hash of each (see
+# reference_gathering.py).
 #
 # Invariant: every row and every offset is looked at before memory is followed.
 
 cdef const int64_t* rows_in(Py_buffer* view, Py_ssize_t count) except? NULL:
-    """The rows that a buffer of int64 names. Raises ValueError for one that is out of the column."""
+    """The rows that a buffer of int64 names. Raises ValueError for one that is out of the
+    column.
+    """
     cdef const int64_t* rows = <const int64_t*>view.buf
     cdef Py_ssize_t index
     if view.len & 7:

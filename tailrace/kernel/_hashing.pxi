@@ -27,6 +27,7 @@ cdef uint32_t _murmur2(const uint8_t* data, Py_ssize_t length) noexcept nogil:
 
 def murmur2(data):
     """Kafka's murmur2 of `data`, as an unsigned 32-bit number."""
-    if not isinstance(data, bytes):  # of a subclass, too, which the type in a signature would refuse
+    # of a subclass, too, which the type in a signature would refuse
+    if not isinstance(data, bytes):
         raise TypeError(f"a key is bytes, not {type(data).__name__}")
     return _murmur2(<const uint8_t*>PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))

@@ -1,9 +1,13 @@
-# A producer's lock: `threading.RLock`, but that those who hold the interpreter's lock can see whether anybody holds it.
+# A producer's lock: `threading.RLock`, but that those who hold the interpreter's lock can see
+# whether anybody holds it.
 #
-# Whoever changes a producer's batches holds it, in code that other threads may come between. `quick_send` does all of its work without letting any come between:
-# while nobody holds the lock, that is as good as to hold it, and costs nothing.
-# Invariants: depth > 0 from when a thread has it until it lets it go, as others see it under the interpreter's lock; `depth` and `owner` are changed by the
-# thread that has `inner` and the interpreter's lock only. (A thread that has `inner` and waits for the interpreter's lock has not looked at anything yet.)
+# Whoever changes a producer's batches holds it, in code that other threads may come between.
+# `fast_send` does all of its work without letting any come between: while nobody holds the lock,
+# that is as good as to hold it, and costs nothing.
+# Invariants: depth > 0 from when a thread has it until it lets it go, as others see it under the
+# interpreter's lock; `depth` and `owner` are changed by the thread that has `inner` and the
+# interpreter's lock only. (A thread that has `inner` and waits for the interpreter's lock has not
+# looked at anything yet.)
 
 
 cdef class SendLock:
@@ -76,6 +80,8 @@ cdef class SendLock:
 
 
 def new_lock():
-    """A lock for a QuickSender. Where a library (gevent) has put locks of its own in the place of Python's, one of those: its threads are not the system's."""
+    """A lock for a FastPathSender. Where a library (gevent) has put locks of its own in the place
+    of Python's, one of those: its threads are not the system's.
+    """
     lock = threading.RLock()
     return SendLock() if type(lock).__module__ == "_thread" else lock

@@ -1,12 +1,14 @@
-# Columns whose memory is used again: a batch fills them, its message is made of them, and the next batch does the same a moment later. To begin small each time
-# costs a batch of 100 records a fifth of its time. Of small ones there are as many as partitions usually are. More large ones would cost more than they save: the
-# memory that the C library then gives to messages lies behind them, and goes back to the system with each round of batches (64 of 50 KB: 10 page faults each).
+# Columns whose memory is used again: a batch fills them, its message is made of them, and the next
+# batch does the same a moment later. To begin small each time costs a batch of 100 records a fifth
+# of its time. Of small ones there are as many as partitions usually are. More large ones would cost
+# more than they save: the memory that the C library then gives to messages lies behind them, and
+# goes back to the system with each round of batches (64 of 50 KB: 10 page faults each).
 #
-# Owner: the process; what follows runs under the interpreter's lock.
-# Invariant: what is kept for later is never more than the bounds below, nor than batches had at one time.
+# Owner: the process; what follows runs under the interpreter's lock. Invariant: what is kept for
+# later is never more than the bounds below, nor than batches had at one time.
 #
-# Messages from 128 KiB on have a list of their own (`_frames.pxi`); smaller ones have none: the C library gives their memory to the next one, measured
-# (docs/adr/0021).
+# Messages from 128 KiB on have a list of their own (`_frames.pxi`); smaller ones have none: the C
+# library gives their memory to the next one, measured (docs/adr/0021).
 
 cdef enum:
     SPARES_MAX = 512
@@ -35,7 +37,7 @@ cdef void empty_column(Column* column) noexcept:
     column.offsets.end = column.data.end = column.valid.end = column.count = column.nulls = 0
 
 
-cdef void let_columns_go(Columns* columns) noexcept:
+cdef void release_columns(Columns* columns) noexcept:
     """They have no memory any more: it is kept for others, or freed."""
     global _spare_count, _spare_bytes
     cdef Py_ssize_t size = columns_bytes(columns)
@@ -56,15 +58,15 @@ cdef void let_columns_go(Columns* columns) noexcept:
         _spare_bytes += size
     else:
         let_go(&columns.stamps)
-        let_column_go(&columns.keys)
-        let_column_go(&columns.values)
-        let_column_go(&columns.lists)
-        let_column_go(&columns.names)
-        let_column_go(&columns.contents)
+        release_column(&columns.keys)
+        release_column(&columns.values)
+        release_column(&columns.lists)
+        release_column(&columns.names)
+        release_column(&columns.contents)
     memset(columns, 0, sizeof(Columns))
 
 
-cdef void take_spare_columns(Columns* columns) noexcept:
+cdef void pop_spare_columns(Columns* columns) noexcept:
     """Columns that have no memory get some, if there is any."""
     global _spare_count, _spare_bytes
     if _spare_count:

@@ -1,6 +1,7 @@
 # The records of a batch as columns, and the Arrow message of them: one copy.
 
-cdef object _template = None  # few_rows.template(): (metadata, row_count_at, nodes_at, buffers_at, body_length_at)
+# few_rows.template(): (metadata, row_count_at, nodes_at, buffers_at, body_length_at)
+cdef object _template = None
 
 
 cdef struct Body:
@@ -43,7 +44,7 @@ cdef class RecordBuffer:
         self.data_max = DATA_MAX if data_max is None else min(<int64_t>data_max, DATA_MAX)
 
     def __dealloc__(self):
-        let_columns_go(&self.own)
+        release_columns(&self.own)
 
     def __len__(self):
         return self.own.values.count
@@ -51,10 +52,12 @@ cdef class RecordBuffer:
     cdef Py_ssize_t append(
         self, const char* key, Py_ssize_t key_length, const char* value, Py_ssize_t value_length, int64_t stamp_us, object headers
     ) except -1:
-        """The row. `headers` are exact tuples (exact ASCII text or encoded bytes, bytes or None) in an exact list or tuple, or None."""
+        """The row. `headers` are exact tuples (exact ASCII text or encoded bytes, bytes or None) in
+        an exact list or tuple, or None.
+        """
         cdef Py_ssize_t row = self.own.values.count
         if self.own.stamps.at == NULL:
-            take_spare_columns(&self.own)
+            pop_spare_columns(&self.own)
         make_room(&self.own.stamps, 8)
         make_cell_room(&self.own.keys, 1, key_length, key == NULL, self.data_max)
         make_cell_room(&self.own.values, 1, value_length, value == NULL, self.data_max)
@@ -111,11 +114,15 @@ cdef class RecordBuffer:
         self.end_list(True)
 
     def add(self, key, value, int64_t stamp_us, headers=None):
-        """Append a record; returns its row. `headers`: (text that is UTF-8, bytes or None) pairs."""
+        """Append a record; returns its row. `headers`: (text that is UTF-8, bytes or None)
+        pairs.
+        """
         return self.add_into(None, key, value, stamp_us, headers, 0)
 
-    cdef Py_ssize_t add_into(self, FillingBatch batch, object key, object value, int64_t stamp_us, object headers, int64_t byte_count) except -2:
-        """The same; with a batch, if that has room for `byte_count`, which are taken of it, else returns -1."""
+    cdef Py_ssize_t add_into(self, OpenBatch batch, object key, object value, int64_t stamp_us, object headers, int64_t byte_count) except -2:
+        """The same; with a batch, if that has room for `byte_count`, which are taken of it, else
+        returns -1.
+        """
         cdef const char* key_at = NULL
         cdef const char* value_at = NULL
         cdef Py_ssize_t key_length = 0, value_length = 0
@@ -184,12 +191,12 @@ cdef class RecordBuffer:
 
     def clear(self):
         """Forget all records."""
-        let_columns_go(&self.own)
+        release_columns(&self.own)
 
     def frame(self):
         """The records as a batch of the default schema."""
         import pyarrow
-        from tailrace.schema import DEFAULT_SCHEMA
+        from tailrace.format.schema import DEFAULT_SCHEMA
 
         return pyarrow.ipc.read_record_batch(pyarrow.ipc.read_message(pyarrow.py_buffer(self.message())), DEFAULT_SCHEMA)
 
@@ -210,12 +217,13 @@ cdef class RecordBuffer:
         lay_column(body, &self.own.contents)
 
     def message(self, Py_ssize_t gap=0):
-        """The records as an encapsulated Arrow message of the default schema whose metadata has `gap` more bytes of padding, zeros, a multiple of 8, than it
-        needs. There is a record at least.
+        """The records as an encapsulated Arrow message of the default schema whose metadata has
+        `gap` more bytes of padding, zeros, a multiple of 8, than it needs. There is a record at
+        least.
         """
         global _template
         if _template is None:
-            from tailrace.few_rows import template
+            from tailrace.kernel.small_batch import template
 
             _template = template()
         cdef bytes metadata = _template[0]

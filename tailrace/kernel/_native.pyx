@@ -1,10 +1,12 @@
-# cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True, binding=True
-"""The kernel, compiled: what `reference.py` does, byte for byte. Its docstrings say what each thing is for; here is said how.
+# cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False,
+# cdivision=True, binding=True
+"""The kernel, compiled: what `reference.py` does, byte for byte. Its docstrings say what each thing
+is for; here is said how.
 
 One file for each thing that it does, in the order of the `include`s below.
 
-Threads: every function here runs under the interpreter's lock from its first read of a caller's bytes to its last, and calls no Python code between: nothing
-changes meanwhile.
+Threads: every function here runs under the interpreter's lock from its first read of a caller's
+bytes to its last, and calls no Python code between: nothing changes meanwhile.
 """
 
 import functools

@@ -15,8 +15,9 @@ cdef extern from *:
         return (PyObject *)made;
     }
     static inline int is_plain_tuple(PyTypeObject *type) {
-        return PyType_IsSubtype(type, &PyTuple_Type) && type->tp_basicsize == PyTuple_Type.tp_basicsize
-            && type->tp_itemsize == PyTuple_Type.tp_itemsize && !type->tp_dictoffset && !type->tp_weaklistoffset;
+        return PyType_IsSubtype(type, &PyTuple_Type) && type->tp_basicsize ==
+            PyTuple_Type.tp_basicsize && type->tp_itemsize == PyTuple_Type.tp_itemsize &&
+            !type->tp_dictoffset && !type->tp_weaklistoffset;
     }
     """
     object untracked_record(PyTypeObject* type)
@@ -37,7 +38,9 @@ cdef struct Cells:
 
 
 cdef int find(Cells* cells, object array, bint is_list) except -1:
-    """The memory of an Arrow array, which must outlive `cells`. Raises ValueError where it is too small."""
+    """The memory of an Arrow array, which must outlive `cells`. Raises ValueError where it is too
+    small.
+    """
     cdef list buffers = array.buffers()
     cells.first, cells.count = array.offset, len(array)
     cells.valid, cells.offsets, cells.data, cells.end = NULL, NULL, NULL, 0
@@ -58,7 +61,9 @@ cdef int find(Cells* cells, object array, bint is_list) except -1:
 
 
 cdef inline int bounds(Cells* cells, Py_ssize_t row, int32_t* start, int32_t* end) except -1:
-    """Where the cell of a row begins and ends. Returns whether it is valid. Raises ValueError for offsets that descend or exceed the data."""
+    """Where the cell of a row begins and ends. Returns whether it is valid. Raises ValueError for
+    offsets that descend or exceed the data.
+    """
     cdef Py_ssize_t at = cells.first + row
     if cells.valid != NULL and not (cells.valid[at >> 3] >> (at & 7)) & 1:
         return 0
@@ -158,18 +163,21 @@ cdef class RecordRows:
                 PyGC_Enable()
 
     cdef int append(self, list into, Py_ssize_t end) except -1:
-        """Rows up to `end`. Nothing here is in a cycle, so the collector need not look at it, as it does not at tuples of bytes and numbers: looking took
-        two thirds of the time of making them. (A record that its user puts into its own list of headers is never freed.)
+        """Rows up to `end`. Nothing here is in a cycle, so the collector need not look at it, as it
+        does not at tuples of bytes and numbers: looking took two thirds of the time of making them.
+        (A record that its user puts into its own list of headers is never freed.)
         """
         cdef PyTypeObject* record_type = <PyTypeObject*>self.record_type
         cdef object topic = self.topic, partition = self.partition, timestamp_type = self.timestamp_type
         cdef object record, found, stamp = None, stamp_ms = None
         cdef int64_t stamp_us = 0, ms, last_ms = 0
         while self.row < end:
-            if stamp is None or self.stamps_us[self.row] != stamp_us:  # neighbours often have the same time: the same numbers serve
+            # neighbours often have the same time: the same numbers serve
+            if stamp is None or self.stamps_us[self.row] != stamp_us:
                 stamp_us = self.stamps_us[self.row]
                 stamp = stamp_us
-                ms = stamp_us // 1000 - (stamp_us % 1000 < 0)  # cdivision cuts towards 0; this is the floor
+                # cdivision cuts towards 0; this is the floor
+                ms = stamp_us // 1000 - (stamp_us % 1000 < 0)
                 if stamp_ms is None or ms != last_ms:
                     stamp_ms, last_ms = ms, ms
             record = untracked_record(record_type)

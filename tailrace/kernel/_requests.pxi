@@ -1,12 +1,12 @@
-# The head of a PRODUCE request and its batches: the twin of `reference_requests.read_produce`, whose truth is `tailrace.protocol.requests`.
+# The head of a PRODUCE request and its batches: the twin of `reference_codec.read_produce`, whose
+# truth is `tailrace.protocol.messages`.
 
 cdef extern from *:
-    """
-    typedef struct { uint32_t magic; uint16_t api, version; uint64_t correlation_id; uint32_t flags, body_length; } RequestHead;
-    _Static_assert(sizeof(RequestHead) == 24, "REQUEST_HEADER_BYTES");
-    typedef struct { int32_t acks; uint32_t timeout_ms, count, reserved; } ProduceHead;
-    typedef struct { char topic_id[16]; int32_t partition; uint32_t slot_map_version, length, reserved; } ProduceEntry;
-    _Static_assert(sizeof(ProduceEntry) == 32, "_PRODUCE_ENTRY");
+    """ typedef struct { uint32_t magic; uint16_t api, version; uint64_t correlation_id; uint32_t
+    flags, body_length; } RequestHead; _Static_assert(sizeof(RequestHead) == 24,
+    "REQUEST_HEADER_BYTES"); typedef struct { int32_t acks; uint32_t timeout_ms, count, reserved; }
+    ProduceHead; typedef struct { char topic_id[16]; int32_t partition; uint32_t slot_map_version,
+    length, reserved; } ProduceEntry; _Static_assert(sizeof(ProduceEntry) == 32, "_PRODUCE_ENTRY");
     """
     ctypedef struct RequestHead:
         uint32_t magic

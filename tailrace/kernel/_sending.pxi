@@ -1,10 +1,11 @@
 # `Producer.send` for a record that needs no thought.
 #
-# First what may run other code: parts are made plain, the handle is made (which may run the collector), the producer's lock is taken where a thread has it.
-# Then, in `take`, everything that can change is read, and the record written, without letting any code come between.
+# First what may run other code: parts are made plain, the handle is made (which may run the
+# collector), the producer's lock is taken where a thread has it. Then, in `take`, everything that
+# can change is read, and the record written, without letting any code come between.
 
-cdef class FillingBatch:
-    """Of a batch of a producer: what `quick_send` adds to."""
+cdef class OpenBatch:
+    """Of a batch of a producer: what `fast_send` adds to."""
 
     cdef public object rows
     cdef public int64_t room
@@ -16,39 +17,41 @@ cdef class FillingBatch:
         self.callbacks = None
 
     def add(self, key, value, int64_t stamp_us, headers, int64_t byte_count):
-        """Append a record that takes `byte_count`; returns its row. -1: there is no room, or none any more."""
+        """Append a record that takes `byte_count`; returns its row. -1: there is no room, or none
+        any more.
+        """
         if type(self.rows) is RecordBuffer:
             return (<RecordBuffer>self.rows).add_into(self, key, value, stamp_us, headers, byte_count)
         return self.rows.add_into(self, key, value, stamp_us, headers, byte_count)
 
 
-cdef class FillingQueue:
+cdef class OpenQueue:
     """Of a partition's queue: which batch takes records."""
 
-    cdef public FillingBatch open
+    cdef public OpenBatch open
 
 
-cdef class Choices:
+cdef class PartitionCache:
     """Where the records of a topic go: what is known without asking a partitioner again."""
 
     cdef list queues
     cdef Py_ssize_t partition_count
-    cdef bint takes_partitions
+    cdef bint accepts_partitions
     cdef bint by_murmur2
     cdef dict by_key
-    cdef FillingQueue keyless
+    cdef OpenQueue keyless
 
-    def __init__(self, queues, *, bint takes_partitions, bint by_murmur2):
+    def __init__(self, queues, *, bint accepts_partitions, bint by_murmur2):
         self.queues = list(queues)
         self.partition_count = len(self.queues)
-        self.takes_partitions = takes_partitions
+        self.accepts_partitions = accepts_partitions
         self.by_murmur2 = by_murmur2
         self.by_key = {}
         for queue in self.queues:
-            if not isinstance(queue, FillingQueue):
-                raise TypeError(f"a queue is a FillingQueue, not {type(queue).__name__}")
+            if not isinstance(queue, OpenQueue):
+                raise TypeError(f"a queue is an OpenQueue, not {type(queue).__name__}")
 
-    def remember(self, key, FillingQueue queue not None):
+    def remember(self, key, OpenQueue queue not None):
         """What the partitioner has chosen."""
         if key is None:
             self.keyless = queue
@@ -61,18 +64,18 @@ cdef class Choices:
         """The batch of records without a key is closed."""
         self.keyless = None
 
-    cdef FillingQueue of_plain(self, object key):
+    cdef OpenQueue of_plain(self, object key):
         """Of exact bytes or ASCII text. None: ask the partitioner."""
         cdef PyObject* found
         cdef Py_ssize_t length
         cdef const char* at
         if self.by_murmur2:
             at = read(key, &length)
-            return <FillingQueue>PyList_GET_ITEM(
+            return <OpenQueue>PyList_GET_ITEM(
                 self.queues, (_murmur2(<const uint8_t*>at, length) & 0x7FFFFFFF) % <uint32_t>self.partition_count
             )
         found = PyDict_GetItemWithError(self.by_key, key if type(key) is bytes else PyUnicode_AsUTF8String(key))
-        return None if found == NULL else <FillingQueue>found
+        return None if found == NULL else <OpenQueue>found
 
     def queue_of(self, key):
         """Where records of a key that was seen before go; None: ask the partitioner."""
@@ -81,23 +84,27 @@ cdef class Choices:
         return self.of_plain(key) if type(key) is bytes else None
 
 
-cdef class QuickSender:
+cdef class FastPathSender:
     """Of a producer: what its `send` needs for a record that needs no thought."""
 
-    cdef dict choices
+    cdef dict partition_cache
     cdef SendLock lock  # None: it is of another kind
     cdef object acquire
     cdef object release
 
-    def _begin_quick_sends(self, dict choices not None, lock):
-        """`choices`: topic -> what is known of it, kept by the producer. `lock`: the producer's."""
-        self.choices = choices
+    def _begin_fast_sends(self, dict partition_cache not None, lock):
+        """`partition_cache`: topic -> what is known of it, kept by the producer. `lock`: the
+        producer's.
+        """
+        self.partition_cache = partition_cache
         self.lock = lock if type(lock) is SendLock else None
         self.acquire, self.release = lock.acquire, lock.release
 
 
 cdef inline Py_ssize_t plain_headers_size(object headers) except -2:
-    """The bytes that headers take, by the rule of `record_checks.checked_headers`; -1: they need thought."""
+    """The bytes that headers take, by the rule of `record_checks.checked_headers`; -1: they need
+    thought.
+    """
     cdef Py_ssize_t i, count, size = 0
     cdef object item, name, content
     cdef bint is_list = type(headers) is list
@@ -126,7 +133,9 @@ cdef inline bint is_plain(object part) noexcept:
 
 
 cdef object made_plain(object part):
-    """The bytes of a key or value that is not plain; itself: it needs thought. (A bytearray is copied, because it can be resized while a lock is waited for.)"""
+    """The bytes of a key or value that is not plain; itself: it needs thought. (A bytearray is
+    copied, because it can be resized while a lock is waited for.)
+    """
     if type(part) is not str and type(part) is not bytearray and type(part) is not memoryview:
         return part
     try:
@@ -153,11 +162,12 @@ cdef inline int64_t now_us() noexcept nogil:
     return <int64_t>now.tv_sec * 1000000 + now.tv_nsec // 1000
 
 
-cdef bint take(FillingQueue queue, object value, object key, object headers, int64_t stamp_us, bint is_stamped, object call, object handle) except -1:
-    """Add a record to the queue's open batch and make `handle`, an empty tuple of two, its handle, and `call` (a tuple likewise: row, callback; or None) its
-    callback. False: it needs thought. As if with the lock held; lets no other code run.
+cdef bint take(OpenQueue queue, object value, object key, object headers, int64_t stamp_us, bint is_stamped, object call, object handle) except -1:
+    """Add a record to the queue's open batch and make `handle`, an empty tuple of two, its handle,
+    and `call` (a tuple likewise: row, callback; or None) its callback. False: it needs thought. As
+    if with the lock held; lets no other code run.
     """
-    cdef FillingBatch batch = queue.open
+    cdef OpenBatch batch = queue.open
     cdef RecordBuffer rows
     cdef Py_ssize_t key_length, value_length, header_size
     cdef const char* key_at
@@ -207,7 +217,7 @@ cdef object empty_call(object callback):
     return call
 
 
-cdef object quickly(QuickSender sender, FillingQueue queue, object value, object key, object headers, int64_t stamp_us, bint is_stamped, object callback,
+cdef object fast_path(FastPathSender sender, OpenQueue queue, object value, object key, object headers, int64_t stamp_us, bint is_stamped, object callback,
                     PyTypeObject* handle_type):
     """The handle of the record, or None: it needs thought."""
     cdef object call = None
@@ -215,7 +225,8 @@ cdef object quickly(QuickSender sender, FillingQueue queue, object value, object
     if callback is not None:
         call = empty_call(callback)
     handle = ALLOC(handle_type, 2)
-    # Nothing runs between here and the end of `take`: while nobody has the lock, nobody is in the midst of anything.
+    # Nothing runs between here and the end of `take`: while nobody has the lock, nobody is in the
+    # midst of anything.
     if sender.lock is not None and not sender.lock.depth:
         return handle if take(queue, value, key, headers, stamp_us, is_stamped, call, handle) else None
     handle = call = None  # nothing sees them while they are empty
@@ -229,20 +240,20 @@ cdef object quickly(QuickSender sender, FillingQueue queue, object value, object
         sender.release()
 
 
-def quick_send(handle_type):
-    """For `Producer.send`, of a QuickSender: see `reference.quick_send`."""
+def fast_send(handle_type):
+    """For `Producer.send`, of a FastPathSender: see `reference.fast_send`."""
     if not issubclass(handle_type, tuple):
         raise TypeError("a handle is a tuple")
 
     def decorate(slow):
         @functools.wraps(slow)
         def send(
-            QuickSender self not None, topic, value=None, key=None, headers=None, partition=None, timestamp=None, *,
+            FastPathSender self not None, topic, value=None, key=None, headers=None, partition=None, timestamp=None, *,
             on_delivery=None, deliver_at=None, deliver_after=None, repeat=None,
         ):
             cdef PyObject* found
-            cdef Choices choices
-            cdef FillingQueue queue = None
+            cdef PartitionCache partition_cache
+            cdef OpenQueue queue = None
             cdef int64_t stamp_us = 0
             cdef Py_ssize_t number
             cdef object plain_value = value
@@ -254,22 +265,22 @@ def quick_send(handle_type):
             if (
                 deliver_at is None and deliver_after is None and repeat is None and is_plain(plain_value) and is_plain(plain_key)
                 and (on_delivery is None or callable(on_delivery)) and (timestamp is None or type(timestamp) is int)
-                and (partition is None or type(partition) is int) and self.choices is not None
+                and (partition is None or type(partition) is int) and self.partition_cache is not None
             ):
                 try:
-                    found = PyDict_GetItemWithError(self.choices, topic)
+                    found = PyDict_GetItemWithError(self.partition_cache, topic)
                 except TypeError:  # no topic can have such a name: the long way says so
                     found = NULL
                 if found != NULL:
-                    choices = <Choices>found
+                    partition_cache = <PartitionCache>found
                     if partition is not None:
-                        if choices.takes_partitions and 0 <= partition < choices.partition_count:
+                        if partition_cache.accepts_partitions and 0 <= partition < partition_cache.partition_count:
                             number = partition
-                            queue = <FillingQueue>PyList_GET_ITEM(choices.queues, number)
+                            queue = <OpenQueue>PyList_GET_ITEM(partition_cache.queues, number)
                     elif plain_key is None:
-                        queue = choices.keyless
+                        queue = partition_cache.keyless
                     else:
-                        queue = choices.of_plain(plain_key)
+                        queue = partition_cache.of_plain(plain_key)
                     if queue is not None and timestamp is not None:
                         if -TIMESTAMP_MAX_MS <= timestamp <= TIMESTAMP_MAX_MS:
                             stamp_us = timestamp
@@ -277,7 +288,7 @@ def quick_send(handle_type):
                         else:
                             queue = None
                     if queue is not None:
-                        handle = quickly(
+                        handle = fast_path(
                             self, queue, plain_value, plain_key, headers, stamp_us, timestamp is not None, on_delivery, <PyTypeObject*>handle_type
                         )
                         if handle is not None:

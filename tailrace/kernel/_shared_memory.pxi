@@ -1,17 +1,22 @@
-# Published words, lanes, rings, the partition table: what is hot of `shm.cell`, `shm.lane`, `shm.ring`, `shm.partition_table` and `netfront.acks`.
+# Published words, lanes, rings, the partition table: what is hot of `shm.atomic_word`, `shm.lane`,
+# `shm.ring`, `shm.partition_table` and `netfront.produce.ring_acks`.
 #
-# Each class here overrides methods of the class of its name there, which is the reference: its fields are set by that one's `__init__`, its docstrings say
-# what each method does. A region whose words are instrumented (simulation, checks of invariants, crash tests) never gets here: see `shm.cell`.
+# Each class here overrides methods of the class of its name there, which is the reference: its
+# fields are set by that one's `__init__`, its docstrings say what each method does. A region whose
+# words are instrumented (simulation, checks of invariants, crash tests) never gets here: see
+# `shm.atomic_word`.
 #
-# Invariants: LOAD_WORD and STORE_WORD are the only way in which a published word is touched; every place in memory is computed from numbers that were held
-# against the mapping's size when it was attached, or are reduced by `%` to it; a mapping lives as long as an object that points into it.
+# Invariants: LOAD_WORD and STORE_WORD are the only way in which a published word is touched; every
+# place in memory is computed from numbers that were held against the mapping's size when it was
+# attached, or are reduced by `%` to it; a mapping lives as long as an object that points into it.
 
 cdef extern from *:
-    """
-    /* One 8-byte aligned machine load or store each: acquire and release. On x86-64 both are a plain `mov`, and the compiler moves nothing across them. */
+    """ /* One 8-byte aligned machine load or store each: acquire and release. On x86-64 both are a
+    plain `mov`, and the compiler moves nothing across them. */
     #define LOAD_WORD(at) __atomic_load_n((const uint64_t *)(at), __ATOMIC_ACQUIRE)
     #define STORE_WORD(at, value) __atomic_store_n((uint64_t *)(at), (uint64_t)(value), __ATOMIC_RELEASE)
-    /* Between bytes that were copied and a word that is loaded to see whether they changed meanwhile: loads keep their order. */
+    /* Between bytes that were copied and a word that is loaded to see whether they changed
+    meanwhile: loads keep their order. */
     #define LOADS_BEFORE() __atomic_thread_fence(__ATOMIC_ACQUIRE)
 
     typedef struct {
@@ -119,8 +124,8 @@ cdef class Mapping:
         return self.at + offset
 
 
-cdef class PublishedWords(Mapping):
-    """A region's memory as published words, by index: see `shm.cell`."""
+cdef class PublishedBuffer(Mapping):
+    """A region's memory as published words, by index: see `shm.atomic_word`."""
 
     def __init__(self, memory):
         self.attach(memory)
@@ -144,13 +149,13 @@ cdef class PublishedWords(Mapping):
         self.let_go()
 
 
-cdef class Cell:
+cdef class AtomicCounter:
     """One published word."""
 
-    cdef PublishedWords words
+    cdef PublishedBuffer words
     cdef Py_ssize_t index
 
-    def __init__(self, PublishedWords words not None, uint64_t byte_offset):
+    def __init__(self, PublishedBuffer words not None, uint64_t byte_offset):
         if byte_offset & 7:
             raise ValueError(f"word at {byte_offset} is not aligned")
         self.words = words
@@ -163,7 +168,7 @@ cdef class Cell:
         STORE_WORD(self.words.at_index(self.index), value)
 
 
-# ---- lanes -----------------------------------------------------------------------------------------------------------------------------
+# ---- lanes ---------------------------------------------------------------------------------------
 
 cdef inline uint64_t padded(uint64_t length) noexcept nogil:
     return (length + 127) // 64 * 64
@@ -171,13 +176,13 @@ cdef inline uint64_t padded(uint64_t length) noexcept nogil:
 
 cdef class LaneEnd(Mapping):
     cdef public uint64_t lane_bytes
-    cdef uint8_t* tail_word
-    cdef uint8_t* consumed_word
+    cdef uint8_t* producer_word
+    cdef uint8_t* consumer_word
     cdef uint8_t* data
 
-    cdef int begin(self, memory, uint64_t tail, uint64_t consumed, uint64_t data) except -1:
+    cdef int begin(self, memory, uint64_t producer_position, uint64_t consumer_position, uint64_t data) except -1:
         self.attach(memory)
-        self.tail_word, self.consumed_word = self.word(tail), self.word(consumed)
+        self.producer_word, self.consumer_word = self.word(producer_position), self.word(consumer_position)
         if self.lane_bytes % 64 or self.lane_bytes < 128:
             raise ValueError(f"a lane of {self.lane_bytes} bytes")
         self.data = self.piece(data, self.lane_bytes)
@@ -186,16 +191,16 @@ cdef class LaneEnd(Mapping):
 
 cdef class LaneWriter(LaneEnd):
     cdef public uint64_t payload_max
-    cdef public uint64_t _tail
-    cdef public uint64_t _consumed
+    cdef public uint64_t _producer_position
+    cdef public uint64_t _consumer_position
 
-    def _begin(self, memory, uint64_t tail, uint64_t consumed, uint64_t data):
-        self.begin(memory, tail, consumed, data)
+    def _begin(self, memory, uint64_t producer_position, uint64_t consumer_position, uint64_t data):
+        self.begin(memory, producer_position, consumer_position, data)
 
     def try_write(
         self, uint32_t kind, uint32_t slot, uint32_t flags, uint64_t session, uint64_t correlation_id, uint64_t arrival_ns, payload
     ):
-        cdef uint64_t length = 0, size, tail = self._tail, index, room_to_end, needed, end
+        cdef uint64_t length = 0, size, producer_position = self._producer_position, index, room_to_end, needed, end
         cdef Py_buffer piece_view
         cdef LaneHead head
         for piece in payload:
@@ -203,12 +208,12 @@ cdef class LaneWriter(LaneEnd):
         if length > self.lane_bytes:
             raise ValueError(f"a message of {length} bytes can never pass a lane of {self.lane_bytes}")
         size = padded(length)
-        index = tail % self.lane_bytes
+        index = producer_position % self.lane_bytes
         room_to_end = self.lane_bytes - index
         needed = size if size <= room_to_end else room_to_end + size
-        if tail + needed - self._consumed > self.lane_bytes:
-            self._consumed = LOAD_WORD(self.consumed_word)  # SYNC POINT: consumed
-            if tail + needed - self._consumed > self.lane_bytes:
+        if producer_position + needed - self._consumer_position > self.lane_bytes:
+            self._consumer_position = LOAD_WORD(self.consumer_word)  # SYNC POINT: consumer_position
+            if producer_position + needed - self._consumer_position > self.lane_bytes:
                 if length > self.payload_max:
                     raise ValueError(f"a message of {length} bytes can never pass a lane of {self.lane_bytes}")
                 return False
@@ -216,7 +221,7 @@ cdef class LaneWriter(LaneEnd):
             memset(&head, 0, HEAD_BYTES)
             head.length = WRAP
             memcpy(self.data + index, &head, HEAD_BYTES)
-            tail += room_to_end
+            producer_position += room_to_end
             index = 0
         memset(&head, 0, HEAD_BYTES)
         head.length, head.kind, head.slot, head.flags = <uint32_t>length, kind, slot, flags
@@ -233,20 +238,20 @@ cdef class LaneWriter(LaneEnd):
                 index += piece_view.len
             finally:
                 PyBuffer_Release(&piece_view)
-        self._tail = tail + size
+        self._producer_position = producer_position + size
         return True
 
-    def publish(self):
-        if self._tail == LOAD_WORD(self.tail_word):
+    def commit(self):
+        if self._producer_position == LOAD_WORD(self.producer_word):
             return False
-        STORE_WORD(self.tail_word, self._tail)  # SYNC POINT: lane tail (the messages before it)
+        STORE_WORD(self.producer_word, self._producer_position)  # SYNC POINT: lane producer_position (the messages before it)
         return True
 
-    def consumed(self):
-        return LOAD_WORD(self.consumed_word)  # SYNC POINT: lane consumed
+    def consumer_position(self):
+        return LOAD_WORD(self.consumer_word)  # SYNC POINT: lane consumer_position
 
     def is_empty(self):
-        return LOAD_WORD(self.consumed_word) == self._tail
+        return LOAD_WORD(self.consumer_word) == self._producer_position
 
 
 cdef class LaneReader(LaneEnd):
@@ -255,21 +260,21 @@ cdef class LaneReader(LaneEnd):
     cdef object message_type
     cdef object error_type
 
-    def _begin(self, memory, uint64_t tail, uint64_t consumed, uint64_t data, message_type, error_type):
+    def _begin(self, memory, uint64_t producer_position, uint64_t consumer_position, uint64_t data, message_type, error_type):
         """`message_type`: LaneMessage; `error_type`: LaneError."""
         if not issubclass(message_type, tuple):
             raise TypeError("a message is a tuple")
-        self.begin(memory, tail, consumed, data)
+        self.begin(memory, producer_position, consumer_position, data)
         self.message_type, self.error_type = message_type, error_type
 
-    cdef LaneHead* look(self, uint64_t* following, uint32_t* length_found) except? NULL:
-        """The head of the message at `position`, wholly within the lane with its payload, that one's length, and where the next message begins; NULL without
-        an error: there is none.
+    cdef LaneHead* peek_head(self, uint64_t* following, uint32_t* length_found) except? NULL:
+        """The head of the message at `position`, wholly within the lane with its payload, that
+        one's length, and where the next message begins; NULL without an error: there is none.
         """
-        cdef uint64_t tail = LOAD_WORD(self.tail_word)  # SYNC POINT: lane tail
+        cdef uint64_t producer_position = LOAD_WORD(self.producer_word)  # SYNC POINT: lane producer_position
         cdef uint64_t position = self.position, index
         cdef uint32_t length
-        if position == tail:
+        if position == producer_position:
             return NULL
         index = position % self.lane_bytes
         if index > self.lane_bytes - HEAD_BYTES:
@@ -280,8 +285,8 @@ cdef class LaneReader(LaneEnd):
             index = 0
             memcpy(&length, self.data, 4)
         following[0] = position + padded(length)
-        if following[0] > tail or index + HEAD_BYTES + length > self.lane_bytes:
-            raise self.error_type(f"a message of {length} bytes at {position} runs past the lane's tail {tail}")
+        if following[0] > producer_position or index + HEAD_BYTES + length > self.lane_bytes:
+            raise self.error_type(f"a message of {length} bytes at {position} runs past the lane's producer_position {producer_position}")
         length_found[0] = length
         return <LaneHead*>(self.data + index)
 
@@ -289,7 +294,7 @@ cdef class LaneReader(LaneEnd):
         cdef uint64_t following = 0
         cdef uint32_t length = 0
         cdef Py_ssize_t start
-        cdef LaneHead* found = self.look(&following, &length)
+        cdef LaneHead* found = self.peek_head(&following, &length)
         cdef LaneHead head
         if found == NULL:
             return None
@@ -307,21 +312,21 @@ cdef class LaneReader(LaneEnd):
         return message
 
     def has_more(self):
-        return self.position != LOAD_WORD(self.tail_word)
+        return self.position != LOAD_WORD(self.producer_word)
 
     def consume(self):
-        cdef uint64_t freed = self.position - LOAD_WORD(self.consumed_word)
+        cdef uint64_t freed = self.position - LOAD_WORD(self.consumer_word)
         if freed:
-            STORE_WORD(self.consumed_word, self.position)  # SYNC POINT: consumed (everything before it was read; room for the writer)
+            STORE_WORD(self.consumer_word, self.position)  # SYNC POINT: consumer_position (everything before it was read; room for the writer)
         return freed
 
 
-# ---- rings -----------------------------------------------------------------------------------------------------------------------------
+# ---- rings ---------------------------------------------------------------------------------------
 
 cdef class Ring(Mapping):
     cdef public uint64_t ring_bytes
     cdef public uint64_t capacity
-    cdef uint8_t* head_word
+    cdef uint8_t* producer_word
     cdef uint8_t* reclaimed_word
     cdef uint8_t* settled_word
     cdef uint8_t* cursor_words
@@ -331,7 +336,7 @@ cdef class Ring(Mapping):
     cdef object descriptor_type
 
     def _begin(
-        self, memory, uint64_t head, uint64_t reclaimed, uint64_t settled, uint64_t first_cursor, uint64_t descriptors, uint64_t outcomes,
+        self, memory, uint64_t producer_position, uint64_t reclaimed, uint64_t settled, uint64_t first_cursor, uint64_t descriptors, uint64_t outcomes,
         uint64_t data, descriptor_type,
     ):
         """`descriptor_type`: Descriptor."""
@@ -340,7 +345,7 @@ cdef class Ring(Mapping):
         self.attach(memory)
         if not 0 < self.capacity <= 1 << 32 or self.ring_bytes % 64 or not self.ring_bytes:
             raise ValueError(f"a ring of {self.ring_bytes} bytes and {self.capacity} descriptors")
-        self.head_word, self.reclaimed_word, self.settled_word = self.word(head), self.word(reclaimed), self.word(settled)
+        self.producer_word, self.reclaimed_word, self.settled_word = self.word(producer_position), self.word(reclaimed), self.word(settled)
         self.cursor_words = self.piece(first_cursor, FRONTS * LINE)
         self.descriptors = self.piece(descriptors, DESCRIPTOR_BYTES * self.capacity)
         self.outcomes = self.piece(outcomes, OUTCOME_BYTES * self.capacity)
@@ -400,23 +405,23 @@ cdef class Ring(Mapping):
         return word & OUTCOME_VERDICT if word >> 8 == number + 1 else 0
 
     cdef uint64_t used_bytes(self) noexcept:
-        cdef uint64_t head = LOAD_WORD(self.head_word), reclaimed = LOAD_WORD(self.reclaimed_word)  # SYNC POINT: head, reclaimed
+        cdef uint64_t producer_position = LOAD_WORD(self.producer_word), reclaimed = LOAD_WORD(self.reclaimed_word)  # SYNC POINT: producer_position, reclaimed
         cdef uint64_t end, start
-        if head == reclaimed:
+        if producer_position == reclaimed:
             return 0
-        end, start = self.found(head - 1).position + self.found(head - 1).length, self.found(reclaimed).position
+        end, start = self.found(producer_position - 1).position + self.found(producer_position - 1).length, self.found(reclaimed).position
         return end - start if end > start else 0
 
     def used(self):
         return self.used_bytes()
 
     def is_crowded(self):
-        return self.used_bytes() > self.ring_bytes // 2 or LOAD_WORD(self.head_word) - LOAD_WORD(self.reclaimed_word) > self.capacity // 2
+        return self.used_bytes() > self.ring_bytes // 2 or LOAD_WORD(self.producer_word) - LOAD_WORD(self.reclaimed_word) > self.capacity // 2
 
 
 cdef class RingWriter(Ring):
     cdef public uint64_t next_number
-    cdef public uint64_t tail
+    cdef public uint64_t next_position
     cdef public uint64_t _reclaimed
 
     def reclaim(self, list live_fronts not None):
@@ -434,13 +439,13 @@ cdef class RingWriter(Ring):
 
     cdef bint reserve(self, uint64_t length, uint64_t* position) noexcept:
         """Whether so many bytes and a descriptor fit now, and where."""
-        cdef uint64_t at = (self.tail + 63) // 64 * 64, oldest
+        cdef uint64_t at = (self.next_position + 63) // 64 * 64, oldest
         if self.next_number - self._reclaimed >= self.capacity:
             return False
         if at % self.ring_bytes + length > self.ring_bytes:
             at = (at + self.ring_bytes - 1) // self.ring_bytes * self.ring_bytes
         if not length:
-            position[0] = self.tail
+            position[0] = self.next_position
             return True
         oldest = self.found(self._reclaimed).position if self._reclaimed < self.next_number else at
         if at + length - oldest > self.ring_bytes:
@@ -448,19 +453,19 @@ cdef class RingWriter(Ring):
         position[0] = at
         return True
 
-    def try_reserve(self, uint64_t length):
+    def try_claim(self, uint64_t length):
         cdef uint64_t position = 0
         return position if self.reserve(length, &position) else None
 
-    cdef void write(self, RingDescriptor* d) noexcept:
+    cdef void write_descriptor(self, RingDescriptor* d) noexcept:
         """The next descriptor; its ordinal is filled in."""
         d.ordinal = self.next_number + 1
         d.reserved = 0
         memcpy(self.found(self.next_number), d, DESCRIPTOR_BYTES)
         self.next_number += 1
-        self.tail = d.position + d.length
+        self.next_position = d.position + d.length
 
-    def append(
+    def write(
         self, uint64_t position, uint32_t length, uint32_t slot, int64_t base_offset, int64_t next_offset, uint64_t session,
         uint64_t correlation_id, uint64_t lane_position, uint32_t flags, uint16_t source_lane, uint16_t result, int64_t producer_id,
         int32_t base_sequence, int16_t producer_epoch, uint32_t last_offset_delta, uint32_t leader_epoch, int64_t append_time_us,
@@ -474,12 +479,12 @@ cdef class RingWriter(Ring):
         d.last_offset_delta, d.leader_epoch = last_offset_delta, leader_epoch
         d.append_time_us, d.max_timestamp_us = append_time_us, max_timestamp_us
         d.delay_ordinal, d.delay_position = delay_ordinal, delay_position
-        self.write(&d)
+        self.write_descriptor(&d)
 
-    def publish(self):
-        if self.next_number == LOAD_WORD(self.head_word):
+    def commit(self):
+        if self.next_number == LOAD_WORD(self.producer_word):
             return False
-        STORE_WORD(self.head_word, self.next_number)  # SYNC POINT: head (bytes and descriptors before it; read by flusher and fronts)
+        STORE_WORD(self.producer_word, self.next_number)  # SYNC POINT: producer_position (bytes and descriptors before it; read by flusher and fronts)
         return True
 
 
@@ -487,7 +492,7 @@ cdef class AckWalker:
     cdef public object _ring
     cdef public uint64_t _front
     cdef public uint64_t _generation
-    cdef public uint64_t _head_cursor
+    cdef public uint64_t _producer_cursor
     cdef public uint64_t _settled_cursor
     cdef Ring ring
     cdef uint64_t limit
@@ -497,7 +502,9 @@ cdef class AckWalker:
     cdef object code_of_verdict
 
     def _begin(self, Ring ring not None, uint64_t limit, answer_type, code_of, code_of_verdict):
-        """`answer_type`: Answer; `code_of`: of a number that is not 0; `code_of_verdict`: likewise."""
+        """`answer_type`: Answer; `code_of`: of a number that is not 0; `code_of_verdict`:
+        likewise.
+        """
         if not issubclass(answer_type, tuple) or self._front >= FRONTS:
             raise TypeError("an answer is a tuple, and there are 16 fronts")
         self.ring, self.limit, self.answer_type = ring, limit, answer_type
@@ -519,17 +526,17 @@ cdef class AckWalker:
 
     def walk(self, answer, set settled_slots not None):
         cdef Ring ring = self.ring
-        cdef uint64_t settled = LOAD_WORD(ring.settled_word)  # SYNC POINT: settled; read before head, so that it never passes the head cursor
-        cdef uint64_t head = min(LOAD_WORD(ring.head_word), self._head_cursor + self.limit)  # SYNC POINT: head
-        cdef uint64_t count = head - self._head_cursor, number, verdict
+        cdef uint64_t settled = LOAD_WORD(ring.settled_word)  # SYNC POINT: settled; read before producer_position, so that it never passes the producer_position cursor
+        cdef uint64_t producer_position = min(LOAD_WORD(ring.producer_word), self._producer_cursor + self.limit)  # SYNC POINT: producer_position
+        cdef uint64_t count = producer_position - self._producer_cursor, number, verdict
         cdef int64_t slot = -1
         cdef RingDescriptor d
-        for number in range(self._head_cursor, head):
+        for number in range(self._producer_cursor, producer_position):
             memcpy(&d, ring.found(number), DESCRIPTOR_BYTES)
             if ((d.flags & ACKS_MASK) == ACKS_LEADER or (d.result and (d.flags & ACKS_MASK) == ACKS_ALL)) and self.is_mine(&d):
                 answer(self.made(&d, self.code_of(d.result) if d.result else self.ok))
-        self._head_cursor = head
-        settled = min(settled, head)
+        self._producer_cursor = producer_position
+        settled = min(settled, producer_position)
         for number in range(self._settled_cursor, settled):
             memcpy(&d, ring.found(number), DESCRIPTOR_BYTES)
             if d.flags & FLAG_BYTES and <int64_t>d.slot != slot:
@@ -545,12 +552,12 @@ cdef class AckWalker:
         return count
 
     def has_more(self):
-        return self._head_cursor != LOAD_WORD(self.ring.head_word) or self._settled_cursor < min(
-            LOAD_WORD(self.ring.settled_word), self._head_cursor
+        return self._producer_cursor != LOAD_WORD(self.ring.producer_word) or self._settled_cursor < min(
+            LOAD_WORD(self.ring.settled_word), self._producer_cursor
         )
 
 
-# ---- the partition table ---------------------------------------------------------------------------------------------------------------
+# ---- the partition table -------------------------------------------------------------------------
 
 cdef struct AppendState:
     uint64_t state, leader_epoch, log_start_offset, high_watermark, log_end_offset
@@ -566,7 +573,7 @@ cdef class PartitionTable(Mapping):
     cdef int shown(self, uint64_t slot, uint64_t offset, void* found, size_t length) except -1:
         """Copy fields of the state that holds, all of one time."""
         cdef uint8_t* start
-        cdef uint64_t count, again
+        cdef uint64_t count, recount
         if slot >= self.slot_count:
             raise IndexError(f"slot {slot} of {self.slot_count}")
         start = self.at + REGION_HEADER + slot * SLOT_BYTES
@@ -574,10 +581,10 @@ cdef class PartitionTable(Mapping):
         while True:
             memcpy(found, start + LINE + (count & 1) * STATE_BYTES + offset, length)
             LOADS_BEFORE()
-            again = LOAD_WORD(start)
-            if again == count:
+            recount = LOAD_WORD(start)
+            if recount == count:
                 return 0
-            count = again
+            count = recount
 
     def append_state(self, uint64_t slot):
         cdef AppendState found

@@ -1,9 +1,12 @@
-# A ZeroMQ socket's messages without an object for each frame: the twin of `netfront.message_socket.MessageSocket`, which is the reference, over pyzmq.
+# A ZeroMQ socket's messages without an object for each frame: the twin of
+# `netfront.socket.message_socket.MessageSocket`, which is the reference, over pyzmq.
 #
-# libzmq is the one that pyzmq has loaded; its functions come as addresses, so that nothing is linked here. What is called is in its manual since version 3.2:
-# a message is 64 bytes that only libzmq looks into.
+# libzmq is the one that pyzmq has loaded; its functions come as addresses, so that nothing is
+# linked here. What is called is in its manual since version 3.2: a message is 64 bytes that only
+# libzmq looks into.
 #
-# Invariants: every message that was begun is closed; nothing here waits (DONTWAIT), so the interpreter's lock is kept.
+# Invariants: every message that was begun is closed; nothing here waits (DONTWAIT), so the
+#     interpreter's lock is kept.
 
 cdef extern from *:
     """
@@ -33,7 +36,9 @@ cdef enum:
 
 
 cdef class LentFrame:
-    """A frame's bytes where libzmq has received them, as a read-only buffer; libzmq's message is closed with it, whichever thread that is in."""
+    """A frame's bytes where libzmq has received them, as a read-only buffer; libzmq's message is
+    closed with it, whichever thread that is in.
+    """
 
     cdef ZmqMessage message
     cdef ZmqOfMessage close_message
@@ -73,7 +78,9 @@ cdef class MessageSocket:
     cdef Py_ssize_t lent_from_bytes
 
     def _begin(self, size_t handle, tuple functions not None, error_type, Py_ssize_t first_lent, Py_ssize_t lent_from_bytes):
-        """`functions`: addresses in libzmq, in the order of `message_socket.FUNCTIONS`; `error_type`: zmq.ZMQError."""
+        """`functions`: addresses in libzmq, in the order of `message_socket.FUNCTIONS`;
+        `error_type`: zmq.ZMQError.
+        """
         if len(functions) != 8 or not all(functions) or not handle:
             raise ValueError("eight functions of libzmq and a socket are needed")
         self.error_type = error_type
@@ -90,7 +97,9 @@ cdef class MessageSocket:
         self.handle = <void*>handle
 
     cdef int failed(self) except -1:
-        """After a call that did not do it: 0 where it is to be tried again, else the error's number, which is not raised yet."""
+        """After a call that did not do it: 0 where it is to be tried again, else the error's
+        number, which is not raised yet.
+        """
         cdef int error = self.last_errno()
         if error != SYSTEM_EINTR:
             return error

@@ -1,11 +1,16 @@
-"""The kernel in Python: the truth that the compiled one is held against (`tests/tailrace/test_kernel.py`), and what is used where none is compiled.
+"""Python reference of the kernel: the specification of the compiled one, and its replacement.
 
-Producing: `quick_send` takes a record that needs no thought into the open batch of its partition; a `RecordBuffer` holds the records of a batch and makes
-the Arrow message of them. Consuming: `records` makes Record tuples of columns.
+`tests/tailrace/kernel/test_kernel.py` compares the two. For producers, `fast_send` adds a record to
+the open batch of its partition, and a `RecordBuffer` holds a batch's records and encodes its Arrow
+message. For consumers, `records` makes Record tuples from columns.
 
-Owner: objects belong to one client; but for `records` and `murmur2`, which are pure, they are used under its lock.
-Invariants: a record that was taken does not change with what the caller does afterwards; a call that raises has taken nothing; `room` never falls below
-    what the records of the batch, by `RECORD_OVERHEAD_BYTES` and their bytes, leave of it.
+Owner: objects belong to one client and are used under its lock. `records` and `murmur2` are pure.
+
+Invariants:
+- An added record does not change with later actions of the caller.
+- A call that raises has added nothing.
+- `room` never falls below the reservation minus the batch's records, each with its bytes and
+  `RECORD_OVERHEAD_BYTES`.
 """
 
 from __future__ import annotations
@@ -28,12 +33,12 @@ R = TypeVar("R")
 Headers = Sequence[tuple[str, bytes | None]] | None
 
 RECORD_OVERHEAD_BYTES = 24
-"""What a record costs in a batch beside key and value: timestamp, three offsets, bits."""
+"""Bytes of a record in a batch beside key and value: timestamp, three offsets, validity bits."""
 KNOWN_KEYS_MAX = 100_000
 DATA_MAX = 2**31 - 1
-"""Bytes of a column: Arrow's offsets have 32 bits."""
+"""Most bytes of a column: Arrow's offsets have 32 bits."""
 FEW = 16
-"""Up to so many records `tailrace.few_rows` is quicker than Arrow's library."""
+"""Most records for which `tailrace.kernel.small_batch` is faster than Arrow's library."""
 _MASK = 0xFFFFFFFF
 _M = 0x5BD1E995
 
@@ -62,28 +67,41 @@ def murmur2(data: bytes) -> int:
 
 
 class RecordBuffer:
-    """The records of a batch, from its first to its encoding."""
+    """The records of a batch until it is encoded."""
 
     __slots__ = ("_data_max", "cells", "headers")
 
     def __init__(self, data_max: int = DATA_MAX) -> None:
         self._data_max = data_max
         self.cells: list[Any] = []
-        """key, value, nanoseconds since 1970, and so on: one list, so that a record is one addition (see `quick_send`)."""
+        """Key, value, nanoseconds since 1970 of each record in one flat list, so adding a record is
+        one operation (see `fast_send`).
+        """
         self.headers: dict[int, Headers] = {}
 
     def __len__(self) -> int:
         return len(self.cells) // 3
 
     def add(self, key: bytes | None, value: Any, stamp_us: int, headers: Headers = None) -> int:
-        """Append a record; returns its row. `headers`: (text that is UTF-8, bytes or None) pairs."""
+        """Append a record and return its row. `headers` are (UTF-8 text, bytes or None) pairs."""
         return self.add_into(None, key, value, stamp_us, headers, 0)
 
-    def add_into(self, batch: FillingBatch | None, key: bytes | None, value: Any, stamp_us: int, headers: Headers, byte_count: int) -> int:
-        """The same; with a batch, if that has room for `byte_count`, which are taken of it, else returns -1."""
+    def add_into(
+        self,
+        batch: OpenBatch | None,
+        key: bytes | None,
+        value: Any,
+        stamp_us: int,
+        headers: Headers,
+        byte_count: int,
+    ) -> int:
+        """Append a record as `add` does, and take `byte_count` from the room of `batch`.
+
+        Returns -1 if the batch has too little room.
+        """
         cells = key, value, stamp_us * 1000
         kept = list(headers) if headers else None
-        # From here on nothing is made that could have the collector run.
+        # From here on no object is created, so the garbage collector does not run.
         if batch is not None:
             room = batch.room - byte_count
             if room < 0:
@@ -104,15 +122,19 @@ class RecordBuffer:
         return self.cells[1::3]
 
     def stamps_us(self) -> Sequence[int]:
-        """The timestamp of each record."""
-        return self._stamps() if len(self) > FEW else [stamp_ns // 1000 for stamp_ns in self.cells[2::3]]  # type: ignore[return-value]
+        """The timestamp of each record, in microseconds."""
+        return (
+            self._stamps()  # type: ignore[return-value]
+            if len(self) > FEW
+            else [stamp_ns // 1000 for stamp_ns in self.cells[2::3]]
+        )
 
     def ends_without_key(self) -> bool:
-        """Whether there is a last record, and it has no key."""
+        """True if there is a last record and it has no key."""
         return bool(self.cells) and self.cells[-3] is None
 
     def picked(self, rows: Iterable[int]) -> RecordBuffer:
-        """The records of some rows, in that order. Raises IndexError."""
+        """A new buffer with the given rows, in that order. Raises IndexError."""
         chosen = RecordBuffer(self._data_max)
         cells, count = self.cells, len(self)
         for there, row in enumerate(rows):
@@ -124,40 +146,54 @@ class RecordBuffer:
         return chosen
 
     def clear(self) -> None:
-        """Forget all records."""
+        """Remove all records."""
         self.cells = []
         self.headers = {}
 
     def frame(self) -> pa.RecordBatch:
-        """The records as a batch of the default schema. Raises InvalidRecordError, OverflowError."""
-        from tailrace.errors import InvalidRecordError
-        from tailrace.formats import arrow_batch
+        """The records as a batch of the default schema. Raises
+        InvalidRecordError, OverflowError.
+        """
+        from tailrace.core.errors import InvalidRecordError
 
         if self._data_max < DATA_MAX:
             self._check_sizes()
-        headers = [self.headers.get(row) for row in range(len(self))] if self.headers else None
+        stamps: Any = self._stamps()
+        headers: Any = None
+        if self.headers:
+            headers = [self.headers.get(row) for row in range(len(self))]
         try:
-            return arrow_batch.default_rows(self._stamps(), self.keys(), self.values(), headers)  # type: ignore[arg-type]
+            from tailrace.kernel.reference_arrow import default_rows
+
+            return default_rows(stamps, self.keys(), self.values(), headers)
         except InvalidRecordError:
             self._check_sizes()
             raise
 
     def message(self, gap: int = 0) -> bytearray:
-        """The records as an encapsulated Arrow message of the default schema whose metadata has `gap` more bytes of padding, zeros, a multiple of 8, than it
-        needs. There is a record at least. Raises InvalidRecordError, OverflowError.
+        """Encode one or more records as an encapsulated Arrow message of the default schema.
+
+        Its metadata ends with `gap` zeros (a multiple of 8). Raises InvalidRecordError,
+        OverflowError.
         """
-        from tailrace import few_rows
+        from tailrace.kernel import small_batch
 
         message: Any
         if len(self) <= FEW and not self.headers:
             self._check_sizes()
-            message = few_rows.encode(list(self.stamps_us()), self.keys(), self.values())
+            message = small_batch.encode(list(self.stamps_us()), self.keys(), self.values())
         else:
             message = self.frame().serialize()
         view = memoryview(message)
         size = int.from_bytes(view[4:8], "little")
         return bytearray(b"").join(
-            (b"\xff\xff\xff\xff", (size + gap).to_bytes(4, "little"), view[8 : 8 + size], bytes(gap), view[8 + size :])
+            (
+                b"\xff\xff\xff\xff",
+                (size + gap).to_bytes(4, "little"),
+                view[8 : 8 + size],
+                bytes(gap),
+                view[8 + size :],
+            )
         )
 
     def _stamps(self) -> np.ndarray[Any, np.dtype[np.int64]]:
@@ -165,7 +201,8 @@ class RecordBuffer:
 
         try:
             stamps = np.array(self.cells[2::3], np.int64)
-        except OverflowError:  # of a timestamp that was given: further from 1970 than nanoseconds can say
+        except OverflowError:
+            # A given timestamp is beyond the range of nanoseconds.
             return np.array([stamp_ns // 1000 for stamp_ns in self.cells[2::3]], np.int64)
         stamps //= 1000
         return stamps
@@ -173,110 +210,133 @@ class RecordBuffer:
     def _check_sizes(self) -> None:
         for column in (self.keys(), self.values()):
             if sum(map(len, filter(None, column))) > self._data_max:
-                raise OverflowError(f"the keys, or the values, of a batch have more than {self._data_max} bytes")
+                raise OverflowError(
+                    f"the keys or the values of a batch have more than {self._data_max} bytes"
+                )
 
 
-class FillingBatch:
-    """Of a batch of a producer: what `quick_send` adds to."""
+class OpenBatch:
+    """The part of a producer's batch that `fast_send` uses."""
 
     __slots__ = ("callbacks", "room", "rows")
 
     def __init__(self) -> None:
         self.rows = RecordBuffer()
-        """Its records until it is encoded."""
+        """The batch's records until it is encoded."""
         self.room = 0
-        """How much of its reservation in the producer's buffer_memory is not used yet."""
+        """Unused bytes of its reservation in the producer's buffer_memory."""
         self.callbacks: list[tuple[int, Callable[..., None]]] | None = None
-        """(row, what is to be called with that record's fate); None: nothing is."""
+        """(row, callback for that record's result); None: there are none."""
 
-    def add(self, key: bytes | None, value: Any, stamp_us: int, headers: Headers, byte_count: int) -> int:
-        """Append a record that takes `byte_count`; returns its row. -1: there is no room, or none any more: while its parts were made, the collector may have
-        run code that sends, and so has filled or closed the batch.
+    def add(
+        self, key: bytes | None, value: Any, stamp_us: int, headers: Headers, byte_count: int
+    ) -> int:
+        """Append a record of `byte_count` bytes and return its row, or -1 if there is no room.
+
+        The room may have gone during the call: the garbage collector may have run code that sends,
+        and so filled or closed the batch.
         """
         return self.rows.add_into(self, key, value, stamp_us, headers, byte_count)
 
 
-class FillingQueue:
-    """Of a partition's queue: which batch takes records."""
+class OpenQueue:
+    """The part of a partition's queue that names the batch for new records."""
 
     __slots__ = ("open",)
 
     def __init__(self) -> None:
         self.open: Any = None
-        """A FillingBatch, or None."""
+        """An OpenBatch, or None."""
 
 
-class Choices(dict[object, tuple[Any, "bytes | None", int]]):
-    """Where the records of a topic go: what is known without asking a partitioner again.
+class PartitionCache(dict[object, tuple[Any, "bytes | None", int]]):
+    """Cache of a topic's partitioning, which avoids calls of the partitioner.
 
-    Key -> (queue, the key, what a record of it takes in a batch beside its value); without a key that is so for as long as the batch is open.
+    Key -> (queue, the key, bytes of its record beside the value). The entry of records without a
+    key lasts as long as their batch is open.
     """
 
-    def __init__(self, queues: Sequence[Any], *, takes_partitions: bool, by_murmur2: bool) -> None:
-        """`takes_partitions`: a record whose partition is named needs no more thought. `by_murmur2`: keys go by Kafka's default partitioner."""
+    def __init__(
+        self, queues: Sequence[Any], *, accepts_partitions: bool, by_murmur2: bool
+    ) -> None:
+        """`accepts_partitions` is true if a record with a given partition can take the fast path.
+
+        `by_murmur2` is true if keys go by Kafka's default partitioner.
+        """
         super().__init__()
 
     def remember(self, key: bytes | None, queue: Any) -> None:
-        """What the partitioner has chosen."""
+        """Store the partitioner's choice for a key."""
         if len(self) >= KNOWN_KEYS_MAX:
             self.clear()
         self[key] = queue, key, len(key or b"") + RECORD_OVERHEAD_BYTES
 
     def queue_of(self, key: object) -> Any:
-        """Where records of a key that was seen before go; None: ask the partitioner."""
+        """The queue of a known key, None to ask the partitioner."""
         try:
             return self[key][0]
-        except (KeyError, TypeError):
+        except (
+            KeyError,
+            TypeError,
+            ValueError,
+        ):  # ValueError: a memoryview that can be written to has no hash
             return None
 
     def forget_keyless(self) -> None:
-        """The batch of records without a key is closed."""
+        """Forget the choice for records without a key, whose batch is closed."""
         self.pop(None, None)
 
 
 def new_lock() -> threading.RLock:
-    """A lock for a QuickSender, reentrant."""
+    """A reentrant lock for a FastPathSender."""
     return threading.RLock()
 
 
-class QuickSender:
-    """Of a producer: what its `send` needs for a record that needs no thought."""
+class FastPathSender:
+    """The part of a producer that `send` uses on the fast path."""
 
-    def _begin_quick_sends(self, choices: dict[str, Choices], lock: threading.RLock) -> None:
-        """`choices`: topic -> what is known of it, kept by the producer. `lock`: the producer's."""
-        self._choices = choices
-        self._acquire, self._release = lock.acquire, lock.release
+    def _begin_fast_sends(
+        self, partition_cache: dict[str, PartitionCache], lock: threading.RLock
+    ) -> None:
+        """`partition_cache` (topic -> cache) is kept by the producer. `lock` is the producer's."""
+        self._partition_cache = partition_cache
+        self._sending = lock
 
 
 def header_lists(column: pa.Array) -> list[list[tuple[str, bytes | None]]]:
     """The headers of each record, from their column."""
     if column.null_count == len(column):
         return [[] for _ in range(len(column))]
-    return [[(item["key"], item["value"]) for item in row] if row else [] for row in column.to_pylist()]
+    return [
+        [(item["key"], item["value"]) for item in row] if row else [] for row in column.to_pylist()
+    ]
 
 
 PIECE_ROWS = 2_048
-"""So many rows become records at a time: a record takes many times what its row does."""
+"""Rows that become records at a time, since a record takes many times the memory of its row."""
 
 
-class PiecedRows(Generic[R]):
-    """Rows that become records when they are asked for, a piece at a time. `make` makes those of (first, count) rows."""
+class ChunkedRows(Generic[R]):
+    """Rows that become records on demand, in pieces. `make` converts (first row, count)."""
 
     def __init__(self, first_offset: int, count: int, make: Callable[[int, int], list[R]]) -> None:
         self.next_offset = first_offset
-        """Of the first record that is left."""
+        """The offset of the first record left."""
         self._left = count
         self._make = make
         self._made: list[R] = []
-        """The last first: records are taken from the end."""
+        """Converted records in reverse order, taken from the end."""
         self._end = 0
-        """So many rows have become records."""
+        """The number of converted rows."""
 
     def __len__(self) -> int:
         return self._left
 
     def take(self, into: list[R], count: int) -> None:
-        """Append the next `count` records, or all that are left. Raises what `make` does; what came before that is appended then."""
+        """Append the next `count` records, or all that are left.
+
+        Raises the errors of `make`; earlier records are then already appended.
+        """
         count = min(count, self._left)
         while count > 0:
             if not self._made:
@@ -289,8 +349,10 @@ class PiecedRows(Generic[R]):
             count -= taken
 
     def _next_piece(self) -> list[R]:
-        """Many objects at once, none of them in a cycle: the collector would look at each several times, and at the whole program's objects with them (half of
-        a consumer's time, measured). It looks once, afterwards.
+        """Convert a piece with the garbage collector disabled.
+
+        It creates many objects without cycles. The collector would traverse each several times, and
+        the whole program's objects with them.
         """
         count = min(PIECE_ROWS, self._left)
         was_enabled = gc.isenabled()
@@ -305,9 +367,11 @@ class PiecedRows(Generic[R]):
         return made
 
 
-class RecordRows(PiecedRows[R]):
-    """Rows of columns of the default schema, all of one length, that become tuples of `record_type` (see `tailrace.records.Record`). The columns have passed
-    Arrow's validation, else the compiled kernel raises ValueError, and this one does what Arrow does.
+class RecordRows(ChunkedRows[R]):
+    """Rows of equally long columns of the default schema that become tuples of `record_type`.
+
+    See `tailrace.core.records.Record`. For columns that fail Arrow's validation, the compiled
+    kernel raises ValueError, and this one does what Arrow does.
     """
 
     def __init__(
@@ -329,8 +393,11 @@ class RecordRows(PiecedRows[R]):
         def make(first: int, count: int) -> list[R]:
             stamps = stamps_us[first : first + count]
             columns = (
-                repeat(topic, count), repeat(partition, count), range(first_offset + first, first_offset + first + count), (stamps // 1000).tolist(),
-                repeat(timestamp_type, count), keys.slice(first, count).to_pylist(), values.slice(first, count).to_pylist(),
+                repeat(topic, count), repeat(partition, count),
+                range(first_offset + first, first_offset + first + count),
+                (stamps // 1000).tolist(),
+                repeat(timestamp_type, count), keys.slice(first, count).to_pylist(),
+                values.slice(first, count).to_pylist(),
                 header_lists(headers.slice(first, count)), stamps.tolist(),
             )  # fmt: skip
             return list(map(functools.partial(new, record_type), zip(*columns, strict=True)))
@@ -349,47 +416,75 @@ def records(
     values: pa.Array,
     headers: pa.Array,
 ) -> list[R]:
-    """All records of RecordRows at once."""
+    """Convert all rows of RecordRows at once."""
     made: list[R] = []
-    rows = RecordRows(record_type, topic, partition, first_offset, timestamp_type, stamps_us, keys, values, headers)
+    rows = RecordRows(
+        record_type,
+        topic,
+        partition,
+        first_offset,
+        timestamp_type,
+        stamps_us,
+        keys,
+        values,
+        headers,
+    )
     rows.take(made, len(rows))
     return made
 
 
-def quick_send(handle_type: Callable[[tuple[Any, int]], Any]) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """For `Producer.send`, of a QuickSender: adds a record to its partition's open batch, where that has room and the record is of plain types and needs no
-    thought; else the decorated function is called. `handle_type`: makes the handle, of (batch, row).
+def fast_send(
+    handle_type: Callable[[tuple[Any, int]], Any],
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Decorator for `Producer.send` of a FastPathSender that adds most records on a fast path.
+
+    It adds a record of plain types to its partition's open batch if that has room, else it calls
+    the decorated function. `handle_type` makes the handle from (batch, row).
     """
 
     def decorate(send: Callable[P, R]) -> Callable[P, R]:
         @functools.wraps(send)
         def quick(
-            self: Any, topic: Any, value: Any = None, key: Any = None, headers: Any = None, partition: Any = None, timestamp: Any = None, *,
-            on_delivery: Any = None, deliver_at: Any = None, deliver_after: Any = None, repeat: Any = None,
+            self: Any, topic: Any, value: Any = None, key: Any = None, headers: Any = None,
+            partition: Any = None, timestamp: Any = None, *,
+            on_delivery: Any = None, deliver_at: Any = None, deliver_after: Any = None,
+            repeat: Any = None,
         ) -> Any:  # fmt: skip
-            # Most records are a few bytes for a key that was seen before, in a batch that has room: this much is done for each of them, and no more.
+            # Most records are a few bytes, for a known key, in a batch with room. This is all the
+            # work for each of them.
             if (
-                type(value) is bytes and headers is None and partition is None and timestamp is None and on_delivery is None and deliver_at is None
-                and deliver_after is None and repeat is None
-            ):  # fmt: skip
+                type(value) is bytes
+                and headers is None
+                and partition is None
+                and timestamp is None
+                and on_delivery is None
+                and deliver_at is None
+                and deliver_after is None
+                and repeat is None
+            ):
                 try:
-                    queue, key, byte_count = self._choices[topic][key]
-                except (KeyError, TypeError):
+                    queue, key, byte_count = self._partition_cache[topic][key]
+                except (
+                    KeyError,
+                    TypeError,
+                    ValueError,
+                ):  # ValueError: a memoryview that can be written to has no hash
                     pass
                 else:
-                    self._acquire()
-                    try:
-                        record = key, value, time_ns()  # first: to make a tuple may have the collector run, and that any code
+                    # Not `acquire` and `try`: a signal handler could raise between them.
+                    with self._sending:
+                        # First, since a new tuple may start the garbage collector, which may run
+                        # any code.
+                        record = (key, value, time_ns())
                         batch = queue.open
                         if batch is not None and (room := batch.room - len(value) - byte_count) > 0:
                             batch.room = room
                             cells = batch.rows.cells
                             cells += record
                             return handle_type((batch, len(cells) // 3 - 1))
-                    finally:
-                        self._release()
             return send(
-                self, topic, value, key, headers, partition, timestamp, on_delivery=on_delivery, deliver_at=deliver_at, deliver_after=deliver_after,
+                self, topic, value, key, headers, partition, timestamp, on_delivery=on_delivery,
+                deliver_at=deliver_at, deliver_after=deliver_after,
                 repeat=repeat,
             )  # fmt: skip
 

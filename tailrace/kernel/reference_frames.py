@@ -1,6 +1,6 @@
-"""Columns that are there as buffers, laid into an Arrow message: one copy, and the checksum on the way.
+"""Lays columns that exist as buffers into an Arrow message: one copy, with the checksum.
 
-Owner: pure; what is kept of messages that are not used any more is the compiled kernel's alone.
+Owner: pure. Only the compiled kernel keeps the memory of released messages.
 """
 
 from __future__ import annotations
@@ -11,18 +11,22 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tailrace.formats.checksum import Readable
+    from tailrace.format.crc32c import Readable
 
 _PADDING = (b"", b"\0" * 7, b"\0" * 6, b"\0" * 5, b"\0" * 4, b"\0" * 3, b"\0" * 2, b"\0")
 
 
-def lay_message(template: Any, row_count: int, nodes: Sequence[int], pieces: list[Readable | int], gap: int) -> tuple[bytearray, int]:
-    """An encapsulated Arrow message whose metadata has `gap` more bytes of padding, zeros, a multiple of 8, than it needs; and the CRC32C of all but those.
+def lay_message(
+    template: Any, row_count: int, nodes: Sequence[int], pieces: list[Readable | int], gap: int
+) -> tuple[bytearray, int]:
+    """Build an encapsulated Arrow message with `gap` zeros (a multiple of 8) after its metadata.
 
-    `template`: metadata of the schema and where its numbers are (`tailrace.few_rows.Template`). `nodes`: length and nulls of each column. `pieces`: bytes for
-    each buffer, or a number for so many zeros. Raises ValueError when the metadata has room for fewer, or the message would have more than 2 GiB.
+    Returns the message and its CRC32C without the gap. `template` is the schema's
+    `tailrace.kernel.small_batch.Template`. `nodes` has length and nulls of each column. `pieces`
+    has the bytes of each buffer, or a number for that many zeros. Raises ValueError if the metadata
+    has too little room, or the message would exceed 2 GiB.
     """
-    from tailrace.formats.checksum import crc32c
+    from tailrace.format.crc32c import crc32c
 
     metadata_bytes = template[0]
     size = len(metadata_bytes)
@@ -38,7 +42,7 @@ def lay_message(template: Any, row_count: int, nodes: Sequence[int], pieces: lis
         parts += (piece, _PADDING[length & 7])
         end += length + 7 & ~7
     if size + gap + end > 1 << 31:
-        raise ValueError("a batch of more than 2 GiB")
+        raise ValueError("the batch would have more than 2 GiB; use fewer rows")
     metadata = bytearray(metadata_bytes)
     struct.pack_into("<I", metadata, 4, size - 8 + gap)
     struct.pack_into("<q", metadata, template[1], row_count)
@@ -54,13 +58,16 @@ def _check_room(template: Any, size: int, node_numbers: int, piece_count: int) -
     _, *places = template
     for place, length in zip(places, (8, 8 * node_numbers, 16 * piece_count, 8), strict=True):
         if not 8 <= place <= size - length:
-            raise ValueError(f"the metadata, of {size} bytes, has no room for {node_numbers} numbers of columns and {piece_count} buffers")
+            raise ValueError(
+                f"the metadata of {size} bytes has no room for {node_numbers} column numbers and "
+                f"{piece_count} buffers"
+            )
 
 
 def keep_message(message: bytearray) -> None:
-    """A message is not used any more, as far as the caller knows: its memory may become another's. Here Python frees it."""
+    """Release a message, whose memory may be reused. Here Python frees it."""
 
 
 def copied(data: Readable) -> bytearray:
-    """A copy that may be changed, in memory that was kept where there is some."""
+    """A mutable copy, in reused memory if there is some."""
     return bytearray(data)

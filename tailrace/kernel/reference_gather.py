@@ -1,6 +1,7 @@
-"""Cells of Arrow columns, picked by row into one column, and the hash of each: what the Spark sink does for each row, in pyarrow and numpy.
+"""Gathers cells of Arrow columns into one column, and hashes them, for the Spark sink.
 
-pyarrow's `take` gathers from one array; of rows that wait in several, each is copied by it and again by the concatenation. The compiled way copies a cell once.
+This is the reference in pyarrow and numpy. pyarrow's `take` gathers from one array, so rows of
+several arrays are copied again by the concatenation. The compiled kernel copies a cell once.
 
 Owner: pure.
 """
@@ -19,15 +20,19 @@ if TYPE_CHECKING:
     Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
-def gathered(columns: Sequence[pa.Array], rows: Sequence[Any]) -> tuple[bytearray, bytearray, bytearray | None, int]:
-    """(offsets, data, validity or None, nulls) of one column of bytes: of each of `columns` (bytes or text, offsets of 32 bits) the rows that a buffer of int64
-    names, one column after the other. Raises ValueError for a row that is not there, OverflowError for more than 2 GiB.
+def gathered(
+    columns: Sequence[pa.Array], rows: Sequence[Any]
+) -> tuple[bytearray, bytearray, bytearray | None, int]:
+    """(offsets, data, validity or None, nulls) of a column of bytes, gathered from `columns`.
+
+    Each of `columns` (bytes or text, 32-bit offsets) gives the rows in its buffer of int64, one
+    column after the other. Raises ValueError for a missing row, OverflowError above 2 GiB.
     """
     import numpy as np
     import pyarrow as pa
 
     if len(columns) != len(rows):
-        raise ValueError("rows are named for each column")
+        raise ValueError(f"{len(columns)} columns and {len(rows)} lists of rows; give one each")
     parts = []
     for column, named in zip(columns, rows, strict=True):
         chosen = np.frombuffer(named, np.int64)
@@ -37,16 +42,27 @@ def gathered(columns: Sequence[pa.Array], rows: Sequence[Any]) -> tuple[bytearra
     if sum(part.nbytes for part in parts) > 2**31 - 1:
         raise OverflowError("the cells have more than 2147483647 bytes")
     cells = pa.concat_arrays(parts) if parts else pa.array([], pa.binary())
-    bits = np.packbits(np.asarray(cells.is_valid().to_numpy(zero_copy_only=False), bool), bitorder="little").tobytes()
+    bits = np.packbits(
+        np.asarray(cells.is_valid().to_numpy(zero_copy_only=False), bool), bitorder="little"
+    ).tobytes()
     filled = cells.fill_null(b"")
     _, offsets_buffer, data_buffer = filled.buffers()
-    offsets = np.frombuffer(offsets_buffer, np.int32, len(filled) + 1, filled.offset * 4) if len(filled) else np.zeros(1, np.int32)
+    offsets = (
+        np.frombuffer(offsets_buffer, np.int32, len(filled) + 1, filled.offset * 4)
+        if len(filled)
+        else np.zeros(1, np.int32)
+    )
     data = b"" if data_buffer is None else memoryview(data_buffer)[offsets[0] : offsets[-1]]
-    return bytearray((offsets - offsets[0]).tobytes()), bytearray(data), bytearray(bits) if cells.null_count else None, cells.null_count
+    return (
+        bytearray((offsets - offsets[0]).tobytes()),
+        bytearray(data),
+        bytearray(bits) if cells.null_count else None,
+        cells.null_count,
+    )
 
 
 def murmur2_cells(column: pa.Array) -> bytearray:
-    """Kafka's murmur2 of each cell of a column of bytes or text, uint32 each; 0 for a null."""
+    """Kafka's murmur2 of each cell of a column of bytes or text, as uint32; 0 for a null."""
     import numpy as np
     import pyarrow as pa
 
@@ -57,33 +73,52 @@ def murmur2_cells(column: pa.Array) -> bytearray:
     return bytearray(hashes.astype(np.uint32).tobytes())
 
 
-def hashed(keys: pa.Array, function: Callable[[Bytes], np.ndarray[Any, Any]]) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """A hash of each key; `function` takes keys of one length, a row each."""
+def hashed(
+    keys: pa.Array, function: Callable[[Bytes], np.ndarray[Any, Any]]
+) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """A hash of each key. `function` takes keys of one length, as rows of a matrix."""
     import numpy as np
 
     _, offsets_buffer, data_buffer = keys.buffers()
-    offsets = np.frombuffer(offsets_buffer, np.int32, len(keys) + 1, keys.offset * 4).astype(np.int64)
-    data = np.frombuffer(data_buffer, np.uint8) if data_buffer is not None else np.empty(0, np.uint8)
+    offsets = np.frombuffer(offsets_buffer, np.int32, len(keys) + 1, keys.offset * 4).astype(
+        np.int64
+    )
+    data = (
+        np.frombuffer(data_buffer, np.uint8) if data_buffer is not None else np.empty(0, np.uint8)
+    )
     starts, lengths = offsets[:-1], np.diff(offsets)
-    if len(keys) and (lengths == lengths[0]).all():  # keys of one length, one behind the other
-        return function(data[offsets[0] : offsets[-1]].reshape(len(keys), lengths[0])).astype(np.int64)
+    if len(keys) and (lengths == lengths[0]).all():  # one contiguous matrix
+        return function(data[offsets[0] : offsets[-1]].reshape(len(keys), lengths[0])).astype(
+            np.int64
+        )
     numbers = np.empty(len(keys), np.int64)
     for length in np.unique(lengths):
         chosen = np.flatnonzero(lengths == length)
-        matrix = data[starts[chosen, None] + np.arange(length)] if length else np.empty((len(chosen), 0), np.uint8)
+        matrix = (
+            data[starts[chosen, None] + np.arange(length)]
+            if length
+            else np.empty((len(chosen), 0), np.uint8)
+        )
         numbers[chosen] = function(matrix)
     return numbers
 
 
 def murmur2s(keys: Bytes) -> np.ndarray[Any, np.dtype[np.uint32]]:
-    """`tailrace.partitioners.murmur2` of keys of one length, a row each (A. Appleby's MurmurHash2, with Kafka's seed)."""
+    """`tailrace.client.partitioners.murmur2` of keys of one length, as rows of a matrix.
+
+    The algorithm is A. Appleby's MurmurHash2 with Kafka's seed.
+    """
     import numpy as np
 
     count, length = keys.shape
     m = np.uint32(0x5BD1E995)
     hashed = np.full(count, (0x9747B28C ^ length) & 0xFFFFFFFF, np.uint32)
     whole = length // 4 * 4
-    words = np.ascontiguousarray(keys[:, :whole]).view("<u4") if whole else np.empty((count, 0), np.uint32)
+    words = (
+        np.ascontiguousarray(keys[:, :whole]).view("<u4")
+        if whole
+        else np.empty((count, 0), np.uint32)
+    )
     for word in words.T:
         k = word * m
         k ^= k >> np.uint32(24)

@@ -1,17 +1,18 @@
 """Calls that a producer owes its user: `on_delivery`, and whatever waits for handles.
 
-Owner: one Producer. `due` is appended to under the producer's lock; calls are made without it: a callback may send, flush and close.
-Invariants: each call is made once, in the order in which batches ended, whatever another raised; what one raises is logged.
+Owner: one Producer. `due` is appended to under the producer's lock; calls are made without it: a
+    callback may send, flush and close.
+Invariants: each call is made once, in the order in which batches ended, whatever another raised;
+    what one raises is logged.
 """
 
 from __future__ import annotations
 
 import threading
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
-from tailrace.client_log import logger
-from tailrace.producer_batch import DueCallback
+from tailrace.core.log import logger
+from tailrace.producer.producer_batch import DueCallback
 
 
 class Callbacks:
@@ -30,17 +31,27 @@ class Callbacks:
     def make(self) -> None:
         """Make all calls that are due. Without the lock."""
         while self.due:
-            with self._lock:
-                calls, self.due = deque(self.due), []
+            calls: Iterator[DueCallback] = iter(())
             try:
-                while calls:
-                    callback, metadata, error = calls.popleft()
+                with self._lock:
+                    calls, self.due = iter(self.due), []
+                for (
+                    callback,
+                    metadata,
+                    error,
+                ) in calls:  # nothing is cut off between the taking of a call and its making
                     try:
                         callback(metadata, error)
                     except Exception:
-                        logger.exception("on_delivery raised; its record %s", "failed" if error else "was delivered")
+                        logger.exception(
+                            "on_delivery raised; its record %s",
+                            "failed" if error else "was delivered",
+                        )
             finally:
-                if calls:  # KeyboardInterrupt, SystemExit: the thread that looks next makes the others
+                left = list(calls)
+                if (
+                    left
+                ):  # KeyboardInterrupt, SystemExit: the thread that looks next makes the others
                     with self._lock:
-                        self.due[:0] = calls
+                        self.due[:0] = left
                         self._wake()

@@ -1,9 +1,12 @@
-"""What `send` and `send_arrow` return: the fate of a record, or of a frame's batches, when it is known.
+"""What `send` and `send_arrow` return: the fate of a record, or of a frame's batches, when it is
+known.
 
-Both are futures of `concurrent.futures`, so `wait`, `as_completed` and `asyncio.wrap_future` take them, and they can be awaited. A future's lock and condition
-cost more than a record: they are made when something first asks for them, which `result` and `done` do not.
+Both are futures of `concurrent.futures`, so `wait`, `as_completed` and `asyncio.wrap_future` take
+them, and they can be awaited. A future's lock and condition cost more than a record: they are made
+when something first asks for them, which `result` and `done` do not.
 
-Invariants: a handle is done exactly when its batches have ended; what it says then never changes. It cannot be cancelled.
+Invariants: a handle is done exactly when its batches have ended; what it says then never changes.
+    It cannot be cancelled.
 """
 
 from __future__ import annotations
@@ -14,10 +17,10 @@ from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from tailrace.arguments import callable_of, timeout_s_of
-from tailrace.errors import RequestTimeoutError, TailraceError
-from tailrace.producer_batch import ENDED, ProducerBatch
-from tailrace.records import BatchMetadata, RecordMetadata
+from tailrace.core.errors import RequestTimeoutError, TailraceError
+from tailrace.core.records import BatchMetadata, RecordMetadata
+from tailrace.core.validation import callable_of, timeout_s_of
+from tailrace.producer.producer_batch import COMPLETED, ProducerBatch
 
 Value = TypeVar("Value")
 _STATE = frozenset({"_condition", "_state", "_result", "_exception", "_waiters", "_done_callbacks"})
@@ -25,7 +28,7 @@ _STATE = frozenset({"_condition", "_state", "_result", "_exception", "_waiters",
 _making = threading.Lock()
 
 
-class LateFuture(Future[Value]):
+class LazyFuture(Future[Value]):
     """A Future whose state is made when something first asks for it."""
 
     def _follow(self) -> None:
@@ -35,7 +38,9 @@ class LateFuture(Future[Value]):
     def __getattr__(self, name: str) -> Any:
         """Only for what is not there: the state of a Future."""
         if name not in _STATE:
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+            raise AttributeError(
+                f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self
+            )
         with _making:
             is_first = "_done_callbacks" not in self.__dict__
             if is_first:
@@ -62,16 +67,19 @@ class LateFuture(Future[Value]):
         return not self.done()
 
     def __await__(self) -> Generator[Any, None, Value]:
-        """In a coroutine: `await producer.send(...)` is `result()` without holding the event loop up. Who gives up waiting takes nothing back."""
+        """In a coroutine: `await producer.send(...)` is `result()` without holding the event loop
+        up. Who gives up waiting takes nothing back.
+        """
         import asyncio
 
         return asyncio.wrap_future(self).__await__()
 
 
-class Handle(tuple[ProducerBatch, int], LateFuture[RecordMetadata]):
+class RecordFuture(tuple[ProducerBatch, int], LazyFuture[RecordMetadata]):
     """The fate of one record: what `send` returns.
 
-    (batch, its row there when it was sent): a tuple of what is at hand, because one is made for every record.
+    (batch, its row there when it was sent): a tuple of what is at hand, because one is made for
+    every record.
     """
 
     if TYPE_CHECKING:
@@ -83,7 +91,10 @@ class Handle(tuple[ProducerBatch, int], LateFuture[RecordMetadata]):
 
     def __repr__(self) -> str:
         batch, row = self.resolve()
-        return f"<Handle of record {row} of a batch for {batch.info.name}-{batch.partition}, {batch.state.name}>"
+        return (
+            f"<Handle of record {row} of a batch for {batch.info.name}-{batch.partition}, "
+            f"{batch.state.name}>"
+        )
 
     def resolve(self) -> tuple[ProducerBatch, int]:
         """The batch that holds the record now, and its row there; a split moves it."""
@@ -94,40 +105,48 @@ class Handle(tuple[ProducerBatch, int], LateFuture[RecordMetadata]):
 
     def done(self) -> bool:
         """Whether the record has been acknowledged, or has failed."""
-        return self.resolve()[0].state is ENDED
+        return self.resolve()[0].state is COMPLETED
 
     def exception(self, timeout: float | None = None) -> TailraceError | None:
-        """The error that the record ended with, or None. Raises RequestTimeoutError when it has not ended within `timeout` seconds (None: without end)."""
+        """The error that the record ended with, or None. Raises RequestTimeoutError when it has not
+        ended within `timeout` seconds (None: without end).
+        """
         return self._ended(timeout)[0].error
 
     def result(self, timeout: float | None = None) -> RecordMetadata:
-        """Where the record went. Raises its error, or RequestTimeoutError when it has not ended within `timeout` seconds (it may still be delivered)."""
+        """Where the record went. Raises its error, or RequestTimeoutError when it has not ended
+        within `timeout` seconds (it may still be delivered).
+        """
         batch, row = self._ended(timeout)
         if batch.error is not None:
             raise batch.error
         return batch.metadata(row)
 
     def _ended(self, timeout: float | None) -> tuple[ProducerBatch, int]:
-        """The batch that had the record when it ended, and its row there. Raises RequestTimeoutError."""
+        """The batch that had the record when it ended, and its row there. Raises
+        RequestTimeoutError.
+        """
         timeout_s = None if timeout is None else timeout_s_of(timeout)
         while True:
             batch, row = self.resolve()
-            if batch.state is ENDED:
+            if batch.state is COMPLETED:
                 return batch, row
-            if not batch.waits.wait_for(batch, timeout_s):
+            if not batch.completion.wait_for(batch, timeout_s):
                 raise RequestTimeoutError(f"the record was not acknowledged within {timeout} s")
 
-    def add_done_callback(self, fn: Callable[[Handle], object]) -> None:
-        """Have `fn(handle)` called once the record has ended: at once if it has, else in whatever thread finds out. What it raises is logged."""
+    def add_done_callback(self, fn: Callable[[RecordFuture], object]) -> None:
+        """Have `fn(handle)` called once the record has ended: at once if it has, else in whatever
+        thread finds out. What it raises is logged.
+        """
         callable_of("fn", fn)
 
         def ended(_metadata: RecordMetadata | None, _error: TailraceError | None) -> None:
             fn(self)
 
-        self[0].waits.when_ended(self, ended)
+        self[0].completion.add_done_callback(self, ended)
 
     def _follow(self) -> None:
-        self[0].waits.when_ended(self, self._settle)
+        self[0].completion.add_done_callback(self, self._settle)
 
     def _settle(self, metadata: RecordMetadata | None, error: TailraceError | None) -> None:
         if metadata is None:
@@ -136,58 +155,73 @@ class Handle(tuple[ProducerBatch, int], LateFuture[RecordMetadata]):
             self.set_result(metadata)
 
 
-class BatchesHandle(LateFuture[list[BatchMetadata]]):
+class FrameFuture(LazyFuture[list[BatchMetadata]]):
     """The fate of the batches that a frame was cut into: what `send_arrow` returns."""
 
-    def __init__(self, handles: list[Handle]) -> None:
-        """`handles`: the first record's of each batch, in the order of the rows within each partition."""
+    def __init__(self, handles: list[RecordFuture]) -> None:
+        """`handles`: the first record's of each batch, in the order of the rows within each
+        partition.
+        """
         self._handles = handles  # a Future's __init__ comes when its state is asked for
 
     def __repr__(self) -> str:
-        return f"<BatchesHandle of {len(self._handles)} batches, {'ended' if self.done() else 'under way'}>"
+        return (
+            f"<FrameFuture of {len(self._handles)} batches, "
+            f"{'ended' if self.done() else 'under way'}>"
+        )
 
     def done(self) -> bool:
         """Whether all batches have been acknowledged, or have failed."""
-        return all(batch.state is ENDED for batch in _leaves(self._handles))
+        return all(batch.state is COMPLETED for batch in _leaves(self._handles))
 
     def exception(self, timeout: float | None = None) -> TailraceError | None:
-        """The first error among the batches, or None. Raises RequestTimeoutError when not all have ended within `timeout` seconds."""
+        """The first error among the batches, or None. Raises RequestTimeoutError when not all have
+        ended within `timeout` seconds.
+        """
         timeout_s = timeout_s_of(timeout)
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        for batch, _ in self.unended():
+        for batch, _ in self.incomplete():
             remaining = None if deadline is None else max(0.0, deadline - time.monotonic())
-            if not batch.waits.wait_for(batch, remaining):
+            if not batch.completion.wait_for(batch, remaining):
                 raise RequestTimeoutError(f"not everything was acknowledged within {timeout} s")
         return next((leaf.error for leaf in _leaves(self._handles) if leaf.error is not None), None)
 
     def result(self, timeout: float | None = None) -> list[BatchMetadata]:
-        """Where each batch went, in the order of the rows within each partition. Raises the first error, or RequestTimeoutError."""
+        """Where each batch went, in the order of the rows within each partition. Raises the first
+        error, or RequestTimeoutError.
+        """
         error = self.exception(timeout)
         if error is not None:
             raise error
         return [batch.batch_metadata() for batch in _leaves(self._handles)]
 
-    def unended(self) -> Iterator[Handle]:
-        """Each batch that has not ended, by its first row, for those who wait for one after the other; one that was split is looked at again."""
+    def incomplete(self) -> Iterator[RecordFuture]:
+        """Each batch that has not ended, by its first row, for those who wait for one after the
+        other; one that was split is looked at again.
+        """
         for handle in self._handles:
-            while (leaf := next((leaf for leaf in _leaves([handle]) if leaf.state is not ENDED), None)) is not None:
-                yield Handle((leaf, 0))
+            while (
+                leaf := next(
+                    (leaf for leaf in _leaves([handle]) if leaf.state is not COMPLETED), None
+                )
+            ) is not None:
+                yield RecordFuture((leaf, 0))
 
     def _follow(self) -> None:
-        self._follow_on(self.unended())
+        self._follow_on(self.incomplete())
 
-    def _follow_on(self, unended: Iterator[Handle]) -> None:
+    def _follow_on(self, incomplete: Iterator[RecordFuture]) -> None:
         """One batch after the other."""
-        waiting = next(unended, None)
+        waiting = next(incomplete, None)
         if waiting is not None:
-            waiting.add_done_callback(lambda _: self._follow_on(unended))
+            waiting.add_done_callback(lambda _: self._follow_on(incomplete))
         elif (error := self.exception(0)) is not None:
             self.set_exception(error)
         else:
             self.set_result(self.result(0))
 
 
-def _leaves(handles: list[Handle]) -> list[ProducerBatch]:
+def _leaves(handles: list[RecordFuture]) -> list[ProducerBatch]:
     """The batches that hold the handles' rows now, splits followed."""
     leaves: list[ProducerBatch] = []
     stack = [handle[0] for handle in reversed(handles)]

@@ -1,15 +1,21 @@
-"""PRODUCE requests of a producer: the batches that leave together, and which requests are under way.
+"""PRODUCE requests of a producer: the batches that leave together, and which requests are under
+way.
 
-At most `limit` requests are under way on a connection (Kafka's max.in.flight.requests.per.connection). Of those that took a batch before it was full, at most
-UNFILLED_MAX are: while one is, open batches go on filling, as small segments wait for an acknowledgement in TCP (J. Nagle, RFC 896; counting only the small
-ones is G. Minshall's modification). So a rate of single records that a request for each would be too much for makes requests larger, not more.
+At most `limit` requests are under way on a connection (Kafka's
+max.in.flight.requests.per.connection). Of those that took a batch before it was full, at most
+UNFILLED_MAX are: while one is, open batches go on filling, as small segments wait for an
+acknowledgement in TCP (J. Nagle, RFC 896; counting only the small ones is G. Minshall's
+modification). So a rate of single records that a request for each would be too much for makes
+requests larger, not more.
 
-A request is answered when all of its batches are, so a worker that stands still would hold back the others' records for the whole request_timeout_ms. One that
-takes longer than SLOW_NS is not counted any more; nothing more is sent to its partitions until it is answered.
+A request is answered when all of its batches are, so a worker that stands still would hold back the
+others' records for the whole request_timeout_ms. One that takes longer than SLOW_NS is not counted
+any more; nothing more is sent to its partitions until it is answered.
 
 Owner: a Producer, under its lock.
-Invariants: batches of a partition are in a request in their order; a request has a batch, at most PRODUCE_BATCHES_MAX of them in at most PRODUCE_FRAMES_MAX
-    frames, and no more bytes than it may, unless it is a single batch.
+Invariants: batches of a partition are in a request in their order; a request has a batch, at most
+    PRODUCE_BATCHES_MAX of them in at most PRODUCE_FRAMES_MAX frames, and no more bytes than it may,
+    unless it is a single batch.
 """
 
 from __future__ import annotations
@@ -17,13 +23,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from tailrace.formats.checksum import Readable
-from tailrace.partition_queue import PartitionQueue
-from tailrace.producer_batch import ProducerBatch
-from tailrace.protocol import requests
-from tailrace.protocol.errors import ErrorCode
+from tailrace.core.error_codes import ErrorCode
+from tailrace.format.crc32c import Readable
+from tailrace.producer.partition_queue import PartitionQueue
+from tailrace.producer.producer_batch import ProducerBatch
+from tailrace.protocol import messages as requests
+from tailrace.protocol.frame import PRODUCE_FRAMES_MAX, WireError
 from tailrace.protocol.session import Response
-from tailrace.protocol.wire import PRODUCE_FRAMES_MAX, WireError
 
 _OK = ErrorCode.OK
 UNFILLED_MAX = 1
@@ -40,11 +46,12 @@ class Entry(NamedTuple):
     data: Readable
 
 
-class OutgoingRequest:
+class InFlightRequest:
     """Batches that leave together."""
 
     __slots__ = (
-        "_batches_max", "_bytes_max", "_ends_small", "_frame_count", "byte_count", "entries", "has_unfilled", "is_slow", "sent_ns", "version",
+        "_batches_max", "_bytes_max", "_ends_small", "_frame_count", "byte_count", "entries",
+        "has_unfilled", "is_slow", "sent_ns", "version",
     )  # fmt: skip
 
     def __init__(self, version: int, bytes_max: int) -> None:
@@ -68,7 +75,9 @@ class OutgoingRequest:
             return True
         if len(self.entries) >= self._batches_max or self.byte_count + byte_count > self._bytes_max:
             return False
-        return self._frame_count < PRODUCE_FRAMES_MAX or (self._ends_small and byte_count < OWN_FRAME_BYTES)
+        return self._frame_count < PRODUCE_FRAMES_MAX or (
+            self._ends_small and byte_count < OWN_FRAME_BYTES
+        )
 
     def add(self, entry: Entry) -> None:
         """One more batch, for which there is room."""
@@ -85,15 +94,24 @@ class OutgoingRequest:
         if self.version < 2:
             ((queue, _, data),) = self.entries
             info = queue.info
-            head = requests.ProduceRequest(info.topic_id, queue.partition, acks, timeout_ms, info.slot_map_version)
+            head = requests.ProduceRequest(
+                info.topic_id, queue.partition, acks, timeout_ms, info.slot_map_version
+            )
             return [requests.encode_produce(head), data]
-        entries = [(queue.info.topic_id, queue.partition, queue.info.slot_map_version, len(data)) for queue, _, data in self.entries]
-        head_frame = requests.encode_produce_batches(requests.ProduceBatches(acks, timeout_ms, entries))
+        entries = [
+            (queue.info.topic_id, queue.partition, queue.info.slot_map_version, len(data))
+            for queue, _, data in self.entries
+        ]
+        head_frame = requests.encode_produce_batches(
+            requests.ProduceBatches(acks, timeout_ms, entries)
+        )
         if len(self.entries) == 1:
             return [head_frame, self.entries[0].data]
         return [head_frame, *self._frames()]
 
-    def answers_in(self, response: Response) -> Sequence[requests.ProducedEntry | tuple[ErrorCode, str]]:
+    def answers_in(
+        self, response: Response
+    ) -> Sequence[requests.ProducedEntry | tuple[ErrorCode, str]]:
         """What a response says of each of the batches. Raises WireError."""
         count = len(self.entries)
         if response.code is not _OK:
@@ -103,7 +121,10 @@ class OutgoingRequest:
             return [requests.ProducedEntry(0, flags, epoch, offset, append_time_us)]
         answers = requests.decode_produced_batches(response.body[0])
         if len(answers) != count:
-            raise WireError(ErrorCode.MALFORMED_REQUEST, f"a produce response tells of {len(answers)} batches; {count} were sent")
+            raise WireError(
+                ErrorCode.MALFORMED_REQUEST,
+                f"a produce response tells of {len(answers)} batches; {count} were sent",
+            )
         return answers
 
     def _frames(self) -> list[Readable]:
@@ -126,28 +147,30 @@ def _joined(small: list[Readable]) -> Readable:
     return small[0] if len(small) == 1 else b"".join(small)
 
 
-class RequestsUnderWay:
+class InFlightRequests:
     """Requests that are to be answered, in the order in which they were sent."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._requests: dict[OutgoingRequest, None] = {}
+        self._requests: dict[InFlightRequest, None] = {}
         self._unfilled_count = 0
-        self._slow: list[OutgoingRequest] = []
+        self._slow: list[InFlightRequest] = []
         self.may_send = True
         """Whether one more request may be under way."""
         self.may_send_unfilled = True
         """Whether it may take batches that are not full."""
 
-    def add(self, request: OutgoingRequest, now_ns: int) -> None:
+    def add(self, request: InFlightRequest, now_ns: int) -> None:
         """It was sent."""
         request.sent_ns = now_ns
         self._requests[request] = None
         self._unfilled_count += request.has_unfilled
         self._note_count()
 
-    def remove(self, request: OutgoingRequest) -> None:
+    def remove(self, request: InFlightRequest) -> None:
         """It was answered, or its connection is lost."""
+        if request not in self._requests:
+            return  # it was forgotten with what was cut off by a signal's handler
         del self._requests[request]
         if request.is_slow:
             self._slow.remove(request)
@@ -170,6 +193,8 @@ class RequestsUnderWay:
         self.may_send = len(self._requests) - len(self._slow) < self._limit
         self.may_send_unfilled = self.may_send and self._unfilled_count < UNFILLED_MAX
 
-    def is_held(self, queue: PartitionQueue) -> bool:
+    def is_muted(self, queue: PartitionQueue) -> bool:
         """Whether a batch of the partition is in a request that takes long."""
-        return bool(self._slow) and any(entry.queue is queue for request in self._slow for entry in request.entries)
+        return bool(self._slow) and any(
+            entry.queue is queue for request in self._slow for entry in request.entries
+        )

@@ -1,7 +1,9 @@
-"""Who a producer is to the appliance: its id and epoch, by which a worker recognises a batch that it has already (KIP-98's idea).
+"""Who a producer is to the appliance: its id and epoch, by which a worker recognises a batch that
+it has already (KIP-98's idea).
 
-Each batch carries id, epoch and a sequence number. When that is no longer enough (the worker knows nothing of a sequence, or a batch was given up whose fate
-is not known), nothing new is sent until the fate of everything that was sent is known; then comes a new epoch, and sequences begin at 0.
+Each batch carries id, epoch and a sequence number. When that is no longer enough (the worker knows
+nothing of a sequence, or a batch was given up whose fate is not known), nothing new is sent until
+the fate of everything that was sent is known; then comes a new epoch, and sequences begin at 0.
 
 Owner: a Producer, under its lock.
 """
@@ -10,10 +12,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from tailrace.formats.batch_header import NO_PRODUCER
+from tailrace.format.batch_header import NO_PRODUCER
 
 
-class ProducerIdentity:
+class ProducerIdAndEpoch:
     """See the module's docstring."""
 
     def __init__(self, is_used: bool) -> None:
@@ -39,12 +41,16 @@ class ProducerIdentity:
         return self.is_used and (self.producer_id < 0 or self.needs_epoch)
 
     def use_up(self) -> None:
-        """A sequence is missing for good, or its fate cannot be known: no batch may follow under this epoch."""
+        """A sequence is missing for good, or its fate cannot be known: no batch may follow under
+        this epoch.
+        """
         self.needs_epoch = self.needs_epoch or self.is_used
 
     def request(self) -> dict[str, int]:
         """The body of INIT_PRODUCER_ID."""
-        return {"producer_id": self.producer_id, "producer_epoch": self.epoch} if self.is_known else {}
+        return (
+            {"producer_id": self.producer_id, "producer_epoch": self.epoch} if self.is_known else {}
+        )
 
     def take(self, answer: dict[str, Any]) -> None:
         """The answer to that."""

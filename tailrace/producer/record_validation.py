@@ -1,7 +1,8 @@
-"""What `send` is given, made plain or refused: keys, values, rows, headers, timestamps, due times; and how many bytes each takes.
+"""What `send` is given, made plain or refused: keys, values, rows, headers, timestamps, due times;
+and how many bytes each takes.
 
-Pure. Invariants: what is accepted here can be encoded, but for a row whose values do not fit their columns (only the encoder knows); a record that is refused
-costs no other.
+Pure. Invariants: what is accepted here can be encoded, but for a row whose values do not fit their
+columns (only the encoder knows); a record that is refused costs no other.
 """
 
 from __future__ import annotations
@@ -9,12 +10,11 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
-from tailrace.delays import due_time_us
-from tailrace.errors import InvalidRecordError, SchemaMismatchError
-from tailrace.formats.arrow_batch import Headers
-from tailrace.records import to_timestamp_us
-from tailrace.recurrence import Recurrence, RecurrenceError
-from tailrace.topics import TopicInfo
+from tailrace.client.topic_metadata import TopicInfo
+from tailrace.core.delays import due_time_us
+from tailrace.core.errors import InvalidRecordError, SchemaMismatchError
+from tailrace.core.records import Headers, to_timestamp_us
+from tailrace.core.recurrence import Recurrence, RecurrenceError
 
 HEADER_OVERHEAD_BYTES = 16
 
@@ -27,10 +27,14 @@ class Delay(NamedTuple):
     repeat: Recurrence | None
 
     def first_occurrence_us(self, now_us: int) -> int:
-        """Of a recurring record: when it was asked to begin, else its first time from now on, microseconds since 1970. Raises InvalidRecordError."""
+        """Of a recurring record: when it was asked to begin, else its first time from now on,
+        microseconds since 1970. Raises InvalidRecordError.
+        """
         repeat: Any = self.repeat
         if not isinstance(repeat, Recurrence):
-            raise InvalidRecordError(f"repeat is of type {type(repeat).__name__}; it must be a tailrace.Recurrence")
+            raise InvalidRecordError(
+                f"repeat is of type {type(repeat).__name__}; it must be a tailrace.Recurrence"
+            )
         try:
             first_us = repeat.checked().after(now_us)
         except RecurrenceError as error:
@@ -39,7 +43,9 @@ class Delay(NamedTuple):
             first_us = due_time_us(self.at, self.after, now_us)
         if first_us is None:
             raise InvalidRecordError("repeat has no occurrence in the future")
-        return due_time_us(datetime.fromtimestamp(0, UTC) + timedelta(microseconds=first_us), None, now_us)
+        return due_time_us(
+            datetime.fromtimestamp(0, UTC) + timedelta(microseconds=first_us), None, now_us
+        )
 
 
 def bytes_of(part: str, value: object) -> bytes:
@@ -50,24 +56,36 @@ def bytes_of(part: str, value: object) -> bytes:
         try:
             return value.encode()
         except UnicodeEncodeError as error:
-            raise InvalidRecordError(f"{part} is text that is no UTF-8 ({error.reason} at character {error.start}); pass bytes") from None
+            raise InvalidRecordError(
+                f"{part} is text that is no UTF-8 ({error.reason} at character {error.start}); "
+                "pass bytes"
+            ) from None
     if isinstance(value, (bytearray, memoryview)):
         return bytes(value)
     raise InvalidRecordError(
-        f"{part} is of type {type(value).__name__}; on this topic it must be bytes or text or have a {part}_serializer"
+        f"{part} is of type {type(value).__name__}; on this topic it must be bytes or text or "
+        f"have a {part}_serializer"
     )
 
 
 def row_size(value: object, info: TopicInfo) -> int:
-    """About how many bytes a row of a typed topic takes in a batch. Raises InvalidRecordError, and SchemaMismatchError for a column that the topic has not."""
+    """About how many bytes a row of a typed topic takes in a batch. Raises InvalidRecordError, and
+    SchemaMismatchError for a column that the topic has not.
+    """
     if not isinstance(value, dict):
-        raise InvalidRecordError(f"value is of type {type(value).__name__}; on a typed topic it must be a dict of column -> value")
+        raise InvalidRecordError(
+            f"value is of type {type(value).__name__}; on a typed topic it must be a dict of "
+            "column -> value"
+        )
     if not info.columns.issuperset(value):
         unknown = ", ".join(repr(name) for name in value if name not in info.columns)
         raise SchemaMismatchError(
-            f"the row has {unknown[:200]}, which topic {info.delay_of or info.name!r} has not; its columns are {', '.join(sorted(info.columns))[:300]}"
+            f"the row has {unknown[:200]}, which topic {info.delay_of or info.name!r} has not; "
+            f"its columns are {', '.join(sorted(info.columns))[:300]}"
         )
-    return 16 * len(value) + sum(len(v) if isinstance(v, (bytes, str, list, tuple)) else 8 for v in value.values())
+    return 16 * len(value) + sum(
+        len(v) if isinstance(v, (bytes, str, list, tuple)) else 8 for v in value.values()
+    )
 
 
 def checked_headers(headers: object) -> tuple[Headers, int]:
@@ -76,9 +94,12 @@ def checked_headers(headers: object) -> tuple[Headers, int]:
     size = 0
     try:
         for name, value in headers:  # type: ignore[attr-defined]
-            if not isinstance(name, str) or not isinstance(value, (bytes, bytearray, memoryview, type(None))):
+            if not isinstance(name, str) or not isinstance(
+                value, (bytes, bytearray, memoryview, type(None))
+            ):
                 raise InvalidRecordError(
-                    f"header {name!r} is a pair of {type(name).__name__} and {type(value).__name__}; it must be (str, bytes)"
+                    f"header {name!r} is a pair of {type(name).__name__} and "
+                    f"{type(value).__name__}; it must be (str, bytes)"
                 )
             if not name.isascii():
                 bytes_of(f"the name of header {name!r}", name)
@@ -92,7 +113,9 @@ def checked_headers(headers: object) -> tuple[Headers, int]:
 
 
 def timestamp_us_of(value: datetime | int) -> int:
-    """A record's timestamp in microseconds since 1970, from a datetime or int milliseconds. Raises InvalidRecordError."""
+    """A record's timestamp in microseconds since 1970, from a datetime or int milliseconds. Raises
+    InvalidRecordError.
+    """
     try:
         return to_timestamp_us(value)
     except (TypeError, ValueError) as error:

@@ -1,8 +1,10 @@
-"""Where a producer's records go: topics as they are known, their queues, and the choices of partition that can be used again.
+"""Where a producer's records go: topics as they are known, their queues, and the choices of
+partition that can be used again.
 
 Owner: one Producer; what asks the appliance or changes a route does so under the producer's lock.
-Invariants: a route's queues are those of its topic's id, one for each partition; a topic that was deleted and made again has new ones, and what the old
-    ones held goes there (see `tailrace.made_again`).
+Invariants: a route's queues are those of its topic's id, one for each partition; a topic that was
+    deleted and made again has new ones, and what the old ones held goes there (see
+    `tailrace.producer.topic_recreation`).
 """
 
 from __future__ import annotations
@@ -11,32 +13,48 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from tailrace.errors import InvalidRecordError, InvalidSettingError, UnknownTopicError, error_for
-from tailrace.hash_slots import HASH_SLOTS, SLOT_COUNT, Owners
-from tailrace.kernel import Choices
-from tailrace.new_topic import create_request
-from tailrace.partition_queue import PartitionQueue
-from tailrace.protocol.errors import ErrorCode
-from tailrace.protocol.wire import Api
-from tailrace.sender import Sender
-from tailrace.settings import ProducerSettings
-from tailrace.topics import TopicInfo, topics_from_metadata
+from tailrace.client.new_topic import create_request
+from tailrace.client.settings import ProducerSettings
+from tailrace.client.steps import Steps
+from tailrace.client.topic_metadata import TopicInfo, topics_from_metadata
+from tailrace.core.error_codes import ErrorCode
+from tailrace.core.errors import (
+    InvalidRecordError,
+    InvalidSettingError,
+    UnknownTopicError,
+    error_for,
+)
+from tailrace.core.hash_slots import HASH_SLOTS, SLOT_COUNT, Owners
+from tailrace.kernel import PartitionCache
+from tailrace.producer.partition_queue import PartitionQueue
+from tailrace.producer.sender_thread import SenderThread
+from tailrace.protocol.frame import Api
 
+STACK_DEPTH = 9
+"""How far up the caller of `send` stands from where a topic is loaded, for warnings."""
 _ANY: Owners = bytes(SLOT_COUNT)
 """While the map is not known: everything is routed anew before it is sent."""
 
 
-class Route:
+class TopicRoute:
     """A topic, or a delay log, as a producer uses it."""
 
     __slots__ = ("capacity_bytes", "delay_route", "info", "limit_bytes", "owners", "queues")
 
-    def __init__(self, info: TopicInfo, queues: list[PartitionQueue], delay_route: Route | None, settings: ProducerSettings) -> None:
+    def __init__(
+        self,
+        info: TopicInfo,
+        queues: list[PartitionQueue],
+        delay_route: TopicRoute | None,
+        settings: ProducerSettings,
+    ) -> None:
         self.info = info
         self.queues = queues
         self.delay_route = delay_route
         """Of a topic that has a delay log."""
-        self.owners: Owners | None = None if not info.slot_map_version else _ANY if info.owners is None else info.owners
+        self.owners: Owners | None = (
+            None if not info.slot_map_version else _ANY if info.owners is None else info.owners
+        )
         """Of a topic with hash slots: slot -> partition."""
         self.limit_bytes: int = min(settings.max_request_size, info.settings["max.message.bytes"])
         """The largest batch."""
@@ -44,78 +62,103 @@ class Route:
         """A batch is full with so many."""
 
 
-class Routes:
+class ProducerMetadata:
     """See the module's docstring."""
 
     def __init__(
         self,
         settings: ProducerSettings,
-        sender: Sender,
-        call: Callable[[Api, dict[str, Any], int], dict[str, Any]],
+        sender_thread: SenderThread,
+        call: Callable[[Api, dict[str, Any], int | None], Steps[dict[str, Any]]],
         *,
-        makes_choices: bool,
+        caches_partitions: bool,
         by_murmur2: bool,
     ) -> None:
-        """`call`: asks the appliance, with the lock held: (API, request, timeout in ms) -> answer. `makes_choices`: records are sent as they are given, so that
-        some need no more thought. `by_murmur2`: keys go by Kafka's default partitioner.
+        """`call`: asks the appliance: (API, request, since when it is waited for) -> answer.
+        `caches_partitions`: records are sent as they are given, so that some need no more thought.
+        `by_murmur2`: keys go by Kafka's default partitioner.
         """
-        self._makes_choices = makes_choices
+        self._makes_choices = caches_partitions
         self._by_murmur2 = by_murmur2
         self._call = call
         self._settings = settings
-        self._sender = sender
-        self.by_topic: dict[str, Route] = {}
+        self._sender_thread = sender_thread
+        self.by_topic: dict[str, TopicRoute] = {}
         """By name, delay logs among them; `Producer.send` looks here."""
-        self.known: dict[str, Choices] = {}
-        """topic -> where its records go, of topics that are not typed. `Producer.send` looks here first."""
+        self.known: dict[str, PartitionCache] = {}
+        """topic -> where its records go, of topics that are not typed. `Producer.send` looks here
+        first.
+        """
         self._warned: set[str] = set()
-        self._rerouting = sender.delivery.rerouting
-        self._rerouting.on_moved = self._on_moved
-        self._made_again = sender.delivery.made_again
-        self._made_again.on_found = self._on_found
-        self._made_again.on_given_up = self.forget
+        self._slot_map_change = sender_thread.sender.slot_map_change
+        self._slot_map_change.on_moved = self._on_moved
+        self._topic_recreation = sender_thread.sender.topic_recreation
+        self._topic_recreation.on_found = self._on_found
+        self._topic_recreation.on_abandoned = self.forget
 
-    def of(self, topic: str, schema_message: Callable[[], bytes] | None = None) -> Route:
-        """The route to a topic, asked for if need be. `schema_message`: the schema of the topic, should it be missing and the appliance make it. Raises
-        InvalidRecordError, UnknownTopicError, NotReachableError, RequestTimeoutError.
+    def of(
+        self, topic: str, schema_message: Callable[[], bytes] | None = None
+    ) -> Steps[TopicRoute]:
+        """The route to a topic, asked for if need be. `schema_message`: the schema of the topic,
+        should it be missing and the appliance make it. Raises InvalidRecordError,
+        UnknownTopicError, NotReachableError, RequestTimeoutError.
         """
         try:
             return self.by_topic[topic]
         except (KeyError, TypeError):
-            return self.load(topic, schema_message)
+            return (yield from self.load(topic, schema_message))
 
-    def load(self, topic: str, schema_message: Callable[[], bytes] | None = None) -> Route:
-        """The route to a topic, asked for now. Raises as `of`."""
+    def load(
+        self,
+        topic: str,
+        schema_message: Callable[[], bytes] | None = None,
+        start_ns: int | None = None,
+    ) -> Steps[TopicRoute]:
+        """The route to a topic, asked for now; `start_ns`: since when it is waited for, None: since
+        now. Raises as `of`.
+        """
         if not isinstance(topic, str):
             raise InvalidRecordError(f"topic is {topic!r:.100}; it must be text")
-        sender, settings = self._sender, self._settings
-        with sender.lock:
-            sender.check_usable()
-            try:
-                info = self._described(topic)
-            except UnknownTopicError:
-                if not sender.connection.session.auto_create_topics:
-                    raise
-                info = self._created(topic, schema_message)
-            check_partitioner(info, settings)
-            route = self._adopt(info)
-            if info.settings["durability"] == "memory" and settings.acks == "all" and topic not in self._warned:
-                self._warned.add(topic)
-                warnings.warn(f"topic {topic!r} has durability=memory: acks='all' does not wait for the disk", RuntimeWarning, stacklevel=4)
-            return route
+        sender_thread, settings = self._sender_thread, self._settings
+        sender_thread.check_usable()
+        try:
+            info = yield from self._described(topic, start_ns)
+        except UnknownTopicError:
+            if not sender_thread.connection.session.auto_create_topics:
+                raise
+            info = yield from self._created(topic, schema_message, start_ns)
+        check_partitioner(info, settings)
+        route = sender_thread.do(self._adopt, info)
+        if (
+            info.settings["durability"] == "memory"
+            and settings.acks == "all"
+            and topic not in self._warned
+        ):
+            self._warned.add(topic)
+            warnings.warn(
+                f"topic {topic!r} has durability=memory: acks='all' does not wait for the disk",
+                RuntimeWarning,
+                stacklevel=STACK_DEPTH,
+            )
+        return route
 
     def forget(self, topic: str) -> None:
         """The appliance does not know the topic any more: ask anew before the next record."""
         self.by_topic.pop(topic, None)
         self.known.pop(topic, None)
 
-    def queue_now(self, route: Route, partition: int) -> PartitionQueue:
+    def queue_now(self, route: TopicRoute, partition: int) -> PartitionQueue:
         """The queue in the place of one that is gone. Raises UnknownTopicError."""
-        queue = self._sender.accumulator.queues.get((route.info.topic_id, partition))
+        queue = self._sender_thread.accumulator.queues.get((route.info.topic_id, partition))
         if queue is not None:
             return queue
         now = self.by_topic.get(route.info.name)
-        if now is None or partition >= len(now.queues) or now.queues[partition].is_gone or now.info.schema != route.info.schema:
+        if (
+            now is None
+            or partition >= len(now.queues)
+            or now.queues[partition].is_gone
+            or now.info.schema != route.info.schema
+        ):
             raise UnknownTopicError(f"topic {route.info.name!r} was deleted")
         return now.queues[partition]
 
@@ -125,46 +168,60 @@ class Routes:
         self.known.clear()
 
     def remember(self, topic: str, key: bytes | None, queue: PartitionQueue) -> None:
-        """What the default partitioner has chosen. Without a key that is until its batch is closed."""
+        """What the default partitioner has chosen. Without a key that is until its batch is
+        closed.
+        """
         if topic in self.known:
             self.known[topic].remember(key, queue)
 
     def forget_keyless(self, topic: str) -> None:
         """The batch of records without a key is closed."""
-        if topic in self.known:
-            self.known[topic].forget_keyless()
+        known = self.known.get(topic)
+        if known is not None:
+            known.forget_keyless()
 
-    def _described(self, topic: str) -> TopicInfo:
-        return topics_from_metadata(self._call(Api.METADATA, {"topics": [topic]}, self._settings.max_block_ms), topic)[topic]
+    def _described(self, topic: str, start_ns: int | None) -> Steps[TopicInfo]:
+        answer = yield from self._call(Api.METADATA, {"topics": [topic]}, start_ns)
+        return topics_from_metadata(answer, topic)[topic]
 
-    def _created(self, topic: str, schema_message: Callable[[], bytes] | None) -> TopicInfo:
-        """An appliance that allows it (an embedded one) makes the topic that is missing; a frame brings its schema."""
+    def _created(
+        self, topic: str, schema_message: Callable[[], bytes] | None, start_ns: int | None
+    ) -> Steps[TopicInfo]:
+        """An appliance that allows it (an embedded one) makes the topic that is missing; a frame
+        brings its schema.
+        """
         request = create_request(topic, schema_message=schema_message() if schema_message else None)
-        answer = self._call(Api.CREATE_TOPICS, {"topics": [request]}, self._settings.max_block_ms)
+        answer = yield from self._call(Api.CREATE_TOPICS, {"topics": [request]}, start_ns)
         for result in answer["results"]:
             if result["code"] not in (ErrorCode.OK, ErrorCode.TOPIC_EXISTS):
                 raise error_for(ErrorCode(result["code"]), result.get("message", ""))
-        return self._described(topic)
+        return (yield from self._described(topic, start_ns))
 
-    def _adopt(self, info: TopicInfo) -> Route:
-        """Use what is known of a topic now; queues of the same topic go on, what those of a deleted one hold goes to it."""
+    def _adopt(self, info: TopicInfo) -> TopicRoute:
+        """Use what is known of a topic now; queues of the same topic go on, what those of a deleted
+        one hold goes to it.
+        """
         known = self.by_topic.get(info.name)
-        accumulator = self._sender.accumulator
+        accumulator = self._sender_thread.accumulator
         if known is not None and known.info.topic_id != info.topic_id:
-            self._made_again.begin(known.info)
+            self._topic_recreation.begin(known.info)
         if info.slot_map_version:
-            info = self._rerouting.usable(info)
+            info = self._slot_map_change.usable(info)
         queues = [accumulator.queue(info, partition) for partition in range(len(info.partitions))]
         delay_route = None if info.delay_log is None else self._adopt(info.delay_log)
         self.known.pop(info.name, None)
         if self._makes_choices and not info.typed and not info.delay_of:
             has_slots = bool(info.slot_map_version)
-            self.known[info.name] = Choices(queues, takes_partitions=not has_slots, by_murmur2=self._by_murmur2 and not has_slots)
-        route = self.by_topic[info.name] = Route(info, queues, delay_route, self._settings)
+            self.known[info.name] = PartitionCache(
+                queues,
+                accepts_partitions=not has_slots,
+                by_murmur2=self._by_murmur2 and not has_slots,
+            )
+        route = self.by_topic[info.name] = TopicRoute(info, queues, delay_route, self._settings)
         if info.slot_map_version and info.owners is None:
-            self._rerouting.begin(info)
-        if self._made_again.is_waiting:
-            self._made_again.found(info)
+            self._slot_map_change.begin(info)
+        if self._topic_recreation.is_waiting:
+            self._topic_recreation.found(info)
         return route
 
     def _on_found(self, info: TopicInfo) -> None:
@@ -179,18 +236,23 @@ class Routes:
 
 
 def check_partitioner(info: TopicInfo, settings: ProducerSettings) -> None:
-    """A topic that routes by hash slots does so for all its producers. Raises InvalidSettingError."""
+    """A topic that routes by hash slots does so for all its producers. Raises
+    InvalidSettingError.
+    """
     partitioner = settings.partitioner
     if not info.slot_map_version:
         if partitioner == HASH_SLOTS:
             raise InvalidSettingError(
-                f"partitioner is {HASH_SLOTS}, and topic {info.name!r} has no hash slots: create one with --config partitioner={HASH_SLOTS}, or leave it out"
+                f"partitioner is {HASH_SLOTS}, and topic {info.name!r} has no hash slots: create "
+                f"one with --config partitioner={HASH_SLOTS}, or leave it out"
             )
     elif partitioner not in (None, HASH_SLOTS):
         raise InvalidSettingError(
-            f"topic {info.name!r} routes by hash slots, so that keys keep their order when partitions are added: leave partitioner out"
+            f"topic {info.name!r} routes by hash slots, so that keys keep their order when "
+            "partitions are added: leave partitioner out"
         )
     elif settings.acks == 0:
         raise InvalidSettingError(
-            f"topic {info.name!r} routes by hash slots, and acks=0 would not hear that they have moved: set acks to 1 or all"
+            f"topic {info.name!r} routes by hash slots, and acks=0 would not hear that they have "
+            "moved: set acks to 1 or all"
         )

@@ -1,14 +1,18 @@
-"""What a producer does when hash slots have moved: it learns the new map, and routes anew what it has not delivered, in order.
+"""What a producer does when hash slots have moved: it learns the new map, and routes anew what it
+has not delivered, in order.
 
-A worker refuses what was routed by another map than its own (STALE_SLOT_MAP), unless it has it already. Then nothing new is sent to the topic until the fate
-of everything that was sent is known: what was appended lies below the old partitions' hand-over offsets; what was refused, and all behind it, goes by the new
-map, each record behind those of its key that were sent before.
+A worker refuses what was routed by another map than its own (STALE_SLOT_MAP), unless it has it
+already. Then nothing new is sent to the topic until the fate of everything that was sent is known:
+what was appended lies below the old partitions' hand-over offsets; what was refused, and all behind
+it, goes by the new map, each record behind those of its key that were sent before.
 
-    sending --STALE_SLOT_MAP, or METADATA shows another map--> waiting --all answered, and the map is known--> moved, sending
+    sending --STALE_SLOT_MAP, or METADATA shows another map--> waiting --all answered, and the map
+    is known--> moved, sending
 
 Owner: a Producer, under its lock.
-Invariants: while a topic waits, its records go on filling the queues of the old map; records of a key keep their order; sequences of what was refused are
-    given again to what stays, so that none is missing; a queue whose place another has taken never takes a batch again (`is_gone`).
+Invariants: while a topic waits, its records go on filling the queues of the old map; records of a
+    key keep their order; sequences of what was refused are given again to what stays, so that none
+    is missing; a queue whose place another has taken never takes a batch again (`is_gone`).
 """
 
 from __future__ import annotations
@@ -18,24 +22,26 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
-from tailrace.accumulator import NS_PER_MS, Accumulator
-from tailrace.connection import Connection
-from tailrace.errors import TailraceError
-from tailrace.formats.batch_header import NO_PRODUCER
-from tailrace.hash_slots import Owners
-from tailrace.partition_queue import PartitionQueue
-from tailrace.producer_batch import ENDED, READY, STAYS, ProducerBatch
-from tailrace.protocol import requests
-from tailrace.protocol.errors import ErrorCode
+from tailrace.client.connection import Connection
+from tailrace.client.topic_metadata import TopicInfo, topics_from_metadata
+from tailrace.core.error_codes import ErrorCode
+from tailrace.core.errors import TailraceError
+from tailrace.core.hash_slots import STAYS, Owners
+from tailrace.format.batch_header import NO_PRODUCER
+from tailrace.producer.accumulator import NS_PER_MS, RecordAccumulator
+from tailrace.producer.partition_queue import PartitionQueue
+from tailrace.producer.producer_batch import READY, ProducerBatch
+from tailrace.protocol import messages as requests
+from tailrace.protocol.frame import Api
 from tailrace.protocol.session import Response
-from tailrace.protocol.wire import Api
-from tailrace.topics import TopicInfo, topics_from_metadata
 
-ASK_AGAIN_NS = 20 * NS_PER_MS
-"""How soon the appliance is asked again that has refused a map and does not tell of another yet: it is carrying the change out."""
+RETRY_INTERVAL_NS = 20 * NS_PER_MS
+"""How soon the appliance is asked again that has refused a map and does not tell of another yet: it
+is carrying the change out.
+"""
 
 
-class Scattered(NamedTuple):
+class SplitBatch(NamedTuple):
     """Of a batch whose records go to several partitions now."""
 
     batches: Sequence[ProducerBatch]
@@ -60,14 +66,16 @@ class _Wait:
     ask_at_ns: int = 0
 
 
-class Rerouting:
+class SlotMapChange:
     """See the module's docstring."""
 
-    def __init__(self, accumulator: Accumulator, connection: Connection, now_ns: Callable[[], int]) -> None:
+    def __init__(
+        self, accumulator: RecordAccumulator, connection: Connection, now_ns: Callable[[], int]
+    ) -> None:
         self._accumulator = accumulator
         self._connection = connection
         self._now_ns = now_ns
-        self._waits: dict[bytes, _Wait] = {}
+        self._completion: dict[bytes, _Wait] = {}
         """By topic id."""
         self.on_moved: Callable[[TopicInfo], None] = lambda _info: None
         """Told when a topic's queues have others in their places."""
@@ -76,72 +84,87 @@ class Rerouting:
     @property
     def is_waiting(self) -> bool:
         """Whether a topic waits."""
-        return bool(self._waits)
+        return bool(self._completion)
 
     def begin(self, old: TopicInfo) -> None:
         """The topic's slots have moved since `old`."""
-        if old.topic_id not in self._waits:
-            self._waits[old.topic_id] = _Wait(old)
-            for queue in self._queues(old):
-                queue.awaits_map = True
+        if old.topic_id not in self._completion:
+            self._completion[old.topic_id] = _Wait(old)
+        for queue in self._queues(old):
+            queue.awaits_map = True
 
     def usable(self, info: TopicInfo) -> TopicInfo:
-        """METADATA says this of a topic: what records are to be routed by now. That is what was known, while something is under way by that."""
+        """METADATA says this of a topic: what records are to be routed by now. That is what was
+        known, while something is under way by that.
+        """
         first = self._accumulator.queues.get((info.topic_id, 0))
         if first is None:
             return info
-        if info.slot_map_version <= first.info.slot_map_version:  # older: from a front that has not heard of the newer one yet
+        if (
+            info.slot_map_version <= first.info.slot_map_version
+        ):  # older: from a front that has not heard of the newer one yet
             return first.info if info.slot_map_version < first.info.slot_map_version else info
         self.begin(first.info)
-        wait = self._waits[info.topic_id]
+        wait = self._completion[info.topic_id]
         wait.info = info
         return info if self._try_move(wait) else first.info
 
     def step(self, now_ns: int) -> None:
         """Ask for maps, and go on with those that are known where everything is answered."""
-        for wait in list(self._waits.values()):
+        for wait in list(self._completion.values()):
             if wait.info is not None:
                 self._try_move(wait)
             elif not wait.is_asked and now_ns >= wait.ask_at_ns:
                 body = requests.encode_json({"topics": [wait.old.name]})
-                wait.is_asked = self._connection.request(Api.METADATA, [body], partial(self._on_metadata, wait))
+                wait.is_asked = self._connection.request(
+                    Api.METADATA, [body], partial(self._on_metadata, wait)
+                )
 
     def _on_metadata(self, wait: _Wait, response: Response | None) -> None:
         wait.is_asked = False
-        wait.ask_at_ns = self._now_ns() + ASK_AGAIN_NS
+        wait.ask_at_ns = self._now_ns() + RETRY_INTERVAL_NS
         if response is None or response.code is not ErrorCode.OK or wait.info is not None:
             return
         try:
-            info = topics_from_metadata(requests.decode_json(response.body[0]), wait.old.name)[wait.old.name]
+            info = topics_from_metadata(requests.decode_json(response.body[0]), wait.old.name)[
+                wait.old.name
+            ]
         except TailraceError:
             info = None
         if info is None or info.topic_id != wait.old.topic_id:
-            self._let_go(wait)  # it is gone: what is sent now is refused with that
+            self._release_waiting(wait)  # it is gone: what is sent now is refused with that
         elif info.owners is not None and info.slot_map_version != wait.old.slot_map_version:
             wait.info = info
             self._try_move(wait)
 
-    def _let_go(self, wait: _Wait) -> None:
-        if self._waits.pop(wait.old.topic_id, None) is not None:
+    def retry(self) -> None:
+        """What was asked is not answered any more."""
+        for wait in self._completion.values():
+            wait.is_asked = False
+
+    def _release_waiting(self, wait: _Wait) -> None:
+        if wait.old.topic_id in self._completion:
             for queue in self._queues(wait.old):
                 queue.awaits_map = False
                 if queue.has_work:
-                    self._accumulator.enlist(queue)
+                    self._accumulator.mark_ready(queue)
+            self._completion.pop(wait.old.topic_id, None)
 
     def _queues(self, info: TopicInfo) -> list[PartitionQueue]:
-        found = (self._accumulator.queues.get((info.topic_id, partition)) for partition in range(len(info.partitions)))
+        found = (
+            self._accumulator.queues.get((info.topic_id, partition))
+            for partition in range(len(info.partitions))
+        )
         return [queue for queue in found if queue is not None]
 
-    # ---- moving ------------------------------------------------------------------------------------------------------------------------
+    # ---- moving ----------------------------------------------------------------------------------
 
     def _try_move(self, wait: _Wait) -> bool:
         """Go on with the new map, if everything that was sent is answered."""
         info, queues = wait.info, self._queues(wait.old)
         assert info is not None
-        if any(queue.in_flight or queue.first_of_unknown_fate() >= 0 for queue in queues):
+        if any(queue.in_flight or queue.first_with_unknown_outcome() >= 0 for queue in queues):
             return False
-        del self._waits[info.topic_id]
-        self.moved_count += 1
         batches: list[tuple[int, ProducerBatch]] = []
         for queue in queues:
             self._accumulator.close_batch(queue)
@@ -155,37 +178,40 @@ class Rerouting:
         for partition, batch in sorted(batches, key=lambda each: each[1].order):
             queue = self._accumulator.queue(info, partition)
             queue.ready.append(batch)
-            self._accumulator.enlist(queue)
+            self._accumulator.mark_ready(queue)
+        self._completion.pop(
+            info.topic_id, None
+        )  # not before: what a signal's handler cuts off is done again
+        self.moved_count += 1
         self.on_moved(info)
         return True
 
     def sort_in(self, queue: PartitionQueue, batch: ProducerBatch) -> None:
-        """The newest batch of a queue was routed by an older map than the queue's: have its records where they belong."""
+        """The newest batch of a queue was routed by an older map than the queue's: have its records
+        where they belong.
+        """
         info = queue.info
         queue.ready.remove(batch)
         for partition, part in self._dispersed(batch, info):
             target = self._accumulator.queue(info, partition)
             self._accumulator.close_batch(target)
             target.ready.append(part)
-            self._accumulator.enlist(target)
+            self._accumulator.mark_ready(target)
 
     def _dispersed(self, batch: ProducerBatch, info: TopicInfo) -> list[tuple[int, ProducerBatch]]:
         """The batches that have its records now, and their partitions."""
         batch.info = info
         targets = _targets(batch, info.owners)
-        wanted = sorted(set(targets))
-        if wanted in ([], [batch.partition]):
+        requested = sorted(set(targets))
+        if requested in ([], [batch.partition]):
             return [(batch.partition, batch)]
-        if len(wanted) == 1:
-            _move_whole(batch, wanted[0])
-            return [(wanted[0], batch)]
-        parts = _scatter(batch, targets, wanted)
-        self._accumulator.unended_count += len(parts) - 1
-        batch.state = ENDED
+        if len(requested) == 1:
+            _move_whole(batch, requested[0])
+            return [(requested[0], batch)]
+        parts = _split_batch(batch, targets, requested)
+        self._accumulator.replaced(batch)
         batch.rows.clear()
         batch.data = batch.frame = None
-        if batch.waiter is not None:
-            batch.waiter.set()
         return [(part.partition, part) for part in parts]
 
 
@@ -198,31 +224,45 @@ def _targets(batch: ProducerBatch, owners: Owners | None) -> list[int]:
 def _move_whole(batch: ProducerBatch, partition: int) -> None:
     """Its bytes are bound to the partition that they were made for: they are made again."""
     if not batch.rows:
-        batch.frame, batch.data = batch.frame_again(), None
+        batch.frame, batch.data = batch.rebuilt_frame(), None
     batch.partition = partition
     batch.attempts = 0
 
 
-def _scatter(batch: ProducerBatch, targets: list[int], wanted: list[int]) -> list[ProducerBatch]:
-    """A batch for each partition, its rows in their order; `batch` says where each of its records is then."""
-    rows_of: dict[int, list[int]] = {partition: [] for partition in wanted}
+def _split_batch(
+    batch: ProducerBatch, targets: list[int], requested: list[int]
+) -> list[ProducerBatch]:
+    """A batch for each partition, its rows in their order; `batch` says where each of its records
+    is then.
+    """
+    rows_of: dict[int, list[int]] = {partition: [] for partition in requested}
     places = []
-    which = {partition: index for index, partition in enumerate(wanted)}
+    which = {partition: index for index, partition in enumerate(requested)}
     for row, target in enumerate(targets):
         places.append((which[target], len(rows_of[target])))
         rows_of[target].append(row)
-    frame = None if batch.rows else batch.frame_again()
+    frame = None if batch.rows else batch.rebuilt_frame()
     parts = []
     unshared = batch.reserved_bytes
-    for index, partition in enumerate(wanted):
+    for index, partition in enumerate(requested):
         rows = rows_of[partition]
-        part = ProducerBatch(batch.waits, batch.info, partition, batch.created_ns, (*batch.order, index))
+        part = ProducerBatch(
+            batch.completion, batch.info, partition, batch.created_ns, (*batch.order, index)
+        )
         part.count = len(rows)
         part.state = READY
-        part.reserved_bytes = unshared if index == len(wanted) - 1 else batch.reserved_bytes * len(rows) // batch.count
+        part.reserved_bytes = (
+            unshared
+            if index == len(requested) - 1
+            else batch.reserved_bytes * len(rows) // batch.count
+        )
         unshared -= part.reserved_bytes
         part.slots = [int(batch.slots[row]) for row in rows] if batch.slots is not None else None
-        part.stamps_us = [int(batch.stamps_us[row]) for row in rows] if len(batch.stamps_us) == batch.count else batch.stamps_us
+        part.stamps_us = (
+            [int(batch.stamps_us[row]) for row in rows]
+            if len(batch.stamps_us) == batch.count
+            else batch.stamps_us
+        )
         if frame is None:
             part.rows = batch.rows.picked(rows)
         else:
@@ -231,6 +271,7 @@ def _scatter(batch: ProducerBatch, targets: list[int], wanted: list[int]) -> lis
     for row, callback in batch.callbacks or ():
         index, there = places[row]
         parts[index].add_callback(there, callback)
+    scattered = SplitBatch(parts, places)
+    batch.children = scattered
     batch.callbacks = None
-    batch.children = Scattered(parts, places)
     return parts

@@ -1,1 +1,1 @@
-"""The wire protocol, sans-IO: bytes to values and back, state machines, the error table. Nothing here touches a socket."""
+"""The wire protocol without I/O: codecs and state machines that touch no socket."""

@@ -1,16 +1,23 @@
-"""Frame 1 of every message: a fixed binary header, and the limits that hold before anything is allocated.
+"""Frame 1 of every message: a fixed binary header, and the limits checked before any allocation.
 
-A request is [RequestHeader, body frames...] from a DEALER to a ROUTER; a response is [ResponseHeader, body frames...]. ZeroMQ keeps frames whole, so there is
-no stream to resynchronise: a message that does not parse is answered with an error and forgotten.
+A request is [RequestHeader, body frames...] from a DEALER to a ROUTER. A response is
+[ResponseHeader, body frames...]. ZeroMQ keeps frames whole, so there is no stream to resynchronise:
+a message that does not parse gets an error response and is dropped.
 
 Layout (little endian):
 
-    request   0 magic u32 | 4 api u16 | 6 version u16 | 8 correlation_id u64 | 16 flags u32 | 20 body_length u32               (24 bytes)
-    response  0 magic u32 | 4 api u16 | 6 version u16 | 8 correlation_id u64 | 16 error u16 | 18 flags u16 | 20 body_length u32
-              24 credit_limit u64 | 32 generation u32 | 36 reserved u32                                                    (40 bytes)
+    request (24 bytes)
+         0 magic u32 | 4 api u16 | 6 version u16 | 8 correlation_id u64 | 16 flags u32 |
+        20 body_length u32
+    response (40 bytes)
+         0 magic u32 | 4 api u16 | 6 version u16 | 8 correlation_id u64 | 16 error u16 |
+        18 flags u16 | 20 body_length u32 | 24 credit_limit u64 | 32 generation u32 |
+        36 reserved u32
 
-Invariants: `body_length` is the sum of the body frames' lengths. `credit_limit` is absolute: how many bytes of produce batches this connection may have sent
-in all. `generation` is the front's: another one than the handshake's means that the front restarted.
+Invariants:
+- `body_length` is the sum of the body frames' lengths.
+- `credit_limit` is absolute: the total bytes of produce batches that this connection may send.
+- `generation` is the front's. If it differs from the handshake's, the front has restarted.
 """
 
 from __future__ import annotations
@@ -20,22 +27,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-from tailrace.formats.checksum import Readable
-from tailrace.protocol.errors import ErrorCode
+from tailrace.core.error_codes import ErrorCode
+from tailrace.format.crc32c import Readable
 
 REQUEST_MAGIC = 0x51525254  # "TRRQ"
 RESPONSE_MAGIC = 0x53525254  # "TRRS"
 REQUEST_HEADER_BYTES = 24
 RESPONSE_HEADER_BYTES = 40
 FRAMES_MAX = 3
-"""Of a message, but for a PRODUCE request of version 2."""
+"""Most frames of a message, except for a PRODUCE request of version 2."""
 PRODUCE_FRAMES_MAX = 8
-"""Frames with batches of a PRODUCE request of version 2."""
+"""Most frames with batches in a PRODUCE request of version 2."""
 JSON_MAX_BYTES = 1 << 20
 BATCH_CEILING_BYTES = 64 << 20
-"""No topic may allow larger batches; ZeroMQ drops a connection that sends a larger frame before reading it."""
+"""Largest batch that any topic may allow. ZeroMQ drops a connection that sends a larger frame
+before reading it.
+"""
 PUSH_CORRELATION_ID = 0
-"""Responses that answer no request (credit raised) carry this."""
+"""Correlation id of responses without a request, which raise the credit."""
 
 _REQUEST = struct.Struct("<IHHQII")
 _RESPONSE = struct.Struct("<IHHQHHIQII")
@@ -44,7 +53,7 @@ assert _RESPONSE.size == RESPONSE_HEADER_BYTES
 
 
 class Api(IntEnum):
-    """Numbers of requests; never reused."""
+    """Numbers of requests, never reused."""
 
     HANDSHAKE = 1
     PING = 2
@@ -74,17 +83,23 @@ class Api(IntEnum):
     SHARE_ACKNOWLEDGE = 26
 
 
-API_VERSIONS: dict[int, tuple[int, int]] = {**dict.fromkeys(Api, (1, 1)), Api.PRODUCE: (1, 2), Api.FETCH: (2, 2)}
-"""Lowest and highest version of each API that this build speaks. HANDSHAKE's JSON is version 1 for ever."""
+API_VERSIONS: dict[int, tuple[int, int]] = {
+    **dict.fromkeys(Api, (1, 1)), Api.PRODUCE: (1, 2), Api.FETCH: (2, 2), Api.LEASE_OFFSETS: (1, 2),
+    Api.COMMIT_OFFSETS: (1, 2), Api.FETCH_OFFSETS: (1, 2),
+}  # fmt: skip
+"""Lowest and highest version of each API in this build. HANDSHAKE's JSON stays version 1 forever.
+Since version 2 LEASE_OFFSETS, COMMIT_OFFSETS and FETCH_OFFSETS may name topics by id. Topics
+without an id are handled as in version 1.
+"""
 
 
 def frames_max(api: int, version: int) -> int:
-    """How many frames a request may have, its header with them."""
+    """Most frames of a request, including its header."""
     return 2 + PRODUCE_FRAMES_MAX if api == Api.PRODUCE and version >= 2 else FRAMES_MAX
 
 
 class WireError(ValueError):
-    """A message that is not of this protocol; `code` says what to answer."""
+    """A message that does not follow the protocol. `code` is for the response."""
 
     def __init__(self, code: ErrorCode, detail: str) -> None:
         super().__init__(detail)
@@ -94,7 +109,7 @@ class WireError(ValueError):
 
 @dataclass(slots=True)
 class RequestHeader:
-    """Frame 1 of a request. `body_length`: bytes of the frames behind it."""
+    """Frame 1 of a request. `body_length` is the length of the frames after it."""
 
     api: int
     version: int
@@ -103,13 +118,17 @@ class RequestHeader:
     flags: int = 0
 
     def to_bytes(self) -> bytes:
-        """The frame's 24 bytes."""
-        return _REQUEST.pack(REQUEST_MAGIC, self.api, self.version, self.correlation_id, self.flags, self.body_length)
+        """Encode the 24 bytes of the frame."""
+        return _REQUEST.pack(
+            REQUEST_MAGIC, self.api, self.version, self.correlation_id, self.flags, self.body_length
+        )
 
 
 @dataclass(slots=True)
 class ResponseHeader:
-    """Frame 1 of a response. `error`: an ErrorCode's number; `credit_limit`, `generation`: see the module's docstring."""
+    """Frame 1 of a response. `error`: an ErrorCode's number; `credit_limit`, `generation`: see the
+    module's docstring.
+    """
 
     api: int
     version: int
@@ -121,41 +140,74 @@ class ResponseHeader:
     flags: int = 0
 
     def to_bytes(self) -> bytes:
-        """The frame's 40 bytes."""
+        """Encode the 40 bytes of the frame."""
         return _RESPONSE.pack(
-            RESPONSE_MAGIC, self.api, self.version, self.correlation_id, self.error, self.flags, self.body_length,
+            RESPONSE_MAGIC, self.api, self.version, self.correlation_id, self.error, self.flags,
+            self.body_length,
             self.credit_limit, self.generation, 0,
         )  # fmt: skip
 
 
-def encode_request(api: int, version: int, correlation_id: int, body: Sequence[Readable] = ()) -> list[Readable]:
-    """The frames of a request."""
-    return [_REQUEST.pack(REQUEST_MAGIC, api, version, correlation_id, 0, sum(map(len, body))), *body]
+def encode_request(
+    api: int, version: int, correlation_id: int, body: Sequence[Readable] = ()
+) -> list[Readable]:
+    """Encode the frames of a request."""
+    return [
+        _REQUEST.pack(REQUEST_MAGIC, api, version, correlation_id, 0, sum(map(len, body))),
+        *body,
+    ]
 
 
 def encode_response(
-    api: int, version: int, correlation_id: int, error: int, credit_limit: int, generation: int, body: Sequence[Readable] = ()
+    api: int,
+    version: int,
+    correlation_id: int,
+    error: int,
+    credit_limit: int,
+    generation: int,
+    body: Sequence[Readable] = (),
 ) -> list[Readable]:
-    """The frames of a response."""
+    """Encode the frames of a response."""
     length = sum(map(len, body))
-    return [_RESPONSE.pack(RESPONSE_MAGIC, api, version, correlation_id, error, 0, length, credit_limit, generation, 0), *body]
+    return [
+        _RESPONSE.pack(
+            RESPONSE_MAGIC,
+            api,
+            version,
+            correlation_id,
+            error,
+            0,
+            length,
+            credit_limit,
+            generation,
+            0,
+        ),
+        *body,
+    ]
 
 
 def decode_request_header(frame: Readable) -> RequestHeader:
-    """Parse frame 1 of a request. Raises WireError (the api number, where it could be read, is for the error's answer)."""
+    """Parse frame 1 of a request. Raises WireError."""
     if len(frame) != REQUEST_HEADER_BYTES:
-        raise WireError(ErrorCode.MALFORMED_REQUEST, f"a request header has {REQUEST_HEADER_BYTES} bytes, this one {len(frame)}")
+        raise WireError(
+            ErrorCode.MALFORMED_REQUEST,
+            f"a request header has {REQUEST_HEADER_BYTES} bytes; this one has {len(frame)}",
+        )
     magic, api, version, correlation_id, flags, body_length = _REQUEST.unpack(frame)
     if magic != REQUEST_MAGIC:
-        raise WireError(ErrorCode.MALFORMED_REQUEST, f"request magic is 0x{magic:08x}, expected 0x{REQUEST_MAGIC:08x}")
+        raise WireError(
+            ErrorCode.MALFORMED_REQUEST,
+            f"request magic is 0x{magic:08x}; expected 0x{REQUEST_MAGIC:08x}",
+        )
     if flags:
         raise WireError(ErrorCode.MALFORMED_REQUEST, f"unknown request flags 0x{flags:x}")
     return RequestHeader(api, version, correlation_id, body_length, flags)
 
 
 def undecodable_request(frame: Readable) -> RequestHeader | None:
-    """What the fields of a frame 1 say that `decode_request_header` has refused, so that its sender can be answered; None where its length is wrong, and
-    nothing in it can be taken for a field.
+    """Read the fields of a frame 1 that `decode_request_header` rejected, for the error response.
+
+    None if its length is wrong, so that no field can be read.
     """
     if len(frame) != REQUEST_HEADER_BYTES:
         return None
@@ -164,23 +216,38 @@ def undecodable_request(frame: Readable) -> RequestHeader | None:
 
 
 def response_fields(frame: Readable) -> tuple[int, ...]:
-    """What frame 1 of a response holds, in its order, magic and reserved with them. Raises WireError."""
+    """Parse frame 1 of a response into all its fields, magic and
+    reserved included. Raises WireError.
+    """
     if len(frame) != RESPONSE_HEADER_BYTES:
-        raise WireError(ErrorCode.MALFORMED_REQUEST, f"a response header has {RESPONSE_HEADER_BYTES} bytes, this one {len(frame)}")
+        raise WireError(
+            ErrorCode.MALFORMED_REQUEST,
+            f"a response header has {RESPONSE_HEADER_BYTES} bytes; this one has {len(frame)}",
+        )
     fields = _RESPONSE.unpack(frame)
     if fields[0] != RESPONSE_MAGIC:
-        raise WireError(ErrorCode.MALFORMED_REQUEST, f"response magic is 0x{fields[0]:08x}, expected 0x{RESPONSE_MAGIC:08x}")
+        raise WireError(
+            ErrorCode.MALFORMED_REQUEST,
+            f"response magic is 0x{fields[0]:08x}; expected 0x{RESPONSE_MAGIC:08x}",
+        )
     return fields
 
 
 def decode_response_header(frame: Readable) -> ResponseHeader:
     """Parse frame 1 of a response. Raises WireError."""
-    _, api, version, correlation_id, error, flags, body_length, credit_limit, generation, _ = response_fields(frame)
-    return ResponseHeader(api, version, correlation_id, error, body_length, credit_limit, generation, flags)
+    _, api, version, correlation_id, error, flags, body_length, credit_limit, generation, _ = (
+        response_fields(frame)
+    )
+    return ResponseHeader(
+        api, version, correlation_id, error, body_length, credit_limit, generation, flags
+    )
 
 
 def check_body(body_length: int, body: Sequence[Readable]) -> None:
-    """Raise WireError unless the body frames have the length that the header claims."""
+    """Check the body frames' length against the header. Raises WireError."""
     actual = sum(map(len, body))
     if actual != body_length:
-        raise WireError(ErrorCode.MALFORMED_REQUEST, f"the header claims {body_length} body bytes, {actual} came")
+        raise WireError(
+            ErrorCode.MALFORMED_REQUEST,
+            f"the header claims {body_length} body bytes; {actual} arrived",
+        )

@@ -1,24 +1,33 @@
-"""Bodies of requests and responses: produce and fetch in fixed binary, everything else in JSON.
+"""Bodies of requests and responses: PRODUCE, FETCH and CREDIT in binary, all others in JSON.
 
-Each pair is `encode_x` / `decode_x` and a NamedTuple between them. Decoders raise WireError, and allocate no more than the bytes at hand do.
+Each message has an `encode_x`, a `decode_x` and a NamedTuple. Decoders raise WireError, and
+allocate no more than the bytes at hand.
 
 Layout (little endian; topic ids are 16 raw bytes):
 
-    PRODUCE  request   topic_id 16s | partition i32 | acks i32 (0, 1, -1 = all) | timeout_ms u32 | slot_map_version u32 (0: none),
-                       then one frame: the batch
-             response  base_offset i64 | append_time_us i64 | leader_epoch i32 | flags u32 (1: this was a duplicate)
-    PRODUCE  request   acks i32 (0, 1, -1 = all) | timeout_ms u32 | count u32 | reserved u32, then `count` x
-    version 2          { topic_id 16s | partition i32 | slot_map_version u32 (0: none) | length u32 | reserved u32 },
-                       then 1 to PRODUCE_FRAMES_MAX frames with the batches in the order of the entries, each frame with one or more whole ones
-             response  count u32 | reserved u32, then, in the order of the request, `count` x
-                       { error u16 | flags u16 (1: this was a duplicate) | leader_epoch i32 | base_offset i64 | append_time_us i64 }
-    FETCH    request   max_wait_ms u32 | min_bytes u32 | max_bytes u32 | count u32 | received_bytes u64, then `count` x
-                       { topic_id 16s | partition i32 | leader_epoch i32 | offset i64 | max_bytes u32 | reserved u32 }
-             response  count u32 | reserved u32, then `count` x
-                       { topic_id 16s | partition i32 | error u16 | flags u16 | leader_epoch i32 | data_length u32 |
-                         high_watermark i64 | log_start_offset i64 | resume_offset i64 },
-                       then one frame with the batches of all of them, one after the other
-    CREDIT   request   wanted_bytes u64
+    PRODUCE version 1
+      request   topic_id 16s | partition i32 | acks i32 (0, 1, -1 = all) | timeout_ms u32 |
+                slot_map_version u32 (0: none), then one frame: the batch
+      response  base_offset i64 | append_time_us i64 | leader_epoch i32 |
+                flags u32 (1: a duplicate)
+    PRODUCE version 2
+      request   acks i32 (0, 1, -1 = all) | timeout_ms u32 | count u32 | reserved u32,
+                then `count` x { topic_id 16s | partition i32 | slot_map_version u32 (0: none) |
+                length u32 | reserved u32 }, then 1 to PRODUCE_FRAMES_MAX frames with the batches
+                in the order of the entries, each frame with one or more whole ones
+      response  count u32 | reserved u32, then in the order of the request `count` x
+                { error u16 | flags u16 (1: a duplicate) | leader_epoch i32 | base_offset i64 |
+                append_time_us i64 }
+    FETCH
+      request   max_wait_ms u32 | min_bytes u32 | max_bytes u32 | count u32 | received_bytes u64,
+                then `count` x { topic_id 16s | partition i32 | leader_epoch i32 | offset i64 |
+                max_bytes u32 | reserved u32 }
+      response  count u32 | reserved u32, then `count` x { topic_id 16s | partition i32 |
+                error u16 | flags u16 | leader_epoch i32 | data_length u32 | high_watermark i64 |
+                log_start_offset i64 | resume_offset i64 }, then one frame with the batches of all
+                entries, one after the other
+    CREDIT
+      request   requested_bytes u64
 """
 
 from __future__ import annotations
@@ -29,32 +38,34 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from tailrace.formats.checksum import Readable
-from tailrace.protocol.errors import ErrorCode
-from tailrace.protocol.wire import API_VERSIONS, JSON_MAX_BYTES, PRODUCE_FRAMES_MAX, Api, WireError
+from tailrace.core.error_codes import ErrorCode
+from tailrace.format.crc32c import Readable
+from tailrace.protocol.frame import API_VERSIONS, JSON_MAX_BYTES, PRODUCE_FRAMES_MAX, Api, WireError
 
 ACKS_ALL = -1
 JSON_DEPTH_MAX = 32
 JSON_VALUES_MAX = 65_536
-"""In one request: what takes longer to read than the loop of a front may be held."""
+"""Most values in the JSON of one request, which bounds the time that
+parsing blocks the front's loop.
+"""
 HANDSHAKE_MAX_BYTES = 16 << 10
 CLIENT_ID_MAX = 100
 TOPICS_AT_ONCE_MAX = 4_096
 OFFSETS_AT_ONCE_MAX = 4_096
 MESSAGE_MAX = 1_000
 OFFSETS_BY_OFFSET = ("behind", "time_of")
-"""Ways to ask for an offset that begin with one: {"behind": offset}."""
+"""Kinds of offset lookup that take an offset, as in {"behind": offset}."""
 FETCH_PARTITIONS_MAX = 4096
 PRODUCE_BATCHES_MAX = 4096
 SHARE_RUNS_MAX = 500
-"""Runs of offsets that one SHARE_ACQUIRE or SHARE_ACKNOWLEDGE acknowledges."""
+"""Most offset ranges that one SHARE_ACQUIRE or SHARE_ACKNOWLEDGE acknowledges."""
 
 _PRODUCE = struct.Struct("<16siiII")
 _PRODUCED = struct.Struct("<qqiI")
 _PRODUCE_MANY = struct.Struct("<iIII")
 _PRODUCE_ENTRY = struct.Struct("<16siII4x")
 _PRODUCE_ONE = struct.Struct("<iIII16siII4x")
-"""_PRODUCE_MANY and one _PRODUCE_ENTRY."""
+"""_PRODUCE_MANY followed by one _PRODUCE_ENTRY."""
 _PRODUCED_MANY = struct.Struct("<II")
 _PRODUCED_ENTRY = struct.Struct("<HHiqq")
 _PRODUCED_ONE = struct.Struct("<IIHHiqq")
@@ -68,23 +79,32 @@ _CREDIT = struct.Struct("<Q")
 _INT64_MAX = (1 << 63) - 1
 _INT32_MIN, _INT32_MAX = -(1 << 31), (1 << 31) - 1
 PRODUCED_DUPLICATE = 1
-_FIRST_ANSWER, _ANSWER_BYTES, _TIMED_OUT = _PRODUCED_MANY.size, _PRODUCED_ENTRY.size, int(ErrorCode.TIMED_OUT)
+_FIRST_ANSWER, _ANSWER_BYTES, _TIMED_OUT = (
+    _PRODUCED_MANY.size,
+    _PRODUCED_ENTRY.size,
+    int(ErrorCode.TIMED_OUT),
+)
 _UNANSWERED = _PRODUCED_ENTRY.pack(ErrorCode.TIMED_OUT, 0, -1, -1, -1)
 
 
 class ProduceRequest(NamedTuple):
-    """What stands before the batch of a PRODUCE request. `acks`: 0, 1 or ACKS_ALL."""
+    """The header of a PRODUCE request of version 1. `acks` is 0, 1 or ACKS_ALL."""
 
     topic_id: bytes
     partition: int
     acks: int
     timeout_ms: int
     slot_map_version: int = 0
-    """Of the map by which the batch was routed; 0: by none. Only topics with hash slots look at it."""
+    """The version of the slot map that routed the batch, 0 for none. Used only in topics with hash
+    slots.
+    """
 
 
 class ProduceResponse(NamedTuple):
-    """Where a batch went: its first record's offset, and when it was appended. `flags`: PRODUCED_DUPLICATE when it was there already."""
+    """The result of an append: the batch's first offset and its append time.
+
+    `flags` is PRODUCED_DUPLICATE for a batch that was already stored.
+    """
 
     base_offset: int
     append_time_us: int
@@ -93,7 +113,10 @@ class ProduceResponse(NamedTuple):
 
 
 class ProduceEntry(NamedTuple):
-    """A batch of a PRODUCE request of version 2: where it goes, and its length in bytes. `slot_map_version`: see ProduceRequest."""
+    """The target and the length in bytes of a batch in a PRODUCE request of version 2.
+
+    `slot_map_version` is as in ProduceRequest.
+    """
 
     topic_id: bytes
     partition: int
@@ -102,7 +125,10 @@ class ProduceEntry(NamedTuple):
 
 
 class ProduceBatches(NamedTuple):
-    """What stands before the batches of a PRODUCE request of version 2. `acks`: 0, 1 or ACKS_ALL. `entries`: each with the fields of a ProduceEntry."""
+    """The header of a PRODUCE request of version 2. `acks` is 0, 1 or ACKS_ALL.
+
+    Each of `entries` has the fields of a ProduceEntry.
+    """
 
     acks: int
     timeout_ms: int
@@ -110,7 +136,10 @@ class ProduceBatches(NamedTuple):
 
 
 class ProducedEntry(NamedTuple):
-    """What became of a batch; the other fields say something where `error` is OK (0). `flags`: PRODUCED_DUPLICATE when it was there already."""
+    """The result of one batch. The other fields are valid if `error` is OK (0).
+
+    `flags` is PRODUCED_DUPLICATE for a batch that was already stored.
+    """
 
     error: int
     flags: int
@@ -120,29 +149,31 @@ class ProducedEntry(NamedTuple):
 
 
 class FetchEntry(NamedTuple):
-    """A partition of a FETCH request, and from which offset."""
+    """A partition and an offset in a FETCH request."""
 
     topic_id: bytes
     partition: int
     leader_epoch: int
-    """The epoch of the last batch read, -1 when unknown."""
+    """The epoch of the last batch read, -1 if unknown."""
     offset: int
     max_bytes: int
 
 
 class FetchRequest(NamedTuple):
-    """A FETCH request: answered once `min_bytes` are there, or after `max_wait_ms`."""
+    """A FETCH request. The response comes with `min_bytes`, or after `max_wait_ms`."""
 
     max_wait_ms: int
     min_bytes: int
     max_bytes: int
     received_bytes: int
-    """How many bytes of batches this connection has taken in so far: what the front may have under way is bounded by it."""
+    """Total bytes of batches that this connection has received. The front limits its unsent bytes
+    by it.
+    """
     entries: list[FetchEntry]
 
 
 class FetchedEntry(NamedTuple):
-    """A partition of a FETCH response; its batches take `data_length` bytes of the data frame."""
+    """A partition in a FETCH response; its batches are `data_length` bytes of the data frame."""
 
     topic_id: bytes
     partition: int
@@ -152,7 +183,9 @@ class FetchedEntry(NamedTuple):
     high_watermark: int
     log_start_offset: int
     resume_offset: int
-    """With CORRUPT_BATCH where a reader that gives up what is damaged goes on, with LOG_TRUNCATED where its past and the log part; else -1."""
+    """The offset after the damage with CORRUPT_BATCH. With LOG_TRUNCATED the offset where the
+    reader's history and the log diverge. Else -1.
+    """
 
 
 def _malformed(detail: str) -> WireError:
@@ -160,34 +193,39 @@ def _malformed(detail: str) -> WireError:
 
 
 def encode_produce(request: ProduceRequest) -> bytes:
-    """The frame before the batch."""
+    """Encode the frame before the batch."""
     return _PRODUCE.pack(*request)
 
 
 def decode_produce(frame: Readable) -> ProduceRequest:
-    """The frame before a batch. Raises WireError."""
+    """Decode the frame before the batch. Raises WireError."""
     if len(frame) != _PRODUCE.size:
-        raise _malformed(f"a produce request has {_PRODUCE.size} bytes before its batch, this one {len(frame)}")
+        raise _malformed(
+            f"a produce request has {_PRODUCE.size} bytes before its batch; this one has "
+            f"{len(frame)}"
+        )
     request = ProduceRequest(*_PRODUCE.unpack(frame))
     if request.acks not in (0, 1, ACKS_ALL):
-        raise _malformed(f"acks is {request.acks}; allowed are 0, 1 and -1 (all)")
+        raise _malformed(f"acks is {request.acks}; use 0, 1 or -1 (all)")
     return request
 
 
 def encode_produced(response: ProduceResponse) -> bytes:
-    """The body of a PRODUCE response."""
+    """Encode the body of a PRODUCE response."""
     return _PRODUCED.pack(*response)
 
 
 def decode_produced(frame: Readable) -> ProduceResponse:
-    """The body of a PRODUCE response. Raises WireError."""
+    """Decode the body of a PRODUCE response. Raises WireError."""
     if len(frame) != _PRODUCED.size:
-        raise _malformed(f"a produce response has {_PRODUCED.size} bytes, this one {len(frame)}")
+        raise _malformed(
+            f"a produce response has {_PRODUCED.size} bytes; this one has {len(frame)}"
+        )
     return ProduceResponse(*_PRODUCED.unpack(frame))
 
 
 def encode_produce_batches(request: ProduceBatches) -> bytes:
-    """The frame before the batches."""
+    """Encode the frame before the batches."""
     if len(request.entries) == 1:
         return _PRODUCE_ONE.pack(request.acks, request.timeout_ms, 1, 0, *request.entries[0])
     head = _PRODUCE_MANY.pack(request.acks, request.timeout_ms, len(request.entries), 0)
@@ -195,26 +233,41 @@ def encode_produce_batches(request: ProduceBatches) -> bytes:
 
 
 def decode_produce_batches(frame: Readable) -> ProduceBatches:
-    """The frame before the batches, of which there are 1 to PRODUCE_BATCHES_MAX. Raises WireError."""
+    """Decode the frame before 1 to PRODUCE_BATCHES_MAX batches. Raises WireError."""
     if len(frame) < _PRODUCE_MANY.size:
-        raise _malformed("a produce request is cut off")
+        raise _malformed("the produce request is cut off")
     acks, timeout_ms, count, _ = _PRODUCE_MANY.unpack_from(frame, 0)
     if acks not in (0, 1, ACKS_ALL):
-        raise _malformed(f"acks is {acks}; allowed are 0, 1 and -1 (all)")
+        raise _malformed(f"acks is {acks}; use 0, 1 or -1 (all)")
     if not 1 <= count <= PRODUCE_BATCHES_MAX:
-        raise WireError(ErrorCode.REQUEST_TOO_LARGE, f"{count} batches in one request; 1 to {PRODUCE_BATCHES_MAX} are allowed")
+        raise WireError(
+            ErrorCode.REQUEST_TOO_LARGE,
+            f"the request has {count} batches; 1 to {PRODUCE_BATCHES_MAX} are allowed",
+        )
     size = _PRODUCE_MANY.size + count * _PRODUCE_ENTRY.size
     if len(frame) != size:
-        raise _malformed(f"a produce request of {count} batches has {size} bytes before them, this one {len(frame)}")
-    return ProduceBatches(acks, timeout_ms, list(_PRODUCE_ENTRY.iter_unpack(memoryview(frame)[_PRODUCE_MANY.size :])))
+        raise _malformed(
+            f"a produce request of {count} batches has {size} bytes before them; this one has "
+            f"{len(frame)}"
+        )
+    return ProduceBatches(
+        acks, timeout_ms, list(_PRODUCE_ENTRY.iter_unpack(memoryview(frame)[_PRODUCE_MANY.size :]))
+    )
 
 
-def cut_batches(entries: Sequence[tuple[bytes, int, int, int]], frames: Sequence[Readable]) -> list[Readable]:
-    """The batches of a PRODUCE request of version 2, which fill its frames, none across two of them. A frame with one batch is that batch, what is part of
-    a frame is a view of it. Raises WireError.
+def cut_batches(
+    entries: Sequence[tuple[bytes, int, int, int]], frames: Sequence[Readable]
+) -> list[Readable]:
+    """Split the frames of a PRODUCE request of version 2 into its batches.
+
+    No batch spans two frames. A frame with one batch is returned as it is, a part of a frame as a
+    view. Raises WireError.
     """
     if not 1 <= len(frames) <= PRODUCE_FRAMES_MAX:
-        raise _malformed(f"{len(frames)} frames with batches; 1 to {PRODUCE_FRAMES_MAX} are allowed")
+        raise _malformed(
+            f"the request has {len(frames)} frames with batches; 1 to {PRODUCE_FRAMES_MAX} are "
+            "allowed"
+        )
     batches: list[Readable] = []
     number = at = 0
     view = memoryview(frames[0])
@@ -227,21 +280,35 @@ def cut_batches(entries: Sequence[tuple[bytes, int, int, int]], frames: Sequence
             at, size = 0, len(view)
         end = at + length
         if end > size:
-            raise _malformed(f"batch {len(batches)} has {length} bytes, and {size - at} are left in frame {number + 1} of the batches")
+            raise _malformed(
+                f"batch {len(batches)} has {length} bytes; frame {number + 1} of the batches has "
+                f"{size - at} left"
+            )
         batches.append(frames[number] if length == size else view[at:end])
         at = end
     if at != size or any(map(len, frames[number + 1 :])):
-        raise _malformed("the frames with batches hold more bytes than their entries say")
+        raise _malformed("the frames with batches have more bytes than their entries say")
     return batches
 
 
 def unanswered_batches(count: int) -> bytearray:
-    """The body of a PRODUCE response of version 2 in which nothing is known yet: TIMED_OUT for each batch."""
+    """The body of a PRODUCE response of version 2 before any result: TIMED_OUT for each batch."""
     return bytearray(_PRODUCED_MANY.pack(count, 0) + _UNANSWERED * count)
 
 
-def answer_batch(body: bytearray, index: int, error: int, flags: int, leader_epoch: int, base_offset: int, append_time_us: int) -> bool:
-    """Put into a body from `unanswered_batches` what became of one batch; False: that is known already, and stays as it is."""
+def answer_batch(
+    body: bytearray,
+    index: int,
+    error: int,
+    flags: int,
+    leader_epoch: int,
+    base_offset: int,
+    append_time_us: int,
+) -> bool:
+    """Set the result of one batch in a body from `unanswered_batches`.
+
+    Returns False, without a change, if it is already set.
+    """
     at = _FIRST_ANSWER + index * _ANSWER_BYTES
     if body[at] != _TIMED_OUT:
         return False
@@ -250,118 +317,176 @@ def answer_batch(body: bytearray, index: int, error: int, flags: int, leader_epo
 
 
 def is_answered(body: bytearray, index: int) -> bool:
-    """Whether `answer_batch` has been called for this batch."""
+    """True if `answer_batch` has set the result of this batch."""
     return body[_PRODUCED_MANY.size + index * _PRODUCED_ENTRY.size] != ErrorCode.TIMED_OUT
 
 
 def encode_produced_batches(entries: Sequence[ProducedEntry]) -> bytes:
-    """The body of a PRODUCE response of version 2."""
-    return _PRODUCED_MANY.pack(len(entries), 0) + b"".join([_PRODUCED_ENTRY.pack(*entry) for entry in entries])
+    """Encode the body of a PRODUCE response of version 2."""
+    return _PRODUCED_MANY.pack(len(entries), 0) + b"".join(
+        [_PRODUCED_ENTRY.pack(*entry) for entry in entries]
+    )
 
 
 def decode_produced_batches(frame: Readable) -> list[ProducedEntry]:
-    """The body of a PRODUCE response of version 2. Raises WireError."""
+    """Decode the body of a PRODUCE response of version 2. Raises WireError."""
     if len(frame) == _PRODUCED_ONE.size and (fields := _PRODUCED_ONE.unpack(frame))[0] == 1:
         return [ProducedEntry(*fields[2:])]
     if (
         len(frame) < _PRODUCED_MANY.size
-        or len(frame) != _PRODUCED_MANY.size + _PRODUCED_MANY.unpack_from(frame, 0)[0] * _PRODUCED_ENTRY.size
+        or len(frame)
+        != _PRODUCED_MANY.size + _PRODUCED_MANY.unpack_from(frame, 0)[0] * _PRODUCED_ENTRY.size
     ):
-        raise _malformed(f"a produce response has {len(frame)} bytes, and says otherwise")
-    return [ProducedEntry(*fields) for fields in _PRODUCED_ENTRY.iter_unpack(memoryview(frame)[_PRODUCED_MANY.size :])]
+        raise _malformed(
+            f"the produce response has {len(frame)} bytes, which contradicts its count"
+        )
+    return [
+        ProducedEntry(*fields)
+        for fields in _PRODUCED_ENTRY.iter_unpack(memoryview(frame)[_PRODUCED_MANY.size :])
+    ]
 
 
 def encode_fetch(request: FetchRequest) -> bytes:
-    """The body of a FETCH request."""
+    """Encode the body of a FETCH request."""
     entries = request.entries
-    head = _FETCH.pack(request.max_wait_ms, request.min_bytes, request.max_bytes, len(entries), request.received_bytes)
+    head = _FETCH.pack(
+        request.max_wait_ms,
+        request.min_bytes,
+        request.max_bytes,
+        len(entries),
+        request.received_bytes,
+    )
     return head + b"".join(_FETCH_ENTRY.pack(*entry, 0) for entry in entries)
 
 
 def decode_fetch(frame: Readable) -> FetchRequest:
-    """The body of a FETCH request; 1 to FETCH_PARTITIONS_MAX partitions, each once. Raises WireError."""
+    """Decode a FETCH request of 1 to FETCH_PARTITIONS_MAX distinct partitions. Raises WireError."""
     if len(frame) < _FETCH.size:
-        raise _malformed("a fetch request is cut off")
+        raise _malformed("the fetch request is cut off")
     max_wait_ms, min_bytes, max_bytes, count, received_bytes = _FETCH.unpack_from(frame, 0)
     if not 1 <= count <= FETCH_PARTITIONS_MAX:
-        raise WireError(ErrorCode.REQUEST_TOO_LARGE, f"{count} partitions in one fetch; 1 to {FETCH_PARTITIONS_MAX} are allowed")
+        raise WireError(
+            ErrorCode.REQUEST_TOO_LARGE,
+            f"the fetch has {count} partitions; 1 to {FETCH_PARTITIONS_MAX} are allowed",
+        )
     if len(frame) != _FETCH.size + count * _FETCH_ENTRY.size:
-        raise _malformed(f"a fetch of {count} partitions has {_FETCH.size + count * _FETCH_ENTRY.size} bytes, this one {len(frame)}")
-    entries = [FetchEntry(*fields[:5]) for fields in _FETCH_ENTRY.iter_unpack(memoryview(frame)[_FETCH.size :])]
+        raise _malformed(
+            f"a fetch of {count} partitions has {_FETCH.size + count * _FETCH_ENTRY.size} bytes; "
+            f"this one has {len(frame)}"
+        )
+    entries = [
+        FetchEntry(*fields[:5])
+        for fields in _FETCH_ENTRY.iter_unpack(memoryview(frame)[_FETCH.size :])
+    ]
     if count > 1 and len({entry[:2] for entry in entries}) != count:
-        raise WireError(ErrorCode.INVALID_REQUEST, "a fetch names a partition twice; name each once")
+        raise WireError(
+            ErrorCode.INVALID_REQUEST, "the fetch names a partition twice; name each once"
+        )
     return FetchRequest(max_wait_ms, min_bytes, max_bytes, received_bytes, entries)
 
 
 def encode_fetched(entries: Sequence[FetchedEntry]) -> bytes:
-    """The first frame of a FETCH response; the batches follow in another."""
+    """Encode the first frame of a FETCH response; the batches follow in another."""
     return _FETCHED.pack(len(entries), 0) + b"".join(
         _FETCHED_ENTRY.pack(
-            e.topic_id, e.partition, e.error, 0, e.leader_epoch, e.data_length, e.high_watermark, e.log_start_offset, e.resume_offset
+            e.topic_id,
+            e.partition,
+            e.error,
+            0,
+            e.leader_epoch,
+            e.data_length,
+            e.high_watermark,
+            e.log_start_offset,
+            e.resume_offset,
         )
         for e in entries
     )
 
 
 def decode_fetched(body: Sequence[Readable]) -> list[tuple[FetchedEntry, memoryview]]:
-    """The entries of a fetch response, each with its batches."""
+    """Decode a FETCH response: its entries, each with its batches. Raises WireError."""
     if not body or len(body[0]) < _FETCHED.size:
-        raise _malformed("a fetch response is cut off")
+        raise _malformed("the fetch response is cut off")
     count, _ = _FETCHED.unpack_from(body[0], 0)
     if count > FETCH_PARTITIONS_MAX or len(body[0]) != _FETCHED.size + count * _FETCHED_ENTRY.size:
-        raise _malformed("a fetch response whose length contradicts its count")
+        raise _malformed("the length of the fetch response contradicts its count")
     data = memoryview(body[1]) if len(body) > 1 else memoryview(b"")
     result = []
     position = 0
-    for topic_id, partition, error, _, epoch, length, watermark, start, resume in _FETCHED_ENTRY.iter_unpack(
-        memoryview(body[0])[_FETCHED.size :]
-    ):
+    for (
+        topic_id,
+        partition,
+        error,
+        _,
+        epoch,
+        length,
+        watermark,
+        start,
+        resume,
+    ) in _FETCHED_ENTRY.iter_unpack(memoryview(body[0])[_FETCHED.size :]):
         if position + length > len(data):
-            raise _malformed("a fetch response that claims more bytes than came")
+            raise _malformed("the fetch response claims more bytes than arrived")
         result.append(
-            (FetchedEntry(topic_id, partition, error, epoch, length, watermark, start, resume), data[position : position + length])
+            (
+                FetchedEntry(topic_id, partition, error, epoch, length, watermark, start, resume),
+                data[position : position + length],
+            )
         )
         position += length
     if position != len(data):
-        raise _malformed("a fetch response with bytes that belong to no partition")
+        raise _malformed("the fetch response has bytes that belong to no partition")
     return result
 
 
-def encode_credit(wanted_bytes: int) -> bytes:
-    """The body of a CREDIT request."""
-    return _CREDIT.pack(wanted_bytes)
+def encode_credit(requested_bytes: int) -> bytes:
+    """Encode the body of a CREDIT request."""
+    return _CREDIT.pack(requested_bytes)
 
 
 def decode_credit(frame: Readable) -> int:
-    """How many bytes a CREDIT request wants to send. Raises WireError."""
+    """The bytes that a CREDIT request asks to send. Raises WireError."""
     if len(frame) != _CREDIT.size:
-        raise _malformed("a credit request has 8 bytes")
+        raise _malformed(f"a credit request has {_CREDIT.size} bytes; this one has {len(frame)}")
     return int(_CREDIT.unpack(frame)[0])
 
 
 def encode_json(value: Any) -> bytes:
-    """A JSON body."""
+    """Encode a JSON body."""
     return orjson.dumps(value)
 
 
 def encode_error(detail: str) -> bytes:
-    """The body of a refusal. What a peer has sent and is quoted to it is cut at MESSAGE_MAX characters."""
+    """Encode the body of an error response, cut to MESSAGE_MAX
+    characters, as it may quote the peer.
+    """
     cut = detail if len(detail) <= MESSAGE_MAX else f"{detail[:MESSAGE_MAX]}..."
     return orjson.dumps({"message": cut.encode("utf-8", "replace").decode()})
 
 
 def encode_reply(code: ErrorCode, value: dict[str, Any], limit: int) -> tuple[ErrorCode, bytes]:
-    """The code and the body of an answer in JSON that takes at most `limit` bytes: one that would take more is refused instead."""
-    body = encode_error(str(value["message"])) if code is not ErrorCode.OK and "message" in value else orjson.dumps(value)
+    """Encode a JSON response: (code, body). An error replaces a body of more than `limit` bytes."""
+    body = (
+        encode_error(str(value["message"]))
+        if code is not ErrorCode.OK and "message" in value
+        else orjson.dumps(value)
+    )
     if len(body) <= limit:
         return code, body
-    return ErrorCode.REQUEST_TOO_LARGE, encode_error(f"the answer would take {len(body)} bytes; {limit} are allowed: ask for less at once")
+    return ErrorCode.REQUEST_TOO_LARGE, encode_error(
+        f"the response would have {len(body)} bytes; the limit is {limit}: ask for less at once"
+    )
 
 
 def decode_json(frame: Readable, limit: int = JSON_MAX_BYTES) -> dict[str, Any]:
-    """A JSON object of at most `limit` bytes, nested no deeper than JSON_DEPTH_MAX."""
+    """Decode a JSON object of at most `limit` bytes, nested at most JSON_DEPTH_MAX deep.
+
+    Raises WireError.
+    """
     if len(frame) > limit:
-        raise WireError(ErrorCode.REQUEST_TOO_LARGE, f"{len(frame)} bytes of JSON; {limit} are allowed")
+        raise WireError(
+            ErrorCode.REQUEST_TOO_LARGE,
+            f"the JSON has {len(frame)} bytes; the limit is {limit}: ask for less at once",
+        )
     try:
         value = orjson.loads(frame)
     except orjson.JSONDecodeError as error:
@@ -374,10 +499,19 @@ def decode_json(frame: Readable, limit: int = JSON_MAX_BYTES) -> dict[str, Any]:
 
 
 def decode_request(frame: Readable, limit: int = JSON_MAX_BYTES) -> dict[str, Any]:
-    """The JSON of a request: as `decode_json`, and of at most JSON_VALUES_MAX values. They are counted, a few too many, before they are made."""
+    """Decode the JSON of a request, with at most JSON_VALUES_MAX values. Raises WireError.
+
+    Values are counted before they are parsed; the count is slightly too high.
+    """
     data = bytes(frame)
-    if len(data) <= limit and data.count(b",") + data.count(b"[") + data.count(b"{") > JSON_VALUES_MAX:
-        raise WireError(ErrorCode.REQUEST_TOO_LARGE, f"the JSON holds more than {JSON_VALUES_MAX} values; ask for less at once")
+    if (
+        len(data) <= limit
+        and data.count(b",") + data.count(b"[") + data.count(b"{") > JSON_VALUES_MAX
+    ):
+        raise WireError(
+            ErrorCode.REQUEST_TOO_LARGE,
+            f"the JSON has more than {JSON_VALUES_MAX} values; ask for less at once",
+        )
     return decode_json(data, limit)
 
 
@@ -385,30 +519,42 @@ class MetadataRequest(NamedTuple):
     """A METADATA request."""
 
     topics: list[str] | None
-    """Each once; None: all."""
+    """Distinct names; None: all topics."""
     names_only: bool
     after: str | None
-    """With `names_only` of all: the last name of the page before, "" for the first page; None: all on one page."""
+    """With `names_only`, the last name of the previous page, "" for the first page.
+    None: no pages.
+    """
 
 
 def decode_metadata(frame: Readable) -> MetadataRequest:
-    """A METADATA request. Raises WireError."""
+    """Decode a METADATA request. Raises WireError."""
     request = decode_request(frame)
-    names, names_only, after = request.get("topics"), request.get("names_only", False), request.get("after")
-    if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+    names, names_only, after = (
+        request.get("topics"),
+        request.get("names_only", False),
+        request.get("after"),
+    )
+    if names is not None and not (
+        isinstance(names, list) and all(isinstance(name, str) for name in names)
+    ):
         raise _malformed("`topics` must be a list of names, or null for all")
     if names is not None and len(names) > TOPICS_AT_ONCE_MAX:
         raise WireError(
-            ErrorCode.REQUEST_TOO_LARGE, f"{len(names)} topics in one request; {TOPICS_AT_ONCE_MAX} are allowed: ask for fewer at once"
+            ErrorCode.REQUEST_TOO_LARGE,
+            f"the request has {len(names)} topics; the limit is {TOPICS_AT_ONCE_MAX}: ask for "
+            "fewer at once",
         )
     if names_only is not None and not isinstance(names_only, bool):
         raise _malformed("`names_only` must be true or false")
     if after is not None and not isinstance(after, str):
         raise _malformed("`after` must be a name, or null")
-    return MetadataRequest(None if names is None else list(dict.fromkeys(names)), bool(names_only), after)
+    return MetadataRequest(
+        None if names is None else list(dict.fromkeys(names)), bool(names_only), after
+    )
 
 
-class WantedOffset(NamedTuple):
+class ListOffsetsEntry(NamedTuple):
     """An entry of a LIST_OFFSETS request."""
 
     topic: str
@@ -416,51 +562,68 @@ class WantedOffset(NamedTuple):
     at: str | int
     """`earliest`, `latest`, `behind`, `time_of`, or a time in microseconds."""
     offset: int
-    """Of `behind` and `time_of`."""
+    """The offset of `behind` and `time_of`."""
     code: ErrorCode
-    """INVALID_REQUEST: this entry makes no sense."""
+    """INVALID_REQUEST for an invalid entry."""
 
 
-def decode_list_offsets(frame: Readable) -> list[WantedOffset]:
-    """What is wanted, in order. An entry that makes no sense is answered as such, the others are served."""
-    wanted = decode_request(frame).get("partitions")
-    if not isinstance(wanted, list) or not all(isinstance(item, dict) for item in wanted):
+def decode_list_offsets(frame: Readable) -> list[ListOffsetsEntry]:
+    """Decode a LIST_OFFSETS request. An invalid entry is marked, and the others are served.
+
+    Raises WireError.
+    """
+    requested = decode_request(frame).get("partitions")
+    if not isinstance(requested, list) or not all(isinstance(item, dict) for item in requested):
         raise _malformed("`partitions` must be a list of {topic, partition, at}")
-    if len(wanted) > OFFSETS_AT_ONCE_MAX:
+    if len(requested) > OFFSETS_AT_ONCE_MAX:
         raise WireError(
             ErrorCode.REQUEST_TOO_LARGE,
-            f"{len(wanted)} partitions in one request; {OFFSETS_AT_ONCE_MAX} are allowed: ask for fewer at once",
+            f"the request has {len(requested)} partitions; the limit is {OFFSETS_AT_ONCE_MAX}: "
+            "ask for fewer at once",
         )
-    return [_wanted_offset(item) for item in wanted]
+    return [_list_offsets_entry(item) for item in requested]
 
 
-def _wanted_offset(item: dict[str, Any]) -> WantedOffset:
+def _list_offsets_entry(item: dict[str, Any]) -> ListOffsetsEntry:
     topic, partition = item.get("topic"), item.get("partition")
     at: Any = item.get("at")
     known_topic = topic if isinstance(topic, str) else None
     known_partition = partition if is_integer(partition, _INT32_MIN, _INT32_MAX) else None
     offset = -1
-    way = next((way for way in OFFSETS_BY_OFFSET if way in at), None) if isinstance(at, dict) else None
+    way = (
+        next((way for way in OFFSETS_BY_OFFSET if way in at), None)
+        if isinstance(at, dict)
+        else None
+    )
     if way is not None and is_integer(at[way], 0, _INT64_MAX):
         at, offset = way, at[way]
     elif at not in ("earliest", "latest") and not is_integer(at, -_INT64_MAX, _INT64_MAX):
         known_topic = None
     if known_topic is None or known_partition is None:
         echo = topic if isinstance(topic, str) else ""
-        return WantedOffset(echo, -1 if known_partition is None else known_partition, "", -1, ErrorCode.INVALID_REQUEST)
-    return WantedOffset(known_topic, known_partition, at, offset, ErrorCode.OK)
+        return ListOffsetsEntry(
+            echo,
+            -1 if known_partition is None else known_partition,
+            "",
+            -1,
+            ErrorCode.INVALID_REQUEST,
+        )
+    return ListOffsetsEntry(known_topic, known_partition, at, offset, ErrorCode.OK)
 
 
 class HandshakeRequest(NamedTuple):
-    """A HANDSHAKE request, versions agreed."""
+    """A HANDSHAKE request with the negotiated versions."""
 
     versions: dict[int, int]
-    """API number -> the version that both sides speak."""
+    """API number -> the highest version in common."""
     client_id: str
 
 
 def decode_handshake(frame: Readable) -> HandshakeRequest:
-    """A HANDSHAKE request: for each API the highest version that both sides speak. Raises WireError when there is none for HANDSHAKE itself."""
+    """Decode a HANDSHAKE request and choose the highest version in common of each API.
+
+    Raises WireError if there is none for HANDSHAKE itself.
+    """
     request = decode_request(frame, HANDSHAKE_MAX_BYTES)
     offered, client_id = request.get("versions"), request.get("client_id")
     if not isinstance(offered, dict):
@@ -470,24 +633,31 @@ def decode_handshake(frame: Readable) -> HandshakeRequest:
     chosen: dict[int, int] = {}
     for api, (low, high) in API_VERSIONS.items():
         theirs = offered.get(str(int(api)))
-        if isinstance(theirs, list) and len(theirs) == 2 and all(is_integer(v, 0, 0xFFFF) for v in theirs):
+        if (
+            isinstance(theirs, list)
+            and len(theirs) == 2
+            and all(is_integer(v, 0, 0xFFFF) for v in theirs)
+        ):
             common = min(high, theirs[1])
             if common >= max(low, theirs[0]):
                 chosen[int(api)] = common
     if Api.HANDSHAKE not in chosen:
         raise WireError(
-            ErrorCode.UNSUPPORTED_VERSION, f"no version in common; this front speaks {API_VERSIONS[Api.HANDSHAKE]} of HANDSHAKE"
+            ErrorCode.UNSUPPORTED_VERSION,
+            f"no version in common; this front supports {API_VERSIONS[Api.HANDSHAKE]} of HANDSHAKE",
         )
     return HandshakeRequest(chosen, (client_id or "")[:CLIENT_ID_MAX])
 
 
 def is_integer(value: Any, lowest: int, highest: int) -> bool:
-    """Whether a JSON value is a number without a fraction (true and false are none) within these bounds."""
+    """True if a JSON value is an integer (not a boolean) within these bounds."""
     return isinstance(value, int) and not isinstance(value, bool) and lowest <= value <= highest
 
 
 def _is_deeper(value: Any, limit: int) -> bool:
-    """Level by level, not by recursion: what is nested deeply must not use up this process's stack."""
+    """True if a JSON value is nested deeper than `limit`. Iterative, so deep nesting cannot
+    overflow the stack.
+    """
     level = [value]
     for _ in range(limit):
         level = [

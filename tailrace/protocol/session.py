@@ -1,9 +1,11 @@
-"""A client's side of one connection, sans-IO: handshake, versions, correlation ids, credit, and when to give the connection up.
+"""The client's side of a connection, without I/O: handshake, versions, correlation ids and credit.
 
-    NEW --start()--> HANDSHAKING --handshake answered--> READY --another generation, SESSION_UNKNOWN--> LOST
-                          '------ refused --------------------------------------------------------------> LOST
+    NEW --start()--> HANDSHAKING --handshake response--> READY
+    HANDSHAKING --rejected--> LOST
+    READY --another generation, SESSION_UNKNOWN--> LOST
 
-Feed it the frames that came, send the frames that it returns. A LOST session is thrown away with its socket; its owner sends again what was not answered.
+The owner passes in received frames and sends the returned ones. It discards a LOST session with its
+socket, and sends the requests without a response again.
 """
 
 from __future__ import annotations
@@ -12,10 +14,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from tailrace.formats.checksum import Readable
-from tailrace.protocol import requests
-from tailrace.protocol.errors import ErrorCode, code_of
-from tailrace.protocol.wire import (
+from tailrace.core.error_codes import ErrorCode, code_of
+from tailrace.format.crc32c import Readable
+from tailrace.protocol import messages
+from tailrace.protocol.frame import (
     API_VERSIONS,
     PUSH_CORRELATION_ID,
     Api,
@@ -30,7 +32,7 @@ _HANDSHAKE_CORRELATION_ID = 1
 
 
 class State(Enum):
-    """Of a session: see the module's diagram."""
+    """The state of a session, as in the module's diagram."""
 
     NEW = 1
     HANDSHAKING = 2
@@ -39,7 +41,9 @@ class State(Enum):
 
 
 _READY, _SESSION_UNKNOWN, _CREDIT = State.READY, int(ErrorCode.SESSION_UNKNOWN), int(Api.CREDIT)
-"""To look a member of an enumeration up by its name takes as long as everything else that an answer asks for."""
+"""Constants for hot paths: an enumeration's member lookup costs as
+much as the rest of a response.
+"""
 
 
 @dataclass(slots=True)
@@ -52,17 +56,17 @@ class Response:
     body: list[Readable]
 
     def detail(self) -> str:
-        """The sentence of a refusal."""
+        """The message of an error response, "" if there is none."""
         if not self.body:
             return ""
         try:
-            return str(requests.decode_json(self.body[0]).get("message", ""))
+            return str(messages.decode_json(self.body[0]).get("message", ""))
         except WireError:
             return ""
 
 
 class ClientSession:
-    """The state machine."""
+    """The state machine of one connection."""
 
     def __init__(self, client_id: str) -> None:
         self._client_id = client_id
@@ -71,7 +75,7 @@ class ClientSession:
         self.lost_reason = ""
         self.credit_limit = 0
         self.sent_bytes = 0
-        """Bytes of batches sent on this connection; may not pass `credit_limit`."""
+        """Bytes of batches sent on this connection, never above `credit_limit`."""
         self.generation = 0
         self.cluster_id = ""
         self.auto_create_topics = False
@@ -79,35 +83,51 @@ class ClientSession:
         self._next_correlation_id = _HANDSHAKE_CORRELATION_ID + 1
 
     def start(self) -> list[Readable]:
-        """The handshake's frames."""
+        """Begin the handshake and return its frames."""
         self.state = State.HANDSHAKING
-        body = requests.encode_json({"versions": {str(int(a)): list(v) for a, v in API_VERSIONS.items()}, "client_id": self._client_id})
+        body = messages.encode_json(
+            {
+                "versions": {str(int(a)): list(v) for a, v in API_VERSIONS.items()},
+                "client_id": self._client_id,
+            }
+        )
         return encode_request(Api.HANDSHAKE, 1, _HANDSHAKE_CORRELATION_ID, [body])
 
     def request(self, api: Api, body: Sequence[Readable] = ()) -> tuple[int, list[Readable]]:
-        """(correlation id, frames) of a request. Raises WireError when the server speaks no common version of this API."""
+        """Encode a request: (correlation id, frames).
+
+        Raises WireError if the server has no version of this API in common.
+        """
         version = self._versions.get(api)
         if version is None:
-            raise WireError(ErrorCode.UNSUPPORTED_VERSION, f"the appliance speaks no version of {api.name} that this client knows")
+            raise WireError(
+                ErrorCode.UNSUPPORTED_VERSION,
+                f"the appliance has no version of {api.name} that this client supports; upgrade "
+                "the older of the two",
+            )
         correlation_id = self._next_correlation_id
         self._next_correlation_id += 1
         return correlation_id, encode_request(api, version, correlation_id, body)
 
     def version(self, api: Api) -> int:
-        """The version of an API that this connection speaks; 0: none."""
+        """The version of an API on this connection, 0 if there is none."""
         return self._versions.get(api, 0)
 
     def may_send(self, batch_bytes: int) -> bool:
-        """Whether the front has granted credit for a batch of so many bytes."""
+        """True if the credit allows a batch of this size."""
         return self.sent_bytes + batch_bytes <= self.credit_limit
 
     def receive(self, frames: Sequence[Readable]) -> Response | None:
-        """Take in one message; a Response when it answers a request, or is a push that is not about credit (then its correlation id is PUSH_CORRELATION_ID).
-        Raises WireError for frames that are not of this protocol.
+        """Handle one message; return a Response if it belongs to a request.
+
+        A push that is not about credit is also returned, with PUSH_CORRELATION_ID. Raises WireError
+        for frames that do not follow the protocol.
         """
         if not frames:
-            raise WireError(ErrorCode.MALFORMED_REQUEST, "an empty message")
-        _, api, _, correlation_id, error, _, body_length, credit_limit, generation, _ = response_fields(frames[0])
+            raise WireError(ErrorCode.MALFORMED_REQUEST, "the message has no frames")
+        _, api, _, correlation_id, error, _, body_length, credit_limit, generation, _ = (
+            response_fields(frames[0])
+        )
         body = list(frames[1:])
         check_body(body_length, body)
         code = code_of(error)
@@ -123,16 +143,23 @@ class ClientSession:
             return None
         return Response(correlation_id, api, code, body)
 
-    def _receive_handshake(self, correlation_id: int, code: ErrorCode, credit_limit: int, generation: int, body: list[Readable]) -> None:
+    def _receive_handshake(
+        self,
+        correlation_id: int,
+        code: ErrorCode,
+        credit_limit: int,
+        generation: int,
+        body: list[Readable],
+    ) -> None:
         if correlation_id != _HANDSHAKE_CORRELATION_ID:
             return
         if code is not ErrorCode.OK or not body:
             self._lose(code, Response(correlation_id, 0, code, body).detail())
             return
-        answer = requests.decode_json(body[0])
+        answer = messages.decode_json(body[0])
         versions = answer.get("versions")
         if not isinstance(versions, dict):
-            raise WireError(ErrorCode.MALFORMED_REQUEST, "a handshake answer without versions")
+            raise WireError(ErrorCode.MALFORMED_REQUEST, "the handshake response has no versions")
         self._versions = {int(api): int(version) for api, version in versions.items()}
         self.generation = generation
         self.credit_limit = credit_limit

@@ -1,1 +1,1 @@
-"""The log as tables: one planner and one reader of a topic's batches, from its files where they are on this host, over ZeroMQ elsewhere."""
+"""Scans of the log as tables: a planner, and a reader from local files or over ZeroMQ."""

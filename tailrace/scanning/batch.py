@@ -1,4 +1,4 @@
-"""A batch as a scan meets it, and what is said where there is none: the same words whether it comes from a file or over ZeroMQ."""
+"""StoredBatch and Source: the interface between a scan and its files or its appliance."""
 
 from __future__ import annotations
 
@@ -7,35 +7,39 @@ from typing import NamedTuple, Protocol
 
 import pyarrow as pa
 
-from tailrace.errors import CorruptBatchError
-from tailrace.formats.batch_header import BatchHeader
-from tailrace.records import TopicPartition
+from tailrace.core.errors import CorruptBatchError
+from tailrace.core.topic_partition import TopicPartition
+from tailrace.format.batch_header import BatchHeader
 
 
-class Frame(NamedTuple):
-    """A batch whose header is proven, and whose body is where there is `data`."""
+class StoredBatch(NamedTuple):
+    """A batch with a verified header, and a verified body if `data` is present."""
 
     header: BatchHeader
     data: pa.Buffer | memoryview | None
-    """The whole batch; None: only its header was read, for nothing else was asked for."""
+    """The whole batch; None: only the header was read, because only headers are needed."""
     schema: pa.Schema
-    """What it was written with."""
+    """The schema that it was written with."""
 
 
 class Source(Protocol):
-    """Where the batches of one partition come from."""
+    """The source of one partition's batches."""
 
-    def frames(self, start: int, end: int) -> Iterator[Frame]:
-        """The batches that hold offsets `start` to `end - 1`, in order. Raises CorruptBatchError with the range where one is missing: go on behind it."""
+    def frames(self, start: int, end: int) -> Iterator[StoredBatch]:
+        """Yield the batches with offsets `start` to `end - 1`, in order.
+
+        Raises CorruptBatchError with the range if one is damaged; continue after it.
+        """
         ...
 
     def close(self) -> None: ...
 
 
 def damage_error(key: TopicPartition, first: int, following: int, reason: str) -> CorruptBatchError:
-    """For offsets `first` to `following - 1`, which cannot be read."""
+    """The error for offsets `first` to `following - 1`, which cannot be read."""
     error = CorruptBatchError(
-        f"{key.topic}-{key.partition}: offsets {first} to {following - 1} are damaged ({reason}); skip_damaged=True goes on behind them"
+        f"{key.topic}-{key.partition}: offsets {first} to {following - 1} are damaged ({reason}); "
+        "skip_damaged=True skips them"
     )
     error.key, error.first_offset, error.next_offset = key, first, following
     return error

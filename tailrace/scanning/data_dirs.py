@@ -1,10 +1,12 @@
-"""Partitions in a data directory of this host: which are there, whether an appliance runs on it, and where the log of a stopped one ends.
+"""Partitions in a local data directory: where they are, whether it is in use, and the log's end.
 
-Of a stopped appliance's log counts what the next start would keep of these files: everything up to the end of what is intact; what is damaged below an offset
-that was durable is damage, the rest a torn tail. Batches that a kill has left in shared memory, or a loss of power in the journal alone, are put into the files
-by the next start; until then they are not seen here.
+The log of a stopped appliance ends where the next start would end it in these files: at the end of
+its intact batches. Damage below an offset that was durable is damage, the rest is a torn tail.
+Batches that a kill left in shared memory, or a loss of power in the journal, are written to the
+files by the next start and are invisible here until then.
 
-Owner: pure reading. The directory's lock is looked at, and held for no longer than that takes: a start waits for it.
+Owner: read only. The directory's lock is held only while it is tested, because a start waits for
+it.
 """
 
 from __future__ import annotations
@@ -17,58 +19,74 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from tailrace.errors import CorruptBatchError, InvalidRequestError, StorageError, UnknownTopicError
-from tailrace.formats import checked_json
-from tailrace.formats.batch_header import BatchHeader
-from tailrace.formats.data_directory import LOCK_FILE, read_identity
-from tailrace.formats.partition_file import PARTITION_FILE, PartitionFile
-from tailrace.formats.segment import Ending, Walk, find_behind, schema_message_length, walk_batches
-from tailrace.scanning.segment_files import SegmentFiles, read_partition_file
+from tailrace.core.errors import (
+    CorruptBatchError,
+    InvalidRequestError,
+    StorageError,
+    UnknownTopicError,
+)
+from tailrace.format import checked_json
+from tailrace.format.batch_header import BatchHeader
+from tailrace.format.data_dir import LOCK_FILE, read_identity
+from tailrace.format.partition_metadata import PARTITION_FILE, PartitionMetadata
+from tailrace.format.segment import Ending, Walk, find_behind, schema_message_length, walk_batches
+from tailrace.scanning.local_source import LocalSource, read_partition_file
 
 CHECKPOINTS = ("checkpoint.0", "checkpoint.1")
 _PARTITION_NAME = re.compile(r"(.+)-(0|[1-9][0-9]*)")
 
 
 def is_directory(source: Any) -> bool:
-    """Whether `source` names a directory, and no topic: a path object, or text with a slash, which a topic's name has not."""
+    """True if `source` is a directory, not a topic: a path object, or text with a slash."""
     return isinstance(source, os.PathLike) or (isinstance(source, str) and os.sep in source)
 
 
-def find_partitions(path: str, wanted: tuple[int, ...] | None) -> dict[int, tuple[str, PartitionFile]]:
-    """Of `DATA_DIR/topic`, or of one partition's directory: number -> (directory, its partition.json). Raises UnknownTopicError, InvalidRequestError,
-    StorageError.
+def find_partitions(
+    path: str, requested: tuple[int, ...] | None
+) -> dict[int, tuple[str, PartitionMetadata]]:
+    """The partitions in `DATA_DIR/topic` or one partition's directory, with their metadata.
+
+    Returns number -> (directory, its `partition.json`). Raises UnknownTopicError,
+    InvalidRequestError, StorageError.
     """
     path = os.path.abspath(path)
     parent, name = os.path.split(path)
     match = _PARTITION_NAME.fullmatch(name)
     if match is not None and os.path.exists(f"{path}/{PARTITION_FILE}"):
         here = {int(match[2]): path}
-        needed: Iterable[int] = wanted or ()
+        needed: Iterable[int] = requested or ()
     else:
         here = _partitions_in(parent).get(name, {})
         if not here:
             raise _not_found(path)
-        needed = wanted or range(_partition_count(here))
+        needed = requested or range(_partition_count(here))
     missing = sorted(set(needed) - set(here))
     if missing:
         raise InvalidRequestError(
-            f"{path}: there is no directory of partition {', '.join(map(str, missing))}, perhaps in another data directory; "
-            f"partitions={sorted(here)} reads those that are here"
+            f"{path} has no directory of partition {', '.join(map(str, missing))}, which may be in "
+            "another data directory; "
+            f"use partitions={sorted(here)} to read the others"
         )
-    return {number: (here[number], _known(here[number])) for number in sorted(wanted or here)}
+    return {number: (here[number], _known(here[number])) for number in sorted(requested or here)}
 
 
-def _known(directory: str) -> PartitionFile:
+def _known(directory: str) -> PartitionMetadata:
     known = read_partition_file(directory)
     if known is None:
-        raise StorageError(f"{directory}/{PARTITION_FILE} cannot be read, or is damaged: without it a segment cannot be proven")
+        raise StorageError(
+            f"{directory}/{PARTITION_FILE} cannot be read or is damaged, and segments cannot be "
+            "verified without it; restore it from a backup"
+        )
     return known
 
 
 def _partition_count(here: dict[int, str]) -> int:
-    """How many partitions the topic has, as its directories say."""
+    """The topic's partition count, from the decisions in its directories."""
     decisions = (_known(directory).decision for directory in here.values())
-    return max((decision.partition_count for decision in decisions if decision is not None), default=len(here))
+    return max(
+        (decision.partition_count for decision in decisions if decision is not None),
+        default=len(here),
+    )
 
 
 def _partitions_in(data_dir: str) -> dict[str, dict[int, str]]:
@@ -89,14 +107,22 @@ def _not_found(path: str) -> UnknownTopicError:
     parent, name = os.path.split(path)
     here, inside = _partitions_in(parent), _partitions_in(path)
     if inside:
-        return UnknownTopicError(f"{path} is a data directory: name a topic in it, such as {path}/{sorted(inside)[0]}")
+        return UnknownTopicError(
+            f"{path} is a data directory; name a topic in it, such as {path}/{sorted(inside)[0]}"
+        )
     near = difflib.get_close_matches(name, here, 1, 0.5)
-    hint = f"; did you mean {parent}/{near[0]}?" if near else f"; {parent} holds no topic" if not here else ""
+    hint = (
+        f"; did you mean {parent}/{near[0]}?"
+        if near
+        else f"; {parent} has no topics"
+        if not here
+        else ""
+    )
     return UnknownTopicError(f"there is no topic {name!r} in {parent}{hint}")
 
 
 def is_in_use(data_dir: str) -> bool:
-    """Whether an appliance runs on this data directory. Raises StorageError where that cannot be told."""
+    """True if an appliance runs on this data directory. Raises StorageError if that is unknown."""
     try:
         fd = os.open(data_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
@@ -107,14 +133,14 @@ def is_in_use(data_dir: str) -> bool:
     except OSError as error:
         if error.errno in (errno.EWOULDBLOCK, errno.EAGAIN):
             return True
-        return _has_holder(data_dir)  # a network file system that has no locks on directories
+        return _has_holder(data_dir)  # a network file system without locks on directories
     finally:
         os.close(fd)
     return False
 
 
 def _holder(data_dir: str) -> dict[str, Any]:
-    """What the lock's file says of who holds it."""
+    """The holder in the lock file."""
     try:
         holder = checked_json.decode(checked_json.read(f"{data_dir}/{LOCK_FILE}"))
     except OSError:
@@ -128,7 +154,7 @@ def _has_holder(data_dir: str) -> bool:
 
 
 def address_of(data_dir: str) -> str | None:
-    """Where the appliance that runs on this directory serves, as its lock's file says; None: it does not say."""
+    """The address of the appliance that runs on this directory, None if its lock file has none."""
     addresses = _holder(data_dir).get("addresses")
     if not isinstance(addresses, list) or not addresses or not isinstance(addresses[0], str):
         return None
@@ -136,8 +162,9 @@ def address_of(data_dir: str) -> str | None:
 
 
 def same_directory(path: str, instance: str | None) -> bool:
-    """Whether the data directory that an appliance names `path` is the one here: the original, no copy and no other host's. `instance`: the appliance's id,
-    where it must be that of the directory.
+    """True if `path` is the appliance's original data directory, not a copy or another host's.
+
+    `instance` is the appliance's id, if the directory must have it.
     """
     found = read_identity(path)
     if found is None or (instance is not None and found.instance.hex() != instance):
@@ -149,11 +176,11 @@ def same_directory(path: str, instance: str | None) -> bool:
     return (found.device, found.inode) == (here.st_dev, here.st_ino)
 
 
-# ---- a stopped appliance's log --------------------------------------------------------------------------------------------------------------
+# ---- a stopped appliance's log -------------------------------------------------------------------
 
 
-def settled_end(files: SegmentFiles) -> int:
-    """Where the log ends that the next start would find in these files. Raises StorageError."""
+def settled_end(files: LocalSource) -> int:
+    """The end of the log that the next start would find in these files. Raises StorageError."""
     try:
         bases = files.bases()
         durable = max(_durable_end(files), files.known.log_start_offset)
@@ -162,13 +189,24 @@ def settled_end(files: SegmentFiles) -> int:
         base = max(bases)
         with open(bases[base], "rb", buffering=0) as file:
             fd = file.fileno()
-            return max(_end_of(files, base, os.fstat(fd).st_size, lambda length, at: os.pread(fd, length, at), durable), durable)
+            return max(
+                _end_of(
+                    files,
+                    base,
+                    os.fstat(fd).st_size,
+                    lambda length, at: os.pread(fd, length, at),
+                    durable,
+                ),
+                durable,
+            )
     except OSError as error:
         raise StorageError(f"{files.directory} cannot be read: {error}") from error
 
 
-def _end_of(files: SegmentFiles, base: int, size: int, read_at: Callable[[int, int], bytes], durable: int) -> int:
-    """Of the newest segment: `workers.recovery` has the table that this follows."""
+def _end_of(
+    files: LocalSource, base: int, size: int, read_at: Callable[[int, int], bytes], durable: int
+) -> int:
+    """The end offset of the newest segment, by the table in `workers.log.recovery`."""
     position = schema_message_length(read_at)
     if not position or read_at(position, 0) not in files.known.schemas.values():
         position = len(next(iter(files.known.schemas.values()), b""))
@@ -178,9 +216,20 @@ def _end_of(files: SegmentFiles, base: int, size: int, read_at: Callable[[int, i
             pass
         if walk.ending is not Ending.TORN:
             return walk.next_offset
-        known = next((d for d in files.known.damage if d.start == walk.next_offset and d.end_position > walk.position), None)
+        known = next(
+            (
+                d
+                for d in files.known.damage
+                if d.start == walk.next_offset and d.end_position > walk.position
+            ),
+            None,
+        )
         if known is not None:
-            walk.position, walk.next_offset, walk.ending = known.end_position, known.end, Ending.CLEAN
+            walk.position, walk.next_offset, walk.ending = (
+                known.end_position,
+                known.end,
+                Ending.CLEAN,
+            )
             continue
         behind = find_behind(read_at, size, walk.position, files.known.seed, walk.next_offset)
         if behind is None or not (behind.proves_durable or walk.next_offset < durable):
@@ -188,8 +237,8 @@ def _end_of(files: SegmentFiles, base: int, size: int, read_at: Callable[[int, i
         walk.position, walk.next_offset, walk.ending = behind.position, behind.offset, Ending.CLEAN
 
 
-def _durable_end(files: SegmentFiles) -> int:
-    """Below this everything was durable once, by the newest checkpoint that is intact."""
+def _durable_end(files: LocalSource) -> int:
+    """The offset below which everything was durable, by the newest intact checkpoint."""
     found = [0]
     for name in CHECKPOINTS:
         try:
@@ -205,11 +254,18 @@ def _durable_end(files: SegmentFiles) -> int:
     return max(found)
 
 
-def first_at_or_after(files: SegmentFiles, when_us: int, end: int, time_in: Callable[[BatchHeader, Any, Any], int | None]) -> int | None:
-    """The offset of the first record of that time or later, below `end`. `time_in`: the first of a batch, of (header, data, schema); None: it has none. What is
-    damaged has no record.
+def offset_for_time(
+    files: LocalSource,
+    when_us: int,
+    end: int,
+    time_in: Callable[[BatchHeader, Any, Any], int | None],
+) -> int | None:
+    """The offset of the first record at or after `when_us` and below `end`, None if there is none.
+
+    `time_in` returns the first offset in a batch (header, data, schema), or None. Damaged batches
+    count as empty.
     """
-    heads = SegmentFiles(files.directory, files.known, headers_only=True, schema=files.schema)
+    heads = LocalSource(files.directory, files.known, headers_only=True, schema=files.schema)
     offset = files.known.log_start_offset
     while offset < end:
         try:

@@ -1,7 +1,9 @@
-"""A topic as pyarrow's Dataset, for engines that say which columns they want when they run a query: duckdb, polars' `scan_pyarrow_dataset`.
+"""TopicDataset: a topic as a pyarrow Dataset, for engines that choose columns per query.
 
-Owner: an engine, which may scan it several times in one query. The plan is made once, so that all of its scans read the same rows; its lease ends with
-`close`, or when the dataset is forgotten.
+Examples are duckdb, and polars' `scan_pyarrow_dataset`.
+
+Owner: an engine, which may scan it several times in one query. The plan is made once, so all scans
+read the same rows. Its lease ends with `close`, or when the dataset is garbage collected.
 """
 
 from __future__ import annotations
@@ -14,43 +16,51 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.dataset as ds
 
-from tailrace.errors import TailraceError
+from tailrace.core.errors import TailraceError
 from tailrace.scanning.columns import Column, arrow_schema
-from tailrace.scanning.lease import Lease
 from tailrace.scanning.options import Bounds, build_settings
 from tailrace.scanning.planner import ScanPlan, plan
 from tailrace.scanning.reader import read
+from tailrace.scanning.retention_lease import Lease
 
 
 class TopicDataset(ds.Dataset):  # type: ignore[misc]
-    """The rows of a plan, under any of its columns. Nothing is read before it is scanned."""
+    """The rows of a plan, with any of its columns. Nothing is read before a scan."""
 
     def __init__(self, made: ScanPlan) -> None:
         self._plan = made
-        self._lease = Lease(made.bootstrap, made.lease, {r.key: r.start for r in made.ranges})
+        self._lease = Lease(
+            made.bootstrap, made.lease, {r.key: r.start for r in made.ranges}, made.topic_ids
+        )
         self.close = weakref.finalize(self, self._lease.end)
-        """Give the lease back."""
+        """End the lease."""
         self.error: TailraceError | None = None
-        """What ended a scan: engines wrap it, and say less."""
+        """The error that ended a scan. Engines wrap it and drop details."""
 
     def __new__(cls, *_arguments: Any) -> TopicDataset:
-        return ds.Dataset.__new__(cls)  # type: ignore[no-any-return]  # its own takes none
+        return ds.Dataset.__new__(cls)  # type: ignore[no-any-return]  # takes no arguments
 
     @property
     def schema(self) -> pa.Schema:
-        """Of all columns."""
+        """The schema of all columns."""
         return self._plan.schema
 
-    def scanner(self, columns: list[str] | None = None, filter: Any = None, **_options: Any) -> ds.Scanner:
-        """A scan of these columns; what a filter looks at is read as well."""
-        wanted = self._plan.columns if columns is None else self._needed(columns, filter)
-        reader = pa.RecordBatchReader.from_batches(arrow_schema(wanted), self._batches(replace(self._plan, columns=wanted)))
+    def scanner(
+        self, columns: list[str] | None = None, filter: Any = None, **_options: Any
+    ) -> ds.Scanner:
+        """A scan of these columns. Columns of the filter are read as well."""
+        requested = self._plan.columns if columns is None else self._needed(columns, filter)
+        reader = pa.RecordBatchReader.from_batches(
+            arrow_schema(requested), self._batches(replace(self._plan, columns=requested))
+        )
         return ds.Scanner.from_batches(reader, columns=columns, filter=filter)
 
     def _needed(self, columns: list[str], condition: Any) -> tuple[Column, ...]:
-        """Columns that are given, and those that the filter names: they are looked for in its text, where one too many does no harm."""
+        """The given columns and those in the filter's text, where an extra match does no harm."""
         text = "" if condition is None else str(condition)
-        needed = tuple(column for column in self._plan.columns if column.name in columns or column.name in text)
+        needed = tuple(
+            column for column in self._plan.columns if column.name in columns or column.name in text
+        )
         return needed or self._plan.columns[:1]
 
     def _batches(self, made: ScanPlan) -> Iterator[pa.RecordBatch]:
@@ -64,8 +74,22 @@ class TopicDataset(ds.Dataset):  # type: ignore[misc]
 
 
 def topic_dataset(
-    topic_or_directory: Any, bootstrap: str | None = None, columns: Any = None, start: Any = None, end: Any = None, **settings: Any
+    topic_or_directory: Any,
+    bootstrap: str | None = None,
+    columns: Any = None,
+    start: Any = None,
+    end: Any = None,
+    **settings: Any,
 ) -> TopicDataset:
-    """What `tailrace.scan` of the same arguments reads, for several scans, each under the columns that it asks for. Raises as `scan`."""
+    """A dataset of the rows that `tailrace.scan` reads with these arguments. Raises as `scan`."""
     chosen = build_settings(settings)
-    return TopicDataset(plan(topic_or_directory, bootstrap, columns, Bounds("start", start), Bounds("end", end), chosen))
+    return TopicDataset(
+        plan(
+            topic_or_directory,
+            bootstrap,
+            columns,
+            Bounds("start", start),
+            Bounds("end", end),
+            chosen,
+        )
+    )

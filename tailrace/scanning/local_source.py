@@ -1,12 +1,16 @@
-"""The batches of one partition from its segment files, for the host that they are on: proven by both checksums, mapped and not copied.
+"""LocalSource: reads a partition's batches from local segment files, verified and without copies.
 
-A segment is mapped, and its pages are asked for before they are touched (MADV_POPULATE_READ): a page that cannot be read is an OSError then, and no SIGBUS.
-Where that cannot be asked (Linux before 5.14) or nothing may be mapped (RLIMIT_AS), batches are read into memory. When only what headers say is wanted, bodies
-are not read: those headers are proven by their own checksum.
+A segment is mapped, and its pages are requested before they are touched (MADV_POPULATE_READ). So an
+unreadable page raises OSError instead of SIGBUS. If the kernel lacks this (Linux before 5.14) or
+mapping is not possible (RLIMIT_AS), batches are read into memory. If only headers are needed,
+bodies are not read, and headers are verified by their own checksum.
 
-Owner: one reader; reads only. The caller says up to where the log is settled; nothing behind that is looked at.
-Invariants: each batch begins where the one before ended, in bytes and in offsets; what is handed out stays as it is: bytes below the settled end never change,
-    and a mapping outlives the file's name.
+Owner: one reader. Files are only read, up to the settled end that the caller passes.
+
+Invariants:
+- Each batch begins at the end of the previous one, in bytes and in offsets.
+- Returned data never changes: bytes below the settled end are final, and a mapping outlives the
+  file's name.
 """
 
 from __future__ import annotations
@@ -21,8 +25,14 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from tailrace.errors import CorruptBatchError, OffsetOutOfRangeError, StorageError, UnknownTopicError
-from tailrace.formats.batch_header import (
+from tailrace.core.errors import (
+    CorruptBatchError,
+    OffsetOutOfRangeError,
+    StorageError,
+    UnknownTopicError,
+)
+from tailrace.core.topic_partition import TopicPartition
+from tailrace.format.batch_header import (
     HEADER_BYTES,
     PREFIX_BYTES,
     BatchChecksumError,
@@ -34,8 +44,9 @@ from tailrace.formats.batch_header import (
     read_header,
     verify_batch,
 )
-from tailrace.formats.partition_file import PARTITION_FILE, PartitionFile
-from tailrace.formats.segment import (
+from tailrace.format.partition_metadata import PARTITION_FILE, PartitionMetadata
+from tailrace.format.schema import from_message
+from tailrace.format.segment import (
     INDEX_SUFFIX,
     OLD_SEGMENT_SUFFIX,
     SEGMENT_SUFFIX,
@@ -44,42 +55,44 @@ from tailrace.formats.segment import (
     schema_message_length,
     segment_bases,
 )
-from tailrace.formats.segment_index import IndexDamagedError, IndexReader
-from tailrace.records import TopicPartition
-from tailrace.scanning.frames import Frame, damage_error
-from tailrace.schema import from_message
+from tailrace.format.segment_index import IndexDamagedError, IndexReader
+from tailrace.scanning.batch import StoredBatch, damage_error
 
 WINDOW_BYTES = 8 << 20
-"""So much of a mapping is asked for at a time."""
+"""Bytes of a mapping that are requested at a time."""
 HEAD_BYTES = 4 << 10
 HEADS_AT_ONCE_BYTES = 256 << 10
-"""Read at once where batches are so small that many headers lie in it."""
+"""Read size for headers where batches are small."""
 OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
-"""Without waiting for what is no file."""
+"""O_NONBLOCK: do not wait on a path that is not a plain file."""
 _MADV_POPULATE_READ = 22
 NAMES_ATTEMPTS = 100
-"""So often the names of segments may change between a look at them and the opening of one. A link to nothing is there each time."""
+"""Attempts when a segment is renamed between listing and opening.
+A dangling link fails each time.
+"""
 EHWPOISON = 133
 _UNREADABLE = (errno.EFAULT, EHWPOISON)
-"""What it says of a page that the disk, or memory, does not give."""
+"""Errors of MADV_POPULATE_READ for a page that disk or memory cannot read."""
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
-def read_partition_file(directory: str) -> PartitionFile | None:
-    """What `partition.json` says; None where it cannot be read, or is damaged."""
+def read_partition_file(directory: str) -> PartitionMetadata | None:
+    """Read `partition.json`, None if it cannot be read or is damaged."""
     try:
         with open(f"{directory}/{PARTITION_FILE}", "rb") as file:
-            return PartitionFile.decode(file.read())
+            return PartitionMetadata.decode(file.read())
     except OSError:
         return None
 
 
-class SegmentFiles:
-    """The segments of one partition. `known`: its `partition.json`, as it was when it was opened."""
+class LocalSource:
+    """The segments of one partition. `known` is its `partition.json` when it was opened."""
 
-    def __init__(self, directory: str, known: PartitionFile, *, headers_only: bool, schema: pa.Schema) -> None:
-        """`schema`: the topic's, for what has none of its own any more."""
+    def __init__(
+        self, directory: str, known: PartitionMetadata, *, headers_only: bool, schema: pa.Schema
+    ) -> None:
+        """`schema` is the topic's, for segments whose own schema is lost."""
         self.directory = directory
         self.known = known
         self.key = TopicPartition(known.topic, known.partition)
@@ -88,10 +101,10 @@ class SegmentFiles:
         self.schema = schema
 
     def close(self) -> None:
-        """Nothing is held between two segments."""
+        """Do nothing: no file is open between two segments."""
 
     def bases(self) -> dict[int, str]:
-        """Base offset -> the segment's file, ascending. Raises OSError."""
+        """Base offset -> path of the segment, ascending. Raises OSError."""
         names = os.listdir(self.directory)
         return {
             base: f"{self.directory}/{file_name(base, suffix)}"
@@ -99,8 +112,12 @@ class SegmentFiles:
             for base in segment_bases(names, suffix)
         }
 
-    def frames(self, start: int, end: int) -> Iterator[Frame]:
-        """See `Source`. Raises UnknownTopicError when the topic was deleted meanwhile, OffsetOutOfRangeError when retention was faster, StorageError."""
+    def frames(self, start: int, end: int) -> Iterator[StoredBatch]:
+        """Yield the batches of offsets `start` to `end - 1`, as `Source` specifies.
+
+        Raises UnknownTopicError if the topic was deleted, OffsetOutOfRangeError if retention
+        removed the offsets, StorageError.
+        """
         offset, attempts = start, 0
         while offset < end:
             self._raise_if_gone(offset)
@@ -109,22 +126,33 @@ class SegmentFiles:
                 ordered = sorted(bases)
                 at = bisect_right(ordered, offset) - 1
                 if at < 0:
-                    raise damage_error(self.key, offset, min(ordered[0], end) if ordered else end, "no segment holds them")
+                    raise damage_error(
+                        self.key,
+                        offset,
+                        min(ordered[0], end) if ordered else end,
+                        "no segment has them",
+                    )
                 base, following = ordered[at], (ordered[at + 1] if at + 1 < len(ordered) else end)
                 with _OpenSegment(bases[base]) as segment:
                     limit = min(following, end)
                     yield from self._segment_frames(segment, base, offset, limit)
                     offset, attempts = limit, 0
             except FileNotFoundError as error:
-                attempts += 1  # its segments were named anew, or it is gone
+                attempts += 1  # segments were renamed, or the topic is deleted
                 if attempts >= NAMES_ATTEMPTS:
                     raise StorageError(
-                        f"{self.key.topic}-{self.key.partition} has no file at offset {offset} but in name: {error}"
+                        f"{self.key.topic}-{self.key.partition} has no readable segment file at "
+                        f"offset {offset}: {error}"
                     ) from error
             except OSError as error:
-                raise StorageError(f"{self.key.topic}-{self.key.partition} cannot be read at offset {offset}: {error}") from error
+                raise StorageError(
+                    f"{self.key.topic}-{self.key.partition} cannot be read at offset {offset}: "
+                    f"{error}"
+                ) from error
 
-    def _segment_frames(self, segment: _OpenSegment, base: int, start: int, limit: int) -> Iterator[Frame]:
+    def _segment_frames(
+        self, segment: _OpenSegment, base: int, start: int, limit: int
+    ) -> Iterator[StoredBatch]:
         schema, position = self._beginning(segment)
         take: Callable[[int, int], tuple[BatchHeader, pa.Buffer | None] | None]
         take = segment.head_at if self._headers_only else segment.batch_at
@@ -136,18 +164,25 @@ class SegmentFiles:
             try:
                 taken = take(position, self.known.seed)
                 if taken is None:
-                    raise BatchFormatError("the segment ends before them")
+                    raise BatchFormatError("the segment ends before these offsets")
                 header, data = taken
                 if header.base_offset != offset:
-                    raise BatchFormatError(f"a batch of offset {header.base_offset} where {offset} belongs")
+                    raise BatchFormatError(
+                        f"the batch has offset {header.base_offset}; expected {offset}"
+                    )
             except BatchFormatError as error:
-                raise self._damaged(segment, position, offset, max(offset, start), limit, error.reason) from None
+                raise self._damaged(
+                    segment, position, offset, max(offset, start), limit, error.reason
+                ) from None
             if header.next_offset > start:
-                yield Frame(header, data, schema)
+                yield StoredBatch(header, data, schema)
             offset, position = header.next_offset, position + header.batch_length
 
     def _beginning(self, segment: _OpenSegment) -> tuple[pa.Schema, int]:
-        """The segment's schema, and where its batches begin; a damaged schema message is known from partition.json."""
+        """The segment's schema and the position of its first batch.
+
+        A damaged schema message is replaced by the one in `partition.json`.
+        """
         length = schema_message_length(segment.read_at)
         found = self._schemas.get(segment.read_at(length, 0)) if length else None
         if found is not None:
@@ -156,48 +191,71 @@ class SegmentFiles:
         return self._schemas.get(message, self.schema), len(message)
 
     def _indexed(self, segment: _OpenSegment, base: int, start: int) -> tuple[int, int] | None:
-        """(offset, position) of the batch that holds `start`, as the index says; None: walk the segment."""
+        """(offset, position) of the batch with `start` by the index,
+        None if there is no usable entry.
+        """
         if start == base:
             return None
         try:
             fd = os.open(f"{self.directory}/{file_name(base, INDEX_SUFFIX)}", OPEN_FLAGS)
             try:
-                found = IndexReader(lambda length, at: os.pread(fd, length, at), os.fstat(fd).st_size, base).find_offset(start)
+                found = IndexReader(
+                    lambda length, at: os.pread(fd, length, at), os.fstat(fd).st_size, base
+                ).find_offset(start)
             finally:
                 os.close(fd)
         except (OSError, IndexDamagedError):
             return None
-        return None if found is None or found.file_position >= segment.size else (found.base_offset, found.file_position)
+        return (
+            None
+            if found is None or found.file_position >= segment.size
+            else (found.base_offset, found.file_position)
+        )
 
-    # ---- what is missing -------------------------------------------------------------------------------------------------------------
+    # ---- what is missing -------------------------------------------------------------------------
 
-    def _damaged(self, segment: _OpenSegment, position: int, offset: int, first: int, limit: int, reason: str) -> CorruptBatchError:
-        """The error for the batch of `offset`, which should lie at `position`: which offsets from `first` on are lost with it."""
+    def _damaged(
+        self, segment: _OpenSegment, position: int, offset: int, first: int, limit: int, reason: str
+    ) -> CorruptBatchError:
+        """The error for the batch of `offset` at `position`, with the range that is lost from
+        `first` on.
+        """
         self._raise_if_gone(offset)
         known = self.known.damage_at(offset)
         if known is not None:
-            return damage_error(self.key, first, known.end, "they were lost before")
+            return damage_error(self.key, first, known.end, "known damage")
         behind = find_behind(segment.read_at, segment.size, position, self.known.seed, offset)
         following = limit if behind is None else min(behind.offset, limit)
         return damage_error(self.key, first, max(following, first + 1), reason)
 
     def _raise_if_gone(self, offset: int) -> None:
-        """Raise UnknownTopicError or OffsetOutOfRangeError where the log does not have `offset` any more, by what `partition.json` says now."""
+        """Check by the current `partition.json` that the log still has `offset`.
+
+        Raises UnknownTopicError, OffsetOutOfRangeError.
+        """
         now = read_partition_file(self.directory)
         where = f"{self.key.topic}-{self.key.partition}"
         if now is None and os.path.exists(f"{self.directory}/{PARTITION_FILE}"):
-            return  # it can be read no more, and says nothing
+            return  # an unreadable file proves nothing
         if now is None or now.topic_id != self.known.topic_id:
-            raise UnknownTopicError(f"topic {self.key.topic!r} was deleted while it was scanned, at offset {offset} of {where}")
+            raise UnknownTopicError(
+                f"topic {self.key.topic!r} was deleted while it was scanned, at offset {offset} "
+                f"of {where}"
+            )
         if now.log_start_offset > offset:
             raise OffsetOutOfRangeError(
-                f"{where} begins at offset {now.log_start_offset} now: what the scan was to read from {offset} on was deleted meanwhile"
+                f"{where} begins at offset {now.log_start_offset} now; retention or delete_records "
+                f"removed offset {offset} during the scan"
             )
         self.known = now
 
 
 def _is_at(segment: _OpenSegment, found: tuple[int, int], seed: int) -> bool:
-    """Whether a batch of this offset lies at this position: an index is proven by itself, not by its segment, and may be of what the segment was before."""
+    """True if the batch at the position has this offset.
+
+    An index is verified on its own, not against its segment, and may describe an earlier state of
+    it.
+    """
     try:
         taken = segment.head_at(found[1], seed)
     except BatchFormatError:
@@ -211,7 +269,7 @@ class _Window(NamedTuple):
 
 
 class _OpenSegment:
-    """One segment file, open for as long as it is walked; what it hands out lives on."""
+    """One open segment file. Returned buffers outlive it."""
 
     def __init__(self, path: str) -> None:
         self._fd = os.open(path, OPEN_FLAGS)
@@ -230,11 +288,14 @@ class _OpenSegment:
         os.close(self._fd)
 
     def read_at(self, length: int, position: int) -> bytes:
-        """At most `length` bytes. Raises OSError."""
+        """Read at most `length` bytes. Raises OSError."""
         return os.pread(self._fd, length, position)
 
     def head_at(self, position: int, seed: int) -> tuple[BatchHeader, None] | None:
-        """The header of the batch at `position`, proven by its checksum; None: there is none. Raises BatchFormatError, OSError."""
+        """The header of the batch at `position`, verified by its checksum, None at the end.
+
+        Raises BatchFormatError, OSError.
+        """
         window = self._heads
         at = position - window.start
         if not 0 <= at <= len(window.data) - PREFIX_BYTES - HEADER_BYTES:
@@ -248,11 +309,18 @@ class _OpenSegment:
             window, at = self._read_heads(position, max(self._head_bytes, PREFIX_BYTES + size)), 0
         header = read_header(window.data, at)
         place = header_position(window.data, at)
-        if compute_header_crc(window.data, place, header.extension_length, seed) != header.header_crc32c:
-            raise BatchChecksumError("header checksum does not match (damaged, or a batch of another topic or partition)")
+        if (
+            compute_header_crc(window.data, place, header.extension_length, seed)
+            != header.header_crc32c
+        ):
+            raise BatchChecksumError(
+                "header checksum does not match (damaged, or a batch of another topic or partition)"
+            )
         if position + header.batch_length > self.size:
             raise BatchFormatError("the file ends inside a batch")
-        self._head_bytes = HEADS_AT_ONCE_BYTES if header.batch_length < HEADS_AT_ONCE_BYTES // 8 else HEAD_BYTES
+        self._head_bytes = (
+            HEADS_AT_ONCE_BYTES if header.batch_length < HEADS_AT_ONCE_BYTES // 8 else HEAD_BYTES
+        )
         return header, None
 
     def _read_heads(self, position: int, length: int) -> _Window:
@@ -260,7 +328,10 @@ class _OpenSegment:
         return self._heads
 
     def batch_at(self, position: int, seed: int) -> tuple[BatchHeader, pa.Buffer] | None:
-        """The whole batch at `position`, proven by both checksums; None: there is none. Raises BatchFormatError, OSError."""
+        """The whole batch at `position`, verified by both checksums, None at the end.
+
+        Raises BatchFormatError, OSError.
+        """
         if self._is_mapped is None:
             self._populated = position - position % mmap.PAGESIZE
             self._is_mapped = self._map()
@@ -306,7 +377,7 @@ class _OpenSegment:
         return data
 
     def _map(self) -> bool:
-        """Whether the file is mapped, and the kernel says beforehand that a page can be read."""
+        """Map the file. False if that, or requesting a page, is not possible."""
         try:
             with pa.memory_map(f"/proc/self/fd/{self._fd}", "r") as file:
                 self._mapping = file.read_buffer()
@@ -321,7 +392,7 @@ class _OpenSegment:
         return True
 
     def _populate(self, up_to: int) -> None:
-        """Have the mapping's pages below `up_to` at hand. Raises OSError where the disk cannot give one."""
+        """Load the mapping's pages below `up_to`. Raises OSError if the disk cannot read one."""
         while self._populated < min(up_to, self.size):
             assert self._mapping is not None
             start = self._populated

@@ -1,6 +1,8 @@
-"""What a scan is asked for: its settings, and where it begins and ends in each partition.
+"""Options of a scan: its settings, and its start and end in each partition.
 
-Invariants: pure; whatever is wrong raises InvalidSettingError that names it, before anything is opened.
+Invariants:
+- All functions are pure.
+- An invalid option raises InvalidSettingError that names it, before anything is opened.
 """
 
 from __future__ import annotations
@@ -12,14 +14,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple, TypedDict
 
-from tailrace.errors import InvalidSettingError, OffsetOutOfRangeError
-from tailrace.records import TopicPartition, to_timestamp_us
-from tailrace.settings import ConsumerSettings, _check_kinds, build, merged
+from tailrace.client.settings import ALIASES, ConsumerSettings, _check_kinds, build, merged
+from tailrace.core.errors import InvalidSettingError, OffsetOutOfRangeError
+from tailrace.core.records import to_timestamp_us
+from tailrace.core.topic_partition import TopicPartition
 
 _CONSUMERS = {item.name: item for item in ConsumerSettings.__dataclass_fields__.values()}
 
 ARGUMENTS = ("bootstrap", "columns", "start", "end")
-"""What `scan` takes beside `ScanSettings`."""
+"""The arguments of `scan` beside `ScanSettings`."""
 
 
 def _as_consumers(name: str) -> Any:
@@ -29,31 +32,49 @@ def _as_consumers(name: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class ScanSettings:
-    """What `scan` takes beside its arguments. Those that a consumer has, too, mean what they mean there."""
+    """The settings of `scan`. Those that a consumer also has, mean the same."""
 
-    partitions: Any = field(default=None, metadata={"doc": "Only these partitions: a number, or several; None: all."})
+    partitions: Any = field(
+        default=None, metadata={"doc": "A partition number, or several; None: all partitions."}
+    )
     skip_damaged: bool = field(
-        default=False, metadata={"doc": "Go on behind offsets that are damaged on the disk, and log which; False: raise CorruptBatchError."}
+        default=False,
+        metadata={
+            "doc": "Skip offsets that are damaged on disk, and log which; False: raise "
+            "CorruptBatchError."
+        },
     )
     on_damage: Any = field(
         default=None,
-        metadata={"doc": "With skip_damaged: called with the CorruptBatchError of each range that is left out, to count them."},
+        metadata={
+            "doc": "With skip_damaged: a function that is called with the CorruptBatchError of "
+            "each skipped range."
+        },
     )
     from_files: Any = field(
         default=None,
-        metadata={"doc": "True: only from files on this host; False: only over ZeroMQ; None: from files where they can be opened here."},
+        metadata={
+            "doc": "True: only from files on this host; False: only over ZeroMQ; None: from files "
+            "if they can be opened here."
+        },
     )
-    check_batches: bool = _as_consumers("check_batches")
-    max_unpacked_batch_bytes: int = _as_consumers("max_unpacked_batch_bytes")
+    validate_batches: bool = _as_consumers("validate_batches")
+    max_decompressed_batch_bytes: int = _as_consumers("max_decompressed_batch_bytes")
     request_timeout_ms: int = _as_consumers("request_timeout_ms")
-    client_id: str = field(default="tailrace-scan", metadata={"doc": "Name in the appliance's log."})
+    client_id: str = field(
+        default="tailrace-scan", metadata={"doc": "Name in the appliance's log."}
+    )
 
     def __post_init__(self) -> None:
         _check_kinds(self)
         if self.on_damage is not None and not callable(self.on_damage):
-            raise InvalidSettingError(f"on_damage is of type {type(self.on_damage).__name__}; it takes a callable")
+            raise InvalidSettingError(
+                f"on_damage is of type {type(self.on_damage).__name__}; give a function"
+            )
         if self.from_files not in (None, True, False):
-            raise InvalidSettingError(f"from_files is {self.from_files!r:.100}; it takes True, False or None")
+            raise InvalidSettingError(
+                f"from_files is {self.from_files!r:.100}; give True, False or None"
+            )
         if self.partitions is not None:
             object.__setattr__(self, "partitions", _partition_numbers(self.partitions))
 
@@ -65,19 +86,21 @@ class ScanOptions(TypedDict, total=False):
     skip_damaged: bool
     on_damage: Any
     from_files: bool | None
-    check_batches: bool
-    max_unpacked_batch_bytes: int | str
+    validate_batches: bool
+    max_decompressed_batch_bytes: int | str
     request_timeout_ms: int | str
     client_id: str
 
 
 def build_settings(given: Mapping[str, Any]) -> ScanSettings:
-    """Raises InvalidSettingError; for a name that is none, with the nearest that `scan` takes."""
+    """Build the settings. Raises InvalidSettingError, with the
+    nearest known name for an unknown one.
+    """
     arguments = {item.name for item in fields(ScanSettings)} | set(ARGUMENTS)
     for name in given:
         near = difflib.get_close_matches(name, arguments, 1, 0.5)
-        if name not in arguments and near:
-            raise InvalidSettingError(f"scan takes no {name!r}; did you mean {near[0]}?")
+        if ALIASES.get(name, name) not in arguments and near:
+            raise InvalidSettingError(f"scan has no setting {name!r}; did you mean {near[0]}?")
     return build(ScanSettings, merged(None, given))
 
 
@@ -88,32 +111,36 @@ def _partition_numbers(given: Any) -> tuple[int, ...]:
     except TypeError:
         numbers = [-1]
     if not numbers or min(numbers) < 0:
-        raise InvalidSettingError(f"partitions is {given!r:.100}; it takes a partition's number, or several")
+        raise InvalidSettingError(
+            f"partitions is {given!r:.100}; give a partition number, or several"
+        )
     return tuple(sorted(set(numbers)))
 
 
 class AtTime(NamedTuple):
-    """The first record of this time or later."""
+    """The first record at or after this time."""
 
     timestamp_us: int
 
 
 Bound = str | int | AtTime
-"""Where a scan begins or ends in a partition: "earliest", "latest", an offset, or a time."""
+"""Start or end of a scan in a partition: "earliest", "latest", an offset, or a time."""
 
 
 class Bounds:
-    """`start` or `end` of a scan, as it was given."""
+    """The `start` or `end` argument of a scan."""
 
     def __init__(self, name: str, given: Any) -> None:
-        """Raises InvalidSettingError."""
+        """Parse the argument. Raises InvalidSettingError."""
         self.name = name
         self.default: Bound = {"start": "earliest", "end": "latest"}[name]
         self._by_partition: dict[int | TopicPartition, Bound] = {}
         if isinstance(given, Mapping):
             for key, value in given.items():
                 if isinstance(key, tuple) and len(key) == 2:
-                    self._by_partition[TopicPartition(str(key[0]), self._partition(key[1]))] = self._bound(value)
+                    self._by_partition[TopicPartition(str(key[0]), self._partition(key[1]))] = (
+                        self._bound(value)
+                    )
                 else:
                     self._by_partition[self._partition(key)] = self._bound(value)
         elif given is not None:
@@ -124,13 +151,17 @@ class Bounds:
             return operator.index(key)
         except TypeError:
             raise InvalidSettingError(
-                f"{self.name} names partition {key!r:.100}; write {{0: 100}} or {{TopicPartition(topic, 0): 100}}"
+                f"{self.name} names partition {key!r:.100}; write {{0: 100}} or "
+                "{TopicPartition(topic, 0): 100}"
             ) from None
 
     def _bound(self, value: Any) -> Bound:
-        if isinstance(value, AtTime) or (isinstance(value, str) and value in ("earliest", "latest")):
+        if isinstance(value, AtTime) or (
+            isinstance(value, str) and value in ("earliest", "latest")
+        ):
             return value
-        if isinstance(value, dt.datetime) and value == value:  # pandas' NaT, a datetime by its class, equals nothing
+        # pandas' NaT is a datetime by its class but is not equal to itself.
+        if isinstance(value, dt.datetime) and value == value:
             return AtTime(to_timestamp_us(value))
         try:
             offset = -1 if isinstance(value, bool) else operator.index(value)
@@ -138,31 +169,42 @@ class Bounds:
             offset = -1
         if offset < 0:
             raise InvalidSettingError(
-                f'{self.name} is {value!r:.100}; it takes "earliest", "latest", an offset, a datetime, or a dict of these by partition'
+                f'{self.name} is {value!r:.100}; give "earliest", "latest", an offset, a '
+                "datetime, or a dict of these by partition"
             )
         return offset
 
     def check_partitions(self, topic: str, partitions: Iterable[int]) -> None:
-        """That those which it names are read. Raises InvalidSettingError."""
+        """Check that the scan reads the named partitions. Raises InvalidSettingError."""
         read = set(partitions)
         for key in self._by_partition:
             of_topic, number = key if isinstance(key, TopicPartition) else (topic, key)
             if of_topic != topic or number not in read:
-                raise InvalidSettingError(f"{self.name} names {of_topic}-{number}, which this scan of {topic!r} does not read")
+                raise InvalidSettingError(
+                    f"{self.name} names {of_topic}-{number}, which this scan of {topic!r} does "
+                    "not read; leave it out"
+                )
 
     def of(self, key: TopicPartition) -> Bound:
-        """Of one partition."""
+        """The bound of one partition."""
         return self._by_partition.get(key, self._by_partition.get(key.partition, self.default))
 
 
-def resolve(name: str, bound: Bound, key: TopicPartition, beginning: int, end: int, at_time: int | None) -> int:
-    """The offset that a bound means in a partition that holds `beginning` to `end - 1`. `at_time`: the first record at or after the bound's time, None where
-    there is none. Raises OffsetOutOfRangeError.
+def resolve(
+    name: str, bound: Bound, key: TopicPartition, beginning: int, end: int, at_time: int | None
+) -> int:
+    """The offset of a bound in a partition with offsets `beginning` to `end - 1`.
+
+    `at_time` is the first record at or after the bound's time, None if there is none. Raises
+    OffsetOutOfRangeError.
     """
     if isinstance(bound, AtTime):
         return end if at_time is None else min(max(at_time, beginning), end)
     if isinstance(bound, str):
         return beginning if bound == "earliest" else end
     if not beginning <= bound <= end:
-        raise OffsetOutOfRangeError(f"{name} asks for offset {bound} of {key.topic}-{key.partition}, which holds {beginning} to {end}")
+        raise OffsetOutOfRangeError(
+            f"{name} is offset {bound} of {key.topic}-{key.partition}, which has {beginning} to "
+            f"{end}"
+        )
     return bound

@@ -1,7 +1,12 @@
-"""What a scan reads: which offsets of which partitions, from where. A plan can be pickled and divided, so that tasks elsewhere read their parts of it.
+"""Scan plans: the offsets, partitions and places that a scan reads.
 
-Invariants: a plan's ranges are fixed when it is made, at the settled end that there is then: whoever reads it, again or elsewhere, reads the same rows.
-    A range names a directory only where that is the appliance's own (no copy, no other host's); a reader that does not find it there asks the appliance.
+A plan can be pickled and split, so that tasks elsewhere read parts of it.
+
+Invariants:
+- A plan's ranges are fixed when it is made, up to the settled end at that time. Every reader of it
+  gets the same rows.
+- A range names a directory only if it is the appliance's own, not a copy or another host's. A
+  reader without that directory reads from the appliance.
 """
 
 from __future__ import annotations
@@ -15,8 +20,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from tailrace.admin import Admin
-from tailrace.errors import (
+from tailrace.admin.admin import Admin
+from tailrace.client.list_offsets import ready_offsets
+from tailrace.client.settings import DEFAULT_BOOTSTRAP
+from tailrace.client.topic_metadata import TopicInfo
+from tailrace.core.errors import (
     InvalidRequestError,
     NotReachableError,
     OffsetOutOfRangeError,
@@ -24,16 +32,14 @@ from tailrace.errors import (
     StorageError,
     UnknownTopicError,
 )
-from tailrace.offset_lookup import ready_offsets
-from tailrace.records import TopicPartition
-from tailrace.scanning import directories, lease
+from tailrace.core.topic_partition import TopicPartition
+from tailrace.format.schema import from_message
+from tailrace.scanning import data_dirs as directories
+from tailrace.scanning import retention_lease
+from tailrace.scanning.batch_decoder import time_in
 from tailrace.scanning.columns import Column, arrow_schema, chosen_columns, united
+from tailrace.scanning.local_source import LocalSource, read_partition_file
 from tailrace.scanning.options import AtTime, Bounds, ScanSettings, resolve
-from tailrace.scanning.rows import time_in
-from tailrace.scanning.segment_files import SegmentFiles, read_partition_file
-from tailrace.schema import from_message
-from tailrace.settings import DEFAULT_BOOTSTRAP
-from tailrace.topics import TopicInfo
 
 LEASE_ATTEMPTS = 3
 GUESS_TIMEOUT_MS = 3_000
@@ -49,20 +55,20 @@ class PartitionRange:
     start: int
     end: int
     directory: str = ""
-    """With its files, on the host where the plan was made; empty: only the appliance has it."""
+    """The directory of its files on the host that made the plan; empty: only over ZeroMQ."""
 
     @property
     def key(self) -> TopicPartition:
-        """Which partition."""
+        """The partition."""
         return TopicPartition(self.topic, self.partition)
 
 
 @dataclass(frozen=True, slots=True)
 class ScanPlan:
-    """All that a reader needs to know."""
+    """The input of a reader."""
 
     bootstrap: str
-    """Of the appliance; empty: none runs, the directories are read as they are."""
+    """The appliance's address; empty: none runs, and the directories are read directly."""
     topic: str
     typed: bool
     schema_message: bytes
@@ -70,20 +76,25 @@ class ScanPlan:
     ranges: tuple[PartitionRange, ...]
     settings: ScanSettings = field(default_factory=ScanSettings)
     lease: str = ""
-    """The lease's name; empty: none was taken."""
+    """The lease's name; empty: there is none."""
 
     @property
     def schema(self) -> pa.Schema:
-        """Of the batches that reading it gives."""
+        """The schema of the scan's batches."""
         return arrow_schema(self.columns)
 
     @property
     def topic_schema(self) -> pa.Schema:
-        """Of the topic's batches."""
+        """The schema of the topic's batches."""
         return from_message(self.schema_message)
 
+    @property
+    def topic_ids(self) -> dict[str, bytes]:
+        """The topics that are read, by name."""
+        return {r.topic: r.topic_id for r in self.ranges}
+
     def split(self, offsets_max: int) -> list[ScanPlan]:
-        """Plans of at most so many offsets each, in order, which together are this one."""
+        """Split into plans of at most `offsets_max` offsets each, in order."""
         pieces = [
             replace(r, start=start, end=min(start + offsets_max, r.end))
             for r in self.ranges
@@ -93,13 +104,30 @@ class ScanPlan:
 
 
 def plan(
-    source: Any, bootstrap: str | None, columns: Any, start: Bounds, end: Bounds, settings: ScanSettings, *, with_lease: bool = True
+    source: Any,
+    bootstrap: str | None,
+    columns: Any,
+    start: Bounds,
+    end: Bounds,
+    settings: ScanSettings,
+    *,
+    with_lease: bool = True,
 ) -> ScanPlan:
-    """What to read of a topic, or of a directory. Raises TailraceError."""
+    """Plan a scan of a topic or a directory. Raises TailraceError."""
     if not directories.is_directory(source):
         if not isinstance(source, str) or not source or not source.isprintable():
-            raise InvalidRequestError(f"scan takes the name of a topic, or DATA_DIR/topic, not {source!r:.100}")
-        return _of_appliance(source, bootstrap or DEFAULT_BOOTSTRAP, columns, start, end, settings, with_lease=with_lease)
+            raise InvalidRequestError(
+                f"scan takes a topic's name or DATA_DIR/topic, not {source!r:.100}"
+            )
+        return _of_appliance(
+            source,
+            bootstrap or DEFAULT_BOOTSTRAP,
+            columns,
+            start,
+            end,
+            settings,
+            with_lease=with_lease,
+        )
     path = os.path.abspath(os.fspath(source))
     found = directories.find_partitions(path, settings.partitions)
     data_dir = os.path.dirname(next(iter(found.values()))[0])
@@ -109,20 +137,30 @@ def plan(
     first = next(iter(found.values()))[1]
     numbers = settings.partitions if settings.partitions is not None else tuple(found)
     made = _of_appliance(
-        first.topic, address, columns, start, end, replace(settings, partitions=numbers), with_lease=with_lease, in_directory=data_dir
+        first.topic,
+        address,
+        columns,
+        start,
+        end,
+        replace(settings, partitions=numbers),
+        with_lease=with_lease,
+        in_directory=data_dir,
     )
     if made.ranges and made.ranges[0].topic_id != first.topic_id:
         raise _another_appliance(data_dir, address)
     return made
 
 
-def _another_appliance(data_dir: str, address: str, reason: str = "is another one") -> InvalidRequestError:
+def _another_appliance(
+    data_dir: str, address: str, reason: str = "is another appliance"
+) -> InvalidRequestError:
     return InvalidRequestError(
-        f"an appliance runs on {data_dir}, and the one at {address} {reason}: name its address with bootstrap=, so that only what is settled is read"
+        f"an appliance runs on {data_dir}, but the one at {address} {reason}; give its address "
+        "with bootstrap=, so that only settled offsets are read"
     )
 
 
-# ---- a running appliance ---------------------------------------------------------------------------------------------------------------------
+# ---- a running appliance -------------------------------------------------------------------------
 
 
 def _of_appliance(
@@ -137,13 +175,19 @@ def _of_appliance(
     in_directory: str = "",
 ) -> ScanPlan:
     try:
-        # Whether the usual address is that of the appliance that runs on a directory is a guess: it is not waited for.
+        # The default address may not be that of the appliance on the directory, so the wait is
+        # short.
         patience_ms = min(settings.request_timeout_ms, GUESS_TIMEOUT_MS) if in_directory else None
         admin = Admin(
-            bootstrap, client_id=settings.client_id, request_timeout_ms=settings.request_timeout_ms, connect_timeout_ms=patience_ms
+            bootstrap,
+            client_id=settings.client_id,
+            request_timeout_ms=settings.request_timeout_ms,
+            connect_timeout_ms=patience_ms,
         )
         with admin:
-            data_dirs = own_directories(admin) if settings.from_files is not False or in_directory else []
+            data_dirs = (
+                own_directories(admin) if settings.from_files is not False or in_directory else []
+            )
             if in_directory and in_directory not in data_dirs:
                 raise _another_appliance(in_directory, bootstrap)
             data_dirs = [] if settings.from_files is False else data_dirs
@@ -152,15 +196,27 @@ def _of_appliance(
                 ranges = _ranges(admin, info, start, end, settings)
                 name = f"scan-{uuid.uuid4().hex}" if with_lease and ranges else ""
                 try:
-                    if name and not lease.take(admin, name, {r.key: r.start for r in ranges}):
+                    if name and not retention_lease.acquire(
+                        admin,
+                        name,
+                        {r.key: r.start for r in ranges},
+                        topic_ids={info.name: info.topic_id},
+                    ):
                         name = ""
                     break
                 except OffsetOutOfRangeError:
-                    if attempt == LEASE_ATTEMPTS - 1:  # retention moved the beginning between plan and lease each time
+                    # Retention moved the beginning between plan and lease, each time.
+                    if attempt == LEASE_ATTEMPTS - 1:
                         raise
     except NotReachableError as error:
-        raise _another_appliance(in_directory, bootstrap, f"cannot be asked ({error.detail})") if in_directory else error from None
-    return plan_of(info, admin.settings.bootstrap, ranges, data_dirs, columns, settings, name)
+        raise (
+            _another_appliance(in_directory, bootstrap, f"does not respond ({error.detail})")
+            if in_directory
+            else error
+        ) from None
+    return plan_of(
+        info, admin.settings.bootstrap_servers, ranges, data_dirs, columns, settings, name
+    )
 
 
 def plan_of(
@@ -172,14 +228,22 @@ def plan_of(
     settings: ScanSettings,
     lease_name: str = "",
 ) -> ScanPlan:
-    """A plan of these ranges of a topic; `data_dirs`: see `own_directories`. Raises InvalidSettingError, SchemaMismatchError, StorageError."""
+    """A plan of these ranges of a topic. `data_dirs` come from `own_directories`.
+
+    Raises InvalidSettingError, SchemaMismatchError, StorageError.
+    """
     found = tuple(replace(r, directory=_directory_of(r, data_dirs)) for r in ranges)
     if settings.from_files and (elsewhere := [r for r in found if not r.directory]):
         where = f"{info.name}-{elsewhere[0].partition}"
-        raise StorageError(f"the files of {where} cannot be opened here, and from_files=True allows nothing else")
+        raise StorageError(
+            f"the files of {where} cannot be opened here, which from_files=True requires; leave it "
+            "out to read over ZeroMQ"
+        )
     schema = united(info.name, info.schema, _older_schemas(found), columns)
     chosen = chosen_columns(info.name, schema, columns, typed=info.typed)
-    return ScanPlan(bootstrap, info.name, info.typed, info.schema_message, chosen, found, settings, lease_name)
+    return ScanPlan(
+        bootstrap, info.name, info.typed, info.schema_message, chosen, found, settings, lease_name
+    )
 
 
 def _topic_info(admin: Admin, topic: str) -> TopicInfo:
@@ -188,15 +252,25 @@ def _topic_info(admin: Admin, topic: str) -> TopicInfo:
     except UnknownTopicError:
         names = admin.list_topics()
     near = difflib.get_close_matches(topic, names, 1, 0.5)
-    hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names[:10])}" if names else "there is none yet"
+    hint = (
+        f"did you mean {near[0]!r}?"
+        if near
+        else f"existing topics are {', '.join(names[:10])}"
+        if names
+        else "the appliance has no topics"
+    )
     raise UnknownTopicError(f"there is no topic {topic!r}; {hint}")
 
 
 def own_directories(admin: Admin) -> list[str]:
-    """The appliance's data directories that are here, and its own."""
+    """The appliance's own data directories that are on this host."""
     described = admin.describe_cluster()
     paths = [row["path"] for row in described["data_dirs"]]
-    return [path for n, path in enumerate(paths) if directories.same_directory(path, described["cluster_id"] if n == 0 else None)]
+    return [
+        path
+        for n, path in enumerate(paths)
+        if directories.same_directory(path, described["cluster_id"] if n == 0 else None)
+    ]
 
 
 def _directory_of(r: PartitionRange, data_dirs: list[str]) -> str:
@@ -208,24 +282,28 @@ def _directory_of(r: PartitionRange, data_dirs: list[str]) -> str:
 
 
 def opens_here(directory: str, topic_id: bytes) -> bool:
-    """Whether the directory of a partition is the topic's, and its segments can be opened by this process."""
+    """True if a partition's directory is the topic's, and this process can open its segments."""
     known = read_partition_file(directory)
     if known is None or known.topic_id != topic_id:
         return False
     try:
-        bases = SegmentFiles(directory, known, headers_only=True, schema=pa.schema([])).bases()
+        bases = LocalSource(directory, known, headers_only=True, schema=pa.schema([])).bases()
         return all(os.access(path, os.R_OK) for path in bases.values())
     except OSError:
         return False
 
 
 def is_own(directory: str, topic_id: bytes) -> bool:
-    """The same for a plan that was made elsewhere, perhaps: a copy on this host, under the same path, is not read."""
-    return directories.same_directory(os.path.dirname(directory), None) and opens_here(directory, topic_id)
+    """True if a directory from a plan is the appliance's own here,
+    not a copy under the same path.
+    """
+    return directories.same_directory(os.path.dirname(directory), None) and opens_here(
+        directory, topic_id
+    )
 
 
 def _older_schemas(ranges: Iterable[PartitionRange]) -> list[pa.Schema]:
-    """That segments of these partitions may have."""
+    """The schemas in the segments of these partitions."""
     messages = dict[bytes, None]()
     for r in ranges:
         known = read_partition_file(r.directory) if r.directory else None
@@ -233,16 +311,25 @@ def _older_schemas(ranges: Iterable[PartitionRange]) -> list[pa.Schema]:
     return [from_message(message) for message in messages]
 
 
-def _ranges(admin: Admin, info: TopicInfo, start: Bounds, end: Bounds, settings: ScanSettings) -> list[PartitionRange]:
+def _ranges(
+    admin: Admin, info: TopicInfo, start: Bounds, end: Bounds, settings: ScanSettings
+) -> list[PartitionRange]:
     count = len(info.partitions)
     numbers = range(count) if settings.partitions is None else settings.partitions
     for number in numbers:
         if number >= count:
-            raise PartitionOutOfRangeError(f"topic {info.name!r} has partitions 0 to {count - 1}, not {number}")
+            raise PartitionOutOfRangeError(
+                f"topic {info.name!r} has partitions 0 to {count - 1}, not {number}"
+            )
     keys = [TopicPartition(info.name, number) for number in numbers]
     for bounds in (start, end):
         bounds.check_partitions(info.name, numbers)
-    times = {(bounds.name, key): bound for bounds in (start, end) for key in keys if isinstance(bound := bounds.of(key), AtTime)}
+    times = {
+        (bounds.name, key): bound
+        for bounds in (start, end)
+        for key in keys
+        if isinstance(bound := bounds.of(key), AtTime)
+    }
     found = ready_offsets(admin.offsets, keys, "latest", settings.request_timeout_ms)
     at_times = offsets_at(admin, times, settings) if times else {}
     result = []
@@ -261,62 +348,100 @@ def _range(
     behind: int,
     at_times: Mapping[tuple[str, TopicPartition], int | None],
 ) -> PartitionRange:
-    begin, until = (resolve(b.name, b.of(key), key, first, behind, at_times.get((b.name, key))) for b in (start, end))
+    begin, until = (
+        resolve(b.name, b.of(key), key, first, behind, at_times.get((b.name, key)))
+        for b in (start, end)
+    )
     if begin > until and isinstance(start.of(key), int) and isinstance(end.of(key), int):
-        raise InvalidRequestError(f"start is {begin} and end {until} of {key.topic}-{key.partition}: a scan ends behind where it begins")
+        raise InvalidRequestError(
+            f"start is {begin} and end is {until} of {key.topic}-{key.partition}; give an end at "
+            "or above start"
+        )
     return PartitionRange(key.topic, topic_id, key.partition, begin, until)
 
 
 def offsets_at(
     admin: Admin, times: Mapping[tuple[str, TopicPartition], AtTime], settings: ScanSettings
 ) -> dict[tuple[str, TopicPartition], int | None]:
-    """The first record at or after each time, as `Consumer.offsets_for_times` finds it."""
-    from tailrace.consumer import Consumer
+    """The first record at or after each time, as in `Consumer.offsets_for_times`."""
+    from tailrace.consumer.consumer import Consumer
 
     result: dict[tuple[str, TopicPartition], int | None] = {}
     with Consumer(
-        bootstrap=admin.settings.bootstrap, client_id=settings.client_id, request_timeout_ms=settings.request_timeout_ms,
-        max_unpacked_batch_bytes=settings.max_unpacked_batch_bytes,
+        bootstrap=admin.settings.bootstrap_servers, client_id=settings.client_id,
+        request_timeout_ms=settings.request_timeout_ms,
+        max_decompressed_batch_bytes=settings.max_decompressed_batch_bytes,
     ) as consumer:  # fmt: skip
         for name in ("start", "end"):
-            wanted = {key: at for (of, key), at in times.items() if of == name}
-            found = consumer._offsets_for_times_us({key: at.timestamp_us for key, at in wanted.items()})
-            result.update(((name, key), None if item is None else item.offset) for key, item in found.items())
+            requested = {key: at for (of, key), at in times.items() if of == name}
+            found = consumer._run_steps(
+                consumer._offsets_for_times_us(
+                    {key: at.timestamp_us for key, at in requested.items()}
+                )
+            )
+            result.update(
+                ((name, key), None if item is None else item.offset) for key, item in found.items()
+            )
     return result
 
 
-# ---- a stopped appliance's directory ----------------------------------------------------------------------------------------------------------
+# ---- a stopped appliance's directory -------------------------------------------------------------
 
 
-def _of_directory(found: Mapping[int, tuple[str, Any]], columns: Any, start: Bounds, end: Bounds, settings: ScanSettings) -> ScanPlan:
+def _of_directory(
+    found: Mapping[int, tuple[str, Any]],
+    columns: Any,
+    start: Bounds,
+    end: Bounds,
+    settings: ScanSettings,
+) -> ScanPlan:
     if settings.from_files is False:
-        raise InvalidRequestError("no appliance runs on this directory, so it is read from its files: leave out from_files=False")
+        raise InvalidRequestError(
+            "no appliance runs on this directory, so only its files can be read; leave out "
+            "from_files=False"
+        )
     first = next(iter(found.values()))[1]
     topic, decision = first.topic, first.decision
     newest = decision.schema_id if decision is not None else max(first.schemas)
-    message = first.schemas[newest] if newest in first.schemas else next(iter(first.schemas.values()))
+    message = (
+        first.schemas[newest] if newest in first.schemas else next(iter(first.schemas.values()))
+    )
     typed = decision.typed if decision is not None else "@" in topic
     current = from_message(message)
     for bounds in (start, end):
         bounds.check_partitions(topic, found)
     ranges = []
     for directory, known in found.values():
-        files = SegmentFiles(directory, known, headers_only=False, schema=current)
+        files = LocalSource(directory, known, headers_only=False, schema=current)
         key, behind = files.key, directories.settled_end(files)
         at_times: dict[tuple[str, TopicPartition], int | None] = {}
         for bounds in (start, end):
             bound = bounds.of(key)
             if isinstance(bound, AtTime):
-                at_times[bounds.name, key] = _first_of_files(files, bound.timestamp_us, behind, typed, settings)
+                at_times[bounds.name, key] = _first_of_files(
+                    files, bound.timestamp_us, behind, typed, settings
+                )
         made = _range(known.topic_id, key, start, end, known.log_start_offset, behind, at_times)
         if made.start < made.end:
             ranges.append(replace(made, directory=directory))
     schema = united(topic, current, _older_schemas(ranges), columns)
-    return ScanPlan("", topic, typed, message, chosen_columns(topic, schema, columns, typed=typed), tuple(ranges), settings)
+    return ScanPlan(
+        "",
+        topic,
+        typed,
+        message,
+        chosen_columns(topic, schema, columns, typed=typed),
+        tuple(ranges),
+        settings,
+    )
 
 
-def _first_of_files(files: SegmentFiles, when_us: int, behind: int, typed: bool, settings: ScanSettings) -> int | None:
+def _first_of_files(
+    files: LocalSource, when_us: int, behind: int, typed: bool, settings: ScanSettings
+) -> int | None:
     def first_in(header: Any, data: Any, schema: pa.Schema) -> int | None:
-        return time_in(header, data, schema, when_us, settings.max_unpacked_batch_bytes, typed=typed)
+        return time_in(
+            header, data, schema, when_us, settings.max_decompressed_batch_bytes, typed=typed
+        )
 
-    return directories.first_at_or_after(files, when_us, behind, first_in)
+    return directories.offset_for_time(files, when_us, behind, first_in)

@@ -1,4 +1,4 @@
-"""`tailrace.scan`: reads what a plan says, in order, and gives it as Arrow."""
+"""The reader behind `tailrace.scan`: reads a plan's ranges in order, as Arrow batches."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any, Unpack
 
 import pyarrow as pa
 
-from tailrace.client_log import logger
-from tailrace.errors import CorruptBatchError, StorageError
-from tailrace.scanning.frames import Frame, Source
-from tailrace.scanning.lease import Lease
+from tailrace.core.errors import CorruptBatchError, StorageError
+from tailrace.core.log import logger
+from tailrace.scanning.batch import Source, StoredBatch
+from tailrace.scanning.batch_decoder import BatchDecoder, needs_bodies
+from tailrace.scanning.local_source import LocalSource, read_partition_file
 from tailrace.scanning.options import Bounds, ScanOptions, build_settings
 from tailrace.scanning.planner import PartitionRange, ScanPlan, is_own, plan
-from tailrace.scanning.remote import RemoteBatches
-from tailrace.scanning.rows import Rows, needs_bodies
-from tailrace.scanning.segment_files import SegmentFiles, read_partition_file
+from tailrace.scanning.remote_source import RemoteSource
+from tailrace.scanning.retention_lease import Lease
 
 
 def scan(
@@ -28,35 +28,52 @@ def scan(
     end: Any = None,
     **settings: Unpack[ScanOptions],
 ) -> pa.RecordBatchReader:
-    """The log as a table: a pyarrow RecordBatchReader over a topic, which polars, pandas and duckdb take as it is.
+    """Scan a topic as a table: a pyarrow RecordBatchReader for polars, pandas and duckdb.
 
-        polars.from_arrow(tailrace.scan("flights", "tcp://127.0.0.1:7420", columns=["carrier", "delay"]))
+        reader = tailrace.scan("flights", "tcp://127.0.0.1:7420", columns=["carrier", "delay"])
+        polars.from_arrow(reader)
 
-    `topic_or_directory`: a topic's name, or DATA_DIR/topic, which is read also while no appliance runs. From files where the appliance is on this host and its
-    files can be opened, over ZeroMQ otherwise; the rows are the same. Partitions come one after the other, each in offset order, up to the settled end that
-    there is now.
+    `topic_or_directory` is a topic's name or DATA_DIR/topic, which can also be read while no
+    appliance runs. Rows come from files if the appliance is on this host and its files can be
+    opened, else over ZeroMQ, with the same result. Partitions come one after the other, each in
+    offset order, up to the settled end at the start of the scan.
 
-    `columns`: those of a typed topic; of others key, value, topic, partition, offset, timestamp, timestampType, headers. `_topic`, `_partition`, `_offset` and
-    `_timestamp` can be asked for in every topic. What is not asked for is not decoded.
-    `start`, `end`: "earliest", "latest", an offset, a datetime (the first record of that time or later), or a dict of these by partition.
+    `columns` are those of a typed topic, else key, value, topic, partition, offset, timestamp,
+    timestampType and headers. Every topic also has `_topic`, `_partition`, `_offset` and
+    `_timestamp`. Other columns are not decoded. `start` and `end` are "earliest", "latest", an
+    offset, a datetime (the first record at or after it), or a dict of these by partition.
 
-    Raises InvalidSettingError, UnknownTopicError, OffsetOutOfRangeError, NotReachableError; while it is read CorruptBatchError with the range that is damaged
-    (see `skip_damaged`), UnknownTopicError when the topic is deleted meanwhile, NotReachableError when the appliance stays away.
+    Raises InvalidSettingError, UnknownTopicError, OffsetOutOfRangeError, NotReachableError. Reading
+    raises CorruptBatchError with the damaged range (see `skip_damaged`), UnknownTopicError if the
+    topic is deleted, NotReachableError if the appliance stays away.
     """
     chosen = build_settings(settings)
-    return open_reader(plan(topic_or_directory, bootstrap, columns, Bounds("start", start), Bounds("end", end), chosen))
+    return open_reader(
+        plan(
+            topic_or_directory,
+            bootstrap,
+            columns,
+            Bounds("start", start),
+            Bounds("end", end),
+            chosen,
+        )
+    )
 
 
 def open_reader(made: ScanPlan) -> pa.RecordBatchReader:
-    """A reader of a plan; its lease ends with it."""
+    """A reader of a plan. The plan's lease ends with it."""
     batches = read(made)
-    lease = Lease(made.bootstrap, made.lease, {r.key: r.start for r in made.ranges})
+    lease = Lease(made.bootstrap, made.lease, {r.key: r.start for r in made.ranges}, made.topic_ids)
     iterator = _Batches(batches, lease)
     return pa.RecordBatchReader.from_batches(made.schema, iterator)
 
 
 class _Batches:
-    """The batches of a plan under its lease, which is given back when they end, are closed or forgotten, or the program ends."""
+    """The batches of a plan under its lease.
+
+    The lease ends with the batches, when the object is closed or garbage collected, or with the
+    program.
+    """
 
     def __init__(self, batches: Iterator[pa.RecordBatch], lease: Lease) -> None:
         self._batches = batches
@@ -76,7 +93,7 @@ class _Batches:
 
 
 def read(made: ScanPlan) -> Iterator[pa.RecordBatch]:
-    """The rows of a plan, without its lease. Raises TailraceError."""
+    """Yield the rows of a plan, without its lease. Raises TailraceError."""
     for r in made.ranges:
         source = _source(made, r)
         try:
@@ -86,20 +103,33 @@ def read(made: ScanPlan) -> Iterator[pa.RecordBatch]:
 
 
 def _source(made: ScanPlan, r: PartitionRange) -> Source:
-    """From its files where they are here, else from the appliance."""
+    """The local files of a range if they are here, else the appliance."""
     if r.directory and (not made.bootstrap or is_own(r.directory, r.topic_id)):
         known = read_partition_file(r.directory)
         if known is not None:
-            return SegmentFiles(r.directory, known, headers_only=not needs_bodies(made.columns), schema=made.topic_schema)
+            return LocalSource(
+                r.directory,
+                known,
+                headers_only=not needs_bodies(made.columns),
+                schema=made.topic_schema,
+            )
     if not made.bootstrap:
-        raise StorageError(f"{r.directory} cannot be read any more")
-    return RemoteBatches(made.bootstrap, r.topic, r.topic_id, r.partition, made.settings, made.topic_schema)
+        raise StorageError(
+            f"{r.directory} can no longer be read: its partition.json is missing or damaged"
+        )
+    return RemoteSource(
+        made.bootstrap, r.topic, r.topic_id, r.partition, made.settings, made.topic_schema
+    )
 
 
 def _read_range(made: ScanPlan, r: PartitionRange, source: Source) -> Iterator[pa.RecordBatch]:
     settings = made.settings
-    rows = Rows(
-        r.key, made.columns, typed=made.typed, trust=not settings.check_batches, max_unpacked_bytes=settings.max_unpacked_batch_bytes
+    rows = BatchDecoder(
+        r.key,
+        made.columns,
+        typed=made.typed,
+        trust=not settings.validate_batches,
+        max_unpacked_bytes=settings.max_decompressed_batch_bytes,
     )
     position = r.start
     while position < r.end:
@@ -110,7 +140,7 @@ def _read_range(made: ScanPlan, r: PartitionRange, source: Source) -> Iterator[p
             break
         except CorruptBatchError as error:
             if not settings.skip_damaged or error.next_offset is None:
-                yield from rows.rest()  # what is good comes first
+                yield from rows.rest()  # the good rows before the damage
                 raise
             logger.warning("scan_skipped %s", error.detail)
             if settings.on_damage is not None:
@@ -119,5 +149,5 @@ def _read_range(made: ScanPlan, r: PartitionRange, source: Source) -> Iterator[p
     yield from rows.rest()
 
 
-def _behind(frame: Frame) -> int:
+def _behind(frame: StoredBatch) -> int:
     return frame.header.next_offset

@@ -1,8 +1,9 @@
 """Reading acquired records: ordinary fetches at the offsets that were acquired, cut to these.
 
 Owner: one ShareConsumer, one thread.
-Invariants: every offset of a run comes out once, in order: with its record, or as one that has none (a control batch, or removed by retention), or as one that
-    cannot be read; nothing else comes out.
+Invariants: every offset of a run comes out once, in order: with its record, or as one that has none
+    (a control batch, or removed by retention), or as one that cannot be read; nothing else comes
+    out.
 """
 
 from __future__ import annotations
@@ -13,17 +14,18 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from tailrace.errors import CorruptBatchError, RecordTooLargeError, TailraceError
-from tailrace.fetcher import PartitionCursor
-from tailrace.formats import arrow_batch
-from tailrace.formats.batch_header import BatchHeader
-from tailrace.records import Record, TopicPartition
-from tailrace.settings import ConsumerSettings
-from tailrace.topics import TopicInfo
+from tailrace.batch import arrow_codec as arrow_batch
+from tailrace.client.settings import ConsumerSettings
+from tailrace.client.topic_metadata import TopicInfo
+from tailrace.core.errors import CorruptBatchError, RecordTooLargeError, TailraceError
+from tailrace.core.records import Record
+from tailrace.core.topic_partition import TopicPartition
+from tailrace.fetch.fetcher import PartitionPosition
+from tailrace.format.batch_header import BatchHeader
 
 
 @dataclass(slots=True)
-class Run:
+class AcquiredRange:
     """Offsets `first` to `last` that this consumer has acquired and not read yet."""
 
     first: int
@@ -34,44 +36,54 @@ class Run:
     locked_until_ns: int
 
 
-class Piece(NamedTuple):
-    """The first part of a run, read. `records` are of offsets `first` to `last`; none where there is none, or none that can be read."""
+class FetchedRange(NamedTuple):
+    """The first part of a run, read. `records` are of offsets `first` to `last`; none where there
+    is none, or none that can be read.
+    """
 
-    run: Run
+    run: AcquiredRange
     first: int
     last: int
     records: list[Record]
     unreadable: TailraceError | None = None
 
 
-class PartitionFeed:
+class AcquiredRanges:
     """One partition: see the module's docstring."""
 
     def __init__(self, key: TopicPartition, info: TopicInfo) -> None:
         self.info = info
-        self.cursor = PartitionCursor(key, info)
-        self.runs: deque[Run] = deque()
+        self.cursor = PartitionPosition(key, info)
+        self.runs: deque[AcquiredRange] = deque()
         self._is_scattered = False
-        """Whether others take records in between: what lies behind those that are wanted is not worth fetching then."""
+        """Whether others take records in between: what lies behind those that are wanted is not
+        worth fetching then.
+        """
         self._record_bytes = 0.0
         """About how many a record takes in its batch."""
         self._passed_over: tuple[int, TailraceError | None] | None = None
         """Offsets below this have no record, or one that cannot be read for this reason."""
         self._decoded: tuple[BatchHeader, pa.RecordBatch, int] | None = None
-        """The batch that was taken last, and the offset of its first row here: the next run may begin in it."""
+        """The batch that was taken last, and the offset of its first row here: the next run may
+        begin in it.
+        """
 
     @property
     def key(self) -> TopicPartition:
         return self.cursor.key
 
     def aim(self, offset: int) -> None:
-        """Have the next batch be the one that holds `offset`; what is buffered is kept if it can be."""
+        """Have the next batch be the one that holds `offset`; what is buffered is kept if it can
+        be.
+        """
         cursor = self.cursor
         while cursor.buffered and cursor.buffered[0][1] <= offset:
             data, cursor.position = cursor.buffered.popleft()
             cursor.buffered_bytes -= len(data)
         at = cursor.position
-        is_sound = cursor.error is None or bool(cursor.buffered)  # an error lies behind what is buffered
+        is_sound = cursor.error is None or bool(
+            cursor.buffered
+        )  # an error lies behind what is buffered
         if at is not None and is_sound and (at == offset or (cursor.buffered and at < offset)):
             self._is_scattered = self._is_scattered and at != offset
             cursor.position = offset
@@ -80,13 +92,18 @@ class PartitionFeed:
             cursor.seek(offset)
 
     def limit_fetch(self, max_bytes: int) -> None:
-        """Have the next fetch bring what was acquired, and what follows, up to `max_bytes`, only where no other consumer takes records in between."""
-        wanted = sum(run.last - run.first + 1 for run in self.runs)
-        self.cursor.fetch_max_bytes = min(max_bytes, int(wanted * self._record_bytes) + 1) if self._is_scattered else 0
+        """Have the next fetch bring what was acquired, and what follows, up to `max_bytes`, only
+        where no other consumer takes records in between.
+        """
+        requested = sum(run.last - run.first + 1 for run in self.runs)
+        self.cursor.fetch_max_bytes = (
+            min(max_bytes, int(requested * self._record_bytes) + 1) if self._is_scattered else 0
+        )
 
-    def next_piece(self, settings: ConsumerSettings) -> Piece | None:
-        """The next part of what was acquired; None: it is to be fetched first (then the cursor is there), or `cursor.error` says why it cannot be. Raises
-        nothing: what cannot be read is a piece, too.
+    def next_piece(self, settings: ConsumerSettings) -> FetchedRange | None:
+        """The next part of what was acquired; None: it is to be fetched first (then the cursor is
+        there), or `cursor.error` says why it cannot be. Raises nothing: what cannot be read is a
+        piece, too.
         """
         if self.cursor.error is not None and not self.cursor.buffered:
             return None
@@ -103,7 +120,9 @@ class PartitionFeed:
                     last = min(run.last, start + rows.num_rows - 1)
                     part = rows.slice(run.first - start, last - run.first + 1)
                     topic, partition = self.key
-                    records = arrow_batch.to_records(topic, partition, run.first, part, header, self.info.typed)
+                    records = arrow_batch.to_records(
+                        topic, partition, run.first, part, header, self.info.typed
+                    )
                     return self._piece(run, last, records)
             self.aim(run.first)
             if not self.cursor.buffered:
@@ -128,17 +147,24 @@ class PartitionFeed:
         self.cursor.error = None
         self._passed_over = behind, error
 
-    def _piece(self, run: Run, last: int, records: list[Record], unreadable: TailraceError | None = None) -> Piece:
-        piece = Piece(run, run.first, last, records, unreadable)
+    def _piece(
+        self,
+        run: AcquiredRange,
+        last: int,
+        records: list[Record],
+        unreadable: TailraceError | None = None,
+    ) -> FetchedRange:
+        piece = FetchedRange(run, run.first, last, records, unreadable)
         run.first = last + 1
         if run.first > run.last:
             self.runs.popleft()
         return piece
 
-    def drop_expired(self, now_ns: int) -> int:
-        """Forget runs whose locks have passed before they were read: they come again. Returns how many records."""
-        count = 0
+    def drop_expired(self, now_ns: int) -> list[AcquiredRange]:
+        """Forget runs whose locks have passed before they were read: they come again. Returns
+        them.
+        """
+        expired: list[AcquiredRange] = []
         while self.runs and self.runs[0].locked_until_ns <= now_ns:
-            run = self.runs.popleft()
-            count += run.last - run.first + 1
-        return count
+            expired.append(self.runs.popleft())
+        return expired

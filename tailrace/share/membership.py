@@ -1,21 +1,24 @@
-"""A member's side of a share group, sans-IO: as of a consumer group, without partitions of its own: what it is given, it asks for record by record.
+"""A member's side of a share group, sans-IO: as of a consumer group, without partitions of its own:
+what it is given, it asks for record by record.
 
-Owner, invariants: those of `tailrace.groups.membership`; `taken` stays empty.
+Owner, invariants: those of `tailrace.group.membership`; `taken` stays empty.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from tailrace.groups.membership import MemberIdentity, Membership, Phase
-from tailrace.protocol.errors import ErrorCode
+from tailrace.core.error_codes import ErrorCode
+from tailrace.group.membership import MemberIdentity, Membership, Phase
 
 
 class ShareMembership(Membership):
-    """See the module's docstring. `has_news` also says that it has joined."""
+    """See the module's docstring. `has_events` also says that it has joined."""
 
     def __init__(self, identity: MemberIdentity, offset_reset: str, now_ns: int) -> None:
-        """`offset_reset`: where the group begins on partitions that it has never seen, "earliest" or "latest"."""
+        """`offset_reset`: where the group begins on partitions that it has never seen, "earliest"
+        or "latest".
+        """
         super().__init__(identity, now_ns)
         self._offset_reset = offset_reset
 
@@ -28,9 +31,11 @@ class ShareMembership(Membership):
             request.pop(name, None)
         return token, request
 
-    def answered(self, token: int, code: ErrorCode, detail: str, answer: dict[str, Any], now_ns: int) -> None:
+    def answered(
+        self, token: int, code: ErrorCode, detail: str, answer: dict[str, Any], now_ns: int
+    ) -> None:
         """See `Membership.answered`."""
         was_joining = self.phase is Phase.JOINING
         super().answered(token, code, detail, answer, now_ns)
         if was_joining and self.phase is Phase.MEMBER:
-            self.has_news = True
+            self.has_events = True

@@ -1,4 +1,6 @@
-"""What becomes of a record of a queue: Kafka's AcknowledgeType (KIP-932; RENEW: KIP-1222). The plain words are taken as well."""
+"""What becomes of a record of a queue: Kafka's AcknowledgeType (KIP-932; RENEW: KIP-1222). The
+plain words are taken as well.
+"""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from itertools import repeat
 from operator import itemgetter
 from typing import Any
 
-from tailrace.records import Record
+from tailrace.core.records import Record
 
 
 class ShareRecord(Record):
@@ -34,7 +34,7 @@ class ShareRecord(Record):
         return ShareRecord(*(values | changes).values())
 
     def __repr__(self) -> str:
-        return f"ShareRecord({', '.join(f'{name}={value!r}' for name, value in zip(self._fields, self, strict=True))})"
+        return f"ShareRecord({', '.join(f'{name}={value!r}' for name, value in zip(self._fields, self, strict=True))})"  # noqa: E501
 
     delivery_count = property(itemgetter(len(Record._fields)))
 

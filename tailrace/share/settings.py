@@ -5,8 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import Any, TypedDict
 
-from tailrace.errors import InvalidSettingError
-from tailrace.settings import DEFAULT_BOOTSTRAP, ConsumerSettings, _check_callables, _check_kinds, _check_name, _number
+from tailrace.client.settings import (
+    DEFAULT_BOOTSTRAP,
+    ConsumerSettings,
+    _check_callables,
+    _check_kinds,
+    _check_name,
+    _number,
+)
+from tailrace.core.errors import InvalidSettingError
 
 _READING = {item.name: item for item in fields(ConsumerSettings)}
 
@@ -20,17 +27,28 @@ def _as_consumers(name: str) -> Any:
 class ShareConsumerSettings:
     """What `ShareConsumer` takes."""
 
-    bootstrap: str = field(default=DEFAULT_BOOTSTRAP, metadata={"doc": "Address of the appliance."})
+    bootstrap_servers: str = field(
+        default=DEFAULT_BOOTSTRAP,
+        metadata={"doc": "Address of the appliance. The short name is bootstrap."},
+    )
     group_id: str | None = field(
-        default=None, metadata={"doc": "The share group, whose consumers are given records of the same queue. Needed."}
+        default=None,
+        metadata={
+            "doc": "The share group, whose consumers are given records of the same queue. Needed."
+        },
     )
     auto_offset_reset: str = field(
-        default="latest", metadata={"doc": "Where a group begins on a topic that it has never read: latest or earliest. It is remembered."}
+        default="latest",
+        metadata={
+            "doc": "Where a group begins on a topic that it has never read: latest or earliest. "
+            "It is remembered."
+        },
     )
     share_acknowledgement_mode: str = field(
         default="implicit",
         metadata={
-            "doc": "implicit: the next poll() accepts what the last one returned, unless acknowledge() was called for one of them; explicit: "
+            "doc": "implicit: the next poll() accepts what the last one returned, unless "
+            "acknowledge() was called for one of them; explicit: "
             "what is not acknowledged comes again when its lock has passed."
         },
     )
@@ -42,10 +60,14 @@ class ShareConsumerSettings:
     fetch_max_wait_ms: int = _as_consumers("fetch_max_wait_ms")
     request_timeout_ms: int = _as_consumers("request_timeout_ms")
     retry_backoff_ms: int = _as_consumers("retry_backoff_ms")
-    max_unpacked_batch_bytes: int = _as_consumers("max_unpacked_batch_bytes")
-    check_batches: bool = _as_consumers("check_batches")
-    dead_letter_timeout_ms: int = _number(10_000, "How long poll() and commit() try to write to the dead-letter topic, ms.", 1)
-    client_id: str = field(default="tailrace-share-consumer", metadata={"doc": "Name in the appliance's log."})
+    max_decompressed_batch_bytes: int = _as_consumers("max_decompressed_batch_bytes")
+    validate_batches: bool = _as_consumers("validate_batches")
+    dead_letter_timeout_ms: int = _number(
+        10_000, "How long poll() and commit() try to write to the dead-letter topic, ms.", 1
+    )
+    client_id: str = field(
+        default="tailrace-share-consumer", metadata={"doc": "Name in the appliance's log."}
+    )
     key_deserializer: Any = _as_consumers("key_deserializer")
     value_deserializer: Any = _as_consumers("value_deserializer")
 
@@ -53,17 +75,23 @@ class ShareConsumerSettings:
         _check_kinds(self)
         _check_callables(self, "key_deserializer", "value_deserializer")
         if self.group_id is None:
-            raise InvalidSettingError("a ShareConsumer needs group_id: consumers with the same one share the records")
+            raise InvalidSettingError(
+                "a ShareConsumer needs group_id: consumers with the same one share the records"
+            )
         _check_name("group_id", self.group_id)
         if self.auto_offset_reset not in ("earliest", "latest"):
-            raise InvalidSettingError(f"auto_offset_reset is {self.auto_offset_reset!r}; allowed are earliest and latest")
+            raise InvalidSettingError(
+                f"auto_offset_reset is {self.auto_offset_reset!r}; allowed are earliest and latest"
+            )
         if self.share_acknowledgement_mode not in ("implicit", "explicit"):
             raise InvalidSettingError(
-                f"share_acknowledgement_mode is {self.share_acknowledgement_mode!r}; allowed are implicit and explicit"
+                f"share_acknowledgement_mode is {self.share_acknowledgement_mode!r}; allowed are "
+                "implicit and explicit"
             )
         if self.heartbeat_interval_ms >= self.session_timeout_ms:
             raise InvalidSettingError(
-                f"heartbeat_interval_ms ({self.heartbeat_interval_ms}) must be less than session_timeout_ms ({self.session_timeout_ms})"
+                f"heartbeat_interval_ms ({self.heartbeat_interval_ms}) must be less than "
+                f"session_timeout_ms ({self.session_timeout_ms})"
             )
 
     def for_reading(self) -> ConsumerSettings:
@@ -87,8 +115,8 @@ class ShareConsumerOptions(TypedDict, total=False):
     fetch_max_wait_ms: int | str
     request_timeout_ms: int | str
     retry_backoff_ms: int | str
-    max_unpacked_batch_bytes: int | str
-    check_batches: bool
+    max_decompressed_batch_bytes: int | str
+    validate_batches: bool
     dead_letter_timeout_ms: int | str
     client_id: str
     key_deserializer: Any

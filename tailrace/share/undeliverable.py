@@ -1,7 +1,9 @@
-"""Records that a share consumer gives up: delivered too often, rejected, or not to be read. They are acknowledged once they are in the dead-letter topic.
+"""Records that a share consumer gives up: delivered too often, rejected, or not to be read. They
+are acknowledged once they are in the dead-letter topic.
 
 Owner: one share consumer, which writes what `take` returns and says by `ended` what became of it.
-Invariants: a record that could not be written to the dead-letter topic is not acknowledged: its lock passes, and it is tried again by whoever acquires it then.
+Invariants: a record that could not be written to the dead-letter topic is not acknowledged: its
+    lock passes, and it is tried again by whoever acquires it then.
 """
 
 from __future__ import annotations
@@ -9,26 +11,28 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from tailrace.client_log import logger
-from tailrace.dead_letters import REASON_MAX, Letter
-from tailrace.errors import TailraceError
-from tailrace.records import Record, TopicPartition
-from tailrace.share.feed import Piece
-from tailrace.share.held import REJECTING, Held
-from tailrace.share.records import ShareRecord
-from tailrace.topics import TopicInfo
+from tailrace.client.steps import Steps
+from tailrace.client.topic_metadata import TopicInfo
+from tailrace.consumer.dead_letter_queue import REASON_MAX, DeadLetter
+from tailrace.core.errors import TailraceError
+from tailrace.core.log import logger
+from tailrace.core.records import Record
+from tailrace.core.topic_partition import TopicPartition
+from tailrace.share.acknowledgements import REJECTING, Acknowledgements
+from tailrace.share.acquired_ranges import FetchedRange
+from tailrace.share.record import ShareRecord
 
 REJECTED = "rejected by the consumer"
 _Place = tuple[str, int, int]
 
 
-class GivenUp(NamedTuple):
+class UndeliverableRecord(NamedTuple):
     """Offsets `first` to `last`, and the letter that is to be written for them."""
 
     key: TopicPartition
     first: int
     last: int
-    letter: Letter
+    letter: DeadLetter
     is_rejected: bool
     """By the user; else it was found to be undeliverable."""
 
@@ -36,59 +40,90 @@ class GivenUp(NamedTuple):
 class Undeliverable:
     """See the module's docstring."""
 
-    def __init__(self, group: str, held: Held) -> None:
+    def __init__(self, group: str, acknowledgements: Acknowledgements) -> None:
         self._group = group
-        self._held = held
-        self._found: list[GivenUp] = []
-        self._rejected: dict[_Place, Letter] = {}
+        self._acknowledgements = acknowledgements
+        self._found: list[UndeliverableRecord] = []
+        self._rejected: dict[_Place, DeadLetter] = {}
         self._raw: dict[_Place, Record] = {}
         """Of records that were handed out deserialized: as they are stored."""
+        self._refused: dict[str, str] = {}
+        """Topics whose dead letters cannot be written now -> why, as the log has it."""
+        self.failed_count = 0
+        """Attempts to write a dead letter that have failed."""
 
-    def dead(self, key: TopicPartition, info: TopicInfo, piece: Piece) -> None:
+    def dead(self, key: TopicPartition, info: TopicInfo, piece: FetchedRange) -> None:
         """Records that were delivered as often as they may be."""
         count = piece.run.delivery_count
-        reason = f"delivered {count} times, as often as group.share.delivery.count.limit allows, and not accepted"
+        reason = (
+            f"delivered {count} times, as often as group.share.delivery.count.limit allows, "
+            "and not accepted"
+        )
         for record in piece.records:
-            letter = Letter(record, info, self._group, reason, count)
-            self._found.append(GivenUp(key, record.offset, record.offset, letter, False))
+            letter = DeadLetter(record, info, self._group, reason, count)
+            self._found.append(
+                UndeliverableRecord(key, record.offset, record.offset, letter, False)
+            )
 
-    def unreadable(self, key: TopicPartition, info: TopicInfo, piece: Piece) -> None:
+    def unreadable(self, key: TopicPartition, info: TopicInfo, piece: FetchedRange) -> None:
         """Offsets that cannot be read: one letter, without key and value, says which and why."""
         record = Record(*key, piece.first, 0, 0, None, None, [], 0)
         reason = f"offsets {piece.first} to {piece.last} cannot be read: {piece.unreadable}"
-        letter = Letter(record, info, self._group, reason, piece.run.delivery_count)
-        self._found.append(GivenUp(key, piece.first, piece.last, letter, False))
+        letter = DeadLetter(record, info, self._group, reason, piece.run.delivery_count)
+        self._found.append(UndeliverableRecord(key, piece.first, piece.last, letter, False))
 
     def keep_raw(self, records: Sequence[ShareRecord]) -> None:
         """These are handed out deserialized."""
-        self._raw = {place: record for place, record in self._raw.items() if self._held.has(*place)}
-        self._raw.update(((record.topic, record.partition, record.offset), record) for record in records)
+        self._raw = {
+            place: record
+            for place, record in self._raw.items()
+            if self._acknowledgements.has(*place)
+        }
+        self._raw.update(
+            ((record.topic, record.partition, record.offset), record) for record in records
+        )
 
     def reject(self, record: Record, info: TopicInfo, reason: str | None) -> None:
         """The user gives a record up. `reason`: why, in its own words."""
         place = record.topic, record.partition, record.offset
         stored = self._raw.get(place, record)
         why = (reason or REJECTED)[:REASON_MAX]
-        self._rejected[place] = Letter(stored, info, self._group, why, getattr(record, "delivery_count", 1))
+        self._rejected[place] = DeadLetter(
+            stored, info, self._group, why, getattr(record, "delivery_count", 1)
+        )
 
-    def take(self, *, with_rejected: bool) -> list[GivenUp]:
+    def take(self, *, with_rejected: bool) -> list[UndeliverableRecord]:
         """What is to be written now; each is to be passed to `ended`, or put back."""
         found, self._found = self._found, []
         if not with_rejected:
             return found
         rejected, self._rejected = self._rejected, {}
         for place, letter in rejected.items():
-            if self._held.said_of(*place) is REJECTING:  # else another word was said since
-                found.append(GivenUp(TopicPartition(*place[:2]), place[2], place[2], letter, True))
+            if (
+                self._acknowledgements.outcome_of(*place) is REJECTING
+            ):  # else another word was said since
+                found.append(
+                    UndeliverableRecord(
+                        TopicPartition(*place[:2]), place[2], place[2], letter, True
+                    )
+                )
         return found
 
     @staticmethod
-    def letters(given_up: Sequence[GivenUp], info: Callable[[str], TopicInfo | None]) -> list[Letter]:
-        """The letters, with their topics' settings as `info` has them now: dead.letter.topic may have been changed. Raises what `info` does."""
-        infos = {name: info(name) for name in sorted({one.key.topic for one in given_up})}
-        return [one.letter._replace(info=infos[one.key.topic] or one.letter.info) for one in given_up]
+    def letters(
+        given_up: Sequence[UndeliverableRecord], info: Callable[[str], Steps[TopicInfo | None]]
+    ) -> Steps[list[DeadLetter]]:
+        """The letters, with their topics' settings as `info` has them now: dead.letter.topic may
+        have been changed. Raises what `info` does.
+        """
+        infos = {}
+        for name in sorted({one.key.topic for one in given_up}):
+            infos[name] = yield from info(name)
+        return [
+            one.letter._replace(info=infos[one.key.topic] or one.letter.info) for one in given_up
+        ]
 
-    def put_back(self, given_up: Sequence[GivenUp]) -> None:
+    def put_back(self, given_up: Sequence[UndeliverableRecord]) -> None:
         """These were not written: nothing is known of them."""
         for one in given_up:
             if one.is_rejected:
@@ -96,24 +131,49 @@ class Undeliverable:
             else:
                 self._found.append(one)
 
-    def ended(self, given_up: Sequence[GivenUp], outcomes: Sequence[TailraceError | None]) -> TailraceError | None:
-        """What became of what `take` returned: written (None), or why not. Returns why one of what the user rejected is not there; that is tried again."""
+    def ended(
+        self, given_up: Sequence[UndeliverableRecord], outcomes: Sequence[TailraceError | None]
+    ) -> TailraceError | None:
+        """What became of what `take` returned: written (None), or why not. Returns why one of what
+        the user rejected is not there; that is tried again.
+        """
         failure: TailraceError | None = None
         for one, error in zip(given_up, outcomes, strict=True):
             place = (*one.key, one.first)
             if error is not None:
-                logger.error(
-                    "share_dead_letter_not_written group=%s partition=%s-%d offset=%d reason=%s: it comes again", self._group, *place, error
-                )
+                self.failed_count += 1
+                self._report_refused(one, error)
                 if one.is_rejected:
                     failure = error
                     self._rejected.setdefault(place, one.letter)
-            elif not one.is_rejected:
-                self._held.hold(one.key, one.first, one.last, "accept")
-                logger.warning("share_dead_letter group=%s partition=%s-%d offset=%d reason=%s", self._group, *place, one.letter.reason)
-            elif self._held.said_of(*place) is REJECTING:
-                self._held.say(*place, "reject")
+                continue
+            self._refused.pop(one.key.topic, None)
+            if not one.is_rejected:
+                self._acknowledgements.add(one.key, one.first, one.last, "accept")
+                logger.warning(
+                    "share_dead_letter group=%s partition=%s-%d offset=%d reason=%s",
+                    self._group,
+                    *place,
+                    one.letter.reason,
+                )
+            elif self._acknowledgements.outcome_of(*place) is REJECTING:
+                self._acknowledgements.acknowledge(*place, "reject")
         return failure
+
+    def _report_refused(self, one: UndeliverableRecord, error: TailraceError) -> None:
+        """In the log once for each cause: the record comes again and again until an operator has
+        ended it.
+        """
+        why = str(error)
+        if self._refused.get(one.key.topic) == why:
+            return
+        self._refused[one.key.topic] = why
+        logger.error(
+            "share_dead_letter_not_written group=%s partition=%s-%d offset=%d "
+            "dead_letter_topic=%s reason=%s: it is not given up, and tried again",
+            self._group, *one.key, one.first,
+            one.letter.info.settings.get("dead.letter.topic") or "(default)", why,
+        )  # fmt: skip
 
     def forget(self) -> None:
         """The locks are gone."""

@@ -1,4 +1,4 @@
-"""The topics that groups see: from the coordinator's news, in whatever order it comes."""
+"""The topics that groups see: from the controller's news, in whatever order it comes."""
 
 from __future__ import annotations
 
@@ -7,14 +7,35 @@ from dataclasses import replace
 
 import pytest
 
-from shm.catalog_messages import Assignment
+from shm.lane_messages import Assignment
 from shm.layout import SlotState
 from tests.kit.group_agents import AgentWorld
 
 
-def topic(name: str = "t", number: int = 1, partitions: int = 2, version: int = 1, first_slot: int = 0, **more: object) -> list[Assignment]:
+def topic(
+    name: str = "t",
+    number: int = 1,
+    partitions: int = 2,
+    version: int = 1,
+    first_slot: int = 0,
+    **more: object,
+) -> list[Assignment]:
     return [
-        Assignment(name, bytes([number]) * 16, p, partitions, first_slot + p, version, 0, 0, 0, 0, b"", False, **more)  # type: ignore[arg-type]
+        Assignment(
+            name,
+            bytes([number]) * 16,
+            p,
+            partitions,
+            first_slot + p,
+            version,
+            0,
+            0,
+            0,
+            0,
+            b"",
+            False,
+            **more,  # type: ignore[arg-type]
+        )
         for p in range(partitions)
     ]
 
@@ -65,7 +86,9 @@ def test_only_what_groups_see_is_a_change(world: AgentWorld) -> None:
     assert [view.apply(item) for item in made] == [False, False], "told twice"
     assert not view.apply(replace(made[0], version=2, delete_before=7))
     assert view.apply(replace(made[0], version=3, settings={"delivery.paused": True}))
-    assert not view.apply(replace(made[0], version=2, settings={"delivery.paused": False})), "older news behind newer"
+    assert not view.apply(replace(made[0], version=2, settings={"delivery.paused": False})), (
+        "older news behind newer"
+    )
     found = view.by_name("t")
     assert found is not None
     assert found.settings == {"delivery.paused": True}

@@ -8,14 +8,18 @@ import re
 import subprocess
 import sys
 
-from tailrace.private_appliance import EmbeddedAppliance
+from tailrace.embedded_appliance import EmbeddedAppliance
 
 
-def test_users_of_every_kind_get_through_and_the_generator_is_measured_beside_them(appliance: EmbeddedAppliance, topic: str) -> None:
+def test_users_of_every_kind_get_through_and_the_generator_is_measured_beside_them(
+    appliance: EmbeddedAppliance, topic: str
+) -> None:
     environment = {**os.environ, "TAILRACE_BOOTSTRAP": appliance.address, "LOAD_TOPIC": topic}
     command = [sys.executable, "-P", "-m", "bench.load", "5", "6"]
     root = pathlib.Path(__file__).parents[2]
-    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, timeout=60, check=False)
+    done = subprocess.run(
+        command, cwd=root, env=environment, capture_output=True, timeout=60, check=False
+    )
     text = done.stdout.decode() + done.stderr.decode()
     assert done.returncode == 0, text
     for kind in ("produce", "consume"):

@@ -32,12 +32,16 @@ def test_a_group_is_settled_when_each_partition_has_one_owner_and_each_member_a_
 
 
 def test_a_dead_members_partitions_are_owned_and_read_again_when_the_last_of_them_is() -> None:
-    notes = history(*TWO_OF_THREE, "13 a 0 r", "19 a 1 r", "25 b 0 +", "27 b 1 +", "28 b 0 r", "40 b 1 r")
+    notes = history(
+        *TWO_OF_THREE, "13 a 0 r", "19 a 1 r", "25 b 0 +", "27 b 1 +", "28 b 0 r", "40 b 1 r"
+    )
     assert notes.owners(20 * MS) == {0: {"a"}, 1: {"a"}, 2: {"b"}}
-    assert notes.until_owned_again_ms({0, 1}, "a", 18 * MS, 50 * MS) == 9
-    assert notes.until_read_again_ms({0, 1}, "a", 18 * MS, 50 * MS) == 22  # the read at 19 was the dead member's last
-    assert notes.until_owned_again_ms({0, 1}, "a", 18 * MS, 26 * MS) == math.inf
-    assert notes.until_read_again_ms({0, 1}, "a", 18 * MS, 30 * MS) == math.inf
+    assert notes.until_reassigned_ms({0, 1}, "a", 18 * MS, 50 * MS) == 9
+    assert (
+        notes.until_resumed_ms({0, 1}, "a", 18 * MS, 50 * MS) == 22
+    )  # the read at 19 was the dead member's last
+    assert notes.until_reassigned_ms({0, 1}, "a", 18 * MS, 26 * MS) == math.inf
+    assert notes.until_resumed_ms({0, 1}, "a", 18 * MS, 30 * MS) == math.inf
     assert notes.changed(18 * MS, 26 * MS) == {0}
 
 
@@ -45,20 +49,30 @@ def test_partitions_are_read_when_each_has_been_since_it_was_given() -> None:
     notes = history(*TWO_OF_THREE, "13 a 0 r", "14 a 1 r", "20 a 1 -", "21 b 1 +", "24 b 1 r")
     assert notes.read_since_given_ns({0, 1}) == 24 * MS
     assert notes.read_since_given_ns({0, 1, 2}) is None
-    assert history(*TWO_OF_THREE, "14 a 1 r", "20 a 1 -", "21 b 1 +").read_since_given_ns({1}) is None
+    assert (
+        history(*TWO_OF_THREE, "14 a 1 r", "20 a 1 -", "21 b 1 +").read_since_given_ns({1}) is None
+    )
 
 
-def test_the_longest_gap_is_one_that_touches_the_time_and_a_silent_partition_has_the_longest() -> None:
-    notes = history("10 a 0 r", "90 a 0 r", "100 a 0 r", "130 a 0 r", "140 a 0 r", "900 a 0 r", "100 a 1 r")
+def test_the_longest_gap_is_one_that_touches_the_time_and_a_silent_partition_has_the_longest() -> (
+    None
+):
+    notes = history(
+        "10 a 0 r", "90 a 0 r", "100 a 0 r", "130 a 0 r", "140 a 0 r", "900 a 0 r", "100 a 1 r"
+    )
     assert notes.longest_gap_ms({0}, 95 * MS, 145 * MS) == 30
     assert notes.longest_gap_ms({0}, 20 * MS, 145 * MS) == 80  # begun before, taken whole
-    assert notes.longest_gap_ms({0}, 95 * MS, 200 * MS) == 60  # not over at the end; what comes later is of another time
+    assert (
+        notes.longest_gap_ms({0}, 95 * MS, 200 * MS) == 60
+    )  # not over at the end; what comes later is of another time
     assert notes.longest_gap_ms({0, 1}, 95 * MS, 200 * MS) == 100
     assert notes.longest_gap_ms({2}, 95 * MS, 200 * MS) == 105  # never read
     assert notes.longest_gap_ms(set(), 95 * MS, 200 * MS) == 0
 
 
-def test_notes_come_back_as_they_were_written_and_half_a_line_is_left(tmp_path: pathlib.Path) -> None:
+def test_notes_come_back_as_they_were_written_and_half_a_line_is_left(
+    tmp_path: pathlib.Path,
+) -> None:
     with open(tmp_path / "one", "wb", buffering=0) as file:
         Notes(file.fileno(), "one.0").given([0, 1])
         Notes(file.fileno(), "one.1").given([2])
@@ -68,7 +82,12 @@ def test_notes_come_back_as_they_were_written_and_half_a_line_is_left(tmp_path: 
 
 
 def test_a_member_that_fails_ends_its_process(tmp_path: pathlib.Path) -> None:
-    code = f"from bench.member_notes import run_members\nrun_members(3, {str(tmp_path / 'm')!r}, lambda notes: notes.given([1 / 0]))"
-    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, timeout=60, check=False)
+    code = (
+        f"from bench.member_notes import run_members\nrun_members(3, {str(tmp_path / 'm')!r}, "
+        "lambda notes: notes.given([1 / 0]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code], capture_output=True, timeout=60, check=False
+    )
     assert done.returncode == 1
     assert b"ZeroDivisionError" in done.stderr

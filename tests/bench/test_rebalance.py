@@ -25,7 +25,8 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 def test_each_partition_of_a_dead_member_is_owned_and_read_again_and_no_other_one_moves() -> None:
     command = [
-        sys.executable, "-P", "-m", "bench.rebalance", "--members", "4", "--partitions", "8", "--kills", "1", "--stops", "0", "--window", "2",
+        sys.executable, "-P", "-m", "bench.rebalance", "--members", "4", "--partitions", "8",
+        "--kills", "1", "--stops", "0", "--window", "2",
         "--only", "tailrace", "--json",
     ]  # fmt: skip
     done = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=200, check=False)
@@ -39,12 +40,17 @@ def test_each_partition_of_a_dead_member_is_owned_and_read_again_and_no_other_on
     assert result["missing"] == []
 
 
-def test_a_contender_that_cannot_be_had_is_left_out_with_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_contender_that_cannot_be_had_is_left_out_with_a_sentence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def missing(_directory: str, _partition_count: int) -> AbstractContextManager[rebalance.Group]:
         raise Missing("java is missing")
 
     monkeypatch.setitem(rebalance.CONTENDERS, KAFKA, missing)
-    assert measure_all(Shape(4, 8, 1), [KAFKA], io.StringIO()) == ({}, [f"{KAFKA} is left out: java is missing"])
+    assert measure_all(Shape(4, 8, 1), [KAFKA], io.StringIO()) == (
+        {},
+        [f"{KAFKA} is left out: java is missing"],
+    )
 
 
 def test_the_table_has_median_and_spread_and_says_what_did_not_come_in_time() -> None:
@@ -57,19 +63,40 @@ def test_the_table_has_median_and_spread_and_says_what_did_not_come_in_time() ->
     assert [line.split("   ") for line in text.splitlines()][1][0] == "owned again"
     assert "1,051 (1,020 .. 1,080)" in text
     assert "not in 60 s   ms" in text
-    assert len({line.rindex(word) + len(word) for line, word in zip(text.splitlines(), (KAFKA, "60 s", "0"), strict=True)}) == 1
-    assert as_rows({KAFKA: theirs})[0] == {"contender": KAFKA, "name": "owned again", "unit": "ms", "value": None, "values": [None]}
+    assert (
+        len(
+            {
+                line.rindex(word) + len(word)
+                for line, word in zip(text.splitlines(), (KAFKA, "60 s", "0"), strict=True)
+            }
+        )
+        == 1
+    )
+    assert as_rows({KAFKA: theirs})[0] == {
+        "contender": KAFKA,
+        "name": "owned again",
+        "unit": "ms",
+        "value": None,
+        "values": [None],
+    }
 
 
 def test_what_a_killed_bench_has_started_dies_with_it() -> None:
     code = (
         "import subprocess, sys, signal, os\nfrom bench.peers.servers import tied\n"
-        "child = subprocess.Popen(tied(['sh', '-c', 'echo up; exec sleep 600']), stdout=subprocess.PIPE)\n"
-        "child.stdout.readline()\nprint(child.pid, flush=True)\nos.kill(os.getpid(), signal.SIGKILL)"
+        "child = subprocess.Popen(tied(['sh', '-c', 'echo up; exec sleep 600']), "
+        "stdout=subprocess.PIPE)\n"
+        "child.stdout.readline()\nprint(child.pid, flush=True)\nos.kill(os.getpid(), "
+        "signal.SIGKILL)"
     )
-    done = subprocess.run([sys.executable, "-P", "-c", code], cwd=ROOT, capture_output=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code], cwd=ROOT, capture_output=True, timeout=60, check=False
+    )
     pid = int(done.stdout)
-    wait_until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE, "the child has ended")
+    wait_until(
+        lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE,
+        "the child has ended",
+    )
 
 
 def test_a_command_whose_parent_is_gone_does_not_start() -> None:

@@ -1,7 +1,8 @@
-"""Random kills of real processes while records are delayed, cancelled and rescheduled: each comes once, none early. `make torture-delays SECONDS=60 SEED=1`.
+"""Random kills of real processes while records are delayed, cancelled and rescheduled: each comes
+once, none early. `make torture-delays SECONDS=60 SEED=1`.
 
-`tests.crash.disturbance` does its work meanwhile, on the scheduler as often as on all others together. One record in five is delayed long enough to lie in a
-bucket file first.
+`tests.crash.disturbance` does its work meanwhile, on the scheduler as often as on all others
+together. One record in five is delayed long enough to lie in a bucket file first.
 """
 
 from __future__ import annotations
@@ -10,15 +11,15 @@ import datetime as dt
 import math
 import random
 import sys
-import tempfile
-import threading
 import time
 from collections import Counter
 from dataclasses import dataclass, field
 
 from tailrace import Admin, Consumer, NewTopic, Producer, RecordMetadata, TopicPartition
-from tailrace.errors import TailraceError
-from tests.crash.disturbance import DisturbedAppliance, Harm, run_from_command_line
+from tailrace.core.errors import TailraceError
+from tests.crash.disturbance import Harm
+from tests.crash.torture_base import Enough, TortureBase, run_from_command_line, run_torture
+from tests.kit.processes import HANG_LIMIT_S
 
 TOPIC = "later"
 PARTITIONS = 3
@@ -27,7 +28,6 @@ FAR_S = 25.0
 AT_ONCE_S = 0.05
 QUIET_S = 3.0
 """So long something is waited for that must not come."""
-STALLED_S = 60.0
 
 
 @dataclass(slots=True)
@@ -52,48 +52,57 @@ class Sent:
     """sent, waits (acknowledged), cancelled, unknown."""
 
 
-class DelayTorture:
+class DelayTorture(TortureBase[Counts]):
     """One run."""
 
-    def __init__(self, seed: int, data_dir: str) -> None:
-        self.appliance = DisturbedAppliance(random.Random(seed), data_dir, "tr-scheduler-0")
-        self.address = self.appliance.address
-        self.counts = Counts(self.appliance.harm)
+    def __init__(self, seed: int, data_dir: str, far_s: float = FAR_S) -> None:
+        """`far_s`: the longest delay; the end of a run waits for it."""
+        counts = Counts()
+        super().__init__(counts, counts.harm, seed, data_dir, "tr-scheduler-0")
         self.sent: dict[bytes, Sent] = {}
         self.seen: list[tuple[bytes, float]] = []
-        self._looked_at = 0.0
-        self._lock = threading.Lock()
-        self._stop = threading.Event()
-        self._errors: list[BaseException] = []
+        self._far_s = far_s
+        self._seen_received_count = 0.0
 
     def _produce(self, name: str, seed: int) -> None:
         rng, number = random.Random(seed), 0
-        try:
-            with Producer(self.address, acks="all", delivery_timeout_ms=120_000, buffer_memory=1 << 20, max_block_ms=600_000) as producer:
-                while not self._stop.wait(0.004):
-                    value = f"{name}-{number}".encode()
-                    number += 1
-                    delay_s = rng.uniform(0, rng.choice((AT_ONCE_S, DELAY_MAX_S, DELAY_MAX_S, DELAY_MAX_S, FAR_S)))
-                    due = dt.datetime.now(dt.UTC) + dt.timedelta(seconds=delay_s)
-                    record = self.sent[value] = Sent(due.timestamp())
+        with Producer(
+            self.address,
+            acks="all",
+            delivery_timeout_ms=600_000,
+            buffer_memory=1 << 20,
+            max_block_ms=600_000,
+        ) as producer:
+            while not self._stop.wait(0.004):
+                value = f"{name}-{number}".encode()
+                number += 1
+                delay_s = rng.uniform(
+                    0, rng.choice((AT_ONCE_S, DELAY_MAX_S, DELAY_MAX_S, DELAY_MAX_S, self._far_s))
+                )
+                due = dt.datetime.now(dt.UTC) + dt.timedelta(seconds=delay_s)
+                record = self.sent[value] = Sent(due.timestamp())
 
-                    def done(metadata: RecordMetadata | None, error: TailraceError | None, record: Sent = record) -> None:
-                        if error is not None:
-                            self._errors.append(error)
-                        elif metadata is not None and metadata.delay_id is not None:
-                            record.delay_id, record.fate = metadata.delay_id, "waits"
-                            self.counts.scheduled += 1
+                def done(
+                    metadata: RecordMetadata | None,
+                    error: TailraceError | None,
+                    record: Sent = record,
+                ) -> None:
+                    if error is not None:
+                        self._errors.append(error)
+                    elif metadata is not None and metadata.delay_id is not None:
+                        record.delay_id, record.fate = metadata.delay_id, "waits"
+                        self.counts.scheduled += 1
 
-                    producer.send(TOPIC, value, key=value, deliver_at=due, on_delivery=done)
-                producer.flush(120)
-        except BaseException as error:
-            self._errors.append(error)
+                producer.send(TOPIC, value, key=value, deliver_at=due, on_delivery=done)
+            producer.flush(600)
 
     def _change(self) -> None:
         rng = random.Random(99)
         while not self._stop.wait(0.05):
             with self._lock:
-                waiting = [record for record in list(self.sent.values())[-1500:] if record.fate == "waits"]
+                waiting = [
+                    record for record in list(self.sent.values())[-1500:] if record.fate == "waits"
+                ]
             if not waiting:
                 continue
             record = rng.choice(waiting)
@@ -122,7 +131,9 @@ class DelayTorture:
             self._was_late(record)
 
     def _was_late(self, record: Sent) -> None:
-        """It is delivered; or an earlier try of the same request was carried out, and its answer was lost with a front: clients try again."""
+        """It is delivered; or an earlier try of the same request was carried out, and its answer
+        was lost with a front: clients try again.
+        """
         record.fate = "unknown"
         self.counts.too_late += 1
 
@@ -138,72 +149,75 @@ class DelayTorture:
         return len(records)
 
     def _keep_consuming(self) -> None:
-        try:
-            with Consumer(bootstrap=self.address, auto_offset_reset="earliest") as consumer:
-                consumer.assign([TopicPartition(TOPIC, p) for p in range(PARTITIONS)])
-                while not self._stop.is_set():
-                    self._consume(consumer)
-                    overdue, value = self._longest_overdue()
-                    assert overdue < STALLED_S, f"{value!r} was due {overdue:.0f} s ago and has not come"
-                deadline, quiet_until = time.monotonic() + FAR_S + STALLED_S, math.inf
-                while time.monotonic() < quiet_until:
-                    self._consume(consumer)
-                    assert time.monotonic() < deadline, f"never came: {self._missing()[:5]} of {len(self._missing())}"
-                    if quiet_until == math.inf and not self._missing():
-                        quiet_until = time.monotonic() + QUIET_S
-        except BaseException as error:
-            self._errors.append(error)
+        with Consumer(bootstrap=self.address, auto_offset_reset="earliest") as consumer:
+            consumer.assign([TopicPartition(TOPIC, p) for p in range(PARTITIONS)])
+            while not self._stop.is_set():
+                self._consume(consumer)
+                overdue, value = self._longest_overdue()
+                assert overdue < HANG_LIMIT_S, (
+                    f"{value!r} was due {overdue:.0f} s ago and has not come"
+                )
+            deadline, quiet_until = time.monotonic() + self._far_s + HANG_LIMIT_S, math.inf
+            while time.monotonic() < quiet_until:
+                self._consume(consumer)
+                assert time.monotonic() < deadline, (
+                    f"never came: {self._missing()[:5]} of {len(self._missing())}"
+                )
+                if quiet_until == math.inf and not self._missing():
+                    quiet_until = time.monotonic() + QUIET_S
 
     def _longest_overdue(self) -> tuple[float, bytes]:
         """(seconds, record); looked at now and then."""
         now = time.time()
-        if now < self._looked_at + 5:
+        if now < self._seen_received_count + 5:
             return 0.0, b""
-        self._looked_at = now
+        self._seen_received_count = now
         seen = {value for value, _ in self.seen}
-        waiting = [(now - record.due, value) for value, record in self.sent.copy().items() if record.fate == "waits" and value not in seen]
+        waiting = [
+            (now - record.due, value)
+            for value, record in self.sent.copy().items()
+            if record.fate == "waits" and value not in seen
+        ]
         return max(waiting, default=(0.0, b""))
 
     def _missing(self) -> list[bytes]:
         seen = {value for value, _ in self.seen}
-        return [value for value, record in self.sent.copy().items() if record.fate == "waits" and value not in seen]
+        return [
+            value
+            for value, record in self.sent.copy().items()
+            if record.fate == "waits" and value not in seen
+        ]
 
-    def run(self, seconds: float) -> Counts:
-        """Disturb for `seconds`, then check. Raises AssertionError."""
+    def run(self, enough: Enough[Counts]) -> Counts:
         with Admin(self.address) as admin:
-            admin.create_topics([NewTopic(TOPIC, PARTITIONS, {"delay.enabled": True, "segment.bytes": 1 << 19})])
-        threads = [threading.Thread(target=self._produce, args=(f"p{n}", n)) for n in range(2)]
-        threads += [threading.Thread(target=self._change), threading.Thread(target=self._keep_consuming)]
-        for thread in threads:
-            thread.start()
-        self.appliance.disturb_for(seconds, lambda: bool(self._errors))
-        self._stop.set()
-        for thread in threads:
-            thread.join()
-        if self._errors:
-            raise self._errors[0]
+            admin.create_topics(
+                [NewTopic(TOPIC, PARTITIONS, {"delay.enabled": True, "segment.bytes": 1 << 19})]
+            )
+        threads = [self.thread(self._produce, f"p{n}", n) for n in range(2)]
+        self.disturb(
+            enough, [*threads, self.thread(self._change), self.thread(self._keep_consuming)]
+        )
         self._check()
         assert self.appliance.stop() == 0
         return self.counts
 
     def _check(self) -> None:
-        twice = [value for value, count in Counter(value for value, _ in self.seen).items() if count > 1]
+        twice = [
+            value for value, count in Counter(value for value, _ in self.seen).items() if count > 1
+        ]
         assert not twice, f"delivered twice: {twice[:5]} of {len(twice)}"
         for value, at in self.seen:
             record = self.sent[value]
             assert record.fate != "cancelled", f"{value!r} was cancelled"
-            assert record.fate == "unknown" or at >= record.due, f"{value!r} came {record.due - at:.3f} s early"
+            assert record.fate == "unknown" or at >= record.due, (
+                f"{value!r} came {record.due - at:.3f} s early"
+            )
         assert not self._missing()
         self.counts.delivered = len(self.seen)
 
 
-def torture(seed: int, seconds: float) -> Counts:
-    with tempfile.TemporaryDirectory(prefix="tailrace-delays-") as data_dir:
-        run = DelayTorture(seed, data_dir)
-        try:
-            return run.run(seconds)
-        finally:
-            run.appliance.stop()
+def torture(seed: int, enough: Enough[Counts], far_s: float = FAR_S) -> Counts:
+    return run_torture(lambda data_dir: DelayTorture(seed, data_dir, far_s), enough)
 
 
 if __name__ == "__main__":

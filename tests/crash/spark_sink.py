@@ -1,9 +1,11 @@
-"""A streaming query into a topic whose driver, Python workers and appliance are killed at random; then every row is counted.
+"""A streaming query into a topic whose driver, Python workers and appliance are killed at random;
+then every row is counted.
 
     python -P -m tests.crash.spark_sink --kills 50 --seed 1
 
-The query reads files, one for each batch, so that what it is to write is known; a driver that ends or is killed is started again on the same checkpoint. The
-suite starts such drivers (`Driver`) with a crash point of `spark_bridge.sink_commit`.
+The query reads files, one for each batch, so that what it is to write is known; a driver that ends
+or is killed is started again on the same checkpoint. The suite starts such drivers (`Driver`) with
+a crash point of `spark_bridge.sink.commit`.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from typing import Any
 import psutil
 
 import tailrace
-from spark_bridge.sink_commit import CRASH_VARIABLE
+from spark_bridge.sink.commit import CRASH_VARIABLE
 from tailrace import Admin, NewTopic
 from tests.crash.disturbance import DisturbedAppliance
 
@@ -45,10 +47,16 @@ def write_input(directory: Path, number: int, rows: int) -> None:
 
 def start_query(spark: Any, address: str, topic: str, directory: Path) -> Any:
     """The query, over all files that are there, from its checkpoint."""
-    lines = spark.readStream.schema("value string").option("maxFilesPerTrigger", "1").text(str(directory / "in"))
+    lines = (
+        spark.readStream.schema("value string")
+        .option("maxFilesPerTrigger", "1")
+        .text(str(directory / "in"))
+    )
     return (
-        lines.repartition(2).selectExpr("value as key", "value").writeStream.format("tailrace").option("bootstrap", address).option("topic", topic)
-        .option("publishTimeoutMs", "60000").option("checkpointLocation", str(directory / "checkpoint")).trigger(availableNow=True).start()
+        lines.repartition(2).selectExpr("value as key",
+        "value").writeStream.format("tailrace").option("bootstrap", address).option("topic", topic)
+        .option("publishTimeoutMs", "60000").option("checkpointLocation",
+        str(directory / "checkpoint")).trigger(availableNow=True).start()
     )  # fmt: skip
 
 
@@ -82,7 +90,9 @@ def counted(address: str, topic: str) -> Counter[int]:
 
 
 class Driver:
-    """The driver as a process group of its own, with a temporary directory; whatever happens to it, `end` leaves nothing behind."""
+    """The driver as a process group of its own, with a temporary directory; whatever happens to it,
+    `end` leaves nothing behind.
+    """
 
     def __init__(self, address: str, topic: str, directory: Path, crash: str = "") -> None:
         self._scratch = tempfile.mkdtemp(prefix="tk")
@@ -92,7 +102,8 @@ class Driver:
             environment[CRASH_VARIABLE] = crash
         with open(directory / "driver.log", "ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "tests.crash.spark_sink", "--drive", address, topic, str(directory)],
+                [sys.executable, "-P", "-m", "tests.crash.spark_sink", "--drive", address, topic,
+                str(directory)],
                 env=environment, stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
 
@@ -115,7 +126,9 @@ class Driver:
         found = []
         for process in psutil.process_iter():
             try:
-                if os.getsid(process.pid) == self.process.pid or self._scratch in process.environ().get("TMPDIR", ""):
+                if os.getsid(
+                    process.pid
+                ) == self.process.pid or self._scratch in process.environ().get("TMPDIR", ""):
                     found.append(process)
             except (ProcessLookupError, psutil.Error):
                 continue
@@ -168,12 +181,12 @@ class Torture:
     def kill_one(self, driver: Driver) -> None:
         """A process of the driver's or the appliance's."""
         kind = self.rng.choice(["driver", "worker", "worker", "appliance", "appliance"])
-        if kind == "driver" and not self.has_begun():
+        if kind == "driver" and not self.has_started():
             return  # a driver that is killed while Spark starts says nothing of the sink
         if kind == "appliance":
             harm = self.appliance.harm
             before = harm.kills + harm.restarts
-            self.appliance._disturb()
+            self.appliance.disturb()
             self.kills["appliance"] += harm.kills + harm.restarts - before
             return
         victims = driver.victims()[kind]
@@ -185,7 +198,9 @@ class Torture:
                 pass
 
     def run(self, kills: int, say: Any = print) -> None:
-        """Until so many were killed, and then to the end of the input. Raises AssertionError for a row that is missing or twice."""
+        """Until so many were killed, and then to the end of the input. Raises AssertionError for a
+        row that is missing or twice.
+        """
         starts = 0
         while True:
             is_last = sum(self.kills.values()) >= kills
@@ -195,8 +210,13 @@ class Torture:
             starts += 1
             try:
                 ended = threading.Event()
-                while not is_last and driver.process.poll() is None and sum(self.kills.values()) < kills:
-                    # A load, not a synchronisation: the pause between two kills. They begin when the driver has workers, so that batches are written.
+                while (
+                    not is_last
+                    and driver.process.poll() is None
+                    and sum(self.kills.values()) < kills
+                ):
+                    # A load, not a synchronisation: the pause between two kills. They begin when
+                    # the driver has workers, so that batches are written.
                     if driver.victims()["worker"]:
                         ended.wait(self.rng.uniform(0.1, self.pause_s))
                         self.kill_one(driver)
@@ -205,24 +225,26 @@ class Torture:
             finally:
                 driver.end()
             say(
-                f"driver {starts} ended with {status}; killed so far {dict(self.kills)}; {committed(self.directory)} batches committed of {self.files}",
+                f"driver {starts} ended with {status}; killed so far {dict(self.kills)}; "
+                f"{committed(self.directory)} batches committed of {self.files}",
                 flush=True,
             )
             if is_last and status == 0:
                 break
         found = counted(self.appliance.address, TOPIC)
-        wanted = range(self.files * ROWS)
-        missing = [n for n in wanted if not found[n]]
+        requested = range(self.files * ROWS)
+        missing = [n for n in requested if not found[n]]
         twice = {n: count for n, count in found.items() if count > 1}
         say(
-            f"{self.files * ROWS} rows in {self.files} batches: {len(missing)} missing, {len(twice)} more than once, {sum(self.kills.values())} kills",
+            f"{self.files * ROWS} rows in {self.files} batches: {len(missing)} missing, "
+            f"{len(twice)} more than once, {sum(self.kills.values())} kills",
             flush=True,
         )
         assert not missing, missing[:10]
         assert not twice, list(twice.items())[:10]
-        assert len(found) == len(wanted)
+        assert len(found) == len(requested)
 
-    def has_begun(self) -> bool:
+    def has_started(self) -> bool:
         """Whether the driver has planned a batch."""
         return planned(self.directory) > self.planned_at_start
 
@@ -238,7 +260,9 @@ def main() -> int:
     parser.add_argument("--drive", nargs=3)
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--pause", type=float, default=3.0, help="the longest pause between two kills, s")
+    parser.add_argument(
+        "--pause", type=float, default=3.0, help="the longest pause between two kills, s"
+    )
     given = parser.parse_args()
     if given.drive:
         address, topic, directory = given.drive

@@ -1,7 +1,8 @@
-"""Processes killed at each named place: what was acknowledged is there, once, in order, and watermarks never go back.
+"""Processes killed at each named place: what was acknowledged is there, once, in order, and
+watermarks never go back.
 
-Worker, flusher and recovery are stepped in this process, so that every visit of every name can be the last one; coordinator and supervisor are killed as real
-processes (test_killed_processes).
+Worker, flusher and recovery are stepped in this process, so that every visit of every name can be
+the last one; controller and supervisor are killed as real processes (test_killed_processes).
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ from collections.abc import Callable
 import pytest
 
 from shm.crash_points import CRASH_POINTS, armed
-from tailrace.formats.segment import OLD_SEGMENT_SUFFIX, SEGMENT_SUFFIX
-from tests.crash.test_power_loss import boot
+from tailrace.format.segment import OLD_SEGMENT_SUFFIX, SEGMENT_SUFFIX
 from tests.kit.checker import check
 from tests.kit.simdisk import SimDisk
-from tests.kit.workload import Workload
+from tests.kit.workload import Workload, boot
 
-STEPPED = [name for name in CRASH_POINTS if name.partition(".")[0] in ("worker", "flusher", "recovery")]
+STEPPED = [
+    name for name in CRASH_POINTS if name.partition(".")[0] in ("worker", "flusher", "recovery")
+]
 PARTITIONS = 6
 
 
@@ -35,7 +37,9 @@ def kill() -> None:
 def _delete_records(workload: Workload) -> None:
     item = workload.bench.assignments[1]
     high_watermark = workload.bench.table.read(item.slot).high_watermark
-    workload.bench.assign(dataclasses.replace(item, version=item.version + 1, delete_before=high_watermark - 1))
+    workload.bench.assign(
+        dataclasses.replace(item, version=item.version + 1, delete_before=high_watermark - 1)
+    )
 
 
 def _drop(workload: Workload) -> None:
@@ -59,7 +63,11 @@ def _fail_one_sync(workload: Workload) -> None:
 def _tear_a_tail(workload: Workload) -> None:
     """Everything is killed while a batch is half written."""
     disk = workload.bench.files.disk  # type: ignore[attr-defined]
-    path = next(name for name in sorted(disk.names, reverse=True) if "t-0/" in name and name.endswith(".arrows"))
+    path = next(
+        name
+        for name in sorted(disk.names, reverse=True)
+        if "t-0/" in name and name.endswith(".arrows")
+    )
     disk.names[path].data += b"\xff\xff\xff\xff torn"
     workload.bench = workload.bench.restarted("again")
 
@@ -92,7 +100,9 @@ PROVOKED: dict[str, Callable[[Workload], None]] = {
 
 
 def run_killed(name: str, visit: int, *, everything: bool, seed: int) -> bool:
-    """One schedule with a kill at the `visit`-th visit of `name`. Answers whether it came to that."""
+    """One schedule with a kill at the `visit`-th visit of `name`. Answers whether it came to
+    that.
+    """
     rng = random.Random(seed)
     workload = Workload(boot(SimDisk(), 0, PARTITIONS), rng, partitions=PARTITIONS)
     workload.settle()
@@ -128,9 +138,14 @@ def run_killed(name: str, visit: int, *, everything: bool, seed: int) -> bool:
 
 def forget_deleted(workload: Workload) -> None:
     """Records below a log start offset are gone because somebody wanted it."""
-    starts = {item.partition: workload.bench.table.read(item.slot).log_start_offset for item in workload.bench.assignments}
+    starts = {
+        item.partition: workload.bench.table.read(item.slot).log_start_offset
+        for item in workload.bench.assignments
+    }
     known = workload.history.acknowledged
-    workload.history.acknowledged = {key: offset for key, offset in known.items() if offset >= starts[key[0]]}
+    workload.history.acknowledged = {
+        key: offset for key, offset in known.items() if offset >= starts[key[0]]
+    }
 
 
 @pytest.mark.parametrize("name", STEPPED)

@@ -1,4 +1,6 @@
-"""A bit flipped in every byte of a small log's files: found or harmless, never served; what is good around it still comes out."""
+"""A bit flipped in every byte of a small log's files: found or harmless, never served; what is good
+around it still comes out.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +9,12 @@ import random
 
 import pytest
 
-from tailrace.formats.partition_file import PARTITION_FILE
-from tests.crash.test_power_loss import boot
+from tailrace.format.partition_metadata import PARTITION_FILE
 from tests.kit.simdisk import Inode, SimDisk
-from tests.kit.workload import Workload, read_log
-from workers.index_scrub import scrub_one_index
-from workers.partition_log import PartitionLog
-from workers.recovery import Hints
+from tests.kit.workload import Workload, boot, read_log
+from workers.log.index_scrubber import scrub_one_index
+from workers.log.partition_log import PartitionLog
+from workers.log.recovery import Hints
 
 
 def small_log() -> tuple[SimDisk, Workload]:
@@ -26,17 +27,28 @@ def small_log() -> tuple[SimDisk, Workload]:
     return disk, workload
 
 
+@pytest.mark.slow_because("each harm of a segment is followed by a recovery of its own")
 @pytest.mark.parametrize("harm", ["flip", "truncate"])
-@pytest.mark.parametrize("suffix", [".arrows", ".index", ".producers", PARTITION_FILE, "checkpoint.0", "checkpoint.1"])
-def test_a_flipped_bit_or_a_lost_end_is_never_served_and_the_rest_is(suffix: str, harm: str) -> None:
+@pytest.mark.parametrize(
+    "suffix", [".arrows", ".index", ".producers", PARTITION_FILE, "checkpoint.0", "checkpoint.1"]
+)
+def test_a_flipped_bit_or_a_lost_end_is_never_served_and_the_rest_is(
+    suffix: str, harm: str
+) -> None:
     logging.disable(logging.CRITICAL)
     try:
         disk, workload = small_log()
         item = workload.bench.assignments[0]
         good = dict(read_log(workload.bench.files, "/data/t-0", 10**9))
-        paths = [name for name, inode in disk.names.items() if inode is not None and name.endswith(suffix)]
+        paths = [
+            name
+            for name, inode in disk.names.items()
+            if inode is not None and name.endswith(suffix)
+        ]
         assert paths
-        originals = {name: bytes(inode.data) for name, inode in disk.names.items() if inode is not None}
+        originals = {
+            name: bytes(inode.data) for name, inode in disk.names.items() if inode is not None
+        }
         for path in paths:
             for index in range(len(originals[path])):
                 for name, content in originals.items():
@@ -51,18 +63,34 @@ def test_a_flipped_bit_or_a_lost_end_is_never_served_and_the_rest_is(suffix: str
                 log.open("flip", hints=Hints(quarantine="/data/quarantine"))
                 while log.unscrubbed:
                     scrub_one_index(log)
-                lost = {offset for damage in log.file.damage for offset in range(damage.start, damage.end)}
+                lost = {
+                    offset
+                    for damage in log.file.damage
+                    for offset in range(damage.start, damage.end)
+                }
                 walked = dict(_readable(workload, log))
-                assert all(good[offset] == value for offset, value in walked.items()), f"{path} byte {index}: something else is served"
+                assert all(good[offset] == value for offset, value in walked.items()), (
+                    f"{path} byte {index}: something else is served"
+                )
                 missing = set(good) - set(walked) - lost
                 if suffix == ".index":
-                    assert changed.data == originals[path], f"{path} byte {index}: the index was not made again"
+                    assert changed.data == originals[path], (
+                        f"{path} byte {index}: the index was not made again"
+                    )
                 if suffix != ".arrows":
-                    assert not missing, f"{path} byte {index}: good records are gone: {sorted(missing)}"
+                    assert not missing, (
+                        f"{path} byte {index}: good records are gone: {sorted(missing)}"
+                    )
                 if harm == "flip":
-                    assert len(missing) + len(lost) <= 4, f"{path} byte {index}: more than the damaged batch is gone"
+                    assert len(missing) + len(lost) <= 4, (
+                        f"{path} byte {index}: more than the damaged batch is gone"
+                    )
                 assert log.next_offset == max(good) + 1, f"{path} byte {index}: the log's end moved"
-                for name in [name for name in disk.names if name not in originals and disk.names[name] is not None]:
+                for name in [
+                    name
+                    for name in disk.names
+                    if name not in originals and disk.names[name] is not None
+                ]:
                     del disk.names[name]
     finally:
         logging.disable(logging.NOTSET)
@@ -70,9 +98,16 @@ def test_a_flipped_bit_or_a_lost_end_is_never_served_and_the_rest_is(suffix: str
 
 def _readable(workload: Workload, log: PartitionLog) -> list[tuple[int, bytes]]:
     """What a reader gets that proves every batch and jumps over what is damaged."""
-    from tailrace.formats.segment import Ending, Walk, file_name, find_behind, segment_bases, walk_batches
+    from tailrace.format.segment import (
+        Ending,
+        Walk,
+        file_name,
+        find_behind,
+        segment_bases,
+        walk_batches,
+    )
     from tests.kit.workload import decode_values
-    from workers.files import read_whole
+    from workers.segment.files import read_whole
 
     files = workload.bench.files
     found: list[tuple[int, bytes]] = []
@@ -87,8 +122,16 @@ def _readable(workload: Workload, log: PartitionLog) -> list[tuple[int, bytes]]:
             for position, header in walk_batches(read_at, len(data), walk, log.file.seed):
                 values = decode_values(data[position : position + header.batch_length])
                 found += [(header.base_offset + n, value) for n, value in enumerate(values)]
-            behind = find_behind(read_at, len(data), walk.position, log.file.seed, walk.next_offset) if walk.ending is Ending.TORN else None
+            behind = (
+                find_behind(read_at, len(data), walk.position, log.file.seed, walk.next_offset)
+                if walk.ending is Ending.TORN
+                else None
+            )
             if behind is None or behind.position >= len(data):
                 break
-            walk.position, walk.next_offset, walk.ending = behind.position, behind.offset, Ending.CLEAN
+            walk.position, walk.next_offset, walk.ending = (
+                behind.position,
+                behind.offset,
+                Ending.CLEAN,
+            )
     return found

@@ -1,20 +1,17 @@
-"""Power loss at every point, over a disk that forgets what was not synced: what acks=all acknowledged is there, nothing else appears, nothing repeats."""
+"""Power loss at every point, over a disk that forgets what was not synced: what acks=all
+acknowledged is there, nothing else appears, nothing repeats.
+"""
 
 from __future__ import annotations
 
 import random
-from typing import Any
 
 import pytest
 
-from shm.catalog_messages import Assignment
 from tests.kit.checker import check
-from tests.kit.logs import Bench, assignment, simulated_regions
-from tests.kit.simdisk import SimDisk, SimFiles
-from tests.kit.workload import Workload
-from workers.flusher import FlusherSettings
+from tests.kit.simdisk import SimDisk
+from tests.kit.workload import Workload, boot
 
-SETTINGS = FlusherSettings(checkpoint_bytes=12 << 10, journal_bytes=64 << 10)
 PARTITIONS = 7
 SEEDS_PER_TEST = 12
 
@@ -23,22 +20,10 @@ class PowerLost(BaseException):
     """The plug is pulled."""
 
 
-def assignments(partitions: int, **settings: Any) -> list[Assignment]:
-    items = [assignment(p, slot=p, **settings) for p in range(partitions)]
-    for item in items:
-        item.settings["segment.bytes"] = 6000  # far below what users may set: rolls in every schedule
-    return items
-
-
-def boot(disk: SimDisk, run: int, partitions: int, **settings: Any) -> Bench:
-    return Bench(
-        "/data", simulated_regions(), SimFiles(disk), SETTINGS, assignments=assignments(partitions, **settings), run=f"run-{run}", lost_memory=run > 0,
-        now_us=1_700_000_000_000_000 + run * 10**9,
-    )  # fmt: skip
-
-
 def one_schedule(seed: int, partitions: int) -> int:
-    """Power is lost three times at random operations of the disk, in recovery too. Answers how many records there are in the end."""
+    """Power is lost three times at random operations of the disk, in recovery too. Answers how many
+    records there are in the end.
+    """
     rng = random.Random(seed)
     disk = SimDisk()
     workload = Workload(boot(disk, 0, partitions), rng, partitions=partitions)

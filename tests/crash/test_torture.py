@@ -1,29 +1,78 @@
-"""A short run of the random schedules; `make torture SECONDS=...` has long ones."""
+"""Short runs of the tortures, ended by counted events; `make torture SECONDS=...` has long ones.
+
+The checks inside are the test; what is asserted here shows that each kind of event took place.
+"""
 
 from __future__ import annotations
 
+import pytest
+
 from tests.crash import delay_torture, group_torture
+from tests.crash.group_torture import POISON_EVERY
 from tests.crash.torture import torture
+from tests.kit import seeds
+
+SLOW = pytest.mark.slow_because(
+    "real kills come one by one, and recovery, delays and sessions take their time"
+)
+LONG = pytest.mark.long
+NEW = seeds.base()
 
 
-def test_random_kills_and_stops_under_load_break_no_promise() -> None:
-    counts = torture(seed=20, seconds=12)
-    assert counts.acknowledged > 1000
-    assert counts.harm.total > 5
+@pytest.mark.parametrize(
+    ("seed", "faults"), [pytest.param(20, 12, marks=SLOW), pytest.param(NEW, 300, marks=LONG)]
+)
+def test_random_kills_and_stops_under_load_break_no_promise(seed: int, faults: int) -> None:
+    counts = torture(
+        seed, lambda now: now.harm.total >= faults and now.acknowledged > 0 and now.read > 0
+    )
+    assert counts.acknowledged
+    assert counts.harm.total >= faults
 
 
-def test_random_kills_deliver_each_delayed_record_once_and_none_early() -> None:
-    counts = delay_torture.torture(seed=21, seconds=120)
-    assert counts.delivered > 5_000
+@pytest.mark.parametrize(
+    ("seed", "faults", "far_s"),
+    [
+        pytest.param(21, 15, 14.0, marks=SLOW),
+        pytest.param(NEW, 300, delay_torture.FAR_S, marks=LONG),
+    ],
+)
+def test_random_kills_deliver_each_delayed_record_once_and_none_early(
+    seed: int, faults: int, far_s: float
+) -> None:
+    counts = delay_torture.torture(
+        seed,
+        lambda now: (
+            now.harm.total >= faults
+            and now.scheduled > 0
+            and now.cancelled > 0
+            and now.rescheduled > 0
+        ),
+        far_s,
+    )
+    assert counts.delivered
     assert counts.cancelled
-    assert counts.harm.total > 5
+    assert counts.rescheduled
 
 
-def test_random_kills_of_members_and_processes_break_no_promise_of_groups_and_queues() -> None:
-    counts = group_torture.torture(seed=22, seconds=15, members=2)
-    assert counts.acknowledged > 50
+@pytest.mark.parametrize(
+    ("seed", "faults", "members"),
+    [
+        pytest.param(22, 12, 1, marks=SLOW),
+        pytest.param(NEW, 200, group_torture.MEMBERS, marks=LONG),
+    ],
+)
+def test_random_kills_of_members_and_processes_break_no_promise_of_groups_and_queues(
+    seed: int, faults: int, members: int
+) -> None:
+    counts = group_torture.torture(
+        seed,
+        lambda now: (
+            now.harm.total >= faults and now.members_killed > 0 and now.acknowledged > POISON_EVERY
+        ),
+        members,
+    )
     assert counts.members_killed
-    assert counts.harm.total
     assert (counts.sql_rows, counts.sql_missed, counts.sql_twice) == (counts.acknowledged, 0, 0)
     assert counts.dead_letters
     assert counts.retry_dead_letters

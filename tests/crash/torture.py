@@ -1,4 +1,5 @@
-"""Random kills of real processes under load, for as long as wanted; then the checker. `make torture SECONDS=60 SEED=1`; CI runs a short one.
+"""Random kills of real processes under load; then the checker. `make torture SECONDS=60 SEED=1`;
+`make test` runs a short one.
 
 Several producers and consumers, while `tests.crash.disturbance` does its work.
 """
@@ -6,15 +7,13 @@ Several producers and consumers, while `tests.crash.disturbance` does its work.
 from __future__ import annotations
 
 import collections
-import random
 import sys
-import tempfile
-import threading
 from dataclasses import dataclass, field
 
 from tailrace import Admin, Consumer, NewTopic, Producer, TopicPartition
-from tailrace.errors import TailraceError
-from tests.crash.disturbance import DisturbedAppliance, Harm, run_from_command_line
+from tailrace.core.errors import TailraceError
+from tests.crash.disturbance import Harm
+from tests.crash.torture_base import Enough, TortureBase, run_from_command_line, run_torture
 from tests.kit.checker import History, check, value_of
 
 PARTITIONS = 6
@@ -29,83 +28,79 @@ class Counts:
     read: int = 0
 
 
-class Torture:
+class Torture(TortureBase[Counts]):
     """One run."""
 
     def __init__(self, seed: int, data_dir: str) -> None:
-        self.appliance = DisturbedAppliance(random.Random(seed), data_dir)
-        self.address = self.appliance.address
-        self.counts = Counts(self.appliance.harm)
+        counts = Counts()
+        super().__init__(counts, counts.harm, seed, data_dir)
         self.history = History()
         self.reasons: collections.Counter[str] = collections.Counter()
         """Why records were given up."""
-        self._lock = threading.Lock()
-        self._stop = threading.Event()
-        self._errors: list[BaseException] = []
 
     def _produce(self, name: str, acks: int | str) -> None:
         number = 0
-        try:
-            # A small buffer: on a crowded machine a large one would hold more than is acknowledged within the delivery timeout.
-            with Producer(
-                self.address, acks=acks, batch_size=2048, delivery_timeout_ms=120_000, buffer_memory=1 << 20, max_block_ms=600_000
-            ) as producer:
-                while not self._stop.is_set():
-                    partition = number % PARTITIONS
-                    value = value_of(name, number, b"x" * 100)
+        # A small buffer: on a crowded machine a large one would hold more than is acknowledged
+        # within the delivery timeout.
+        with Producer(
+            self.address,
+            acks=acks,
+            batch_size=2048,
+            delivery_timeout_ms=600_000,
+            buffer_memory=1 << 20,
+            max_block_ms=600_000,
+        ) as producer:
+            while not self._stop.is_set():
+                partition = number % PARTITIONS
+                value = value_of(name, number, b"x" * 100)
+                with self._lock:
+                    self.history.send(partition, value)
+
+                def done(
+                    metadata: object,
+                    error: TailraceError | None,
+                    value: bytes = value,
+                    partition: int = partition,
+                ) -> None:
                     with self._lock:
-                        self.history.send(partition, value)
+                        if error is None:
+                            self.counts.acknowledged += 1
+                            self.history.acknowledge(partition, value, metadata.offset)  # type: ignore[attr-defined]
+                        else:
+                            self.counts.failed += 1
+                            self.reasons[f"{name}: {error}"] += 1
 
-                    def done(metadata: object, error: TailraceError | None, value: bytes = value, partition: int = partition) -> None:
-                        with self._lock:
-                            if error is None:
-                                self.counts.acknowledged += 1
-                                self.history.acknowledge(partition, value, metadata.offset)  # type: ignore[attr-defined]
-                            else:
-                                self.counts.failed += 1
-                                self.reasons[f"{name}: {error}"] += 1
-
-                    producer.send(TOPIC, value, partition=partition, on_delivery=done)
-                    number += 1
-                    if number % 50 == 0:
-                        self._stop.wait(0.005)
-                producer.flush(120)
-        except BaseException as error:
-            self._errors.append(error)
+                producer.send(TOPIC, value, partition=partition, on_delivery=done)
+                number += 1
+                if number % 50 == 0:
+                    self._stop.wait(0.005)
+            producer.flush(600)
 
     def _consume(self) -> None:
-        try:
-            with Consumer(bootstrap=self.address, auto_offset_reset="earliest") as consumer:
-                consumer.assign([TopicPartition(TOPIC, p) for p in range(PARTITIONS)])
-                while not self._stop.is_set():
-                    try:
-                        records = consumer.poll(200)
-                    except TailraceError as error:
-                        if not error.retriable:
-                            raise
-                        continue
-                    with self._lock:
-                        for record in records:
-                            self.history.read(record.partition, record.offset, record.value or b"")
-                            self.counts.read += 1
-        except BaseException as error:
-            self._errors.append(error)
+        with Consumer(bootstrap=self.address, auto_offset_reset="earliest") as consumer:
+            consumer.assign([TopicPartition(TOPIC, p) for p in range(PARTITIONS)])
+            while not self._stop.is_set():
+                try:
+                    records = consumer.poll(200)
+                except TailraceError as error:
+                    if not error.retriable:
+                        raise
+                    continue
+                with self._lock:
+                    for record in records:
+                        self.history.read(record.partition, record.offset, record.value or b"")
+                        self.counts.read += 1
 
-    def run(self, seconds: float) -> Counts:
-        """Disturb for `seconds`, then check. Raises AssertionError."""
+    def run(self, enough: Enough[Counts]) -> Counts:
         with Admin(self.address) as admin:
             admin.create_topics([NewTopic(TOPIC, PARTITIONS, {"segment.bytes": 1 << 18})])
-        threads = [threading.Thread(target=self._produce, args=(f"p{n}", acks)) for n, acks in enumerate(("all", 1, "all"))]
-        threads += [threading.Thread(target=self._consume) for _ in range(2)]
-        for thread in threads:
-            thread.start()
-        self.appliance.disturb_for(seconds, lambda: bool(self._errors))
-        self._stop.set()
-        for thread in threads:
-            thread.join()
-        if self._errors:
-            raise self._errors[0]
-        assert self.counts.failed == 0, f"{self.counts.failed} records were given up: {self.reasons.most_common(5)}"
+        threads = [
+            self.thread(self._produce, f"p{n}", acks) for n, acks in enumerate(("all", 1, "all"))
+        ]
+        self.disturb(enough, [*threads, *(self.thread(self._consume) for _ in range(2))])
+        assert self.counts.failed == 0, (
+            f"{self.counts.failed} records were given up: {self.reasons.most_common(5)}"
+        )
         readable: dict[int, list[tuple[int, bytes]]] = {p: [] for p in range(PARTITIONS)}
         with Consumer(bootstrap=self.address, auto_offset_reset="earliest") as consumer:
             keys = [TopicPartition(TOPIC, p) for p in range(PARTITIONS)]
@@ -119,13 +114,8 @@ class Torture:
         return self.counts
 
 
-def torture(seed: int, seconds: float) -> Counts:
-    with tempfile.TemporaryDirectory(prefix="tailrace-torture-") as data_dir:
-        run = Torture(seed, data_dir)
-        try:
-            return run.run(seconds)
-        finally:
-            run.appliance.stop()
+def torture(seed: int, enough: Enough[Counts]) -> Counts:
+    return run_torture(lambda data_dir: Torture(seed, data_dir), enough)
 
 
 if __name__ == "__main__":

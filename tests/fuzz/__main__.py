@@ -1,4 +1,6 @@
-"""`python -P -m tests.fuzz protocol|files SECONDS [SEED]`: a fuzzer for as long as wanted; see `make fuzz`."""
+"""`python -P -m tests.fuzz protocol|files SECONDS [SEED]`: a fuzzer for as long as wanted; see
+`make fuzz`.
+"""
 
 from __future__ import annotations
 

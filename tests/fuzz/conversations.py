@@ -1,7 +1,8 @@
-"""Valid requests of every API, as a client that keeps to docs/protocol.md sends them: what the fuzzer bends.
+"""Valid requests of every API, as a client that keeps to docs/protocol.md sends them: what the
+fuzzer bends.
 
-A request is a pure function of a random source and of the World (the topics that this run has made), so a run can be repeated from its seed; ids of topics
-differ from run to run.
+A request is a pure function of a random source and of the World (the topics that this run has
+made), so a run can be repeated from its seed; ids of topics differ from run to run.
 """
 
 from __future__ import annotations
@@ -16,31 +17,58 @@ from typing import Any
 import pyarrow as pa
 
 from tailrace import Admin, NewTopic
-from tailrace.admin import create_request
-from tailrace.delays import delay_id
-from tailrace.formats import arrow_batch
-from tailrace.formats.batch_header import stamp_producer
-from tailrace.protocol import requests
-from tailrace.protocol.requests import FetchEntry, FetchRequest, ProduceBatches, ProduceEntry, ProduceRequest
-from tailrace.protocol.wire import API_VERSIONS, Api, RequestHeader
-from tailrace.schema import delay_schema, to_message
-from tailrace.topics import TopicInfo
+from tailrace.admin.admin import create_request
+from tailrace.batch import arrow_codec as arrow_batch
+from tailrace.client.topic_metadata import TopicInfo
+from tailrace.core.delays import delay_id
+from tailrace.core.records import Headers
+from tailrace.format.batch_header import stamp_producer
+from tailrace.format.schema import delay_schema, to_message
+from tailrace.kernel.reference_arrow import default_rows
+from tailrace.protocol import messages as requests
+from tailrace.protocol.frame import API_VERSIONS, Api, RequestHeader
+from tailrace.protocol.messages import (
+    FetchEntry,
+    FetchRequest,
+    ProduceBatches,
+    ProduceEntry,
+    ProduceRequest,
+)
 from tests.fuzz.group_conversations import GROUP_REQUESTS, Made
 from tests.fuzz.produce_mutations import framed
+from tests.fuzz.world import Target, World
 from tests.kit.batches import TIME_US
 
 SCRATCH_TOPICS = 24
-"""Names of topics that come and go; there are never more, or the partitions would run out and nothing could be made."""
+"""Names of topics that come and go; there are never more, or the partitions would run out and
+nothing could be made.
+"""
 FAR_US = 3_600_000_000
 SCHEMAS = tuple(
     pa.schema(fields)
     for fields in (
         [("a", pa.int8()), ("b", pa.uint64()), ("c", pa.float64())],
         [("half", pa.float16()), ("single", pa.float32()), ("flag", pa.bool_())],
-        [("money", pa.decimal128(20, 4)), ("day", pa.date32()), ("second", pa.time32("s")), ("nano", pa.time64("ns"))],
-        [("at", pa.timestamp("us", "UTC")), ("for", pa.duration("us")), ("id", pa.binary(16)), ("span", pa.month_day_nano_interval())],
-        [("many", pa.list_(pa.struct([("k", pa.utf8()), ("v", pa.binary())]))), ("map", pa.map_(pa.utf8(), pa.int32()))],
-        [("point", pa.list_(pa.float32(), 3)), ("deep", pa.struct([("x", pa.struct([("y", pa.int16())]))]))],
+        [
+            ("money", pa.decimal128(20, 4)),
+            ("day", pa.date32()),
+            ("second", pa.time32("s")),
+            ("nano", pa.time64("ns")),
+        ],
+        [
+            ("at", pa.timestamp("us", "UTC")),
+            ("for", pa.duration("us")),
+            ("id", pa.binary(16)),
+            ("span", pa.month_day_nano_interval()),
+        ],
+        [
+            ("many", pa.list_(pa.struct([("k", pa.utf8()), ("v", pa.binary())]))),
+            ("map", pa.map_(pa.utf8(), pa.int32())),
+        ],
+        [
+            ("point", pa.list_(pa.float32(), 3)),
+            ("deep", pa.struct([("x", pa.struct([("y", pa.int16())]))])),
+        ],
     )
 )
 
@@ -58,39 +86,9 @@ class Request:
     flags: int = 0
 
     def header(self) -> bytes:
-        return RequestHeader(self.api, self.version, self.correlation_id, sum(map(len, self.body)), self.flags).to_bytes()
-
-
-@dataclass(slots=True)
-class Target:
-    """A partition that batches are made for, and some of those."""
-
-    info: TopicInfo
-    partition: int
-    batches: list[bytes]
-
-    @property
-    def seed(self) -> int:
-        return self.info.seeds[self.partition]
-
-
-@dataclass(slots=True)
-class World:
-    """The topics of a run."""
-
-    start_us: int
-    names: list[str] = field(default_factory=list)
-    """Topics that stay; scratch topics have names of their own."""
-    targets: list[Target] = field(default_factory=list)
-    delayed: list[Target] = field(default_factory=list)
-    """Of delay logs."""
-    gone_id: bytes = b""
-    """Of a topic that was deleted before the run."""
-    without: frozenset[int] = frozenset()
-    """APIs that are left alone: what is known of them would hide the rest."""
-
-    def any_target(self, rng: random.Random) -> Target:
-        return rng.choice(self.delayed if rng.random() < 0.25 else self.targets)
+        return RequestHeader(
+            self.api, self.version, self.correlation_id, sum(map(len, self.body)), self.flags
+        ).to_bytes()
 
 
 def make_world(address: str, rng: random.Random, start_us: int) -> World:
@@ -98,9 +96,13 @@ def make_world(address: str, rng: random.Random, start_us: int) -> World:
     # The logs stay small however long the run is.
     kept: dict[str, Any] = {"segment.bytes": 8 << 20, "retention.bytes": 32 << 20}
     topics = [
-        NewTopic("plain", 2, kept), NewTopic("zipped", 1, {**kept, "compression.type": "zstd", "message.timestamp.type": "LogAppendTime"}),
-        NewTopic("typed", 1, kept, SCHEMAS[0]), NewTopic("nested", 1, {**kept, "durability": "memory"}, SCHEMAS[4]),
-        NewTopic("later", 2, {**kept, "delay.enabled": True}), NewTopic("laterTyped", 1, {**kept, "delay.enabled": True}, SCHEMAS[0]),
+        NewTopic("plain", 2, kept),
+        NewTopic("zipped", 1,
+        {**kept, "compression.type": "zstd", "message.timestamp.type": "LogAppendTime"}),
+        NewTopic("typed", 1, kept, SCHEMAS[0]),
+        NewTopic("nested", 1, {**kept, "durability": "memory"}, SCHEMAS[4]),
+        NewTopic("later", 2, {**kept, "delay.enabled": True}),
+        NewTopic("laterTyped", 1, {**kept, "delay.enabled": True}, SCHEMAS[0]),
     ]  # fmt: skip
     with Admin(address) as admin:
         admin.create_topics([*topics, NewTopic("gone")])
@@ -119,7 +121,9 @@ def world_of(infos: dict[str, TopicInfo], rng: random.Random, start_us: int) -> 
         for partition in range(len(info.partitions)):
             world.targets.append(Target(info, partition, _batches(info, partition, rng, None)))
             if info.delay_log is not None:
-                world.delayed.append(Target(info.delay_log, partition, _batches(info, partition, rng, start_us)))
+                world.delayed.append(
+                    Target(info.delay_log, partition, _batches(info, partition, rng, start_us))
+                )
     return world
 
 
@@ -139,45 +143,79 @@ def _rows(schema: pa.Schema, count: int, rng: random.Random) -> pa.RecordBatch:
             return b"b" * rng.randrange(40)
         return rng.randrange(100)
 
-    return pa.RecordBatch.from_pylist([{f.name: value(f.type) for f in schema} for _ in range(count)], schema=schema)
+    return pa.RecordBatch.from_pylist(
+        [{f.name: value(f.type) for f in schema} for _ in range(count)], schema=schema
+    )
 
 
 BATCHES = 12
 ODD_DUES: tuple[int | None, ...] = (None, 0, -1, 1, TIME_US, (1 << 62), (1 << 63) - 1, -(1 << 63))
 REPEATS = (
-    '{"every_us":60000000,"expression":"","zone":"UTC","missed":"all"}', '{"every_us":0,"expression":"* * * * *","zone":"Europe/Berlin","missed":"last"}',
-    '{"every_us":1,"expression":"","zone":"UTC","missed":"all"}', '{"every_us":0,"expression":"* * * * *","zone":5,"missed":"all"}', '{"every_us":"60000000"}',
-    '{"every_us":-1}', '{"every_us":1e400}', '{"every_us":60000000,"missed":[]}', '{"more":1}', "[]", "null", "", "x" * 10_000, "[" * 2_000 + "]" * 2_000,
-    '{"every_us":0,"expression":"0 0 30 2 *","zone":"UTC","missed":"all"}', '{"every_us":0,"expression":"* * * * *","zone":"../../etc/passwd","missed":"all"}',
+    '{"every_us":60000000,"expression":"","zone":"UTC","missed":"all"}',
+    ('{"every_us":0,"expression":"* * * * '
+                                                                         '*","zone":"Europe/Berlin","missed":"last"}'),
+    '{"every_us":1,"expression":"","zone":"UTC","missed":"all"}',
+    ('{"every_us":0,"expression":"* * * * '
+                                                                  '*","zone":5,"missed":"all"}'),
+                                                                  '{"every_us":"60000000"}',
+    '{"every_us":-1}', '{"every_us":1e400}', '{"every_us":60000000,"missed":[]}', '{"more":1}',
+    "[]", "null", "", "x" * 10_000, "[" * 2_000 + "]" * 2_000,
+    '{"every_us":0,"expression":"0 0 30 2 *","zone":"UTC","missed":"all"}',
+    ('{"every_us":0,"expression":"* * * * '
+                                                                            '*","zone":"../../etc/passwd","missed":"all"}'),
 )  # fmt: skip
 """How a row recurs: the first two as the SDK writes it."""
 
 
-def _batches(info: TopicInfo, partition: int, rng: random.Random, due_from_us: int | None) -> list[bytes]:
-    """Well-formed ones for a partition; with `due_from_us`, for its delay log, some of them with rows that no SDK would make."""
+def _batches(
+    info: TopicInfo, partition: int, rng: random.Random, due_from_us: int | None
+) -> list[bytes]:
+    """Well-formed ones for a partition; with `due_from_us`, for its delay log, some of them with
+    rows that no SDK would make.
+    """
     log = info if due_from_us is None else info.delay_log
     assert log is not None
     made = []
     for number in range(BATCHES):
         rows = _user_rows(info, number, rng)
         if due_from_us is not None:
-            dues = [due_from_us + rng.choice((0, 1, 1_000_000, 30_000_000, FAR_US)) * rng.randrange(3) for _ in range(rows.num_rows)]
+            dues = [
+                due_from_us + rng.choice((0, 1, 1_000_000, 30_000_000, FAR_US)) * rng.randrange(3)
+                for _ in range(rows.num_rows)
+            ]
             rows = arrow_batch.with_delays(rows, log.schema, dues, None)
         made.append(_encoded(rows, log, partition, rng.choice(("none", "none", "lz4", "zstd"))))
     if due_from_us is not None:
         for number in range(BATCHES):
             rows = _user_rows(info, number, rng)
-            dues_and_none = [rng.choice((*ODD_DUES, due_from_us, due_from_us + 1_000_000)) for _ in range(rows.num_rows)]
+            dues_and_none = [
+                rng.choice((*ODD_DUES, due_from_us, due_from_us + 1_000_000))
+                for _ in range(rows.num_rows)
+            ]
             origins = [rng.choice((None, None, 0, 5, -1, 1 << 62)) for _ in range(rows.num_rows)]
             repeats = [rng.choice((None, rng.choice(REPEATS))) for _ in range(rows.num_rows)]
-            columns = [*rows.columns, pa.array(dues_and_none, pa.int64()), pa.array(origins, pa.int64()), pa.array(repeats, pa.utf8())]
-            made.append(_encoded(pa.RecordBatch.from_arrays(columns, schema=log.schema), log, partition, "none"))
-    if not info.typed:  # little on the wire, much behind it
-        for size in (1_500_000, 5_000_000, 80_000_000):
-            rows = arrow_batch.default_rows([TIME_US], [None], [b"x" * size], None)
+            columns = [
+                *rows.columns,
+                pa.array(dues_and_none, pa.int64()),
+                pa.array(origins, pa.int64()),
+                pa.array(repeats, pa.utf8()),
+            ]
             made.append(
                 _encoded(
-                    rows if due_from_us is None else arrow_batch.with_delays(rows, log.schema, [due_from_us], None), log, partition, "zstd"
+                    pa.RecordBatch.from_arrays(columns, schema=log.schema), log, partition, "none"
+                )
+            )
+    if not info.typed:  # little on the wire, much behind it
+        for size in (1_500_000, 5_000_000, 80_000_000):
+            rows = default_rows([TIME_US], [None], [b"x" * size], None)
+            made.append(
+                _encoded(
+                    rows
+                    if due_from_us is None
+                    else arrow_batch.with_delays(rows, log.schema, [due_from_us], None),
+                    log,
+                    partition,
+                    "zstd",
                 )
             )
     return made
@@ -191,8 +229,10 @@ def _user_rows(info: TopicInfo, number: int, rng: random.Random) -> pa.RecordBat
     if number == BATCHES - 1:
         values[0] = b"x" * 100_000
     keys = [rng.choice((None, b"", b"key%d" % n)) for n in range(count)]
-    headers: list[arrow_batch.Headers] | None = [[("h", b"v")] * rng.randrange(3) for _ in range(count)] if number % 3 == 0 else None
-    return arrow_batch.default_rows([TIME_US] * count, keys, values, headers)
+    headers: list[Headers] | None = (
+        [[("h", b"v")] * rng.randrange(3) for _ in range(count)] if number % 3 == 0 else None
+    )
+    return default_rows([TIME_US] * count, keys, values, headers)
 
 
 def _encoded(rows: pa.RecordBatch, log: TopicInfo, partition: int, compression: str) -> bytes:
@@ -208,7 +248,7 @@ def _encoded(rows: pa.RecordBatch, log: TopicInfo, partition: int, compression: 
     )
 
 
-# ---- requests ------------------------------------------------------------------------------------------------------------------------
+# ---- requests ------------------------------------------------------------------------------------
 
 
 def _json(api: Api, value: dict[str, Any]) -> Request:
@@ -216,7 +256,10 @@ def _json(api: Api, value: dict[str, Any]) -> Request:
 
 
 def handshake(_rng: random.Random, _world: World) -> Request:
-    return _json(Api.HANDSHAKE, {"versions": {str(int(a)): list(v) for a, v in API_VERSIONS.items()}, "client_id": "fuzz"})
+    return _json(
+        Api.HANDSHAKE,
+        {"versions": {str(int(a)): list(v) for a, v in API_VERSIONS.items()}, "client_id": "fuzz"},
+    )
 
 
 def _ping(_rng: random.Random, _world: World) -> Request:
@@ -230,7 +273,11 @@ def _produce(rng: random.Random, world: World) -> Request:
     return Request(
         Api.PRODUCE,
         [
-            requests.encode_produce(ProduceRequest(target.info.topic_id, target.partition, rng.choice((-1, -1, 1, 1, 0)), 5000)),
+            requests.encode_produce(
+                ProduceRequest(
+                    target.info.topic_id, target.partition, rng.choice((-1, -1, 1, 1, 0)), 5000
+                )
+            ),
             _batch_for(rng, target),
         ],
         seeds=[target.seed],
@@ -242,9 +289,17 @@ def _produce_many(rng: random.Random, world: World) -> Request:
     if rng.random() < 0.3:
         targets = [targets[0]] * len(targets)
     batches = [_batch_for(rng, target) for target in targets]
-    entries = [ProduceEntry(t.info.topic_id, t.partition, 0, len(batch)) for t, batch in zip(targets, batches, strict=True)]
+    entries = [
+        ProduceEntry(t.info.topic_id, t.partition, 0, len(batch))
+        for t, batch in zip(targets, batches, strict=True)
+    ]
     head = ProduceBatches(rng.choice((-1, -1, 1, 1, 0)), 5000, entries)
-    return Request(Api.PRODUCE, framed(rng, head, batches), seeds=[target.seed for target in targets], version=2)
+    return Request(
+        Api.PRODUCE,
+        framed(rng, head, batches),
+        seeds=[target.seed for target in targets],
+        version=2,
+    )
 
 
 def _batch_for(rng: random.Random, target: Target) -> bytes:
@@ -252,7 +307,11 @@ def _batch_for(rng: random.Random, target: Target) -> bytes:
     if rng.random() < 0.5:
         with memoryview(batch) as view:
             stamp_producer(
-                view, producer_id=rng.randrange(40), producer_epoch=rng.randrange(2), base_sequence=rng.choice((0, 1, 7)), seed=target.seed
+                view,
+                producer_id=rng.randrange(40),
+                producer_epoch=rng.randrange(2),
+                base_sequence=rng.choice((0, 1, 7)),
+                seed=target.seed,
             )
     return bytes(batch)
 
@@ -263,9 +322,17 @@ def _fetch(rng: random.Random, world: World) -> Request:
     for _ in range(rng.choice((1, 1, 2, 8))):
         target = rng.choice(world.targets)
         entries.append(
-            FetchEntry(target.info.topic_id, target.partition, rng.choice((-1, 0)), 1 << 40 if is_parked else rng.randrange(30), 1 << 16)
+            FetchEntry(
+                target.info.topic_id,
+                target.partition,
+                rng.choice((-1, 0)),
+                1 << 40 if is_parked else rng.randrange(30),
+                1 << 16,
+            )
         )
-    request = FetchRequest(rng.randrange(1, 2000) if is_parked else 0, 1 << 20 if is_parked else 1, 1 << 17, 0, entries)
+    request = FetchRequest(
+        rng.randrange(1, 2000) if is_parked else 0, 1 << 20 if is_parked else 1, 1 << 17, 0, entries
+    )
     return Request(Api.FETCH, [requests.encode_fetch(request)], version=2)
 
 
@@ -285,14 +352,23 @@ def _create(rng: random.Random, _world: World) -> Request:
         schema = rng.choice(SCHEMAS) if rng.random() < 0.6 else None
         if rng.random() < 0.3:
             configs["delay.enabled"] = True
-        item = create_request(_scratch(rng), rng.randrange(1, 4), configs, None if schema is None else to_message(schema))
+        item = create_request(
+            _scratch(rng),
+            rng.randrange(1, 4),
+            configs,
+            None if schema is None else to_message(schema),
+        )
         items.append(item)
     return _json(Api.CREATE_TOPICS, {"topics": items, "validate_only": rng.random() < 0.5})
 
 
 def _delete(rng: random.Random, _world: World) -> Request:
     return _json(
-        Api.DELETE_TOPICS, {"topics": [{"name": _scratch(rng)} for _ in range(rng.randrange(1, 4))], "validate_only": rng.random() < 0.2}
+        Api.DELETE_TOPICS,
+        {
+            "topics": [{"name": _scratch(rng)} for _ in range(rng.randrange(1, 4))],
+            "validate_only": rng.random() < 0.2,
+        },
     )
 
 
@@ -310,12 +386,17 @@ def _alter(rng: random.Random, _world: World) -> Request:
     )
     if rng.random() < 0.3:
         item["configs"] = {"delay.enabled": True}
-        item["delay_schema"] = base64.b64encode(to_message(delay_schema(rng.choice(SCHEMAS)))).decode()
+        item["delay_schema"] = base64.b64encode(
+            to_message(delay_schema(rng.choice(SCHEMAS)))
+        ).decode()
     return _json(Api.ALTER_TOPICS, {"topics": [item], "validate_only": False})
 
 
 def _init_producer(rng: random.Random, _world: World) -> Request:
-    return _json(Api.INIT_PRODUCER_ID, rng.choice(({}, {"producer_id": rng.randrange(50), "producer_epoch": rng.randrange(3)})))
+    return _json(
+        Api.INIT_PRODUCER_ID,
+        rng.choice(({}, {"producer_id": rng.randrange(50), "producer_epoch": rng.randrange(3)})),
+    )
 
 
 def _list_offsets(rng: random.Random, world: World) -> Request:
@@ -323,7 +404,15 @@ def _list_offsets(rng: random.Random, world: World) -> Request:
         {
             "topic": rng.choice(world.names),
             "partition": rng.randrange(2),
-            "at": rng.choice(("earliest", "latest", TIME_US, {"behind": rng.randrange(20)}, {"time_of": rng.randrange(20)})),
+            "at": rng.choice(
+                (
+                    "earliest",
+                    "latest",
+                    TIME_US,
+                    {"behind": rng.randrange(20)},
+                    {"time_of": rng.randrange(20)},
+                )
+            ),
         }
         for _ in range(rng.choice((1, 3)))
     ]
@@ -341,7 +430,11 @@ def _credit(rng: random.Random, _world: World) -> Request:
 def _delete_records(rng: random.Random, world: World) -> Request:
     name = rng.choice([*world.names, _scratch(rng)])
     return _json(
-        Api.DELETE_RECORDS, {"topics": [{"name": name, "partitions": {"0": rng.choice((0, 1, -1))}}], "validate_only": rng.random() < 0.5}
+        Api.DELETE_RECORDS,
+        {
+            "topics": [{"name": name, "partitions": {"0": rng.choice((0, 1, -1))}}],
+            "validate_only": rng.random() < 0.5,
+        },
     )
 
 
@@ -349,7 +442,13 @@ def _lease(rng: random.Random, world: World) -> Request:
     name = f"lease-{rng.randrange(8)}"
     return _json(
         Api.LEASE_OFFSETS,
-        {"lease": name, "topic": rng.choice(world.names), "partition": 0, "offset": rng.randrange(20), "ttl_ms": rng.choice((0, 1000))},
+        {
+            "lease": name,
+            "topic": rng.choice(world.names),
+            "partition": 0,
+            "offset": rng.randrange(20),
+            "ttl_ms": rng.choice((0, 1000)),
+        },
     )
 
 
@@ -362,7 +461,13 @@ def _list_delays(rng: random.Random, world: World) -> Request:
         "from_us": None,
     }
     return _json(
-        Api.LIST_DELAYS, {**value, "to_us": rng.choice((None, world.start_us + FAR_US)), "limit": rng.randrange(1, 200), "after": after}
+        Api.LIST_DELAYS,
+        {
+            **value,
+            "to_us": rng.choice((None, world.start_us + FAR_US)),
+            "limit": rng.randrange(1, 200),
+            "after": after,
+        },
     )
 
 
@@ -386,17 +491,23 @@ def _of_groups(build: Callable[[random.Random, World], Made]) -> Builder:
 
 Builder = Callable[[random.Random, World], Request]
 REQUESTS: dict[Api, tuple[Builder, int]] = {
-    Api.HANDSHAKE: (handshake, 2), Api.PING: (_ping, 1), Api.PRODUCE: (_produce, 12), Api.FETCH: (_fetch, 6), Api.METADATA: (_metadata, 3),
-    Api.CREATE_TOPICS: (_create, 4), Api.DELETE_TOPICS: (_delete, 2), Api.ALTER_TOPICS: (_alter, 2), Api.INIT_PRODUCER_ID: (_init_producer, 2),
-    Api.LIST_OFFSETS: (_list_offsets, 3), Api.DESCRIBE_CLUSTER: (_describe_cluster, 1), Api.CREDIT: (_credit, 1), Api.DELETE_RECORDS: (_delete_records, 2),
-    Api.LEASE_OFFSETS: (_lease, 2), Api.LIST_DELAYS: (_list_delays, 4), Api.CHANGE_DELAYS: (_change_delays, 4), Api.DESCRIBE_DELAYS: (_describe_delays, 1),
+    Api.HANDSHAKE: (handshake, 2), Api.PING: (_ping, 1), Api.PRODUCE: (_produce, 12),
+    Api.FETCH: (_fetch, 6), Api.METADATA: (_metadata, 3),
+    Api.CREATE_TOPICS: (_create, 4), Api.DELETE_TOPICS: (_delete, 2), Api.ALTER_TOPICS: (_alter, 2),
+    Api.INIT_PRODUCER_ID: (_init_producer, 2),
+    Api.LIST_OFFSETS: (_list_offsets, 3), Api.DESCRIBE_CLUSTER: (_describe_cluster, 1),
+    Api.CREDIT: (_credit, 1), Api.DELETE_RECORDS: (_delete_records, 2),
+    Api.LEASE_OFFSETS: (_lease, 2), Api.LIST_DELAYS: (_list_delays, 4),
+    Api.CHANGE_DELAYS: (_change_delays, 4), Api.DESCRIBE_DELAYS: (_describe_delays, 1),
     **{api: (_of_groups(build), weight) for api, (build, weight) in GROUP_REQUESTS.items()},
 }  # fmt: skip
 """API -> how to make a request, and how often it comes (relative to the others)."""
 
 
 def any_request(rng: random.Random, world: World) -> Request:
-    known = [(build, weight) for api, (build, weight) in REQUESTS.items() if api not in world.without]
+    known = [
+        (build, weight) for api, (build, weight) in REQUESTS.items() if api not in world.without
+    ]
     build = rng.choices([build for build, _ in known], [weight for _, weight in known])[0]
     return build(rng, world)
 
@@ -404,11 +515,14 @@ def any_request(rng: random.Random, world: World) -> Request:
 BINARY_FIELDS: dict[int, tuple[tuple[int, str], ...]] = {
     Api.PRODUCE: ((16, "i"), (20, "i"), (24, "I"), (28, "I")),
     Api.FETCH: (
-        (0, "I"), (4, "I"), (8, "I"), (12, "I"), (16, "Q"), (40, "i"), (44, "i"), (48, "q"), (56, "I"), (60, "I"),
+        (0, "I"), (4, "I"), (8, "I"), (12, "I"), (16, "Q"), (40, "i"), (44, "i"), (48, "q"),
+        (56, "I"), (60, "I"),
     ),
     Api.CREDIT: ((0, "Q"),),
 }  # fmt: skip
-"""API -> (position, struct letter) of each field of its binary frame; of FETCH: with its first entry's; of PRODUCE: version 1."""
+"""API -> (position, struct letter) of each field of its binary frame; of FETCH: with its first
+entry's; of PRODUCE: version 1.
+"""
 
 
 def max_wait_ms(request: Request) -> int:

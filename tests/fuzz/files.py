@@ -1,8 +1,11 @@
-"""The file fuzzer: every file that the appliance writes is removed, cut, flipped, or replaced by a link, a directory or another file before a start.
+"""The file fuzzer: every file that the appliance writes is removed, cut, flipped, or replaced by a
+link, a directory or another file before a start.
 
-The outcome is one of two. *Served*: everything acknowledged is read back; what damage to a log's or a delayed record's own bytes has taken is told to who reads
-there, or said in the log with its size. *Refused*: the start ends with an exit code of its own and a sentence that names the file. Anything else is a
-finding: a loss in silence, wrong bytes, a start that tries for ever, a process that dies of it, a file outside the directory that was changed.
+The outcome is one of two. *Served*: everything acknowledged is read back; what damage to a log's or
+a delayed record's own bytes has taken is told to who reads there, or said in the log with its size.
+*Refused*: the start ends with an exit code of its own and a sentence that names the file. Anything
+else is a finding: a loss in silence, wrong bytes, a start that tries for ever, a process that dies
+of it, a file outside the directory that was changed.
 
 `make fuzz FUZZ=files SECONDS=600 SEED=1`.
 """
@@ -21,8 +24,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from tailrace import Admin, Consumer, TopicPartition
-from tailrace.errors import CorruptBatchError, LogTruncatedError, NotReachableError, StorageError, TailraceError
-from tailrace.private_appliance import EmbeddedAppliance, start_embedded
+from tailrace.core.errors import (
+    CorruptBatchError,
+    LogTruncatedError,
+    NotReachableError,
+    StorageError,
+    TailraceError,
+)
+from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
 from tests.fuzz.specimen import SETTINGS, Specimen, by_kind, kind_of, make
 
 CANARY = b"not the appliance's to write\n" * 40
@@ -38,7 +47,7 @@ class Finding(AssertionError):
     """A promise that was broken."""
 
 
-# ---- mutations -------------------------------------------------------------------------------------------------------------------------
+# ---- mutations -----------------------------------------------------------------------------------
 
 
 def _remove(path: pathlib.Path, _rng: random.Random) -> str:
@@ -118,7 +127,8 @@ def _another(path: pathlib.Path, rng: random.Random) -> str:
 
 
 MUTATIONS: tuple[Mutation, ...] = (
-    _remove, _cut, _cut, _cut, _flip, _flip, _flip, _zero, _empty, _garbage, _extend, _link, _link_to_itself, _directory, _another,
+    _remove, _cut, _cut, _cut, _flip, _flip, _flip, _zero, _empty, _garbage, _extend, _link,
+    _link_to_itself, _directory, _another,
 )  # fmt: skip
 
 
@@ -130,7 +140,7 @@ def _canary(path: pathlib.Path) -> pathlib.Path:
     return canary
 
 
-# ---- judging ---------------------------------------------------------------------------------------------------------------------------
+# ---- judging -------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -151,7 +161,9 @@ class Trial:
         log_path = directory / "tailrace.log"
         before = log_path.stat().st_size if log_path.exists() else 0
         try:
-            appliance = start_embedded(data_dir=str(directory), settings=SETTINGS, auto_create_topics=False)
+            appliance = start_embedded(
+                data_dir=str(directory), settings=SETTINGS, auto_create_topics=False
+            )
         except NotReachableError as error:
             outcome = self._judge_refusal(error, self._said(before))
         else:
@@ -164,12 +176,18 @@ class Trial:
             finally:
                 code = appliance.stop()
             said = self._said(before)
-            self._expect("ended process=" not in said and "Traceback" not in said, f"a process ended:\n{said}")
+            self._expect(
+                "ended process=" not in said and "Traceback" not in said,
+                f"a process ended:\n{said}",
+            )
             self._expect(code == 0, f"the stop ended with {code}:\n{said}")
             self._judge_losses(said)
             outcome = "served"
         canary = directory.parent / "canary"
-        self._expect(not canary.exists() or canary.read_bytes() == CANARY, "a file outside the data directory was changed")
+        self._expect(
+            not canary.exists() or canary.read_bytes() == CANARY,
+            "a file outside the data directory was changed",
+        )
         return outcome
 
     def _said(self, before: int) -> str:
@@ -183,7 +201,9 @@ class Trial:
 
     def _judge_refusal(self, error: NotReachableError, said: str) -> str:
         sentences = [line for line in said.splitlines() if line.startswith("tailrace: ")]
-        self._expect("did not start within" not in str(error), f"it tried for ever:\n{said[-3000:]}")
+        self._expect(
+            "did not start within" not in str(error), f"it tried for ever:\n{said[-3000:]}"
+        )
         self._expect("Traceback" not in said, f"a traceback:\n{said[-3000:]}")
         self._expect(0 < len(sentences) <= 2, f"{len(sentences)} sentences:\n{said[-3000:]}")
         name = self.kind.partition(" of ")[0].replace("N", "")
@@ -191,14 +211,27 @@ class Trial:
         return "refused"
 
     def _judge_one_partition(self, error: TailraceError, said: str) -> None:
-        """A partition whose files cannot be opened is refused to its clients, and the log names the file; the others are served."""
-        is_said = re.search(r"log_open_failed directory=\S+ error=.*" + re.escape(self.kind.partition(" of ")[0].replace("N", "")), said)
-        self._expect(isinstance(error, StorageError) and bool(is_said), f"a client was refused: {error}\n{said[-3000:]}")
+        """A partition whose files cannot be opened is refused to its clients, and the log names the
+        file; the others are served.
+        """
+        is_said = re.search(
+            r"log_open_failed directory=\S+ error=.*"
+            + re.escape(self.kind.partition(" of ")[0].replace("N", "")),
+            said,
+        )
+        self._expect(
+            isinstance(error, StorageError) and bool(is_said),
+            f"a client was refused: {error}\n{said[-3000:]}",
+        )
 
     def _judge_service(self, appliance: EmbeddedAppliance) -> None:
-        """Read everything; what is not what was acknowledged is a finding, what is missing is judged when the log is known."""
+        """Read everything; what is not what was acknowledged is a finding, what is missing is
+        judged when the log is known.
+        """
         found: dict[tuple[str, int, int], object] = {}
-        with Consumer(bootstrap=appliance.address, auto_offset_reset="earliest", fetch_max_wait_ms=50) as consumer:
+        with Consumer(
+            bootstrap=appliance.address, auto_offset_reset="earliest", fetch_max_wait_ms=50
+        ) as consumer:
             for topic, partition in sorted({key[:2] for key in self.specimen.acknowledged}):
                 key = TopicPartition(topic, partition)
                 consumer.assign([key])
@@ -206,13 +239,20 @@ class Trial:
                 consumer.seek_to_beginning(key)
                 deadline = time.monotonic() + 30
                 while consumer.position(key) < end:
-                    self._expect(time.monotonic() < deadline, f"{key} cannot be read up to {end}: {consumer.position(key)}")
+                    self._expect(
+                        time.monotonic() < deadline,
+                        f"{key} cannot be read up to {end}: {consumer.position(key)}",
+                    )
                     try:
                         for record in consumer.poll(timeout_ms=500):
                             found[topic, partition, record.offset] = record.value
                     except CorruptBatchError as error:
                         following = end if error.next_offset is None else error.next_offset
-                        first = consumer.position(key) if error.first_offset is None else error.first_offset
+                        first = (
+                            consumer.position(key)
+                            if error.first_offset is None
+                            else error.first_offset
+                        )
                         self.told.setdefault((topic, partition), []).append((first, following))
                         consumer.seek(key, following)
                     except LogTruncatedError as error:
@@ -226,14 +266,25 @@ class Trial:
         untold = [
             (topic, partition, offset)
             for topic, partition, offset in self.missing
-            if not any(first <= offset < end for first, end in self.told.get((topic, partition), ()))
+            if not any(
+                first <= offset < end for first, end in self.told.get((topic, partition), ())
+            )
         ]
         if not _DATA.search(self.kind):
-            self._expect(not self.missing, f"lost {self.missing[:5]} ({len(self.missing)} records):\n{said[-3000:]}")
+            self._expect(
+                not self.missing,
+                f"lost {self.missing[:5]} ({len(self.missing)} records):\n{said[-3000:]}",
+            )
             return
         for topic, partition, offset in untold:
-            is_said = re.search(rf"topic={topic} partition={partition} .*(cut_bytes|damaged_ranges|lost_[a-z]+)=[1-9]", said)
-            self._expect(bool(is_said), f"offset {offset} of {topic}-{partition} is lost in silence:\n{said[-3000:]}")
+            is_said = re.search(
+                rf"topic={topic} partition={partition} .*(cut_bytes|damaged_ranges|lost_[a-z]+)=[1-9]",  # noqa: E501
+                said,
+            )
+            self._expect(
+                bool(is_said),
+                f"offset {offset} of {topic}-{partition} is lost in silence:\n{said[-3000:]}",
+            )
 
     def _judge_pending(self, appliance: EmbeddedAppliance, before: int) -> None:
         """Delayed records: all listed, or their loss is counted, or who asks is told."""
@@ -248,12 +299,15 @@ class Trial:
         missing = self.specimen.delay_ids - listed
         if _PENDING.search(self.kind) or (_DATA.search(self.kind) and "@" in self.kind):
             said = self._said(before)
-            self._expect(len(missing) <= lost or "lost" in said or "damaged" in said, f"{len(missing)} delayed records are lost in silence")
+            self._expect(
+                len(missing) <= lost or "lost" in said or "damaged" in said,
+                f"{len(missing)} delayed records are lost in silence",
+            )
         else:
             self._expect(not missing, f"{len(missing)} delayed records are lost")
 
 
-# ---- running ---------------------------------------------------------------------------------------------------------------------------
+# ---- running -------------------------------------------------------------------------------------
 
 
 class FileFuzzer:
@@ -266,7 +320,13 @@ class FileFuzzer:
         self._stopped = make(_new(root / "stopped"), is_killed=False)
         self.kinds = [kind for kind, _ in by_kind(self._stopped)]
 
-    def trial(self, *, kind: str | None = None, mutation: Mutation | None = None, is_killed: bool | None = None) -> str:
+    def trial(
+        self,
+        *,
+        kind: str | None = None,
+        mutation: Mutation | None = None,
+        is_killed: bool | None = None,
+    ) -> str:
         """Damage one file, start, judge. Raises Finding."""
         rng = self._rng
         directory = _new(self._root / "trial")
@@ -281,7 +341,9 @@ class FileFuzzer:
             kind = kind if kind is not None else rng.choice(sorted(kinds))
             path = rng.choice(kinds[kind])
             what = (mutation or rng.choice(MUTATIONS))(path, rng)
-            outcome = Trial(specimen, kind_of(path), f"{path.relative_to(directory)} {what}").judge()
+            outcome = Trial(
+                specimen, kind_of(path), f"{path.relative_to(directory)} {what}"
+            ).judge()
         finally:
             specimen.remove_regions()
             shutil.rmtree(directory.parent)
@@ -315,6 +377,9 @@ def fuzz(seed: int, seconds: float, say: Callable[[str], None]) -> int:
 
 def main(arguments: list[str]) -> int:
     """`SECONDS [SEED]`; the exit status says whether there were findings."""
-    seconds, seed = float(arguments[0]), int(arguments[1]) if len(arguments) > 1 else random.randrange(1 << 32)
+    seconds, seed = (
+        float(arguments[0]),
+        int(arguments[1]) if len(arguments) > 1 else random.randrange(1 << 32),
+    )
     print(f"seed {seed}, {seconds:g} s", flush=True)
     return int(bool(fuzz(seed, seconds, lambda text: print(text, flush=True))))

@@ -1,4 +1,5 @@
-"""Valid requests of groups and queues, for `tests.fuzz.conversations`: few groups and few members, so that requests meet what others have made.
+"""Valid requests of groups and queues, for `tests.fuzz.conversations`: few groups and few members,
+so that requests meet what others have made.
 
 Owner: pure but for the random source. Invariants: those of `tests.fuzz.conversations`.
 """
@@ -7,12 +8,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from tailrace.protocol.wire import Api
-
-if TYPE_CHECKING:
-    from tests.fuzz.conversations import World
+from tailrace.protocol.frame import Api
+from tests.fuzz.world import World
 
 Made = tuple[Api, dict[str, Any]]
 
@@ -32,7 +31,11 @@ def _member(rng: random.Random) -> str:
 
 def _share_member(rng: random.Random) -> dict[str, Any]:
     """Who asks of a queue: few members with small epochs, so that one is met now and then."""
-    return {"group": _queue(rng), "member_id": f"{rng.randrange(2):032x}", "member_epoch": rng.choice((1, 1, 2, 3, 5))}
+    return {
+        "group": _queue(rng),
+        "member_id": f"{rng.randrange(2):032x}",
+        "member_epoch": rng.choice((1, 1, 2, 3, 5)),
+    }
 
 
 def _some_partition(rng: random.Random, world: World) -> tuple[str, int]:
@@ -42,7 +45,11 @@ def _some_partition(rng: random.Random, world: World) -> tuple[str, int]:
 def _group_heartbeat(rng: random.Random, world: World) -> Made:
     epoch = rng.choice((0, 0, 1, 2, 5, -1, -2))
     if rng.random() < 0.4:
-        topics = [name for name, _ in (_some_partition(rng, world), _some_partition(rng, world))] if epoch == 0 else None
+        topics = (
+            [name for name, _ in (_some_partition(rng, world), _some_partition(rng, world))]
+            if epoch == 0
+            else None
+        )
         reset = rng.choice(("earliest", "earliest", "latest"))
         return (
             Api.GROUP_HEARTBEAT,
@@ -56,28 +63,44 @@ def _group_heartbeat(rng: random.Random, world: World) -> Made:
             },
         )
     value: dict[str, Any] = {
-        "group": _group(rng), "kind": rng.choice(("consumer", "consumer", "share")), "member_id": _member(rng), "member_epoch": epoch,
-        "instance_id": rng.choice((None, None, "one")), "topics": [_some_partition(rng, world)[0]] if epoch == 0 else None,
-        "follows_catalog": rng.random() < 0.3, "assignor": rng.choice((None, "sticky", "range", "roundrobin")), "session_timeout_ms": 2_000,
+        "group": _group(rng), "kind": rng.choice(("consumer", "consumer", "share")),
+        "member_id": _member(rng), "member_epoch": epoch,
+        "instance_id": rng.choice((None, None, "one")),
+        "topics": [_some_partition(rng, world)[0]] if epoch == 0 else None,
+        "follows_catalog": rng.random() < 0.3,
+        "assignor": rng.choice((None, "sticky", "range", "roundrobin")),
+        "session_timeout_ms": 2_000,
         "rebalance_timeout_ms": 5_000, "heartbeat_interval_ms": 500, "client_id": "fuzz",
     }  # fmt: skip
     if value["kind"] == "consumer":
-        value["owned"] = {} if epoch == 0 else rng.choice((None, {rng.choice(world.targets).info.topic_id.hex(): [0]}))
+        value["owned"] = (
+            {}
+            if epoch == 0
+            else rng.choice((None, {rng.choice(world.targets).info.topic_id.hex(): [0]}))
+        )
     return (Api.GROUP_HEARTBEAT, value)
 
 
 def _commit_offsets(rng: random.Random, world: World) -> Made:
-    offsets = [[*_some_partition(rng, world), rng.choice((0, 0, 1, 50)), -1, ""] for _ in range(rng.choice((1, 3)))]
+    offsets = [
+        [*_some_partition(rng, world), rng.choice((0, 0, 1, 50)), -1, ""]
+        for _ in range(rng.choice((1, 3)))
+    ]
     member = rng.choice((None, _member(rng)))
     return (
         Api.COMMIT_OFFSETS,
-        {"group": _group(rng), "member_id": member, "member_epoch": -1 if member is None else rng.randrange(1, 4), "offsets": offsets},
+        {
+            "group": _group(rng),
+            "member_id": member,
+            "member_epoch": -1 if member is None else rng.randrange(1, 4),
+            "offsets": offsets,
+        },
     )
 
 
 def _fetch_offsets(rng: random.Random, world: World) -> Made:
-    wanted = rng.choice((None, [list(_some_partition(rng, world))]))
-    return (Api.FETCH_OFFSETS, {"group": _group(rng), "partitions": wanted, "after": None})
+    requested = rng.choice((None, [list(_some_partition(rng, world))]))
+    return (Api.FETCH_OFFSETS, {"group": _group(rng), "partitions": requested, "after": None})
 
 
 def _list_groups(rng: random.Random, _world: World) -> Made:
@@ -85,7 +108,14 @@ def _list_groups(rng: random.Random, _world: World) -> Made:
 
 
 def _describe_group(rng: random.Random, _world: World) -> Made:
-    return (Api.DESCRIBE_GROUP, {"group": rng.choice((_group, _queue))(rng), "after": None, "part": rng.choice(("members", "partitions"))})
+    return (
+        Api.DESCRIBE_GROUP,
+        {
+            "group": rng.choice((_group, _queue))(rng),
+            "after": None,
+            "part": rng.choice(("members", "partitions")),
+        },
+    )
 
 
 def _delete_groups(rng: random.Random, _world: World) -> Made:
@@ -95,7 +125,10 @@ def _delete_groups(rng: random.Random, _world: World) -> Made:
 def _alter_group_offsets(rng: random.Random, world: World) -> Made:
     return (
         Api.ALTER_GROUP_OFFSETS,
-        {"group": rng.choice((_group, _queue))(rng), "offsets": [[*_some_partition(rng, world), rng.choice((0, 1, None)), ""]]},
+        {
+            "group": rng.choice((_group, _queue))(rng),
+            "offsets": [[*_some_partition(rng, world), rng.choice((0, 1, None)), ""]],
+        },
     )
 
 
@@ -106,7 +139,11 @@ def _runs(rng: random.Random, world: World) -> list[list[Any]]:
 
 def _share_acquire(rng: random.Random, world: World) -> Made:
     acknowledge = rng.choice(([], _runs(rng, world)))
-    value = {**_share_member(rng), "max_records": rng.randrange(1, 50), "sequence": rng.choice((0, 0, 1, 2, 50))}
+    value = {
+        **_share_member(rng),
+        "max_records": rng.randrange(1, 50),
+        "sequence": rng.choice((0, 0, 1, 2, 50)),
+    }
     return (Api.SHARE_ACQUIRE, {**value, "acknowledge": acknowledge})
 
 

@@ -1,6 +1,7 @@
 """One client of the fuzzer, and what a run has seen.
 
-Owner: its connection. A request that has to be answered is pending from when it is sent until its answer, or the connection's end.
+Owner: its connection. A request that has to be answered is pending from when it is sent until its
+    answer, or the connection's end.
 """
 
 from __future__ import annotations
@@ -11,18 +12,18 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from tailrace.protocol.errors import code_of
-from tailrace.protocol.wire import Api, WireError, decode_response_header
+from tailrace.core.error_codes import code_of
+from tailrace.protocol.frame import Api, WireError, decode_response_header
 from tests.fuzz import conversations
-from tests.fuzz.conversations import World
 from tests.fuzz.peer import Peer
 from tests.fuzz.scripts import Message, Script
 from tests.fuzz.watch import Finding
+from tests.fuzz.world import World
 
 WINDOW = 16
 """Requests that a connection has under way."""
 PATIENCE_S = 45.0
-"""The slowest answer there is: TIMED_OUT of the coordinator's, after 35 s."""
+"""The slowest answer there is: TIMED_OUT of the controller's, after 35 s."""
 SLOW_S = 10.0
 SULK_S = 2.0
 SUSPECT_S = 4.0
@@ -55,24 +56,38 @@ class Outcome:
     witness: dict[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        memory = ", ".join(f"{name} {size / (1 << 20):.0f}" for name, size in sorted(self.peak_bytes.items()))
+        memory = ", ".join(
+            f"{name} {size / (1 << 20):.0f}" for name, size in sorted(self.peak_bytes.items())
+        )
         codes = ", ".join(f"{name} {count}" for name, count in self.codes.most_common())
         rate = self.messages / max(self.seconds, 0.1)
         lines = [
-            f"seed {self.seed}: {self.messages} messages of {self.scripts} scripts in {self.seconds:.1f} s ({rate:.0f}/s), {self.sessions} sessions",
-            f"{self.closed} connections closed by the appliance, {self.slow} answers slower than {SLOW_S:.0f} s; answers: {codes}",
+            (
+                f"seed {self.seed}: {self.messages} messages of {self.scripts} scripts in "
+                f"{self.seconds:.1f} s ({rate:.0f}/s), {self.sessions} sessions"
+            ),
+            (
+                f"{self.closed} connections closed by the appliance, {self.slow} answers slower than "  # noqa: E501
+                f"{SLOW_S:.0f} s; answers: {codes}"
+            ),
             f"private memory at its highest, MiB: {memory}",
             f"witness: {self.witness}",
         ]
-        lines += [f"internal_error x{count}: {what}" for what, count in self.internal_errors.most_common()]
+        lines += [
+            f"internal_error x{count}: {what}" for what, count in self.internal_errors.most_common()
+        ]
         lines += [f"FOUND {finding.kind}: {finding.detail}" for finding in self.findings]
         return "\n".join([*lines, *self.report])
 
 
 class Line:
-    """One client: plays script after script on a connection, and knows which answers have to come."""
+    """One client: plays script after script on a connection, and knows which answers have to
+    come.
+    """
 
-    def __init__(self, address: str, outcome: Outcome, window: int = WINDOW, patience_s: float = PATIENCE_S) -> None:
+    def __init__(
+        self, address: str, outcome: Outcome, window: int = WINDOW, patience_s: float = PATIENCE_S
+    ) -> None:
         self._address = address
         self._patience_s = patience_s
         self._outcome = outcome
@@ -157,13 +172,18 @@ class Line:
             return found
         peer.flush()
         if not self._shaking_since_s:
-            while self._queue and len(self.pending) < self._window and peer.unsent_bytes < UNSENT_MAX_BYTES:
+            while (
+                self._queue
+                and len(self.pending) < self._window
+                and peer.unsent_bytes < UNSENT_MAX_BYTES
+            ):
                 self._send(peer, self._queue.popleft(), now_s)
         return found + self._late(now_s)
 
     def _send(self, peer: Peer, message: Message, now_s: float) -> None:
         if self._is_live and message.api == Api.HANDSHAKE:
-            self.pending.clear()  # a session of its own: the answers to the old one's requests find nobody
+            # a session of its own: the answers to the old one's requests find nobody
+            self.pending.clear()
         if message.correlation_id and (self._is_live or message.api == Api.HANDSHAKE):
             self.pending[message.correlation_id] = now_s, message
         self.history.append(message)
@@ -178,7 +198,11 @@ class Line:
             except WireError as error:
                 found.append(Finding("answer", f"an answer that is none: {error.detail}"))
                 continue
-            self._outcome.codes["push" if header.correlation_id == 0 and not header.error else code_of(header.error).name] += 1
+            self._outcome.codes[
+                "push"
+                if header.correlation_id == 0 and not header.error
+                else code_of(header.error).name
+            ] += 1
             is_first = bool(self._shaking_since_s) and header.correlation_id == 1
             if is_first:
                 self._shaking_since_s = 0.0
@@ -187,12 +211,16 @@ class Line:
             self._outcome.slow += now_s - sent_s > SLOW_S
             if header.api == Api.HANDSHAKE and header.error == 0:
                 self._is_live = True
-                if not is_first:  # whatever it was meant to be, it was taken for one: the old session's answers find nobody
+                # whatever it was meant to be, it was taken for one: the old session's answers find
+                # nobody
+                if not is_first:
                     self.pending.clear()
         return found
 
     def _late(self, now_s: float) -> list[Finding]:
-        late = [key for key, (sent_s, _) in self.pending.items() if now_s - sent_s > self._patience_s]
+        late = [
+            key for key, (sent_s, _) in self.pending.items() if now_s - sent_s > self._patience_s
+        ]
         found = [Finding("unanswered", str(self.pending.pop(key)[1])) for key in late]
         if self._shaking_since_s and now_s - self._shaking_since_s > self._patience_s:
             self._shaking_since_s = 0.0

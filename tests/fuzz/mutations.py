@@ -1,7 +1,8 @@
-"""Structural mutations: a valid request bent in one to three places, so that it gets as far into the appliance as its bend lets it.
+"""Structural mutations: a valid request bent in one to three places, so that it gets as far into
+the appliance as its bend lets it.
 
-What is bent is sealed again (body lengths, checksums of batches), most of the time: a request that is refused at its first check tests that check only.
-Each mutation says in a few words what it did.
+What is bent is sealed again (body lengths, checksums of batches), most of the time: a request that
+is refused at its first check tests that check only. Each mutation says in a few words what it did.
 Owner: pure, every choice comes from the random source that is given.
 """
 
@@ -15,16 +16,21 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
-from tailrace.formats.batch_header import HEADER_BYTES, compute_body_crc, seal_header
-from tailrace.protocol.wire import Api
-from tests.fuzz.conversations import BINARY_FIELDS, Request, World
+from tailrace.format.batch_header import HEADER_BYTES, compute_body_crc, seal_header
+from tailrace.protocol.frame import Api
+from tests.fuzz.conversations import BINARY_FIELDS, Request
 from tests.fuzz.produce_mutations import bend_batches
+from tests.fuzz.world import World
 
 U32_MAX, U64_MAX = (1 << 32) - 1, (1 << 64) - 1
-INTEGERS = (0, 1, -1, 2, 7, 31, 32, 127, 128, 255, 256, 1000, 1001, 2000, 4096, 4097, 65535, 1 << 20, (1 << 31) - 1, 1 << 31, U32_MAX, (1 << 53) + 1,
-            (1 << 62), (1 << 63) - 1, 1 << 63, U64_MAX, 1 << 64, -(1 << 31) - 1, -(1 << 63), -(1 << 63) - 1, 10**40)  # fmt: skip
-TEXTS = ("", " ", "\x00", "\n2026-01-01 ERROR process=tr-front-0 forged", "\u2028", "\x1b[2J", "ü" * 50, "🦆", "..", "../../etc/passwd", "a/b", "@delay",
-         "later@delay", "plain", "0", "-1", "null", "true", "earliest", "%s%n{0}", "'; --", "x" * 101, "x" * 237, "x" * 243, "x" * 250)  # fmt: skip
+INTEGERS = (0, 1, -1, 2, 7, 31, 32, 127, 128, 255, 256, 1000, 1001, 2000, 4096, 4097, 65535,
+1 << 20, (1 << 31) - 1, 1 << 31, U32_MAX, (1 << 53) + 1,
+            (1 << 62), (1 << 63) - 1, 1 << 63, U64_MAX, 1 << 64, -(1 << 31) - 1, -(1 << 63),
+            -(1 << 63) - 1, 10**40)  # fmt: skip
+TEXTS = ("", " ", "\x00", "\n2026-01-01 ERROR process=tr-front-0 forged", "\u2028", "\x1b[2J",
+"ü" * 50, "🦆", "..", "../../etc/passwd", "a/b", "@delay",
+         "later@delay", "plain", "0", "-1", "null", "true", "earliest", "%s%n{0}", "'; --",
+         "x" * 101, "x" * 237, "x" * 243, "x" * 250)  # fmt: skip
 RAW_MARK = "\ue000raw"
 """In a JSON text under way: a place where text comes that no JSON library writes."""
 
@@ -40,7 +46,9 @@ class _Raws:
         return f"{RAW_MARK}{len(self.texts) - 1:04d}"
 
     def write(self, value: Any) -> bytes:
-        document = json.dumps(value, ensure_ascii=False, allow_nan=True).encode("utf-8", "surrogatepass")
+        document = json.dumps(value, ensure_ascii=False, allow_nan=True).encode(
+            "utf-8", "surrogatepass"
+        )
         for number, text in enumerate(self.texts):
             document = document.replace(f'"{RAW_MARK}{number:04d}"'.encode(), text)
         return document
@@ -64,22 +72,52 @@ def odd_value(rng: random.Random, raws: _Raws, old: Any) -> Any:
         return rng.choice(INTEGERS)
     if choice == 4:
         return rng.choice(
-            (0.5, -0.0, 1e308, float("nan"), float("inf"), -float("inf"), raws.mark(b"1e999"), raws.mark(b"-0"), raws.mark(b"0.1e-500"))
+            (
+                0.5,
+                -0.0,
+                1e308,
+                float("nan"),
+                float("inf"),
+                -float("inf"),
+                raws.mark(b"1e999"),
+                raws.mark(b"-0"),
+                raws.mark(b"0.1e-500"),
+            )
         )
     if choice in (5, 6):
         return rng.choice(TEXTS)
     if choice == 7:
-        return rng.choice((b"x", "ü".encode(), b"\x01")).decode() * rng.choice((300, 5_000, 200_000, 900_000))
+        return rng.choice((b"x", "ü".encode(), b"\x01")).decode() * rng.choice(
+            (300, 5_000, 200_000, 900_000)
+        )
     if choice == 8:
         return raws.mark(
-            rng.choice((b'"\\ud800"', b'"\\udc00\\ud800"', b'"\xff\xfe"', b'"\\u0000"', b'"\xed\xa0\x80"', b"'x'", b"nul", b"{", b"]"))
+            rng.choice(
+                (
+                    b'"\\ud800"',
+                    b'"\\udc00\\ud800"',
+                    b'"\xff\xfe"',
+                    b'"\\u0000"',
+                    b'"\xed\xa0\x80"',
+                    b"'x'",
+                    b"nul",
+                    b"{",
+                    b"]",
+                )
+            )
         )
     if choice == 9:
         return raws.mark(_nested(rng))
     if choice == 10:
-        return rng.choice(({}, [], [[]], {"": ""}, [None], [0], {"0": {}}, {"behind": {}}, {"behind": 1 << 70}))
+        return rng.choice(
+            ({}, [], [[]], {"": ""}, [None], [0], {"0": {}}, {"behind": {}}, {"behind": 1 << 70})
+        )
     if choice == 11:
-        return [old] * rng.choice((2, 1000, 1001, 2001, 4097, 20_000)) if len(str(old)) < 300 else [old, old]
+        return (
+            [old] * rng.choice((2, 1000, 1001, 2001, 4097, 20_000))
+            if len(str(old)) < 300
+            else [old, old]
+        )
     if choice == 12:
         return {str(old)[:50]: old}
     return str(old) if not isinstance(old, str) else len(old)
@@ -87,7 +125,13 @@ def odd_value(rng: random.Random, raws: _Raws, old: Any) -> Any:
 
 def _places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     found = [path] if path else []
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    items = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
     for key, child in items:
         found += _places(child, (*path, key))
     return found
@@ -128,11 +172,17 @@ def mutate_json(rng: random.Random, text: bytes, world: World) -> tuple[bytes, s
         return raws.write(value), f"json: {shown} is missing"
     if choice == 1 and isinstance(parent, dict):
         new = odd_value(rng, raws, old)
-        parent[rng.choice((*TEXTS, "name", "topic", "partition", "online", "configs", "validate_only", "key"))] = new
+        parent[
+            rng.choice(
+                (*TEXTS, "name", "topic", "partition", "online", "configs", "validate_only", "key")
+            )
+        ] = new
         return raws.write(value), f"json: beside {shown} one more, {new!r:.40}"
     if choice == 2 and isinstance(parent, dict):
         parent[f"{RAW_MARK}key"] = odd_value(rng, raws, old)
-        document = raws.write(value).replace(f"{RAW_MARK}key".encode(), str(key).encode("utf-8", "surrogatepass"))
+        document = raws.write(value).replace(
+            f"{RAW_MARK}key".encode(), str(key).encode("utf-8", "surrogatepass")
+        )
         return document, f"json: {shown} twice"
     parent[key] = new = odd_value(rng, raws, old)
     return raws.write(value), f"json: {shown} is {new!r:.40}"
@@ -149,7 +199,9 @@ def _bend_text(rng: random.Random, text: bytes) -> tuple[bytes, str]:
     if choice == 3:
         return text.decode("utf-8", "replace").encode("utf-16"), "json: in UTF-16"
     if choice == 4:
-        return b'{"pad":"' + b"p" * rng.choice((1 << 19, (1 << 20) - 100, 1 << 20, 3 << 20)) + b'",' + text[1:], "json: padded"
+        return b'{"pad":"' + b"p" * rng.choice(
+            (1 << 19, (1 << 20) - 100, 1 << 20, 3 << 20)
+        ) + b'",' + text[1:], "json: padded"
     return mutate_bytes(rng, text)
 
 
@@ -214,9 +266,16 @@ def mutate_schema(rng: random.Random, message: bytes) -> tuple[bytes, str]:
     bent = bytearray(message)
     said = []
     # A precision, a unit: small numbers of two bytes, most of which are enumerations.
-    enumerations = [at for at in range(8, len(bent) - 2, 2) if struct.unpack_from("<H", bent, at)[0] in (1, 2, 3)]
+    enumerations = [
+        at
+        for at in range(8, len(bent) - 2, 2)
+        if struct.unpack_from("<H", bent, at)[0] in (1, 2, 3)
+    ]
     if enumerations and rng.random() < 0.5:
-        at, number = rng.choice(enumerations), rng.choice((0, 3, 4, 5, 7, 26, 27, 255, 32768, 65535))
+        at, number = (
+            rng.choice(enumerations),
+            rng.choice((0, 3, 4, 5, 7, 26, 27, 255, 32768, 65535)),
+        )
         struct.pack_into("<H", bent, at, number)
         return bytes(bent), f"schema: H at {at} is {number}"
     for _ in range(rng.choice((1, 1, 2))):
@@ -227,8 +286,10 @@ def mutate_schema(rng: random.Random, message: bytes) -> tuple[bytes, str]:
 
 
 _HEADER_FIELDS = (
-    (4, "I"), (12, "I"), (16, "q"), (24, "I"), (28, "I"), (32, "q"), (40, "q"), (48, "q"), (56, "q"), (64, "i"), (68, "h"), (70, "H"), (72, "i"), (76, "I"),
-    (80, "q"), (88, "q"), (96, "q"), (104, "q"), (112, "I"), (116, "I"), (120, "Q"), (128, "H"), (130, "H"), (132, "I"),
+    (4, "I"), (12, "I"), (16, "q"), (24, "I"), (28, "I"), (32, "q"), (40, "q"), (48, "q"),
+    (56, "q"), (64, "i"), (68, "h"), (70, "H"), (72, "i"), (76, "I"),
+    (80, "q"), (88, "q"), (96, "q"), (104, "q"), (112, "I"), (116, "I"), (120, "Q"), (128, "H"),
+    (130, "H"), (132, "I"),
 )  # fmt: skip
 
 
@@ -283,7 +344,9 @@ def mutate_batch(rng: random.Random, batch: bytes, seed: int, world: World) -> t
 
 
 def _reseal(batch: bytearray, position: int, seed: int) -> None:
-    """Right checksums for whatever the bytes now say. The header's place is the original's: the length in front of it may lie."""
+    """Right checksums for whatever the bytes now say. The header's place is the original's: the
+    length in front of it may lie.
+    """
     with memoryview(batch) as view:
         extension = struct.unpack_from("<I", view, position + 112)[0]
         extension = extension if extension <= position - 8 else 0
@@ -298,7 +361,14 @@ def mutate_body(rng: random.Random, request: Request, world: World) -> str:
         body.append(rng.choice((b"", b"{}", b"null", rng.randbytes(100))))
         return "a body where none belongs"
     if request.api == Api.PRODUCE and request.version == 2 and len(body) > 1:
-        return bend_batches(rng, body, request.seeds, world.gone_id, lambda r, batch, seed: mutate_batch(r, batch, seed, world), INTEGERS)
+        return bend_batches(
+            rng,
+            body,
+            request.seeds,
+            world.gone_id,
+            lambda r, batch, seed: mutate_batch(r, batch, seed, world),
+            INTEGERS,
+        )
     if request.api == Api.PRODUCE and len(body) > 1:
         if rng.random() < 0.8:
             body[1], what = mutate_batch(rng, body[1], request.seeds[0], world)
@@ -320,7 +390,12 @@ def mutate_frames(rng: random.Random, request: Request) -> str:
     """Bend how a request is cut into frames."""
     body = request.body
     operations: list[tuple[str, Callable[[], object]]] = [
-        ("a frame more", lambda: body.insert(rng.randrange(len(body) + 1), rng.choice((b"", b"{}", rng.randbytes(50))))),
+        (
+            "a frame more",
+            lambda: body.insert(
+                rng.randrange(len(body) + 1), rng.choice((b"", b"{}", rng.randbytes(50)))
+            ),
+        ),
         ("many empty frames", lambda: body.extend([b""] * rng.choice((1, 2, 3, 300)))),
     ]
     if body:
@@ -331,7 +406,12 @@ def mutate_frames(rng: random.Random, request: Request) -> str:
             ("a frame emptied", lambda: body.__setitem__(index, b"")),
             ("frames backwards", body.reverse),
             ("frames merged", lambda: body.__setitem__(slice(None), [b"".join(body)])),
-            ("a frame split", lambda: body.__setitem__(slice(index, index + 1), [body[index][:7], body[index][7:]])),
+            (
+                "a frame split",
+                lambda: body.__setitem__(
+                    slice(index, index + 1), [body[index][:7], body[index][7:]]
+                ),
+            ),
         ]
     what, operate = rng.choice(operations)
     operate()
@@ -344,7 +424,9 @@ def mutate_header(rng: random.Random, request: Request, header: bytes) -> tuple[
     if choice == 0:
         return mutate_bytes(rng, header)
     bent = bytearray(header)
-    position, letter = rng.choice(((0, "I"), (4, "H"), (4, "H"), (6, "H"), (8, "Q"), (16, "I"), (20, "I")))
+    position, letter = rng.choice(
+        ((0, "I"), (4, "H"), (4, "H"), (6, "H"), (8, "Q"), (16, "I"), (20, "I"))
+    )
     if choice == 1:
         other = rng.choice(list(Api))
         struct.pack_into("<H", bent, 4, other)

@@ -1,6 +1,8 @@
-"""A ZMTP 3.0 peer over a plain socket: it says exactly the bytes it is told to, and sees when the appliance closes.
+"""A ZMTP 3.0 peer over a plain socket: it says exactly the bytes it is told to, and sees when the
+appliance closes.
 
-A DEALER of libzmq repairs what the fuzzer wants broken: it connects again by itself, and never sends half a frame.
+A DEALER of libzmq repairs what the fuzzer wants broken: it connects again by itself, and never
+sends half a frame.
 Owner: its user's loop; nothing here blocks but `__init__`, for at most CONNECT_TIMEOUT_S.
 """
 
@@ -52,7 +54,9 @@ class Peer:
         """How much of `_in` the greeting took; before it came: 0."""
         self._parts: list[bytes] = []
         self._held: bytearray | None = None
-        """What follows the greeting, until the appliance's has come: libzmq closes a connection on which it reads both at once."""
+        """What follows the greeting, until the appliance's has come: libzmq closes a connection on
+        which it reads both at once.
+        """
         if greet:
             self.send_bytes(GREETING)
             self._held = bytearray(READY)
@@ -140,7 +144,9 @@ class Peer:
 
 
 def half_spoken(noise: bytes, choice: int) -> tuple[bool, bytes]:
-    """What a stranger, or a broken client, says on the port: (whether ZMTP's greeting comes first, what follows). 11 kinds."""
+    """What a stranger, or a broken client, says on the port: (whether ZMTP's greeting comes first,
+    what follows). 11 kinds.
+    """
     bare = (
         b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + noise,

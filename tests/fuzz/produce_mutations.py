@@ -1,4 +1,5 @@
-"""PRODUCE requests of many batches, bent: a batch, what its entry says of it, the count, the cuts between frames.
+"""PRODUCE requests of many batches, bent: a batch, what its entry says of it, the count, the cuts
+between frames.
 
 Owner: pure, every choice comes from the random source that is given.
 """
@@ -10,8 +11,8 @@ import struct
 from collections.abc import Callable
 from itertools import pairwise
 
-from tailrace.protocol import requests
-from tailrace.protocol.wire import PRODUCE_FRAMES_MAX, WireError
+from tailrace.protocol import messages as requests
+from tailrace.protocol.frame import PRODUCE_FRAMES_MAX, WireError
 
 HEAD_BYTES, ENTRY_BYTES = 16, 32
 HEAD_FIELDS = ((0, "i"), (4, "I"), (8, "I"), (12, "I"))
@@ -24,11 +25,23 @@ def framed(rng: random.Random, head: requests.ProduceBatches, batches: list[byte
     """The frames behind the header, cut between batches at random."""
     most = min(len(batches), PRODUCE_FRAMES_MAX) - 1
     cuts = [0, *sorted(rng.sample(range(1, len(batches)), rng.randrange(most + 1))), len(batches)]
-    return [requests.encode_produce_batches(head), *(b"".join(batches[a:b]) for a, b in pairwise(cuts))]
+    return [
+        requests.encode_produce_batches(head),
+        *(b"".join(batches[a:b]) for a, b in pairwise(cuts)),
+    ]
 
 
-def bend_batches(rng: random.Random, body: list[bytes], seeds: list[int], gone_id: bytes, bend: Bend, odd: tuple[int, ...]) -> str:
-    """Bend one thing in place. `bend`: what is done to a batch with a seed; `odd`: numbers for fields."""
+def bend_batches(
+    rng: random.Random,
+    body: list[bytes],
+    seeds: list[int],
+    gone_id: bytes,
+    bend: Bend,
+    odd: tuple[int, ...],
+) -> str:
+    """Bend one thing in place. `bend`: what is done to a batch with a seed; `odd`: numbers for
+    fields.
+    """
     try:
         head = requests.decode_produce_batches(body[0])
         batches = [bytes(batch) for batch in requests.cut_batches(head.entries, body[1:])]
@@ -48,7 +61,11 @@ def bend_batches(rng: random.Random, body: list[bytes], seeds: list[int], gone_i
         entries[index], what = (gone_id, *entries[index][1:]), "to a deleted topic"
     elif choice == 6:
         count = rng.choice((2, 100, 4096, 4097))
-        entries, batches, what = [entries[index]] * count, [batches[index][:200]] * count, f"{count} entries"
+        entries, batches, what = (
+            [entries[index]] * count,
+            [batches[index][:200]] * count,
+            f"{count} entries",
+        )
         entries = [(*entry[:3], len(batches[0])) for entry in entries]
     elif choice == 7:
         other = rng.randrange(len(batches))

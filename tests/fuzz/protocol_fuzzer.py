@@ -1,7 +1,9 @@
-"""The loop of the protocol fuzzer: several connections play scripts against a real appliance while a witness works beside them.
+"""The loop of the protocol fuzzer: several connections play scripts against a real appliance while
+a witness works beside them.
 
-What must hold, however clients behave: no process ends; none grows beyond its bound; every request of a known API on a live session is answered or its
-connection closed; the witness's records are read exactly once, in order, and its acks come soon.
+What must hold, however clients behave: no process ends; none grows beyond its bound; every request
+of a known API on a live session is answered or its connection closed; the witness's records are
+read exactly once, in order, and its acks come soon.
 Owner: the appliance of the run, the witness's process, its sockets; all end with `run`.
 """
 
@@ -23,13 +25,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tailrace import Admin, NewTopic
-from tailrace.errors import TailraceError
-from tailrace.private_appliance import EmbeddedAppliance, start_embedded
-from tailrace.protocol.wire import Api
-from tests.fuzz.conversations import World, make_world
+from tailrace.core.errors import TailraceError
+from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
+from tailrace.protocol.frame import Api
+from tests.fuzz.conversations import make_world
 from tests.fuzz.line import PATIENCE_S, WINDOW, Line, Outcome
 from tests.fuzz.scripts import make_script
 from tests.fuzz.watch import Finding, Watch
+from tests.fuzz.world import World
 
 LINES = 10
 CULPRIT_S = 60.0
@@ -39,7 +42,8 @@ REPLAY_LINGER_S = 5.0
 ACK_P99_MAX_MS = 100.0
 WITNESS_TOPIC = "witness"
 SETTINGS: dict[str, Any] = {
-    "ring_bytes": 4 << 20, "ring_descriptors": 4096, "lane_bytes": 1 << 20, "credit_bytes": 4 << 20, "slots": 512, "dedicated_workers": 1,
+    "ring_bytes": 4 << 20, "ring_descriptors": 4096, "lane_bytes": 1 << 20, "credit_bytes": 4 << 20,
+    "slots": 512, "dedicated_workers": 1,
     "journal_bytes": 4 << 20, "checkpoint_bytes": 8 << 20,
 }  # fmt: skip
 """Small rings and few partitions: what is full sooner is tested sooner."""
@@ -66,12 +70,19 @@ class ProtocolFuzzer:
         grace_s: float = 2 * PATIENCE_S,
         progress: Callable[[Outcome], None] | None = None,
     ) -> None:
-        """Play scripts on several connections until they or the time are over, then wait for the answers that are under way, at most `grace_s`."""
-        clients = [Line(self._appliance.address, self.outcome, WINDOW if lines > 1 else 1) for _ in range(lines)]
+        """Play scripts on several connections until they or the time are over, then wait for the
+        answers that are under way, at most `grace_s`.
+        """
+        clients = [
+            Line(self._appliance.address, self.outcome, WINDOW if lines > 1 else 1)
+            for _ in range(lines)
+        ]
         begun_s = looked_s = time.monotonic()
         is_over = False
         try:
-            while not is_over or not all(line.waits_for_nothing or line.fileno() < 0 for line in clients):
+            while not is_over or not all(
+                line.waits_for_nothing or line.fileno() < 0 for line in clients
+            ):
                 now_s = time.monotonic()
                 is_over = is_over or now_s >= until_s
                 if now_s >= until_s + grace_s:
@@ -106,7 +117,9 @@ class ProtocolFuzzer:
         until_s = time.monotonic() + seconds
         pause = threading.Event()
         while time.monotonic() < until_s and not self.outcome.findings:
-            pause.wait(0.05)  # a watch, not a synchronisation: it ends with a finding, or when nothing has happened for `seconds`
+            pause.wait(
+                0.05
+            )  # a watch, not a synchronisation: it ends with a finding, or when nothing has happened for `seconds`  # noqa: E501
             self.outcome.findings += self.watch.look()
 
     def _report(self, clients: list[Line]) -> None:
@@ -114,7 +127,9 @@ class ProtocolFuzzer:
         for index, line in enumerate(clients):
             self.outcome.report.append(f"connection {index}, its last messages:")
             self.outcome.report += [f"  {message}" for message in line.history]
-            suspects |= {number for _, number in line.recent} | {message.script for _, message in line.pending.values()}
+            suspects |= {number for _, number in line.recent} | {
+                message.script for _, message in line.pending.values()
+            }
         self.outcome.suspects = sorted(suspects)
 
 
@@ -123,7 +138,9 @@ def _await(clients: list[Line]) -> None:
     poll = select.poll()
     for line in clients:
         if line.fileno() >= 0 and not line.is_sulking:
-            poll.register(line.fileno(), select.POLLIN | (select.POLLOUT if line.wants_to_send() else 0))
+            poll.register(
+                line.fileno(), select.POLLIN | (select.POLLOUT if line.wants_to_send() else 0)
+            )
     poll.poll(10)
 
 
@@ -139,7 +156,9 @@ def run(
     progress: Callable[[Outcome], None] | None = None,
     meanwhile: Callable[[EmbeddedAppliance], None] | None = None,
 ) -> Outcome:
-    """One appliance, one seed. `scripts`: these and no more; `strict`: the witness's acks are timed; `meanwhile`: called once everything runs."""
+    """One appliance, one seed. `scripts`: these and no more; `strict`: the witness's acks are
+    timed; `meanwhile`: called once everything runs.
+    """
     with tempfile.TemporaryDirectory(prefix="tailrace-fuzz-") as directory:
         data_dir = os.path.join(directory, "data")
         appliance = start_embedded(data_dir=data_dir, settings=SETTINGS, auto_create_topics=False)
@@ -164,7 +183,9 @@ def run(
         finally:
             status = appliance.stop()
         if allow_internal_errors:
-            outcome.findings = [finding for finding in outcome.findings if finding.kind != "internal_error"]
+            outcome.findings = [
+                finding for finding in outcome.findings if finding.kind != "internal_error"
+            ]
         if status != 0 and not outcome.findings:
             outcome.findings.append(Finding("stop", f"the appliance ended with status {status}"))
         if outcome.findings:
@@ -189,29 +210,41 @@ def _witness(appliance: EmbeddedAppliance) -> Iterator[subprocess.Popen[bytes]]:
             raise
 
 
-def _look_at_the_end(outcome: Outcome, fuzzer: ProtocolFuzzer, appliance: EmbeddedAppliance, strict: bool) -> None:
+def _look_at_the_end(
+    outcome: Outcome, fuzzer: ProtocolFuzzer, appliance: EmbeddedAppliance, strict: bool
+) -> None:
     """The witness's verdict, and what the appliance says of itself."""
     if outcome.witness:
         outcome.findings += [Finding("witness", failure) for failure in outcome.witness["failures"]]
         if strict and outcome.witness["p99_ms"] > ACK_P99_MAX_MS:
-            outcome.findings.append(Finding("latency", f"the witness's ack p99 is {outcome.witness['p99_ms']:.1f} ms"))
+            outcome.findings.append(
+                Finding("latency", f"the witness's ack p99 is {outcome.witness['p99_ms']:.1f} ms")
+            )
     elif not any(finding.kind in FATAL for finding in outcome.findings):
         outcome.findings.append(Finding("witness", "it ended without a word"))
     outcome.findings += fuzzer.watch.look()
     counted = 0
     try:
         with Admin(appliance.address, request_timeout_ms=10_000) as admin:
-            counted = sum(process["internal_errors"] for process in admin.describe_cluster()["processes"])
+            counted = sum(
+                process["internal_errors"] for process in admin.describe_cluster()["processes"]
+            )
     except TailraceError as error:
-        outcome.findings.append(Finding("answer", f"the cluster is not described any more: {error}"))
+        outcome.findings.append(
+            Finding("answer", f"the cluster is not described any more: {error}")
+        )
     outcome.internal_errors = fuzzer.watch.internal_errors
     if counted and not outcome.internal_errors:  # the log's lines are limited in number
-        outcome.findings.append(Finding("internal_error", f"{counted} are counted, the log has none"))
+        outcome.findings.append(
+            Finding("internal_error", f"{counted} are counted, the log has none")
+        )
     outcome.peak_bytes = fuzzer.watch.peak_bytes
 
 
 def find_culprit(outcome: Outcome, without: frozenset[int] = frozenset()) -> list[str]:
-    """Play the scripts that were under way when a process ended, one after the other; what ends one alone, if that is found within a minute."""
+    """Play the scripts that were under way when a process ended, one after the other; what ends one
+    alone, if that is found within a minute.
+    """
     deadline_s = time.monotonic() + CULPRIT_S
     appliance = start_embedded(settings=SETTINGS, auto_create_topics=False)
     try:
@@ -229,7 +262,10 @@ def find_culprit(outcome: Outcome, without: frozenset[int] = frozenset()) -> lis
         return [f"none of the {len(outcome.suspects)} scripts that were under way did it alone"]
     said = (finding.detail for finding in fuzzer.outcome.findings)
     return [
-        f"played one by one, the end comes at script {number}, or of what one before it left to be delivered:",
+        (
+            f"played one by one, the end comes at script {number}, or of what one before it left to "  # noqa: E501
+            "be delivered:"
+        ),
         *fuzzer.outcome.report[1:],
         *said,
     ]
@@ -247,7 +283,8 @@ class _Progress:
         self._said_s = time.monotonic()
         rate = outcome.messages / max(outcome.seconds, 0.1)
         print(
-            f"{outcome.seconds:.0f} s: {outcome.messages} messages ({rate:.0f}/s), {outcome.sessions} sessions, {len(outcome.findings)} findings",
+            f"{outcome.seconds:.0f} s: {outcome.messages} messages ({rate:.0f}/s), "
+            f"{outcome.sessions} sessions, {len(outcome.findings)} findings",
             file=sys.stderr,
         )
 
@@ -257,15 +294,29 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -P -m tests.fuzz protocol")
     parser.add_argument("seconds", type=float)
     parser.add_argument("seed", type=int, nargs="?", default=None)
-    parser.add_argument("--scripts", default="", metavar="FIRST:LAST", help="only these, one after the other")
+    parser.add_argument(
+        "--scripts", default="", metavar="FIRST:LAST", help="only these, one after the other"
+    )
     parser.add_argument(
         "--strict",
         action="store_true",
-        help=f"the witness's ack p99 must stay below {ACK_P99_MAX_MS:.0f} ms: for a machine that does nothing else",
+        help=f"the witness's ack p99 must stay below {ACK_P99_MAX_MS:.0f} ms: for a machine that "
+        "does nothing else",
     )
-    parser.add_argument("--allow-internal-errors", action="store_true", help="count the failures that a process survives, and go on")
-    parser.add_argument("--without", default="", metavar="API,...", help="leave these alone: what is known of them would hide the rest")
-    parser.add_argument("--lines", type=int, default=LINES, help="connections; each sends as fast as it is answered")
+    parser.add_argument(
+        "--allow-internal-errors",
+        action="store_true",
+        help="count the failures that a process survives, and go on",
+    )
+    parser.add_argument(
+        "--without",
+        default="",
+        metavar="API,...",
+        help="leave these alone: what is known of them would hide the rest",
+    )
+    parser.add_argument(
+        "--lines", type=int, default=LINES, help="connections; each sends as fast as it is answered"
+    )
     given = parser.parse_args(arguments)
     without = frozenset(int(Api[name]) for name in given.without.split(",") if name)
     seed = random.randrange(1 << 32) if given.seed is None else given.seed

@@ -1,6 +1,8 @@
-"""What one connection does next: a few requests in a row, some of them bent, in an order that is sometimes wrong.
+"""What one connection does next: a few requests in a row, some of them bent, in an order that is
+sometimes wrong.
 
-A script is a pure function of (seed, its number, the World): the numbers in a report say which to play again.
+A script is a pure function of (seed, its number, the World): the numbers in a report say which to
+play again.
 """
 
 from __future__ import annotations
@@ -8,11 +10,11 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from tailrace.protocol.wire import Api, WireError, decode_request_header, frames_max
+from tailrace.protocol.frame import Api, WireError, decode_request_header, frames_max
 from tests.fuzz import conversations
-from tests.fuzz.conversations import World
 from tests.fuzz.mutations import mutate
 from tests.fuzz.peer import half_spoken
+from tests.fuzz.world import World
 
 MESSAGES_MAX = 12
 LONG_WAIT_MS = 5_000
@@ -34,7 +36,10 @@ class Message:
 
     def __str__(self) -> str:
         name = Api(self.api).name if self.api in KNOWN_APIS else str(self.api)
-        return f"script {self.script} {name} [{self.what or 'valid'}] {' | '.join(map(_shown, self.frames[1:4]))}"
+        return (
+            f"script {self.script} {name} [{self.what or 'valid'}] "
+            f"{' | '.join(map(_shown, self.frames[1:4]))}"
+        )
 
 
 def _shown(frame: bytes) -> str:
@@ -83,11 +88,21 @@ def make_script(seed: int, number: int, world: World) -> Script:
         messages.insert(rng.randrange(len(messages) + 1), rng.choice(messages))
     elif disorder < 0.14:
         messages.append(_merged(rng.choice(messages), rng.choice(messages)))
-    return Script(number, messages, opens=rng.random() < 0.06, shakes=rng.random() < 0.85, sulks=rng.random() < 0.004)
+    return Script(
+        number,
+        messages,
+        opens=rng.random() < 0.06,
+        shakes=rng.random() < 0.85,
+        sulks=rng.random() < 0.004,
+    )
 
 
 def _merged(first: Message, second: Message) -> Message:
-    return _message(first.script, [*first.frames, *second.frames], f"two messages in one: {first.what}; {second.what}")
+    return _message(
+        first.script,
+        [*first.frames, *second.frames],
+        f"two messages in one: {first.what}; {second.what}",
+    )
 
 
 def _message(script: int, frames: list[bytes], what: str) -> Message:
@@ -104,11 +119,17 @@ def _message(script: int, frames: list[bytes], what: str) -> Message:
 
 
 def must_be_answered(api: int, version: int, body: list[bytes]) -> bool:
-    """Whether an answer has to come soon: not for acks=0 and CREDIT, nor while a fetch may be parked."""
+    """Whether an answer has to come soon: not for acks=0 and CREDIT, nor while a fetch may be
+    parked.
+    """
     if api == Api.CREDIT:
         return False
     if api == Api.PRODUCE and body:
-        return body[0][:4] != bytes(4) if version == 2 else len(body[0]) != 32 or body[0][20:24] != bytes(4)
+        return (
+            body[0][:4] != bytes(4)
+            if version == 2
+            else len(body[0]) != 32 or body[0][20:24] != bytes(4)
+        )
     if api == Api.FETCH and body and len(body[0]) >= 4:
         return int.from_bytes(body[0][:4], "little") <= LONG_WAIT_MS
     return True

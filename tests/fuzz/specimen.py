@@ -1,6 +1,8 @@
-"""Data directories with everything in them that an appliance writes, and what its clients were told: the specimens that the file fuzzer damages.
+"""Data directories with everything in them that an appliance writes, and what its clients were
+told: the specimens that the file fuzzer damages.
 
-`stopped`: ended cleanly. `killed`: everything was killed while the flusher stood still, so that acknowledged batches (acks=1) are in shared memory alone.
+`stopped`: ended cleanly. `killed`: everything was killed while the flusher stood still, so that
+acknowledged batches (acks=1) are in shared memory alone.
 """
 
 from __future__ import annotations
@@ -18,10 +20,16 @@ import pyarrow as pa
 
 from shm.region import remove
 from tailrace import Admin, NewTopic, Producer
-from tailrace.private_appliance import EmbeddedAppliance, start_embedded
+from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
 from tests.kit.processes import children, wait_until
 
-SETTINGS = {"ring_bytes": 4 << 20, "lane_bytes": 1 << 20, "slots": 64, "disk_reserve_bytes": 1 << 20, "journal_bytes": 1 << 20}
+SETTINGS = {
+    "ring_bytes": 4 << 20,
+    "lane_bytes": 1 << 20,
+    "slots": 64,
+    "disk_reserve_bytes": 1 << 20,
+    "journal_bytes": 1 << 20,
+}
 NOT_THE_APPLIANCES = {"tailrace.log"}
 """Written by who starts an embedded appliance."""
 TYPED_SCHEMA = pa.schema([("carrier", pa.string()), ("delay", pa.int32())])
@@ -39,7 +47,9 @@ class Specimen:
     """Names in shared memory that were left."""
 
     def files(self) -> list[pathlib.Path]:
-        return sorted(p for p in self.directory.rglob("*") if p.is_file() and p.name not in NOT_THE_APPLIANCES)
+        return sorted(
+            p for p in self.directory.rglob("*") if p.is_file() and p.name not in NOT_THE_APPLIANCES
+        )
 
     def remove_regions(self) -> None:
         for name in self.regions:
@@ -47,7 +57,9 @@ class Specimen:
 
 
 def kind_of(path: pathlib.Path) -> str:
-    """What a file is, whatever its number: "N.arrows of orders", "partition.json", "coordinator.db-wal"."""
+    """What a file is, whatever its number: "N.arrows of orders", "partition.json",
+    "coordinator.db-wal".
+    """
     name = re.sub(r"(\d+-)*\d{6,}(-\d+)*", "N", path.name)
     topic = re.sub(r"-\d+$", "", path.parent.name)
     return f"{name} of {topic}" if name.startswith("N") else name
@@ -79,7 +91,12 @@ def make(directory: pathlib.Path, *, is_killed: bool) -> Specimen:
         for round_number in range(12):  # so many batches; segments of `orders` roll
             _send(producer, specimen, round_number, 30)
         specimen.delay_ids = {
-            str(producer.send("later", b"%d" % n, deliver_after=dt.timedelta(days=n + 1)).result(30).delay_id) for n in range(PENDING)
+            str(
+                producer.send("later", b"%d" % n, deliver_after=dt.timedelta(days=n + 1))
+                .result(30)
+                .delay_id
+            )
+            for n in range(PENDING)
         }
     if not is_killed:
         wait_until(lambda: any(directory.rglob("*.pending")), "delayed records are saved in files")
@@ -97,7 +114,11 @@ def make(directory: pathlib.Path, *, is_killed: bool) -> Specimen:
 
 
 def _send(
-    producer: Producer, specimen: Specimen, number: int, count: int, topics: tuple[str, ...] = ("orders", "events", "flights")
+    producer: Producer,
+    specimen: Specimen,
+    number: int,
+    count: int,
+    topics: tuple[str, ...] = ("orders", "events", "flights"),
 ) -> None:
     """A batch to each partition, acknowledged when this returns."""
     handles = []
@@ -105,8 +126,14 @@ def _send(
     for topic, partition in (("orders", 0), ("orders", 1), ("events", 0), ("flights", 0)):
         for row in range(count) if topic in topics else ():
             text = f"{topic}-{partition}-{number}-{row}-"
-            value: object = {"carrier": text, "delay": row} if topic == "flights" else text.encode() + os.urandom(120).hex().encode()
-            handles.append((topic, partition, value, producer.send(topic, value, partition=partition)))
+            value: object = (
+                {"carrier": text, "delay": row}
+                if topic == "flights"
+                else text.encode() + os.urandom(120).hex().encode()
+            )
+            handles.append(
+                (topic, partition, value, producer.send(topic, value, partition=partition))
+            )
     for topic, partition, value, handle in handles:
         offset = handle.result(30).offset
         assert offset is not None

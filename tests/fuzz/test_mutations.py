@@ -1,4 +1,6 @@
-"""The fuzzer's own parts: what it makes is the same for the same seed, comes to every API, and gets past the first checks."""
+"""The fuzzer's own parts: what it makes is the same for the same seed, comes to every API, and gets
+past the first checks.
+"""
 
 from __future__ import annotations
 
@@ -10,22 +12,25 @@ from collections import Counter
 import pyarrow as pa
 import pytest
 
-from tailrace.formats.batch_header import BatchFormatError, verify_batch
-from tailrace.formats.checksum import Readable
-from tailrace.protocol import requests
-from tailrace.protocol.requests import decode_json
-from tailrace.protocol.wire import Api, WireError, check_body, decode_request_header
-from tailrace.schema import DEFAULT_SCHEMA, delay_schema, to_message
-from tailrace.topics import TopicInfo
-from tests.fuzz.conversations import REQUESTS, SCHEMAS, World, world_of
+from tailrace.client.topic_metadata import TopicInfo
+from tailrace.format.batch_header import BatchFormatError, verify_batch
+from tailrace.format.crc32c import Readable
+from tailrace.format.schema import DEFAULT_SCHEMA, delay_schema, to_message
+from tailrace.protocol import messages as requests
+from tailrace.protocol.frame import Api, WireError, check_body, decode_request_header
+from tailrace.protocol.messages import decode_json
+from tests.fuzz.conversations import REQUESTS, SCHEMAS, world_of
 from tests.fuzz.mutations import mutate_batch, mutate_body, mutate_json
 from tests.fuzz.peer import message
 from tests.fuzz.scripts import make_script
+from tests.fuzz.world import World
 
 START_US = 1_700_000_000_000_000
 
 
-def described(name: str, schema: pa.Schema | None, partitions: int, *, delayed: bool = False) -> TopicInfo:
+def described(
+    name: str, schema: pa.Schema | None, partitions: int, *, delayed: bool = False
+) -> TopicInfo:
     def id_of(text: str) -> str:
         return hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()
 
@@ -33,9 +38,14 @@ def described(name: str, schema: pa.Schema | None, partitions: int, *, delayed: 
         return base64.b64encode(to_message(one)).decode()
 
     own = DEFAULT_SCHEMA if schema is None else schema
-    log = {"topic_id": id_of(f"{name}@delay"), "schema_id": 1, "schema": encoded(delay_schema(own))} if delayed else None
+    log = (
+        {"topic_id": id_of(f"{name}@delay"), "schema_id": 1, "schema": encoded(delay_schema(own))}
+        if delayed
+        else None
+    )
     return TopicInfo(
-        {"name": name, "topic_id": id_of(name), "version": 1, "typed": schema is not None, "schema_id": 1, "schema": encoded(own), "settings": {},
+        {"name": name, "topic_id": id_of(name), "version": 1, "typed": schema is not None,
+        "schema_id": 1, "schema": encoded(own), "settings": {},
          "partitions": [{"front": 0}] * partitions, "delay_log": log}
     )  # fmt: skip
 
@@ -43,7 +53,8 @@ def described(name: str, schema: pa.Schema | None, partitions: int, *, delayed: 
 @pytest.fixture(scope="module")
 def world() -> World:
     topics = [
-        described("plain", None, 2), described("nested", SCHEMAS[4], 1), described("later", None, 2, delayed=True),
+        described("plain", None, 2), described("nested", SCHEMAS[4], 1),
+        described("later", None, 2, delayed=True),
         described("laterTyped", SCHEMAS[0], 1, delayed=True), described("gone", None, 1),
     ]  # fmt: skip
     return world_of({topic.name: topic for topic in topics}, random.Random(1), START_US)
@@ -77,7 +88,10 @@ def batches_of(version: int, body: list[bytes]) -> list[tuple[bytes, int, Readab
         single = requests.decode_produce(body[0])
         return [(single.topic_id, single.partition, body[1])]
     entries = requests.decode_produce_batches(body[0]).entries
-    return [(entry[0], entry[1], batch) for entry, batch in zip(entries, requests.cut_batches(entries, body[1:]), strict=True)]
+    return [
+        (entry[0], entry[1], batch)
+        for entry, batch in zip(entries, requests.cut_batches(entries, body[1:]), strict=True)
+    ]
 
 
 def test_what_is_said_to_be_valid_is(world: World) -> None:
@@ -91,7 +105,11 @@ def test_what_is_said_to_be_valid_is(world: World) -> None:
             if header.api == Api.PRODUCE:
                 versions.add(header.version)
                 for topic_id, partition, batch in batches_of(header.version, made.frames[1:]):
-                    target = next(t for t in world.targets + world.delayed if t.info.topic_id == topic_id and t.partition == partition)
+                    target = next(
+                        t
+                        for t in world.targets + world.delayed
+                        if t.info.topic_id == topic_id and t.partition == partition
+                    )
                     verify_batch(memoryview(batch), target.seed)
             elif header.api not in (Api.FETCH, Api.CREDIT, Api.PING):
                 decode_json(made.frames[1])

@@ -1,4 +1,6 @@
-"""What the fuzzer sees of the appliance from outside: processes that end, memory, and what the log says that it should not."""
+"""What the fuzzer sees of the appliance from outside: processes that end, memory, and what the log
+says that it should not.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +8,13 @@ import re
 from collections import Counter
 from dataclasses import dataclass
 
-from tailrace.private_appliance import EmbeddedAppliance
+from tailrace.embedded_appliance import EmbeddedAppliance
 from tests.kit.processes import children
 
 MEMORY_MAX_BYTES = 256 << 20
-"""Private memory that a process may have, whatever is sent to it; the run's rings and budgets are small (see `protocol_fuzzer.SETTINGS`)."""
+"""Private memory that a process may have, whatever is sent to it; the run's rings and budgets are
+small (see `protocol_fuzzer.SETTINGS`).
+"""
 SCHEDULER_EXTRA_BYTES = 128 << 20
 """The scheduler loads pyarrow and numpy."""
 _LOG_LINE = re.compile(r"^\d{4}-\d\d-\d\d .* (INFO|WARNING|ERROR|CRITICAL) process=")
@@ -20,7 +24,9 @@ _INTERNAL = re.compile(r"reason=(?P<reason>.*) at=(?P<at>\S+)")
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that must not be. `kind`: process_ended, process_hangs, internal_error, memory, unanswered, answer, witness, latency, stop."""
+    """Something that must not be. `kind`: process_ended, process_hangs, internal_error, memory,
+    unanswered, answer, witness, latency, stop.
+    """
 
     kind: str
     detail: str
@@ -49,19 +55,39 @@ class Watch:
         found = self._read_log()
         now = children(self._appliance)
         for name, pid in now.items():
-            self._pids.setdefault(name, pid)  # started when it was first needed: groups, dedicated workers
-        self._pids = {name: now.get(name, pid) if pid in self._told else pid for name, pid in self._pids.items()}
-        changed = {name for name, pid in self._pids.items() if now.get(name) != pid and pid not in self._told}
-        if changed and changed == self._changed:  # the log has had its time to say so, with the reason
+            self._pids.setdefault(
+                name, pid
+            )  # started when it was first needed: groups, dedicated workers
+        self._pids = {
+            name: now.get(name, pid) if pid in self._told else pid
+            for name, pid in self._pids.items()
+        }
+        changed = {
+            name
+            for name, pid in self._pids.items()
+            if now.get(name) != pid and pid not in self._told
+        }
+        if (
+            changed and changed == self._changed
+        ):  # the log has had its time to say so, with the reason
             found += [
-                Finding("process_ended", f"{name} had process id {self._pids[name]} and has {now.get(name)}") for name in sorted(changed)
+                Finding(
+                    "process_ended",
+                    f"{name} had process id {self._pids[name]} and has {now.get(name)}",
+                )
+                for name in sorted(changed)
             ]
         self._changed = changed
         for name, pid in now.items():
             used = private_bytes(pid)
             limit = MEMORY_MAX_BYTES + SCHEDULER_EXTRA_BYTES * name.startswith("tr-scheduler")
             if used > limit >= self.peak_bytes.get(name, 0):
-                found.append(Finding("memory", f"{name} has {used >> 20} MiB of its own; {limit >> 20} are its bound"))
+                found.append(
+                    Finding(
+                        "memory",
+                        f"{name} has {used >> 20} MiB of its own; {limit >> 20} are its bound",
+                    )
+                )
             self.peak_bytes[name] = max(self.peak_bytes.get(name, 0), used)
         return found
 
@@ -90,9 +116,13 @@ class Watch:
 
 
 def private_bytes(pid: int) -> int:
-    """Memory that is the process's own: neither files nor shared memory. 0 when there is no such process."""
+    """Memory that is the process's own: neither files nor shared memory. 0 when there is no such
+    process.
+    """
     try:
         with open(f"/proc/{pid}/status", encoding="ascii") as file:
-            return next((int(line.split()[1]) << 10 for line in file if line.startswith("RssAnon:")), 0)
+            return next(
+                (int(line.split()[1]) << 10 for line in file if line.startswith("RssAnon:")), 0
+            )
     except OSError:
         return 0

@@ -1,6 +1,8 @@
-"""The well-behaved client beside the fuzzer, in a process of its own: a record each few milliseconds, read back, each once and in order.
+"""The well-behaved client beside the fuzzer, in a process of its own: a record each few
+milliseconds, read back, each once and in order.
 
-Run as `python -P -m tests.fuzz.witness ADDRESS TOPIC`; it prints `ready`, goes on until its standard input ends, and prints what it saw as JSON.
+Run as `python -P -m tests.fuzz.witness ADDRESS TOPIC`; it prints `ready`, goes on until its
+standard input ends, and prints what it saw as JSON.
 """
 
 from __future__ import annotations
@@ -11,8 +13,8 @@ import threading
 import time
 
 from tailrace import Consumer, Producer
-from tailrace.errors import TailraceError
-from tailrace.records import RecordMetadata
+from tailrace.core.errors import TailraceError
+from tailrace.core.records import RecordMetadata
 
 PAUSE_S = 0.004
 CATCH_UP_S = 60.0
@@ -33,17 +35,22 @@ class Witness:
         self._sent = 0
 
     def _produce(self) -> None:
-        with Producer(self._address, acks="all", delivery_timeout_ms=120_000, max_block_ms=120_000) as producer:
+        with Producer(
+            self._address, acks="all", delivery_timeout_ms=120_000, max_block_ms=120_000
+        ) as producer:
             while not self._stop.is_set():
-                number, begun_ns = self._sent, time.monotonic_ns()
+                number, started_ns = self._sent, time.monotonic_ns()
 
                 def done(
-                    metadata: RecordMetadata | None, error: TailraceError | None, number: int = number, begun_ns: int = begun_ns
+                    metadata: RecordMetadata | None,
+                    error: TailraceError | None,
+                    number: int = number,
+                    started_ns: int = started_ns,
                 ) -> None:
                     if error is not None or metadata is None or metadata.offset is None:
                         self._failures.append(f"record {number} was not acknowledged: {error}")
                     else:
-                        self._ack_ns.append(time.monotonic_ns() - begun_ns)
+                        self._ack_ns.append(time.monotonic_ns() - started_ns)
                         self._offsets[number] = metadata.offset
 
                 producer.send(self._topic, b"%d" % number, partition=0, on_delivery=done)
@@ -57,7 +64,9 @@ class Witness:
 
     def _consume(self) -> int:
         expected, deadline_s = 0, float("inf")
-        with Consumer(self._topic, bootstrap=self._address, auto_offset_reset="earliest") as consumer:
+        with Consumer(
+            self._topic, bootstrap=self._address, auto_offset_reset="earliest"
+        ) as consumer:
             while time.monotonic() < deadline_s:
                 if self._is_sent.is_set():
                     if expected > max(self._offsets, default=-1):
@@ -70,12 +79,20 @@ class Witness:
                         raise
                     continue
                 for record in records:
-                    if record.value != b"%d" % expected or self._offsets.get(expected, record.offset) != record.offset:
-                        self._failures.append(f"offset {record.offset} holds {record.value!r} where {expected} belongs")
+                    if (
+                        record.value != b"%d" % expected
+                        or self._offsets.get(expected, record.offset) != record.offset
+                    ):
+                        self._failures.append(
+                            f"offset {record.offset} holds {record.value!r} where {expected} "
+                            "belongs"
+                        )
                         expected = int(record.value or b"-1")
                     expected += 1
         if expected <= max(self._offsets, default=-1):
-            self._failures.append(f"only {expected} of {len(self._offsets)} acknowledged records can be read")
+            self._failures.append(
+                f"only {expected} of {len(self._offsets)} acknowledged records can be read"
+            )
         return expected
 
     def run(self) -> dict[str, object]:
@@ -88,7 +105,10 @@ class Witness:
                 self._failures.append(f"{type(error).__name__}: {error}")
                 self._is_sent.set()
 
-        threads = [threading.Thread(target=guarded, args=(work,)) for work in (self._produce, self._consume)]
+        threads = [
+            threading.Thread(target=guarded, args=(work,))
+            for work in (self._produce, self._consume)
+        ]
         for thread in threads:
             thread.start()
         sys.stdin.read()
@@ -97,8 +117,10 @@ class Witness:
             thread.join()
         times = sorted(self._ack_ns) or [0]
         return {
-            "sent": self._sent, "acknowledged": len(self._offsets), "read": max(found, default=0), "failures": self._failures[:10],
-            "p50_ms": times[len(times) // 2] / 1e6, "p99_ms": times[len(times) * 99 // 100] / 1e6, "max_ms": times[-1] / 1e6,
+            "sent": self._sent, "acknowledged": len(self._offsets), "read": max(found, default=0),
+            "failures": self._failures[:10],
+            "p50_ms": times[len(times) // 2] / 1e6, "p99_ms": times[len(times) * 99 // 100] / 1e6,
+            "max_ms": times[-1] / 1e6,
         }  # fmt: skip
 
 

@@ -1,4 +1,6 @@
-"""Running the clients for asyncio in tests: a loop that complains, a task that shows whether the loop is held, errors beside those of the plain clients."""
+"""Running the clients for asyncio in tests: a loop that complains, a task that shows whether the
+loop is held, errors beside those of the plain clients.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +10,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 from tailrace import Consumer
-from tailrace.errors import TailraceError
-from tailrace.private_appliance import EmbeddedAppliance
+from tailrace.core.errors import TailraceError
+from tailrace.embedded_appliance import EmbeddedAppliance
 
 T = TypeVar("T")
-ENOUGH_S = 60
+ENOUGH_S = 150
 NOWHERE = "tcp://127.0.0.1:1"
 
 
@@ -29,7 +31,9 @@ def stored(appliance: EmbeddedAppliance, topic: str, count: int) -> list[Any]:
 
 @contextlib.asynccontextmanager
 async def ticking() -> AsyncIterator[Callable[[int], Awaitable[None]]]:
-    """`await ticks(n)` returns when a task of its own has had its turn in the loop `n` times more."""
+    """`await ticks(n)` returns when a task of its own has had its turn in the loop `n` times
+    more.
+    """
     count = 0
 
     async def tick() -> None:
@@ -39,8 +43,8 @@ async def ticking() -> AsyncIterator[Callable[[int], Awaitable[None]]]:
             count += 1
 
     async def ticks(more: int) -> None:
-        wanted = count + more
-        while count < wanted:
+        requested = count + more
+        while count < requested:
             await asyncio.sleep(0)
 
     task = asyncio.create_task(tick())

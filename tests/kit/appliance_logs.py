@@ -1,6 +1,8 @@
-"""What the appliances that a test started have logged, for the report of a test that fails: a temporary log goes with its appliance.
+"""What the appliances that a test started have logged, for the report of a test that fails: a
+temporary log goes with its appliance.
 
-Owner: the test process; `tests/conftest.py` installs it. Invariants: a log is read before it is removed; what ended in an earlier test is not shown.
+Owner: the test process; `tests/conftest.py` installs it. Invariants: a log is read before it is
+    removed; what ended in an earlier test is not shown.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ import shutil
 import weakref
 from typing import Any
 
-from tailrace.private_appliance import EmbeddedAppliance
+from tailrace.embedded_appliance import EmbeddedAppliance
 
 LINES = 100
 _running: weakref.WeakSet[EmbeddedAppliance] = weakref.WeakSet()
@@ -19,7 +21,9 @@ _ended: list[tuple[str, str]] = []
 
 
 def install() -> None:
-    """From now on each appliance of this process is known, and the end of its log is kept when it stops."""
+    """From now on each appliance of this process is known, and the end of its log is kept when it
+    stops.
+    """
     begin, stop = EmbeddedAppliance.__init__, EmbeddedAppliance.stop
 
     def begin_known(self: EmbeddedAppliance, *arguments: Any) -> None:
@@ -51,8 +55,12 @@ def forget_ended() -> None:
 
 def sections() -> list[tuple[str, str]]:
     """(title, the last lines) of each appliance that runs, or has ended since the test began."""
-    running = [(f"{appliance.address}, running", _last_lines(appliance.log_path)) for appliance in _running]
-    return [(f"log of the appliance at {which}", text) for which, text in [*_ended, *running] if text]
+    running = [
+        (f"{appliance.address}, running", _last_lines(appliance.log_path)) for appliance in _running
+    ]
+    return [
+        (f"log of the appliance at {which}", text) for which, text in [*_ended, *running] if text
+    ]
 
 
 def _last_lines(path: str) -> str:

@@ -1,4 +1,6 @@
-"""Batches made for tests: good ones, and good ones bent in one place with their checksums made right again."""
+"""Batches made for tests: good ones, and good ones bent in one place with their checksums made
+right again.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +8,8 @@ import struct
 
 import pyarrow as pa
 
-from tailrace.formats import arrow_batch
-from tailrace.formats.batch_header import (
+from tailrace.batch import arrow_codec as arrow_batch
+from tailrace.format.batch_header import (
     PREFIX_BYTES,
     checksum_seed,
     compute_body_crc,
@@ -17,7 +19,8 @@ from tailrace.formats.batch_header import (
     stamp_producer,
     verify_batch,
 )
-from tailrace.schema import DEFAULT_SCHEMA
+from tailrace.format.schema import DEFAULT_SCHEMA
+from tailrace.kernel.reference_arrow import default_rows
 
 TOPIC_ID = bytes(range(16))
 SEED = checksum_seed(TOPIC_ID, 0)
@@ -26,8 +29,11 @@ TIME_US = 1_700_000_000_000_000
 
 def rows(count: int, start: int = 0) -> pa.RecordBatch:
     numbers = range(start, start + count)
-    return arrow_batch.default_rows(
-        [TIME_US + n for n in numbers], [b"k%d" % (n % 3) for n in numbers], [b"value-%d" % n for n in numbers], None
+    return default_rows(
+        [TIME_US + n for n in numbers],
+        [b"k%d" % (n % 3) for n in numbers],
+        [b"value-%d" % n for n in numbers],
+        None,
     )
 
 
@@ -53,16 +59,25 @@ def make_batch(
     )
     if producer_id >= 0:
         with memoryview(data) as view:
-            stamp_producer(view, producer_id=producer_id, producer_epoch=epoch, base_sequence=sequence, seed=seed)
+            stamp_producer(
+                view,
+                producer_id=producer_id,
+                producer_epoch=epoch,
+                base_sequence=sequence,
+                seed=seed,
+            )
     return data
 
 
-def stamped(data: bytearray, base_offset: int, *, durable_offset: int = 0, append_time_us: int = TIME_US) -> bytearray:
+def stamped(
+    data: bytearray, base_offset: int, *, durable_offset: int = 0, append_time_us: int = TIME_US
+) -> bytearray:
     """A batch as a worker puts it into its ring."""
     with memoryview(data) as view:
         position = header_position(view)
         stamp_appended(
-            view, position, verify_batch(view, SEED), base_offset=base_offset, append_time_us=append_time_us, leader_epoch=0,
+            view, position, verify_batch(view, SEED), base_offset=base_offset,
+            append_time_us=append_time_us, leader_epoch=0,
             durable_offset=durable_offset, seed=SEED,
         )  # fmt: skip
     return data
@@ -78,11 +93,14 @@ def reseal(data: bytearray, seed: int = SEED) -> bytearray:
 
 
 def with_wild_buffer(data: bytearray, seed: int = SEED) -> bytearray:
-    """A batch whose checksums are right but one buffer of which points far outside the body: what crashes a reader that trusts it."""
+    """A batch whose checksums are right but one buffer of which points far outside the body: what
+    crashes a reader that trusts it.
+    """
     message = pa.ipc.read_message(pa.py_buffer(bytes(data)))
     body_length = len(message.body)
     needle = None
-    # The value column's data is the largest buffer: find its (offset, length) pair in the flatbuffer.
+    # The value column's data is the largest buffer: find its (offset, length) pair in the
+    # flatbuffer.
     batch = pa.ipc.read_record_batch(message, DEFAULT_SCHEMA)
     length = len(b"".join(batch.column(2).to_pylist()))
     with memoryview(data) as view:

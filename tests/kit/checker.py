@@ -1,6 +1,7 @@
 """The one checker of every breaking test: what was acknowledged against what can be read.
 
-Values say who sent them: `<producer>:<number>:<payload>`, numbers counting up per producer and partition.
+Values say who sent them: `<producer>:<number>:<payload>`, numbers counting up per producer and
+partition.
 """
 
 from __future__ import annotations
@@ -37,12 +38,16 @@ class History:
 
     def see_watermark(self, partition: int, offset: int) -> None:
         known = self.watermarks.get(partition, 0)
-        assert offset >= known, f"the high watermark of partition {partition} went back from {known} to {offset}"
+        assert offset >= known, (
+            f"the high watermark of partition {partition} went back from {known} to {offset}"
+        )
         self.watermarks[partition] = offset
 
     def read(self, partition: int, offset: int, value: bytes) -> None:
         known = self.seen.setdefault((partition, offset), value)
-        assert known == value, f"offset {offset} of partition {partition} was {known!r} and is {value!r}"
+        assert known == value, (
+            f"offset {offset} of partition {partition} was {known!r} and is {value!r}"
+        )
 
 
 def name_of(value: bytes) -> bytes:
@@ -60,10 +65,12 @@ def check(
     dense: bool = True,
     starts: Mapping[int, int] | None = None,
 ) -> int:
-    """Assert that what can be read is what was acknowledged, and nothing that was not sent. Answers how many records there are.
+    """Assert that what can be read is what was acknowledged, and nothing that was not sent. Answers
+    how many records there are.
 
-    `readable`: partition -> (offset, value) in order of offset. `exactly_once`: producers were idempotent. `lossless`: nothing acknowledged may
-    be missing. `dense`: no offset may be missing. `starts`: partition -> offset below which records were deleted on purpose.
+    `readable`: partition -> (offset, value) in order of offset. `exactly_once`: producers were
+    idempotent. `lossless`: nothing acknowledged may be missing. `dense`: no offset may be missing.
+    `starts`: partition -> offset below which records were deleted on purpose.
     """
     total = 0
     for partition, records in readable.items():
@@ -71,14 +78,22 @@ def check(
         last: dict[bytes, int] = {}
         found: dict[bytes, int] = {}
         for offset, value in records:
-            assert not dense or expected_offset in (None, offset), f"partition {partition}: offset {offset} where {expected_offset} belongs"
+            assert not dense or expected_offset in (None, offset), (
+                f"partition {partition}: offset {offset} where {expected_offset} belongs"
+            )
             expected_offset = offset + 1
             name = name_of(value)
-            assert history.sent.get((partition, name)) == value, f"partition {partition} offset {offset}: {value!r} was not sent so"
+            assert history.sent.get((partition, name)) == value, (
+                f"partition {partition} offset {offset}: {value!r} was not sent so"
+            )
             producer, _, number = name.partition(b":")
             if exactly_once:
-                assert name not in found, f"partition {partition}: {name!r} is there twice, at {found[name]} and {offset}"
-                assert int(number) > last.get(producer, -1), f"partition {partition}: {name!r} at {offset} behind number {last[producer]}"
+                assert name not in found, (
+                    f"partition {partition}: {name!r} is there twice, at {found[name]} and {offset}"
+                )
+                assert int(number) > last.get(producer, -1), (
+                    f"partition {partition}: {name!r} at {offset} behind number {last[producer]}"
+                )
             last[producer] = int(number)
             found.setdefault(name, offset)
             history.read(partition, offset, value)
@@ -86,7 +101,13 @@ def check(
         if lossless:
             for (its_partition, name), offset in history.acknowledged.items():
                 if its_partition == partition and offset >= (starts or {}).get(partition, 0):
-                    assert name in found, f"partition {partition}: {name!r} was acknowledged at {offset} and is lost"
-                    assert not exactly_once or found[name] == offset, f"{name!r} was acknowledged at {offset} and lies at {found[name]}"
-            assert (expected_offset or 0) >= history.watermarks.get(partition, 0), "the log ends below a high watermark that was seen"
+                    assert name in found, (
+                        f"partition {partition}: {name!r} was acknowledged at {offset} and is lost"
+                    )
+                    assert not exactly_once or found[name] == offset, (
+                        f"{name!r} was acknowledged at {offset} and lies at {found[name]}"
+                    )
+            assert (expected_offset or 0) >= history.watermarks.get(partition, 0), (
+                "the log ends below a high watermark that was seen"
+            )
     return total

@@ -1,23 +1,29 @@
-"""Databases of a test's own, as `tailrace.idempotent` is given them; and a log without an appliance, to read from."""
+"""Databases of a test's own, as `tailrace.idempotent` is given them; and a log without an
+appliance, to read from.
+"""
 
 from __future__ import annotations
 
 import pathlib
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import duckdb
 import sqlalchemy
 
-from tailrace.records import Record, TopicPartition
+from tailrace.core.records import Record
+from tailrace.core.topic_partition import TopicPartition
 
 paramstyle = "named"
 """This module is a driver's, too: that of `OtherDriver`."""
 
 
 class OtherCursor:
-    """A cursor of another driver: its style is this module's, and each of its own faults is DB-API's."""
+    """A cursor of another driver: its style is this module's, and each of its own faults is
+    DB-API's.
+    """
 
     def __init__(self, connection: OtherDriver) -> None:
         self._owner = connection
@@ -43,7 +49,9 @@ class OtherCursor:
 
 
 class OtherDriver:
-    """A connection of DB-API 2.0 and nothing more: begins with the first change, takes its parameters by name."""
+    """A connection of DB-API 2.0 and nothing more: begins with the first change, takes its
+    parameters by name.
+    """
 
     def __init__(self, path: str) -> None:
         self.real = sqlite3.connect(path, timeout=0)
@@ -72,7 +80,9 @@ def _sqlite_autocommit(path: str) -> Any:
 
 
 def _engine(path: str) -> Any:
-    return sqlalchemy.create_engine(f"sqlite:///{path}", poolclass=sqlalchemy.pool.NullPool, connect_args={"timeout": 0})
+    return sqlalchemy.create_engine(
+        f"sqlite:///{path}", poolclass=sqlalchemy.pool.NullPool, connect_args={"timeout": 0}
+    )
 
 
 def _duckdb(path: str) -> Any:
@@ -133,13 +143,18 @@ def record(offset: int, partition: int = 0, topic: str = "orders") -> Record:
 class LogReader:
     """As much of a Consumer as a sink uses, over logs that are lists of offsets."""
 
-    def __init__(self, logs: Mapping[TopicPartition, Sequence[int]], topic_id: bytes = b"1" * 16) -> None:
+    def __init__(
+        self, logs: Mapping[TopicPartition, Sequence[int]], topic_id: bytes = b"1" * 16
+    ) -> None:
         self._logs = logs
         self.topic_id = topic_id
         self.positions: dict[TopicPartition, int] = {}
 
-    def _info(self, _topic: str) -> LogReader:
-        return self
+    @property
+    def _fetch_loop(self) -> Any:
+        """As a Consumer's: the cursors of what is assigned, which know their topic."""
+        cursor = SimpleNamespace(info=SimpleNamespace(topic_id=self.topic_id))
+        return SimpleNamespace(cursors=dict.fromkeys(self._logs, cursor))
 
     def assignment(self) -> list[TopicPartition]:
         return list(self._logs)

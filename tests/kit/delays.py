@@ -1,4 +1,6 @@
-"""Delayed records in a little world: a real worker, flusher and DelayPartition over simulated memory and disk, stepped by hand; and what must come of them."""
+"""Delayed records in a little world: a real worker, flusher and DelayPartition over simulated
+memory and disk, stepped by hand; and what must come of them.
+"""
 
 from __future__ import annotations
 
@@ -9,28 +11,55 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
+import pytest
 
-from shm.catalog_messages import Assignment, LaneKind
 from shm.lane import LaneWriter
-from tailrace.delays import DUE_COLUMN, TICK_BITS, TICK_US, tick_of
-from tailrace.formats import arrow_batch
-from tailrace.formats.batch_header import ATTRIBUTE_DELAYED, BatchHeader, checksum_seed
-from tailrace.formats.segment import Walk, file_name, schema_message_length, segment_bases, walk_batches
-from tailrace.recurrence import Recurrence
-from tailrace.schema import DEFAULT_SCHEMA, delay_schema, to_message
+from shm.lane_messages import Assignment, LaneKind
+from tailrace.batch import arrow_codec as arrow_batch
+from tailrace.core.delays import DUE_COLUMN, TICK_BITS, TICK_US, tick_of
+from tailrace.core.recurrence import Recurrence
+from tailrace.format.batch_header import ATTRIBUTE_DELAYED, BatchHeader, checksum_seed
+from tailrace.format.schema import DEFAULT_SCHEMA, delay_schema, to_message
+from tailrace.format.segment import (
+    Walk,
+    file_name,
+    schema_message_length,
+    segment_bases,
+    walk_batches,
+)
+from tailrace.kernel.reference_arrow import default_rows
 from tests.kit.batches import TOPIC_ID
 from tests.kit.logs import Bench, assignment, simulated_regions
 from tests.kit.simdisk import SimDisk, SimFiles
-from workers.delays import delay_partition
+from workers.delays import delay_partition, delivery
 from workers.delays.delay_partition import DelayPartition
-from workers.delays.intake import Change
-from workers.flusher import FlusherSettings
+from workers.delays.log_ingest import Change
+from workers.delays.store import pending_store
+from workers.flush.flusher import FlusherSettings
 
 LOG_ID = bytes(reversed(range(16)))
 LOG_SEED = checksum_seed(LOG_ID, 0)
 SCHEMA = delay_schema(DEFAULT_SCHEMA)
 BEGIN_US = 1_700_000_000_000_000
-MS = 1_000
+MS, SECOND = 1_000, 1_000_000
+SPANS = (
+    0,
+    50 * MS,
+    2 * SECOND,
+    60 * SECOND,
+    7_200 * SECOND,
+    10 * 86_400 * SECOND,
+    900 * 86_400 * SECOND,
+)
+"""How far ahead rows are scheduled, in microseconds."""
+
+
+def make_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make files, batches and intervals so small that a short schedule sees all of them."""
+    monkeypatch.setattr(pending_store, "SAVE_BYTES", 4_000)
+    monkeypatch.setattr(pending_store, "SAVE_AFTER_NS", 300_000_000)
+    monkeypatch.setattr(delivery, "DELIVERY_ROWS", 5)
+    monkeypatch.setattr(pending_store, "TIDY_INTERVAL_NS", 200_000_000)
 
 
 class Killed(BaseException):
@@ -86,20 +115,24 @@ class DelayWorld:
         self.now_ns = 1_000_000_000
         self.topic = replace(assignment(retention_ms=-1), delay_log=LOG_ID.hex())
         self.log = Assignment(
-            topic="t@delay", topic_id=LOG_ID, partition=0, partition_count=1, slot=1, version=1, worker=0, front=0, data_dir=0, schema_id=1,
-            schema=to_message(SCHEMA), typed=False, delay_of=TOPIC_ID.hex(), settings=self.topic.settings,
+            topic="t@delay", topic_id=LOG_ID, partition=0, partition_count=1, slot=1, version=1,
+            worker=0, front=0, data_dir=0, schema_id=1,
+            schema=to_message(SCHEMA), typed=False, delay_of=TOPIC_ID.hex(),
+            settings=self.topic.settings,
         )  # fmt: skip
         self.bench = self._start(None)
         self.partition = self._open()
         self.token = 0
 
-    # ---- processes -------------------------------------------------------------------------------------------------------------------
+    # ---- processes -------------------------------------------------------------------------------
 
     def _start(self, old: Bench | None, *, power: bool = False) -> Bench:
         self.runs += 1
         bench = Bench(
-            "/data", simulated_regions(), SimFiles(self.disk), FlusherSettings(journal_bytes=1 << 16, checkpoint_bytes=1 << 15),
-            assignments=[self.topic, self.log], run=f"run{self.runs}", lost_memory=power, now_us=self.wall_us,
+            "/data", simulated_regions(), SimFiles(self.disk),
+            FlusherSettings(journal_bytes=1 << 16, checkpoint_bytes=1 << 15),
+            assignments=[self.topic, self.log], run=f"run{self.runs}", lost_memory=power,
+            now_us=self.wall_us,
             old=[] if old is None or power else [*old.old, old.regions],
         )  # fmt: skip
         bench.now_ns = self.now_ns
@@ -113,11 +146,12 @@ class DelayWorld:
 
         def send(target: Assignment, data: Any) -> bool:
             written = lane.try_write(LaneKind.PRODUCE, target.slot, 0, 0, 0, 0, (data,))
-            lane.publish()
+            lane.commit()
             return written
 
         return DelayPartition(
-            SimFiles(self.disk), "/data/t@delay-0", self.log, self.topic, lambda: bench.table.read(1), lambda: bench.table.delivered(0), send,
+            SimFiles(self.disk), "/data/t@delay-0", self.log, self.topic,
+            lambda: bench.table.read(1), lambda: bench.table.delivered(0), send,
             self.lives, self.now_ns, self.wall_us, lane.payload_max,
         )  # fmt: skip
 
@@ -147,7 +181,7 @@ class DelayWorld:
         self.bench = self._start(self.bench, power=power)
         self.restart_scheduler()
 
-    # ---- acting ----------------------------------------------------------------------------------------------------------------------
+    # ---- acting ----------------------------------------------------------------------------------
 
     def settle(self) -> None:
         self.bench.now_us, self.bench.now_ns = self.wall_us, self.now_ns
@@ -166,7 +200,9 @@ class DelayWorld:
         self._is_inside = False
         self._check_invariants()
         deadline_ns = self.partition.next_deadline_ns()
-        assert work or deadline_ns is None or deadline_ns > self.now_ns, "nothing to do, and a deadline that has passed: it would spin"
+        assert work or deadline_ns is None or deadline_ns > self.now_ns, (
+            "nothing to do, and a deadline that has passed: it would spin"
+        )
         if self.rng.random() < 0.5:
             self.settle()
         elif self.rng.random() < 0.5:
@@ -177,13 +213,22 @@ class DelayWorld:
         """What docstrings of the scheduler's modules state, between two steps."""
         partition = self.partition
         store, marks, ready = partition._store, partition._marks, partition._ready
-        assert store.cursor <= partition._follower.next_offset, "the cursor is ahead of what was read"
-        assert store.closed <= marks.closed or store.closed >> TICK_BITS < marks.closed >> TICK_BITS, "closed ordinals were opened again"
+        assert store.cursor <= partition._follower.next_offset, (
+            "the cursor is ahead of what was read"
+        )
+        assert (
+            store.closed <= marks.closed or store.closed >> TICK_BITS < marks.closed >> TICK_BITS
+        ), "closed ordinals were opened again"
         assert len(ready) < 2 or bool(
-            ((ready[1:, 0] > ready[:-1, 0]) | ((ready[1:, 0] == ready[:-1, 0]) & (ready[1:, 1] > ready[:-1, 1]))).all()
+            (
+                (ready[1:, 0] > ready[:-1, 0])
+                | ((ready[1:, 0] == ready[:-1, 0]) & (ready[1:, 1] > ready[:-1, 1]))
+            ).all()
         ), "not in due order"
         if partition._sent is not None:
-            assert partition._sent.previous < partition._sent.key, "a delivery that does not follow the last"
+            assert partition._sent.previous < partition._sent.key, (
+                "a delivery that does not follow the last"
+            )
 
     def pass_time(self, microseconds: int, jump_us: int = 0) -> None:
         """`jump_us`: by how much the wall clock is set besides."""
@@ -197,7 +242,12 @@ class DelayWorld:
         """Rows into the delay log, acknowledged; answers the first one's offset."""
         self.settle()
         offset = self.bench.table.read(1).high_watermark
-        header = BatchHeader(record_count=rows.num_rows, last_offset_delta=rows.num_rows - 1, schema_id=1, due_us=token)
+        header = BatchHeader(
+            record_count=rows.num_rows,
+            last_offset_delta=rows.num_rows - 1,
+            schema_id=1,
+            due_us=token,
+        )
         data = arrow_batch.encode_as(rows, header, LOG_SEED, "none")
         if token > 0:  # a change: the worker takes it from the scheduler only
             assert self.partition._send(self.log, data)
@@ -210,15 +260,19 @@ class DelayWorld:
     def schedule(self, delays_us: list[int]) -> None:
         names = [f"r{len(self.rows) + n}" for n in range(len(delays_us))]
         dues = [self.wall_us + delay for delay in delays_us]
-        plain = arrow_batch.default_rows([1] * len(names), [None] * len(names), [name.encode() for name in names], None)
+        plain = default_rows(
+            [1] * len(names), [None] * len(names), [name.encode() for name in names], None
+        )
         offset = self._append(arrow_batch.with_delays(plain, SCHEMA, dues, None))
         for n, (name, due) in enumerate(zip(names, dues, strict=True)):
             self.rows[name] = Row(name, offset + n, due)
 
     def schedule_recurring(self, delay_us: int, every_us: int) -> None:
-        """The first after `delay_us`, which is more than a mark reaches ahead: else its phase would be the mark's."""
+        """The first after `delay_us`, which is more than a mark reaches ahead: else its phase would
+        be the mark's.
+        """
         name = f"again{len(self.recurring)}"
-        plain = arrow_batch.default_rows([1], [None], [name.encode()], None)
+        plain = default_rows([1], [None], [name.encode()], None)
         repeat = Recurrence(every_us=every_us).to_json()
         first_us = self.latest_us + delay_us
         offset = self._append(arrow_batch.with_delays(plain, SCHEMA, [first_us], [repeat]))
@@ -235,7 +289,11 @@ class DelayWorld:
             assert pending.column(DUE_COLUMN)[0].as_py() == row.due_us
             self.token += 1
             self.partition.changes[self.token] = Change()
-            data = self.partition.cancellation(row.offset) if due_us is None else self.partition.replacement(pending, due_us, row.offset)
+            data = (
+                self.partition.cancellation(row.offset)
+                if due_us is None
+                else self.partition.replacement(pending, due_us, row.offset)
+            )
             row.fate = "asked"
             self._append(data, self.token)
             self.partition.catch_up()
@@ -253,7 +311,7 @@ class DelayWorld:
         elif isinstance(found, tuple):
             row.offset, row.due_us = found
 
-    # ---- checking --------------------------------------------------------------------------------------------------------------------
+    # ---- checking --------------------------------------------------------------------------------
 
     def delivered(self) -> list[tuple[str, BatchHeader]]:
         """What the partition's log has, in order."""
@@ -268,9 +326,16 @@ class DelayWorld:
                 return files.read_at(fd, length, position)
 
             walk = Walk(schema_message_length(read_at), base)
-            for position, header in walk_batches(read_at, files.size(fd), walk, checksum_seed(TOPIC_ID, 0)):
+            for position, header in walk_batches(
+                read_at, files.size(fd), walk, checksum_seed(TOPIC_ID, 0)
+            ):
                 data = memoryview(read_at(header.batch_length, position))
-                yield pa.ipc.read_record_batch(pa.ipc.read_message(pa.py_buffer(data)), DEFAULT_SCHEMA), header
+                yield (
+                    pa.ipc.read_record_batch(
+                        pa.ipc.read_message(pa.py_buffer(data)), DEFAULT_SCHEMA
+                    ),
+                    header,
+                )
 
     def stamps(self) -> list[tuple[str, int]]:
         """(name, timestamp in microseconds) of each record of the partition's log, in order."""
@@ -281,22 +346,36 @@ class DelayWorld:
         return found
 
     def check(self) -> None:
-        """Everything that was scheduled and not cancelled is there once, none early, in the order of keys."""
+        """Everything that was scheduled and not cancelled is there once, none early, in the order
+        of keys.
+        """
         found = self.delivered()
         keys = [(header.min_tick, header.delay_position) for _, header in found]
-        unknown = [name for name, _ in found if name not in self.rows and name not in self.recurring]
+        unknown = [
+            name for name, _ in found if name not in self.rows and name not in self.recurring
+        ]
         assert self.takes_foreign or not unknown, f"nobody sent {unknown[:5]}"
-        found = [(name, header) for name, header in found if name in self.rows and name not in self.recurring]
+        found = [
+            (name, header)
+            for name, header in found
+            if name in self.rows and name not in self.recurring
+        ]
         names = [name for name, _ in found]
-        assert len(names) == len(set(names)), f"twice: {sorted(n for n in names if names.count(n) > 1)[:5]}"
+        assert len(names) == len(set(names)), (
+            f"twice: {sorted(n for n in names if names.count(n) > 1)[:5]}"
+        )
         assert keys == sorted(keys)
         for name, header in found:
             row = self.rows[name]
             assert row.fate != "cancelled", f"{name} was cancelled"
             assert header.attributes & ATTRIBUTE_DELAYED
             if row.fate == "waits":
-                assert header.append_time_us >= row.due_us, f"{name} came {row.due_us - header.append_time_us} us early"
-        missing = [row for row in self.rows.values() if row.fate == "waits" and row.name not in set(names)]
+                assert header.append_time_us >= row.due_us, (
+                    f"{name} came {row.due_us - header.append_time_us} us early"
+                )
+        missing = [
+            row for row in self.rows.values() if row.fate == "waits" and row.name not in set(names)
+        ]
         assert not missing, f"never came: {missing[:5]} of {len(missing)}"
 
     def _end_recurring(self) -> None:
@@ -310,10 +389,15 @@ class DelayWorld:
         names = [name for name, _ in delivered]
         for row in self.recurring.values():
             stamps = [stamp for name, stamp in delivered if name == row.name]
-            times = [tick_of(row.first_us + number * row.every_us) * TICK_US for number in range(len(stamps))]
+            times = [
+                tick_of(row.first_us + number * row.every_us) * TICK_US
+                for number in range(len(stamps))
+            ]
             assert stamps == times, f"{row} came with other timestamps than its occurrences'"
             early = row.count_until(self.wall_us + 1000 * delay_partition.LEAD_TICKS)
-            assert row.count_until(self.wall_us) <= names.count(row.name) <= early, f"{row} came {names.count(row.name)} times"
+            assert row.count_until(self.wall_us) <= names.count(row.name) <= early, (
+                f"{row} came {names.count(row.name)} times"
+            )
             self.partition.catch_up()
             self.token += 1
             self.partition.changes[self.token] = Change()
@@ -335,7 +419,14 @@ class DelayWorld:
             waits = [due_us - self.wall_us] if due_us is not None else []
             waits += [(deadline_ns - self.now_ns) // 1000 + 1] if deadline_ns is not None else []
             assert waits, f"{self.partition.pending_count()} wait, and nobody for them"
-            self.pass_time(max(1_000, min(wait for wait in waits if wait > 0) if any(wait > 0 for wait in waits) else 10_000))
+            self.pass_time(
+                max(
+                    1_000,
+                    min(wait for wait in waits if wait > 0)
+                    if any(wait > 0 for wait in waits)
+                    else 10_000,
+                )
+            )
         self.check()
 
 

@@ -1,6 +1,8 @@
-"""What simulated processes that were killed leave open: a kernel would close it, here the test's end does.
+"""What simulated processes that were killed leave open: a kernel would close it, here the test's
+end does.
 
-Owner: one test's bench. Invariants: a descriptor that its user has closed is not closed again: its number may mean another file by then.
+Owner: one test's bench. Invariants: a descriptor that its user has closed is not closed again: its
+    number may mean another file by then.
 """
 
 from __future__ import annotations
@@ -12,7 +14,9 @@ from typing import Any
 
 
 def close_with(owner: object, files: Any) -> Callable[[], object]:
-    """Have what was opened through `files` (`DiskReadFiles`, or one of its kind) and is open still be closed when `owner` goes, or the result is called."""
+    """Have what was opened through `files` (`DiskReadFiles`, or one of its kind) and is open still
+    be closed when `owner` goes, or the result is called.
+    """
     opened: set[int] = set()
 
     def noting(real: Callable[..., int]) -> Callable[..., int]:

@@ -10,9 +10,9 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 
 from tailrace import Producer
-from tailrace.exporting.export import Export
-from tailrace.exporting.state import Commit
-from tailrace.private_appliance import EmbeddedAppliance
+from tailrace.embedded_appliance import EmbeddedAppliance
+from tailrace.export.checkpoint import Commit
+from tailrace.export.export import Export
 
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
@@ -21,17 +21,37 @@ DAY_MS = 24 * HOUR_MS
 def send(appliance: EmbeddedAppliance, topic: str, numbers: range, partitions: int = 2) -> None:
     with Producer(appliance.address, batch_size=4096) as producer:
         for n in numbers:
-            key = None if n % 5 == 0 else b"\xff" if n % 5 == 1 else b"" if n % 5 == 2 else b"a/b %d" % (n % 5)
-            producer.send(topic, b"v%d" % n, key, [("h", b"%d" % n)], partition=n % partitions, timestamp=DAY_MS + n * HOUR_MS)
+            key = (
+                None
+                if n % 5 == 0
+                else b"\xff"
+                if n % 5 == 1
+                else b""
+                if n % 5 == 2
+                else b"a/b %d" % (n % 5)
+            )
+            producer.send(
+                topic,
+                b"v%d" % n,
+                key,
+                [("h", b"%d" % n)],
+                partition=n % partitions,
+                timestamp=DAY_MS + n * HOUR_MS,
+            )
 
 
-def run(appliance: EmbeddedAppliance, topic: str, directory: pathlib.Path, **settings: Any) -> list[Commit]:
+def run(
+    appliance: EmbeddedAppliance, topic: str, directory: pathlib.Path, **settings: Any
+) -> list[Commit]:
     return list(Export(topic, str(directory), appliance.address, **settings).run())
 
 
 def entries(directory: pathlib.Path) -> list[Any]:
     """What the commits say, in order."""
-    return [orjson.loads(path.read_bytes())["content"] for path in sorted((directory / "_tailrace/commits").iterdir())]
+    return [
+        orjson.loads(path.read_bytes())["content"]
+        for path in sorted((directory / "_tailrace/commits").iterdir())
+    ]
 
 
 def visible(directory: pathlib.Path, form: str = "parquet") -> set[str]:

@@ -13,7 +13,10 @@ def small_file_system(directory: pathlib.Path, size_mib: int) -> Iterator[pathli
     """A tmpfs at `directory`/disk, which only its owner may enter; unmounted at the end."""
     path = directory / "disk"
     path.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size_mib}m,mode=0700", "tmpfs", str(path)], check=True)
+    subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={size_mib}m,mode=0700", "tmpfs", str(path)],
+        check=True,
+    )
     try:
         yield path
     finally:

@@ -1,4 +1,6 @@
-"""A front without processes, sockets and disks around it: its messages, lanes, partitions and clock are a test's own."""
+"""A front without processes, sockets and disks around it: its messages, lanes, partitions and clock
+are a test's own.
+"""
 
 from __future__ import annotations
 
@@ -8,28 +10,43 @@ from typing import Any
 
 import orjson
 
-from netfront.acks import AckWalker
-from netfront.credits import Credit, CreditLedger
-from netfront.deciders import DeciderLink, OnDemand
+from netfront.fetch.log_reader import ColdRead, LogReadError, Place, Span
+from netfront.forward.forwarder import ForwarderLink, OnDemand
 from netfront.front import Front
-from netfront.log_reader import ColdRead, LogReadError, Place, Span
-from netfront.produces import WorkerLink
-from netfront.routing import Routing
-from netfront.transport import Watched
-from shm.catalog_messages import Assignment, LaneKind
+from netfront.partition_routes import PartitionRoutes
+from netfront.produce.produce_service import WorkerLink
+from netfront.produce.ring_acks import AckWalker
+from netfront.socket.flow_control import Credit, CreditLedger
+from netfront.socket.transport import Watched
 from shm.control import Control, ProcessSlot
 from shm.doorbell import Doorbell
 from shm.lane import LaneMessage, LaneReader, LaneWriter
-from shm.layout import ControlLayout, LaneLayout, ProcessWord, RegionKind, RingLayout, Role, SlotState, Verdict
+from shm.lane_messages import Assignment, LaneKind
+from shm.layout import (
+    ControlLayout,
+    LaneLayout,
+    ProcessWord,
+    RegionKind,
+    RingLayout,
+    Role,
+    SlotState,
+    Verdict,
+)
 from shm.partition_table import PartitionState
 from shm.ring import Ring, RingWriter
-from tailrace.formats.checksum import Readable
-from tailrace.protocol import requests
-from tailrace.protocol.errors import ErrorCode, code_of
-from tailrace.protocol.wire import API_VERSIONS, PUSH_CORRELATION_ID, Api, decode_response_header, encode_request
+from shm.runtime.timing_wheel import NEVER_NS
+from tailrace.core.error_codes import ErrorCode, code_of
+from tailrace.format.crc32c import Readable
+from tailrace.protocol import messages as requests
+from tailrace.protocol.frame import (
+    API_VERSIONS,
+    PUSH_CORRELATION_ID,
+    Api,
+    decode_response_header,
+    encode_request,
+)
 from tests.kit.front_invariants import check_front
 from tests.kit.memory import simulated
-from workers.timing_wheel import NEVER_NS
 
 MS = 1_000_000
 LANE_BYTES = 1 << 18
@@ -66,7 +83,9 @@ class FakeTransport:
         self.answers.setdefault(identity, deque()).append([bytes(frame) for frame in frames])
         return True
 
-    def try_send_buffer(self, identity: bytes, frames: Sequence[Readable], data: memoryview) -> bool:
+    def try_send_buffer(
+        self, identity: bytes, frames: Sequence[Readable], data: memoryview
+    ) -> bool:
         return self.try_send(identity, [*frames, data])
 
     def new_buffer(self, size: int) -> bytearray:
@@ -92,7 +111,9 @@ class FakeTransport:
 
 
 class FakeLog:
-    """`LogReader` over batches in memory; one letter is one byte of a batch, one batch is one offset."""
+    """`LogReader` over batches in memory; one letter is one byte of a batch, one batch is one
+    offset.
+    """
 
     def __init__(self) -> None:
         self.logs: dict[int, list[bytes]] = {}
@@ -107,13 +128,23 @@ class FakeLog:
         if route.slot not in self.logs:
             raise LogReadError(ErrorCode.NOT_READY, "not there")
         state = PartitionState.empty(route.topic_id, route.partition, SlotState.ONLINE, 1)
-        return state._replace(high_watermark=len(self.logs[route.slot]), log_end_offset=len(self.logs[route.slot]))
+        return state._replace(
+            high_watermark=len(self.logs[route.slot]), log_end_offset=len(self.logs[route.slot])
+        )
 
-    def check_epoch(self, route: Assignment, state: PartitionState, epoch: int, offset: int) -> None:
+    def check_epoch(
+        self, route: Assignment, state: PartitionState, epoch: int, offset: int
+    ) -> None:
         pass
 
     def read(
-        self, route: Assignment, state: PartitionState, offset: int, hint: Place | None, target: memoryview, blocking: bool
+        self,
+        route: Assignment,
+        state: PartitionState,
+        offset: int,
+        hint: Place | None,
+        target: memoryview,
+        blocking: bool,
     ) -> Span | int:
         self.reads += 1
         if self.failure is not None:
@@ -135,7 +166,9 @@ class FakeLog:
     def segments_of(self, route: Assignment, state: PartitionState) -> list[tuple[int, int]]:
         return [(number, number + 1) for number in range(self.segments)]
 
-    def place_of_time(self, route: Assignment, base: int, timestamp_us: int, at_least: int) -> Place | None:
+    def place_of_time(
+        self, route: Assignment, base: int, timestamp_us: int, at_least: int
+    ) -> Place | None:
         self.looks += 1
         return None
 
@@ -156,17 +189,24 @@ class FakePool:
         return done
 
 
-class FakeDecider:
-    """A coordinator or scheduler at the other ends of its lanes."""
+class FakeForwarder:
+    """A controller or scheduler at the other ends of its lanes."""
 
     def __init__(self, control: Control, role: Role) -> None:
-        to_it, from_it = (simulated(RegionKind.LANE, LaneLayout(LANE_BYTES).size, LANE_BYTES) for _ in range(2))
+        to_it, from_it = (
+            simulated(RegionKind.LANE, LaneLayout(LANE_BYTES).size, LANE_BYTES) for _ in range(2)
+        )
         self.slot = control.process(role, 0)
         self.slot.store(ProcessWord.GENERATION, 1)
         self._to_it = to_it
         self.requests = LaneReader(to_it)
         self.answers = LaneWriter(from_it)
-        self.link = DeciderLink(LaneWriter(to_it), LaneReader(from_it), SilentBell(), lambda: self.slot.load(ProcessWord.GENERATION))
+        self.link = ForwarderLink(
+            LaneWriter(to_it),
+            LaneReader(from_it),
+            SilentBell(),
+            lambda: self.slot.load(ProcessWord.GENERATION),
+        )
 
     def take(self) -> LaneMessage | None:
         """Consume a request, as a decider does before it handles it."""
@@ -178,13 +218,19 @@ class FakeDecider:
 
     def answer(self, message: LaneMessage, value: dict[str, Any]) -> None:
         assert self.answers.try_write(
-            LaneKind.RESPONSE, message.slot, 0, message.session, message.correlation_id, 0, (orjson.dumps(value),)
+            LaneKind.RESPONSE,
+            message.slot,
+            0,
+            message.session,
+            message.correlation_id,
+            0,
+            (orjson.dumps(value),),
         )
-        self.answers.publish()
+        self.answers.commit()
 
     def push(self, word: int, api: int, value: dict[str, Any]) -> None:
         assert self.answers.try_write(LaneKind.PUSH, api, 0, word, 0, 0, (orjson.dumps(value),))
-        self.answers.publish()
+        self.answers.commit()
 
     def restart(self) -> None:
         """Killed; the supervisor has begun to start another."""
@@ -193,7 +239,7 @@ class FakeDecider:
 
     def tell(self, assignment: Assignment) -> None:
         assert self.answers.try_write(LaneKind.ASSIGN, 0, 0, 0, 0, 0, (assignment.encode(),))
-        self.answers.publish()
+        self.answers.commit()
 
 
 class FakeWorker:
@@ -201,7 +247,9 @@ class FakeWorker:
 
     def __init__(self, generation: int, lane_bytes: int) -> None:
         lane = simulated(RegionKind.LANE, LaneLayout(lane_bytes).size, lane_bytes)
-        ring = simulated(RegionKind.RING, RingLayout(RING_BYTES, DESCRIPTORS).size, RING_BYTES, DESCRIPTORS)
+        ring = simulated(
+            RegionKind.RING, RingLayout(RING_BYTES, DESCRIPTORS).size, RING_BYTES, DESCRIPTORS
+        )
         self.lane, self.ring = LaneReader(lane), RingWriter(ring)
         seen = Ring(ring)
         self.link = WorkerLink(LaneWriter(lane), SilentBell(), seen, AckWalker(seen, 0, generation))
@@ -217,26 +265,29 @@ class FakeWorker:
         self.lane.consume()
         return message, batch
 
-    def take_all(self) -> list[tuple[LaneMessage, bytes]]:
+    def acquire_all(self) -> list[tuple[LaneMessage, bytes]]:
         return list(iter(self.take, None))
 
     def answer(self, message: LaneMessage, code: ErrorCode = ErrorCode.OK, flags: int = 0) -> int:
-        """Give a batch its descriptor, and the flusher's word on it; returns the offset that it got."""
+        """Give a batch its descriptor, and the flusher's word on it; returns the offset that it
+        got.
+        """
         self.ring.reclaim([0])
         offset, self.next_offset = self.next_offset, self.next_offset + 1
         number = self.ring.next_number
-        self.ring.append(
-            self.ring.tail, 0, message.slot, offset, offset + 1, message.session, message.correlation_id, message.next_position,
+        self.ring.write(
+            self.ring.next_position, 0, message.slot, offset, offset + 1, message.session,
+            message.correlation_id, message.next_position,
             message.flags | flags, 0, int(code), -1, -1, -1, 0, 3, 1_000 + offset, 0,
         )  # fmt: skip
         self.ring.judge(number, Verdict.DURABLE)
-        self.ring.publish()
+        self.ring.commit()
         self.ring.settled.store(self.ring.next_number)
         return offset
 
     def work(self) -> int:
         """Append everything that is in the lane; returns how many batches."""
-        taken = self.take_all()
+        taken = self.acquire_all()
         for message, _ in taken:
             self.answer(message)
         return len(taken)
@@ -245,13 +296,23 @@ class FakeWorker:
 class FakeFront:
     """The front under test, with its world."""
 
-    def __init__(self, workers: int = 0, lane_bytes: int = 1 << 16, ledger: CreditLedger | None = None) -> None:
+    def __init__(
+        self, workers: int = 0, lane_bytes: int = 1 << 16, ledger: CreditLedger | None = None
+    ) -> None:
         self.workers = [FakeWorker(7, lane_bytes) for _ in range(workers)]
         control = Control(simulated(RegionKind.CONTROL, ControlLayout().size, 0))
         self.slot: ProcessSlot = control.process(Role.FRONT, 0)
-        self.transport, self.log, self.pool, self.routing = FakeTransport(), FakeLog(), FakePool(), Routing()
-        self.coordinator, self.scheduler = FakeDecider(control, Role.COORDINATOR), FakeDecider(control, Role.SCHEDULER)
-        self.groups = FakeDecider(control, Role.GROUPS)
+        self.transport, self.log, self.pool, self.routing = (
+            FakeTransport(),
+            FakeLog(),
+            FakePool(),
+            PartitionRoutes(),
+        )
+        self.controller, self.scheduler = (
+            FakeForwarder(control, Role.CONTROLLER),
+            FakeForwarder(control, Role.SCHEDULER),
+        )
+        self.groups = FakeForwarder(control, Role.GROUPS)
         self.has_groups = False
         """Whether the process of groups has been started."""
         self.wants_groups = False
@@ -260,18 +321,21 @@ class FakeFront:
         self._version = 0
         self.front = Front(
             transport=self.transport, generation=7, process_generation=1,
-            workers={number: worker.link for number, worker in enumerate(self.workers)}, connect_worker=self._no_worker,
-            coordinator=self.coordinator.link, scheduler=self.scheduler.link,
+            workers={number: worker.link for number, worker in enumerate(self.workers)},
+            connect_worker=self._no_worker,
+            controller=self.controller.link, scheduler=self.scheduler.link,
             groups=OnDemand(
-                lambda: self.groups.link if self.has_groups else None, self._ask_for_groups, lambda: self.lacks_memory, self.groups.answers.payload_max
+                lambda: self.groups.link if self.has_groups else None, self._ask_for_groups,
+                lambda: self.lacks_memory, self.groups.answers.payload_max
             ),
             front_ports=lambda: [7420], routing=self.routing,
             reader=self.log,  # type: ignore[arg-type]
-            pool=self.pool, ledger=ledger or CreditLedger(1 << 20, 1 << 20, 1 << 16), slot=self.slot, cluster_id="fake", auto_create_topics=False,
+            pool=self.pool, ledger=ledger or CreditLedger(1 << 20, 1 << 20, 1 << 16),
+            slot=self.slot, cluster_id="fake", auto_create_topics=False,
             on_ready=lambda: None, start_ns=self.now_ns,
         )  # fmt: skip
-        assert self.coordinator.answers.try_write(LaneKind.FED, 0, 0, 0, 1, 0, (b"",))
-        self.coordinator.answers.publish()
+        assert self.controller.answers.try_write(LaneKind.FED, 0, 0, 0, 1, 0, (b"",))
+        self.controller.answers.commit()
         self.step()
 
     def _ask_for_groups(self) -> None:
@@ -284,7 +348,9 @@ class FakeFront:
     def step(self, after_ms: int = 0) -> int:
         self.now_ns += after_ms * MS
         done = self.front.step(self.now_ns)
-        if len(self.log.logs) < 100:  # looking at thousands of partitions after every step takes longer than the tests
+        if (
+            len(self.log.logs) < 100
+        ):  # looking at thousands of partitions after every step takes longer than the tests
             check_front(self.front)
         return done
 
@@ -302,7 +368,8 @@ class FakeFront:
         first = len(self.log.logs)
         made = [
             Assignment(
-                name, topic_id, p, partitions, first + p, self._version, p % max(1, len(self.workers)), 0, 0, 0, schema, False,
+                name, topic_id, p, partitions, first + p, self._version,
+                p % max(1, len(self.workers)), 0, 0, 0, schema, False,
                 settings={"max.message.bytes": 1024, "delay.enabled": False},
             )
             for p in range(partitions)
@@ -324,17 +391,25 @@ class FakeFront:
 class FakeClient:
     """One connection to it."""
 
-    def __init__(self, world: FakeFront, identity: bytes, offered: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self, world: FakeFront, identity: bytes, offered: dict[str, Any] | None = None
+    ) -> None:
         """`offered`: versions; what this build speaks unless given."""
         self._world = world
         self.identity = identity
         self._next = 1
-        versions = offered or {str(int(api)): list(versions) for api, versions in API_VERSIONS.items()}
-        code, answer = self.ask(Api.HANDSHAKE, {"versions": versions, "client_id": identity.decode()})
+        versions = offered or {
+            str(int(api)): list(versions) for api, versions in API_VERSIONS.items()
+        }
+        code, answer = self.ask(
+            Api.HANDSHAKE, {"versions": versions, "client_id": identity.decode()}
+        )
         assert code is ErrorCode.OK
         self.versions: dict[str, int] = answer["versions"]
 
-    def send(self, api: int, *body: bytes, correlation_id: int | None = None, version: int | None = None) -> int:
+    def send(
+        self, api: int, *body: bytes, correlation_id: int | None = None, version: int | None = None
+    ) -> int:
         if correlation_id is None:
             correlation_id, self._next = self._next, self._next + 1
         version = version or API_VERSIONS[Api(api)][1]
@@ -342,9 +417,13 @@ class FakeClient:
         self._world.transport.inbox.append([self.identity, *(bytes(frame) for frame in frames)])
         return correlation_id
 
-    def produce(self, batches: Sequence[tuple[Assignment, bytes]], *, acks: int = 1, timeout_ms: int = 500) -> int:
+    def produce(
+        self, batches: Sequence[tuple[Assignment, bytes]], *, acks: int = 1, timeout_ms: int = 500
+    ) -> int:
         """A PRODUCE request of version 2, its batches in one frame."""
-        entries = [requests.ProduceEntry(a.topic_id, a.partition, 0, len(batch)) for a, batch in batches]
+        entries = [
+            requests.ProduceEntry(a.topic_id, a.partition, 0, len(batch)) for a, batch in batches
+        ]
         head = requests.encode_produce_batches(requests.ProduceBatches(acks, timeout_ms, entries))
         return self.send(Api.PRODUCE, head, b"".join(batch for _, batch in batches))
 
@@ -352,10 +431,23 @@ class FakeClient:
         return self.send(api, orjson.dumps(value))
 
     def fetch(
-        self, wanted: Sequence[Assignment], offset: int = 0, *, max_wait_ms: int = 500, min_bytes: int = 1, max_bytes: int = 1 << 20
+        self,
+        requested: Sequence[Assignment],
+        offset: int = 0,
+        *,
+        max_wait_ms: int = 500,
+        min_bytes: int = 1,
+        max_bytes: int = 1 << 20,
     ) -> int:
-        entries = [requests.FetchEntry(a.topic_id, a.partition, -1, offset, max_bytes) for a in wanted]
-        return self.send(Api.FETCH, requests.encode_fetch(requests.FetchRequest(max_wait_ms, min_bytes, max_bytes, 0, entries)))
+        entries = [
+            requests.FetchEntry(a.topic_id, a.partition, -1, offset, max_bytes) for a in requested
+        ]
+        return self.send(
+            Api.FETCH,
+            requests.encode_fetch(
+                requests.FetchRequest(max_wait_ms, min_bytes, max_bytes, 0, entries)
+            ),
+        )
 
     def heard(self) -> dict[int, tuple[ErrorCode, list[bytes]]]:
         """Correlation id -> answer, of those that have come since."""

@@ -1,4 +1,6 @@
-"""The agent of the process of groups without processes and files around it: lanes in memory, and a service that does as it is told."""
+"""The agent of the process of groups without processes and files around it: lanes in memory, and a
+service that does as it is told.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +9,28 @@ from typing import Any
 
 import orjson
 
-from appliance.groups.agent import GroupsAgent, Opened
-from appliance.groups.front_link import FrontLink
-from appliance.groups.messages import Answer, Push, Requester, SessionKey
-from appliance.groups.topics_view import CatalogTopics
-from shm.catalog_messages import Assignment, LaneKind
+from appliance.groups.agent.agent import GroupsAgent, Opened
+from appliance.groups.agent.front_link import FrontLink
+from appliance.groups.base.messages import Answer, Push, Requester, SessionKey
+from appliance.groups.base.topic_image import CatalogTopicImage
 from shm.control import Control
 from shm.lane import LaneReader, LaneWriter
-from shm.layout import ControlLayout, LaneLayout, ProcessWord, RegionKind, Role, SlotState, TableLayout
+from shm.lane_messages import Assignment, LaneKind
+from shm.layout import (
+    ControlLayout,
+    LaneLayout,
+    ProcessWord,
+    RegionKind,
+    Role,
+    SlotState,
+    TableLayout,
+)
 from shm.partition_table import PartitionState, PartitionTable
 from shm.region import Region
-from shm.runtime.boundary import Boundary
-from tailrace.errors import StorageError, TailraceError
-from tailrace.protocol.errors import ErrorCode, code_of
-from tailrace.protocol.wire import Api
+from shm.runtime.error_handler import CountedErrorHandler
+from tailrace.core.error_codes import ErrorCode, code_of
+from tailrace.core.errors import StorageError, TailraceError
+from tailrace.protocol.frame import Api
 from tests.kit.fronts import SilentBell
 from tests.kit.memory import simulated
 
@@ -59,7 +69,9 @@ class ToldStore:
 
 
 class ToldService:
-    """COMMIT_OFFSETS writes its body; a request with "raise" fails, one with "push" pushes, one with "size" has an answer of so many bytes."""
+    """COMMIT_OFFSETS writes its body; a request with "raise" fails, one with "push" pushes, one
+    with "size" has an answer of so many bytes.
+    """
 
     def __init__(self, store: ToldStore) -> None:
         self.store = store
@@ -71,7 +83,7 @@ class ToldService:
         self.reload_failure: Exception | None = None
         self.deadline_ns: int | None = None
         self.steps = 0
-        self.heard_ns = 0
+        self.last_request_ns = 0
 
     def handle(self, requester: Requester, api: int, request: dict[str, Any], now_ns: int) -> None:
         if "raise" in request:
@@ -81,8 +93,16 @@ class ToldService:
         if api == Api.COMMIT_OFFSETS:
             self.store.written.append(request)
         if "push" in request:
-            self.pushes.append(Push(requester.front, requester.session, Api.GROUP_HEARTBEAT, b'{"group":"g"}'))
-        self.answers.append(Answer(requester, 0, b"x" * request["size"] if "size" in request else orjson.dumps({"done": request})))
+            self.pushes.append(
+                Push(requester.front, requester.session, Api.GROUP_HEARTBEAT, b'{"group":"g"}')
+            )
+        self.answers.append(
+            Answer(
+                requester,
+                0,
+                b"x" * request["size"] if "size" in request else orjson.dumps({"done": request}),
+            )
+        )
 
     def session_closed(self, session: SessionKey, now_ns: int, *, with_front: bool = False) -> None:
         self.closed.append(session)
@@ -90,28 +110,32 @@ class ToldService:
     def topics_changed(self, now_ns: int) -> None:
         self.topics_changes += 1
 
-    def step(self, now_ns: int, heard_ns: int) -> None:
+    def step(self, now_ns: int, last_request_ns: int) -> None:
         self.steps += 1
-        self.heard_ns = heard_ns
+        self.last_request_ns = last_request_ns
         if self.timer_failure is not None:
             raise self.timer_failure
 
     def next_deadline_ns(self) -> int | None:
         return self.deadline_ns
 
-    def take_answers(self) -> list[Answer]:
+    def drain_answers(self) -> list[Answer]:
         answers, self.answers = self.answers, []
         return answers
 
-    def take_pushes(self) -> list[Push]:
+    def drain_pushes(self) -> list[Push]:
         pushes, self.pushes = self.pushes, []
         return pushes
 
-    def rolled_back(self, now_ns: int, error: TailraceError) -> None:
+    def rolled_back(self, now_ns: int, error: TailraceError, group: str | None = None) -> None:
         if self.reload_failure is not None:
             raise self.reload_failure
         for answer in self.answers:
-            answer.code, answer.body = int(error.code), orjson.dumps({"message": error.detail})
+            answer.code, answer.body, answer.is_undone = (
+                int(error.code),
+                orjson.dumps({"message": error.detail}),
+                True,
+            )
         self.pushes = []
 
 
@@ -126,9 +150,16 @@ class AgentWorld:
         self.slot = control.process(Role.GROUPS, 0)
         self.slot.store(ProcessWord.GENERATION, 1)
         self.front_slots = [control.process(Role.FRONT, f) for f in range(fronts)]
-        coordinator, to_it, from_it = lane(), [lane() for _ in range(fronts)], [lane() for _ in range(fronts)]
-        self.coordinator = LaneWriter(coordinator)
-        self.ask_lanes, self.answer_lanes = [LaneWriter(region) for region in to_it], [LaneReader(region) for region in from_it]
+        controller, to_it, from_it = (
+            lane(),
+            [lane() for _ in range(fronts)],
+            [lane() for _ in range(fronts)],
+        )
+        self.controller = LaneWriter(controller)
+        self.ask_lanes, self.answer_lanes = (
+            [LaneWriter(region) for region in to_it],
+            [LaneReader(region) for region in from_it],
+        )
         self.table = PartitionTable(simulated(RegionKind.TABLE, TableLayout(SLOTS).size, SLOTS))
         self.store, self.service = ToldStore(), ToldService(ToldStore())
         self.refusal: TailraceError | None = None
@@ -142,13 +173,16 @@ class AgentWorld:
         self.due_ns: int | None = None
         """When the agent wants its next step."""
         links = [
-            FrontLink(f, LaneReader(to_it[f]), LaneWriter(from_it[f]), SilentBell(), lambda f=f: self.front_slots[f].load(ProcessWord.READY_GENERATION))  # type: ignore[misc]
+            FrontLink(f, LaneReader(to_it[f]), LaneWriter(from_it[f]), SilentBell(),
+            lambda f=f: self.front_slots[f].load(ProcessWord.READY_GENERATION))  # type: ignore[misc]
             for f in range(fronts)
         ]  # fmt: skip
         self.agent = GroupsAgent(
-            open_service=self._open, topics=CatalogTopics([self.table]), from_coordinator=LaneReader(coordinator), fronts=links, generation=1,
-            slot=self.slot, boundary=Boundary(self.slot),
-            is_running=lambda: self.is_running, on_ready=self._ready, monotonic_ns=self._monotonic_ns, start_ns=self.now_ns,
+            open_service=self._open, topics=CatalogTopicImage([self.table]),
+            from_controller=LaneReader(controller), fronts=links, generation=1,
+            slot=self.slot, error_handler=CountedErrorHandler(self.slot),
+            is_running=lambda: self.is_running, on_ready=self._ready,
+            monotonic_ns=self._monotonic_ns, start_ns=self.now_ns,
         )  # fmt: skip
         if is_fed:
             self.feed()
@@ -161,7 +195,7 @@ class AgentWorld:
     def _ready(self) -> None:
         self.is_ready = True
 
-    def _open(self, _topics: CatalogTopics, _now_ns: int) -> Opened:
+    def _open(self, _topics: CatalogTopicImage, _now_ns: int) -> Opened:
         if self.refusal is not None:
             raise self.refusal
         self.opened_count += 1
@@ -170,30 +204,61 @@ class AgentWorld:
         return self.store, self.service
 
     def feed(self, generation: int = 1) -> None:
-        assert self.coordinator.try_write(LaneKind.FED, 0, 0, 0, generation, 0, ())
-        self.coordinator.publish()
+        assert self.controller.try_write(LaneKind.FED, 0, 0, 0, generation, 0, ())
+        self.controller.commit()
 
     def tell(self, assignment: Assignment) -> None:
-        assert self.coordinator.try_write(LaneKind.ASSIGN, 0, 0, 0, 0, 0, (assignment.encode(),))
-        self.coordinator.publish()
+        assert self.controller.try_write(LaneKind.ASSIGN, 0, 0, 0, 0, 0, (assignment.encode(),))
+        self.controller.commit()
 
-    def set_log(self, assignment: Assignment, start: int, high_watermark: int, state: SlotState = SlotState.ONLINE) -> None:
+    def set_log(
+        self,
+        assignment: Assignment,
+        start: int,
+        high_watermark: int,
+        state: SlotState = SlotState.ONLINE,
+    ) -> None:
         """What the partition table says of a partition."""
-        empty = PartitionState.empty(assignment.topic_id, assignment.partition, state, assignment.version)
+        empty = PartitionState.empty(
+            assignment.topic_id, assignment.partition, state, assignment.version
+        )
         self.table.write(
-            assignment.slot, empty._replace(log_start_offset=start, high_watermark=high_watermark, log_end_offset=high_watermark)
+            assignment.slot,
+            empty._replace(
+                log_start_offset=start, high_watermark=high_watermark, log_end_offset=high_watermark
+            ),
         )
 
-    def put(self, kind: LaneKind, word: int, correlation_id: int = 0, api: int = 0, body: bytes = b"", front: int = 0) -> None:
+    def put(
+        self,
+        kind: LaneKind,
+        word: int,
+        correlation_id: int = 0,
+        api: int = 0,
+        body: bytes = b"",
+        front: int = 0,
+    ) -> None:
         lane = self.ask_lanes[front]
-        assert lane.try_write(kind, api, 0, word, correlation_id, self.now_ns, (body,) if body else ())
-        lane.publish()
+        assert lane.try_write(
+            kind, api, 0, word, correlation_id, self.now_ns, (body,) if body else ()
+        )
+        lane.commit()
 
-    def ask(self, api: int, value: dict[str, Any], *, word: int = 1 << 32, correlation_id: int = 1, front: int = 0) -> None:
+    def ask(
+        self,
+        api: int,
+        value: dict[str, Any],
+        *,
+        word: int = 1 << 32,
+        correlation_id: int = 1,
+        front: int = 0,
+    ) -> None:
         self.put(LaneKind.REQUEST, word, correlation_id, api, orjson.dumps(value), front)
 
     def step(self, seconds: float = 0) -> int:
-        """What the runner does: a step, and then a sleep until the agent wants the next one; `seconds` is how long the sleep before was."""
+        """What the runner does: a step, and then a sleep until the agent wants the next one;
+        `seconds` is how long the sleep before was.
+        """
         self.now_ns += int(seconds * SECOND_NS)
         work = self.agent.step(self.now_ns)
         if not work or not self.agent.has_more():
@@ -206,14 +271,26 @@ class AgentWorld:
         found = []
         while (message := lane.peek()) is not None:
             code = code_of(message.flags)
-            found.append((LaneKind(message.kind), message.session, message.correlation_id, code, bytes(message.payload)))
+            found.append(
+                (
+                    LaneKind(message.kind),
+                    message.session,
+                    message.correlation_id,
+                    code,
+                    bytes(message.payload),
+                )
+            )
             lane.advance(message)
             lane.consume()
         return found
 
     def codes(self) -> dict[int, ErrorCode]:
         """Correlation id -> code of the answers that came since."""
-        return {correlation_id: code for kind, _, correlation_id, code, _ in self.heard() if kind is LaneKind.RESPONSE}
+        return {
+            correlation_id: code
+            for kind, _, correlation_id, code, _ in self.heard()
+            if kind is LaneKind.RESPONSE
+        }
 
 
 def broken_disk() -> StorageError:

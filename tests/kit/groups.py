@@ -1,4 +1,6 @@
-"""Consumers of a group in tests: listeners that remember, members in processes of their own, and polling until something is so."""
+"""Consumers of a group in tests: listeners that remember, members in processes of their own, and
+polling until something is so.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,8 @@ from typing import Any
 import orjson
 
 from tailrace import Consumer, RebalanceListener, Record, TopicPartition
-from tailrace.private_appliance import EmbeddedAppliance
-
-WITHIN_S = 60
+from tailrace.embedded_appliance import EmbeddedAppliance
+from tests.kit.processes import HANG_LIMIT_S
 
 
 class Remembers(RebalanceListener):
@@ -42,7 +43,12 @@ class Remembers(RebalanceListener):
 
 def member(appliance: EmbeddedAppliance, group: str, *topics: str, **settings: Any) -> Consumer:
     """A consumer of the group that begins at the beginning."""
-    return Consumer(*topics, bootstrap=appliance.address, group_id=group, **{"auto_offset_reset": "earliest", **settings})
+    return Consumer(
+        *topics,
+        bootstrap=appliance.address,
+        group_id=group,
+        **{"auto_offset_reset": "earliest", **settings},
+    )
 
 
 def heartbeats(consumer: Consumer) -> int:
@@ -51,10 +57,12 @@ def heartbeats(consumer: Consumer) -> int:
     return consumer._group.membership.heartbeat_count
 
 
-def poll_until(consumers: Iterable[Consumer], condition: Callable[[], object], what: str) -> list[Record]:
+def poll_until(
+    consumers: Iterable[Consumer], condition: Callable[[], object], what: str
+) -> list[Record]:
     """Poll all of them in turn until the condition holds; returns what they read."""
     everyone, found = list(consumers), list[Record]()
-    deadline = time.monotonic() + WITHIN_S
+    deadline = time.monotonic() + HANG_LIMIT_S
     while not condition():
         assert time.monotonic() < deadline, f"never happened: {what}"
         for consumer in everyone:
@@ -63,20 +71,26 @@ def poll_until(consumers: Iterable[Consumer], condition: Callable[[], object], w
 
 
 def poll_until_shared(consumers: Sequence[Consumer], partition_count: int) -> list[Record]:
-    """Poll until they own all partitions, each once, as evenly as can be; returns what they read."""
+    """Poll until they own all partitions, each once, as evenly as can be; returns what they
+    read.
+    """
 
     def is_shared() -> bool:
         owned = [key for consumer in consumers for key in consumer.assignment()]
         counts = [len(consumer.assignment()) for consumer in consumers]
         return len(owned) == len(set(owned)) == partition_count and max(counts) - min(counts) <= 1
 
-    return poll_until(consumers, is_shared, f"{partition_count} partitions are shared by {len(consumers)} consumers")
+    return poll_until(
+        consumers,
+        is_shared,
+        f"{partition_count} partitions are shared by {len(consumers)} consumers",
+    )
 
 
 def read_until(consumers: Sequence[Consumer], count: int) -> list[Record]:
     """Poll until so many records have come."""
     found: list[Record] = []
-    deadline = time.monotonic() + WITHIN_S
+    deadline = time.monotonic() + HANG_LIMIT_S
     while len(found) < count:
         assert time.monotonic() < deadline, f"only {len(found)} of {count} records came"
         for consumer in consumers:
@@ -108,17 +122,27 @@ while True:
     if limit is not None and count >= limit:
         sys.stdin.readline()  # stands still until it is killed, or told to go on
         limit = None
-"""
+"""  # noqa: E501
 
 
 class MemberProcess:
-    """A consumer in a process of its own. It writes a line for each poll: what it has, and what it read."""
+    """A consumer in a process of its own. It writes a line for each poll: what it has, and what it
+    read.
+    """
 
-    def __init__(self, appliance: EmbeddedAppliance, group: str, *topics: str, limit: int | None = None, **settings: Any) -> None:
+    def __init__(
+        self,
+        appliance: EmbeddedAppliance,
+        group: str,
+        *topics: str,
+        limit: int | None = None,
+        **settings: Any,
+    ) -> None:
         """`limit`: after so many records it polls no more, and commits nothing."""
         argument = orjson.dumps([appliance.address, group, topics, settings, limit]).decode()
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-c", MEMBER_PROGRAM, argument], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            [sys.executable, "-P", "-c", MEMBER_PROGRAM, argument], stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": os.getcwd()}, cwd=pathlib.Path.cwd(),
         )  # fmt: skip
         self.pid = self._process.pid

@@ -1,4 +1,6 @@
-"""Builds a distribution and installs it beside its declared dependencies alone, without a network."""
+"""Builds a distribution and installs it beside its declared dependencies alone, without a
+network.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +22,19 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 
 def build_wheel(project: pathlib.Path, to: pathlib.Path) -> pathlib.Path:
-    """The wheel of the project in this directory, made from its source distribution, as what is published is."""
+    """The wheel of the project in this directory, made from its source distribution, as what is
+    published is.
+    """
     command = [sys.executable, "-P", "-m", "hatchling", "build", "-d", str(to), "-t"]
     subprocess.run([*command, "sdist"], cwd=project, check=True, capture_output=True, timeout=60)
     (packed,) = to.glob("*.tar.gz")
     subprocess.run(["tar", "-xzf", str(packed), "-C", str(to)], check=True, timeout=60)
     subprocess.run(
-        [*command, "wheel"], cwd=to / packed.name.removesuffix(".tar.gz"), check=True, capture_output=True, timeout=180
+        [*command, "wheel"],
+        cwd=to / packed.name.removesuffix(".tar.gz"),
+        check=True,
+        capture_output=True,
+        timeout=180,
     )  # it compiles
     (wheel,) = to.glob("*.whl")
     return wheel
@@ -42,13 +50,19 @@ def requirements(wheel: pathlib.Path, extra: str = "") -> set[str]:
     """Names of the packages that it asks for; with `extra`, those that this adds."""
     with zipfile.ZipFile(wheel) as archive:
         (name,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
-        headers = HeaderParser().parsestr(archive.read(name).decode()).get_all("Requires-Dist") or []
+        headers = (
+            HeaderParser().parsestr(archive.read(name).decode()).get_all("Requires-Dist") or []
+        )
     return _names(headers, extra) - (_names(headers, "") if extra else set())
 
 
 def _names(required: Iterable[str], extra: str) -> set[str]:
     found = [Requirement(text) for text in required]
-    return {canonicalize_name(r.name) for r in found if r.marker is None or r.marker.evaluate({"extra": extra})}
+    return {
+        canonicalize_name(r.name)
+        for r in found
+        if r.marker is None or r.marker.evaluate({"extra": extra})
+    }
 
 
 @functools.cache
@@ -59,12 +73,18 @@ def _with_their_own(name: str) -> frozenset[str]:
 
 
 def install(wheel: pathlib.Path, at: pathlib.Path) -> pathlib.Path:
-    """A virtual environment with the wheel and links to the packages that it asks for, and to no other; returns its bin directory."""
+    """A virtual environment with the wheel and links to the packages that it asks for, and to no
+    other; returns its bin directory.
+    """
     venv.create(at, symlinks=True)
     (site,) = at.glob("lib/python*/site-packages")
     for name in frozenset().union(*(_with_their_own(name) for name in requirements(wheel))):
         distribution = importlib.metadata.distribution(name)
-        for top in {file.parts[0] for file in distribution.files or [] if file.parts[0] not in ("..", "__pycache__")}:
+        for top in {
+            file.parts[0]
+            for file in distribution.files or []
+            if file.parts[0] not in ("..", "__pycache__")
+        }:
             os.symlink(str(distribution.locate_file(top)), site / top)
     python = str(at / "bin" / "python")
     command = [
@@ -81,5 +101,7 @@ def install(wheel: pathlib.Path, at: pathlib.Path) -> pathlib.Path:
         "--no-index",
     ]
     # Byte code is made when it is first used, of what is used.
-    subprocess.run([*command, "--no-compile", str(wheel)], check=True, capture_output=True, timeout=120)
+    subprocess.run(
+        [*command, "--no-compile", str(wheel)], check=True, capture_output=True, timeout=120
+    )
     return at / "bin"

@@ -1,7 +1,9 @@
-"""Consumers that are killed anywhere, again and again, and begin anew until all is read: `python -P -m tests.kit.killed_consumers '{...}'`.
+"""Consumers that are killed anywhere, again and again, and begin anew until all is read: `python -P
+-m tests.kit.killed_consumers '{...}'`.
 
-One process that has no client forks a victim for each life. A life ends with SIGKILL at a step that the seed chooses (before or after an effect, a mark, a
-commit), or at whatever instruction the process is in when a timer of the seed's runs out. A victim that has read everything ends by itself.
+One process that has no client forks a victim for each life. A life ends with SIGKILL at a step that
+the seed chooses (before or after an effect, a mark, a commit), or at whatever instruction the
+process is in when a timer of the seed's runs out. A victim that has read everything ends by itself.
 """
 
 from __future__ import annotations
@@ -23,7 +25,13 @@ import sqlalchemy
 
 from tailrace import CommitFailedError, Consumer, Record, ShareConsumer, TopicPartition
 from tailrace.aio import AsyncConsumer
-from tailrace.idempotent import DedupTable, OffsetsMovedError, RedisGuard, SqlSink, update_if_version
+from tailrace.idempotent import (
+    DedupTable,
+    OffsetsMovedError,
+    RedisGuard,
+    SqlSink,
+    update_if_version,
+)
 
 GROUP = "billing"
 AT_ONCE = 17
@@ -49,7 +57,13 @@ class Plan:
 
 def run(plan: Plan) -> int:
     """Live all lives; how many ended early."""
-    command = [sys.executable, "-P", "-m", "tests.kit.killed_consumers", json.dumps(dataclasses.asdict(plan))]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "tests.kit.killed_consumers",
+        json.dumps(dataclasses.asdict(plan)),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr
     return int(done.stdout)
@@ -70,7 +84,9 @@ class Fate:
     def begin(self) -> None:
         """The victim stands before its first record."""
         if self._after_s:
-            signal.signal(signal.SIGALRM, signal.SIG_DFL)  # ends the process as SIGKILL does: no handler, no cleaning up
+            signal.signal(
+                signal.SIGALRM, signal.SIG_DFL
+            )  # ends the process as SIGKILL does: no handler, no cleaning up
             signal.setitimer(signal.ITIMER_REAL, self._after_s)
 
     def step(self) -> None:
@@ -81,13 +97,17 @@ class Fate:
 
 def _connect(plan: Plan) -> sqlite3.Connection:
     connection = sqlite3.connect(plan.path, timeout=60)
-    connection.execute("PRAGMA synchronous=OFF")  # what a killed process has written is in the page cache
+    connection.execute(
+        "PRAGMA synchronous=OFF"
+    )  # what a killed process has written is in the page cache
     return connection
 
 
 def _assigned(plan: Plan) -> Consumer:
     consumer = Consumer(bootstrap=plan.address, auto_offset_reset="earliest")
-    consumer.assign([TopicPartition(plan.topic, number) for number in consumer.partitions_for(plan.topic)])
+    consumer.assign(
+        [TopicPartition(plan.topic, number) for number in consumer.partitions_for(plan.topic)]
+    )
     return consumer
 
 
@@ -117,7 +137,11 @@ def apply_batch(sink: SqlSink, records: list[Record], fate: Fate) -> None:
         for record in tx.records:
             fate.step()
             sale = (record.partition, record.offset, int(record.value))
-            execute = tx.cursor.exec_driver_sql if hasattr(tx.cursor, "exec_driver_sql") else tx.cursor.execute
+            execute = (
+                tx.cursor.exec_driver_sql
+                if hasattr(tx.cursor, "exec_driver_sql")
+                else tx.cursor.execute
+            )
             execute("INSERT INTO sales VALUES (?, ?, ?)", sale)
             fate.step()
     fate.step()
@@ -132,8 +156,12 @@ def _apply_next(sink: SqlSink, consumer: Consumer, fate: Fate) -> None:
 
 def _in_a_group(plan: Plan, fate: Fate) -> None:
     sink = SqlSink(_connect(plan), GROUP)
-    with Consumer(bootstrap=plan.address, group_id=f"of-{plan.topic}", auto_offset_reset="earliest") as consumer:
-        ends = consumer.end_offsets([TopicPartition(plan.topic, number) for number in consumer.partitions_for(plan.topic)])
+    with Consumer(
+        bootstrap=plan.address, group_id=f"of-{plan.topic}", auto_offset_reset="earliest"
+    ) as consumer:
+        ends = consumer.end_offsets(
+            [TopicPartition(plan.topic, number) for number in consumer.partitions_for(plan.topic)]
+        )
         consumer.subscribe([plan.topic], listener=sink.listener(consumer))
         fate.begin()
         while sink.positions(list(ends)) != ends:
@@ -146,8 +174,15 @@ def _in_a_loop(plan: Plan, fate: Fate) -> None:
 
 async def _in_a_group_of_a_loop(plan: Plan, fate: Fate) -> None:
     sink = SqlSink(_connect(plan), GROUP)
-    async with AsyncConsumer(bootstrap=plan.address, group_id=f"of-{plan.topic}", auto_offset_reset="earliest") as consumer:
-        ends = await consumer.end_offsets([TopicPartition(plan.topic, number) for number in await consumer.partitions_for(plan.topic)])
+    async with AsyncConsumer(
+        bootstrap=plan.address, group_id=f"of-{plan.topic}", auto_offset_reset="earliest"
+    ) as consumer:
+        ends = await consumer.end_offsets(
+            [
+                TopicPartition(plan.topic, number)
+                for number in await consumer.partitions_for(plan.topic)
+            ]
+        )
         await consumer.subscribe([plan.topic], listener=sink.listener(consumer))
         fate.begin()
         while sink.positions(list(ends)) != ends:
@@ -159,14 +194,19 @@ async def _in_a_group_of_a_loop(plan: Plan, fate: Fate) -> None:
 
 
 def _in_order(plan: Plan, fate: Fate, order: str) -> None:
-    """The recipes of docs/groups.md. An effect is a line in a file: one write, there as soon as it is made."""
+    """The recipes of docs/groups.md. An effect is a line in a file: one write, there as soon as it
+    is made.
+    """
     file = os.open(plan.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     commits_by_itself = order == "auto commit"
     with Consumer(
-        plan.topic, bootstrap=plan.address, group_id=f"of-{plan.topic}", auto_offset_reset="earliest", enable_auto_commit=commits_by_itself,
+        plan.topic, bootstrap=plan.address, group_id=f"of-{plan.topic}",
+        auto_offset_reset="earliest", enable_auto_commit=commits_by_itself,
         auto_commit_interval_ms=20,
     ) as consumer:  # fmt: skip
-        ends = consumer.end_offsets([TopicPartition(plan.topic, number) for number in consumer.partitions_for(plan.topic)])
+        ends = consumer.end_offsets(
+            [TopicPartition(plan.topic, number) for number in consumer.partitions_for(plan.topic)]
+        )
         fate.begin()
         while any(consumer.committed(key) != end for key, end in ends.items()):
             records = consumer.poll(100, AT_ONCE)
@@ -189,7 +229,9 @@ def _with_sqlite3(plan: Plan, fate: Fate) -> None:
 
 
 def _with_sqlalchemy(plan: Plan, fate: Fate) -> None:
-    _sink(plan, fate, sqlalchemy.create_engine(f"sqlite:///{plan.path}", connect_args={"timeout": 60}))
+    _sink(
+        plan, fate, sqlalchemy.create_engine(f"sqlite:///{plan.path}", connect_args={"timeout": 60})
+    )
 
 
 def _with_dedup(plan: Plan, fate: Fate) -> None:
@@ -201,7 +243,10 @@ def _with_dedup(plan: Plan, fate: Fate) -> None:
         try:
             if table.first_time(record.value):
                 fate.step()
-                connection.execute("INSERT INTO sales VALUES (?, ?, ?)", (record.partition, record.offset, int(record.value)))
+                connection.execute(
+                    "INSERT INTO sales VALUES (?, ?, ?)",
+                    (record.partition, record.offset, int(record.value)),
+                )
             fate.step()
             connection.commit()
         except sqlite3.IntegrityError:  # two asked at once: the other's transaction has it
@@ -213,28 +258,43 @@ def _with_dedup(plan: Plan, fate: Fate) -> None:
 def _from_a_queue(plan: Plan, fate: Fate) -> None:
     connection = _connect(plan)
     table = DedupTable(connection)
-    with ShareConsumer(plan.topic, bootstrap=plan.address, group_id=f"queue-{plan.topic}", auto_offset_reset="earliest") as consumer:
+    with ShareConsumer(
+        plan.topic,
+        bootstrap=plan.address,
+        group_id=f"queue-{plan.topic}",
+        auto_offset_reset="earliest",
+    ) as consumer:
         fate.begin()
         while connection.execute("SELECT count(*) FROM sales").fetchone() != (plan.count,):
             for record in consumer.poll(100, AT_ONCE):
                 fate.step()
                 if table.first_time(record):
-                    connection.execute("INSERT INTO sales VALUES (?, ?, ?)", (record.partition, record.offset, int(record.value)))
+                    connection.execute(
+                        "INSERT INTO sales VALUES (?, ?, ?)",
+                        (record.partition, record.offset, int(record.value)),
+                    )
                 connection.commit()
                 fate.step()
                 consumer.acknowledge(record)
 
 
 def _with_versions(plan: Plan, fate: Fate) -> None:
-    """Record n asks to make version n of its partition's account version n + 1, worth what all before it are worth and n."""
+    """Record n asks to make version n of its partition's account version n + 1, worth what all
+    before it are worth and n.
+    """
     connection = _connect(plan)
 
     def handle(record: Record) -> None:
         fate.step()
         worth = record.offset * (record.offset + 1) // 2
-        if update_if_version(connection, "accounts", record.partition, record.offset, {"balance": worth}):
+        if update_if_version(
+            connection, "accounts", record.partition, record.offset, {"balance": worth}
+        ):
             fate.step()
-            connection.execute("INSERT INTO sales VALUES (?, ?, ?)", (record.partition, record.offset, int(record.value)))
+            connection.execute(
+                "INSERT INTO sales VALUES (?, ?, ?)",
+                (record.partition, record.offset, int(record.value)),
+            )
         fate.step()
         connection.commit()
 

@@ -1,4 +1,6 @@
-"""Data directories as a kill leaves them: records on the disk, others acknowledged and in shared memory alone."""
+"""Data directories as a kill leaves them: records on the disk, others acknowledged and in shared
+memory alone.
+"""
 
 from __future__ import annotations
 
@@ -9,21 +11,29 @@ from typing import Any
 import pytest
 
 from tailrace import Admin, Consumer, NewTopic, Producer
-from tailrace.errors import NotReachableError
-from tailrace.private_appliance import EmbeddedAppliance, start_embedded
+from tailrace.core.errors import NotReachableError
+from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
 from tests.kit.processes import children
 
 
 def start(data_dir: pathlib.Path, **settings: Any) -> EmbeddedAppliance:
-    return start_embedded(data_dir=str(data_dir), settings={"ring_bytes": 1 << 20, **settings}, auto_create_topics=False)
+    return start_embedded(
+        data_dir=str(data_dir),
+        settings={"ring_bytes": 1 << 20, **settings},
+        auto_create_topics=False,
+    )
 
 
 def create(appliance: EmbeddedAppliance, name: str = "orders", **configs: Any) -> None:
     with Admin(appliance.address) as admin:
-        admin.create_topics([NewTopic(name, 1, {key.replace("_", "."): value for key, value in configs.items()})])
+        admin.create_topics(
+            [NewTopic(name, 1, {key.replace("_", "."): value for key, value in configs.items()})]
+        )
 
 
-def produce(appliance: EmbeddedAppliance, first: int, last: int, topic: str = "orders", acks: Any = "all") -> None:
+def produce(
+    appliance: EmbeddedAppliance, first: int, last: int, topic: str = "orders", acks: Any = "all"
+) -> None:
     with Producer(appliance.address, acks=acks) as producer:
         handles = [producer.send(topic, b"%d" % number) for number in range(first, last)]
         for handle in handles:
@@ -51,7 +61,9 @@ def kill_everything(appliance: EmbeddedAppliance) -> None:
 
 
 def killed_with_acknowledged_batches_in_the_ring(data_dir: pathlib.Path, **settings: Any) -> None:
-    """One record is on the disk, 50 more are acknowledged (acks=1) and lie in the ring alone: the flusher was stopped."""
+    """One record is on the disk, 50 more are acknowledged (acks=1) and lie in the ring alone: the
+    flusher was stopped.
+    """
     running = start(data_dir, **settings)
     create(running)
     produce(running, 0, 1)

@@ -1,6 +1,8 @@
-"""Exports that a kill ends at each of their steps in turn: before every call that makes a file, a name or a commit, and in the middle of a file.
+"""Exports that a kill ends at each of their steps in turn: before every call that makes a file, a
+name or a commit, and in the middle of a file.
 
-A process that has loaded everything forks one child for each step; what the n-th leaves lies in DIRECTORY/n. Whoever goes on with it is another process.
+A process that has loaded everything forks one child for each step; what the n-th leaves lies in
+DIRECTORY/n. Whoever goes on with it is another process.
 """
 
 from __future__ import annotations
@@ -16,10 +18,20 @@ CALLS = ("fsync", "link", "unlink", "rename", "makedirs")
 STEPS_MAX = 500
 
 
-def killed_exports(directory: pathlib.Path, topic: str, address: str, **settings: Any) -> list[pathlib.Path]:
-    """The directories of exports that were killed, each at another step; one more was not, for it had fewer."""
+def killed_exports(
+    directory: pathlib.Path, topic: str, address: str, **settings: Any
+) -> list[pathlib.Path]:
+    """The directories of exports that were killed, each at another step; one more was not, for it
+    had fewer.
+    """
     arguments = [str(directory), topic, address, repr(settings)]
-    command = [sys.executable, "-P", "-c", "from tests.kit.killed_exports import main; main()", *arguments]
+    command = [
+        sys.executable,
+        "-P",
+        "-c",
+        "from tests.kit.killed_exports import main; main()",
+        *arguments,
+    ]
     subprocess.run(command, check=True, timeout=120, env={**os.environ, "PYTHONPATH": os.getcwd()})
     return sorted((path for path in directory.iterdir()), key=lambda path: int(path.name))
 
@@ -29,7 +41,7 @@ def main() -> None:
 
     import pyarrow.parquet as pq
 
-    from tailrace.exporting.export import Export
+    from tailrace.export.export import Export
 
     assert pq.write_table is not None  # loaded here, not in every child
     directory, topic, address, settings = sys.argv[1:]
@@ -49,7 +61,7 @@ def main() -> None:
 
 def _kill_at(step: int) -> None:
     """Have this process killed before the step-th of these calls."""
-    from tailrace.exporting import file_target
+    from tailrace.export import file_sink as file_target
 
     done = 0
 

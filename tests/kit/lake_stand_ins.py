@@ -1,7 +1,9 @@
-"""As much of the packages deltalake and pyiceberg as exports call, for machines that do not have them: the signatures are those of their documentation, and of
-their sources (delta-rs 1.x `python/deltalake`, pyiceberg 0.11 `pyiceberg/catalog/sql.py`, `pyiceberg/table/__init__.py`).
+"""As much of the packages deltalake and pyiceberg as exports call, for machines that do not have
+them: the signatures are those of their documentation, and of their sources (delta-rs 1.x
+`python/deltalake`, pyiceberg 0.11 `pyiceberg/catalog/sql.py`, `pyiceberg/table/__init__.py`).
 
-A table is a directory of numbered commits, each a file that is renamed to its name whole; `fail_at` has the next commit end before or behind that.
+A table is a directory of numbered commits, each a file that is renamed to its name whole; `fail_at`
+has the next commit end before or behind that.
 """
 
 from __future__ import annotations
@@ -71,30 +73,45 @@ def deltalake() -> dict[str, ModuleType]:
 
         def metadata(self) -> Any:
             found: Any = ModuleType("metadata")
-            found.description, found.partition_columns = self._commits[0]["description"], self._commits[0]["partition_by"]
+            found.description, found.partition_columns = (
+                self._commits[0]["description"],
+                self._commits[0]["partition_by"],
+            )
             return found
 
         def version(self) -> int:
             return len(self._commits) - 1
 
         def transaction_version(self, app_id: str) -> int | None:
-            versions = [version for commit in self._commits for app, version in commit["txn"] if app == app_id]
+            versions = [
+                version
+                for commit in self._commits
+                for app, version in commit["txn"]
+                if app == app_id
+            ]
             return versions[-1] if versions else None
 
         def to_pyarrow_table(self) -> pa.Table:
-            return pa.concat_tables([commit["data"] for commit in self._commits], promote_options="default")
+            return pa.concat_tables(
+                [commit["data"] for commit in self._commits], promote_options="default"
+            )
 
     class Schema:
         @classmethod
         def from_arrow(cls, schema: pa.Schema) -> Schema:
             for field in schema:
                 if pa.types.is_duration(field.type):
-                    raise Exception("Schema error: Invalid data type for Delta Lake: Duration(us)\n   0: <unknown>\n   1: <unknown>")
+                    raise Exception(
+                        "Schema error: Invalid data type for Delta Lake: Duration(us)\n   0: "
+                        "<unknown>\n   1: <unknown>"
+                    )
             return cls()
 
     def write_deltalake(
-        table_or_uri: str, data: pa.Table, *, partition_by: list[str] | None = None, mode: str = "error", name: str | None = None,
-        description: str | None = None, schema_mode: str | None = None, commit_properties: Any = None,
+        table_or_uri: str, data: pa.Table, *, partition_by: list[str] | None = None,
+        mode: str = "error", name: str | None = None,
+        description: str | None = None, schema_mode: str | None = None,
+        commit_properties: Any = None,
     ) -> None:  # fmt: skip
         known = _commits(f"{table_or_uri}/_delta_log")
         assert mode == "append"
@@ -102,18 +119,38 @@ def deltalake() -> dict[str, ModuleType]:
             raise ValueError("schemas differ")
         Schema.from_arrow(data.schema)
         pathlib.Path(table_or_uri).mkdir(exist_ok=True)
-        (pathlib.Path(table_or_uri) / f"part-{len(known)}.parquet").write_bytes(b"written before the commit")
-        txn = [(item.app_id, item.version) for item in commit_properties.app_transactions] if commit_properties is not None else []
-        _add(f"{table_or_uri}/_delta_log", {"data": data, "description": description, "partition_by": partition_by, "txn": txn})
+        (pathlib.Path(table_or_uri) / f"part-{len(known)}.parquet").write_bytes(
+            b"written before the commit"
+        )
+        txn = (
+            [(item.app_id, item.version) for item in commit_properties.app_transactions]
+            if commit_properties is not None
+            else []
+        )
+        _add(
+            f"{table_or_uri}/_delta_log",
+            {"data": data, "description": description, "partition_by": partition_by, "txn": txn},
+        )
 
-    module.DeltaTable, module.Transaction, module.CommitProperties = DeltaTable, Transaction, CommitProperties
+    module.DeltaTable, module.Transaction, module.CommitProperties = (
+        DeltaTable,
+        Transaction,
+        CommitProperties,
+    )
     module.write_deltalake, module.Schema = write_deltalake, Schema
     return {"deltalake": module}
 
 
 def pyiceberg() -> dict[str, ModuleType]:
     """The modules, by their names."""
-    names = ("pyiceberg", "pyiceberg.catalog", "pyiceberg.catalog.sql", "pyiceberg.exceptions", "pyiceberg.io", "pyiceberg.io.pyarrow")
+    names = (
+        "pyiceberg",
+        "pyiceberg.catalog",
+        "pyiceberg.catalog.sql",
+        "pyiceberg.exceptions",
+        "pyiceberg.io",
+        "pyiceberg.io.pyarrow",
+    )
     modules: dict[str, Any] = {name: ModuleType(name) for name in names}
 
     class UnsupportedPyArrowTypeException(Exception):
@@ -169,7 +206,11 @@ def pyiceberg() -> dict[str, ModuleType]:
 
         @property
         def properties(self) -> dict[str, str]:
-            return {name: value for commit in self._commits for name, value in commit["properties"].items()}
+            return {
+                name: value
+                for commit in self._commits
+                for name, value in commit["properties"].items()
+            }
 
         def transaction(self) -> Transaction:
             return Transaction(self._path)
@@ -178,7 +219,10 @@ def pyiceberg() -> dict[str, ModuleType]:
             return self
 
         def to_arrow(self) -> pa.Table:
-            return pa.concat_tables([commit["data"] for commit in self._commits if commit["data"] is not None], promote_options="default")
+            return pa.concat_tables(
+                [commit["data"] for commit in self._commits if commit["data"] is not None],
+                promote_options="default",
+            )
 
     class SqlCatalog:
         def __init__(self, name: str, **properties: str) -> None:
@@ -197,10 +241,14 @@ def pyiceberg() -> dict[str, ModuleType]:
         def create_table_transaction(self, identifier: str, schema: pa.Schema) -> Transaction:
             for field in schema:
                 if pa.types.is_duration(field.type):
-                    raise UnsupportedPyArrowTypeException(field, f"Column '{field.name}' has an unsupported type: {field.type}")
+                    raise UnsupportedPyArrowTypeException(
+                        field, f"Column '{field.name}' has an unsupported type: {field.type}"
+                    )
             return Transaction(f"{self._path}/{identifier}")
 
     modules["pyiceberg.catalog.sql"].SqlCatalog = SqlCatalog
-    modules["pyiceberg.io.pyarrow"].UnsupportedPyArrowTypeException = UnsupportedPyArrowTypeException
+    modules[
+        "pyiceberg.io.pyarrow"
+    ].UnsupportedPyArrowTypeException = UnsupportedPyArrowTypeException
     modules["pyiceberg.exceptions"].NotInstalledError = type("NotInstalledError", (Exception,), {})
     return modules

@@ -1,4 +1,6 @@
-"""Logs in a temporary directory, and the little appliance of worker and flusher that a test steps by hand, in one process."""
+"""Logs in a temporary directory, and the little appliance of worker and flusher that a test steps
+by hand, in one process.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +11,13 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
-from appliance import topic_settings
-from shm.catalog_messages import REPLAY, Assignment, LaneKind
+from appliance.config import topic_config as topic_settings
 from shm.control import Control
 from shm.doorbell import Doorbell
 from shm.lane import LaneReader, LaneWriter
+from shm.lane_messages import REPLAY, Assignment, LaneKind
 from shm.layout import (
-    SOURCE_COORDINATOR,
+    SOURCE_CONTROLLER,
     SOURCE_SCHEDULER,
     ControlLayout,
     LaneLayout,
@@ -28,39 +30,52 @@ from shm.layout import (
 from shm.partition_table import PartitionTable
 from shm.region import Region
 from shm.ring import Ring, RingWriter
-from shm.settled_news import SettledNews
-from tailrace.schema import DEFAULT_SCHEMA, to_message
+from shm.settled_notifications import SettledNotifications
+from tailrace.format.schema import DEFAULT_SCHEMA, to_message
 from tests.kit import memory
 from tests.kit.batches import TOPIC_ID
 from tests.kit.descriptors import close_with
-from workers.files import DiskFiles, Files
-from workers.flusher import Flusher, FlusherSettings
-from workers.invariants import check_flusher, check_worker
-from workers.log_set import RunFacts
-from workers.producer_snapshots import load_producers
-from workers.worker import Worker
+from workers.append.worker import Worker
+from workers.flush.flusher import Flusher, FlusherSettings
+from workers.flush.invariants import check_flusher, check_worker
+from workers.log.log_set import RunFacts
+from workers.log.producer_snapshots import load_producers
+from workers.segment.files import DiskFiles, Files
 
 CHECKED_EVERY = 8
 """Steps: to look at everything takes longer than most of them."""
 
 
 def assignment(
-    partition: int = 0, *, topic: str = "t", topic_id: bytes = TOPIC_ID, slot: int = 0, version: int = 1, **settings: Any
+    partition: int = 0,
+    *,
+    topic: str = "t",
+    topic_id: bytes = TOPIC_ID,
+    slot: int = 0,
+    version: int = 1,
+    **settings: Any,
 ) -> Assignment:
-    complete = topic_settings.complete({k.replace("_", "."): v for k, v in settings.items()}, ring_bytes=1 << 26, lane_bytes=1 << 22)
+    complete = topic_settings.complete(
+        {k.replace("_", "."): v for k, v in settings.items()},
+        ring_bytes=1 << 26,
+        lane_bytes=1 << 22,
+    )
     return Assignment(
-        topic=topic, topic_id=topic_id, partition=partition, partition_count=1, slot=slot, version=version, worker=0, front=0, data_dir=0,
+        topic=topic, topic_id=topic_id, partition=partition, partition_count=1, slot=slot,
+        version=version, worker=0, front=0, data_dir=0,
         schema_id=1, schema=to_message(DEFAULT_SCHEMA), typed=False, settings=complete,
     )  # fmt: skip
 
 
 def _is_drained(regions: dict[str, Region]) -> bool:
     ring = Ring(regions["ring"])
-    return ring.settled.load() == ring.head.load()
+    return ring.settled.load() == ring.producer_position.load()
 
 
 class Bench:
-    """One worker and one flusher over real memory and real files; `kill_*` starts a successor over what is left."""
+    """One worker and one flusher over real memory and real files; `kill_*` starts a successor over
+    what is left.
+    """
 
     def __init__(
         self,
@@ -91,7 +106,9 @@ class Bench:
         self.now_ns = 1
         self.assignments = assignments or [assignment()]
         self.bell = Doorbell.create()
-        self._released: list[Callable[[], object]] = [weakref.finalize(self, os.close, self.bell.fd)]
+        self._released: list[Callable[[], object]] = [
+            weakref.finalize(self, os.close, self.bell.fd)
+        ]
         if isinstance(files, DiskFiles):
             self._released.append(close_with(self, files))
         self.to_worker = LaneWriter(regions["front>worker"])
@@ -113,10 +130,12 @@ class Bench:
         resume = Worker.resume_positions(ring)
         lanes = {
             0: LaneReader(self.regions["front>worker"], resume.get(0, 0)),
-            SOURCE_COORDINATOR: LaneReader(self.regions["coord>worker"]),
-            SOURCE_SCHEDULER: LaneReader(self.regions["scheduler>worker"], resume.get(SOURCE_SCHEDULER, 0)),
+            SOURCE_CONTROLLER: LaneReader(self.regions["controller>worker"]),
+            SOURCE_SCHEDULER: LaneReader(
+                self.regions["scheduler>worker"], resume.get(SOURCE_SCHEDULER, 0)
+            ),
         }
-        feed = LaneWriter(self.regions["coord>worker"])
+        feed = LaneWriter(self.regions["controller>worker"])
 
         worker = Worker(
             ring=ring, lanes=lanes, tables=[self.table],
@@ -124,7 +143,8 @@ class Bench:
             generation=self.generation,
             is_running=lambda: self.is_running, live_fronts=lambda: [0], fronts=[], flushers=[],
             load_producers=lambda a, end: load_producers(self.files, self.directory, a, end),
-            is_disk_full=lambda d: bool(self.flusher_slot.load(ProcessWord.DISK_FULL)), producer_expiration_us=86_400_000_000,
+            is_disk_full=lambda d: bool(self.flusher_slot.load(ProcessWord.DISK_FULL)),
+            producer_expiration_us=86_400_000_000,
             producer_ids_max=self.producer_ids_max, now_us=lambda: self.now_us,
         )  # fmt: skip
         self._feed(feed)
@@ -132,13 +152,17 @@ class Bench:
 
     def _new_flusher(self) -> Flusher:
         self.generation += 1
-        feed = LaneWriter(self.regions["coord>flusher"])
+        feed = LaneWriter(self.regions["controller>flusher"])
         flusher = Flusher(
-            data_dir=self.directory, files=self.files, table=self.table, feed=LaneReader(self.regions["coord>flusher"]), generation=self.generation,
+            data_dir=self.directory, files=self.files, table=self.table,
+            feed=LaneReader(self.regions["controller>flusher"]), generation=self.generation,
             facts=RunFacts(self.run, self.lost_memory), slot=self.flusher_slot,
             rings={0: Ring(self.regions["ring"])},
-            old_rings=[(Ring(r["ring"]), PartitionTable(r["table"])) for r in ([] if self.is_running else self.old)],
-            fronts=SettledNews([]), workers={0: self.bell}, connect_worker=lambda _: (self.ring, self.bell), coordinator=self.bell, scheduler=self.bell,
+            old_rings=[(Ring(r["ring"]),
+            PartitionTable(r["table"])) for r in ([] if self.is_running else self.old)],
+            fronts=SettledNotifications([]), workers={0: self.bell},
+            connect_worker=lambda _: (self.ring, self.bell), controller=self.bell,
+            scheduler=self.bell,
             settings=self.settings,
             on_ready=self._on_ready, now_us=lambda: self.now_us, start_ns=self.now_ns,
         )  # fmt: skip
@@ -152,19 +176,24 @@ class Bench:
         for item in self.assignments:
             assert lane.try_write(LaneKind.ASSIGN, 0, REPLAY, 0, 0, 0, (item.encode(),))
         assert lane.try_write(LaneKind.FED, 0, 0, 0, self.generation, 0, (b"",))
-        lane.publish()
+        lane.commit()
 
     def assign(self, item: Assignment) -> None:
-        """News from the coordinator; it goes through worker and ring to the flusher."""
-        self.assignments = [item if known.slot == item.slot else known for known in self.assignments]
-        feed = LaneWriter(self.regions["coord>worker"])
+        """News from the controller; it goes through worker and ring to the flusher."""
+        self.assignments = [
+            item if known.slot == item.slot else known for known in self.assignments
+        ]
+        feed = LaneWriter(self.regions["controller>worker"])
         assert feed.try_write(LaneKind.ASSIGN, 0, 0, 0, 0, 0, (item.encode(),))
-        feed.publish()
+        feed.commit()
 
     def restarted(self, run: str) -> Bench:
-        """Everything was killed at once and started anew: other regions; the rings that were left are drained."""
+        """Everything was killed at once and started anew: other regions; the rings that were left
+        are drained.
+        """
         return Bench(
-            self.directory, simulated_regions(), self.files, self.settings, assignments=self.assignments, run=run, now_us=self.now_us,
+            self.directory, simulated_regions(), self.files, self.settings,
+            assignments=self.assignments, run=run, now_us=self.now_us,
             old=[*self.old, self.regions],
         )  # fmt: skip
 
@@ -174,9 +203,13 @@ class Bench:
     def kill_flusher(self) -> None:
         self.flusher = self._new_flusher()
 
-    def send(self, batch: bytes | bytearray, *, slot: int = 0, acks: int = 2, correlation_id: int = 0) -> None:
-        assert self.to_worker.try_write(LaneKind.PRODUCE, slot, acks, 1 << 32, correlation_id, 0, (batch,))
-        self.to_worker.publish()
+    def send(
+        self, batch: bytes | bytearray, *, slot: int = 0, acks: int = 2, correlation_id: int = 0
+    ) -> None:
+        assert self.to_worker.try_write(
+            LaneKind.PRODUCE, slot, acks, 1 << 32, correlation_id, 0, (batch,)
+        )
+        self.to_worker.commit()
 
     def step_worker(self) -> int:
         work = self.worker.step(self.now_ns)
@@ -200,40 +233,67 @@ class Bench:
 
     def answers(self) -> list[tuple[int, int]]:
         """(result, base offset) of every descriptor."""
-        return [(d.result, d.base_offset) for d in map(self.ring.descriptor, range(self.ring.head.load()))]
+        return [
+            (d.result, d.base_offset)
+            for d in map(self.ring.descriptor, range(self.ring.producer_position.load()))
+        ]
 
     def segment_paths(self, partition: int = 0) -> list[str]:
         directory = f"{self.directory}/t-{partition}"
-        return [f"{directory}/{name}" for name in sorted(os.listdir(directory)) if name.endswith(".arrows")]
+        return [
+            f"{directory}/{name}"
+            for name in sorted(os.listdir(directory))
+            if name.endswith(".arrows")
+        ]
 
 
-def simulated_regions(ring_bytes: int = 1 << 18, descriptors: int = 256, *, is_checked: bool = True) -> dict[str, Region]:
-    """The regions of a Bench in this process's own memory: cheap, for thousands of them. `is_checked`: see `memory.simulated`."""
+def simulated_regions(
+    ring_bytes: int = 1 << 18, descriptors: int = 256, *, is_checked: bool = True
+) -> dict[str, Region]:
+    """The regions of a Bench in this process's own memory: cheap, for thousands of them.
+    `is_checked`: see `memory.simulated`.
+    """
     lane = 1 << 17
     made = partial(memory.simulated, is_checked=is_checked)
     return {
-        "ring": made(RegionKind.RING, RingLayout(ring_bytes, descriptors).size, ring_bytes, descriptors),
+        "ring": made(
+            RegionKind.RING, RingLayout(ring_bytes, descriptors).size, ring_bytes, descriptors
+        ),
         "table": made(RegionKind.TABLE, TableLayout(16).size, 16),
         "control": made(RegionKind.CONTROL, ControlLayout().size, 0),
         **{
             name: made(RegionKind.LANE, LaneLayout(lane).size, lane)
-            for name in ("front>worker", "coord>worker", "coord>flusher", "scheduler>worker")
+            for name in (
+                "front>worker",
+                "controller>worker",
+                "controller>flusher",
+                "scheduler>worker",
+            )
         },
     }
 
 
 @contextmanager
-def bench(directory: str, files: Files | None = None, settings: FlusherSettings | None = None) -> Iterator[Bench]:
+def bench(
+    directory: str, files: Files | None = None, settings: FlusherSettings | None = None
+) -> Iterator[Bench]:
     with ExitStack() as stack:
         regions = {
             "ring": stack.enter_context(memory.ring_region(1 << 20, 256)),
             "table": stack.enter_context(memory.table_region()),
-            "control": stack.enter_context(memory.region(RegionKind.CONTROL, ControlLayout().size, 0)),
+            "control": stack.enter_context(
+                memory.region(RegionKind.CONTROL, ControlLayout().size, 0)
+            ),
             "front>worker": stack.enter_context(memory.lane_region(1 << 18)),
-            "coord>worker": stack.enter_context(memory.lane_region(1 << 18)),
+            "controller>worker": stack.enter_context(memory.lane_region(1 << 18)),
             "scheduler>worker": stack.enter_context(memory.lane_region(1 << 18)),
-            "coord>flusher": stack.enter_context(memory.lane_region(1 << 18)),
+            "controller>flusher": stack.enter_context(memory.lane_region(1 << 18)),
         }
-        made = Bench(directory, regions, files or DiskFiles(), settings or FlusherSettings(journal_bytes=1 << 20))
+        made = Bench(
+            directory,
+            regions,
+            files or DiskFiles(),
+            settings or FlusherSettings(journal_bytes=1 << 20),
+        )
         yield made
         made.release()

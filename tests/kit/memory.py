@@ -1,4 +1,6 @@
-"""Regions of real shared memory for tests, with names of their own, removed at the end. Every published store is checked (`shm.invariants`)."""
+"""Regions of real shared memory for tests, with names of their own, removed at the end. Every
+published store is checked (`shm.invariants`).
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from shm.atomic_word import AtomicCounter
 from shm.invariants import checked
 from shm.layout import LaneLayout, RegionKind, RingLayout, TableLayout
 from shm.region import Region, RegionHeader, remove
@@ -25,7 +28,9 @@ def region(kind: RegionKind, size: int, first: int, second: int = 0) -> Iterator
 
 @contextmanager
 def ring_region(ring_bytes: int = 1 << 16, descriptors: int = 64) -> Iterator[Region]:
-    with region(RegionKind.RING, RingLayout(ring_bytes, descriptors).size, ring_bytes, descriptors) as created:
+    with region(
+        RegionKind.RING, RingLayout(ring_bytes, descriptors).size, ring_bytes, descriptors
+    ) as created:
         yield created
 
 
@@ -41,10 +46,24 @@ def table_region(slots: int = 16) -> Iterator[Region]:
         yield created
 
 
-def simulated(kind: RegionKind, size: int, first: int, second: int = 0, *, is_checked: bool = True) -> Region:
-    """A region in this process's own memory: it outlives the simulated processes that use it, and costs no system call. One that is not checked is used by
-    the compiled kernel, where there is one.
+def simulated(
+    kind: RegionKind, size: int, first: int, second: int = 0, *, is_checked: bool = True
+) -> Region:
+    """A region in this process's own memory: it outlives the simulated processes that use it, and
+    costs no system call. One that is not checked is used by the compiled kernel, where there is
+    one.
     """
     header = RegionHeader(kind, bytes(16), INSTANCE, 1, size, first, second)
     region = Region("/simulated", bytearray(size), header)  # type: ignore[arg-type]
     return checked(region) if is_checked else region
+
+
+def spin_until(cell: AtomicCounter, value: int) -> None:
+    """Until it is that at least: awake for a moment, so that both processes go on at once; then
+    others may have the core.
+    """
+    spins = 0
+    while cell.load() < value:
+        spins += 1
+        if spins > 200:
+            os.sched_yield()

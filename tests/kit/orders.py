@@ -1,4 +1,6 @@
-"""One topic, `orders`, in an appliance of the test's own: made, written with numbers, read, killed."""
+"""One topic, `orders`, in an appliance of the test's own: made, written with numbers, read,
+killed.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,8 @@ import signal
 from typing import Any
 
 from tailrace import Admin, Consumer, NewTopic, Producer, TopicPartition
-from tailrace.formats.segment import SEGMENT_SUFFIX
-from tailrace.private_appliance import EmbeddedAppliance, start_embedded
+from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
+from tailrace.format.segment import SEGMENT_SUFFIX
 
 ORDERS = TopicPartition("orders", 0)
 
@@ -20,10 +22,26 @@ def start(data_dir: pathlib.Path, **settings: Any) -> EmbeddedAppliance:
 
 def create(appliance: EmbeddedAppliance, partitions: int = 1, **configs: Any) -> None:
     with Admin(appliance.address) as admin:
-        admin.create_topics([NewTopic("orders", partitions, {name.replace("_", "."): value for name, value in configs.items()})])
+        admin.create_topics(
+            [
+                NewTopic(
+                    "orders",
+                    partitions,
+                    {name.replace("_", "."): value for name, value in configs.items()},
+                )
+            ]
+        )
 
 
-def produce(appliance: EmbeddedAppliance, first: int, last: int, *, size: int = 0, each: bool = False, acks: Any = "all") -> None:
+def produce(
+    appliance: EmbeddedAppliance,
+    first: int,
+    last: int,
+    *,
+    size: int = 0,
+    each: bool = False,
+    acks: Any = "all",
+) -> None:
     """Values "<n>:xxx" from `first` to `last - 1`; `each`: one batch a record."""
     with Producer(appliance.address, acks=acks) as producer:
         for number in range(first, last):

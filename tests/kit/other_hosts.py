@@ -1,4 +1,6 @@
-"""Another host, as far as a program can tell: a network namespace with a link to this one, and no sight of this host's data. Making it needs root."""
+"""Another host, as far as a program can tell: a network namespace with a link to this one, and no
+sight of this host's data. Making it needs root.
+"""
 
 from __future__ import annotations
 
@@ -30,10 +32,24 @@ class OtherHost:
         """This host's address, as the other one sees it."""
         self._link = link
 
-    def run(self, command: list[str], hidden: str, timeout_s: float) -> subprocess.CompletedProcess[str]:
+    def run(
+        self, command: list[str], hidden: str, timeout_s: float
+    ) -> subprocess.CompletedProcess[str]:
         """A program there, which finds the directory `hidden` empty."""
         script = 'mount -t tmpfs tmpfs "$0" && exec "$@"'
-        whole = ["ip", "netns", "exec", self._name, "unshare", "-m", "sh", "-c", script, hidden, *command]
+        whole = [
+            "ip",
+            "netns",
+            "exec",
+            self._name,
+            "unshare",
+            "-m",
+            "sh",
+            "-c",
+            script,
+            hidden,
+            *command,
+        ]
         return subprocess.run(whole, capture_output=True, text=True, timeout=timeout_s, check=False)
 
     def sent_bytes(self) -> int:

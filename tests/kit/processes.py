@@ -13,12 +13,19 @@ import psutil
 from shm.control import Control
 from shm.layout import ProcessWord, RegionKind, Role
 from shm.region import Region
-from tailrace.formats.data_directory import read_identity
-from tailrace.private_appliance import EmbeddedAppliance
+from tailrace.embedded_appliance import EmbeddedAppliance
+from tailrace.format.data_dir import read_identity
+
+HANG_LIMIT_S = 200.0
+"""After so long, what a test waits for has hung; no test concludes anything else from it.
+`--timeout` (pyproject.toml) ends a test that waits without such a limit.
+"""
 
 
-def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 60.0) -> None:
-    """Poll a condition of the outside world (there is no event to wait on); fails the test when it never comes true."""
+def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = HANG_LIMIT_S) -> None:
+    """Poll a condition of the outside world (there is no event to wait on); fails the test when it
+    never comes true.
+    """
     deadline = time.monotonic() + timeout_s
     pause = threading.Event()
     while not condition():
@@ -43,7 +50,9 @@ def children(appliance: EmbeddedAppliance) -> dict[str, int]:
     return {comm(child.pid): child.pid for child in found if comm(child.pid).startswith("tr-")}
 
 
-def kill_and_wait_for_successor(appliance: EmbeddedAppliance, name: str, number: int = signal.SIGKILL) -> None:
+def kill_and_wait_for_successor(
+    appliance: EmbeddedAppliance, name: str, number: int = signal.SIGKILL
+) -> None:
     """Kill one child by comm name; returns when another one of that name runs."""
     before = children(appliance)[name]
     os.kill(before, number)
@@ -59,7 +68,7 @@ def shared_memory(appliance: EmbeddedAppliance) -> list[str]:
 
 
 def commits_of(appliance: EmbeddedAppliance, role: Role) -> int:
-    """How many transactions the coordinator, or the process of groups, has committed."""
+    """How many transactions the controller, or the process of groups, has committed."""
     [name] = [name for name in shared_memory(appliance) if name.endswith("-control")]
     region = Region.attach(f"/{name}", RegionKind.CONTROL)
     try:

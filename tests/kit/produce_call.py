@@ -1,21 +1,33 @@
-"""One batch, as a test made it, over a connection of the SDK's: what the SDK itself would refuse to send."""
+"""One batch, as a test made it, over a connection of the SDK's: what the SDK itself would refuse to
+send.
+"""
 
 from __future__ import annotations
 
-from tailrace.connection import Connection
-from tailrace.errors import error_for
-from tailrace.formats.checksum import Readable
-from tailrace.protocol import requests
-from tailrace.protocol.errors import ERROR_TABLE, ErrorCode, code_of
-from tailrace.protocol.wire import Api
+from tailrace.client.connection import Connection
+from tailrace.client.steps import call_now
+from tailrace.core.error_codes import ERROR_TABLE, ErrorCode, code_of
+from tailrace.core.errors import error_for
+from tailrace.format.crc32c import Readable
+from tailrace.protocol import messages as requests
+from tailrace.protocol.frame import Api
 
 
 def produce(
-    connection: Connection, topic_id: bytes, batch: Readable, *, partition: int = 0, timeout_ms: int = 1_000
+    connection: Connection,
+    topic_id: bytes,
+    batch: Readable,
+    *,
+    partition: int = 0,
+    timeout_ms: int = 1_000,
 ) -> requests.ProducedEntry:
     """What became of it, acks=all. Raises what its refusal says."""
-    head = requests.ProduceBatches(requests.ACKS_ALL, timeout_ms, [requests.ProduceEntry(topic_id, partition, 0, len(batch))])
-    answer = connection.call(Api.PRODUCE, [requests.encode_produce_batches(head), batch], 20_000)
+    head = requests.ProduceBatches(
+        requests.ACKS_ALL, timeout_ms, [requests.ProduceEntry(topic_id, partition, 0, len(batch))]
+    )
+    answer = call_now(
+        connection, Api.PRODUCE, [requests.encode_produce_batches(head), batch], 20_000
+    )
     (entry,) = requests.decode_produced_batches(answer.body[0])
     if entry.error:
         code: ErrorCode = code_of(entry.error)

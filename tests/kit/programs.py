@@ -7,14 +7,22 @@ import subprocess
 import sys
 
 from tailrace import Consumer
-from tailrace.private_appliance import EmbeddedAppliance
+from tailrace.embedded_appliance import EmbeddedAppliance
+from tests.kit.processes import HANG_LIMIT_S
 
 
-def run_program(text: str, *arguments: str, timeout_s: int = 60) -> subprocess.CompletedProcess[str]:
+def run_program(
+    text: str, *arguments: str, timeout_s: float = HANG_LIMIT_S
+) -> subprocess.CompletedProcess[str]:
     """A program of its own, ended as Python ends one."""
     command = [sys.executable, "-P", "-X", "dev", "-c", text, *arguments]
     return subprocess.run(
-        command, capture_output=True, text=True, timeout=timeout_s, check=False, env={**os.environ, "PYTHONPATH": os.getcwd()}
+        command,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.getcwd()},
     )
 
 

@@ -11,19 +11,29 @@ from tailrace import (
     NewTopic,
     Producer,
     Record,
+    RecordTooLargeError,
     ShareConsumer,
 )
-from tailrace.connection import Connection
-from tailrace.private_appliance import EmbeddedAppliance
-from tailrace.protocol.wire import Api
-from tailrace.share.records import ShareRecord
+from tailrace.client.connection import Connection
+from tailrace.client.steps import call_json_now
+from tailrace.embedded_appliance import EmbeddedAppliance
+from tailrace.protocol.frame import Api
+from tailrace.share.record import ShareRecord
 
 LONG_MS = 60_000
 
 
-def make(appliance: EmbeddedAppliance, topic: str, count: int = 0, partitions: int = 1, **configs: Any) -> None:
+def make(
+    appliance: EmbeddedAppliance, topic: str, count: int = 0, partitions: int = 1, **configs: Any
+) -> None:
     with Admin(appliance.address) as admin:
-        admin.create_topics(NewTopic(topic, partitions, {name.replace("_", "."): value for name, value in configs.items()}))
+        admin.create_topics(
+            NewTopic(
+                topic,
+                partitions,
+                {name.replace("_", "."): value for name, value in configs.items()},
+            )
+        )
     fill(appliance, topic, count)
 
 
@@ -33,13 +43,19 @@ def fill(appliance: EmbeddedAppliance, topic: str, count: int, start: int = 0) -
             producer.send(topic, b"%d" % number, key=b"k%d" % number, headers=[("h", b"x")])
 
 
-def share(appliance: EmbeddedAppliance, topic: str, group: str = "g", **settings: Any) -> ShareConsumer:
+def share(
+    appliance: EmbeddedAppliance, topic: str, group: str = "g", **settings: Any
+) -> ShareConsumer:
     settings.setdefault("auto_offset_reset", "earliest")
-    return ShareConsumer(topic, bootstrap=appliance.address, group_id=f"{group}-{topic}", **settings)
+    return ShareConsumer(
+        topic, bootstrap=appliance.address, group_id=f"{group}-{topic}", **settings
+    )
 
 
 def take(consumer: ShareConsumer, count: int) -> list[ShareRecord]:
-    """So many records, however many polls that takes; the consumer is in explicit mode, or this is one poll."""
+    """So many records, however many polls that takes; the consumer is in explicit mode, or this is
+    one poll.
+    """
     found: list[ShareRecord] = []
     while len(found) < count:
         records = consumer.poll(LONG_MS, count - len(found))
@@ -48,7 +64,9 @@ def take(consumer: ShareConsumer, count: int) -> list[ShareRecord]:
     return found
 
 
-def poll_until(consumer: ShareConsumer, condition: Callable[[list[ShareRecord]], bool]) -> list[ShareRecord]:
+def poll_until(
+    consumer: ShareConsumer, condition: Callable[[list[ShareRecord]], bool]
+) -> list[ShareRecord]:
     """Poll until what came satisfies a condition."""
     found: list[ShareRecord] = []
     for _ in range(600):
@@ -71,7 +89,9 @@ def read(appliance: EmbeddedAppliance, topic: str, count: int) -> list[Record]:
 def describe(appliance: EmbeddedAppliance, group: str, part: str) -> list[dict[str, Any]]:
     connection = Connection(appliance.address, "test")
     try:
-        rows: list[dict[str, Any]] = connection.call_json(Api.DESCRIBE_GROUP, {"group": group, "part": part}, LONG_MS)[part]
+        rows: list[dict[str, Any]] = call_json_now(
+            connection, Api.DESCRIBE_GROUP, {"group": group, "part": part}, LONG_MS
+        )[part]
         return rows
     finally:
         connection.close()
@@ -79,3 +99,11 @@ def describe(appliance: EmbeddedAppliance, group: str, part: str) -> list[dict[s
 
 def start_offset(appliance: EmbeddedAppliance, group: str) -> int:
     return int(describe(appliance, group, "partitions")[0]["start_offset"])
+
+
+def fits(producer: Producer, topic: str, size: int) -> bool:
+    try:
+        producer.send(topic, b"x" * size, partition=0).result(60)
+    except RecordTooLargeError:
+        return False
+    return True

@@ -10,10 +10,17 @@ from typing import Any
 import orjson
 import zmq
 
-from tailrace.formats.checksum import Readable
-from tailrace.protocol import requests
-from tailrace.protocol.errors import ErrorCode, code_of
-from tailrace.protocol.wire import API_VERSIONS, PUSH_CORRELATION_ID, Api, ResponseHeader, decode_response_header, encode_request
+from tailrace.core.error_codes import ErrorCode, code_of
+from tailrace.format.crc32c import Readable
+from tailrace.protocol import messages as requests
+from tailrace.protocol.frame import (
+    API_VERSIONS,
+    PUSH_CORRELATION_ID,
+    Api,
+    ResponseHeader,
+    decode_response_header,
+    encode_request,
+)
 
 ANSWER_TIMEOUT_MS = 60_000
 
@@ -21,7 +28,13 @@ ANSWER_TIMEOUT_MS = 60_000
 class RawClient:
     """One DEALER. Requests go out with any body; answers come back by correlation id."""
 
-    def __init__(self, address: str, *, handshake: bool = True, versions: dict[int, tuple[int, int]] = API_VERSIONS) -> None:
+    def __init__(
+        self,
+        address: str,
+        *,
+        handshake: bool = True,
+        versions: dict[int, tuple[int, int]] = API_VERSIONS,
+    ) -> None:
         self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.RCVTIMEO, ANSWER_TIMEOUT_MS)
@@ -48,13 +61,24 @@ class RawClient:
     def __enter__(self) -> RawClient:
         return self
 
-    def __exit__(self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        _kind: type[BaseException] | None,
+        _error: BaseException | None,
+        _trace: TracebackType | None,
+    ) -> None:
         self.close()
 
     def close(self) -> None:
         self._socket.close()
 
-    def send(self, api: int, *body: Readable, correlation_id: int | None = None, version: int | None = None) -> int:
+    def send(
+        self,
+        api: int,
+        *body: Readable,
+        correlation_id: int | None = None,
+        version: int | None = None,
+    ) -> int:
         """Returns the correlation id. `version`: the one that the handshake chose unless given."""
         if correlation_id is None:
             correlation_id, self._next = self._next, self._next + 1
@@ -67,13 +91,18 @@ class RawClient:
         while correlation_id not in self._answers:
             frames = self._socket.recv_multipart()
             header = decode_response_header(frames[0])
-            if header.correlation_id != PUSH_CORRELATION_ID or correlation_id == PUSH_CORRELATION_ID:
+            if (
+                header.correlation_id != PUSH_CORRELATION_ID
+                or correlation_id == PUSH_CORRELATION_ID
+            ):
                 self._answers[header.correlation_id] = header, frames[1:]
         header, body = self._answers.pop(correlation_id)
         return code_of(header.error), body
 
     def pushed(self, api: int) -> dict[str, Any]:
-        """Wait for the next thing that this API says without being asked; answers that come meanwhile are kept."""
+        """Wait for the next thing that this API says without being asked; answers that come
+        meanwhile are kept.
+        """
         while True:
             frames = self._socket.recv_multipart()
             header = decode_response_header(frames[0])
@@ -85,14 +114,26 @@ class RawClient:
 
     def ask(self, api: int, value: dict[str, Any] | bytes) -> tuple[ErrorCode, dict[str, Any]]:
         """A request in JSON and its answer."""
-        code, body = self.answer(self.send(api, value if isinstance(value, bytes) else orjson.dumps(value)))
+        code, body = self.answer(
+            self.send(api, value if isinstance(value, bytes) else orjson.dumps(value))
+        )
         return code, orjson.loads(body[0]) if body else {}
 
     def produce(
-        self, batches: Sequence[tuple[bytes, int, Readable]], *, acks: int = 1, timeout_ms: int = 30_000, cuts: Sequence[int] = ()
+        self,
+        batches: Sequence[tuple[bytes, int, Readable]],
+        *,
+        acks: int = 1,
+        timeout_ms: int = 30_000,
+        cuts: Sequence[int] = (),
     ) -> int:
-        """A PRODUCE request of version 2 with batches for (topic id, partition). `cuts`: before which batches a new frame begins; none: one frame."""
-        entries = [requests.ProduceEntry(topic_id, partition, 0, len(batch)) for topic_id, partition, batch in batches]
+        """A PRODUCE request of version 2 with batches for (topic id, partition). `cuts`: before
+        which batches a new frame begins; none: one frame.
+        """
+        entries = [
+            requests.ProduceEntry(topic_id, partition, 0, len(batch))
+            for topic_id, partition, batch in batches
+        ]
         head = requests.encode_produce_batches(requests.ProduceBatches(acks, timeout_ms, entries))
         ends = [0, *cuts, len(batches)]
         frames = [b"".join(bytes(batch) for _, _, batch in batches[a:b]) for a, b in pairwise(ends)]
@@ -105,6 +146,8 @@ class RawClient:
     def fetch(self, request: requests.FetchRequest) -> int:
         return self.send(Api.FETCH, requests.encode_fetch(request))
 
-    def fetched(self, correlation_id: int) -> tuple[ErrorCode, list[tuple[requests.FetchedEntry, memoryview]]]:
+    def fetched(
+        self, correlation_id: int
+    ) -> tuple[ErrorCode, list[tuple[requests.FetchedEntry, memoryview]]]:
         code, body = self.answer(correlation_id)
         return code, requests.decode_fetched(body) if code is ErrorCode.OK else []

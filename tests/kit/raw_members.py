@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from tailrace.protocol.errors import ErrorCode
-from tailrace.protocol.wire import Api
+from tailrace.core.error_codes import ErrorCode
+from tailrace.protocol.frame import Api
 from tests.kit.processes import wait_until
 from tests.kit.raw_client import RawClient
 
@@ -24,14 +24,22 @@ class RawMember:
         self.epoch = 0
         self.owned: dict[str, list[int]] = {}
         self._first = {
-            "kind": "consumer", "topics": topics, "session_timeout_ms": 600_000, "rebalance_timeout_ms": 600_000, "heartbeat_interval_ms": 3_000,
+            "kind": "consumer", "topics": topics, "session_timeout_ms": 600_000,
+            "rebalance_timeout_ms": 600_000, "heartbeat_interval_ms": 3_000,
             "client_id": "raw", **more,
         }  # fmt: skip
 
     def heartbeat(self) -> ErrorCode:
         """One, the first of which joins; takes up what it is given at once."""
-        request: dict[str, Any] = {"group": self.group, "member_id": self.member_id, "member_epoch": self.epoch, "owned": self.owned}
-        code, answer = self.client.ask(Api.GROUP_HEARTBEAT, request | (self._first if not self.epoch else {}))
+        request: dict[str, Any] = {
+            "group": self.group,
+            "member_id": self.member_id,
+            "member_epoch": self.epoch,
+            "owned": self.owned,
+        }
+        code, answer = self.client.ask(
+            Api.GROUP_HEARTBEAT, request | (self._first if not self.epoch else {})
+        )
         if code is ErrorCode.OK:
             self.epoch = answer["member_epoch"]
             self.owned = answer.get("assignment", self.owned)
@@ -39,7 +47,10 @@ class RawMember:
 
     def settle(self, count: int) -> None:
         """Heartbeats until it has so many partitions, and the group knows that it has."""
-        wait_until(lambda: self.heartbeat() is ErrorCode.OK and self.count == count, f"the member has {count} partitions")
+        wait_until(
+            lambda: self.heartbeat() is ErrorCode.OK and self.count == count,
+            f"the member has {count} partitions",
+        )
         assert self.heartbeat() is ErrorCode.OK
 
     @property
@@ -48,8 +59,15 @@ class RawMember:
         return sum(map(len, self.owned.values()))
 
     def commit(self, offsets: dict[tuple[str, int], int]) -> tuple[ErrorCode, dict[str, Any]]:
-        entries = [[topic, partition, offset, -1, ""] for (topic, partition), offset in offsets.items()]
-        request = {"group": self.group, "member_id": self.member_id, "member_epoch": self.epoch, "offsets": entries}
+        entries = [
+            [topic, partition, offset, -1, ""] for (topic, partition), offset in offsets.items()
+        ]
+        request = {
+            "group": self.group,
+            "member_id": self.member_id,
+            "member_epoch": self.epoch,
+            "offsets": entries,
+        }
         return self.client.ask(Api.COMMIT_OFFSETS, request)
 
 

@@ -1,7 +1,9 @@
-"""A peer that speaks ZMTP 3.0 (NULL) by hand over a socket: it may send what no ZeroMQ library would.
+"""A peer that speaks ZMTP 3.0 (NULL) by hand over a socket: it may send what no ZeroMQ library
+would.
 
-ZMTP 3.0: a greeting of 64 bytes each way, a READY command each way, then frames: flags (1 more, 2 long, 4 command), a length of 1 or 8 bytes, the body.
-Nothing here waits longer than `TIMEOUT_S`; sending answers False when the other end has closed.
+ZMTP 3.0: a greeting of 64 bytes each way, a READY command each way, then frames: flags (1 more, 2
+long, 4 command), a length of 1 or 8 bytes, the body. Nothing here waits longer than `TIMEOUT_S`;
+sending answers False when the other end has closed.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from typing import Self
 
 import orjson
 
-from tailrace.protocol.wire import API_VERSIONS, Api, encode_request
+from tailrace.protocol.frame import API_VERSIONS, Api, encode_request
 
 TIMEOUT_S = 60.0
 MORE, LONG, COMMAND = 1, 2, 4
@@ -26,7 +28,11 @@ assert len(GREETING) == 64
 def frame(body: bytes, *, more: bool = False, command: bool = False) -> bytes:
     """One frame as it goes over the wire."""
     flags = (MORE if more else 0) | (COMMAND if command else 0)
-    return struct.pack("<BB", flags, len(body)) + body if len(body) < 256 else struct.pack(">BQ", flags | LONG, len(body)) + body
+    return (
+        struct.pack("<BB", flags, len(body)) + body
+        if len(body) < 256
+        else struct.pack(">BQ", flags | LONG, len(body)) + body
+    )
 
 
 def message(parts: Sequence[bytes]) -> bytes:
@@ -40,7 +46,10 @@ def _property(name: bytes, value: bytes) -> bytes:
 
 def ready(identity: bytes = b"") -> bytes:
     """The READY command of a DEALER."""
-    return frame(b"\x05READY" + _property(b"Socket-Type", b"DEALER") + _property(b"Identity", identity), command=True)
+    return frame(
+        b"\x05READY" + _property(b"Socket-Type", b"DEALER") + _property(b"Identity", identity),
+        command=True,
+    )
 
 
 class RawPeer:
@@ -49,7 +58,9 @@ class RawPeer:
     def __init__(self, address: str, *, receive_buffer_bytes: int = 0) -> None:
         """`receive_buffer_bytes`: a small one makes a reader that stops be felt soon."""
         scheme, _, rest = address.partition("://")
-        self.socket = socket.socket(socket.AF_UNIX if scheme == "ipc" else socket.AF_INET, socket.SOCK_STREAM)
+        self.socket = socket.socket(
+            socket.AF_UNIX if scheme == "ipc" else socket.AF_INET, socket.SOCK_STREAM
+        )
         self.socket.settimeout(TIMEOUT_S)
         if receive_buffer_bytes:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer_bytes)
@@ -66,7 +77,9 @@ class RawPeer:
         else:
             host, _, port = rest.rpartition(":")
             self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # accepted and closed at once: `send` tells
+            with contextlib.suppress(
+                BrokenPipeError, ConnectionResetError
+            ):  # accepted and closed at once: `send` tells
                 self.socket.connect((host, int(port)))
 
     def __enter__(self) -> Self:
@@ -79,7 +92,9 @@ class RawPeer:
         self.socket.close()
 
     def send(self, data: bytes | bytearray | memoryview) -> bool:
-        """All of `data`, as it is; False when the other end has closed. Raises TimeoutError when it takes nothing for long."""
+        """All of `data`, as it is; False when the other end has closed. Raises TimeoutError when it
+        takes nothing for long.
+        """
         left = memoryview(data)
         ready = select.poll()
         ready.register(self.socket, select.POLLOUT | select.POLLRDHUP)
@@ -108,13 +123,19 @@ class RawPeer:
         """ZMTP's handshake, and the appliance's."""
         self.shake_zmtp()
         versions = {str(int(api)): list(span) for api, span in API_VERSIONS.items()}
-        self.request(Api.HANDSHAKE, [orjson.dumps({"versions": versions, "client_id": client_id})], 1)
+        self.request(
+            Api.HANDSHAKE, [orjson.dumps({"versions": versions, "client_id": client_id})], 1
+        )
         self.receive_message()
 
-    def request(self, api: int, body: Sequence[bytes], correlation_id: int, version: int | None = None) -> bool:
+    def request(
+        self, api: int, body: Sequence[bytes], correlation_id: int, version: int | None = None
+    ) -> bool:
         """A request of the appliance's protocol."""
         known = version if version is not None else API_VERSIONS[Api(api)][1]
-        return self.send(message([bytes(part) for part in encode_request(api, known, correlation_id, body)]))
+        return self.send(
+            message([bytes(part) for part in encode_request(api, known, correlation_id, body)])
+        )
 
     def receive_frame(self) -> tuple[int, bytes]:
         """(flags, body). Raises ConnectionError when the other end has closed."""
@@ -134,7 +155,9 @@ class RawPeer:
                 return parts
 
     def is_closed(self) -> bool:
-        """Wait until the other end closes (True) or the timeout passes (False); what it still sends is thrown away."""
+        """Wait until the other end closes (True) or the timeout passes (False); what it still sends
+        is thrown away.
+        """
         try:
             while self.socket.recv(1 << 16):
                 pass

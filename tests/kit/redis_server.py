@@ -1,4 +1,6 @@
-"""A real Redis of a test's own, on a Unix socket; where there is none, the test is skipped with a sentence."""
+"""A real Redis of a test's own, on a Unix socket; where there is none, the test is skipped with a
+sentence.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ def redis_server() -> Iterator[str]:
     program = shutil.which("redis-server")
     if program is None:
         pytest.skip("redis-server is missing (Debian: apt-get install redis-server)")
-    with tempfile.TemporaryDirectory(prefix="tailrace-redis-") as directory:  # a socket's path must be short
+    with tempfile.TemporaryDirectory(
+        prefix="tailrace-redis-"
+    ) as directory:  # a socket's path must be short
         path = f"{directory}/socket"
         command = [
             program,

@@ -1,6 +1,8 @@
-"""A front that does what a test says, in memory, and a producer of one thread on a clock of the test's own.
+"""A front that does what a test says, in memory, and a producer of one thread on a clock of the
+test's own.
 
-Owner: one test. Invariants: nothing is answered but the handshake, METADATA and INIT_PRODUCER_ID before the test says so.
+Owner: one test. Invariants: nothing is answered but the handshake, METADATA and INIT_PRODUCER_ID
+    before the test says so.
 """
 
 from __future__ import annotations
@@ -12,14 +14,14 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from tailrace.environment import Environment
-from tailrace.formats.batch_header import BatchHeader, checksum_seed, verify_batch
-from tailrace.formats.checksum import Readable
-from tailrace.producer import Producer
-from tailrace.protocol import requests
-from tailrace.protocol.errors import ErrorCode
-from tailrace.protocol.wire import Api, decode_request_header, encode_response
-from tailrace.schema import DEFAULT_SCHEMA, to_message
+from tailrace.client.runtime import Runtime
+from tailrace.core.error_codes import ErrorCode
+from tailrace.format.batch_header import BatchHeader, checksum_seed, verify_batch
+from tailrace.format.crc32c import Readable
+from tailrace.format.schema import DEFAULT_SCHEMA, to_message
+from tailrace.producer.producer import Producer
+from tailrace.protocol import messages as requests
+from tailrace.protocol.frame import Api, decode_request_header, encode_response
 
 TOPIC_ID = bytes(range(16))
 GENERATION = 7
@@ -62,26 +64,39 @@ class Asked:
             entries = [(requests.decode_produce(body[0]).partition, len(body[1]))]
         else:
             head = requests.decode_produce_batches(body[0])
-            assert len(requests.cut_batches(head.entries, body[1:])) == len(head.entries), "a batch lies across two frames"
+            assert len(requests.cut_batches(head.entries, body[1:])) == len(head.entries), (
+                "a batch lies across two frames"
+            )
             self.acks = head.acks
             entries = [(entry[1], entry[3]) for entry in head.entries]
         data = memoryview(b"".join(body[1:]))
         self.batches: list[Arrived] = []
         for partition, length in entries:
-            self.batches.append(Arrived(partition, verify_batch(data[:length], checksum_seed(TOPIC_ID, partition)), length))
+            self.batches.append(
+                Arrived(
+                    partition,
+                    verify_batch(data[:length], checksum_seed(TOPIC_ID, partition)),
+                    length,
+                )
+            )
             data = data[length:]
         assert not len(data)
 
     @property
     def places(self) -> list[tuple[int, int, int]]:
         """(partition, first sequence, how many records) of each batch."""
-        return [(batch.partition, batch.header.base_sequence, batch.header.record_count) for batch in self.batches]
+        return [
+            (batch.partition, batch.header.base_sequence, batch.header.record_count)
+            for batch in self.batches
+        ]
 
 
 class ScriptedFront:
     """What a producer's sockets are connected to."""
 
-    def __init__(self, produce_version: int = 2, partitions: int = 3, credit: int = 1 << 40) -> None:
+    def __init__(
+        self, produce_version: int = 2, partitions: int = 3, credit: int = 1 << 40
+    ) -> None:
         self.produce_version = produce_version
         self.partitions = partitions
         self.credit = credit
@@ -107,13 +122,21 @@ class ScriptedFront:
         header, body = decode_request_header(frames[0]), frames[1:]
         match header.api:
             case Api.HANDSHAKE:
-                versions = {str(int(api)): 1 for api in Api} | {str(int(Api.PRODUCE)): self.produce_version}
-                self._json(header.api, header.correlation_id, {"versions": versions, "cluster_id": "c"})
+                versions = {str(int(api)): 1 for api in Api} | {
+                    str(int(Api.PRODUCE)): self.produce_version
+                }
+                self._json(
+                    header.api, header.correlation_id, {"versions": versions, "cluster_id": "c"}
+                )
             case Api.METADATA:
                 self._json(header.api, header.correlation_id, {"topics": [self._described()]})
             case Api.INIT_PRODUCER_ID:
                 self.epoch += 1
-                self._json(header.api, header.correlation_id, {"producer_id": 9, "producer_epoch": self.epoch})
+                self._json(
+                    header.api,
+                    header.correlation_id,
+                    {"producer_id": 9, "producer_epoch": self.epoch},
+                )
             case Api.CREDIT:
                 self.credit_asked_count += 1
             case Api.PRODUCE:
@@ -125,9 +148,11 @@ class ScriptedFront:
 
     def _described(self) -> dict[str, Any]:
         return {
-            "name": "t", "topic_id": TOPIC_ID.hex(), "version": 1, "typed": False, "schema_id": 1, "schema": b64encode(to_message(DEFAULT_SCHEMA)).decode(),
+            "name": "t", "topic_id": TOPIC_ID.hex(), "version": 1, "typed": False, "schema_id": 1,
+            "schema": b64encode(to_message(DEFAULT_SCHEMA)).decode(),
             "code": 0, "partitions": [{"partition": n} for n in range(self.partitions)],
-            "settings": {"max.message.bytes": 8 << 20, "compression.type": "producer", "message.timestamp.type": "CreateTime", "delay.enabled": False,
+            "settings": {"max.message.bytes": 8 << 20, "compression.type": "producer",
+            "message.timestamp.type": "CreateTime", "delay.enabled": False,
                          "delay.levels": "", "durability": "disk", "partitioner": "producer"},
         }  # fmt: skip
 
@@ -136,11 +161,18 @@ class ScriptedFront:
 
     def _reply(self, api: int, version: int, correlation_id: int, code: int, body: bytes) -> None:
         self._answers.append(
-            [bytes(frame) for frame in encode_response(api, version, correlation_id, code, self.credit, GENERATION, [body])]
+            [
+                bytes(frame)
+                for frame in encode_response(
+                    api, version, correlation_id, code, self.credit, GENERATION, [body]
+                )
+            ]
         )
 
     def answer(self, asked: Asked | None = None, codes: Sequence[ErrorCode] = ()) -> Asked:
-        """Answer a request, the oldest one unless told: OK, or with a code for each batch. What is OK is given the next offsets."""
+        """Answer a request, the oldest one unless told: OK, or with a code for each batch. What is
+        OK is given the next offsets.
+        """
         asked = self.asked[0] if asked is None else asked
         self.asked.remove(asked)
         codes = codes or [ErrorCode.OK] * len(asked.batches)
@@ -152,19 +184,33 @@ class ScriptedFront:
                 self._next_offsets[partition] = offset + header.record_count
             results.append(requests.ProducedEntry(code, 0, 0, offset, 5))
         if asked.version >= 2:
-            self._reply(Api.PRODUCE, 2, asked.correlation_id, ErrorCode.OK, requests.encode_produced_batches(results))
+            self._reply(
+                Api.PRODUCE,
+                2,
+                asked.correlation_id,
+                ErrorCode.OK,
+                requests.encode_produced_batches(results),
+            )
         elif results[0].error:
-            self._reply(Api.PRODUCE, 1, asked.correlation_id, results[0].error, requests.encode_error("no"))
+            self._reply(
+                Api.PRODUCE, 1, asked.correlation_id, results[0].error, requests.encode_error("no")
+            )
         else:
             self._reply(
-                Api.PRODUCE, 1, asked.correlation_id, 0, requests.encode_produced(requests.ProduceResponse(results[0].base_offset, 5, 0, 0))
+                Api.PRODUCE,
+                1,
+                asked.correlation_id,
+                0,
+                requests.encode_produced(requests.ProduceResponse(results[0].base_offset, 5, 0, 0)),
             )
         return asked
 
     def refuse(self, code: ErrorCode) -> Asked:
         """Refuse the oldest request as a whole."""
         asked = self.asked.pop(0)
-        self._reply(Api.PRODUCE, asked.version, asked.correlation_id, code, requests.encode_error("refused"))
+        self._reply(
+            Api.PRODUCE, asked.version, asked.correlation_id, code, requests.encode_error("refused")
+        )
         return asked
 
     def answer_oddly(self, body: bytes) -> None:
@@ -174,12 +220,24 @@ class ScriptedFront:
     def grant(self, more: int) -> None:
         """More credit, told at once."""
         self.credit += more
-        self._answers.append([bytes(frame) for frame in encode_response(Api.CREDIT, 1, 0, 0, self.credit, GENERATION)])
+        self._answers.append(
+            [
+                bytes(frame)
+                for frame in encode_response(Api.CREDIT, 1, 0, 0, self.credit, GENERATION)
+            ]
+        )
 
     def restart(self) -> None:
         """Its connections are lost: it knows no session."""
         self.asked.clear()
-        self._answers.append([bytes(frame) for frame in encode_response(Api.PING, 1, 1, ErrorCode.SESSION_UNKNOWN, 0, GENERATION + 1)])
+        self._answers.append(
+            [
+                bytes(frame)
+                for frame in encode_response(
+                    Api.PING, 1, 1, ErrorCode.SESSION_UNKNOWN, 0, GENERATION + 1
+                )
+            ]
+        )
 
 
 class _Socket:
@@ -208,8 +266,14 @@ class Driven:
     def __init__(self, front: ScriptedFront, **settings: Any) -> None:
         self.front = front
         self.now_ns = 1_000_000_000
-        environment = Environment(lambda: self.now_ns, lambda _: front.connect(), self._sleep, lambda: 0.5, has_threads=False)
-        self.producer = Producer("tcp://127.0.0.1:1", environment=environment, **settings)
+        runtime = Runtime(
+            lambda: self.now_ns,
+            lambda _: front.connect(),
+            self._sleep,
+            lambda: 0.5,
+            has_threads=False,
+        )
+        self.producer = Producer("tcp://127.0.0.1:1", runtime=runtime, **settings)
         for _ in range(3):
             self.turn()  # the handshake, and its producer id
 
@@ -219,10 +283,10 @@ class Driven:
     def turn(self, milliseconds: float = 0) -> None:
         """Time passes; what can be done then is done."""
         self.now_ns += int(milliseconds * MS)
-        sender = self.producer._sender
-        with sender.lock:
-            sender.pump()
-        sender.make_callbacks()
+        sender_thread = self.producer._sender_thread
+        with sender_thread.lock:
+            sender_thread.run_once()
+        sender_thread.make_callbacks()
 
     def close(self) -> None:
-        self.producer._sender.stop()
+        self.producer._sender_thread.stop()

@@ -1,8 +1,10 @@
-"""A disk in memory that can lose power: it forgets what was not synced, tears writes at any byte, keeps unsynced writes in any selection, fails on demand.
+"""A disk in memory that can lose power: it forgets what was not synced, tears writes at any byte,
+keeps unsynced writes in any selection, fails on demand.
 
-Stricter than real ones: a file's bytes and its name are durable apart from each other; the name only when its directory was synced; of unsynced
-changes to a directory a prefix survives, of unsynced writes to a file any subset, each whole or torn. A sync that failed leaves pages that look clean and
-of which some are lost.
+Stricter than real ones: a file's bytes and its name are durable apart from each other; the name
+only when its directory was synced; of unsynced changes to a directory a prefix survives, of
+unsynced writes to a file any subset, each whole or torn. A sync that failed leaves pages that look
+clean and of which some are lost.
 """
 
 from __future__ import annotations
@@ -12,10 +14,12 @@ import os
 import random
 from collections.abc import Callable, Sequence
 
-from tailrace.formats.checksum import Readable
+from tailrace.format.crc32c import Readable
 
 Hook = Callable[[str, str], None]
-"""Called with (operation, path) before each operation that changes something or reads; may raise."""
+"""Called with (operation, path) before each operation that changes something or reads; may
+raise.
+"""
 
 
 class Inode:
@@ -125,7 +129,9 @@ def _error(number: int, path: str) -> OSError:
 
 
 class SimFiles:
-    """`tailrace.formats.files.Files` over a SimDisk; tests/workers/test_file_interface.py holds it beside the real one."""
+    """`tailrace.format.files.Files` over a SimDisk; tests/workers/segment/test_file_interface.py
+    holds it beside the real one.
+    """
 
     def __init__(self, disk: SimDisk) -> None:
         self.disk = disk
@@ -204,6 +210,10 @@ class SimFiles:
         inode = self._opened(fd)[0]
         return max(len(inode.data), inode.allocated)
 
+    def is_removed(self, fd: int) -> bool:
+        inode = self._opened(fd)[0]
+        return all(known is not inode for known in self.disk.names.values())
+
     def truncate(self, fd: int, length: int) -> None:
         inode, path = self._opened(fd)
         self.disk.touch("truncate", path)
@@ -216,7 +226,8 @@ class SimFiles:
         try:
             self.disk.touch("sync", path)
         except OSError:
-            # As Linux does it: some of the pages may have been written, all look clean, and no later sync writes the rest.
+            # As Linux does it: some of the pages may have been written, all look clean, and no
+            # later sync writes the rest.
             rng = random.Random(self.disk.operations)
             for position, piece in inode.unsynced:
                 if rng.random() < 0.5:
@@ -235,7 +246,11 @@ class SimFiles:
     def list(self, path: str) -> list[str]:
         self._directory(path)
         prefix = path + "/"
-        return sorted(name[len(prefix) :] for name in self.disk.names if name.startswith(prefix) and "/" not in name[len(prefix) :])
+        return sorted(
+            name[len(prefix) :]
+            for name in self.disk.names
+            if name.startswith(prefix) and "/" not in name[len(prefix) :]
+        )
 
     def make_directory(self, path: str) -> None:
         self._directory(os.path.dirname(path))
@@ -292,7 +307,9 @@ class SimFiles:
 
 
 def fail_at(number: int, error: int) -> Hook:
-    """A hook under which the `number`-th write, sync, rename or other change from now on is refused with `error`, and only that one."""
+    """A hook under which the `number`-th write, sync, rename or other change from now on is refused
+    with `error`, and only that one.
+    """
     left = number
 
     def hook(operation: str, path: str) -> None:

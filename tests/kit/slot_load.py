@@ -24,7 +24,9 @@ def add_partitions(address: str, topic: str, count: int) -> None:
 
 
 class Load(threading.Thread):
-    """A producer that sends the next value of each of its keys, again and again, until it is told to end; then all of it is delivered, or it says why not."""
+    """A producer that sends the next value of each of its keys, again and again, until it is told
+    to end; then all of it is delivered, or it says why not.
+    """
 
     def __init__(self, address: str, topic: str, keys: list[bytes]) -> None:
         super().__init__()
@@ -40,7 +42,10 @@ class Load(threading.Thread):
         try:
             with Producer(self._address, linger_ms=1, batch_size=4096) as producer:
                 while not self._ends.is_set():
-                    handles = [producer.send(self._topic, b"%d" % count, key=key) for key, count in self.counts.items()]
+                    handles = [
+                        producer.send(self._topic, b"%d" % count, key=key)
+                        for key, count in self.counts.items()
+                    ]
                     self.counts = {key: count + 1 for key, count in self.counts.items()}
                     if self._rounds % 4 == 0:
                         handles[0].result(60)
@@ -57,7 +62,9 @@ class Load(threading.Thread):
         """So many whole ones that begin from now on."""
         with self._turned:
             enough = self._rounds + count + 1
-            assert self._turned.wait_for(lambda: self._rounds >= enough or self.error is not None, 60)
+            assert self._turned.wait_for(
+                lambda: self._rounds >= enough or self.error is not None, 60
+            )
         assert self.error is None
 
     def end(self) -> dict[bytes, int]:

@@ -1,13 +1,15 @@
-"""Reading a topic with hash slots as a consumer that keeps to hand-overs: a partition that got slots waits until its sources are read to where they ended."""
+"""Reading a topic with hash slots as a consumer that keeps to hand-overs: a partition that got
+slots waits until its sources are read to where they ended.
+"""
 
 from __future__ import annotations
 
 import random
 
 from tailrace import Consumer, Record, TopicPartition
-from tailrace.hash_slots import is_drained
-from tailrace.protocol.wire import Api
-from tailrace.topics import TopicInfo, topics_from_metadata
+from tailrace.client.topic_metadata import TopicInfo, topics_from_metadata
+from tailrace.core.hash_slots import is_drained
+from tailrace.protocol.frame import Api
 from tests.kit.raw_client import RawClient
 
 
@@ -36,14 +38,17 @@ def logs_of(address: str, topic: str) -> dict[int, list[Record]]:
 
 
 def in_order(info: TopicInfo, logs: dict[int, list[Record]], rng: random.Random) -> list[Record]:
-    """All records as one reader meets them that takes partitions in any order, as far as hand-overs let it."""
+    """All records as one reader meets them that takes partitions in any order, as far as hand-overs
+    let it.
+    """
     positions = dict.fromkeys(logs, 0)
     read: list[Record] = []
     while any(positions[partition] < len(log) for partition, log in logs.items()):
         open_now = [
             partition
             for partition, log in logs.items()
-            if positions[partition] < len(log) and is_drained(info.hand_overs.get(partition, ()), positions)
+            if positions[partition] < len(log)
+            and is_drained(info.hand_overs.get(partition, ()), positions)
         ]
         assert open_now, f"no partition may be read on at {positions} with {info.hand_overs}"
         partition = rng.choice(open_now)
@@ -54,13 +59,17 @@ def in_order(info: TopicInfo, logs: dict[int, list[Record]], rng: random.Random)
 
 
 def check_order(address: str, topic: str, counts: dict[bytes, int]) -> dict[bytes, set[int]]:
-    """The topic holds for each key the values 0 to count - 1, once each and in order. Returns in which partitions each key is."""
+    """The topic holds for each key the values 0 to count - 1, once each and in order. Returns in
+    which partitions each key is.
+    """
     info, logs = described(address, topic), logs_of(address, topic)
     for seed in range(3):
         following = dict.fromkeys(counts, 0)
         for record in in_order(info, logs, random.Random(seed)):
             assert record.key is not None
-            assert int(record.value) == following[record.key], f"{record.key!r} at {record.partition}:{record.offset}"
+            assert int(record.value) == following[record.key], (
+                f"{record.key!r} at {record.partition}:{record.offset}"
+            )
             following[record.key] += 1
         assert following == counts
     places: dict[bytes, set[int]] = {}

@@ -1,6 +1,8 @@
-"""Idempotent producers against a Bench (worker and flusher stepped by hand), with a history for the checker.
+"""Idempotent producers against a Bench (worker and flusher stepped by hand), with a history for the
+checker.
 
-Each producer keeps up to five batches under way per partition and sends what was not acknowledged again, in order, when everything was restarted.
+Each producer keeps up to five batches under way per partition and sends what was not acknowledged
+again, in order, when everything was restarted.
 """
 
 from __future__ import annotations
@@ -8,20 +10,31 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import pyarrow as pa
 
+from shm.lane_messages import Assignment
 from shm.layout import Verdict
-from tailrace.formats import arrow_batch
-from tailrace.formats.batch_header import checksum_seed, stamp_producer
-from tailrace.formats.partition_file import PARTITION_FILE, PartitionFile
-from tailrace.formats.segment import Walk, file_name, schema_message_length, segment_bases, walk_batches
-from tailrace.protocol.errors import ErrorCode
-from tailrace.schema import DEFAULT_SCHEMA
+from tailrace.batch import arrow_codec as arrow_batch
+from tailrace.core.error_codes import ErrorCode
+from tailrace.format.batch_header import checksum_seed, stamp_producer
+from tailrace.format.partition_metadata import PARTITION_FILE, PartitionMetadata
+from tailrace.format.schema import DEFAULT_SCHEMA
+from tailrace.format.segment import (
+    Walk,
+    file_name,
+    schema_message_length,
+    segment_bases,
+    walk_batches,
+)
+from tailrace.kernel.reference_arrow import default_rows
 from tests.kit.batches import TIME_US, TOPIC_ID
 from tests.kit.checker import History, value_of
-from tests.kit.logs import Bench
-from workers.files import Files, read_whole
+from tests.kit.logs import Bench, assignment, simulated_regions
+from tests.kit.simdisk import SimDisk, SimFiles
+from workers.flush.flusher import FlusherSettings
+from workers.segment.files import Files, read_whole
 
 IN_FLIGHT_MAX = 5
 
@@ -49,11 +62,23 @@ class Producer:
 class Workload:
     """Drives producers; `step` does one random thing."""
 
-    def __init__(self, bench: Bench, rng: random.Random, *, producers: int = 2, partitions: int = 1, batch_records: int = 3) -> None:
+    def __init__(
+        self,
+        bench: Bench,
+        rng: random.Random,
+        *,
+        producers: int = 2,
+        partitions: int = 1,
+        batch_records: int = 3,
+    ) -> None:
         self.bench = bench
         self.rng = rng
         self.history = History()
-        self.producers = [Producer(f"p{n}", n + 1, partition) for n in range(producers) for partition in range(partitions)]
+        self.producers = [
+            Producer(f"p{n}", n + 1, partition)
+            for n in range(producers)
+            for partition in range(partitions)
+        ]
         self._batch_records = batch_records
         self.refusals = 0
         self._by_correlation: dict[int, tuple[Producer, Sent]] = {}
@@ -66,13 +91,29 @@ class Workload:
         if len(producer.unacknowledged) >= IN_FLIGHT_MAX:
             return
         count = self.rng.randint(1, self._batch_records)
-        values = [value_of(producer.name, producer.next_value + n, b"x" * self.rng.randint(0, 60)) for n in range(count)]
+        values = [
+            value_of(producer.name, producer.next_value + n, b"x" * self.rng.randint(0, 60))
+            for n in range(count)
+        ]
         producer.next_value += count
         seed = checksum_seed(TOPIC_ID, producer.partition)
-        rows = arrow_batch.default_rows([TIME_US] * count, [None] * count, list(values), None)
-        data = arrow_batch.encode(rows, schema_id=1, seed=seed, compression="none", first_timestamp_us=TIME_US, max_timestamp_us=TIME_US)
+        rows = default_rows([TIME_US] * count, [None] * count, list(values), None)
+        data = arrow_batch.encode(
+            rows,
+            schema_id=1,
+            seed=seed,
+            compression="none",
+            first_timestamp_us=TIME_US,
+            max_timestamp_us=TIME_US,
+        )
         with memoryview(data) as view:
-            stamp_producer(view, producer_id=producer.number, producer_epoch=producer.epoch, base_sequence=producer.sequence, seed=seed)
+            stamp_producer(
+                view,
+                producer_id=producer.number,
+                producer_epoch=producer.epoch,
+                base_sequence=producer.sequence,
+                seed=seed,
+            )
         sent = Sent(values, producer.sequence, data)
         producer.sequence += count
         producer.unacknowledged.append(sent)
@@ -86,7 +127,7 @@ class Workload:
         self._by_correlation[correlation_id] = producer, sent
         self.bench.send(sent.data, slot=producer.partition, correlation_id=correlation_id)
 
-    def take_answers(self) -> None:
+    def drain_answers(self) -> None:
         """What has been settled since; and the watermarks that a consumer would see."""
         bench = self.bench
         settled = bench.ring.settled.load()
@@ -99,15 +140,22 @@ class Workload:
                 continue
             producer, sent = known
             verdict = bench.ring.outcome(number).verdict
-            if verdict is Verdict.FAILED or descriptor.result in (ErrorCode.PARTITION_OFFLINE, ErrorCode.DISK_FULL):
+            if verdict is Verdict.FAILED or descriptor.result in (
+                ErrorCode.PARTITION_OFFLINE,
+                ErrorCode.DISK_FULL,
+            ):
                 self.refusals += 1
-                self._give_up(producer)
+                self._abandon(producer)
             elif descriptor.result:
                 given_up = not any(s is sent for s in producer.unacknowledged)
-                assert given_up or descriptor.result == ErrorCode.OUT_OF_ORDER_SEQUENCE, ErrorCode(descriptor.result).name
+                assert given_up or descriptor.result == ErrorCode.OUT_OF_ORDER_SEQUENCE, ErrorCode(
+                    descriptor.result
+                ).name
             elif verdict in (Verdict.DURABLE, Verdict.WRITTEN):
                 for index, value in enumerate(sent.values):
-                    self.history.acknowledge(producer.partition, value, descriptor.base_offset + index)
+                    self.history.acknowledge(
+                        producer.partition, value, descriptor.base_offset + index
+                    )
                 producer.unacknowledged = [s for s in producer.unacknowledged if s is not sent]
         self._cursor = settled
         bench.ring.cursors[0].store(settled)
@@ -115,8 +163,10 @@ class Workload:
             self.history.see_watermark(item.partition, bench.table.read(item.slot).high_watermark)
 
     @staticmethod
-    def _give_up(producer: Producer) -> None:
-        """A batch was refused for good: as the SDK does, a new epoch, and what was under way is not sent again."""
+    def _abandon(producer: Producer) -> None:
+        """A batch was refused for good: as the SDK does, a new epoch, and what was under way is not
+        sent again.
+        """
         producer.unacknowledged = []
         producer.epoch += 1
         producer.sequence = 0
@@ -129,14 +179,14 @@ class Workload:
             self.bench.step_worker()
         else:
             self.bench.step_flusher()
-            self.take_answers()
+            self.drain_answers()
 
     def settle(self) -> None:
         """Everything that was sent is answered."""
         while not self.bench.is_running:
             self.bench.step_flusher()
         while self.bench.step_worker() + self.bench.step_flusher():
-            self.take_answers()
+            self.drain_answers()
 
     def go_on(self, bench: Bench) -> None:
         """After a restart of everything: send again, in order, what was not acknowledged."""
@@ -160,13 +210,17 @@ class Workload:
 
 def decode_values(batch: bytes) -> list[bytes]:
     """The values of one batch, through pyarrow alone."""
-    values: list[bytes] = pa.ipc.read_record_batch(pa.ipc.read_message(pa.py_buffer(batch)), DEFAULT_SCHEMA).column(2).to_pylist()
+    values: list[bytes] = (
+        pa.ipc.read_record_batch(pa.ipc.read_message(pa.py_buffer(batch)), DEFAULT_SCHEMA)
+        .column(2)
+        .to_pylist()
+    )
     return values
 
 
 def read_log(files: Files, directory: str, limit: int) -> Iterator[tuple[int, bytes]]:
     """(offset, value) of a partition's files, up to offset `limit`."""
-    known = PartitionFile.decode(read_whole(files, f"{directory}/{PARTITION_FILE}"))
+    known = PartitionMetadata.decode(read_whole(files, f"{directory}/{PARTITION_FILE}"))
     assert known is not None
     bases = segment_bases(files.list(directory))
     for number, base in enumerate(bases):
@@ -187,3 +241,23 @@ def read_log(files: Files, directory: str, limit: int) -> Iterator[tuple[int, by
         assert walk.next_offset >= end or base == bases[-1], (
             f"{directory}: segment {base} ends at {walk.next_offset}, {end} follows: {walk.reason}"
         )
+
+
+SETTINGS = FlusherSettings(checkpoint_bytes=12 << 10, journal_bytes=64 << 10)
+
+
+def boot(disk: SimDisk, run: int, partitions: int, **settings: Any) -> Bench:
+    return Bench(
+        "/data", simulated_regions(), SimFiles(disk), SETTINGS,
+        assignments=assignments(partitions, **settings), run=f"run-{run}", lost_memory=run > 0,
+        now_us=1_700_000_000_000_000 + run * 10**9,
+    )  # fmt: skip
+
+
+def assignments(partitions: int, **settings: Any) -> list[Assignment]:
+    items = [assignment(p, slot=p, **settings) for p in range(partitions)]
+    for item in items:
+        item.settings["segment.bytes"] = (
+            6000  # far below what users may set: rolls in every schedule
+        )
+    return items

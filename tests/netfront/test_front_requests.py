@@ -1,4 +1,6 @@
-"""One client's requests at a front: what fails, is large or of a wrong type is answered, and costs other clients nothing."""
+"""One client's requests at a front: what fails, is large or of a wrong type is answered, and costs
+other clients nothing.
+"""
 
 from __future__ import annotations
 
@@ -7,28 +9,37 @@ from typing import Any
 import orjson
 import pytest
 
-from netfront import slices
+from netfront.session import time_slicing as time_slicer
 from shm.layout import ProcessWord
-from tailrace.protocol.errors import ERROR_TABLE, ErrorCode
-from tailrace.protocol.wire import Api, RequestHeader, decode_response_header
+from tailrace.core.error_codes import ERROR_TABLE, ErrorCode
+from tailrace.protocol.frame import Api, RequestHeader, decode_response_header
 from tests.kit.fronts import FakeClient, FakeFront, broken, message_of
 
-# ---- the boundary --------------------------------------------------------------------------------------------------------------------
+# ---- the boundary --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("api", "target", "body"),
     [
-        (Api.CREDIT, "tailrace.protocol.requests.decode_credit", bytes(8)),
-        (Api.METADATA, "tailrace.protocol.requests.decode_metadata", b"{}"),
-        (Api.METADATA, "netfront.routing.Routing.describe", b'{"topics": ["t"]}'),
-        (Api.LIST_OFFSETS, "tests.kit.fronts.FakeLog.state", b'{"partitions": [{"topic": "t", "partition": 0, "at": "latest"}]}'),
-        (Api.CREATE_TOPICS, "netfront.deciders.Decider.ask", b"{}"),
-        (Api.FETCH, "netfront.parked.Parked.note", None),
+        (Api.CREDIT, "tailrace.protocol.messages.decode_credit", bytes(8)),
+        (Api.METADATA, "tailrace.protocol.messages.decode_metadata", b"{}"),
+        (Api.METADATA, "netfront.partition_routes.PartitionRoutes.describe", b'{"topics": ["t"]}'),
+        (
+            Api.LIST_OFFSETS,
+            "tests.kit.fronts.FakeLog.state",
+            b'{"partitions": [{"topic": "t", "partition": 0, "at": "latest"}]}',
+        ),
+        (Api.CREATE_TOPICS, "netfront.forward.forwarder.Forwarder.ask", b"{}"),
+        (Api.FETCH, "netfront.fetch.purgatory.FetchPurgatory.note", None),
     ],
 )
 def test_what_a_handler_did_not_expect_is_answered_with_an_id_and_the_front_goes_on(
-    world: FakeFront, client: FakeClient, monkeypatch: pytest.MonkeyPatch, api: Api, target: str, body: bytes | None
+    world: FakeFront,
+    client: FakeClient,
+    monkeypatch: pytest.MonkeyPatch,
+    api: Api,
+    target: str,
+    body: bytes | None,
 ) -> None:
     topic = world.add_topic("t", 1)
     with monkeypatch.context() as patch:
@@ -42,7 +53,9 @@ def test_what_a_handler_did_not_expect_is_answered_with_an_id_and_the_front_goes
     assert client.ask(Api.METADATA, {"topics": ["t"]})[1]["topics"][0]["name"] == "t"
 
 
-def test_a_waiting_fetch_that_cannot_be_read_is_answered_and_does_not_hold_the_others(world: FakeFront, client: FakeClient) -> None:
+def test_a_waiting_fetch_that_cannot_be_read_is_answered_and_does_not_hold_the_others(
+    world: FakeFront, client: FakeClient
+) -> None:
     topic = world.add_topic("t", 2)
     first, second = client.fetch(topic[:1]), client.fetch(topic[1:])
     world.settle()
@@ -64,10 +77,16 @@ def test_a_waiting_fetch_that_cannot_be_read_is_answered_and_does_not_hold_the_o
         (Api.LIST_OFFSETS, {"partitions": [{"topic": "t", "partition": 0, "at": 1.5}]}),
         (Api.LIST_OFFSETS, {"partitions": [{"topic": "t", "partition": 0, "at": 2**64 - 1}]}),
         (Api.LIST_OFFSETS, {"partitions": [{"topic": "t", "partition": 0, "at": {"behind": -1}}]}),
-        (Api.LIST_OFFSETS, {"partitions": [{"topic": "t", "partition": 0, "at": {"behind": 2**64 - 1}}]}),
+        (
+            Api.LIST_OFFSETS,
+            {"partitions": [{"topic": "t", "partition": 0, "at": {"behind": 2**64 - 1}}]},
+        ),
         (Api.LIST_OFFSETS, {"partitions": [{"topic": "t", "partition": 0, "at": {}}]}),
         (Api.LIST_OFFSETS, {"partitions": [{"topic": "t", "partition": 0, "at": {"time_of": -1}}]}),
-        (Api.LIST_OFFSETS, {"partitions": [{"topic": "t", "partition": 0, "at": {"time_of": None}}]}),
+        (
+            Api.LIST_OFFSETS,
+            {"partitions": [{"topic": "t", "partition": 0, "at": {"time_of": None}}]},
+        ),
         (Api.LIST_OFFSETS, {"partitions": [{"topic": ["t"], "partition": {}, "at": []}]}),
     ],
 )
@@ -81,30 +100,45 @@ def test_an_entry_of_a_wrong_type_or_range_is_refused_and_the_next_one_served(
     assert [item["code"] for item in answer["offsets"]] == [ErrorCode.INVALID_REQUEST, ErrorCode.OK]
 
 
-@pytest.mark.parametrize("value", [{"topics": 5}, {"topics": [5]}, {"topics": None, "names_only": 1}, {"topics": None, "after": 5}])
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"topics": 5},
+        {"topics": [5]},
+        {"topics": None, "names_only": 1},
+        {"topics": None, "after": 5},
+    ],
+)
 def test_metadata_of_wrong_types_is_refused(client: FakeClient, value: dict[str, object]) -> None:
     assert client.ask(Api.METADATA, value)[0] is ErrorCode.MALFORMED_REQUEST
 
 
-# ---- large requests --------------------------------------------------------------------------------------------------------------------
+# ---- large requests ------------------------------------------------------------------------------
 
 
-def test_names_are_answered_once_and_too_many_are_refused_with_what_to_do(world: FakeFront, client: FakeClient) -> None:
+def test_names_are_answered_once_and_too_many_are_refused_with_what_to_do(
+    world: FakeFront, client: FakeClient
+) -> None:
     world.add_topic("t", 1, bytes(100_000))
     code, answer = client.ask(Api.METADATA, {"topics": ["t"] * 4_000})
     assert code is ErrorCode.OK
     assert [topic["name"] for topic in answer["topics"]] == ["t"]
-    for api, key, item in ((Api.METADATA, "topics", "t"), (Api.LIST_OFFSETS, "partitions", {"topic": "t", "partition": 0, "at": "latest"})):
+    for api, key, item in (
+        (Api.METADATA, "topics", "t"),
+        (Api.LIST_OFFSETS, "partitions", {"topic": "t", "partition": 0, "at": "latest"}),
+    ):
         code, answer = client.ask(api, {key: [item] * 4_097})
         assert code is ErrorCode.REQUEST_TOO_LARGE
         assert "ask for fewer at once" in answer["message"]
 
 
-def test_an_answer_that_would_be_too_large_is_refused_with_what_to_do(world: FakeFront, client: FakeClient) -> None:
+def test_an_answer_that_would_be_too_large_is_refused_with_what_to_do(
+    world: FakeFront, client: FakeClient
+) -> None:
     for number in range(60):
         world.add_topic(f"t{number}", 1, bytes(100_000))
-    for wanted in (None, [f"t{number}" for number in range(60)]):
-        code, answer = client.ask(Api.METADATA, {"topics": wanted})
+    for requested in (None, [f"t{number}" for number in range(60)]):
+        code, answer = client.ask(Api.METADATA, {"topics": requested})
         assert code is ErrorCode.REQUEST_TOO_LARGE
         assert "ask for fewer at once, by name" in answer["message"]
     assert len(client.ask(Api.METADATA, {"topics": ["t1", "t2"]})[1]["topics"]) == 2
@@ -116,7 +150,9 @@ def test_names_of_all_topics_come_in_pages(world: FakeFront, client: FakeClient)
     names: list[str] = []
     after: str | None = ""
     while after is not None:
-        code, answer = client.ask(Api.METADATA, {"topics": None, "names_only": True, "after": after})
+        code, answer = client.ask(
+            Api.METADATA, {"topics": None, "names_only": True, "after": after}
+        )
         assert code is ErrorCode.OK
         names += [topic["name"] for topic in answer["topics"]]
         after = answer["after"]
@@ -130,14 +166,17 @@ def test_a_json_of_very_many_values_is_refused_before_they_are_made(client: Fake
 
 
 @pytest.mark.parametrize("kind", ["offsets", "times", "metadata", "fetch"])
-def test_large_requests_are_done_in_slices_and_others_are_served_between(world: FakeFront, client: FakeClient, kind: str) -> None:
+def test_large_requests_are_done_in_slices_and_others_are_served_between(
+    world: FakeFront, client: FakeClient, kind: str
+) -> None:
     topic = world.add_topic("t", 4_096)
     for number in range(4_000):
         world.add_topic(f"t{number}", 1)
     other = world.connect(b"other")
     world.log.segments = 200
     entries = [
-        {"topic": "t", "partition": p, "at": "latest" if kind == "offsets" else 0} for p in range(1_000 if kind == "offsets" else 20)
+        {"topic": "t", "partition": p, "at": "latest" if kind == "offsets" else 0}
+        for p in range(1_000 if kind == "offsets" else 20)
     ]
     looks_before = world.log.looks
     large = []
@@ -145,12 +184,16 @@ def test_large_requests_are_done_in_slices_and_others_are_served_between(world: 
         if kind in ("offsets", "times"):
             large.append(client.send_json(Api.LIST_OFFSETS, {"partitions": entries}))
         elif kind == "metadata":
-            large.append(client.send_json(Api.METADATA, {"topics": [f"t{number}" for number in range(4_000)]}))
+            large.append(
+                client.send_json(
+                    Api.METADATA, {"topics": [f"t{number}" for number in range(4_000)]}
+                )
+            )
         else:
             large.append(client.fetch(topic, max_wait_ms=0))
     ping = None
     heard: dict[int, object] = {}
-    turns = 0
+    fair_queue = 0
     most_looks = 0
     while len(heard) < len(large):
         if ping is None:
@@ -158,14 +201,14 @@ def test_large_requests_are_done_in_slices_and_others_are_served_between(world: 
         looks_before = world.log.looks
         world.step()
         most_looks = max(most_looks, world.log.looks - looks_before)
-        turns += 1
+        fair_queue += 1
         if ping in other.heard():
             ping = None
         heard.update(client.heard())
-        assert turns < 1_000
-    assert ping is None or turns > 1
-    assert turns >= 8, "it was all done at once"
-    assert most_looks <= 2 * slices.UNITS_PER_STEP
+        assert fair_queue < 1_000
+    assert ping is None or fair_queue > 1
+    assert fair_queue >= 8, "it was all done at once"
+    assert most_looks <= 2 * time_slicer.UNITS_PER_STEP
 
 
 def test_a_session_that_ends_takes_its_tasks_along(world: FakeFront, client: FakeClient) -> None:
@@ -174,8 +217,8 @@ def test_a_session_that_ends_takes_its_tasks_along(world: FakeFront, client: Fak
         client.fetch(topic, max_wait_ms=0)
     world.step()
     session = next(iter(world.front._sessions.all()))
-    world.front._keeper.drop(session)
-    assert not world.front._slices
+    world.front._session_lifecycle.drop(session)
+    assert not world.front._time_slicer
     world.settle()
 
 
@@ -184,12 +227,14 @@ def test_too_many_is_retriable() -> None:
     assert int(ErrorCode.TOO_MANY_REQUESTS) == 39
 
 
-def test_lookups_are_refused_to_a_client_that_reads_no_answers(world: FakeFront, client: FakeClient) -> None:
+def test_lookups_are_refused_to_a_client_that_reads_no_answers(
+    world: FakeFront, client: FakeClient
+) -> None:
     world.transport.unsent[client.identity] = 9 << 20
     assert client.ask(Api.METADATA, {"topics": []})[0] is ErrorCode.TOO_MANY_REQUESTS
 
 
-# ---- what is not of this protocol ------------------------------------------------------------------------------------------------------
+# ---- what is not of this protocol ----------------------------------------------------------------
 
 
 def raw_answer(world: FakeFront, identity: bytes, *frames: bytes) -> tuple[Any, str]:
@@ -202,7 +247,12 @@ def raw_answer(world: FakeFront, identity: bytes, *frames: bytes) -> tuple[Any, 
 
 @pytest.mark.parametrize(
     ("field", "at", "value"),
-    [("magic", 0, b"HTTP"), ("flags", 16, b"\1\0\0\0"), ("the header claims", 20, b"\7\0\0\0"), ("version", 6, b"\x63\0")],
+    [
+        ("magic", 0, b"HTTP"),
+        ("flags", 16, b"\1\0\0\0"),
+        ("the header claims", 20, b"\7\0\0\0"),
+        ("version", 6, b"\x63\0"),
+    ],
 )
 def test_a_header_that_is_wrong_in_a_field_is_answered_by_what_the_others_say(
     world: FakeFront, client: FakeClient, field: str, at: int, value: bytes
@@ -212,19 +262,29 @@ def test_a_header_that_is_wrong_in_a_field_is_answered_by_what_the_others_say(
     for identity in (client.identity, b"no session"):
         answered, sentence = raw_answer(world, identity, bytes(header))
         assert answered.error
-        assert (answered.api, answered.version, answered.correlation_id) == (Api.METADATA, 0x63 if field == "version" else 1, 77)
+        assert (answered.api, answered.version, answered.correlation_id) == (
+            Api.METADATA,
+            0x63 if field == "version" else 1,
+            77,
+        )
         assert field in sentence or identity != client.identity
     assert not world.transport.closed
 
 
-def test_too_many_frames_are_answered_under_the_request_s_correlation_id(world: FakeFront, client: FakeClient) -> None:
-    answered, sentence = raw_answer(world, client.identity, RequestHeader(Api.PING, 1, 78, 3).to_bytes(), b"a", b"b", b"c")
+def test_too_many_frames_are_answered_under_the_request_s_correlation_id(
+    world: FakeFront, client: FakeClient
+) -> None:
+    answered, sentence = raw_answer(
+        world, client.identity, RequestHeader(Api.PING, 1, 78, 3).to_bytes(), b"a", b"b", b"c"
+    )
     assert (answered.error, answered.correlation_id) == (ErrorCode.MALFORMED_REQUEST, 78)
     assert "4 frames" in sentence
 
 
 @pytest.mark.parametrize("frame", [b"", b"GET / HTTP/1.1", bytes(23), bytes(25)])
-def test_a_frame_that_has_no_place_for_a_header_is_answered_and_its_connection_ends(world: FakeFront, frame: bytes) -> None:
+def test_a_frame_that_has_no_place_for_a_header_is_answered_and_its_connection_ends(
+    world: FakeFront, frame: bytes
+) -> None:
     answered, sentence = raw_answer(world, b"stranger", frame)
     assert (answered.error, answered.correlation_id) == (ErrorCode.MALFORMED_REQUEST, 0)
     assert "24 bytes" in sentence
@@ -236,24 +296,33 @@ def test_a_response_has_the_version_of_its_request(world: FakeFront, client: Fak
     world.append(topic)
     metadata = client.send_json(Api.METADATA, {"topics": ["t"]})
     asked = {
-        metadata: 1, client.fetch([topic]): 2, client.fetch([topic], max_wait_ms=0): 2, client.fetch([topic, topic]): 2,
+        metadata: 1, client.fetch([topic]): 2, client.fetch([topic], max_wait_ms=0): 2,
+        client.fetch([topic, topic]): 2,
         client.send(Api.PING): 1, client.send(Api.FETCH, b"nonsense"): 2,
     }  # fmt: skip
     world.settle()
-    heard = [decode_response_header(frames[0]) for frames in world.transport.answers[client.identity]]
-    assert {header.correlation_id: header.version for header in heard if header.correlation_id} == asked
+    heard = [
+        decode_response_header(frames[0]) for frames in world.transport.answers[client.identity]
+    ]
+    assert {
+        header.correlation_id: header.version for header in heard if header.correlation_id
+    } == asked
 
 
-def test_the_invariants_are_held_against_the_front_after_every_step(world: FakeFront, client: FakeClient) -> None:
-    """What the kit checks behind every test here: it sees a session that leaves something behind, and bytes that are counted wrongly."""
+def test_the_invariants_are_held_against_the_front_after_every_step(
+    world: FakeFront, client: FakeClient
+) -> None:
+    """What the kit checks behind every test here: it sees a session that leaves something behind,
+    and bytes that are counted wrongly.
+    """
     (topic,) = world.add_topic("t", 1)
     client.fetch([topic])
     client.send_json(Api.DESCRIBE_CLUSTER, {})
     world.settle()
-    world.front._ledger.held_bytes += 1
+    world.front._ledger.outstanding_bytes += 1
     with pytest.raises(AssertionError):
         world.step()
-    world.front._ledger.held_bytes -= 1
+    world.front._ledger.outstanding_bytes -= 1
     world.step()
     world.front._sessions.close(world.front._sessions.all()[0])
     with pytest.raises(AssertionError, match="left something behind"):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from shm.catalog_messages import Assignment
-from tailrace.formats.arrow_metadata import read_schema
-from tailrace.formats.partition_file import PartitionFile
+from shm.lane_messages import Assignment
+from tailrace.format.arrow_metadata import read_schema
+from tailrace.format.partition_metadata import PartitionMetadata
 from tests.kit.logs import assignment
 
 GIVEN = {"retention.ms": -1, "delay.enabled": True}
@@ -34,7 +34,12 @@ def test_settings_that_are_equal_as_numbers_and_of_other_types_are_not_shared() 
 
 
 def test_partition_files_share_the_schema_of_their_topic() -> None:
-    files = [PartitionFile.decode(PartitionFile("t", number, bytes(16), {1: b"schema" * 100}).encode()) for number in range(2)]
+    files = [
+        PartitionMetadata.decode(
+            PartitionMetadata("t", number, bytes(16), {1: b"schema" * 100}).encode()
+        )
+        for number in range(2)
+    ]
     assert files[0] is not None
     assert files[1] is not None
     assert files[0].schemas[1] is files[1].schemas[1]

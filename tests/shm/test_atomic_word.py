@@ -5,22 +5,15 @@ from __future__ import annotations
 import mmap
 import os
 
-from shm.cell import Cell, full_fence
+from shm.atomic_word import full_fence
 
 ROUNDS = 60_000
 
 
-def spin_until(cell: Cell, value: int) -> None:
-    """Until it is that at least: awake for a moment, so that both processes go on at once; then others may have the core."""
-    spins = 0
-    while cell.load() < value:
-        spins += 1
-        if spins > 200:
-            os.sched_yield()
-
-
 def test_of_two_that_store_fence_and_load_one_sees_what_the_other_stored() -> None:
-    """Dekker's litmus. With a function that does nothing in the fence's place both missed in 25 of 60,000 rounds, on two cores that other work used too."""
+    """Dekker's litmus. With a function that does nothing in the fence's place both missed in 25 of
+    60,000 rounds, on two cores that other work used too.
+    """
     words, missed = memoryview(mmap.mmap(-1, 8192)).cast("Q"), memoryview(mmap.mmap(-1, 2 * ROUNDS))
     child = os.fork()
     try:
@@ -33,12 +26,16 @@ def test_of_two_that_store_fence_and_load_one_sees_what_the_other_stored() -> No
             os._exit(0)
         os.waitpid(child, 0)
     assert words[0] == words[64] == ROUNDS - 1, "both went through all rounds"
-    assert [number for number in range(1, ROUNDS) if missed[number] and missed[ROUNDS + number]] == []
+    assert [
+        number for number in range(1, ROUNDS) if missed[number] and missed[ROUNDS + number]
+    ] == []
     assert any(missed), "one came before the other at least sometimes"
 
 
 def _rounds(words: memoryview[int], mine: int, other: int, missed: memoryview) -> None:
-    """Plain words and a bare loop: what a method call does between store and load hides what is tested."""
+    """Plain words and a bare loop: what a method call does between store and load hides what is
+    tested.
+    """
     my_gate, other_gate = mine + 128, other + 128
     for number in range(1, ROUNDS):
         words[my_gate] = number

@@ -1,4 +1,6 @@
-"""Compiled lanes, rings, tables and the fronts' walk against the same in Python: any history, the same results and the same bytes in memory."""
+"""Compiled lanes, rings, tables and the fronts' walk against the same in Python: any history, the
+same results and the same bytes in memory.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +12,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from netfront.acks import AckWalker, Answer
-from shm.cell import Cell, is_compiled
+from netfront.produce.ring_acks import AckWalker, Answer
+from shm.atomic_word import AtomicCounter, is_compiled
 from shm.lane import LaneError, LaneReader, LaneWriter
-from shm.layout import LANE_MESSAGE_BYTES, LaneLayout, RegionKind, RingLayout, SlotState, TableLayout, Verdict
+from shm.layout import (
+    LANE_MESSAGE_BYTES,
+    LaneLayout,
+    RegionKind,
+    RingLayout,
+    SlotState,
+    TableLayout,
+    Verdict,
+)
 from shm.partition_table import PartitionState, PartitionTable
 from shm.region import Region
 from shm.ring import Ring, RingWriter
 from tailrace import kernel
-from tailrace.formats.checksum import Readable
+from tailrace.format.crc32c import Readable
 from tests.kit.memory import region as real_region
 from tests.kit.memory import simulated
 
@@ -27,7 +37,9 @@ pytestmark = pytest.mark.skipif(kernel.compiled is None, reason="no compiled ker
 
 def pair(kind: RegionKind, size: int, first: int, second: int = 0) -> list[Region]:
     """One region for compiled code, one whose words are instrumented."""
-    return [simulated(kind, size, first, second, is_checked=is_checked) for is_checked in (False, True)]
+    return [
+        simulated(kind, size, first, second, is_checked=is_checked) for is_checked in (False, True)
+    ]
 
 
 def same(results: list[Any]) -> Any:
@@ -48,7 +60,9 @@ def check_memory(regions: list[Region]) -> None:
 
 
 LANE_STEP = st.tuples(
-    st.sampled_from(["write", "write", "write", "publish", "read", "read", "consume", "restart"]), st.integers(0, 2600), st.integers(0, 3)
+    st.sampled_from(["write", "write", "write", "publish", "read", "read", "consume", "restart"]),
+    st.integers(0, 2600),
+    st.integers(0, 3),
 )
 
 
@@ -61,12 +75,25 @@ def test_lanes(steps: list[tuple[str, int, int]]) -> None:
     for number, (what, length, pieces) in enumerate(steps):
         data = random.Random(number).randbytes(length)
         payload: list[Readable] = (
-            [memoryview(data)[: length // 2], bytearray(data[length // 2 :])] if pieces == 2 else [data] if pieces else []
+            [memoryview(data)[: length // 2], bytearray(data[length // 2 :])]
+            if pieces == 2
+            else [data]
+            if pieces
+            else []
         )
         if what == "write":
-            same([outcome(partial(w.try_write, 1, number, pieces, 2**63 + number, length, number, payload)) for w in writers])
+            same(
+                [
+                    outcome(
+                        partial(
+                            w.try_write, 1, number, pieces, 2**63 + number, length, number, payload
+                        )
+                    )
+                    for w in writers
+                ]
+            )
         elif what == "publish":
-            same([w.publish() for w in writers])
+            same([w.commit() for w in writers])
         elif what == "read":
             found = same([r.peek() for r in readers])
             if found is not None:
@@ -77,42 +104,48 @@ def test_lanes(steps: list[tuple[str, int, int]]) -> None:
         else:
             writers = [LaneWriter(r) for r in regions]
             readers = [LaneReader(r, resume_at=readers[0].position) for r in regions]
-        same([(w.position, w.consumed(), w.is_empty()) for w in writers])
+        same([(w.position, w.consumer_position(), w.is_empty()) for w in writers])
         same([(r.position, r.has_more()) for r in readers])
     check_memory(regions)
 
 
 @settings(max_examples=80, deadline=None)
 @given(st.integers(0, 2**32 - 1), st.integers(0, 70).map(lambda n: 64 * n), st.integers(0, 63))
-def test_a_lane_whose_bytes_contradict_its_words_is_refused_alike(length: int, tail: int, start: int) -> None:
+def test_a_lane_whose_bytes_contradict_its_words_is_refused_alike(
+    length: int, tail: int, start: int
+) -> None:
     regions = pair(RegionKind.LANE, LaneLayout(4096).size, 4096)
     layout = LaneLayout(4096)
     position = 64 * start
     for region in regions:
         memory = region.bytes
-        memory.cast("Q")[layout.consumed // 8] = position
-        memory.cast("Q")[layout.tail // 8] = position + tail
+        memory.cast("Q")[layout.consumer_position // 8] = position
+        memory.cast("Q")[layout.producer_position // 8] = position + tail
         memory[layout.data + position : layout.data + position + 4] = length.to_bytes(4, "little")
     same([outcome(LaneReader(r).peek) for r in regions])
 
 
 APPEND = st.tuples(
-    st.just("append"), st.integers(0, 1500), st.integers(0, 2), st.sampled_from([0, 0, 0, 1, 10]), st.integers(0, 1), st.booleans(), st.integers(0, 3),
+    st.just("append"), st.integers(0, 1500), st.integers(0, 2), st.sampled_from([0, 0, 0, 1, 10]),
+    st.integers(0, 1), st.booleans(), st.integers(0, 3),
 )  # fmt: skip
-RING_STEP = APPEND | st.tuples(st.sampled_from(["publish", "settle", "walk", "reclaim", "restart", "plan"]), st.integers(0, 8))
+RING_STEP = APPEND | st.tuples(
+    st.sampled_from(["publish", "settle", "walk", "reclaim", "restart", "plan"]), st.integers(0, 8)
+)
 
 
 def append(writer: RingWriter, number: int, step: tuple[Any, ...]) -> bool:
     _, length, acks, result, front, is_duplicate, slot = step
-    position = writer.try_reserve(length)
+    position = writer.try_claim(length)
     if position is None:
         return False
     index = position % writer.ring_bytes
     writer.data[index : index + length] = random.Random(number).randbytes(length)
     flags = acks | (16 if length else 0) | (8 if is_duplicate else 0)
     session = (77 if number % 5 else 78) << 32 | number
-    writer.append(
-        position, length, slot, number, number + 1, session, number * 3, number * 64, flags, front, result, -1 if number % 2 else number, number, 3,
+    writer.write(
+        position, length, slot, number, number + 1, session, number * 3, number * 64, flags, front,
+        result, -1 if number % 2 else number, number, 3,
         0, 2, 10**15 + number, -number, number, 5,
     )  # fmt: skip
     return True
@@ -132,41 +165,56 @@ def test_rings_and_the_walk_of_a_front(steps: list[tuple[Any, ...]]) -> None:
         if what == "append":
             same([append(w, number, step) for w in writers])
         elif what == "publish":
-            same([w.publish() for w in writers])
+            same([w.commit() for w in writers])
         elif what == "settle":
-            settled, head = flushers[0].settled.load(), flushers[0].head.load()
+            settled, head = flushers[0].settled.load(), flushers[0].producer_position.load()
             for each in range(settled, min(head, settled + step[1])):
                 for ring in flushers:
                     if step[1] % 2:
                         ring.plan(each, 1 << 40, each * 64)
                     ring.judge(each, list(Verdict)[2 + each % 4])
                     ring.settled.store(each + 1)
-        elif what == "plan" and flushers[0].settled.load() < flushers[0].head.load():
+        elif what == "plan" and flushers[0].settled.load() < flushers[0].producer_position.load():
             for ring in flushers:
                 ring.plan(ring.settled.load(), step[1], number)
         elif what == "walk":
             same([w.has_more() for w in walkers])
-            same([w.walk(found.append, seen) for w, found, seen in zip(walkers, answers, slots, strict=True)])
+            same(
+                [
+                    w.walk(found.append, seen)
+                    for w, found, seen in zip(walkers, answers, slots, strict=True)
+                ]
+            )
             same([w.is_caught_up() for w in walkers])
         elif what == "reclaim":
             for writer in writers:
                 writer.reclaim([0])
         elif what == "restart":
             writers = [RingWriter(r) for r in regions]
-        same([(w.next_number, w.tail, w.used(), w.is_crowded()) for w in writers])
+        same([(w.next_number, w.next_position, w.used(), w.is_crowded()) for w in writers])
         same([[f.descriptor(n) for n in range(16)] for f in flushers])
         same([[f.outcome(n) for n in range(16)] for f in flushers])
     assert same(answers) == answers[0]
-    assert all(type(code) is type(answers[1][i].code) for i, (_, _, code, *_) in enumerate(answers[0]))
+    assert all(
+        type(code) is type(answers[1][i].code) for i, (_, _, code, *_) in enumerate(answers[0])
+    )
     same(slots)
     check_memory(regions)
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 3), st.lists(st.integers(0, 2**64 - 1), min_size=16, max_size=16)), max_size=20))
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 3), st.lists(st.integers(0, 2**64 - 1), min_size=16, max_size=16)),
+        max_size=20,
+    )
+)
 def test_partition_tables(writes: list[tuple[int, list[int]]]) -> None:
     regions = pair(RegionKind.TABLE, TableLayout(4).size, 4)
-    tables = [PartitionTable(simulated(RegionKind.TABLE, TableLayout(4).size, 4, is_checked=False)), PartitionTable(regions[0])]
+    tables = [
+        PartitionTable(simulated(RegionKind.TABLE, TableLayout(4).size, 4, is_checked=False)),
+        PartitionTable(regions[0]),
+    ]
     reference = simulated(RegionKind.TABLE, TableLayout(4).size, 4, is_checked=False)
     reference.words = reference.bytes.cast("Q")
     tables[0] = PartitionTable(reference)
@@ -184,7 +232,11 @@ def test_partition_tables(writes: list[tuple[int, list[int]]]) -> None:
 def test_words_of_a_closed_region_are_refused_and_what_points_into_it_keeps_it_mapped() -> None:
     with real_region(RegionKind.LANE, LaneLayout(4096).size, 4096) as region:
         plain = Region.attach(region.name, RegionKind.LANE)
-        word, writer, reader = Cell(plain.words, LaneLayout(4096).tail), LaneWriter(plain), LaneReader(plain)
+        word, writer, reader = (
+            AtomicCounter(plain.words, LaneLayout(4096).producer_position),
+            LaneWriter(plain),
+            LaneReader(plain),
+        )
         assert is_compiled(writer)
         plain.close()
         with pytest.raises(IndexError, match="closed"):
@@ -192,7 +244,7 @@ def test_words_of_a_closed_region_are_refused_and_what_points_into_it_keeps_it_m
         with pytest.raises(IndexError, match="closed"):
             word.store(1)
         assert writer.try_write(1, 0, 0, 0, 0, 0, (b"still there",))
-        writer.publish()
+        writer.commit()
         message = reader.peek()
         assert message is not None
         assert bytes(message.payload) == b"still there"
@@ -212,7 +264,7 @@ def test_words_are_bounded_and_aligned() -> None:
     with pytest.raises(OverflowError):
         words[0] = 2**64
     with pytest.raises(ValueError, match="not aligned"):
-        Cell(words, 12)
+        AtomicCounter(words, 12)
 
 
 def test_a_piece_that_is_longer_than_it_says_stays_in_its_message() -> None:
@@ -221,7 +273,7 @@ def test_a_piece_that_is_longer_than_it_says_stays_in_its_message() -> None:
     wide = memoryview(bytes(800)).cast("Q")  # 100 items of 8 bytes
     with pytest.raises(ValueError, match="more bytes"):
         writer.try_write(1, 0, 0, 0, 0, 0, (wide,))
-    assert not writer.publish()
+    assert not writer.commit()
     assert writer.position == 0
 
 

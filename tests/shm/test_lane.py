@@ -1,4 +1,6 @@
-"""Lanes: a model, wrapping, a reader killed and started again, and two processes that hammer one."""
+"""Lanes: a model, wrapping, a reader killed and started again, and two processes that hammer
+one.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +35,10 @@ def test_lane_behaves_like_a_bounded_queue(steps: list[int | None]) -> None:
                     reader.consume()
             else:
                 payload = random.Random(number).randbytes(step)
-                written = writer.try_write(1, 2, 3, step, number, 0, (payload[: step // 2], payload[step // 2 :]))
-                writer.publish()
+                written = writer.try_write(
+                    1, 2, 3, step, number, 0, (payload[: step // 2], payload[step // 2 :])
+                )
+                writer.commit()
                 if written:
                     model.append(payload)
                 else:
@@ -47,8 +51,8 @@ def test_nothing_is_seen_before_publish_and_everything_after() -> None:
         writer.try_write(1, 0, 0, 0, 0, 0, (b"a",))
         writer.try_write(1, 0, 0, 0, 0, 0, (b"b",))
         assert reader.peek() is None
-        assert writer.publish()
-        assert not writer.publish()
+        assert writer.commit()
+        assert not writer.commit()
         first = reader.peek()
         assert first is not None
         assert bytes(first.payload) == b"a"
@@ -59,10 +63,11 @@ def test_a_reader_that_was_killed_goes_on_behind_what_it_had_acted_on() -> None:
         writer, reader = LaneWriter(region), LaneReader(region)
         for number in range(3):
             writer.try_write(1, 0, 0, number, 0, 0, (b"x",))
-        writer.publish()
+        writer.commit()
         first = reader.peek()
         assert first is not None
-        # Acted on, not consumed: the lane alone would show it again; the worker's last descriptor knows better.
+        # Acted on, not consumed: the lane alone would show it again; the worker's last descriptor
+        # knows better.
         assert LaneReader(region).peek() == first
         successor = LaneReader(region, resume_at=first.next_position).peek()
         assert successor is not None
@@ -78,7 +83,7 @@ def test_a_bent_length_is_found() -> None:
     with lane_region() as region:
         writer, reader = LaneWriter(region), LaneReader(region)
         writer.try_write(1, 0, 0, 0, 0, 0, (b"x",))
-        writer.publish()
+        writer.commit()
         reader._data[0:4] = (1 << 20).to_bytes(4, "little")
         with pytest.raises(LaneError):
             reader.peek()
@@ -109,9 +114,9 @@ def test_two_processes_pass_every_message_whole_and_in_order() -> None:
             payload = source.randbytes(source.randrange(0, 3000))
             digest.update(payload)
             while not writer.try_write(1, 0, 0, number, 0, 0, (payload,)):
-                writer.publish()
+                writer.commit()
                 os.sched_yield()
-            writer.publish()
+            writer.commit()
         assert os.waitpid(pid, 0)[1] == 0
         assert os.read(read_end, 64) == digest.digest()
         os.close(read_end)

@@ -1,4 +1,6 @@
-"""The partition table: whatever is read of a slot was true at one time, wherever its writer is, or was killed."""
+"""The partition table: whatever is read of a slot was true at one time, wherever its writer is, or
+was killed.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,8 @@ class Interrupted:
 def state(number: int) -> PartitionState:
     """Every field says which."""
     return PartitionState(
-        number.to_bytes(16, "big"), *[number] * 2, *[10 * number + n for n in range(15)]  # type: ignore[arg-type]
+        number.to_bytes(16, "big"), *[number] * 2,  # type: ignore[arg-type]
+        *[10 * number + n for n in range(15)]
     )._replace(state=SlotState.ONLINE)  # fmt: skip
 
 
@@ -75,7 +78,9 @@ def test_a_reader_between_any_two_stores_sees_one_state(at: int) -> None:
     writer, reader = table()
     writer.write(1, state(3))
     seen = []
-    writer._words = Interrupted(writer._words, at, lambda: seen.extend([reader.read(1), reader.append_state(1)]))  # type: ignore[assignment]
+    writer._words = Interrupted(
+        writer._words, at, lambda: seen.extend([reader.read(1), reader.append_state(1)])
+    )  # type: ignore[assignment]
     writer.write(1, state(4))
     for number in (3, 4):
         if state(number) in seen:
@@ -106,8 +111,13 @@ def test_only_slots_that_were_written_are_listed() -> None:
     assert reader.all() == [state(1)]
 
 
-@pytest.mark.parametrize(("change", "broken"), [({"high_watermark": 1}, "start 11, high"), ({"log_end_offset": 5}, "end 5")])
-def test_a_state_that_contradicts_itself_is_found_where_it_is_published(change: dict[str, int], broken: str) -> None:
+@pytest.mark.parametrize(
+    ("change", "broken"),
+    [({"high_watermark": 1}, "start 11, high"), ({"log_end_offset": 5}, "end 5")],
+)
+def test_a_state_that_contradicts_itself_is_found_where_it_is_published(
+    change: dict[str, int], broken: str
+) -> None:
     writer, _ = table()
     with pytest.raises(InvariantError, match=broken):
         writer.write(0, state(1)._replace(**change))  # type: ignore[arg-type]

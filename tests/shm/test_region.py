@@ -13,9 +13,11 @@ from tests.kit.memory import INSTANCE, ring_region
 
 
 def test_layout_is_what_earlier_rings_have() -> None:
-    # A change of any of these means another LAYOUT_VERSION: an undrained ring of the old one could not be read.
+    # A change of any of these means another LAYOUT_VERSION: an undrained ring of the old one could
+    # not be read.
     layout = RingLayout(1 << 20, 1024)
-    assert [layout.head, layout.reclaimed, layout.settled, layout.cursor(0), layout.descriptors, layout.outcomes, layout.data, layout.size] == [
+    assert [layout.producer_position, layout.reclaimed, layout.settled, layout.cursor(0),
+    layout.descriptors, layout.outcomes, layout.data, layout.size] == [
         128, 192, 256, 320, 1344, 132416, 184320, 1232896,
     ]  # fmt: skip
 
@@ -30,7 +32,9 @@ def test_attaching_finds_what_was_created_and_never_unlinks() -> None:
         Region.attach(created.name, RegionKind.RING, INSTANCE).close()
 
 
-def test_a_region_of_another_kind_instance_boot_or_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_region_of_another_kind_instance_boot_or_version_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with ring_region() as created:
         with pytest.raises(RegionError, match="not a finished lane"):
             Region.attach(created.name, RegionKind.LANE)

@@ -1,4 +1,6 @@
-"""Rings: a model with a worker, a flusher and fronts; capacity; a killed worker and a killed flusher; two processes."""
+"""Rings: a model with a worker, a flusher and fronts; capacity; a killed worker and a killed
+flusher; two processes.
+"""
 
 from __future__ import annotations
 
@@ -10,19 +12,38 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shm.invariants import CheckedWords, InvariantError
+from shm.invariants import CheckedBuffer, InvariantError
 from shm.layout import FLAG_BYTES, Verdict
 from shm.ring import Ring, RingWriter
 from tests.kit.memory import ring_region
 
 
 def append(writer: RingWriter, payload: bytes, number: int, lane_position: int = 0) -> bool:
-    position = writer.try_reserve(len(payload))
+    position = writer.try_claim(len(payload))
     if position is None:
         return False
     index = position % writer.ring_bytes
     writer.data[index : index + len(payload)] = payload
-    writer.append(position, len(payload), 3, number, number + 1, 9, number, lane_position, FLAG_BYTES, 0, 0, 1, number, 0, 0, 0, 0, 0)
+    writer.write(
+        position,
+        len(payload),
+        3,
+        number,
+        number + 1,
+        9,
+        number,
+        lane_position,
+        FLAG_BYTES,
+        0,
+        0,
+        1,
+        number,
+        0,
+        0,
+        0,
+        0,
+        0,
+    )
     return True
 
 
@@ -34,37 +55,47 @@ def settle(flusher: Ring, end: int) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(
-    st.lists(st.tuples(st.sampled_from(["append", "settle", "front0", "front1", "reclaim", "die"]), st.integers(1, 16_000)), max_size=150),
+    st.lists(
+        st.tuples(
+            st.sampled_from(["append", "settle", "front0", "front1", "reclaim", "die"]),
+            st.integers(1, 16_000),
+        ),
+        max_size=150,
+    ),
     st.booleans(),
 )
-def test_ring_never_overwrites_what_a_stage_has_not_passed(steps: list[tuple[str, int]], second_front_lives: bool) -> None:
+def test_ring_never_overwrites_what_a_stage_has_not_passed(
+    steps: list[tuple[str, int]], second_front_lives: bool
+) -> None:
     with ring_region() as region:
         writer, flusher = RingWriter(region), Ring(region)
         live = [0, 1] if second_front_lives else [0]
         model: list[bytes] = []
         cursors = {0: 0, 1: 0}
         for step, amount in steps:
-            head = flusher.head.load()
+            producer_position = flusher.producer_position.load()
             if step == "append":
                 payload = random.Random(len(model)).randbytes(amount)
                 if append(writer, payload, len(model)):
                     model.append(payload)
-                writer.publish()
+                writer.commit()
             elif step == "settle":
-                settle(flusher, min(head, flusher.settled.load() + amount % 5))
+                settle(flusher, min(producer_position, flusher.settled.load() + amount % 5))
             elif step in ("front0", "front1"):
                 front = int(step[-1])
-                cursors[front] = min(head, cursors[front] + amount % 5)
+                cursors[front] = min(producer_position, cursors[front] + amount % 5)
                 flusher.cursors[front].store(cursors[front])
             elif step == "reclaim":
                 writer.reclaim(live)
             else:
-                writer = RingWriter(region)  # killed and started again: everything it needs is there
+                writer = RingWriter(
+                    region
+                )  # killed and started again: everything it needs is there
             # Invariants of the module.
             reclaimed, settled = flusher.reclaimed.load(), flusher.settled.load()
             assert reclaimed <= min([settled, *(flusher.cursors[f].load() for f in live)])
-            assert settled <= flusher.head.load() <= reclaimed + flusher.capacity
-            for number in range(reclaimed, flusher.head.load()):
+            assert settled <= flusher.producer_position.load() <= reclaimed + flusher.capacity
+            for number in range(reclaimed, flusher.producer_position.load()):
                 descriptor = flusher.descriptor(number)
                 assert descriptor.ordinal == number + 1
                 assert bytes(flusher.bytes_of(descriptor)) == model[number]
@@ -74,12 +105,12 @@ def test_a_killed_worker_leaves_nothing_of_what_it_had_not_published() -> None:
     with ring_region() as region:
         writer = RingWriter(region)
         append(writer, b"kept", 0, lane_position=64)
-        writer.publish()
+        writer.commit()
         append(writer, b"lost", 1, lane_position=128)
         successor = RingWriter(region)
         assert successor.next_number == 1
         assert append(successor, b"next", 1)
-        successor.publish()
+        successor.commit()
         assert bytes(successor.bytes_of(successor.descriptor(1))) == b"next"
 
 
@@ -89,7 +120,7 @@ def test_a_full_ring_takes_nothing_until_it_is_settled_and_answered() -> None:
         count = 0
         while append(writer, b"x" * 8192, count):
             count += 1
-        writer.publish()
+        writer.commit()
         assert count == 8
         assert flusher.is_crowded()
         settle(flusher, count)
@@ -123,7 +154,7 @@ def test_a_place_recorded_anew_is_the_old_one_until_its_word_is_stored() -> None
     with ring_region() as region:
         ring = Ring(region)
         words = region.words
-        assert isinstance(words, CheckedWords)
+        assert isinstance(words, CheckedBuffer)
         for number in range(3):  # the other place each time
             ring.plan(5, 100 + number, 4096)
             assert ring.outcome(5) == (Verdict.PLANNED, 100 + number, 4096)
@@ -143,8 +174,8 @@ def test_a_place_recorded_anew_is_the_old_one_until_its_word_is_stored() -> None
 @pytest.mark.parametrize(
     ("word", "value", "broken"),
     [
-        ("head", 9, "head from 3 to 9"),
-        ("head", 2, "head from 3 to 2"),
+        ("producer_position", 9, "producer_position from 3 to 9"),
+        ("producer_position", 2, "producer_position from 3 to 2"),
         ("settled", 4, "settled from 2 to 4"),
         ("settled", 1, "settled from 2 to 1"),
         ("settled", 3, "before the verdicts of"),
@@ -152,12 +183,14 @@ def test_a_place_recorded_anew_is_the_old_one_until_its_word_is_stored() -> None
         ("reclaimed", 0, "reclaimed from 1 to 0"),
     ],
 )
-def test_a_store_that_breaks_an_invariant_is_found_where_it_is_made(word: str, value: int, broken: str) -> None:
+def test_a_store_that_breaks_an_invariant_is_found_where_it_is_made(
+    word: str, value: int, broken: str
+) -> None:
     with ring_region(descriptors=4) as region:
         writer, flusher = RingWriter(region), Ring(region)
         for number in range(3):
             append(writer, b"x", number)
-        writer.publish()
+        writer.commit()
         settle(flusher, 2)
         flusher.reclaimed.store(1)
         with pytest.raises(InvariantError, match=broken):
@@ -172,28 +205,50 @@ def test_two_processes_see_only_whole_batches() -> None:
             flusher = Ring(region)
             cursor = 0
             while cursor < count:
-                head = flusher.head.load()
-                for number in range(cursor, head):
+                producer_position = flusher.producer_position.load()
+                for number in range(cursor, producer_position):
                     descriptor = flusher.descriptor(number)
-                    if descriptor.ordinal != number + 1 or zlib.crc32(flusher.bytes_of(descriptor)) != descriptor.session:
+                    if (
+                        descriptor.ordinal != number + 1
+                        or zlib.crc32(flusher.bytes_of(descriptor)) != descriptor.session
+                    ):
                         os._exit(1)
-                settle(flusher, head)
-                cursor = head
+                settle(flusher, producer_position)
+                cursor = producer_position
                 os.sched_yield()
             os._exit(0)
         writer = RingWriter(region)
         source = random.Random(3)
         for number in range(count):
             payload = source.randbytes(source.randrange(1, 4000))
-            while (position := writer.try_reserve(len(payload))) is None:
-                writer.publish()
+            while (position := writer.try_claim(len(payload))) is None:
+                writer.commit()
                 writer.reclaim([])
                 os.sched_yield()
             index = position % writer.ring_bytes
             writer.data[index : index + len(payload)] = payload
             session = zlib.crc32(payload)
-            writer.append(position, len(payload), 0, number, number + 1, session, 0, 0, FLAG_BYTES, 0, 0, -1, -1, 0, 0, 0, 0, 0)
+            writer.write(
+                position,
+                len(payload),
+                0,
+                number,
+                number + 1,
+                session,
+                0,
+                0,
+                FLAG_BYTES,
+                0,
+                0,
+                -1,
+                -1,
+                0,
+                0,
+                0,
+                0,
+                0,
+            )
             if number % 7 == 0:
-                writer.publish()
-        writer.publish()
+                writer.commit()
+        writer.commit()
         assert os.waitpid(pid, 0)[1] == 0

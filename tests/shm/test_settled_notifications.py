@@ -1,4 +1,6 @@
-"""Fronts are rung for what settles when they wait for it: which ones, and between two processes without missing a ring."""
+"""Fronts are rung for what settles when they wait for it: which ones, and between two processes
+without missing a ring.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +10,11 @@ import random
 import select
 import signal
 
-from shm.cell import Cell
+from shm.atomic_word import AtomicCounter
 from shm.doorbell import Doorbell
 from shm.ring import Ring, RingWriter
-from shm.settled_news import ALL_EVERY, SettledInterest, SettledNews
-from tests.kit.memory import ring_region
-from tests.shm.test_cell import spin_until
+from shm.settled_notifications import ALL_EVERY, SettledInterest, SettledNotifications
+from tests.kit.memory import ring_region, spin_until
 
 ROUNDS = 5_000
 MISSED_AFTER_MS = 30_000
@@ -37,8 +38,8 @@ class Fronts:
     def __init__(self) -> None:
         words = memoryview(bytearray(24)).cast("Q")
         self.bells = [CountingBell() for _ in range(3)]
-        self.cells = [Cell(words, 8 * front) for front in range(3)]
-        self.news = SettledNews(list(zip(self.bells, self.cells, strict=True)))
+        self.cells = [AtomicCounter(words, 8 * front) for front in range(3)]
+        self.news = SettledNotifications(list(zip(self.bells, self.cells, strict=True)))
 
     def rung(self) -> list[int]:
         """How often each was, since the last time."""
@@ -49,10 +50,10 @@ class Fronts:
 
 
 def append(writer: RingWriter, length: int) -> None:
-    position = writer.try_reserve(length)
+    position = writer.try_claim(length)
     assert position is not None
-    writer.append(position, length, 3, 0, 1, 9, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0)
-    writer.publish()
+    writer.write(position, length, 3, 0, 1, 9, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0)
+    writer.commit()
 
 
 def test_only_fronts_that_wait_are_rung() -> None:
@@ -114,9 +115,11 @@ def test_a_successor_of_a_front_is_rung_until_it_says_otherwise() -> None:
 
 
 def test_two_processes_never_both_miss_what_the_other_has_stored() -> None:
-    """A flusher settles and a front begins to wait, at the same moment, again and again; one that both miss is never rung."""
+    """A flusher settles and a front begins to wait, at the same moment, again and again; one that
+    both miss is never rung.
+    """
     words = memoryview(mmap.mmap(-1, 4096)).cast("Q")
-    settled, unwanted, seen, begun = (Cell(words, 64 * index) for index in range(4))
+    settled, unwanted, seen, begun = (AtomicCounter(words, 64 * index) for index in range(4))
     bell = Doorbell.create()
     child = os.fork()
     if not child:
@@ -147,9 +150,15 @@ def test_two_processes_never_both_miss_what_the_other_has_stored() -> None:
         os.waitpid(child, 0)
 
 
-def _settle(settled: Cell, unwanted: Cell, seen: Cell, begun: Cell, bell: Doorbell) -> None:
+def _settle(
+    settled: AtomicCounter,
+    unwanted: AtomicCounter,
+    seen: AtomicCounter,
+    begun: AtomicCounter,
+    bell: Doorbell,
+) -> None:
     """The flusher's process: the order of `Flusher._finish`."""
-    news, rng = SettledNews([(bell, unwanted)]), random.Random(2)
+    news, rng = SettledNotifications([(bell, unwanted)]), random.Random(2)
     with ring_region() as region:
         ring = Ring(region)
         for number in range(1, ROUNDS):

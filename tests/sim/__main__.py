@@ -1,4 +1,6 @@
-"""Schedules for as long as wanted, on every core: `make simulate SECONDS=600 SEED=1`. Prints the seed of each that fails."""
+"""Schedules for as long as wanted, on every core: `make simulate SECONDS=600 SEED=1`. Prints the
+seed of each that fails.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,11 @@ def _one(seed: int) -> tuple[int, int, str]:
     try:
         return seed, run(seed).world.steps, ""
     except Exception as error:  # of any kind: what is wanted is its seed
-        return seed, 0, f"{type(error).__name__}: {error}\n" + "\n".join(getattr(error, "__notes__", []))
+        return (
+            seed,
+            0,
+            f"{type(error).__name__}: {error}\n" + "\n".join(getattr(error, "__notes__", [])),
+        )
 
 
 def main() -> int:
@@ -34,13 +40,18 @@ def main() -> int:
         task = progress.add_task("schedules", total=seconds)
         while (elapsed := time.monotonic() - begun) < seconds:
             progress.update(task, completed=elapsed)
-            for seed, its_steps, failure in pool.map(_one, range(first + count, first + count + at_once), chunksize=4):
+            for seed, its_steps, failure in pool.map(
+                _one, range(first + count, first + count + at_once), chunksize=4
+            ):
                 steps += its_steps
                 if failure:
                     failures += 1
                     print(f"seed {seed}: {failure}", flush=True)
             count += at_once
-    print(f"{count} schedules, {steps} steps, {count / elapsed * 60:.0f} schedules a minute, {failures} failures")
+    print(
+        f"{count} schedules, {steps} steps, {count / elapsed * 60:.0f} schedules a minute, "
+        f"{failures} failures"
+    )
     return 1 if failures else 0
 
 

@@ -1,4 +1,5 @@
-"""When the process that is being stepped dies: after so many more published stores and file operations, or at a crash point.
+"""When the process that is being stepped dies: after so many more published stores and file
+operations, or at a crash point.
 
 Owner: `tests.sim.world.World`, which says who is inside a step; nobody else can be interrupted.
 """
@@ -42,7 +43,9 @@ class Fate:
 
     def crash_at_a_point(self) -> None:
         """A process dies at one of the named crash points, when it comes there."""
-        name = self._rng.choice([name for name in CRASH_POINTS if not name.startswith("supervisor.")])
+        name = self._rng.choice(
+            [name for name in CRASH_POINTS if not name.startswith("supervisor.")]
+        )
         self._points.enter_context(armed(name, self._die, self._rng.randint(1, 3)))
 
     def disarm(self) -> None:

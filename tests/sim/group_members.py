@@ -1,10 +1,13 @@
-"""Programs of a schedule that are members of a consumer group, and what the group has promised them.
+"""Programs of a schedule that are members of a consumer group, and what the group has promised
+them.
 
-They know the protocol and nothing of the SDK: heartbeats that carry what they own, commits, leaving, joining again when they are told that they are unknown.
+They know the protocol and nothing of the SDK: heartbeats that carry what they own, commits,
+leaving, joining again when they are told that they are unknown.
 
 Owner: one `tests.sim.schedule.Schedule`.
-Invariants: of a member that was given a partition, commits are taken until another one is given it, and none that was sent later; what was committed and
-    answered is there at the end, or something that was sent behind it; at rest every partition has one owner.
+Invariants: of a member that was given a partition, commits are taken until another one is given it,
+    and none that was sent later; what was committed and answered is there at the end, or something
+    that was sent behind it; at rest every partition has one owner.
 """
 
 from __future__ import annotations
@@ -14,11 +17,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tailrace.connection import Connection
-from tailrace.protocol import requests
-from tailrace.protocol.errors import ErrorCode
+from tailrace.client.connection import Connection
+from tailrace.client.steps import call_json_now
+from tailrace.core.error_codes import ErrorCode
+from tailrace.protocol import messages as requests
+from tailrace.protocol.frame import Api
 from tailrace.protocol.session import Response
-from tailrace.protocol.wire import Api
 from tests.sim.actors import TOPIC, Inbox
 from tests.sim.machine_parts import ADDRESS, MS, SECOND
 from tests.sim.world import World
@@ -26,7 +30,13 @@ from tests.sim.world import World
 GROUP = "g"
 HEARTBEAT_NS = 500 * MS
 SESSION_TIMEOUT_MS = 10_000
-_LATER = (ErrorCode.NOT_READY, ErrorCode.TIMED_OUT, ErrorCode.STORAGE_ERROR, ErrorCode.DISK_FULL, ErrorCode.TOO_MANY_REQUESTS)
+_LATER = (
+    ErrorCode.NOT_READY,
+    ErrorCode.TIMED_OUT,
+    ErrorCode.STORAGE_ERROR,
+    ErrorCode.DISK_FULL,
+    ErrorCode.TOO_MANY_REQUESTS,
+)
 _ANEW = (ErrorCode.UNKNOWN_MEMBER, ErrorCode.FENCED_MEMBER)
 
 
@@ -47,7 +57,9 @@ class GroupHistory:
     partitions: int
     commits: list[Sent] = field(default_factory=list)
     owner: dict[int, tuple[int, str, int]] = field(default_factory=dict)
-    """partition -> (epoch, member, how many commits had been sent) of the last time that one was given it."""
+    """partition -> (epoch, member, how many commits had been sent) of the last time that one was
+    given it.
+    """
 
     def given(self, partition: int, member: str, epoch: int) -> None:
         """A member has heard that it has a partition now."""
@@ -60,20 +72,30 @@ class GroupHistory:
         sent.is_kept = True
         _, owner, given_at = self.owner[sent.partition]
         assert owner == member or sent.number < given_at, (
-            f"{member} has committed {sent.text} for partition {sent.partition}, which {owner} had been given before"
+            f"{member} has committed {sent.text} for partition {sent.partition}, which {owner} "
+            "had been given before"
         )
 
     def check(self, found: dict[int, str]) -> None:
         """`found`: partition -> the text of what the group has committed there."""
         for partition in range(self.partitions):
             sent = [commit for commit in self.commits if commit.partition == partition]
-            last_kept = max((number for number, commit in enumerate(sent) if commit.is_kept), default=None)
-            allowed = {commit.text for commit in sent[0 if last_kept is None else last_kept :] if commit.is_kept is not False}
+            last_kept = max(
+                (number for number, commit in enumerate(sent) if commit.is_kept), default=None
+            )
+            allowed = {
+                commit.text
+                for commit in sent[0 if last_kept is None else last_kept :]
+                if commit.is_kept is not False
+            }
             if last_kept is None:
-                assert found.get(partition) in {None, *allowed}, f"partition {partition}: {found[partition]} was refused, or never sent"
+                assert found.get(partition) in {None, *allowed}, (
+                    f"partition {partition}: {found[partition]} was refused, or never sent"
+                )
             else:
                 assert found.get(partition) in allowed, (
-                    f"partition {partition}: {found.get(partition)} is there, and {sent[last_kept]} was answered"
+                    f"partition {partition}: {found.get(partition)} is there, and "
+                    f"{sent[last_kept]} was answered"
                 )
 
 
@@ -122,16 +144,23 @@ class MemberActor:
     def _heartbeat(self, *, leaves: bool = False) -> None:
         if not self.epoch:
             self.member_id = f"{self.rng.getrandbits(128):032x}"
-        request: dict[str, Any] = {"group": GROUP, "member_id": self.member_id, "member_epoch": -1 if leaves else self.epoch}
+        request: dict[str, Any] = {
+            "group": GROUP,
+            "member_id": self.member_id,
+            "member_epoch": -1 if leaves else self.epoch,
+        }
         if not self.is_reported:
             request["owned"] = self.owned
         if not self.epoch:
             request |= {
-                "kind": "consumer", "topics": [TOPIC], "session_timeout_ms": SESSION_TIMEOUT_MS, "rebalance_timeout_ms": 60_000,
+                "kind": "consumer", "topics": [TOPIC], "session_timeout_ms": SESSION_TIMEOUT_MS,
+                "rebalance_timeout_ms": 60_000,
                 "heartbeat_interval_ms": 500, "client_id": self.name,
             }  # fmt: skip
         self.is_asking = self.connection.request(
-            Api.GROUP_HEARTBEAT, [requests.encode_json(request)], self.inbox.later(lambda response: self._on_heartbeat(response, leaves))
+            Api.GROUP_HEARTBEAT,
+            [requests.encode_json(request)],
+            self.inbox.later(lambda response: self._on_heartbeat(response, leaves)),
         )
         self.next_heartbeat_ns = self.connection.now_ns() + HEARTBEAT_NS
 
@@ -162,7 +191,12 @@ class MemberActor:
     def _commit(self, partition: int) -> None:
         number = len(self.history.commits)
         sent = Sent(partition, f"{self.name}-{number}", number)
-        body = {"group": GROUP, "member_id": self.member_id, "member_epoch": self.epoch, "offsets": [[TOPIC, partition, 0, -1, sent.text]]}
+        body = {
+            "group": GROUP,
+            "member_id": self.member_id,
+            "member_epoch": self.epoch,
+            "offsets": [[TOPIC, partition, 0, -1, sent.text]],
+        }
         member = self.member_id
 
         def on_response(response: Response | None) -> None:
@@ -176,7 +210,9 @@ class MemberActor:
                 assert response.code in _ANEW, (response.code, response.detail())
                 sent.is_kept = False
 
-        self.is_committing = self.connection.request(Api.COMMIT_OFFSETS, [requests.encode_json(body)], self.inbox.later(on_response))
+        self.is_committing = self.connection.request(
+            Api.COMMIT_OFFSETS, [requests.encode_json(body)], self.inbox.later(on_response)
+        )
         if self.is_committing:
             self.history.commits.append(sent)
 
@@ -198,7 +234,9 @@ def members(world: World, rng: random.Random, partitions: int) -> list[MemberAct
     """Those of one group."""
     history = GroupHistory(partitions)
     return [
-        MemberActor(f"m{number}", world, rng, history, Connection(ADDRESS, f"m{number}", world.environment))
+        MemberActor(
+            f"m{number}", world, rng, history, Connection(ADDRESS, f"m{number}", world.runtime)
+        )
         for number in range(rng.randint(1, 3))
     ]
 
@@ -213,9 +251,16 @@ def are_settled(actors: Sequence[MemberActor]) -> bool:
 
 def committed(world: World) -> dict[int, str]:
     """Partition -> the text of what the group has committed there."""
-    connection = Connection(ADDRESS, "check", world.environment)
+    connection = Connection(ADDRESS, "check", world.runtime)
     try:
-        answer = connection.call_json(Api.FETCH_OFFSETS, {"group": GROUP, "partitions": None}, timeout_ms=60 * SECOND // MS)
+        answer = call_json_now(
+            connection,
+            Api.FETCH_OFFSETS,
+            {"group": GROUP, "partitions": None},
+            timeout_ms=60 * SECOND // MS,
+        )
     finally:
         connection.close()
-    return {partition: text for _, partition, offset, _, text, _ in answer["offsets"] if offset >= 0}
+    return {
+        partition: text for _, partition, offset, _, text, _ in answer["offsets"] if offset >= 0
+    }

@@ -1,6 +1,8 @@
-"""What the simulated machine is put together from: bells, files, a reader pool and the coordinator's view of disks that need no system call; its settings.
+"""What the simulated machine is put together from: bells, files, a reader pool and the controller's
+view of disks that need no system call; its settings.
 
-Owner: `tests.sim.world.World`. Each stands in for the part of the real machine that it names; what it does must be what that part promises, and no more.
+Owner: `tests.sim.world.World`. Each stands in for the part of the real machine that it names; what
+    it does must be what that part promises, and no more.
 """
 
 from __future__ import annotations
@@ -12,31 +14,37 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from appliance.groups.store import GroupStore
-from appliance.settings import Settings
-from appliance.surroundings import Machine
+from appliance.config.settings import Settings
+from appliance.control.host_view import Host
+from appliance.groups.base.store import GroupStore
 from shm.doorbell import Doorbell
 from shm.layout import RegionKind, Role
 from shm.region import Region, RegionMissingError
 from shm.ring import Ring
-from shm.runtime.process import Agent, Clock, ProcessContext, ProcessSpec, process_name
-from tailrace.errors import DiskFullError
-from tailrace.formats.partition_file import PARTITION_FILE, PartitionFile
+from shm.runtime.agent_runner import Agent, Clock, ProcessContext, ProcessSpec, process_name
+from tailrace.core.errors import DiskFullError
+from tailrace.format.partition_metadata import PARTITION_FILE, PartitionMetadata
 from tests.kit.simdisk import SimDisk, SimFiles
-from workers.files import read_whole
+from workers.segment.files import read_whole
 
 MS = 1_000_000
 SECOND = 1_000_000_000
 INSTANCE = bytes(range(16))
 ADDRESS = "tcp://simulated:1"
-SETTINGS = Settings(ring_bytes=1 << 16, ring_descriptors=128, lane_bytes=1 << 15, slots=16, dedicated_workers=7)
+SETTINGS = Settings(
+    ring_bytes=1 << 16, ring_descriptors=128, lane_bytes=1 << 15, slots=16, dedicated_workers=7
+)
 """Small on purpose: rings and lanes wrap and fill within a schedule."""
 CHILD_SETTINGS = {
-    "producer.id.expiration.ms": 86_400_000, "producer.ids.max": 10_000, "checkpoint_bytes": 12 << 10, "journal_bytes": 48 << 10,
+    "producer.id.expiration.ms": 86_400_000, "producer.ids.max": 10_000,
+    "checkpoint_bytes": 12 << 10, "journal_bytes": 48 << 10,
     "reserve_bytes": 0, "slots": SETTINGS.slots,
-    "listen": [ADDRESS], "ring_bytes": 1 << 26, "lane_bytes": SETTINGS.lane_bytes, "credit_bytes": 1 << 20, "auto_create_topics": False,
-    "group.members.max": 100, "groups.max": 100, "group.session.timeout.min.ms": 1_000, "group.session.timeout.max.ms": 1_800_000,
-    "offsets.retention.minutes": 10_080, "http.listen": "", "flush.linger_ms": 0, "flush.batch_size": 1 << 20, "fronts": 1,
+    "listen": [ADDRESS], "ring_bytes": 1 << 26, "lane_bytes": SETTINGS.lane_bytes,
+    "credit_bytes": 1 << 20, "auto_create_topics": False,
+    "group.members.max": 100, "groups.max": 100, "group.session.timeout.min.ms": 1_000,
+    "group.session.timeout.max.ms": 1_800_000,
+    "offsets.retention.minutes": 10_080, "http.listen": "", "flush.linger_ms": 0,
+    "flush.batch_size": 1 << 20, "fronts": 1,
 }  # fmt: skip
 
 
@@ -51,29 +59,33 @@ class PowerLost(BaseException):
 class SimBell(Doorbell):
     """A doorbell without a system call."""
 
-    __slots__ = ("is_rung",)
+    __slots__ = ("is_set",)
 
     def __init__(self) -> None:
         super().__init__(-1)
-        self.is_rung = False
+        self.is_set = False
 
     def ring(self) -> None:
-        self.is_rung = True
+        self.is_set = True
 
     def clear(self) -> None:
-        self.is_rung = False
+        self.is_set = False
 
 
-class SimMachine(Machine):
+class SimMachine(Host):
     def __init__(self, files: SimFiles) -> None:
         self._files = files
 
     def free_and_total_bytes(self, path: str) -> tuple[int, int]:
         return self._files.free_bytes(path), self._files.total_bytes(path)
 
-    def read_partition_file(self, directory: str) -> PartitionFile | None:
+    def read_partition_file(self, directory: str) -> PartitionMetadata | None:
         path = f"{directory}/{PARTITION_FILE}"
-        return PartitionFile.decode(read_whole(self._files, path)) if self._files.exists(path) else None
+        return (
+            PartitionMetadata.decode(read_whole(self._files, path))
+            if self._files.exists(path)
+            else None
+        )
 
 
 class ColdFiles(SimFiles):
@@ -90,7 +102,9 @@ class ColdFiles(SimFiles):
 
 
 class SimPool:
-    """`netfront.reader_pool.ReadAhead`: what is asked for is there when the front looks next."""
+    """`netfront.fetch.reader_pool.AsyncReader`: what is asked for is there when the front looks
+    next.
+    """
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self._wake = wake
@@ -106,7 +120,9 @@ class SimPool:
 
 
 class SimGroupStore(GroupStore):
-    """`appliance.groups.store` on a disk that may be full, and whose process may die before and behind each commit."""
+    """`appliance.groups.base.store` on a disk that may be full, and whose process may die before
+    and behind each commit.
+    """
 
     def __init__(self, path: str, world: GroupsWorld) -> None:
         super().__init__(path)
@@ -122,7 +138,9 @@ class SimGroupStore(GroupStore):
 
 
 class SimGroups:
-    """The database of groups: a real file, which outlives its process and, as what is committed is synced, everything else."""
+    """The database of groups: a real file, which outlives its process and, as what is committed is
+    synced, everything else.
+    """
 
     def __init__(self, world: GroupsWorld) -> None:
         self._world = world
@@ -187,7 +205,7 @@ class GroupsWorld(Protocol):
     def fate(self) -> Counting: ...
 
 
-class Surroundings(Protocol):
+class HostView(Protocol):
     """What a process finds on its machine."""
 
     regions: dict[str, Region]
@@ -197,7 +215,7 @@ class Surroundings(Protocol):
 class SimContext(ProcessContext):
     """A child's view of the world."""
 
-    def __init__(self, spec: ProcessSpec, clock: Clock, world: Surroundings) -> None:
+    def __init__(self, spec: ProcessSpec, clock: Clock, world: HostView) -> None:
         self._world = world
         super().__init__(spec, clock)
 
@@ -217,4 +235,4 @@ class SimContext(ProcessContext):
 
 def is_undrained(ring: Ring) -> bool:
     """Whether a ring holds batches that are not settled."""
-    return ring.settled.load() != ring.head.load()
+    return ring.settled.load() != ring.producer_position.load()

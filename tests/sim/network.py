@@ -1,7 +1,9 @@
-"""A ZeroMQ network in memory: one ROUTER per front, DEALERs that find it again, and what ZeroMQ does to messages when a connection breaks.
+"""A ZeroMQ network in memory: one ROUTER per front, DEALERs that find it again, and what ZeroMQ
+does to messages when a connection breaks.
 
-Invariants: messages of a connection keep their order; a reconnected DEALER has another identity; with a connection break some of what was under way
-is lost and the rest arrives (tried with the real thing: 65 of 400 were lost).
+Invariants: messages of a connection keep their order; a reconnected DEALER has another identity;
+with a connection break some of what was under way is lost and the rest arrives (tried with the real
+thing: 65 of 400 were lost).
 """
 
 from __future__ import annotations
@@ -10,10 +12,10 @@ import random
 from collections import deque
 from collections.abc import Sequence
 
-from netfront.credits import Credit
-from netfront.transport import Watched
-from tailrace.formats.checksum import Readable
-from workers.timing_wheel import NEVER_NS
+from netfront.socket.flow_control import Credit
+from netfront.socket.transport import Watched
+from shm.runtime.timing_wheel import NEVER_NS
+from tailrace.format.crc32c import Readable
 
 
 class Link:
@@ -54,7 +56,9 @@ class Network:
             self._end(link)
 
     def cut(self, link: Link) -> None:
-        """The connection breaks and comes back under another identity; some of what was under way is gone."""
+        """The connection breaks and comes back under another identity; some of what was under way
+        is gone.
+        """
         for _ in range(self._rng.randint(0, len(link.to_front))):
             link.to_front.popleft()
         for _ in range(self._rng.randint(0, len(link.to_client))):
@@ -72,7 +76,7 @@ class Network:
         for link in list(self.links.values()):
             self.cut(link)
 
-    # ---- the front's side (netfront.transport.Transport) -----------------------------------------------------------------------------------
+    # ---- the front's side (netfront.socket.transport.Transport) ----------------------------------
 
     def has_input(self) -> bool:
         return any(link.to_front for link in self.links.values())
@@ -96,7 +100,9 @@ class Network:
         link.to_client.append([bytes(frame) for frame in frames])
         return True
 
-    def try_send_buffer(self, identity: bytes, frames: Sequence[Readable], data: memoryview) -> bool:
+    def try_send_buffer(
+        self, identity: bytes, frames: Sequence[Readable], data: memoryview
+    ) -> bool:
         return self.try_send(identity, [*frames, data])
 
     def new_buffer(self, size: int) -> bytearray:
@@ -122,14 +128,16 @@ class Network:
 
     def unsent_bytes(self, identity: bytes) -> int:
         link = self.links.get(identity)
-        return 0 if link is None else sum(len(frame) for frames in link.to_client for frame in frames)
+        return (
+            0 if link is None else sum(len(frame) for frames in link.to_client for frame in frames)
+        )
 
     def unsent_total(self) -> int:
         return sum(self.unsent_bytes(identity) for identity in self.links)
 
 
 class SimSocket:
-    """`tailrace.environment.ClientSocket` over a Link."""
+    """`tailrace.client.runtime.ClientSocket` over a Link."""
 
     def __init__(self, network: Network) -> None:
         self._network = network

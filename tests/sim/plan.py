@@ -1,4 +1,6 @@
-"""What a seed stands for: the appliance's layout, its clients, the faults; and from that, which promises hold."""
+"""What a seed stands for: the appliance's layout, its clients, the faults; and from that, which
+promises hold.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ class Plan:
 
     @property
     def may_have_holes(self) -> bool:
-        """Under durability=memory a segment that was given up after a disk error is not synced: power loss makes a hole of it, which is reported."""
+        """Under durability=memory a segment that was given up after a disk error is not synced:
+        power loss makes a hole of it, which is reported.
+        """
         return self.loses_power and "disk error" in self.faults and self.durability == "memory"
 
     @property
@@ -50,14 +54,29 @@ class Plan:
         return "disk error" in self.faults
 
 
-FAULTS = ("kill", "kill", "crash point", "stop", "kill all", "power", "cut", "clock", "disk error", "full disk", "restart")
+FAULTS = (
+    "kill",
+    "kill",
+    "crash point",
+    "stop",
+    "kill all",
+    "power",
+    "cut",
+    "clock",
+    "disk error",
+    "full disk",
+    "restart",
+)
 
 
 def plan(rng: random.Random) -> Plan:
     faults = tuple(sorted({rng.choice(FAULTS) for _ in range(rng.randint(0, 4))}))
     return Plan(
-        steps=rng.randint(200, 500), workers=rng.randint(1, 2), data_dirs=rng.choice((1, 1, 2)), partitions=rng.randint(1, 7),
-        acks=rng.choice((1, "all", "all")), durability=rng.choice(("disk", "disk", "memory")), producers=rng.randint(1, 2), consumers=rng.randint(0, 2),
-        faults=faults, fault_rate=rng.choice((0.005, 0.01, 0.03)), log_append_time=rng.random() < 0.3, changes_layout=rng.random() < 0.3,
+        steps=rng.randint(200, 500), workers=rng.randint(1, 2), data_dirs=rng.choice((1, 1, 2)),
+        partitions=rng.randint(1, 7),
+        acks=rng.choice((1, "all", "all")), durability=rng.choice(("disk", "disk", "memory")),
+        producers=rng.randint(1, 2), consumers=rng.randint(0, 2),
+        faults=faults, fault_rate=rng.choice((0.005, 0.01, 0.03)),
+        log_append_time=rng.random() < 0.3, changes_layout=rng.random() < 0.3,
         dedicated=rng.random() < 0.2, deletes=rng.random() < 0.3, delays=rng.random() < 0.4,
     )  # fmt: skip

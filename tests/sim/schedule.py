@@ -1,4 +1,5 @@
-"""One schedule: a world, clients, faults, all from one seed; then everything is healed, comes to rest, and is checked.
+"""One schedule: a world, clients, faults, all from one seed; then everything is healed, comes to
+rest, and is checked.
 
 A schedule that fails is replayed by `run(seed)`.
 """
@@ -11,16 +12,17 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from appliance import topic_settings
-from appliance.default_schema import DEFAULT_DELAY_SCHEMA_MESSAGE, DEFAULT_SCHEMA_MESSAGE
+from appliance.config import topic_config as topic_settings
+from appliance.config.default_schema import DEFAULT_DELAY_SCHEMA_MESSAGE, DEFAULT_SCHEMA_MESSAGE
 from shm.layout import Role
-from tailrace.admin import Admin
-from tailrace.consumer import Consumer
-from tailrace.delays import delay_log_name
-from tailrace.errors import CorruptBatchError
-from tailrace.producer import Producer
-from tailrace.protocol import requests
-from tailrace.records import Record, TopicPartition
+from tailrace.admin.admin import Admin
+from tailrace.consumer.consumer import Consumer
+from tailrace.core.delays import delay_log_name
+from tailrace.core.errors import CorruptBatchError
+from tailrace.core.records import Record
+from tailrace.core.topic_partition import TopicPartition
+from tailrace.producer.producer import Producer
+from tailrace.protocol import messages as requests
 from tests.kit.batches import TIME_US
 from tests.kit.checker import History, check
 from tests.sim.actors import LATER, TOPIC, AdminActor, ConsumerActor, Delayed, ProducerActor, skip
@@ -47,10 +49,10 @@ class AllKilled(BaseException):
 class Schedule:
     """One seed's world."""
 
-    def __init__(self, seed: int, wanted: Plan | None = None) -> None:
+    def __init__(self, seed: int, requested: Plan | None = None) -> None:
         self.seed = seed
         self.rng = random.Random(seed)
-        self.plan = wanted or plan(self.rng)
+        self.plan = requested or plan(self.rng)
         self.history = History()
         self.world = World(self.rng, workers=self.plan.workers, data_dirs=self.plan.data_dirs)
         if seed % 2:
@@ -63,7 +65,9 @@ class Schedule:
         """Members of a share group."""
         self.raw_rng = random.Random(f"raw of {seed}")
         self.raw: RawProducerActor | None = None
-        self.actors: list[ProducerActor | ConsumerActor | AdminActor | MemberActor | ShareActor | RawProducerActor] = []
+        self.actors: list[
+            ProducerActor | ConsumerActor | AdminActor | MemberActor | ShareActor | RawProducerActor
+        ] = []
         self.delayed: Delayed | None = None
         self.losses_ns: list[int] = []
         """When the power failed."""
@@ -82,16 +86,18 @@ class Schedule:
         finally:
             for actor in self.actors:
                 if isinstance(actor, ProducerActor):
-                    actor.producer._sender.closed = True
-                    os.close(actor.producer._sender._wake_fd)
-                    os.close(actor.producer._sender._driver_fd)
+                    actor.producer._sender_thread.closed = (
+                        actor.producer._sender_thread.is_stopped
+                    ) = True
+                    os.close(actor.producer._sender_thread._wake_fd)
+                    os.close(actor.producer._sender_thread._driver_fd)
             world.close()
 
     @property
     def producers(self) -> list[ProducerActor]:
         return [actor for actor in self.actors if isinstance(actor, ProducerActor)]
 
-    # ---- phases ----------------------------------------------------------------------------------------------------------------------
+    # ---- phases ----------------------------------------------------------------------------------
 
     def _set_up(self) -> None:
         world, plan = self.world, self.plan
@@ -109,10 +115,18 @@ class Schedule:
         catalog.create_topic(TOPIC, plan.partitions, given, DEFAULT_SCHEMA_MESSAGE, False, TIME_US)
         if plan.delays:
             given = {"durability": plan.durability, "segment.bytes": 4000, "delay.enabled": True}
-            later = catalog.create_topic(LATER, min(2, plan.partitions), given, DEFAULT_SCHEMA_MESSAGE, False, TIME_US)
+            later = catalog.create_topic(
+                LATER, min(2, plan.partitions), given, DEFAULT_SCHEMA_MESSAGE, False, TIME_US
+            )
             own = {**topic_settings.delay_log_settings(given), "segment.bytes": 4000}
             catalog.create_topic(
-                delay_log_name(LATER), len(later.partitions), own, DEFAULT_DELAY_SCHEMA_MESSAGE, False, TIME_US, later.topic_id
+                delay_log_name(LATER),
+                len(later.partitions),
+                own,
+                DEFAULT_DELAY_SCHEMA_MESSAGE,
+                False,
+                TIME_US,
+                later.topic_id,
             )
         catalog.close()
         world.boot()
@@ -120,15 +134,26 @@ class Schedule:
         self.delayed = Delayed(world, self.rng, min(2, plan.partitions)) if plan.delays else None
         for number in range(plan.producers):
             producer = Producer(
-                ADDRESS, environment=world.environment, acks=plan.acks, linger_ms=self.rng.choice((0, 5)), compression_type="none",
+                ADDRESS, runtime=world.runtime, acks=plan.acks, linger_ms=self.rng.choice((0, 5)),
+                compression_type="none",
                 request_timeout_ms=3000, delivery_timeout_ms=3_600_000, retry_backoff_ms=20,
             )  # fmt: skip
-            self.actors.append(ProducerActor(f"p{number}", producer, self.rng, self.history, plan.partitions, self.delayed))
+            self.actors.append(
+                ProducerActor(
+                    f"p{number}", producer, self.rng, self.history, plan.partitions, self.delayed
+                )
+            )
             producer.partitions_for(TOPIC)
             if plan.delays:
                 producer.partitions_for(LATER)
         self.actors += [
-            ConsumerActor(self._consumer(), self.history, not plan.is_lossless, plan.may_have_holes, plan.deletes)
+            ConsumerActor(
+                self._consumer(),
+                self.history,
+                not plan.is_lossless,
+                plan.may_have_holes,
+                plan.deletes,
+            )
             for _ in range(plan.consumers)
         ]
 
@@ -142,21 +167,26 @@ class Schedule:
             self.actors.append(self.raw)
         if queue_given:
             limit = queue_given["group.share.delivery.count.limit"]
-            queue = QueueHistory(plan.partitions, limit, may_lose=not plan.is_lossless, may_delete=plan.deletes)
+            queue = QueueHistory(
+                plan.partitions, limit, may_lose=not plan.is_lossless, may_delete=plan.deletes
+            )
             self.workers = share_members(world, self.queue_rng, queue)
             self.actors += self.workers
 
     def _consumer(self, topic: str = TOPIC) -> Consumer:
         # Answers of a few batches: they are filled, and what follows them is read ahead.
         consumer = Consumer(
-            topic, bootstrap=ADDRESS, environment=self.world.environment, auto_offset_reset="none", fetch_max_wait_ms=100, fetch_max_bytes=1 << 11,
+            topic, bootstrap=ADDRESS, runtime=self.world.runtime, auto_offset_reset="none",
+            fetch_max_wait_ms=100, fetch_max_bytes=1 << 11,
         )  # fmt: skip
         for key in consumer.assignment():
             consumer.seek(key, 0)
         return consumer
 
     def _guarded(self, act: Callable[[], None]) -> None:
-        """Until `act` ends by itself: whoever pulls the plug in the midst of it makes it begin again."""
+        """Until `act` ends by itself: whoever pulls the plug in the midst of it makes it begin
+        again.
+        """
         while True:
             try:
                 act()
@@ -180,8 +210,19 @@ class Schedule:
     def _queue_fault(self) -> None:
         """What queues have to live with: locks pass; the process that keeps them dies."""
         world, rng = self.world, self.queue_rng
-        groups = next((child for child in world.children if child.role is Role.GROUPS and child.agent is not None), None)
-        if groups is not None and rng.random() < 0.5 and {"kill", "kill all", "crash point"} & set(self.plan.faults):
+        groups = next(
+            (
+                child
+                for child in world.children
+                if child.role is Role.GROUPS and child.agent is not None
+            ),
+            None,
+        )
+        if (
+            groups is not None
+            and rng.random() < 0.5
+            and {"kill", "kill all", "crash point"} & set(self.plan.faults)
+        ):
             self.log.append(f"{world.steps}: groups killed")
             if world.is_runnable(groups):
                 world.fate.doom(rng.randint(0, 25))
@@ -254,20 +295,22 @@ class Schedule:
         deadline_ns = world.now_ns + 600 * SECOND
         producers = self.producers
         for actor in producers:
-            with actor.producer._sender.lock:
-                actor.producer._sender.close_all()
-        while any(actor.producer._sender.accumulator.unended_count for actor in producers):
+            with actor.producer._sender_thread.lock:
+                actor.producer._sender_thread.close_all()
+        while any(
+            actor.producer._sender_thread.accumulator.incomplete_count for actor in producers
+        ):
             assert world.now_ns < deadline_ns, "batches do not end: " + "; ".join(
-                f"{actor.name}: {batch.state.name} {batch.last_refusal}" for actor in producers for queue in actor.producer._sender.accumulator.queues.values()
-                for batch in queue.batches()
+                f"{actor.name}: {batch.state.name} {batch.last_refusal}" for actor in producers
+                for queue in actor.producer._sender_thread.accumulator.queues.values() for batch in queue.batches()  # noqa: E501
             )  # fmt: skip
             self._quiet_step()
-        while self.raw is not None and self.raw.unended_count:
+        while self.raw is not None and self.raw.incomplete_count:
             assert world.now_ns < deadline_ns, f"requests past the SDK do not end: {self.raw.lanes}"
             self._quiet_step()
         world.settle_servers()
         if "disk error" in self.plan.faults:  # the operator has seen to the disk
-            with Admin(ADDRESS, environment=world.environment) as admin:
+            with Admin(ADDRESS, runtime=world.runtime) as admin:
                 admin.bring_online(TOPIC)
                 if self.delayed is not None:
                     admin.bring_online(LATER)
@@ -283,49 +326,79 @@ class Schedule:
         """Until every partition has one owner in the group."""
         while not are_settled(self.members):
             assert self.world.now_ns < deadline_ns, "the group does not come to rest: " + "; ".join(
-                f"{actor.name}: epoch={actor.epoch} owned={actor.partitions} asks={actor.is_asking}" for actor in self.members
+                f"{actor.name}: epoch={actor.epoch} owned={actor.partitions} asks={actor.is_asking}"
+                for actor in self.members
             )
             self._quiet_step()
 
     def _await_queue(self, deadline_ns: int) -> None:
-        """Until all that is in the log was accepted, rejected or is a dead letter; that stays so when the process of groups is killed."""
+        """Until all that is in the log was accepted, rejected or is a dead letter; that stays so
+        when the process of groups is killed.
+        """
         world = self.world
         for actor in self.workers:
             actor.is_calm = True
         while not is_done(rows := partitions_of_queue(world), self.plan.partitions):
-            assert world.now_ns < deadline_ns, f"the queue does not come to its end: {rows}; " + "; ".join(
-                f"{actor.name}: epoch={actor.epoch} held={len(actor.held)} under={actor.under}" for actor in self.workers
+            assert world.now_ns < deadline_ns, (
+                f"the queue does not come to its end: {rows}; "
+                + "; ".join(
+                    f"{actor.name}: epoch={actor.epoch} held={len(actor.held)} under={actor.under}"
+                    for actor in self.workers
+                )
             )
             for _ in range(50):
                 self._quiet_step()
         queue = self.workers[0].history
         rest_ns = world.now_ns
-        while any(actor.heard_ns < rest_ns for actor in self.workers):  # then no suspicion is left open
+        while any(
+            actor.last_request_ns < rest_ns for actor in self.workers
+        ):  # then no suspicion is left open
             assert world.now_ns < deadline_ns, "a member of the queue is not heard any more"
             self._quiet_step()
-        queue.check({p: row["beginning"] for p, row in rows.items()}, {p: row["end"] for p, row in rows.items()})
+        queue.check(
+            {p: row["beginning"] for p, row in rows.items()},
+            {p: row["end"] for p, row in rows.items()},
+        )
         world.bury(next(child for child in world.children if child.role is Role.GROUPS))
         world.settle_servers()
-        assert is_done(partitions_of_queue(world), self.plan.partitions), "what was done with is not, for the next process of groups"
+        assert is_done(partitions_of_queue(world), self.plan.partitions), (
+            "what was done with is not, for the next process of groups"
+        )
 
     def _await_deliveries(self, deadline_ns: int) -> None:
-        """Until the scheduler has nothing left that is due within reach: the clock may have been set, by hours."""
+        """Until the scheduler has nothing left that is due within reach: the clock may have been
+        set, by hours.
+        """
         world = self.world
-        with Admin(ADDRESS, environment=world.environment) as admin:
+        with Admin(ADDRESS, runtime=world.runtime) as admin:
             while True:
                 world.settle_servers()
                 waiting = admin.describe_delays()
-                if all(partition["pending"] == 0 and partition["is_settled"] for partition in waiting):
+                if all(
+                    partition["pending"] == 0 and partition["is_settled"] for partition in waiting
+                ):
                     return
-                assert world.now_ns < deadline_ns + 86_400 * SECOND, f"what was delayed does not come: {waiting}"
-                due = [partition["next_due_us"] - world.clock.wall_us() for partition in waiting if partition["next_due_us"] is not None]
+                assert world.now_ns < deadline_ns + 86_400 * SECOND, (
+                    f"what was delayed does not come: {waiting}"
+                )
+                due = [
+                    partition["next_due_us"] - world.clock.wall_us()
+                    for partition in waiting
+                    if partition["next_due_us"] is not None
+                ]
                 world.pass_time(world.now_ns + max(10 * MS, min(due, default=0) * 1000))
 
     def _quiet_step(self) -> None:
-        """Somebody who can do something, else on to the next deadline: a wake-up that nobody gives is a hang that shows."""
+        """Somebody who can do something, else on to the next deadline: a wake-up that nobody gives
+        is a hang that shows.
+        """
         world = self.world
         runnable = [child for child in world.children if world.is_runnable(child)]
-        ready = [actor for actor in self.actors if actor.has_input() or actor.next_wake_ns(world.now_ns) <= world.now_ns]
+        ready = [
+            actor
+            for actor in self.actors
+            if actor.has_input() or actor.next_wake_ns(world.now_ns) <= world.now_ns
+        ]
         world.now_ns += 10_000
         if runnable and (not ready or self.rng.random() < 0.6):
             world.step(self.rng.choice(runnable))
@@ -337,7 +410,7 @@ class Schedule:
                 actor.turn() if isinstance(actor, ConsumerActor) else actor.pump()
             world.pass_time(min(actor.next_wake_ns(world.now_ns) for actor in self.actors))
 
-    # ---- the end ---------------------------------------------------------------------------------------------------------------------
+    # ---- the end ---------------------------------------------------------------------------------
 
     def _check(self) -> int:
         plan = self.plan
@@ -347,7 +420,9 @@ class Schedule:
         with self._consumer() as reader:
             ends = reader.end_offsets(reader.assignment())
             starts = reader.beginning_offsets(reader.assignment())
-            assert plan.deletes or not plan.is_lossless or not any(starts.values()), f"the beginning is gone: {starts}"
+            assert plan.deletes or not plan.is_lossless or not any(starts.values()), (
+                f"the beginning is gone: {starts}"
+            )
             for key, start in starts.items():
                 reader.seek(key, start)
             waited = 0
@@ -357,16 +432,26 @@ class Schedule:
                     assert record.value is not None
                     readable[record.partition].append((record.offset, record.value))
                     if plan.log_append_time:
-                        assert record.timestamp >= appended_us.get(record.partition, 0), f"the time of appending went back at {record}"
+                        assert record.timestamp >= appended_us.get(record.partition, 0), (
+                            f"the time of appending went back at {record}"
+                        )
                         appended_us[record.partition] = record.timestamp
                     waited = 0
                 waited += 1
-                assert waited < 200, f"the log cannot be read to its end: {[(key, reader.position(key), ends[key]) for key in ends]}"
+                assert waited < 200, (
+                    "the log cannot be read to its end: "
+                    f"{[(key, reader.position(key), ends[key]) for key in ends]}"
+                )
         if self.delayed is not None:
             self.delayed.check(self._read_delayed(), is_lossless=plan.is_lossless)
         if self.workers and "disk error" not in plan.faults:
-            senders: list[ProducerActor | RawProducerActor] = [*self.producers, *([self.raw] if self.raw is not None else [])]
-            sent_ns = {value: sent_ns for actor in senders for value, sent_ns in actor.sent_ns.items()}
+            senders: list[ProducerActor | RawProducerActor] = [
+                *self.producers,
+                *([self.raw] if self.raw is not None else []),
+            ]
+            sent_ns = {
+                value: sent_ns for actor in senders for value, sent_ns in actor.sent_ns.items()
+            }
             self.workers[0].history.check_losses(readable, sent_ns, self.losses_ns)
         return check(
             self.history,
@@ -412,7 +497,9 @@ class Schedule:
 
 def is_done(rows: dict[int, dict[str, Any]], partitions: int) -> bool:
     """Whether a queue has nothing left: `rows` of `partitions_of_queue`."""
-    return len(rows) == partitions and all(row["end"] is not None and row["start_offset"] == row["end"] for row in rows.values())
+    return len(rows) == partitions and all(
+        row["end"] is not None and row["start_offset"] == row["end"] for row in rows.values()
+    )
 
 
 def run(seed: int) -> Schedule:
@@ -421,6 +508,9 @@ def run(seed: int) -> Schedule:
     try:
         schedule.run()
     except BaseException as error:
-        error.add_note(f"replay with tests.sim.schedule.run({seed}): {schedule.plan}\n" + "\n".join(schedule.log))
+        error.add_note(
+            f"replay with tests.sim.schedule.run({seed}): {schedule.plan}\n"
+            + "\n".join(schedule.log)
+        )
         raise
     return schedule

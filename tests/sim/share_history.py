@@ -1,13 +1,16 @@
 """What a share group has promised its members, held against what they were told and what they said.
 
 Owner: one `tests.sim.schedule.Schedule`.
-Invariants, while the log loses nothing: a record is given out as the n-th time once for each n, and never more often than the limit; nobody is given a record
-    while another member has a lock on it that has not passed; what is said under such a lock is taken, what is said under one that has moved on is refused;
-    what was accepted is not given out again. At rest every record was accepted, rejected, or is a dead letter.
+Invariants, while the log loses nothing: a record is given out as the n-th time once for each n, and
+    never more often than the limit; nobody is given a record while another member has a lock on it
+    that has not passed; what is said under such a lock is taken, what is said under one that has
+    moved on is refused; what was accepted is not given out again. At rest every record was
+    accepted, rejected, or is a dead letter.
 
-Members see requests and answers, not when the appliance carried them out: a lock begins before its answer and not before its request, so it lasts at least
-until the request's time and the lock's duration. Whether a member was one all the time shows when its next heartbeat is answered; until then what speaks
-against the appliance is a suspicion.
+Members see requests and answers, not when the appliance carried them out: a lock begins before its
+answer and not before its request, so it lasts at least until the request's time and the lock's
+duration. Whether a member was one all the time shows when its next heartbeat is answered; until
+then what speaks against the appliance is a suspicion.
 """
 
 from __future__ import annotations
@@ -26,7 +29,9 @@ class Place(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Delivery:
-    """A record that a member was given. `until_ns`: its lock does not pass earlier; `spoken_ns`: since when the member may have given it back."""
+    """A record that a member was given. `until_ns`: its lock does not pass earlier; `spoken_ns`:
+    since when the member may have given it back.
+    """
 
     place: Place
     member: str
@@ -44,7 +49,10 @@ class Delivery:
 
     def __str__(self) -> str:
         kind = "dead, " if self.is_dead else ""
-        return f"{self.place} to {self.member[:6]} ({kind}{self.count}. time, asked {self.asked_ns}, told {self.told_ns}, until {self.until_ns})"
+        return (
+            f"{self.place} to {self.member[:6]} ({kind}{self.count}. time, asked "
+            f"{self.asked_ns}, told {self.told_ns}, until {self.until_ns})"
+        )
 
 
 class Suspicion(NamedTuple):
@@ -67,24 +75,38 @@ class QueueHistory:
     taken: dict[Place, tuple[int, Delivery]] = field(default_factory=dict)
     """What was accepted or rejected: when that was answered, and under which lock."""
     handled: dict[Place, int] = field(default_factory=dict)
-    """What somebody has said to be done with (accepted, rejected or written to the dead letters), and when last."""
+    """What somebody has said to be done with (accepted, rejected or written to the dead letters),
+    and when last.
+    """
     suspicions: dict[str, list[Suspicion]] = field(default_factory=dict)
 
     def given(self, delivery: Delivery) -> None:
         """A member was told that it has a record."""
         assert 0 <= delivery.place.partition < self.partitions
-        assert 1 <= delivery.count <= self.delivery_limit, f"beyond the limit of {self.delivery_limit}: {delivery}"
-        assert not delivery.is_dead or delivery.count == self.delivery_limit, f"dead too early: {delivery}"
+        assert 1 <= delivery.count <= self.delivery_limit, (
+            f"beyond the limit of {self.delivery_limit}: {delivery}"
+        )
+        assert not delivery.is_dead or delivery.count == self.delivery_limit, (
+            f"dead too early: {delivery}"
+        )
         if self.may_lose:
             return
         done = self.taken.get(delivery.place)
-        assert done is None or delivery.asked_ns <= done[0], f"given out again: {delivery}; it was done with at {done and done[0]}"
+        assert done is None or delivery.asked_ns <= done[0], (
+            f"given out again: {delivery}; it was done with at {done and done[0]}"
+        )
         others = self.deliveries.setdefault(delivery.place, [])
         for other in others:
             same = not delivery.is_dead and not other.is_dead and delivery.count == other.count
             assert not same, f"given out twice as the same delivery: {delivery}, {other}"
-            if delivery.is_behind(other) and other.spoken_ns is None and delivery.told_ns < other.until_ns:
-                self._suspect(other.member, delivery.told_ns, f"two locks at once: {delivery}, {other}")
+            if (
+                delivery.is_behind(other)
+                and other.spoken_ns is None
+                and delivery.told_ns < other.until_ns
+            ):
+                self._suspect(
+                    other.member, delivery.told_ns, f"two locks at once: {delivery}, {other}"
+                )
         others.append(delivery)
 
     def kept(self, delivery: Delivery, asked_ns: int, now_ns: int) -> None:
@@ -94,17 +116,25 @@ class QueueHistory:
         known = self.taken.get(delivery.place)
         assert known is None, f"taken twice: {delivery}, and {known and known[1]}"
         for other in self.deliveries[delivery.place]:
-            stale = other.member != delivery.member and other.is_behind(delivery) and other.told_ns < asked_ns
+            stale = (
+                other.member != delivery.member
+                and other.is_behind(delivery)
+                and other.told_ns < asked_ns
+            )
             assert not stale, f"taken under a lock that had moved on: {delivery}, and {other}"
         self.taken[delivery.place] = now_ns, delivery
 
     def refused(self, delivery: Delivery, now_ns: int) -> None:
         """What its member said of it was refused: the lock has passed."""
         if not self.may_lose and not self.may_delete and now_ns < delivery.until_ns:
-            self._suspect(delivery.member, now_ns, f"refused under a lock that had not passed: {delivery}")
+            self._suspect(
+                delivery.member, now_ns, f"refused under a lock that had not passed: {delivery}"
+            )
 
     def still_member(self, member: str, since_ns: int) -> None:
-        """A heartbeat that was sent at `since_ns` was answered: it was a member all the time until then."""
+        """A heartbeat that was sent at `since_ns` was answered: it was a member all the time until
+        then.
+        """
         for suspicion in self.suspicions.get(member, ()):
             assert suspicion.at_ns >= since_ns, suspicion.sentence
 
@@ -116,19 +146,38 @@ class QueueHistory:
         if self.may_lose:
             return
         for partition, end in ends.items():
-            missed = [offset for offset in range(starts[partition], end) if Place(partition, offset) not in self.handled]
-            assert not missed, f"partition {partition}: the queue has passed {missed[:5]} of {len(missed)} records over"
-            beyond = [place for place in self.deliveries if place.partition == partition and place.offset >= end]
+            missed = [
+                offset
+                for offset in range(starts[partition], end)
+                if Place(partition, offset) not in self.handled
+            ]
+            assert not missed, (
+                f"partition {partition}: the queue has passed {missed[:5]} of {len(missed)} "
+                "records over"
+            )
+            beyond = [
+                place
+                for place in self.deliveries
+                if place.partition == partition and place.offset >= end
+            ]
             assert not beyond, f"given out and not there: {beyond[:5]}"
 
     def check_losses(
-        self, readable: Mapping[int, Sequence[tuple[int, bytes]]], sent_ns: Mapping[bytes, int], losses_ns: Sequence[int]
+        self,
+        readable: Mapping[int, Sequence[tuple[int, bytes]]],
+        sent_ns: Mapping[bytes, int],
+        losses_ns: Sequence[int],
     ) -> None:
-        """What took the place of a record that a power failure took is not passed over with it. `readable`: partition -> (offset, value)."""
+        """What took the place of a record that a power failure took is not passed over with it.
+        `readable`: partition -> (offset, value).
+        """
         for partition, records in readable.items():
             for offset, value in records:
-                lost_ns = max((loss_ns for loss_ns in losses_ns if loss_ns <= sent_ns[value]), default=0)
+                lost_ns = max(
+                    (loss_ns for loss_ns in losses_ns if loss_ns <= sent_ns[value]), default=0
+                )
                 handled_ns = self.handled.get(Place(partition, offset), -1)
                 assert handled_ns >= lost_ns, (
-                    f"{value!r} at {partition}/{offset} was sent after {lost_ns}, and handled last at {handled_ns}"
+                    f"{value!r} at {partition}/{offset} was sent after {lost_ns}, and handled "
+                    f"last at {handled_ns}"
                 )

@@ -1,10 +1,12 @@
 """Programs of a schedule that take records from a queue: members of a share group.
 
-They know the protocol and nothing of the SDK: heartbeats, numbered requests that acquire and acknowledge and are sent again until they are answered, members
-that leave or die. A dead letter is a note in the history, made before its record is accepted.
+They know the protocol and nothing of the SDK: heartbeats, numbered requests that acquire and
+acknowledge and are sent again until they are answered, members that leave or die. A dead letter is
+a note in the history, made before its record is accepted.
 
 Owner: one `tests.sim.schedule.Schedule`.
-Invariants: those of `tests.sim.share_history`; of each member one request that acquires or acknowledges is under way.
+Invariants: those of `tests.sim.share_history`; of each member one request that acquires or
+    acknowledges is under way.
 """
 
 from __future__ import annotations
@@ -14,12 +16,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from tailrace.connection import Connection
-from tailrace.errors import UnknownGroupError
-from tailrace.protocol import requests
-from tailrace.protocol.errors import ErrorCode
+from tailrace.client.connection import Connection
+from tailrace.client.steps import call_json_now
+from tailrace.core.error_codes import ErrorCode
+from tailrace.core.errors import UnknownGroupError
+from tailrace.protocol import messages as requests
+from tailrace.protocol.frame import Api
 from tailrace.protocol.session import Response
-from tailrace.protocol.wire import Api
 from tests.sim.actors import TOPIC, Inbox
 from tests.sim.machine_parts import ADDRESS, MS, SECOND
 from tests.sim.share_history import Delivery, Place, QueueHistory
@@ -28,7 +31,7 @@ from tests.sim.world import World
 GROUP = "queue"
 HEARTBEAT_NS = 500 * MS
 SESSION_TIMEOUT_MS = 10_000
-AGAIN_NS = 50 * MS
+RETRY_INTERVAL_NS = 50 * MS
 _UNKNOWN = (ErrorCode.NOT_READY, ErrorCode.TIMED_OUT, ErrorCode.TOO_MANY_REQUESTS)
 """Perhaps carried out."""
 _UNDONE = (ErrorCode.STORAGE_ERROR, ErrorCode.DISK_FULL)
@@ -77,7 +80,7 @@ class ShareActor:
     is_asking: bool = False
     is_calm: bool = False
     """Whether it only accepts now: the schedule comes to its end."""
-    heard_ns: int = 0
+    last_request_ns: int = 0
     """When it sent the last heartbeat that was answered with OK."""
     next_heartbeat_ns: int = 0
     next_request_ns: int = 0
@@ -104,12 +107,12 @@ class ShareActor:
         if self.epoch and not self.is_sent and now_ns >= self.next_request_ns:
             self._request()
 
-    # ---- being a member --------------------------------------------------------------------------------------------------------------
+    # ---- being a member --------------------------------------------------------------------------
 
     def _die(self) -> None:
         """SIGKILL: what it had sent may still arrive, what it had is to be given to others."""
         self.connection.close()
-        self.connection = Connection(ADDRESS, self.name, self.world.environment)
+        self.connection = Connection(ADDRESS, self.name, self.world.runtime)
         self._begin_anew()
 
     def _begin_anew(self) -> None:
@@ -131,11 +134,13 @@ class ShareActor:
         if not self.epoch:
             self.member_id = f"{self.rng.getrandbits(128):032x}"
         request: dict[str, Any] = {
-            "group": GROUP, "kind": "share", "member_id": self.member_id, "member_epoch": -1 if leaves else self.epoch,
+            "group": GROUP, "kind": "share", "member_id": self.member_id,
+            "member_epoch": -1 if leaves else self.epoch,
         }  # fmt: skip
         if not self.epoch:
             request |= {
-                "topics": [TOPIC], "session_timeout_ms": SESSION_TIMEOUT_MS, "heartbeat_interval_ms": 500, "client_id": self.name,
+                "topics": [TOPIC], "session_timeout_ms": SESSION_TIMEOUT_MS,
+                "heartbeat_interval_ms": 500, "client_id": self.name,
                 "offset_reset": "earliest",
             }  # fmt: skip
         life = self.life
@@ -144,7 +149,9 @@ class ShareActor:
             if life == self.life:
                 self._on_heartbeat(response, now_ns, leaves=leaves)
 
-        self.is_asking = self.connection.request(Api.GROUP_HEARTBEAT, [requests.encode_json(request)], self.inbox.later(on_response))
+        self.is_asking = self.connection.request(
+            Api.GROUP_HEARTBEAT, [requests.encode_json(request)], self.inbox.later(on_response)
+        )
         self.next_heartbeat_ns = now_ns + HEARTBEAT_NS
 
     def _on_heartbeat(self, response: Response | None, asked_ns: int, *, leaves: bool) -> None:
@@ -155,17 +162,22 @@ class ShareActor:
             answer = requests.decode_json(response.body[0])
             assert answer["member_id"] == self.member_id
             if self.epoch:
-                assert answer["member_epoch"] == self.epoch, "a share member's epoch does not change"
+                assert answer["member_epoch"] == self.epoch, (
+                    "a share member's epoch does not change"
+                )
                 self.history.still_member(self.member_id, asked_ns)
             else:
                 (self.topic_id,) = answer["topic_names"]
                 self.next_request_ns = self.connection.now_ns()
             self.epoch = answer["member_epoch"]
-            self.heard_ns = asked_ns
+            self.last_request_ns = asked_ns
         else:
-            assert response is None or response.code in (*_UNKNOWN, *_UNDONE), (response.code, response.detail())
+            assert response is None or response.code in (*_UNKNOWN, *_UNDONE), (
+                response.code,
+                response.detail(),
+            )
 
-    # ---- records ---------------------------------------------------------------------------------------------------------------------
+    # ---- records ---------------------------------------------------------------------------------
 
     def _request(self) -> None:
         """Send the request that waits for its answer again, or the next one."""
@@ -178,12 +190,18 @@ class ShareActor:
                 self.is_sent = False
                 self._on_answer(under, response)
 
-        self.is_sent = self.connection.request(under.api, [requests.encode_json(under.body)], self.inbox.later(on_response))
-        self.next_request_ns = self.connection.now_ns() + AGAIN_NS
+        self.is_sent = self.connection.request(
+            under.api, [requests.encode_json(under.body)], self.inbox.later(on_response)
+        )
+        self.next_request_ns = self.connection.now_ns() + RETRY_INTERVAL_NS
 
     def _next_request(self) -> Under:
         now_ns = self.connection.now_ns()
-        said = [(delivery, outcome) for delivery in self.held.values() if (outcome := self._outcome(delivery))]
+        said = [
+            (delivery, outcome)
+            for delivery in self.held.values()
+            if (outcome := self._outcome(delivery))
+        ]
         for delivery, outcome in said:
             if outcome != "renew":
                 delivery.spoken_ns = now_ns
@@ -191,7 +209,8 @@ class ShareActor:
                 self.history.handled[delivery.place] = now_ns
         self.sequence += 1
         body: dict[str, Any] = {
-            "group": GROUP, "member_id": self.member_id, "member_epoch": self.epoch, "sequence": self.sequence,
+            "group": GROUP, "member_id": self.member_id, "member_epoch": self.epoch,
+            "sequence": self.sequence,
             "acknowledge": [[self.topic_id, *run] for run in _runs(said)],
         }  # fmt: skip
         if said and self.rng.random() < 0.3:
@@ -212,7 +231,9 @@ class ShareActor:
         if response is None or response.code in _UNKNOWN:
             under.is_clear = False
         elif response.code in _UNDONE:
-            if under.is_clear and self.rng.random() < 0.5:  # said to be undone: the next request is another one
+            if (
+                under.is_clear and self.rng.random() < 0.5
+            ):  # said to be undone: the next request is another one
                 self.under = None
         elif response.code in _ANEW:
             self._begin_anew()
@@ -222,7 +243,11 @@ class ShareActor:
             self._take_up(under, requests.decode_json(response.body[0]), now_ns)
 
     def _take_up(self, under: Under, answer: dict[str, Any], now_ns: int) -> None:
-        refused = {Place(partition, offset) for _, partition, first, last, *_ in answer["refused"] for offset in range(first, last + 1)}
+        refused = {
+            Place(partition, offset)
+            for _, partition, first, last, *_ in answer["refused"]
+            for offset in range(first, last + 1)
+        }
         for delivery, outcome in under.said:
             if delivery.place in refused:
                 self.history.refused(delivery, now_ns)
@@ -238,11 +263,19 @@ class ShareActor:
                 assert topic_id == self.topic_id
                 for offset in range(first, last + 1):
                     place = Place(partition, offset)
-                    delivery = Delivery(place, self.member_id, count, is_dead, under.asked_ns, now_ns, under.asked_ns + lock_ns)
+                    delivery = Delivery(
+                        place,
+                        self.member_id,
+                        count,
+                        is_dead,
+                        under.asked_ns,
+                        now_ns,
+                        under.asked_ns + lock_ns,
+                    )
                     self.history.given(delivery)
                     self.held[place] = delivery
 
-    # ---- when it has something to do -------------------------------------------------------------------------------------------------
+    # ---- when it has something to do -------------------------------------------------------------
 
     def next_wake_ns(self, now_ns: int) -> int:
         del now_ns
@@ -263,7 +296,12 @@ def _runs(said: Iterable[tuple[Delivery, str]]) -> list[list[Any]]:
     runs: list[list[Any]] = []
     for delivery, outcome in sorted(said, key=lambda each: each[0].place):
         partition, offset = delivery.place
-        if runs and runs[-1][0] == partition and runs[-1][2] == offset - 1 and runs[-1][3] == outcome:
+        if (
+            runs
+            and runs[-1][0] == partition
+            and runs[-1][2] == offset - 1
+            and runs[-1][3] == outcome
+        ):
             runs[-1][2] = offset
         else:
             runs.append([partition, offset, offset, outcome])
@@ -273,17 +311,26 @@ def _runs(said: Iterable[tuple[Delivery, str]]) -> list[list[Any]]:
 def share_members(world: World, rng: random.Random, history: QueueHistory) -> list[ShareActor]:
     """Those of one group."""
     return [
-        ShareActor(f"s{number}", world, rng, history, Connection(ADDRESS, f"s{number}", world.environment), rng.choice((0.2, 0.6, 0.9)))
+        ShareActor(
+            f"s{number}",
+            world,
+            rng,
+            history,
+            Connection(ADDRESS, f"s{number}", world.runtime),
+            rng.choice((0.2, 0.6, 0.9)),
+        )
         for number in range(rng.choice((1, 2, 3, 3)))
     ]
 
 
 def partitions_of_queue(world: World) -> dict[int, dict[str, Any]]:
     """Partition -> what the group says of it."""
-    connection = Connection(ADDRESS, "check", world.environment)
+    connection = Connection(ADDRESS, "check", world.runtime)
     try:
         request = {"group": GROUP, "part": "partitions", "after": None}
-        answer = connection.call_json(Api.DESCRIBE_GROUP, request, timeout_ms=60 * SECOND // MS)
+        answer = call_json_now(
+            connection, Api.DESCRIBE_GROUP, request, timeout_ms=60 * SECOND // MS
+        )
     except UnknownGroupError:  # nobody has joined yet
         return {}
     finally:

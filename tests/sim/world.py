@@ -1,9 +1,12 @@
-"""The machine: clock, disk, shared memory, doorbells, and the appliance's processes, stepped one at a time.
+"""The machine: clock, disk, shared memory, doorbells, and the appliance's processes, stepped one at
+a time.
 
-Processes are the real agents, built by the same `build` functions as the real ones. What is simulated is what lies under them: a process sleeps until
-its bell is rung, a message comes or its deadline passes (so a wake-up that is missed shows); it dies between any two published stores to shared memory
-(cells, table, outcomes: see `shm.cell`), any two file operations, or at a crash point; in every second schedule others have turns between two of its
-stores. Memory outlives it, the page cache outlives it, power loss takes both. Each store is held against `shm.invariants`.
+Processes are the real agents, built by the same `build` functions as the real ones. What is
+simulated is what lies under them: a process sleeps until its bell is rung, a message comes or its
+deadline passes (so a wake-up that is missed shows); it dies between any two published stores to
+shared memory (cells, table, outcomes: see `shm.atomic_word`), any two file operations, or at a
+crash point; in every second schedule others have turns between two of its stores. Memory outlives
+it, the page cache outlives it, power loss takes both. Each store is held against `shm.invariants`.
 """
 
 from __future__ import annotations
@@ -17,19 +20,19 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from appliance import coordinator
-from appliance.catalog import Catalog
-from appliance.groups import agent as groups_agent
-from appliance.memory_plan import RegionPlan, plan_groups, plan_regions, plan_worker
-from appliance.topic_settings import TOPIC_SETTINGS
+from appliance.catalog.catalog import Catalog
+from appliance.config.topic_config import TOPIC_SETTINGS
+from appliance.control import controller as controller
+from appliance.groups.agent import agent as groups_agent
+from appliance.supervise.memory_plan import RegionPlan, plan_groups, plan_regions, plan_worker
 from netfront import front
 from shm.control import Control, ProcessSlot
-from shm.invariants import CheckedWords
+from shm.invariants import CheckedBuffer
 from shm.layout import Phase, ProcessWord, Role
 from shm.region import Region
 from shm.ring import Ring
-from shm.runtime.process import Agent, Clock, ProcessSpec, process_name
-from tailrace.environment import Environment
+from shm.runtime.agent_runner import Agent, Clock, ProcessSpec, process_name
+from tailrace.client.runtime import Runtime
 from tests.kit import memory
 from tests.kit.agent_invariants import check_agent
 from tests.kit.simdisk import SimDisk, SimFiles
@@ -51,12 +54,15 @@ from tests.sim.machine_parts import (
     is_undrained,
 )
 from tests.sim.network import Network, SimSocket
-from workers import flusher, worker
+from workers.append import worker
 from workers.delays import scheduler
+from workers.flush import flusher
 
 PREEMPTION_RATE = 0.03
 CHECKED_EVERY = 64
-"""Steps, before those invariants of the process that has made one are checked whose checks take long."""
+"""Steps, before those invariants of the process that has made one are checked whose checks take
+long.
+"""
 
 
 class World:
@@ -95,8 +101,10 @@ class World:
         """What the manifest says of it: it stays so until some run has recovered."""
         self._catalog: Catalog | None = None
         self._database = f"file:sim-{threading.get_native_id()}?mode=memory&cache=shared"
-        self._keeper = sqlite3.connect(self._database, uri=True)
-        """The database's file: it is there while this is open, whatever happens to the coordinator."""
+        self._session_lifecycle = sqlite3.connect(self._database, uri=True)
+        """The database's file: it is there while this is open, whatever happens to the
+        controller.
+        """
         self.fate = Fate(rng)
         self._groups = SimGroups(self)
         self._running: Child | None = None
@@ -104,16 +112,20 @@ class World:
         self.preempts: random.Random | None = None
         """Where there is one: when processes are interrupted by others, between two stores."""
         self._is_preempted = False
-        self.environment = Environment(self.clock.monotonic_ns, lambda _: SimSocket(self.network), self.wait, rng.random, False)
+        self.runtime = Runtime(
+            self.clock.monotonic_ns, lambda _: SimSocket(self.network), self.wait, rng.random, False
+        )
 
     def close(self) -> None:
         self.fate.disarm()
         self._close_catalog()
         self._groups.remove()
-        self._keeper.close()
+        self._session_lifecycle.close()
 
     def _close_catalog(self) -> None:
-        """The coordinator's connection; one that stays open would keep the database for the next world of this thread."""
+        """The controller's connection; one that stays open would keep the database for the next
+        world of this thread.
+        """
         if self._catalog is not None:
             self._catalog.close()
             self._catalog = None
@@ -121,11 +133,13 @@ class World:
     def open_catalog(self) -> Catalog:
         return Catalog(self._database, SETTINGS.slots, self.rng.randbytes)
 
-    # ---- interruption ----------------------------------------------------------------------------------------------------------------
+    # ---- interruption ----------------------------------------------------------------------------
 
     @contextmanager
     def interruptible(self) -> Iterator[None]:
-        """Have file operations count, as published stores do; and let segments be smaller than users may have them."""
+        """Have file operations count, as published stores do; and let segments be smaller than
+        users may have them.
+        """
         known = TOPIC_SETTINGS["segment.bytes"]
         TOPIC_SETTINGS["segment.bytes"] = replace(known, minimum=1024)
         self.disk.hook = lambda _operation, _path: self.fate.count_down()
@@ -136,14 +150,25 @@ class World:
             self.disk.hook = None
 
     def _maybe_preempt(self) -> None:
-        """Behind a published store: now and then other processes have their turns before the one that stored goes on."""
+        """Behind a published store: now and then other processes have their turns before the one
+        that stored goes on.
+        """
         rng = self.preempts
-        if rng is None or not self.fate.is_inside or self._is_preempted or rng.random() > PREEMPTION_RATE:
+        if (
+            rng is None
+            or not self.fate.is_inside
+            or self._is_preempted
+            or rng.random() > PREEMPTION_RATE
+        ):
             return
         inside, self._is_preempted = self._running, True
         try:
             for _ in range(rng.randint(1, 6)):
-                others = [child for child in self.children if child is not inside and self.is_runnable(child)]
+                others = [
+                    child
+                    for child in self.children
+                    if child is not inside and self.is_runnable(child)
+                ]
                 if others:
                     self.step(rng.choice(others))
         finally:
@@ -158,28 +183,38 @@ class World:
         for child in self.children:
             child.stopped_until_ns = 0
 
-    # ---- starting --------------------------------------------------------------------------------------------------------------------
+    # ---- starting --------------------------------------------------------------------------------
 
     def _set_layout(self, workers: int) -> None:
-        self._worker_dirs = [w % len(self.data_dirs) for w in range(max(workers, len(self.data_dirs)))]
+        self._worker_dirs = [
+            w % len(self.data_dirs) for w in range(max(workers, len(self.data_dirs)))
+        ]
 
     def change_layout(self) -> None:
-        """From the next start on: another number of workers, data directories in another order, perhaps one more."""
+        """From the next start on: another number of workers, data directories in another order,
+        perhaps one more.
+        """
         if len(self.data_dirs) < 3 and self.rng.random() < 0.3:
             self.data_dirs.append(f"/disk{len(self.data_dirs)}")
             self.disk.add_directory(self.data_dirs[-1])
         self.rng.shuffle(self.data_dirs)
 
     def boot(self) -> None:
-        """What the supervisor does at start: look what an earlier run left, make regions and bells, start everybody."""
-        self._close_catalog()  # of a coordinator that power or a kill of all took while it was being built: it was not buried
+        """What the supervisor does at start: look what an earlier run left, make regions and bells,
+        start everybody.
+        """
+        # of a controller that power or a kill of all took while it was being built: it was not
+        # buried
+        self._close_catalog()
         self._groups.close()
         self.run += 1
         if self.changes_layout and self.run > 1:
             self.change_layout()
             self._set_layout(self.rng.randint(1, 3))
         found = [old for old in self._manifest if old["ring"] in self.regions]
-        self._lost_memory = self._owes_epochs = len(found) < len(self._manifest) or self._owes_epochs
+        self._lost_memory = self._owes_epochs = (
+            len(found) < len(self._manifest) or self._owes_epochs
+        )
         self._recover = [old for old in found if is_undrained(Ring(self.regions[old["ring"]]))]
         keep = {old[part] for old in self._recover for part in ("ring", "table")}
         self.regions = {name: region for name, region in self.regions.items() if name in keep}
@@ -188,10 +223,16 @@ class World:
         self._make(plan_regions(SETTINGS, len(self._worker_dirs), 1, len(self.data_dirs)))
         self.control = Control(self.regions[self._spec_regions["control"]])
         self._front_slot = self.control.process(Role.FRONT, 0)
-        self._spare_slots = {index: self.control.process(Role.WORKER, index) for index in self._spares()}
+        self._spare_slots = {
+            index: self.control.process(Role.WORKER, index) for index in self._spares()
+        }
         self.control.set_phase(Phase.RECOVERING)
-        names = [(Role.COORDINATOR, 0), *((Role.FLUSHER, d) for d in range(len(self.data_dirs)))]
-        names += [*((Role.WORKER, w) for w in range(len(self._worker_dirs))), (Role.SCHEDULER, 0), (Role.FRONT, 0)]
+        names = [(Role.CONTROLLER, 0), *((Role.FLUSHER, d) for d in range(len(self.data_dirs)))]
+        names += [
+            *((Role.WORKER, w) for w in range(len(self._worker_dirs))),
+            (Role.SCHEDULER, 0),
+            (Role.FRONT, 0),
+        ]
         self.bells = {process_name(Role.SUPERVISOR, 0): SimBell()}
         self.children = []
         for role, index in [*names, *((Role.WORKER, w) for w in self._spares()), (Role.GROUPS, 0)]:
@@ -214,23 +255,33 @@ class World:
     def _make(self, plans: list[RegionPlan]) -> None:
         for plan in plans:
             name = self._spec_regions[plan.logical_name] = f"/sim-{self.run}-{plan.logical_name}"
-            region = self.regions[name] = memory.simulated(plan.kind, plan.size, plan.first, plan.second)
-            assert isinstance(region.words, CheckedWords)
+            region = self.regions[name] = memory.simulated(
+                plan.kind, plan.size, plan.first, plan.second
+            )
+            assert isinstance(region.words, CheckedBuffer)
             region.words.before, region.words.after = self.fate.count_down, self._maybe_preempt
         self._write_manifest()
 
     def _names_with_spares(self) -> dict[str, str]:
-        plans = plan_groups(1) + [plan for w in self._spares() for plan in plan_worker(SETTINGS, w, 1)]
-        return {plan.logical_name: f"/sim-{self.run}-{plan.logical_name}" for plan in plans} | self._spec_regions
+        plans = plan_groups(1) + [
+            plan for w in self._spares() for plan in plan_worker(SETTINGS, w, 1)
+        ]
+        return {
+            plan.logical_name: f"/sim-{self.run}-{plan.logical_name}" for plan in plans
+        } | self._spec_regions
 
     def _hire(self) -> None:
-        """The supervisor: start the dedicated workers that the coordinator wants, and the process of groups when a front wants it."""
+        """The supervisor: start the dedicated workers that the controller wants, and the process of
+        groups when a front wants it.
+        """
         for index, slot in self._spare_slots.items():
             if slot.load(ProcessWord.DEDICATED_TO) and index not in self._directory_of:
                 self._directory_of[index] = slot.load(ProcessWord.DEDICATED_DIR) - 1
                 self._make(plan_worker(SETTINGS, index, 1))
                 self._employ(Role.WORKER, index)
-        if self._front_slot.load(ProcessWord.WANTS_GROUPS) and not any(child.role is Role.GROUPS for child in self.children):
+        if self._front_slot.load(ProcessWord.GROUPS_REQUESTED) and not any(
+            child.role is Role.GROUPS for child in self.children
+        ):
             self._make(plan_groups(1))
             self._employ(Role.GROUPS, 0)
 
@@ -238,7 +289,11 @@ class World:
         self._manifest = list(self._recover)
         for w, d in self._directory_of.items():
             self._manifest.append(
-                {"ring": self._spec_regions[f"ring-{w}"], "table": self._spec_regions[f"table-{d}"], "dir": self.data_dirs[d]}
+                {
+                    "ring": self._spec_regions[f"ring-{w}"],
+                    "table": self._spec_regions[f"table-{d}"],
+                    "dir": self.data_dirs[d],
+                }
             )
 
     def start(self, child: Child) -> None:
@@ -248,14 +303,16 @@ class World:
         slot.store(ProcessWord.GENERATION, child.generation)
         slot.store(ProcessWord.LIVE, 1)
         spec = ProcessSpec(
-            role=child.role, index=child.index, generation=child.generation, instance=INSTANCE.hex(), parent_pid=1, data_dirs=self.data_dirs,
+            role=child.role, index=child.index, generation=child.generation,
+            instance=INSTANCE.hex(), parent_pid=1, data_dirs=self.data_dirs,
             regions=self._names_with_spares(), doorbells={},
             settings={
-                **CHILD_SETTINGS, "workers": len(self._worker_dirs), "worker_dirs": self._worker_dirs, "run": f"run-{self.run}",
+                **CHILD_SETTINGS, "workers": len(self._worker_dirs),
+                "worker_dirs": self._worker_dirs, "run": f"run-{self.run}",
                 "spare_workers": list(self._spares()),
                 "lost_memory": self._lost_memory,
             },
-            recover=[old for old in self._recover if child.role is Role.FLUSHER and old["dir"] == self.data_dirs[child.index]],
+            recover=[old for old in self._recover if child.role is Role.FLUSHER and old["dir"] == self.data_dirs[child.index]],  # noqa: E501
         )  # fmt: skip
         child.is_asleep = False
         child.deadline_ns = None
@@ -279,10 +336,16 @@ class World:
             return groups_agent.build(context, self._groups.open)
         if child.role is Role.FRONT:
             generation = self.rng.getrandbits(31) | 1
-            return front.build(context, self.network, ColdFiles(self.disk, self.rng), SimPool(child.bell.ring), generation)
+            return front.build(
+                context,
+                self.network,
+                ColdFiles(self.disk, self.rng),
+                SimPool(child.bell.ring),
+                generation,
+            )
         self._catalog = self.open_catalog()
         numbers = self._catalog.register_dirs([(path, path) for path in self.data_dirs])
-        return coordinator.build(context, self._catalog, numbers, SimMachine(SimFiles(self.disk)))
+        return controller.build(context, self._catalog, numbers, SimMachine(SimFiles(self.disk)))
 
     def bury(self, child: Child) -> None:
         """The process is dead; the supervisor sees it and starts another a little later."""
@@ -294,13 +357,15 @@ class World:
         self.control.process(child.role, child.index).store(ProcessWord.LIVE, 0)
         if child.role is Role.FRONT:
             self.network.cut_all()
-        if child.role is Role.COORDINATOR:
+        if child.role is Role.CONTROLLER:
             self._close_catalog()
         if child.role is Role.GROUPS:
             self._groups.close()
 
     def kill_all(self) -> None:
-        """SIGKILL of everything, the supervisor included, and a new start. Memory and page cache outlive it."""
+        """SIGKILL of everything, the supervisor included, and a new start. Memory and page cache
+        outlive it.
+        """
         for child in self.children:
             if child.agent is not None:
                 self.bury(child)
@@ -322,7 +387,14 @@ class World:
         self.fate.disarm()
         self.settle_servers()
         deadline_ns = self.now_ns + SECOND
-        for role in (Role.FRONT, Role.GROUPS, Role.SCHEDULER, Role.WORKER, Role.FLUSHER, Role.COORDINATOR):
+        for role in (
+            Role.FRONT,
+            Role.GROUPS,
+            Role.SCHEDULER,
+            Role.WORKER,
+            Role.FLUSHER,
+            Role.CONTROLLER,
+        ):
             for child in [child for child in self.children if child.role is role]:
                 agent = child.agent
                 assert agent is not None
@@ -345,18 +417,22 @@ class World:
         self._manifest = []
         self.boot()
 
-    # ---- stepping --------------------------------------------------------------------------------------------------------------------
+    # ---- stepping --------------------------------------------------------------------------------
 
     def is_runnable(self, child: Child) -> bool:
         if child.agent is None:
             return self.now_ns >= child.starts_at_ns
         if self.now_ns < child.stopped_until_ns:
             return False
-        if not child.is_asleep or child.bell.is_rung:
+        if not child.is_asleep or child.bell.is_set:
             return True
         if child.deadline_ns is not None and self.now_ns >= child.deadline_ns:
             return True
-        return isinstance(child.agent, front.Front) and child.agent.takes_input and self.network.has_input()
+        return (
+            isinstance(child.agent, front.Front)
+            and child.agent.accepts_input
+            and self.network.has_input()
+        )
 
     def next_wake_ns(self, child: Child) -> int | None:
         """When a process that is not runnable is."""
@@ -383,7 +459,9 @@ class World:
             return 1
         finally:
             self.fate.is_inside = False
-        self.digest = zlib.crc32(b"%b %d %d" % (child.name.encode(), work, self.now_ns), self.digest)
+        self.digest = zlib.crc32(
+            b"%b %d %d" % (child.name.encode(), work, self.now_ns), self.digest
+        )
         if not work or not agent.has_more():
             child.is_asleep = True
             child.deadline_ns = agent.next_deadline_ns()
@@ -413,7 +491,11 @@ class World:
 
     def pass_time(self, limit_ns: int | None = None) -> None:
         """Nobody is runnable: on to when somebody is, or to `limit_ns`."""
-        times = [when for when in map(self.next_wake_ns, self.children) if when is not None and when > self.now_ns]
+        times = [
+            when
+            for when in map(self.next_wake_ns, self.children)
+            if when is not None and when > self.now_ns
+        ]
         if limit_ns is not None:
             times.append(limit_ns)
         assert times, "everybody sleeps for ever"
@@ -429,7 +511,9 @@ class World:
             self.pass_time(limit_ns)
 
     def wait(self, _fds: Sequence[int], timeout_ns: int) -> None:
-        """`Environment.sleep_on` for a client whose call blocks: meanwhile the appliance's processes go on."""
+        """`Runtime.sleep_on` for a client whose call blocks: meanwhile the appliance's processes go
+        on.
+        """
         limit_ns = self.now_ns + max(timeout_ns, 1000)
         for _ in range(8):
             self.step_servers(limit_ns)
@@ -443,7 +527,10 @@ class World:
             if runnable:
                 self.now_ns += 10_000
                 self.step(self.rng.choice(runnable))
-            elif any(child.agent is None or child.stopped_until_ns > self.now_ns for child in self.children):
+            elif any(
+                child.agent is None or child.stopped_until_ns > self.now_ns
+                for child in self.children
+            ):
                 self.pass_time()
             else:
                 return

@@ -21,6 +21,8 @@ def spark() -> Iterator[Any]:
     left = {
         name
         for name in set(os.listdir("/tmp")) - before
-        if name == own or name.startswith(("hsperf", "blockmgr", "liblz4")) or ("spark" in name.lower() and not name.startswith("trspark"))
+        if name == own
+        or name.startswith(("hsperf", "blockmgr", "liblz4"))
+        or ("spark" in name.lower() and not name.startswith("trspark"))
     }
     assert not left, f"Spark left {left}"

@@ -1,4 +1,6 @@
-"""The ingestion example on the flights: killed with -9 and started again, it has put out what one batch query makes of the topic, each row once."""
+"""The ingestion example on the flights: killed with -9 and started again, it has put out what one
+batch query makes of the topic, each row once.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +19,10 @@ import pytest
 
 import tailrace
 from spark_bridge import session
-from tailrace.private_appliance import EmbeddedAppliance
+from tailrace.embedded_appliance import EmbeddedAppliance
 from tests.kit.processes import wait_until
 
-pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.filterwarnings("ignore")]
 ROOT = pathlib.Path(__file__).parents[2]
 OFFSETS_MAX = 60_000
 """Of a micro-batch: six of them, of which the third is the first to put out weeks."""
@@ -36,8 +38,12 @@ def example() -> Any:
     return module
 
 
-def job(appliance: EmbeddedAppliance, directory: pathlib.Path, scratch: str) -> subprocess.Popen[bytes]:
-    """The example as a program of its own; its temporary files are in `scratch`, where a killed one leaves them."""
+def job(
+    appliance: EmbeddedAppliance, directory: pathlib.Path, scratch: str
+) -> subprocess.Popen[bytes]:
+    """The example as a program of its own; its temporary files are in `scratch`, where a killed one
+    leaves them.
+    """
     arguments = [
         "run",
         "--bootstrap",
@@ -50,7 +56,12 @@ def job(appliance: EmbeddedAppliance, directory: pathlib.Path, scratch: str) -> 
     ]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": scratch}
     with open(directory / "job.log", "ab") as log:
-        return subprocess.Popen([sys.executable, "-P", str(EXAMPLE), *arguments], env=environment, stdout=log, stderr=log)
+        return subprocess.Popen(
+            [sys.executable, "-P", str(EXAMPLE), *arguments],
+            env=environment,
+            stdout=log,
+            stderr=log,
+        )
 
 
 @pytest.fixture
@@ -61,7 +72,9 @@ def scratch() -> Iterator[str]:
 
 
 def kill_all(process: subprocess.Popen[bytes]) -> None:
-    """With -9, the driver, its JVM and its Python workers, which have not the time to say anything."""
+    """With -9, the driver, its JVM and its Python workers, which have not the time to say
+    anything.
+    """
     found = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
     for each in found:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -72,7 +85,11 @@ def kill_all(process: subprocess.Popen[bytes]) -> None:
 
 @pytest.mark.timeout(600)
 def test_the_flights_job_killed_and_restarted_puts_out_what_a_batch_query_does(
-    spark: Any, appliance: EmbeddedAppliance, tmp_path: pathlib.Path, scratch: str, monkeypatch: pytest.MonkeyPatch
+    spark: Any,
+    appliance: EmbeddedAppliance,
+    tmp_path: pathlib.Path,
+    scratch: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     module = example()
     assert module.feed(appliance.address) == 336_776
@@ -80,7 +97,11 @@ def test_the_flights_job_killed_and_restarted_puts_out_what_a_batch_query_does(
     try:
         # Weeks are open, which is state, and others have been put out.
         begun = tmp_path / "checkpoint/offsets/3"
-        wait_until(lambda: begun.exists() or process.poll() is not None, "the job has begun its fourth batch", 240)
+        wait_until(
+            lambda: begun.exists() or process.poll() is not None,
+            "the job has begun its fourth batch",
+            240,
+        )
         assert process.poll() is None, (tmp_path / "job.log").read_text()
         kill_all(process)
         done = {int(path.name) for path in (tmp_path / "checkpoint/commits").glob("[0-9]*")}
@@ -94,7 +115,12 @@ def test_the_flights_job_killed_and_restarted_puts_out_what_a_batch_query_does(
         if process.poll() is None:
             kill_all(process)
 
-    batch = spark.read.format("tailrace").option("bootstrap", appliance.address).option("subscribe", module.FLIGHTS).load()
+    batch = (
+        spark.read.format("tailrace")
+        .option("bootstrap", appliance.address)
+        .option("subscribe", module.FLIGHTS)
+        .load()
+    )
     expected = module.by_week(batch.where("carrier is not null")).toArrow()
     found = tailrace.scan(module.BY_WEEK, appliance.address, columns=module.COLUMNS).read_all()
     assert 0 < before < found.num_rows

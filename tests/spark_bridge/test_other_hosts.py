@@ -1,4 +1,6 @@
-"""Spark on another host: driver and tasks in a network namespace of their own, which sees the appliance's address and none of its files."""
+"""Spark on another host: driver and tasks in a network namespace of their own, which sees the
+appliance's address and none of its files.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +11,15 @@ import sys
 import pytest
 
 from tailrace import Admin, NewTopic, Producer
-from tailrace.private_appliance import start_embedded
+from tailrace.embedded_appliance import start_embedded
 from tests.kit.other_hosts import can_be_made, other_host
 
-pytestmark = [pytest.mark.spark, pytest.mark.root, pytest.mark.filterwarnings("ignore")]
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.long,
+    pytest.mark.root,
+    pytest.mark.filterwarnings("ignore"),
+]
 ROWS, VALUE_BYTES = 20_000, 100
 PROGRAM = """
 import json, os, sys
@@ -30,7 +37,7 @@ with local_session() as spark:
     assert scanned.rdd.getNumPartitions() == 4
     source = spark.read.format("tailrace").option("kafka.bootstrap.servers", address).option("subscribe", "orders").load()
     print(json.dumps([found(scanned), found(source)]))
-"""
+"""  # noqa: E501
 
 
 @pytest.mark.skipif(not can_be_made(), reason="this machine makes no network namespace")
@@ -45,11 +52,20 @@ def test_executors_without_the_files_read_their_ranges_over_the_network() -> Non
                 producer.flush(60)
             before = host.sent_bytes()
             environment = f"PYTHONPATH={os.getcwd()}"
-            command = ["env", environment, sys.executable, "-P", "-c", PROGRAM, running.address, running.data_dir]
+            command = [
+                "env",
+                environment,
+                sys.executable,
+                "-P",
+                "-c",
+                PROGRAM,
+                running.address,
+                running.data_dir,
+            ]
             done = host.run(command, running.data_dir, timeout_s=200)
             assert done.returncode == 0, done.stderr
-            wanted = [[partition, offset] for partition in (0, 1) for offset in range(ROWS // 2)]
-            assert json.loads(done.stdout.splitlines()[-1]) == [wanted, wanted]
+            requested = [[partition, offset] for partition in (0, 1) for offset in range(ROWS // 2)]
+            assert json.loads(done.stdout.splitlines()[-1]) == [requested, requested]
             assert host.sent_bytes() - before > 2 * ROWS * VALUE_BYTES
         finally:
             running.stop()

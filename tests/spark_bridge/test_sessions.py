@@ -1,4 +1,6 @@
-"""Sessions: what a machine lacks is said; sessions that others made, `spark-submit` with a zip, and a Python whose environment is not activated work."""
+"""Sessions: what a machine lacks is said; sessions that others made, `spark-submit` with a zip, and
+a Python whose environment is not activated work.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +13,7 @@ import subprocess
 import sys
 import warnings
 import zipfile
+from typing import Any
 
 import pytest
 
@@ -18,8 +21,8 @@ import spark_bridge
 from spark_bridge import environment
 from spark_bridge.environment import check_here, find_java
 from tailrace import Producer
-from tailrace.errors import NotSupportedError
-from tailrace.private_appliance import EmbeddedAppliance
+from tailrace.core.errors import NotSupportedError
+from tailrace.embedded_appliance import EmbeddedAppliance
 
 pytestmark = pytest.mark.spark
 ROOT = pathlib.Path(spark_bridge.__file__).parent.parent
@@ -32,7 +35,9 @@ def java_options_of(*given: str) -> list[str]:
     return made["spark.driver.extraJavaOptions"].split()
 
 
-def test_a_collector_that_was_chosen_elsewhere_is_not_met_by_a_second_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_collector_that_was_chosen_elsewhere_is_not_met_by_a_second_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A JVM that is told of two does not start."""
     for name in ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS", "SPARK_SUBMIT_OPTS"):
         monkeypatch.delenv(name, raising=False)
@@ -42,13 +47,18 @@ def test_a_collector_that_was_chosen_elsewhere_is_not_met_by_a_second_one(monkey
     assert "-XX:+UseParallelGC" not in java_options_of()
 
 
-# ---- what a machine lacks ------------------------------------------------------------------------------------------------------------------
+# ---- what a machine lacks ------------------------------------------------------------------------
 
 
-def test_no_java_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
+def test_no_java_is_told_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(RuntimeError, match=r"needs a Java 17 runtime, and there is no java on the PATH: install openjdk-17"):
+    with pytest.raises(
+        RuntimeError,
+        match=r"needs a Java 17 runtime, and there is no java on the PATH: install openjdk-17",
+    ):
         find_java()
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with pytest.raises(RuntimeError, match=f"JAVA_HOME is {tmp_path}, which has no bin/java"):
@@ -62,24 +72,37 @@ def java(directory: pathlib.Path, said: str) -> None:
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
 
 
-def test_a_java_that_is_too_old_is_named_with_its_version(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
+def test_a_java_that_is_too_old_is_named_with_its_version(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    for said, version in (('openjdk version "11.0.2" 2019-01-15', "11"), ('java version "1.8.0_401"', "8")):
+    for said, version in (
+        ('openjdk version "11.0.2" 2019-01-15', "11"),
+        ('java version "1.8.0_401"', "8"),
+    ):
         java(tmp_path, said)
-        with pytest.raises(RuntimeError, match=rf"needs Java 17 or newer, and {tmp_path}/bin/java is Java {version}: install"):
+        with pytest.raises(
+            RuntimeError,
+            match=rf"needs Java 17 or newer, and {tmp_path}/bin/java is Java {version}: install",
+        ):
             find_java()
     java(tmp_path, 'openjdk version "21" 2023-09-19')
     assert find_java() == f"{tmp_path}/bin/java"
     java(tmp_path, "what?")
-    with pytest.raises(RuntimeError, match="does not say which it is"):
+    with pytest.raises(RuntimeError, match="does not print its version"):
         find_java()
 
 
 def test_no_pandas_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pandas", None)
     real = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "pandas" else real(name))
-    with pytest.raises(NotSupportedError, match=r"needs pandas, and .* has none: pip install 'tailrace\[spark\]'"):
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "pandas" else real(name)
+    )
+    with pytest.raises(
+        NotSupportedError,
+        match=r"needs pandas, and .* does not have it: pip install 'tailrace\[spark\]'",
+    ):
         check_here()
 
 
@@ -95,17 +118,25 @@ def test_another_pyspark_is_warned_of_once(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_no_pyspark_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     real = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "pyspark" else real(name))
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "pyspark" else real(name)
+    )
     for call in (spark_bridge.session, spark_bridge.prepare):
-        with pytest.raises(NotSupportedError, match=r"has no PySpark: pip install 'tailrace\[spark\]'"):
+        with pytest.raises(
+            NotSupportedError, match=r"has no PySpark: pip install 'tailrace\[spark\]'"
+        ):
             call()
 
 
-def test_a_java_that_cannot_be_run_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
+def test_a_java_that_cannot_be_run_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     java(tmp_path, "")
     (tmp_path / "bin" / "java").write_bytes(b"\x7fELF of another machine")
-    with pytest.raises(RuntimeError, match=rf"{tmp_path}/bin/java cannot be run \(.*\): install openjdk-17"):
+    with pytest.raises(
+        RuntimeError, match=rf"{tmp_path}/bin/java cannot be run \(.*\): install openjdk-17"
+    ):
         find_java()
     (tmp_path / "bin" / "java").write_text("#!/bin/sh\nexec sleep 100\n")
     monkeypatch.setattr(environment, "JAVA_TIMEOUT_S", 0.05)
@@ -113,7 +144,7 @@ def test_a_java_that_cannot_be_run_is_named(monkeypatch: pytest.MonkeyPatch, tmp
         find_java()
 
 
-# ---- programs ------------------------------------------------------------------------------------------------------------------------------
+# ---- programs ------------------------------------------------------------------------------------
 
 USERS_SESSION = """
 import importlib.util
@@ -131,18 +162,30 @@ print("ROWS", frame.count())
 print("SCANNED", spark_bridge.scan(spark, "orders", os.environ["ADDRESS"]).count())
 assert (spark.sparkContext.pythonExec, spark.sparkContext.environment) == before
 spark.stop()
-"""
+"""  # noqa: E501
 OWN_SESSION = """
+import concurrent.futures
 import importlib.util
 import os
 import spark_bridge
 names = ("PYSPARK_PYTHON", "PYTHONPATH", "SPARK_HOME", "TMPDIR")
 before = [os.environ.get(name) for name in names]
 with spark_bridge.session(master="local[2]", config={"spark.driver.memory": "700m"}) as spark:
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:  # Spark's active session is a thread's own
+        assert pool.submit(spark_bridge.session).result() is spark
     assert [os.environ.get(name) for name in names] == before
     frame = spark.read.format("tailrace").option("bootstrap", os.environ["ADDRESS"]).option("subscribe", "orders").load()
     print("ROWS", frame.count())
     print("SCANNED", spark_bridge.scan(spark, "orders", os.environ["ADDRESS"]).count())
+"""  # noqa: E501
+LOSES_ITS_JVM = """
+import importlib.util
+import os
+import signal
+import spark_bridge
+spark = spark_bridge.session(master="local[1]")
+from pyspark import SparkContext
+os.kill(SparkContext._gateway.proc.pid, signal.SIGKILL)
 """
 SUBMITTED = """
 import importlib.util
@@ -166,7 +209,7 @@ def where(batches):
 (row,) = spark.range(1, numPartitions=1).mapInArrow(where, "tailrace string, bridge string, servers string").collect()
 print("FROM", row.tailrace, row.bridge, "servers:", row.servers or "none")
 spark.stop()
-"""
+"""  # noqa: E501
 
 
 @pytest.fixture(scope="module")
@@ -181,25 +224,49 @@ def filled(appliance: EmbeddedAppliance) -> EmbeddedAppliance:
     return appliance
 
 
-def run(command: list[str], tmp_path: pathlib.Path, filled: EmbeddedAppliance, **environment: str) -> str:
+def run(
+    command: list[str], tmp_path: pathlib.Path, filled: EmbeddedAppliance, **environment: str
+) -> str:
     """The output of a program in an environment in which nothing is activated."""
     given = {
-        "PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": str(tmp_path), "TMPDIR": str(tmp_path), "SCRATCH": str(tmp_path), "ADDRESS": filled.address,
-        "SPARK_LOCAL_IP": "127.0.0.1", "JAVA_TOOL_OPTIONS": f"{JAVA_OPTIONS} -Djava.io.tmpdir={tmp_path}", **environment,
+        "PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": str(tmp_path), "TMPDIR": str(tmp_path),
+        "SCRATCH": str(tmp_path), "ADDRESS": filled.address,
+        "SPARK_LOCAL_IP": "127.0.0.1", "JAVA_TOOL_OPTIONS": f"{JAVA_OPTIONS} "
+                                                            f"-Djava.io.tmpdir={tmp_path}",
+                                                            **environment,
     }  # fmt: skip
     if "JAVA_HOME" in os.environ:
         given["JAVA_HOME"] = os.environ["JAVA_HOME"]
-    done = subprocess.run(command, cwd=tmp_path, env=given, capture_output=True, text=True, timeout=PROGRAM_TIMEOUT_S, check=False)
+    done = subprocess.run(
+        command,
+        cwd=tmp_path,
+        env=given,
+        capture_output=True,
+        text=True,
+        timeout=PROGRAM_TIMEOUT_S,
+        check=False,
+    )
     assert done.returncode == 0, done.stdout + done.stderr[-5_000:]
+    assert "Traceback" not in done.stderr, done.stderr[-5_000:]
     return done.stdout
 
 
-@pytest.mark.parametrize("program", [USERS_SESSION, OWN_SESSION], ids=["a session of the user's", "our session"])
-def test_without_an_activated_environment_topics_are_read(tmp_path: pathlib.Path, filled: EmbeddedAppliance, program: str) -> None:
+@pytest.mark.slow_because("a program starts a JVM of its own")
+@pytest.mark.parametrize(
+    "program",
+    [OWN_SESSION, pytest.param(USERS_SESSION, marks=pytest.mark.long)],
+    ids=["our session", "a session of the user's"],
+)
+def test_without_an_activated_environment_topics_are_read(
+    tmp_path: pathlib.Path, filled: EmbeddedAppliance, program: str
+) -> None:
     path = tmp_path / "notebook.py"
     path.write_text(program)
     # Only this process is told where the packages are, as a notebook's kernel is; Spark's are not.
-    start = f"import sys; sys.path.insert(0, {str(ROOT)!r}); exec(compile(open({str(path)!r}).read(), 'notebook', 'exec'))"
+    start = (
+        f"import sys; sys.path.insert(0, {str(ROOT)!r}); "
+        f"exec(compile(open({str(path)!r}).read(), 'notebook', 'exec'))"
+    )
     said = run([sys.executable, "-P", "-c", start], tmp_path, filled)
     assert "ROWS 10" in said
     assert "SCANNED 10" in said
@@ -234,22 +301,61 @@ sys.meta_path.insert(0, Others())
 sys.path.insert(0, archive)
 import tailrace
 assert tailrace.__file__.startswith(archive)
-for name in ("datasource", "planner", "reader", "sink_entry", "sink_publish", "sink_stage", "stream_reader", "stream_tasks", "arrow_scan"):
+for name in ("datasource", "source.planner", "source.reader", "sink.entry", "sink.publish", "sink.staging", "stream.reader", "stream.tasks", "source.arrow_scan"):
     importlib.import_module(f"spark_bridge.{name}")
 from tailrace import Admin, Consumer, Producer
-"""
+"""  # noqa: E501
 
 
 def test_the_packages_that_the_page_names_are_enough_for_the_zip(tmp_path: pathlib.Path) -> None:
-    page = (ROOT / "docs/spark.md").read_text()
-    (named,) = re.findall(r"The Python of the driver and of the executors needs ([^(]*) \(`pip install` them\)", page)
-    command = [sys.executable, "-P", "-c", ONLY_WHAT_IS_NAMED, str(zip_of_the_two_packages(tmp_path)), *re.split(r", | and ", named)]
+    page = " ".join((ROOT / "docs/spark.md").read_text().split())
+    (named,) = re.findall(
+        r"The Python of the driver and of the executors needs ([^(]*) \(`pip install` them\)", page
+    )
+    command = [
+        sys.executable,
+        "-P",
+        "-c",
+        ONLY_WHAT_IS_NAMED,
+        str(zip_of_the_two_packages(tmp_path)),
+        *re.split(r", | and ", named),
+    ]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=PROGRAM_TIMEOUT_S, check=False)
+    done = subprocess.run(
+        command,
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=PROGRAM_TIMEOUT_S,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr[-2_000:]
 
 
-def test_spark_submit_with_a_zip_of_the_two_packages(tmp_path: pathlib.Path, filled: EmbeddedAppliance) -> None:
+@pytest.mark.long
+def test_a_jvm_that_was_killed_is_the_end_of_a_session_without_a_traceback(
+    tmp_path: pathlib.Path, filled: EmbeddedAppliance
+) -> None:
+    program = f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{LOSES_ITS_JVM}"
+    assert run([sys.executable, "-P", "-c", program], tmp_path, filled) == ""
+    assert [name for name in os.listdir(tmp_path) if name.startswith("trspark-")] == []
+
+
+def test_a_thread_that_spark_has_no_active_session_for_gets_the_one_that_runs(
+    spark: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was taken for a machine without one, registered a second time, and ended twice, with a
+    traceback after the end.
+    """
+    monkeypatch.setattr(type(spark), "getActiveSession", classmethod(lambda _cls: None))
+    assert spark_bridge.session() is spark
+
+
+@pytest.mark.long
+def test_spark_submit_with_a_zip_of_the_two_packages(
+    tmp_path: pathlib.Path, filled: EmbeddedAppliance
+) -> None:
     import pyspark
 
     archive = zip_of_the_two_packages(tmp_path)
@@ -257,7 +363,8 @@ def test_spark_submit_with_a_zip_of_the_two_packages(tmp_path: pathlib.Path, fil
     job.write_text(SUBMITTED)
     submit = str(pathlib.Path(pyspark.__file__).parent / "bin" / "spark-submit")
     said = run(
-        [submit, "--master", "local[2]", "--conf", "spark.ui.enabled=false", "--conf", f"spark.local.dir={tmp_path}", "--conf",
+        [submit, "--master", "local[2]", "--conf", "spark.ui.enabled=false", "--conf",
+        f"spark.local.dir={tmp_path}", "--conf",
          f"spark.sql.warehouse.dir={tmp_path}/warehouse", "--py-files", str(archive), str(job)],
         tmp_path, filled, PYSPARK_PYTHON=sys.executable, PYSPARK_DRIVER_PYTHON=sys.executable,
     )  # fmt: skip

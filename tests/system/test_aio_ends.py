@@ -1,4 +1,6 @@
-"""The clients for asyncio under kills, forks, closes and closed loops: nothing is lost, nobody waits for ever."""
+"""The clients for asyncio under kills, forks, closes and closed loops: nothing is lost, nobody
+waits for ever.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +20,14 @@ import pytest
 import tailrace
 from tailrace import Admin, NewTopic, TopicPartition
 from tailrace.aio import AsyncAdmin, AsyncConsumer, AsyncProducer
-from tailrace.errors import (
+from tailrace.core.errors import (
     ClientClosedError,
     InvalidRequestError,
 )
-from tailrace.private_appliance import EmbeddedAppliance, start_embedded
+from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
 from tests.kit.aio import NOWHERE, failure, run, stored
+from tests.kit.forks import REFUSED, USED, in_child
 from tests.kit.processes import children
-from tests.system.test_fork import REFUSED, USED, in_child
 
 
 @pytest.fixture
@@ -36,11 +38,15 @@ def made(appliance: EmbeddedAppliance, topic: str) -> str:
     return topic
 
 
-def test_an_appliance_killed_and_restarted_under_the_clients_costs_nothing(tmp_path: pathlib.Path, topic: str) -> None:
+def test_an_appliance_killed_and_restarted_under_the_clients_costs_nothing(
+    tmp_path: pathlib.Path, topic: str
+) -> None:
     address = f"ipc://{tmp_path}/front"
 
     def start() -> EmbeddedAppliance:
-        return start_embedded(data_dir=str(tmp_path / "data"), listen=address, auto_create_topics=False)
+        return start_embedded(
+            data_dir=str(tmp_path / "data"), listen=address, auto_create_topics=False
+        )
 
     async def main() -> None:
         running = await asyncio.to_thread(start)
@@ -125,7 +131,9 @@ async def _closed_soon(consumer: AsyncConsumer) -> AsyncIterator[Any]:
         yield record
 
 
-def test_what_cannot_be_sent_ends_with_its_producer(topic: str, appliance: EmbeddedAppliance, made: str) -> None:
+def test_what_cannot_be_sent_ends_with_its_producer(
+    topic: str, appliance: EmbeddedAppliance, made: str
+) -> None:
     async def main() -> None:
         worker = children(appliance)["tr-worker-0"]
         producer = AsyncProducer(appliance.address)
@@ -144,20 +152,31 @@ def test_what_cannot_be_sent_ends_with_its_producer(topic: str, appliance: Embed
     run(main())
 
 
-def test_another_loop_and_another_thread_are_refused_with_a_sentence(appliance: EmbeddedAppliance, made: str) -> None:
+def test_another_loop_and_another_thread_are_refused_with_a_sentence(
+    appliance: EmbeddedAppliance, made: str
+) -> None:
     async def use(producer: AsyncProducer) -> BaseException | None:
         return await failure(producer.send_and_wait(made, b"x"))
 
-    async def use_all(*clients: AsyncProducer | AsyncConsumer | AsyncAdmin) -> list[BaseException | None]:
-        return [await failure(client.start()) for client in clients] + [await failure(client.close()) for client in clients]
+    async def use_all(
+        *clients: AsyncProducer | AsyncConsumer | AsyncAdmin,
+    ) -> list[BaseException | None]:
+        return [await failure(client.start()) for client in clients] + [
+            await failure(client.close()) for client in clients
+        ]
 
     async def main() -> AsyncProducer:
-        async with AsyncConsumer(bootstrap=appliance.address) as consumer, AsyncAdmin(appliance.address) as admin:
+        async with (
+            AsyncConsumer(bootstrap=appliance.address) as consumer,
+            AsyncAdmin(appliance.address) as admin,
+        ):
             producer = AsyncProducer(appliance.address)
             assert await use(producer) is None
             found = await asyncio.to_thread(lambda: asyncio.run(use_all(producer, consumer, admin)))
             assert [type(error) for error in found] == [InvalidRequestError] * 6
-            assert "this AsyncConsumer works in another event loop; make one in each loop" in str(found[1])
+            assert "this AsyncConsumer works in another event loop; make one in each loop" in str(
+                found[1]
+            )
             assert await use(producer) is None, "it works on where it is"
             return producer
 
@@ -171,17 +190,24 @@ def test_another_loop_and_another_thread_are_refused_with_a_sentence(appliance: 
 
 def test_a_child_refuses_the_clients_of_its_parent(appliance: EmbeddedAppliance, made: str) -> None:
     async def main() -> None:
-        async with AsyncProducer(appliance.address) as producer, AsyncConsumer(made, bootstrap=appliance.address) as consumer:
+        async with (
+            AsyncProducer(appliance.address) as producer,
+            AsyncConsumer(made, bootstrap=appliance.address) as consumer,
+        ):
             await producer.send_and_wait(made, b"x")
             assert in_child(lambda: asyncio.run(consumer.poll())) == REFUSED
             assert in_child(lambda: asyncio.run(producer.send_and_wait(made, b"y"))) == REFUSED
-            assert in_child(lambda: asyncio.run(producer.close())) == USED, "a close in the child touches nothing of the parent's"
+            assert in_child(lambda: asyncio.run(producer.close())) == USED, (
+                "a close in the child touches nothing of the parent's"
+            )
             assert (await producer.send_and_wait(made, b"z", partition=0)).partition == 0
 
     run(main())
 
 
-def test_a_closed_loop_is_left_behind_and_what_was_sent_is_delivered_by_a_close_in_another(appliance: EmbeddedAppliance, made: str) -> None:
+def test_a_closed_loop_is_left_behind_and_what_was_sent_is_delivered_by_a_close_in_another(
+    appliance: EmbeddedAppliance, made: str
+) -> None:
     async def begin() -> AsyncProducer:
         producer = AsyncProducer(appliance.address, linger_ms=60_000)
         await producer.send(made, b"left behind", partition=0)
@@ -192,7 +218,9 @@ def test_a_closed_loop_is_left_behind_and_what_was_sent_is_delivered_by_a_close_
     assert stored(appliance, made, 1) == [b"left behind"]
 
 
-def test_a_program_that_ends_without_a_close_has_sent_and_is_told(appliance: EmbeddedAppliance, made: str) -> None:
+def test_a_program_that_ends_without_a_close_has_sent_and_is_told(
+    appliance: EmbeddedAppliance, made: str
+) -> None:
     program = """
 import asyncio, sys, tailrace
 assert "asyncio" in sys.modules
@@ -203,7 +231,14 @@ async def main():
 asyncio.run(main())
 """
     command = [sys.executable, "-P", "-W", "always", "-c", program, appliance.address, made]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env={**os.environ, "PYTHONPATH": os.getcwd()})
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.getcwd()},
+    )
     assert done.returncode == 0, done.stderr
     assert "ResourceWarning: unclosed AsyncProducer; use `async with`" in done.stderr
     assert stored(appliance, made, 100) == [b"%d" % number for number in range(100)]
@@ -219,10 +254,20 @@ def test_a_client_that_is_forgotten_says_so(appliance: EmbeddedAppliance) -> Non
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         run(main())
-    assert "unclosed AsyncAdmin; use `async with`, or await its close()" in [str(warning.message) for warning in caught]
+    assert "unclosed AsyncAdmin; use `async with`, or await its close()" in [
+        str(warning.message) for warning in caught
+    ]
 
 
 def test_asyncio_is_loaded_by_nobody_who_does_not_ask() -> None:
-    program = "import sys, tailrace; tailrace.Producer; assert 'asyncio' not in sys.modules; tailrace.aio.AsyncProducer; assert 'aio' in dir(tailrace)"
-    subprocess.run([sys.executable, "-P", "-c", program], timeout=60, check=True, env={**os.environ, "PYTHONPATH": os.getcwd()})
+    program = (
+        "import sys, tailrace; tailrace.Producer; assert 'asyncio' not in sys.modules; "
+        "tailrace.aio.AsyncProducer; assert 'aio' in dir(tailrace)"
+    )
+    subprocess.run(
+        [sys.executable, "-P", "-c", program],
+        timeout=60,
+        check=True,
+        env={**os.environ, "PYTHONPATH": os.getcwd()},
+    )
     assert tailrace.aio.AsyncProducer is AsyncProducer

@@ -1,4 +1,6 @@
-"""The clients for asyncio refuse what the plain ones refuse, in the same words, and tell in time what cannot be had."""
+"""The clients for asyncio refuse what the plain ones refuse, in the same words, and tell in time
+what cannot be had.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ import pytest
 
 from tailrace import Admin, Consumer, NewTopic, Producer
 from tailrace.aio import AsyncAdmin, AsyncConsumer, AsyncProducer
-from tailrace.errors import (
+from tailrace.core.errors import (
     BufferExhaustedError,
     DelayNotEnabledError,
     InvalidSettingError,
@@ -23,7 +25,7 @@ from tailrace.errors import (
     RequestTimeoutError,
     UnknownTopicError,
 )
-from tailrace.private_appliance import EmbeddedAppliance
+from tailrace.embedded_appliance import EmbeddedAppliance
 from tests.kit.aio import NOWHERE, failure, plain_failure, run, sentence
 from tests.kit.processes import children
 
@@ -36,43 +38,63 @@ def made(appliance: EmbeddedAppliance, topic: str) -> str:
     return topic
 
 
-def test_errors_have_the_sentences_of_the_plain_clients(appliance: EmbeddedAppliance, made: str) -> None:
+def test_errors_have_the_sentences_of_the_plain_clients(
+    appliance: EmbeddedAppliance, made: str
+) -> None:
     missing = "no-" + made
 
     async def main() -> None:
-        async with AsyncAdmin(appliance.address) as admin, AsyncProducer(appliance.address, max_request_size=8_192) as producer:
-            with Admin(appliance.address) as plain_admin, Producer(appliance.address, max_request_size=8_192) as plain_producer:
+        async with (
+            AsyncAdmin(appliance.address) as admin,
+            AsyncProducer(appliance.address, max_request_size=8_192) as producer,
+        ):
+            with (
+                Admin(appliance.address) as plain_admin,
+                Producer(appliance.address, max_request_size=8_192) as plain_producer,
+            ):
                 pairs: list[tuple[Awaitable[object], Callable[[], object]]] = [
                     (producer.send(missing, b"x"), lambda: plain_producer.send(missing, b"x")),
-                    (producer.send_arrow(missing, pa.table({"value": [b"x"]})), lambda: plain_producer.send_arrow(missing, pa.table({"value": [b"x"]}))),
-                    (producer.send(made, b"x", partition=9), lambda: plain_producer.send(made, b"x", partition=9)),
-                    (producer.send(made, bytes(20_000)), lambda: plain_producer.send(made, bytes(20_000))),
+                    (producer.send_arrow(missing, pa.table({"value": [b"x"]})),
+                    lambda: plain_producer.send_arrow(missing, pa.table({"value": [b"x"]}))),
+                    (producer.send(made, b"x", partition=9),
+                    lambda: plain_producer.send(made, b"x", partition=9)),
+                    (producer.send(made, bytes(20_000)),
+                    lambda: plain_producer.send(made, bytes(20_000))),
                     (producer.send(made, 3), lambda: plain_producer.send(made, 3)),
                     (
                         producer.send(made, b"x", deliver_after=dt.timedelta(1)),
                         lambda: plain_producer.send(made, b"x", deliver_after=dt.timedelta(1)),
                     ),
-                    (producer.partitions_for(missing), lambda: plain_producer.partitions_for(missing)),
-                    (AsyncConsumer(missing, bootstrap=appliance.address).start(), lambda: Consumer(missing, bootstrap=appliance.address)),
-                    (admin.create_topics(NewTopic(made)), lambda: plain_admin.create_topics(NewTopic(made))),
+                    (producer.partitions_for(missing),
+                    lambda: plain_producer.partitions_for(missing)),
+                    (AsyncConsumer(missing, bootstrap=appliance.address).start(),
+                    lambda: Consumer(missing, bootstrap=appliance.address)),
+                    (admin.create_topics(NewTopic(made)),
+                    lambda: plain_admin.create_topics(NewTopic(made))),
                     (admin.delete_topics([missing]), lambda: plain_admin.delete_topics([missing])),
                     (admin.describe_topics(missing), lambda: plain_admin.describe_topics(missing)),
                     (admin.delete_topics(3), lambda: plain_admin.delete_topics(3)),  # type: ignore[arg-type]
                     (admin.list_delays(made), lambda: list(plain_admin.list_delays(made))),
-                    (admin.alter_topics({made: {"retention": 1}}), lambda: plain_admin.alter_topics({made: {"retention": 1}})),
+                    (admin.alter_topics({made: {"retention": 1}}),
+                    lambda: plain_admin.alter_topics({made: {"retention": 1}})),
                 ]  # fmt: skip
                 for awaited, call in pairs:
                     assert sentence(await failure(awaited)) == sentence(plain_failure(call))
             assert isinstance(await failure(producer.send(missing, b"x")), UnknownTopicError)
-            assert isinstance(await failure(producer.send(made, bytes(20_000))), RecordTooLargeError)
+            assert isinstance(
+                await failure(producer.send(made, bytes(20_000))), RecordTooLargeError
+            )
             assert isinstance(await failure(admin.list_delays(made)), DelayNotEnabledError)
-            assert (await producer.send_and_wait(made, b"x")).topic == made, "it goes on after all these"
+            assert (await producer.send_and_wait(made, b"x")).topic == made, (
+                "it goes on after all these"
+            )
 
     run(main())
 
 
 def test_settings_are_those_of_the_plain_clients_and_checked_as_they_are() -> None:
-    # A type checker refuses these as it does for the plain clients: an ignored error that is none is an error.
+    # A type checker refuses these as it does for the plain clients: an ignored error that is none
+    # is an error.
     with pytest.raises(InvalidSettingError, match="did you mean linger_ms"):
         AsyncProducer(NOWHERE, lingr_ms=3)  # type: ignore[call-arg]
     with pytest.raises(InvalidSettingError, match="did you mean auto_offset_reset"):
@@ -87,8 +109,12 @@ def test_settings_are_those_of_the_plain_clients_and_checked_as_they_are() -> No
         AsyncProducer("nowhere")
 
 
-@pytest.mark.parametrize(("kind", "plain"), [(AsyncProducer, Producer), (AsyncConsumer, Consumer), (AsyncAdmin, Admin)])
-def test_each_method_of_a_plain_client_is_there_with_the_same_arguments(kind: type, plain: type) -> None:
+@pytest.mark.parametrize(
+    ("kind", "plain"), [(AsyncProducer, Producer), (AsyncConsumer, Consumer), (AsyncAdmin, Admin)]
+)
+def test_each_method_of_a_plain_client_is_there_with_the_same_arguments(
+    kind: type, plain: type
+) -> None:
     for name, method in inspect.getmembers(plain, inspect.isfunction):
         if name.startswith("_") or name == "after_fork":
             continue
@@ -96,10 +122,10 @@ def test_each_method_of_a_plain_client_is_there_with_the_same_arguments(kind: ty
         if inspect.signature(method).return_annotation == "NoReturn":
             continue  # of a later version, or called otherwise: it says so when it is called
         assert inspect.iscoroutinefunction(found) or name == "list_delays", name
-        wanted = inspect.signature(method).parameters
-        assert [(p.name, p.kind, p.default) for p in inspect.signature(found).parameters.values()] == [
-            (p.name, p.kind, p.default) for p in wanted.values()
-        ], name
+        requested = inspect.signature(method).parameters
+        assert [
+            (p.name, p.kind, p.default) for p in inspect.signature(found).parameters.values()
+        ] == [(p.name, p.kind, p.default) for p in requested.values()], name
         assert found.__doc__, name
 
 
@@ -118,17 +144,27 @@ def test_an_appliance_that_is_not_there_is_told_in_time(topic: str) -> None:
     run(main())
 
 
-def test_a_buffer_that_stays_full_and_a_flush_that_takes_too_long_are_told(appliance: EmbeddedAppliance, made: str) -> None:
+def test_a_buffer_that_stays_full_and_a_flush_that_takes_too_long_are_told(
+    appliance: EmbeddedAppliance, made: str
+) -> None:
     async def main() -> None:
         worker = children(appliance)["tr-worker-0"]
-        async with AsyncProducer(appliance.address, buffer_memory=65_536, max_block_ms=100) as producer:
+        async with AsyncProducer(
+            appliance.address, buffer_memory=65_536, max_block_ms=100
+        ) as producer:
             await producer.send_and_wait(made, b"first")
             os.kill(worker, signal.SIGSTOP)
             try:
-                sends = await asyncio.gather(*(failure(producer.send(made, bytes(4_000))) for _ in range(100)))
-                assert {type(error) for error in sends if error is not None} == {BufferExhaustedError}
+                sends = await asyncio.gather(
+                    *(failure(producer.send(made, bytes(4_000))) for _ in range(100))
+                )
+                assert {type(error) for error in sends if error is not None} == {
+                    BufferExhaustedError
+                }
                 assert "stayed full for 100 ms" in str(sends[-1])
-                with pytest.raises(RequestTimeoutError, match=r"not everything was acknowledged within 0\.05 s"):
+                with pytest.raises(
+                    RequestTimeoutError, match=r"not everything was acknowledged within 0\.05 s"
+                ):
                     await producer.flush(timeout=0.05)
             finally:
                 os.kill(worker, signal.SIGCONT)

@@ -1,4 +1,6 @@
-"""Assignors of an installed package, in a real appliance: one that is wrong costs its group its ways, and nobody anything else."""
+"""Assignors of an installed package, in a real appliance: one that is wrong costs its group its
+ways, and nobody anything else.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from collections.abc import Iterator
 import pytest
 
 from tailrace import Admin, Consumer, NewTopic, Producer
-from tailrace.errors import UnsupportedAssignorError
+from tailrace.core.errors import UnsupportedAssignorError
 from tailrace.launcher import __file__ as launcher
 from tests.kit.groups import poll_until, read_until
 from tests.kit.processes import wait_until
@@ -39,9 +41,10 @@ def nonsense(members, topics):
 
 def gives_twice(members, topics):
     return {member: [(topic, 0) for topic in topics] for member in members}
-"""
+"""  # noqa: E501
 WRONG = {
-    "raises": "ZeroDivisionError: no member left", "exits": "SystemExit: 3", "recurses": "RecursionError", "nonsense": "a member that there is not",
+    "raises": "ZeroDivisionError: no member left", "exits": "SystemExit: 3",
+    "recurses": "RecursionError", "nonsense": "a member that there is not",
     "gives_twice": "to two members", "missing": "ModuleNotFoundError",
 }  # fmt: skip
 PARTITIONS = 4
@@ -57,9 +60,17 @@ def python(tmp_path: pathlib.Path) -> str:
     (packages / "odd_assignors.py").write_text(PLUGIN)
     described = packages / "odd_assignors-1.0.dist-info"
     described.mkdir()
-    (described / "METADATA").write_text("Metadata-Version: 2.1\nName: odd-assignors\nVersion: 1.0\n")
-    names = [f"{name} = odd_assignors:{name}" for name in ("all_to_the_first", *WRONG) if name != "missing"]
-    (described / "entry_points.txt").write_text("\n".join(["[tailrace.assignors]", *names, "missing = there_is_no_such_package:it"]))
+    (described / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: odd-assignors\nVersion: 1.0\n"
+    )
+    names = [
+        f"{name} = odd_assignors:{name}"
+        for name in ("all_to_the_first", *WRONG)
+        if name != "missing"
+    ]
+    (described / "entry_points.txt").write_text(
+        "\n".join(["[tailrace.assignors]", *names, "missing = there_is_no_such_package:it"])
+    )
     return str(home / "bin" / "python")
 
 
@@ -68,7 +79,8 @@ def address(tmp_path: pathlib.Path, python: str) -> Iterator[str]:
     """Of an appliance that this interpreter runs."""
     address = f"ipc://{tmp_path}/s"
     process = subprocess.Popen(
-        [python, "-I", os.path.abspath(launcher), "appliance.supervisor", "--data-dir", str(tmp_path / "data"), "--listen", address,
+        [python, "-I", os.path.abspath(launcher), "appliance.supervise.supervisor", "--data-dir",
+        str(tmp_path / "data"), "--listen", address,
          "--set", "ring_bytes=16777216", "--set", "http.listen="],
         stderr=subprocess.DEVNULL, start_new_session=True,
     )  # fmt: skip
@@ -88,7 +100,13 @@ def process_of_groups(client: RawClient) -> list[int]:
 
 
 def reader(address: str, group: str, strategy: str = "sticky") -> Consumer:
-    return Consumer("orders", bootstrap=address, group_id=group, partition_assignment_strategy=strategy, auto_offset_reset="earliest")
+    return Consumer(
+        "orders",
+        bootstrap=address,
+        group_id=group,
+        partition_assignment_strategy=strategy,
+        auto_offset_reset="earliest",
+    )
 
 
 def test_an_assignor_that_raises_or_returns_nonsense_costs_only_its_group(address: str) -> None:
@@ -102,23 +120,38 @@ def test_an_assignor_that_raises_or_returns_nonsense_costs_only_its_group(addres
             before = process_of_groups(client)
             for name, reason in WRONG.items():
                 with reader(address, name, name) as first, reader(address, name, name) as second:
-                    poll_until([first, second], lambda: len(first.assignment()) == len(second.assignment()) == PARTITIONS // 2, name)
+                    poll_until(
+                        [first, second],
+                        lambda: (
+                            len(first.assignment()) == len(second.assignment()) == PARTITIONS // 2
+                        ),
+                        name,
+                    )
                     trouble = admin.describe_groups(name)[name]["trouble"]
                     assert f"the assignor {name} cannot be used" in trouble
                     assert reason in trouble
                     assert "sticky decides instead" in trouble
-            with reader(address, "good", "all_to_the_first") as first, reader(address, "good", "all_to_the_first") as second:
+            with (
+                reader(address, "good", "all_to_the_first") as first,
+                reader(address, "good", "all_to_the_first") as second,
+            ):
                 poll_until(
                     [first, second],
                     lambda: (
-                        sorted([len(first.assignment()), len(second.assignment())]) == [0, PARTITIONS]
+                        sorted([len(first.assignment()), len(second.assignment())])
+                        == [0, PARTITIONS]
                         and admin.list_groups()["good"]["members"] == 2
                     ),
                     "the plugin decides",
                 )
                 assert admin.describe_groups("good")["good"]["trouble"] == ""
-            with pytest.raises(UnsupportedAssignorError, match="all_to_the_first"), reader(address, "new", "not installed") as unknown:
+            with (
+                pytest.raises(UnsupportedAssignorError, match="all_to_the_first"),
+                reader(address, "new", "not installed") as unknown,
+            ):
                 wait_until(lambda: unknown.poll(100) is None, "it is refused")
-            assert process_of_groups(client) == before, "the process of groups has not been restarted"
+            assert process_of_groups(client) == before, (
+                "the process of groups has not been restarted"
+            )
             assert len(sound.assignment()) == PARTITIONS
             assert admin.describe_groups("sound")["sound"]["rebalances"] == 1

@@ -1,4 +1,6 @@
-"""Bad input: each gets an error code and a sentence that says what to do, and the appliance still serves."""
+"""Bad input: each gets an error code and a sentence that says what to do, and the appliance still
+serves.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,10 @@ import pytest
 import zmq
 
 from tailrace import Admin, Consumer, NewTopic, Producer, TopicPartition
-from tailrace.connection import Connection
-from tailrace.errors import (
+from tailrace.client.connection import Connection
+from tailrace.client.steps import call_now
+from tailrace.core.error_codes import ErrorCode
+from tailrace.core.errors import (
     CorruptBatchError,
     InvalidRecordError,
     InvalidRequestError,
@@ -34,10 +38,9 @@ from tailrace.errors import (
     UnsafeBatchError,
     UnsupportedBatchError,
 )
-from tailrace.private_appliance import EmbeddedAppliance
-from tailrace.protocol import requests
-from tailrace.protocol.errors import ErrorCode
-from tailrace.protocol.wire import Api, RequestHeader, decode_response_header, encode_request
+from tailrace.embedded_appliance import EmbeddedAppliance
+from tailrace.protocol import messages as requests
+from tailrace.protocol.frame import Api, RequestHeader, decode_response_header, encode_request
 from tests.kit.batches import make_batch, with_wild_buffer
 from tests.kit.produce_call import produce
 
@@ -68,7 +71,10 @@ def says_what_to_do(error: TailraceError) -> None:
 
 
 def test_unknown_topic(appliance: EmbeddedAppliance, topic: str) -> None:
-    with Producer(appliance.address) as producer, pytest.raises(UnknownTopicError, match=f"there is no topic '{topic}'") as caught:
+    with (
+        Producer(appliance.address) as producer,
+        pytest.raises(UnknownTopicError, match=f"there is no topic '{topic}'") as caught,
+    ):
         producer.send(topic, b"x")
     says_what_to_do(caught.value)
     with pytest.raises(UnknownTopicError):
@@ -105,10 +111,13 @@ def test_a_record_over_max_request_size(appliance: EmbeddedAppliance, made: str)
 
 @pytest.mark.parametrize(
     "arguments",
-    [{"value": 5}, {"value": 1.5}, {"value": b"x", "key": 7}, {"value": b"x", "headers": [("h", "text")]}, {"value": b"x", "headers": [5]},
+    [{"value": 5}, {"value": 1.5}, {"value": b"x", "key": 7},
+    {"value": b"x", "headers": [("h", "text")]}, {"value": b"x", "headers": [5]},
      {"value": b"x", "timestamp": "now"}, {"value": {"a": 1}}],
 )  # fmt: skip
-def test_a_record_of_a_wrong_type(appliance: EmbeddedAppliance, made: str, arguments: dict[str, object]) -> None:
+def test_a_record_of_a_wrong_type(
+    appliance: EmbeddedAppliance, made: str, arguments: dict[str, object]
+) -> None:
     with Producer(appliance.address) as producer:
         with pytest.raises(InvalidRecordError) as caught:
             producer.send(made, **arguments)  # type: ignore[arg-type]
@@ -116,7 +125,9 @@ def test_a_record_of_a_wrong_type(appliance: EmbeddedAppliance, made: str, argum
         assert producer.send(made, b"good").result(60).offset == 0
 
 
-def test_a_row_of_a_wrong_type_fails_its_handle_and_not_the_next_one(appliance: EmbeddedAppliance, topic: str) -> None:
+def test_a_row_of_a_wrong_type_fails_its_handle_and_not_the_next_one(
+    appliance: EmbeddedAppliance, topic: str
+) -> None:
     with Admin(appliance.address) as admin:
         admin.create_topics([NewTopic(topic, schema=pa.schema([("a", pa.int32())]))])
     with Producer(appliance.address) as producer:
@@ -127,12 +138,25 @@ def test_a_row_of_a_wrong_type_fails_its_handle_and_not_the_next_one(appliance: 
             producer.send(topic, b"bytes")
 
 
-def test_a_row_with_a_column_that_the_topic_has_not_is_refused_and_names_it(appliance: EmbeddedAppliance, topic: str) -> None:
+def test_a_row_with_a_column_that_the_topic_has_not_is_refused_and_names_it(
+    appliance: EmbeddedAppliance, topic: str
+) -> None:
     with Admin(appliance.address) as admin:
-        admin.create_topics([NewTopic(topic, schema=pa.schema([("a", pa.int32()), ("b", pa.string())]), configs={"delay.enabled": True})])
+        admin.create_topics(
+            [
+                NewTopic(
+                    topic,
+                    schema=pa.schema([("a", pa.int32()), ("b", pa.string())]),
+                    configs={"delay.enabled": True},
+                )
+            ]
+        )
     with Producer(appliance.address) as producer:
         for deliver_after in (None, dt.timedelta(hours=1)):
-            with pytest.raises(SchemaMismatchError, match=f"'c', which topic '{topic}' has not; its columns are a, b") as caught:
+            with pytest.raises(
+                SchemaMismatchError,
+                match=f"'c', which topic '{topic}' has not; its columns are a, b",
+            ) as caught:
                 producer.send(topic, {"a": 1, "c": 2}, deliver_after=deliver_after)
             says_what_to_do(caught.value)
         assert producer.send(topic, {"a": 1}).result(60).offset == 0
@@ -142,7 +166,11 @@ def test_a_frame_that_does_not_match_the_schema(appliance: EmbeddedAppliance, to
     with Admin(appliance.address) as admin:
         admin.create_topics([NewTopic(topic, schema=pa.schema([("a", pa.int32())]))])
     with Producer(appliance.address) as producer:
-        for frame in (pa.table({"b": [1]}), pa.table({"a": ["word"]}), pa.table({"a": [1], "b": [1]})):
+        for frame in (
+            pa.table({"b": [1]}),
+            pa.table({"a": ["word"]}),
+            pa.table({"a": [1], "b": [1]}),
+        ):
             with pytest.raises(SchemaMismatchError) as caught:
                 producer.send_arrow(topic, frame)
             says_what_to_do(caught.value)
@@ -152,7 +180,9 @@ def test_a_frame_that_does_not_match_the_schema(appliance: EmbeddedAppliance, to
             producer.send_arrow(topic, pa.table({"a": [1]}), key_column="z")
 
 
-def produce_raw(appliance: EmbeddedAppliance, name: str, batch: bytes | bytearray) -> requests.ProducedEntry:
+def produce_raw(
+    appliance: EmbeddedAppliance, name: str, batch: bytes | bytearray
+) -> requests.ProducedEntry:
     """Send bytes as a batch, past the SDK."""
     with Admin(appliance.address) as admin:
         info = admin.topic_info([name])[name]
@@ -176,7 +206,13 @@ def test_bad_batches_on_the_wire(appliance: EmbeddedAppliance, made: str) -> Non
     with pytest.raises(UnsupportedBatchError):
         produce_raw(appliance, made, b"garbage" * 100)
     with pytest.raises(UnsafeBatchError):
-        produce_raw(appliance, made, with_wild_buffer(make_batch(50, seed=info.seeds[0], schema_id=info.schema_id), info.seeds[0]))
+        produce_raw(
+            appliance,
+            made,
+            with_wild_buffer(
+                make_batch(50, seed=info.seeds[0], schema_id=info.schema_id), info.seeds[0]
+            ),
+        )
     with pytest.raises(RecordTooLargeError):
         produce_raw(appliance, made, bytes((1 << 20) + 1))
     assert produce_raw(appliance, made, good).base_offset == 0
@@ -193,22 +229,32 @@ def client(appliance: EmbeddedAppliance) -> Iterator[zmq.Socket[bytes]]:
         yield dealer
 
 
-def test_garbage_on_the_port_in_zeromq_frames(appliance: EmbeddedAppliance, client: zmq.Socket[bytes]) -> None:
+def test_garbage_on_the_port_in_zeromq_frames(
+    appliance: EmbeddedAppliance, client: zmq.Socket[bytes]
+) -> None:
     source = random.Random(5)
     for _ in range(300):
-        message = [source.randbytes(source.choice((0, 1, 23, 24, 25, 500))) for _ in range(source.randrange(1, 6))]
+        message = [
+            source.randbytes(source.choice((0, 1, 23, 24, 25, 500)))
+            for _ in range(source.randrange(1, 6))
+        ]
         if len(message[0]) == 24:
             client.send_multipart(message)
             frames = client.recv_multipart()
         else:
             frames = answer_before_the_end(appliance.address, message)
-        assert decode_response_header(frames[0]).error in (ErrorCode.MALFORMED_REQUEST, ErrorCode.SESSION_UNKNOWN)
+        assert decode_response_header(frames[0]).error in (
+            ErrorCode.MALFORMED_REQUEST,
+            ErrorCode.SESSION_UNKNOWN,
+        )
     client.send_multipart([RequestHeader(999, 1, 5, 0).to_bytes()])
     assert decode_response_header(client.recv_multipart()[0]).error == ErrorCode.SESSION_UNKNOWN
 
 
 def answer_before_the_end(address: str, message: list[bytes]) -> list[bytes]:
-    """What a connection is told that does not speak the protocol. It is closed 50 ms later: on a busy machine the answer may go down with it, so ask again."""
+    """What a connection is told that does not speak the protocol. It is closed 50 ms later: on a
+    busy machine the answer may go down with it, so ask again.
+    """
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
     for _ in range(20):
         with context.socket(zmq.DEALER) as dealer:
@@ -247,20 +293,29 @@ def test_every_api_refuses_garbage_bodies(appliance: EmbeddedAppliance) -> None:
 
 def code_of_call(connection: Connection, api: Api, body: list[bytes]) -> ErrorCode:
     try:
-        connection.call(api, body, 10_000)
+        call_now(connection, api, body, 10_000)
     except TailraceError as error:
         return error.code
     return ErrorCode.OK
 
 
 def test_an_unknown_api_and_another_version(client: zmq.Socket[bytes]) -> None:
-    client.send_multipart(encode_request(Api.HANDSHAKE, 1, 1, [requests.encode_json({"versions": {str(int(a)): [1, 1] for a in Api}})]))
+    client.send_multipart(
+        encode_request(
+            Api.HANDSHAKE,
+            1,
+            1,
+            [requests.encode_json({"versions": {str(int(a)): [1, 1] for a in Api}})],
+        )
+    )
     assert decode_response_header(client.recv_multipart()[0]).error == 0
     client.send_multipart(encode_request(999, 1, 2, []))
     assert decode_response_header(client.recv_multipart()[0]).error == ErrorCode.UNKNOWN_API
     client.send_multipart(encode_request(Api.PING, 9, 3, []))
     assert decode_response_header(client.recv_multipart()[0]).error == ErrorCode.UNSUPPORTED_VERSION
-    client.send_multipart(encode_request(Api.HANDSHAKE, 1, 1, [requests.encode_json({"versions": {"1": [7, 9]}})]))
+    client.send_multipart(
+        encode_request(Api.HANDSHAKE, 1, 1, [requests.encode_json({"versions": {"1": [7, 9]}})])
+    )
     assert decode_response_header(client.recv_multipart()[0]).error == ErrorCode.UNSUPPORTED_VERSION
 
 
@@ -302,7 +357,9 @@ def test_topic_names_and_schemas_that_cannot_be(appliance: EmbeddedAppliance, ma
         ({"bootstrap": "http://localhost:7420"}, "it takes an address"),
     ],
 )
-def test_client_settings_fail_at_construction_and_name_the_setting(settings: dict[str, object], sentence: str) -> None:
+def test_client_settings_fail_at_construction_and_name_the_setting(
+    settings: dict[str, object], sentence: str
+) -> None:
     with pytest.raises(InvalidSettingError, match=sentence):
         Producer(**settings)  # type: ignore[arg-type]
 
@@ -319,14 +376,22 @@ def test_no_appliance_at_the_address(topic: str) -> None:
 def serve(*arguments: str, timeout: float = 30) -> subprocess.CompletedProcess[str]:
     """`tailrace serve`, which is expected to end by itself."""
     tailrace = str(pathlib.Path(sys.executable).parent / "tailrace")
-    return subprocess.run([tailrace, "serve", *arguments], capture_output=True, text=True, timeout=timeout, check=False)
+    return subprocess.run(
+        [tailrace, "serve", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
 
 
 def sentence_of(done: subprocess.CompletedProcess[str]) -> str:
     return next(line for line in done.stderr.splitlines() if line.startswith("tailrace: "))
 
 
-def test_a_second_serve_on_the_same_data_directory_names_the_holder(appliance: EmbeddedAppliance) -> None:
+def test_a_second_serve_on_the_same_data_directory_names_the_holder(
+    appliance: EmbeddedAppliance,
+) -> None:
     done = serve("--data-dir", appliance.data_dir, "--listen", "tcp://127.0.0.1:0")
     assert done.returncode == 73
     assert f"in use by the appliance with process id {appliance.pid}" in sentence_of(done)
@@ -346,7 +411,14 @@ def test_a_data_directory_that_cannot_be_written() -> None:
 
 
 def test_dev_shm_too_small_for_the_rings(tmp_path: pathlib.Path) -> None:
-    done = serve("--data-dir", str(tmp_path), "--listen", "tcp://127.0.0.1:0", "--set", f"ring_bytes={1 << 36}")
+    done = serve(
+        "--data-dir",
+        str(tmp_path),
+        "--listen",
+        "tcp://127.0.0.1:0",
+        "--set",
+        f"ring_bytes={1 << 36}",
+    )
     assert done.returncode == 75
     assert "/dev/shm has no room" in sentence_of(done)
     assert "lower ring_bytes" in sentence_of(done)
@@ -364,8 +436,17 @@ def test_a_data_directory_on_a_read_only_mount(tmp_path: pathlib.Path) -> None:
     directory = tmp_path / "data"
     directory.mkdir()
     tailrace = pathlib.Path(sys.executable).parent / "tailrace"
-    script = f"mount --bind {directory} {directory} && mount -o remount,ro,bind {directory} && exec {tailrace} serve --data-dir {directory} --listen tcp://127.0.0.1:0"
-    done = subprocess.run(["unshare", "-m", "sh", "-c", script], capture_output=True, text=True, timeout=30, check=False)
+    script = (
+        f"mount --bind {directory} {directory} && mount -o remount,ro,bind {directory} && "
+        f"exec {tailrace} serve --data-dir {directory} --listen tcp://127.0.0.1:0"
+    )
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
     assert done.returncode == 73
     assert "Read-only file system" in sentence_of(done)
 
@@ -381,5 +462,8 @@ def test_a_timestamp_that_64_bits_do_not_hold_is_refused_and_the_producer_lives(
         with pytest.raises(InvalidRecordError, match="out of range"):
             producer.send(topic, b"v", timestamp=timestamp)
         assert producer.send(topic, b"after").result(60).offset == 0
-    with Consumer(topic, bootstrap=appliance.address) as consumer, pytest.raises(InvalidRequestError, match="out of range"):
+    with (
+        Consumer(topic, bootstrap=appliance.address) as consumer,
+        pytest.raises(InvalidRequestError, match="out of range"),
+    ):
         consumer.offsets_for_times({TopicPartition(topic, 0): timestamp})

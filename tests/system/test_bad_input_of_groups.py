@@ -1,4 +1,6 @@
-"""What a group is told that it cannot be told, over the wire and through the SDK: each is refused with a sentence, and changes nothing."""
+"""What a group is told that it cannot be told, over the wire and through the SDK: each is refused
+with a sentence, and changes nothing.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +10,10 @@ from typing import Any
 import pytest
 
 from tailrace import Admin, Consumer, NewTopic, Producer, ShareConsumer
-from tailrace.errors import InvalidGroupError, InvalidRequestError, InvalidSettingError
-from tailrace.private_appliance import EmbeddedAppliance
-from tailrace.protocol.errors import ErrorCode
-from tailrace.protocol.wire import Api
+from tailrace.core.error_codes import ErrorCode
+from tailrace.core.errors import InvalidGroupError, InvalidRequestError, InvalidSettingError
+from tailrace.embedded_appliance import EmbeddedAppliance
+from tailrace.protocol.frame import Api
 from tests.kit.raw_client import RawClient
 from tests.kit.raw_members import RawMember, committed, insist
 
@@ -36,7 +38,9 @@ def client(appliance: EmbeddedAppliance) -> Iterator[RawClient]:
         yield made
 
 
-@pytest.mark.parametrize("name", ["x" * 10_000, "x" * 250, "", "line\nbreak", "nul\0", "\x7f", "bell\x07"])
+@pytest.mark.parametrize(
+    "name", ["x" * 10_000, "x" * 250, "", "line\nbreak", "nul\0", "\x7f", "bell\x07"]
+)
 def test_a_group_with_a_name_that_is_none_is_refused_by_every_request(
     appliance: EmbeddedAppliance, client: RawClient, filled: str, name: str
 ) -> None:
@@ -56,12 +60,22 @@ def test_a_group_with_a_name_that_is_none_is_refused_by_every_request(
         assert len(answer["message"]) < 500
     (result,) = insist(client, Api.DELETE_GROUPS, {"groups": [name]})["results"]
     assert result["code"] == ErrorCode.INVALID_GROUP
-    assert not [one for one in insist(client, Api.LIST_GROUPS, {"after": ""})["groups"] if one["group"] == name]
+    assert not [
+        one
+        for one in insist(client, Api.LIST_GROUPS, {"after": ""})["groups"]
+        if one["group"] == name
+    ]
     refusals = (InvalidGroupError, InvalidSettingError, InvalidRequestError)
-    with pytest.raises(refusals) as caught, Consumer(filled, bootstrap=appliance.address, group_id=name) as consumer:
+    with (
+        pytest.raises(refusals) as caught,
+        Consumer(filled, bootstrap=appliance.address, group_id=name) as consumer,
+    ):
         consumer.poll(60_000)
     assert len(str(caught.value)) < 500
-    with pytest.raises(refusals), ShareConsumer(filled, bootstrap=appliance.address, group_id=name) as share:
+    with (
+        pytest.raises(refusals),
+        ShareConsumer(filled, bootstrap=appliance.address, group_id=name) as share,
+    ):
         share.poll(60_000)
     with pytest.raises(refusals), Admin(appliance.address) as admin:
         admin.describe_groups(name)
@@ -86,7 +100,9 @@ def test_a_commit_that_cannot_be_is_refused_and_what_came_with_it_is_kept(
     entry = [entry[0].format(filled), *entry[1:]]
     member = RawMember(client, filled, [filled])
     member.settle(2)
-    for number, who in enumerate(({"member_id": member.member_id, "member_epoch": member.epoch}, {})):
+    for number, who in enumerate(
+        ({"member_id": member.member_id, "member_epoch": member.epoch}, {})
+    ):
         group = filled if who else f"{filled}-outside"
         request = {"group": group, **who, "offsets": [entry, [filled, 0, 2 + number, -1, ""]]}
         (refused,) = insist(client, Api.COMMIT_OFFSETS, request)["refused"]
@@ -95,10 +111,15 @@ def test_a_commit_that_cannot_be_is_refused_and_what_came_with_it_is_kept(
         assert committed(client, group) == {(filled, 0): 2 + number}
     request = {"group": f"{filled}-new", "offsets": [entry]}
     assert len(insist(client, Api.COMMIT_OFFSETS, request)["refused"]) == 1
-    assert client.ask(Api.DESCRIBE_GROUP, {"group": f"{filled}-new", "part": "members"})[0] is ErrorCode.UNKNOWN_GROUP
+    assert (
+        client.ask(Api.DESCRIBE_GROUP, {"group": f"{filled}-new", "part": "members"})[0]
+        is ErrorCode.UNKNOWN_GROUP
+    )
 
 
-def test_a_member_of_the_past_is_fenced_and_the_present_one_goes_on(client: RawClient, filled: str) -> None:
+def test_a_member_of_the_past_is_fenced_and_the_present_one_goes_on(
+    client: RawClient, filled: str
+) -> None:
     first = RawMember(client, filled, [filled])
     first.settle(2)
     past = first.epoch
@@ -108,34 +129,57 @@ def test_a_member_of_the_past_is_fenced_and_the_present_one_goes_on(client: RawC
         first.settle(1)
         second.settle(1)
         if second.epoch == past + 1:
-            insist(client, Api.GROUP_HEARTBEAT, {"group": filled, "member_id": second.member_id, "member_epoch": -1})
+            insist(
+                client,
+                Api.GROUP_HEARTBEAT,
+                {"group": filled, "member_id": second.member_id, "member_epoch": -1},
+            )
             first.settle(2)
     assert past < first.epoch - 1, "the epoch just before is taken: an answer may have been lost"
     about = {"group": filled, "member_id": first.member_id}
     for epoch in (past, first.epoch + 1, 1 << 40):
-        code, answer = client.ask(Api.GROUP_HEARTBEAT, {**about, "member_epoch": epoch, "owned": {}})
+        code, answer = client.ask(
+            Api.GROUP_HEARTBEAT, {**about, "member_epoch": epoch, "owned": {}}
+        )
         assert code is ErrorCode.FENCED_MEMBER, answer
         assert str(first.epoch) in answer["message"]
     ((_, theirs),) = [(topic, partitions[0]) for topic, partitions in second.owned.items()]
     offsets = [[filled, theirs, 0, -1, ""]]
-    (refused,) = insist(client, Api.COMMIT_OFFSETS, {**about, "member_epoch": past, "offsets": offsets})["refused"]
+    (refused,) = insist(
+        client, Api.COMMIT_OFFSETS, {**about, "member_epoch": past, "offsets": offsets}
+    )["refused"]
     assert refused[2] == ErrorCode.FENCED_MEMBER
-    (refused,) = insist(client, Api.COMMIT_OFFSETS, {**about, "member_epoch": first.epoch, "offsets": offsets})["refused"]
+    (refused,) = insist(
+        client, Api.COMMIT_OFFSETS, {**about, "member_epoch": first.epoch, "offsets": offsets}
+    )["refused"]
     assert refused[2] == ErrorCode.PARTITION_NOT_OWNED
-    assert client.ask(Api.COMMIT_OFFSETS, {**about, "member_epoch": first.epoch + 1, "offsets": offsets})[0] is ErrorCode.FENCED_MEMBER
+    assert (
+        client.ask(
+            Api.COMMIT_OFFSETS, {**about, "member_epoch": first.epoch + 1, "offsets": offsets}
+        )[0]
+        is ErrorCode.FENCED_MEMBER
+    )
     nobody = {"group": filled, "member_id": "0" * 32, "member_epoch": 1}
     assert client.ask(Api.GROUP_HEARTBEAT, nobody)[0] is ErrorCode.UNKNOWN_MEMBER
-    assert client.ask(Api.COMMIT_OFFSETS, {**nobody, "offsets": offsets})[0] is ErrorCode.UNKNOWN_MEMBER
+    assert (
+        client.ask(Api.COMMIT_OFFSETS, {**nobody, "offsets": offsets})[0]
+        is ErrorCode.UNKNOWN_MEMBER
+    )
     assert committed(client, filled) == {}
     assert first.heartbeat() is second.heartbeat() is ErrorCode.OK
     assert first.count == second.count == 1
 
 
-def test_the_second_of_two_members_with_one_instance_id_is_refused(client: RawClient, filled: str) -> None:
+def test_the_second_of_two_members_with_one_instance_id_is_refused(
+    client: RawClient, filled: str
+) -> None:
     first = RawMember(client, filled, [filled], instance_id="pod-0")
     first.settle(2)
     second = RawMember(client, filled, [filled], instance_id="pod-0")
     assert second.heartbeat() is ErrorCode.INSTANCE_ID_IN_USE
     assert first.heartbeat() is ErrorCode.OK
     assert first.count == 2
-    assert insist(client, Api.DESCRIBE_GROUP, {"group": filled, "part": "members"})["group"]["members"] == 1
+    assert (
+        insist(client, Api.DESCRIBE_GROUP, {"group": filled, "part": "members"})["group"]["members"]
+        == 1
+    )

@@ -11,8 +11,8 @@ from collections.abc import Callable
 import pytest
 
 from tailrace import Admin, NewTopic, Producer
-from tailrace.errors import ClientClosedError, InvalidRecordError, TailraceError
-from tailrace.private_appliance import EmbeddedAppliance
+from tailrace.core.errors import ClientClosedError, InvalidRecordError, TailraceError
+from tailrace.embedded_appliance import EmbeddedAppliance
 from tests.kit.processes import wait_until
 from tests.kit.programs import read_values
 
@@ -43,7 +43,10 @@ def test_a_callback_that_raises_is_logged_and_costs_no_other(
         if number % 2:
             raise RuntimeError(f"record {number} is not to my liking")
 
-    with Producer(appliance.address, linger_ms=1) as producer, caplog.at_level(logging.ERROR, "tailrace"):
+    with (
+        Producer(appliance.address, linger_ms=1) as producer,
+        caplog.at_level(logging.ERROR, "tailrace"),
+    ):
         for number in range(10):  # one batch; the helper thread finds out
             producer.send(made, b"x", on_delivery=told(note, number))
         wait_until(lambda: len(ended) == 10, "every callback is called")
@@ -60,7 +63,9 @@ def test_a_callback_that_raises_is_logged_and_costs_no_other(
     logged = [record for record in caplog.records if record.exc_info is not None]
     assert {record.name for record in logged} == {"tailrace"}
     said = [str(record.exc_info[1]) for record in logged if record.exc_info is not None]
-    assert sorted(said) == sorted(f"record {number} is not to my liking" for number in ended if number % 2)
+    assert sorted(said) == sorted(
+        f"record {number} is not to my liking" for number in ended if number % 2
+    )
 
 
 @pytest.mark.parametrize("raised", [KeyboardInterrupt, SystemExit])
@@ -84,7 +89,9 @@ def test_an_interrupt_in_a_callback_reaches_the_caller_and_the_other_callbacks_a
     assert ended == [0, 1, 2, 3, 4]
 
 
-def test_a_callback_that_ends_its_thread_does_not_end_the_helper(appliance: EmbeddedAppliance, made: str) -> None:
+def test_a_callback_that_ends_its_thread_does_not_end_the_helper(
+    appliance: EmbeddedAppliance, made: str
+) -> None:
     ended: list[int] = []
 
     def note(number: int) -> None:
@@ -100,7 +107,9 @@ def test_a_callback_that_ends_its_thread_does_not_end_the_helper(appliance: Embe
         wait_until(lambda: len(ended) == 4, "and lives")
 
 
-def test_a_callback_may_send_flush_and_close_its_producer(appliance: EmbeddedAppliance, made: str) -> None:
+def test_a_callback_may_send_flush_and_close_its_producer(
+    appliance: EmbeddedAppliance, made: str
+) -> None:
     done = threading.Event()
     producer = Producer(appliance.address, linger_ms=1)
 
@@ -119,14 +128,14 @@ def test_a_callback_may_send_flush_and_close_its_producer(appliance: EmbeddedApp
     assert read_values(appliance, made, 4) == [b"first", b"second", b"third", b"fourth"]
     with pytest.raises(ClientClosedError):
         producer.send(made, b"fifth")
-    producer._sender._helper.join(20)
-    assert not producer._sender._helper.is_alive()
+    producer._sender_thread._helper.join(20)
+    assert not producer._sender_thread._helper.is_alive()
 
 
 def test_a_batch_that_cannot_be_encoded_fails_its_own_records_only(
     appliance: EmbeddedAppliance, made: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tailrace.producer_batch import ProducerBatch
+    from tailrace.producer.producer_batch import ProducerBatch
 
     with Producer(appliance.address, linger_ms=1) as producer:
         producer.send(made, b"good").result(60)
@@ -145,9 +154,12 @@ def test_a_batch_that_cannot_be_encoded_fails_its_own_records_only(
 
 
 def test_a_helper_that_fails_again_and_again_ends_every_handle(
-    appliance: EmbeddedAppliance, made: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    appliance: EmbeddedAppliance,
+    made: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr("tailrace.sender.HELPER_PAUSE_NS", 1_000_000)
+    monkeypatch.setattr("tailrace.producer.sender_thread.HELPER_PAUSE_NS", 1_000_000)
     producer = Producer(appliance.address, linger_ms=200)
     producer.send(made, b"good").result(60)
 
@@ -156,7 +168,7 @@ def test_a_helper_that_fails_again_and_again_ends_every_handle(
 
     with caplog.at_level(logging.ERROR, "tailrace"):
         handle = producer.send(made, b"x")
-        producer._sender.delivery.turn = broken  # type: ignore[method-assign]
+        producer._sender_thread.sender.run_once = broken  # type: ignore[method-assign]
         wait_until(handle.done, "the handle ends")
         assert "what nobody expected" in str(handle.exception())
         with pytest.raises(TailraceError, match="what nobody expected"):

@@ -1,4 +1,6 @@
-"""The console over real HTTP: metrics that Prometheus's own parser reads, health that tells the truth, and an appliance that does not need it."""
+"""The console over real HTTP: metrics that Prometheus's own parser reads, health that tells the
+truth, and an appliance that does not need it.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,6 @@ import contextlib
 import datetime as dt
 import errno
 import os
-import re
 import shutil
 import signal
 import socket
@@ -16,48 +17,25 @@ import urllib.request
 from collections.abc import Iterator
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
-from appliance.settings import Settings
+from appliance.config.settings import Settings
 from tailrace import Admin, NewTopic, Producer, TopicPartition
-from tailrace.private_appliance import EmbeddedAppliance, start_embedded
+from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
+from tests.kit.console import console_of, get, metrics
 from tests.kit.processes import children, kill_and_wait_for_successor, wait_until
 
 
-def console_of(appliance: EmbeddedAppliance) -> str:
-    """Its address, from the log."""
-
-    def found() -> list[str]:
-        with open(appliance.log_path, encoding="utf-8") as log:
-            return re.findall(r"console address=(\S+)", log.read())
-
-    wait_until(lambda: bool(found()), "the console is bound")
-    return found()[-1]
-
-
-def get(address: str, path: str) -> tuple[int, str]:
-    """(status, text)."""
-    try:
-        with urllib.request.urlopen(address + path, timeout=30) as answer:
-            return answer.status, answer.read().decode()
-    except urllib.error.HTTPError as error:
-        return error.code, error.read().decode()
-
-
-def metrics(address: str) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
-    """(name, labels) -> value."""
-    status, text = get(address, "/metrics")
-    assert status == 200
-    return {(s.name, frozenset(s.labels.items())): s.value for family in text_string_to_metric_families(text) for s in family.samples}
-
-
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not here (Debian: prometheus)")
+@pytest.mark.skipif(
+    shutil.which("promtool") is None, reason="promtool is not here (Debian: prometheus)"
+)
 def test_prometheus_own_linter_finds_nothing_in_the_metrics(appliance: EmbeddedAppliance) -> None:
     with Admin(appliance.address) as admin:
         admin.create_topics([NewTopic("later", 1, {"delay.enabled": True})])
         admin.alter_group_offsets("billing", {TopicPartition("later", 0): 0})
     _, text = get(console_of(appliance), "/metrics")
-    done = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["promtool", "check", "metrics"], input=text, capture_output=True, text=True, check=False
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert "tailrace_cluster_info{id=" in text
     assert 'tailrace_group_lag_records{group="billing",' in text
@@ -74,7 +52,12 @@ def test_metrics_count_what_waits_and_when_it_is_due(appliance: EmbeddedApplianc
     address = console_of(appliance)
     with Admin(appliance.address) as admin, Producer(appliance.address) as producer:
         admin.create_topics([NewTopic("later", 1, {"delay.enabled": True})])
-        for after in (dt.timedelta(seconds=50), dt.timedelta(minutes=50), dt.timedelta(hours=20), dt.timedelta(days=900)):
+        for after in (
+            dt.timedelta(seconds=50),
+            dt.timedelta(minutes=50),
+            dt.timedelta(hours=20),
+            dt.timedelta(days=900),
+        ):
             producer.send("later", b"x", deliver_after=after).result(60)
         gone = producer.send("later", b"x", deliver_after=dt.timedelta(days=2)).result(60)
         producer.send("later", b"now").result(60)
@@ -83,41 +66,50 @@ def test_metrics_count_what_waits_and_when_it_is_due(appliance: EmbeddedApplianc
     found = metrics(address)
     later = {("topic", "later"), ("partition", "0")}
     due = {
-        bound: found["tailrace_delays_due_records", frozenset({*later, ("within_seconds", bound)})]
+        bound: found["tailrace_delayed_records_due", frozenset({*later, ("within_seconds", bound)})]
         for bound in ("60", "3600", "86400", "+Inf")
     }
     assert due == {"60": 1, "3600": 2, "86400": 3, "+Inf": 4}
-    assert found["tailrace_delays_pending_records", frozenset(later)] == 4
-    assert found["tailrace_delays_cancelled_records_total", frozenset(later)] == 1
+    assert found["tailrace_delayed_records_pending", frozenset(later)] == 4
+    assert found["tailrace_delayed_records_cancelled_total", frozenset(later)] == 1
     assert found["tailrace_partition_high_watermark_offset", frozenset(later)] == 1
     assert found["tailrace_partition_online", frozenset(later)] == 1
-    assert found["tailrace_answers", frozenset()] == 1
-    live = {name: dict(labels)["process"] for name, labels in found if name == "tailrace_process_live"}
+    assert found["tailrace_up", frozenset()] == 1
+    live = {
+        name: dict(labels)["process"] for name, labels in found if name == "tailrace_process_live"
+    }
     assert live
     assert all(
-        found["tailrace_process_resident_memory_bytes", frozenset({("process", p)})] > 1e6 for p in ("front-0", "worker-0", "console")
+        found["tailrace_process_resident_memory_bytes", frozenset({("process", p)})] > 1e6
+        for p in ("front-0", "worker-0", "console")
     )
 
 
-def test_every_page_answers_head_as_get_without_a_body_and_no_other_method(appliance: EmbeddedAppliance) -> None:
+def test_every_page_answers_head_as_get_without_a_body_and_no_other_method(
+    appliance: EmbeddedAppliance,
+) -> None:
     address = console_of(appliance)
     assert get(address, "/")[0] == 200
     for path in ("/", "/metrics", "/health/live", "/nothing"):
         raw = urllib.request.Request(address + path, method="HEAD")
         try:
-            answer = urllib.request.urlopen(raw, timeout=30)
+            answer = urllib.request.urlopen(raw, timeout=120)
         except urllib.error.HTTPError as error:
             answer = error
         with answer:
             assert (answer.status, answer.read()) == (get(address, path)[0], b"")
             assert int(answer.headers["Content-Length"]) > 0
     with pytest.raises(urllib.error.HTTPError) as refused:
-        urllib.request.urlopen(urllib.request.Request(address + "/metrics", data=b"x", method="POST"), timeout=30)
+        urllib.request.urlopen(
+            urllib.request.Request(address + "/metrics", data=b"x", method="POST"), timeout=120
+        )
     with refused.value as answered:
         assert (answered.status, answered.headers["Allow"]) == (405, "GET, HEAD")
 
 
-def test_health_says_who_does_not_serve_and_metrics_go_on_without_a_front(appliance: EmbeddedAppliance) -> None:
+def test_health_says_who_does_not_serve_and_metrics_go_on_without_a_front(
+    appliance: EmbeddedAppliance,
+) -> None:
     address = console_of(appliance)
     assert get(address, "/health/live") == (200, "alive\n")
     wait_until(lambda: get(address, "/health/ready") == (200, "ready\n"), "it is ready")
@@ -126,17 +118,22 @@ def test_health_says_who_does_not_serve_and_metrics_go_on_without_a_front(applia
     os.kill(front, signal.SIGSTOP)
     try:
         found = metrics(address)
-        assert found["tailrace_answers", frozenset()] == 0
+        assert found["tailrace_up", frozenset()] == 0
         assert found["tailrace_process_live", frozenset({("process", "front-0")})] == 1
     finally:
         os.kill(front, signal.SIGCONT)
-    wait_until(lambda: metrics(address)["tailrace_answers", frozenset()] == 1, "the front answers")
+    wait_until(lambda: metrics(address)["tailrace_up", frozenset()] == 1, "the front answers")
     kill_and_wait_for_successor(appliance, "tr-front-0")
     wait_until(lambda: get(address, "/health/ready")[0] == 200, "it is ready again")
-    assert metrics(address)["tailrace_process_restarts_total", frozenset({("process", "front-0")})] == 1
+    assert (
+        metrics(address)["tailrace_process_restarts_total", frozenset({("process", "front-0")})]
+        == 1
+    )
 
 
-def test_a_killed_console_comes_back_and_garbage_or_silence_stop_it_for_nobody(appliance: EmbeddedAppliance) -> None:
+def test_a_killed_console_comes_back_and_garbage_or_silence_stop_it_for_nobody(
+    appliance: EmbeddedAppliance,
+) -> None:
     first = console_of(appliance)
     host, _, port = first.removeprefix("http://").rpartition(":")
     with socket.create_connection((host, int(port))):  # which says nothing
@@ -149,12 +146,17 @@ def test_a_killed_console_comes_back_and_garbage_or_silence_stop_it_for_nobody(a
 
 
 def test_connections_that_trickle_are_ended_and_stop_nobody(appliance: EmbeddedAppliance) -> None:
-    """Each sends a byte, and more than the console has room for: whoever asks is answered, and those that never ask are closed."""
+    """Each sends a byte, and more than the console has room for: whoever asks is answered, and
+    those that never ask are closed.
+    """
     address = console_of(appliance)
     host, _, port = address.removeprefix("http://").rpartition(":")
     console = children(appliance)["tr-console-0"]
     with contextlib.ExitStack() as opened:
-        slow = [opened.enter_context(socket.create_connection((host, int(port)), timeout=60)) for _ in range(40)]
+        slow = [
+            opened.enter_context(socket.create_connection((host, int(port)), timeout=60))
+            for _ in range(40)
+        ]
         for turn in range(3):
             for connection in slow:
                 try:
@@ -201,7 +203,9 @@ def taken_usual_port() -> Iterator[str]:
         yield usual
 
 
-def test_the_usual_port_that_is_taken_is_left_to_whoever_has_it_and_the_status_says_where_the_console_is(taken_usual_port: str) -> None:
+def test_the_usual_port_that_is_taken_is_left_to_whoever_has_it_and_the_status_says_where_the_console_is(  # noqa: E501
+    taken_usual_port: str,
+) -> None:
     running = start_embedded(settings={"http.listen": taken_usual_port})
     try:
         with Admin(running.address) as admin:

@@ -1,4 +1,6 @@
-"""The coordinator commits once for what comes together, and what it could not keep nobody is told of."""
+"""The controller commits once for what comes together, and what it could not keep nobody is told
+of.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,9 @@ import orjson
 import pytest
 
 from shm.layout import Role
-from tailrace.private_appliance import EmbeddedAppliance, start_embedded
-from tailrace.protocol.errors import ErrorCode
-from tailrace.protocol.wire import Api
+from tailrace.core.error_codes import ErrorCode
+from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
+from tailrace.protocol.frame import Api
 from tests.kit.processes import children, commits_of
 from tests.kit.raw_client import RawClient
 
@@ -31,53 +33,76 @@ def test_requests_that_come_together_are_one_transaction(own: EmbeddedAppliance)
     with ExitStack() as stack:
         clients = [stack.enter_context(RawClient(own.address)) for _ in range(20)]
         assert clients[0].ask(Api.CREATE_TOPICS, {"topics": [{"name": "t"}]})[0] is ErrorCode.OK
-        before = commits_of(own, Role.COORDINATOR)
-        pid = children(own)["tr-coord-0"]
+        before = commits_of(own, Role.CONTROLLER)
+        pid = children(own)["tr-controller-0"]
         os.kill(pid, signal.SIGSTOP)
         try:
             asked = []
             for number, client in enumerate(clients):
                 asked += [(client, client.send(Api.INIT_PRODUCER_ID, b"{}")) for _ in range(2)]
-                lease = {"lease": f"l{number}", "topic": "t", "partition": 0, "offset": 0, "ttl_ms": 60_000}
+                lease = {
+                    "lease": f"l{number}",
+                    "topic": "t",
+                    "partition": 0,
+                    "offset": 0,
+                    "ttl_ms": 60_000,
+                }
                 asked.append((client, client.send(Api.LEASE_OFFSETS, orjson.dumps(lease))))
-            for client in clients * 2:  # what came before is with the coordinator when the second is answered
+            for client in (
+                clients * 2
+            ):  # what came before is with the controller when the second is answered
                 assert client.answer(client.send(Api.PING))[0] is ErrorCode.OK
         finally:
             os.kill(pid, signal.SIGCONT)
         answers = [client.answer(number) for client, number in asked]
         assert {code for code, _ in answers} == {ErrorCode.OK}
-        producers = [orjson.loads(body[0])["producer_id"] for _, body in answers if b"producer_id" in body[0]]
+        producers = [
+            orjson.loads(body[0])["producer_id"] for _, body in answers if b"producer_id" in body[0]
+        ]
         assert len(set(producers)) == len(producers) == 40
-        assert commits_of(own, Role.COORDINATOR) == before + 1
+        assert commits_of(own, Role.CONTROLLER) == before + 1
 
 
 def test_topics_made_together_cost_few_transactions(own: EmbeddedAppliance) -> None:
-    before = commits_of(own, Role.COORDINATOR)
+    before = commits_of(own, Role.CONTROLLER)
     with RawClient(own.address) as client:
         topics = [{"name": f"t{number}", "partitions": 2} for number in range(64)]
         code, answer = client.ask(Api.CREATE_TOPICS, {"topics": topics})
         assert (code, {result["code"] for result in answer["results"]}) == (ErrorCode.OK, {0})
-        code, answer = client.ask(Api.DELETE_TOPICS, {"topics": [{"name": topic["name"]} for topic in topics]})
+        code, answer = client.ask(
+            Api.DELETE_TOPICS, {"topics": [{"name": topic["name"]} for topic in topics]}
+        )
         assert (code, {result["code"] for result in answer["results"]}) == (ErrorCode.OK, {0})
-    assert commits_of(own, Role.COORDINATOR) - before < 4 * 64, "one for each decision, and one for each end, would be as many"
+    assert commits_of(own, Role.CONTROLLER) - before < 4 * 64, (
+        "one for each decision, and one for each end, would be as many"
+    )
 
 
-def test_a_catalog_that_another_program_holds_refuses_everything_of_a_step_and_goes_on_afterwards(own: EmbeddedAppliance) -> None:
+def test_a_catalog_that_another_program_holds_refuses_everything_of_a_step_and_goes_on_afterwards(
+    own: EmbeddedAppliance,
+) -> None:
     holder = sqlite3.connect(f"{own.data_dir}/coordinator.db", isolation_level=None)
     try:
         with RawClient(own.address) as client:
             holder.execute("BEGIN IMMEDIATE")
             asked = [client.send(Api.INIT_PRODUCER_ID, b"{}") for _ in range(10)]
-            made = client.send(Api.CREATE_TOPICS, orjson.dumps({"topics": [{"name": f"t{number}"} for number in range(30)]}))
+            made = client.send(
+                Api.CREATE_TOPICS,
+                orjson.dumps({"topics": [{"name": f"t{number}"} for number in range(30)]}),
+            )
             for number in asked:
                 code, body = client.answer(number)
                 assert code is ErrorCode.STORAGE_ERROR
                 assert "locked" in orjson.loads(body[0])["message"]
             code, body = client.answer(made)
-            assert {result["code"] for result in orjson.loads(body[0])["results"]} == {ErrorCode.STORAGE_ERROR}
+            assert {result["code"] for result in orjson.loads(body[0])["results"]} == {
+                ErrorCode.STORAGE_ERROR
+            }
             holder.execute("ROLLBACK")
             assert client.ask(Api.INIT_PRODUCER_ID, {})[0] is ErrorCode.OK
-            code, answer = client.ask(Api.CREATE_TOPICS, {"topics": [{"name": f"t{number}"} for number in range(30)]})
+            code, answer = client.ask(
+                Api.CREATE_TOPICS, {"topics": [{"name": f"t{number}"} for number in range(30)]}
+            )
             assert {result["code"] for result in answer["results"]} == {0}
     finally:
         holder.close()

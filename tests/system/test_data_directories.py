@@ -1,4 +1,6 @@
-"""Whose a data directory is: copies, renamed and moved ones, the lock, other users' and those that everybody may write in."""
+"""Whose a data directory is: copies, renamed and moved ones, the lock, other users' and those that
+everybody may write in.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ import shutil
 import pytest
 
 from shm.region import names_with
-from tailrace.formats.data_directory import read_identity
+from tailrace.format.data_dir import read_identity
 from tests.kit.killed_directories import (
     create,
     killed_with_acknowledged_batches_in_the_ring,
@@ -21,7 +23,9 @@ from tests.kit.killed_directories import (
 from tests.kit.processes import kill_and_wait_for_successor, shared_memory, wait_until
 
 
-def test_a_copy_beside_its_original_leaves_the_originals_memory_alone(tmp_path: pathlib.Path) -> None:
+def test_a_copy_beside_its_original_leaves_the_originals_memory_alone(
+    tmp_path: pathlib.Path,
+) -> None:
     original = start(tmp_path / "data")
     try:
         create(original)
@@ -42,7 +46,9 @@ def test_a_copy_beside_its_original_leaves_the_originals_memory_alone(tmp_path: 
         assert original.stop() == 0
 
 
-def test_a_copy_of_a_killed_directory_leaves_its_batches_to_the_original(tmp_path: pathlib.Path) -> None:
+def test_a_copy_of_a_killed_directory_leaves_its_batches_to_the_original(
+    tmp_path: pathlib.Path,
+) -> None:
     killed_with_acknowledged_batches_in_the_ring(tmp_path / "data")
     shutil.copytree(tmp_path / "data", tmp_path / "copy")
     copy = start(tmp_path / "copy")
@@ -60,7 +66,9 @@ def test_a_copy_of_a_killed_directory_leaves_its_batches_to_the_original(tmp_pat
         assert original.stop() == 0
 
 
-def test_a_directory_renamed_after_a_kill_drains_what_it_left_in_memory(tmp_path: pathlib.Path) -> None:
+def test_a_directory_renamed_after_a_kill_drains_what_it_left_in_memory(
+    tmp_path: pathlib.Path,
+) -> None:
     killed_with_acknowledged_batches_in_the_ring(tmp_path / "data")
     (tmp_path / "data").rename(tmp_path / "moved")
     again = start(tmp_path / "moved")
@@ -70,7 +78,9 @@ def test_a_directory_renamed_after_a_kill_drains_what_it_left_in_memory(tmp_path
         assert again.stop() == 0
 
 
-def test_a_directory_moved_to_another_file_system_after_a_kill_is_refused_while_memory_holds_batches(tmp_path: pathlib.Path) -> None:
+def test_a_directory_moved_to_another_file_system_after_a_kill_is_refused_while_memory_holds_batches(  # noqa: E501
+    tmp_path: pathlib.Path,
+) -> None:
     killed_with_acknowledged_batches_in_the_ring(tmp_path / "data")
     identity = read_identity(str(tmp_path / "data"))
     assert identity is not None
@@ -87,14 +97,20 @@ def test_a_directory_moved_to_another_file_system_after_a_kill_is_refused_while_
         assert again.stop() == 0
 
 
-def test_a_lock_file_removed_lets_no_second_appliance_in_and_is_made_again(tmp_path: pathlib.Path) -> None:
+def test_a_lock_file_removed_lets_no_second_appliance_in_and_is_made_again(
+    tmp_path: pathlib.Path,
+) -> None:
     running = start(tmp_path, hang_timeout_ms=4000)  # locks are looked at four times in this
     try:
         create(running)
         (tmp_path / "instance.lock").unlink()
         assert f"process id {running.pid}" in refusal(tmp_path)
         wait_until(
-            lambda: (tmp_path / "instance.lock").exists() and bool((tmp_path / "instance.lock").stat().st_size), "the lock is made again"
+            lambda: (
+                (tmp_path / "instance.lock").exists()
+                and bool((tmp_path / "instance.lock").stat().st_size)
+            ),
+            "the lock is made again",
         )
         assert "lock_file_gone" in pathlib.Path(running.log_path).read_text()
         assert f"process id {running.pid}" in refusal(tmp_path)
@@ -124,7 +140,9 @@ def test_another_users_directory_is_refused_to_root_too(tmp_path: pathlib.Path) 
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o777])
-def test_files_are_readable_by_their_owner_alone_whatever_the_umask(tmp_path: pathlib.Path, umask: int) -> None:
+def test_files_are_readable_by_their_owner_alone_whatever_the_umask(
+    tmp_path: pathlib.Path, umask: int
+) -> None:
     directory = tmp_path / "data"
     directory.mkdir()
     before = os.umask(0o022)
@@ -138,7 +156,11 @@ def test_files_are_readable_by_their_owner_alone_whatever_the_umask(tmp_path: pa
     try:
         create(running)
         produce(running, 0, 3)
-        open_to_others = [str(path) for path in directory.rglob("*") if path != log and path.stat().st_mode & 0o077]
+        open_to_others = [
+            str(path)
+            for path in directory.rglob("*")
+            if path != log and path.stat().st_mode & 0o077
+        ]
         assert open_to_others == []
         assert read(running, 3) == [0, 1, 2]
     finally:

@@ -1,4 +1,6 @@
-"""The demo ends without a trace when it is interrupted, or nobody reads it; that it ends well is `make demo`'s own check."""
+"""The demo ends without a trace when it is interrupted, or nobody reads it; that it ends well is
+`make demo`'s own check.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +14,22 @@ import psutil
 import pytest
 
 from bench.demo import EXIT_READER_GONE
-from tailrace.formats.data_directory import read_identity
+from tailrace.format.data_dir import read_identity
+from tests.kit.matrices import short
 
 ROOT = pathlib.Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_demo_leaves_no_process_no_memory_and_no_file(tmp_path: pathlib.Path, number: int) -> None:
+@pytest.mark.slow_because("the demo starts Spark, a JVM of its own")
+@pytest.mark.parametrize("number", short([signal.SIGINT, signal.SIGTERM]))
+def test_an_interrupted_demo_leaves_no_process_no_memory_and_no_file(
+    tmp_path: pathlib.Path, number: int
+) -> None:
     # Its temporary files go where only it writes.
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     demo = subprocess.Popen(
-        [sys.executable, "-P", "-m", "bench.demo"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, cwd=ROOT,
+        [sys.executable, "-P", "-m", "bench.demo"], stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, text=True, env=environment, cwd=ROOT,
         start_new_session=True,
     )  # fmt: skip
     assert demo.stdout is not None
@@ -36,7 +43,8 @@ def test_an_interrupted_demo_leaves_no_process_no_memory_and_no_file(tmp_path: p
     os.killpg(demo.pid, number)
     rest = demo.stdout.read()
     demo.stdout.close()
-    # To a shell both are 130. CPython ends so by itself where the interrupt came within an `exec` of text, as dataclasses have them: also when it was caught.
+    # To a shell both are 130. CPython ends so by itself where the interrupt came within an `exec`
+    # of text, as dataclasses have them: also when it was caught.
     assert demo.wait(60) in (130, -signal.SIGINT), rest
     assert "everything is cleaned up" in rest
     assert not any(process.is_running() for process in processes)
@@ -59,7 +67,11 @@ def test_a_demo_whose_report_nobody_reads_any_more_ends_in_order(tmp_path: pathl
     """`make demo | head`."""
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     demo = subprocess.Popen(
-        [sys.executable, "-P", "-c", REPORTS_FOR_EVER], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, cwd=ROOT
+        [sys.executable, "-P", "-c", REPORTS_FOR_EVER],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment,
+        cwd=ROOT,
     )
     assert demo.stdout is not None
     assert demo.stdout.readline() == b"0\n"

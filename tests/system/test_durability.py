@@ -1,4 +1,6 @@
-"""The log's promises with real processes: full disks, several directories, dedicated workers, kills at crash points."""
+"""The log's promises with real processes: full disks, several directories, dedicated workers, kills
+at crash points.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +17,20 @@ import pytest
 from shm.crash_points import CRASH_POINT_VARIABLE, CRASH_POINTS
 from shm.region import names_with
 from tailrace import Admin, NewTopic, Producer
-from tailrace.errors import InvalidSettingError, TailraceError
-from tailrace.formats.data_directory import read_identity
+from tailrace.core.errors import InvalidSettingError, TailraceError
+from tailrace.format.data_dir import read_identity
 from tests.kit.file_systems import small_file_system
+from tests.kit.matrices import short
 from tests.kit.orders import create, kill_everything, produce, read, start
 from tests.kit.processes import children, kill_and_wait_for_successor, wait_until
 
 
-@pytest.mark.parametrize("name", [name for name in CRASH_POINTS if name.startswith(("coordinator.", "supervisor."))])
-def test_coordinator_and_supervisor_killed_at_each_named_place(tmp_path: pathlib.Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "name", short(name for name in CRASH_POINTS if name.startswith(("controller.", "supervisor.")))
+)
+def test_controller_and_supervisor_killed_at_each_named_place(
+    tmp_path: pathlib.Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first = start(tmp_path)
     create(first)
     produce(first, 0, 50)
@@ -31,26 +38,30 @@ def test_coordinator_and_supervisor_killed_at_each_named_place(tmp_path: pathlib
     environment = {**os.environ, CRASH_POINT_VARIABLE: name}
     ours, theirs = os.pipe()
     armed = subprocess.Popen(
-        [sys.executable, "-P", "-m", "appliance.supervisor", "--data-dir", str(tmp_path), "--listen", f"ipc://{tmp_path}/s", "--set", "ring_bytes=16777216"],
+        [sys.executable, "-P", "-m", "appliance.supervise.supervisor", "--data-dir", str(tmp_path),
+        "--listen", f"ipc://{tmp_path}/s", "--set", "ring_bytes=16777216"],
         env=environment, stderr=subprocess.DEVNULL, start_new_session=True,
     )  # fmt: skip
     os.close(ours)
     os.close(theirs)
     address = f"ipc://{tmp_path}/s"
     try:
-        if name.startswith("coordinator."):
+        if name.startswith("controller."):
             with Admin(address) as admin:
                 try:
                     admin.create_topics([NewTopic("more")])
                 except TailraceError:
                     pass  # killed before it could answer: the decision is carried out all the same
                 wait_until(lambda: "more" in admin.list_topics(), "the topic is there")
-                with Producer(
-                    address, acks="all"
-                ) as producer:  # its id is asked for only now: a change that is under way at a kill is given up
+                with (
+                    Producer(address, acks="all") as producer
+                ):  # its id is asked for only now: a change that is under way at a kill is given up
                     assert producer.send("more", b"1:").result(30).offset == 0
                 wait_until(
-                    lambda: any(p["name"] == "coordinator" and p["restarts"] for p in admin.describe_cluster()["processes"]),
+                    lambda: any(
+                        p["name"] == "controller" and p["restarts"]
+                        for p in admin.describe_cluster()["processes"]
+                    ),
                     "it was killed",
                 )
             armed.terminate()
@@ -76,7 +87,9 @@ def test_coordinator_and_supervisor_killed_at_each_named_place(tmp_path: pathlib
     assert not names_with(identity.prefix)
 
 
-def test_several_data_directories_share_the_partitions_and_a_forgotten_one_is_named(tmp_path: pathlib.Path) -> None:
+def test_several_data_directories_share_the_partitions_and_a_forgotten_one_is_named(
+    tmp_path: pathlib.Path,
+) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
     running = start(one, data_dirs=f"{one},{two}")
     try:
@@ -104,14 +117,24 @@ def small_disk(tmp_path: pathlib.Path) -> Iterator[pathlib.Path]:
 
 @pytest.mark.root
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
-def test_a_full_disk_refuses_producers_serves_readers_survives_a_restart_and_resumes(small_disk: pathlib.Path) -> None:
-    running = start(small_disk / "data", ring_bytes=1 << 20, lane_bytes=256 << 10, credit_bytes=1 << 20, journal_bytes=1 << 20)
+def test_a_full_disk_refuses_producers_serves_readers_survives_a_restart_and_resumes(
+    small_disk: pathlib.Path,
+) -> None:
+    running = start(
+        small_disk / "data",
+        ring_bytes=1 << 20,
+        lane_bytes=256 << 10,
+        credit_bytes=1 << 20,
+        journal_bytes=1 << 20,
+    )
     create(running)
     produce(running, 0, 100, size=1000)
     filler = small_disk / "filler"
     with open(filler, "wb") as file:
         free = os.statvfs(small_disk)
-        file.write(bytes(free.f_bavail * free.f_frsize - (3 << 20)))  # less than the reserve is left
+        file.write(
+            bytes(free.f_bavail * free.f_frsize - (3 << 20))
+        )  # less than the reserve is left
     with Producer(running.address, acks="all", delivery_timeout_ms=3000) as producer:
 
         def is_refused() -> bool:
@@ -128,7 +151,13 @@ def test_a_full_disk_refuses_producers_serves_readers_survives_a_restart_and_res
     with open(filler, "ab") as file:
         free = os.statvfs(small_disk)
         file.write(bytes(free.f_bavail * free.f_frsize))  # nothing at all is left
-    again = start(small_disk / "data", ring_bytes=1 << 20, lane_bytes=256 << 10, credit_bytes=1 << 20, journal_bytes=1 << 20)
+    again = start(
+        small_disk / "data",
+        ring_bytes=1 << 20,
+        lane_bytes=256 << 10,
+        credit_bytes=1 << 20,
+        journal_bytes=1 << 20,
+    )
     try:
         assert read(again, 100)[:100] == list(range(100))
         with Producer(again.address, acks="all") as producer:
@@ -140,7 +169,9 @@ def test_a_full_disk_refuses_producers_serves_readers_survives_a_restart_and_res
         assert again.stop() == 0
 
 
-def test_a_producer_that_was_forgotten_takes_a_new_epoch_and_goes_on_without_a_loss_or_a_duplicate(tmp_path: pathlib.Path) -> None:
+def test_a_producer_that_was_forgotten_takes_a_new_epoch_and_goes_on_without_a_loss_or_a_duplicate(
+    tmp_path: pathlib.Path,
+) -> None:
     running = start(tmp_path, **{"producer.id.expiration.ms": 1})
     try:
         create(running)
@@ -179,7 +210,16 @@ def test_doctor_names_what_is_wrong_and_says_so_by_its_exit_status(tmp_path: pat
     running = start(tmp_path)
 
     def doctor() -> tuple[int, dict[str, dict[str, str]]]:
-        command = [sys.executable, "-P", "-m", "appliance.cli.main", "doctor", "--json", "--bootstrap", running.address]
+        command = [
+            sys.executable,
+            "-P",
+            "-m",
+            "appliance.cli.main",
+            "doctor",
+            "--json",
+            "--bootstrap",
+            running.address,
+        ]
         ended = subprocess.run(command, capture_output=True, check=False)
         return ended.returncode, {check["check"]: check for check in orjson.loads(ended.stdout)}
 
@@ -199,21 +239,28 @@ def test_doctor_names_what_is_wrong_and_says_so_by_its_exit_status(tmp_path: pat
         assert running.stop() == 0
 
 
-def test_each_partition_of_a_dedicated_topic_has_a_worker_of_its_own_over_kills_and_restarts(tmp_path: pathlib.Path) -> None:
+def test_each_partition_of_a_dedicated_topic_has_a_worker_of_its_own_over_kills_and_restarts(
+    tmp_path: pathlib.Path,
+) -> None:
     running = start(tmp_path, dedicated_workers=3, cores="[0]", ring_bytes=1 << 20)
     try:
         create(running, partitions=2, worker_dedicated="true")
         produce(running, 0, 100, acks=1)
         assert {"tr-worker-0", "tr-worker-1", "tr-worker-2"} <= set(children(running))
         with Admin(running.address) as admin:
-            assert admin.describe_topics(["orders"])["orders"]["configs"]["worker.dedicated"] is True
-            with pytest.raises(InvalidSettingError, match="needs 2 workers more and 1 of dedicated_workers = 3 are free"):
+            assert (
+                admin.describe_topics(["orders"])["orders"]["configs"]["worker.dedicated"] is True
+            )
+            with pytest.raises(
+                InvalidSettingError,
+                match="needs 2 more workers, and 1 of dedicated_workers = 3 are free",
+            ):
                 admin.create_topics([NewTopic("more", 2, {"worker.dedicated": True})])
             with pytest.raises(InvalidSettingError, match="when a topic is created"):
                 admin.alter_topics({"orders": {"worker.dedicated": False}})
             admin.create_partitions({"orders": 3})
         wait_until(lambda: "tr-worker-3" in children(running), "the new partition has a worker")
-        for name in ("tr-worker-1", "tr-flusher-0", "tr-coord-0", "tr-front-0"):
+        for name in ("tr-worker-1", "tr-flusher-0", "tr-controller-0", "tr-front-0"):
             kill_and_wait_for_successor(running, name)
         produce(running, 100, 200)
         assert read(running, 200) == list(range(200))
@@ -226,7 +273,10 @@ def test_each_partition_of_a_dedicated_topic_has_a_worker_of_its_own_over_kills_
         assert read(again, 300) == list(range(300))
         with Admin(again.address) as admin:
             admin.delete_topics(["orders"])
-            wait_until(lambda: not {"tr-worker-2", "tr-worker-3", "tr-worker-4"} & set(children(again)), "their workers are gone")
+            wait_until(
+                lambda: not {"tr-worker-2", "tr-worker-3", "tr-worker-4"} & set(children(again)),
+                "their workers are gone",
+            )
             admin.create_topics([NewTopic("orders", 3, {"worker.dedicated": True})])
         produce(again, 0, 10)
         assert read(again, 10) == list(range(10))

@@ -1,26 +1,24 @@
-"""fork() at any moment: a child is refused at once, hangs nowhere and takes nothing from its parent."""
+"""fork() at any moment: a child is refused at once, hangs nowhere and takes nothing from its
+parent.
+"""
 
 from __future__ import annotations
 
 import gc
 import multiprocessing
 import os
-import select
 import signal
 import threading
-import traceback
 from collections.abc import Callable
 
 import pytest
 
 from tailrace import Admin, Consumer, NewTopic, Producer, TopicPartition
-from tailrace.errors import ClientClosedError
-from tailrace.private_appliance import EmbeddedAppliance
+from tailrace.core.errors import ClientClosedError
+from tailrace.embedded_appliance import EmbeddedAppliance
+from tests.kit.forks import CHILD_TIMEOUT_S, REFUSED, USED, in_child
 from tests.kit.processes import children
 from tests.kit.programs import read_values, run_program
-
-CHILD_TIMEOUT_S = 60
-REFUSED, USED = 7, 9
 
 
 @pytest.fixture
@@ -30,45 +28,15 @@ def made(appliance: EmbeddedAppliance, topic: str) -> str:
     return topic
 
 
-def wait_for_child(pid: int) -> int:
-    """Its exit code; one that hangs is killed, and the test fails."""
-    pidfd = os.pidfd_open(pid)
-    try:
-        poll = select.poll()  # select() takes no descriptor above 1,023
-        poll.register(pidfd, select.POLLIN)
-        if not poll.poll(CHILD_TIMEOUT_S * 1000):
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-            pytest.fail("the child hangs")
-    finally:
-        os.close(pidfd)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-
-
-def in_child(act: Callable[[], object]) -> int:
-    """Fork; what came of `act` there: REFUSED (by the sentence about fork), USED, or 1."""
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            act()
-            code = USED
-        except ClientClosedError as error:
-            code = REFUSED if "fork()" in str(error) else 1
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(code)
-    return wait_for_child(pid)
-
-
-def test_a_child_forked_while_another_thread_holds_the_producer_is_refused_at_once(appliance: EmbeddedAppliance, made: str) -> None:
+def test_a_child_forked_while_another_thread_holds_the_producer_is_refused_at_once(
+    appliance: EmbeddedAppliance, made: str
+) -> None:
     with Producer(appliance.address) as producer:
         producer.send(made, b"known").result(60)
         holds, over = threading.Event(), threading.Event()
 
         def hold() -> None:
-            with producer._sender.lock:
+            with producer._sender_thread.lock:
                 holds.set()
                 over.wait(60)
 
@@ -91,7 +59,9 @@ def test_a_child_forked_while_another_thread_holds_the_producer_is_refused_at_on
         assert producer.send(made, b"parent").result(60).offset == 1
 
 
-def test_children_forked_under_load_never_hang_and_the_parent_loses_nothing(appliance: EmbeddedAppliance, made: str) -> None:
+def test_children_forked_under_load_never_hang_and_the_parent_loses_nothing(
+    appliance: EmbeddedAppliance, made: str
+) -> None:
     with Producer(appliance.address, linger_ms=0) as producer:
         producer.send(made, b"0").result(60)
         over = threading.Event()
@@ -115,7 +85,9 @@ def test_children_forked_under_load_never_hang_and_the_parent_loses_nothing(appl
     assert read_values(appliance, made, sent[0]) == [b"%d" % number for number in range(sent[0])]
 
 
-def test_a_record_under_way_at_the_fork_cannot_be_waited_for_in_the_child(appliance: EmbeddedAppliance, made: str) -> None:
+def test_a_record_under_way_at_the_fork_cannot_be_waited_for_in_the_child(
+    appliance: EmbeddedAppliance, made: str
+) -> None:
     flusher = children(appliance)["tr-flusher-0"]
     with Producer(appliance.address) as producer:
         producer.send(made, b"first").result(60)
@@ -128,13 +100,18 @@ def test_a_record_under_way_at_the_fork_cannot_be_waited_for_in_the_child(applia
         assert handle.result(60).offset == 1
 
 
-def test_consumer_and_admin_in_a_child_say_so_at_once(appliance: EmbeddedAppliance, made: str) -> None:
+def test_consumer_and_admin_in_a_child_say_so_at_once(
+    appliance: EmbeddedAppliance, made: str
+) -> None:
     key = TopicPartition(made, 0)
     with Producer(appliance.address) as producer:
         for number in range(1000):
             producer.send(made, b"%d" % number)
         producer.flush(60)
-    with Consumer(made, bootstrap=appliance.address, auto_offset_reset="earliest") as consumer, Admin(appliance.address) as admin:
+    with (
+        Consumer(made, bootstrap=appliance.address, auto_offset_reset="earliest") as consumer,
+        Admin(appliance.address) as admin,
+    ):
         first = consumer.poll(60_000, 1)  # more of its batch is decoded, and not handed out yet
         admin.list_topics()
         acts: list[Callable[[], object]] = [
@@ -164,7 +141,9 @@ def test_a_child_makes_clients_of_its_own(appliance: EmbeddedAppliance, made: st
     def work() -> None:
         with Producer(appliance.address) as own:
             assert own.send(made, b"child").result(60).offset == 1
-        with Consumer(made, bootstrap=appliance.address, auto_offset_reset="earliest") as own_consumer:
+        with Consumer(
+            made, bootstrap=appliance.address, auto_offset_reset="earliest"
+        ) as own_consumer:
             assert own_consumer.poll(60_000)
         gc.collect()
 
@@ -180,8 +159,14 @@ def _in_pool(address: str, topic: str) -> int:
         return producer.send(topic, b"x").result(60).partition
 
 
-def test_multiprocessing_by_fork_works_beside_live_clients(appliance: EmbeddedAppliance, made: str) -> None:
-    with Producer(appliance.address) as producer, Consumer(made, bootstrap=appliance.address), Admin(appliance.address):
+def test_multiprocessing_by_fork_works_beside_live_clients(
+    appliance: EmbeddedAppliance, made: str
+) -> None:
+    with (
+        Producer(appliance.address) as producer,
+        Consumer(made, bootstrap=appliance.address),
+        Admin(appliance.address),
+    ):
         producer.send(made, b"x").result(60)
         pool = multiprocessing.get_context("fork").Pool(2)
         try:
@@ -197,8 +182,8 @@ def test_multiprocessing_by_fork_works_beside_live_clients(appliance: EmbeddedAp
 CHILD_THAT_ENDS_NORMALLY = """
 import gc, os, sys, threading
 from tailrace import Admin, Consumer, Producer, embedded
-from tailrace.errors import ClientClosedError
-from tailrace.private_appliance import start_embedded
+from tailrace.core.errors import ClientClosedError
+from tailrace.embedded_appliance import start_embedded
 inherited = None
 with embedded() as appliance:
     producer = Producer(appliance.address)
@@ -232,7 +217,7 @@ with embedded() as appliance:
     assert "t" in admin.list_topics()
     producer.close(); consumer.close(); admin.close()
 assert not os.path.exists(appliance.data_dir)
-"""
+"""  # noqa: E501
 
 
 def test_a_child_that_ends_as_any_program_hangs_nowhere_and_takes_nothing_away() -> None:

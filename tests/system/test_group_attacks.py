@@ -1,4 +1,6 @@
-"""Attacks on the process of groups: what one client, one stop or one file that goes may cost the others."""
+"""Attacks on the process of groups: what one client, one stop or one file that goes may cost the
+others.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,9 @@ import orjson
 import pytest
 
 from tailrace import Admin, Consumer, NewTopic, Producer, Record, TopicPartition
-from tailrace.private_appliance import EmbeddedAppliance
-from tailrace.protocol.errors import ErrorCode
-from tailrace.protocol.wire import Api
+from tailrace.core.error_codes import ErrorCode
+from tailrace.embedded_appliance import EmbeddedAppliance
+from tailrace.protocol.frame import Api
 from tests.kit.groups import heartbeats, member, poll_until_shared
 from tests.kit.orders import create, start
 from tests.kit.processes import children, wait_until
@@ -34,10 +36,16 @@ def own(tmp_path: pathlib.Path) -> Iterator[EmbeddedAppliance]:
     running.stop()
 
 
-def test_a_process_of_groups_that_was_stopped_for_longer_than_their_sessions_removes_no_member(own: EmbeddedAppliance) -> None:
+def test_a_process_of_groups_that_was_stopped_for_longer_than_their_sessions_removes_no_member(
+    own: EmbeddedAppliance,
+) -> None:
     clients = [RawClient(own.address) for _ in range(12)]
     try:
-        members = [(client, f"{number:02}-{each}") for number, client in enumerate(clients) for each in range(50)]
+        members = [
+            (client, f"{number:02}-{each}")
+            for number, client in enumerate(clients)
+            for each in range(50)
+        ]
 
         def beat(epochs: dict[str, int]) -> list[tuple[RawClient, str, int]]:
             sent = []
@@ -50,7 +58,9 @@ def test_a_process_of_groups_that_was_stopped_for_longer_than_their_sessions_rem
                     "topics": ["orders"],
                 }
                 request |= {"session_timeout_ms": 4_000, "heartbeat_interval_ms": 500}
-                sent.append((client, member_id, client.send(Api.GROUP_HEARTBEAT, orjson.dumps(request))))
+                sent.append(
+                    (client, member_id, client.send(Api.GROUP_HEARTBEAT, orjson.dumps(request)))
+                )
             return sent
 
         def heard(sent: list[tuple[RawClient, str, int]]) -> dict[str, int]:
@@ -72,13 +82,16 @@ def test_a_process_of_groups_that_was_stopped_for_longer_than_their_sessions_rem
         finally:
             os.kill(pid, signal.SIGCONT)
         assert set(heard(sent)) == {member_id for _, member_id in members}
-        summary = clients[0].ask(Api.DESCRIBE_GROUP, {"group": "g", "part": "members", "after": None})[1]["group"]
+        summary = clients[0].ask(
+            Api.DESCRIBE_GROUP, {"group": "g", "part": "members", "after": None}
+        )[1]["group"]
         assert summary["members"] == 600
     finally:
         for client in clients:
             client.close()
 
 
+@pytest.mark.long
 def test_a_pattern_of_very_many_topics_with_long_names_is_read(tmp_path: pathlib.Path) -> None:
     running = start(tmp_path / "data")
     names = [f"{number:04}-{'y' * 230}" for number in range(1_150)]
@@ -89,7 +102,9 @@ def test_a_pattern_of_very_many_topics_with_long_names_is_read(tmp_path: pathlib
         with Producer(running.address) as producer:
             for name in (names[0], names[-1]):
                 producer.send(name, b"x").result(60)
-        with Consumer(bootstrap=running.address, group_id="g", auto_offset_reset="earliest") as consumer:
+        with Consumer(
+            bootstrap=running.address, group_id="g", auto_offset_reset="earliest"
+        ) as consumer:
             consumer.subscribe(pattern="[0-9]")
             found: list[Record] = []
 
@@ -108,7 +123,9 @@ FLOOD_UNDER_WAY = 60
 
 
 class Flood(threading.Thread):
-    """A connection that keeps FLOOD_UNDER_WAY requests of the costly kinds under way, until it is stopped."""
+    """A connection that keeps FLOOD_UNDER_WAY requests of the costly kinds under way, until it is
+    stopped.
+    """
 
     def __init__(self, address: str, number: int) -> None:
         super().__init__(name=f"flood-{number}")
@@ -126,10 +143,26 @@ class Flood(threading.Thread):
                 sent.append(self._send(client, FLOOD_UNDER_WAY + self.count))
 
     def _send(self, client: RawClient, n: int) -> int:
-        joins = {"owned": {}, "topics": ["orders"], "session_timeout_ms": 600_000, "heartbeat_interval_ms": 3_000}
+        joins = {
+            "owned": {},
+            "topics": ["orders"],
+            "session_timeout_ms": 600_000,
+            "heartbeat_interval_ms": 3_000,
+        }
         requests: list[tuple[Api, dict[str, Any]]] = [
-            (Api.GROUP_HEARTBEAT, {"group": f"f{self._number}-{n % 7}", "member_id": f"{self._number}-{n}", "member_epoch": 0, **joins}),
-            (Api.GROUP_HEARTBEAT, {"group": "large", "member_id": f"m{n % 300}", "member_epoch": 1}),
+            (
+                Api.GROUP_HEARTBEAT,
+                {
+                    "group": f"f{self._number}-{n % 7}",
+                    "member_id": f"{self._number}-{n}",
+                    "member_epoch": 0,
+                    **joins,
+                },
+            ),
+            (
+                Api.GROUP_HEARTBEAT,
+                {"group": "large", "member_id": f"m{n % 300}", "member_epoch": 1},
+            ),
             (Api.DESCRIBE_GROUP, {"group": "large", "part": "members", "after": None}),
             (
                 Api.COMMIT_OFFSETS,
@@ -145,7 +178,9 @@ class Flood(threading.Thread):
         return client.send(api, orjson.dumps(request))
 
 
-def test_an_honest_group_keeps_its_partitions_and_commits_while_others_flood_the_process_of_groups(own: EmbeddedAppliance) -> None:
+def test_an_honest_group_keeps_its_partitions_and_commits_while_others_flood_the_process_of_groups(
+    own: EmbeddedAppliance,
+) -> None:
     total = 2_000
     with RawClient(own.address) as client:
         for first in range(0, 300, 50):
@@ -162,10 +197,19 @@ def test_an_honest_group_keeps_its_partitions_and_commits_while_others_flood_the
             ]
             for sent in [client.send(Api.GROUP_HEARTBEAT, orjson.dumps(join)) for join in joins]:
                 assert client.answer(sent)[0] is ErrorCode.OK
-        settings: dict[str, Any] = {"session_timeout_ms": 10_000, "heartbeat_interval_ms": 200, "enable_auto_commit": False}
-        with member(own, "honest", "orders", **settings) as one, member(own, "honest", "orders", **settings) as other:
+        settings: dict[str, Any] = {
+            "session_timeout_ms": 10_000,
+            "heartbeat_interval_ms": 200,
+            "enable_auto_commit": False,
+        }
+        with (
+            member(own, "honest", "orders", **settings) as one,
+            member(own, "honest", "orders", **settings) as other,
+        ):
             poll_until_shared([one, other], 4)
-            before = client.ask(Api.DESCRIBE_GROUP, {"group": "honest", "part": "members", "after": None})[1]["group"]
+            before = client.ask(
+                Api.DESCRIBE_GROUP, {"group": "honest", "part": "members", "after": None}
+            )[1]["group"]
             owned = [one.assignment(), other.assignment()]
             floods = [Flood(own.address, number) for number in range(4)]
             for flood in floods:
@@ -184,7 +228,9 @@ def test_an_honest_group_keeps_its_partitions_and_commits_while_others_flood_the
                 beats = [heartbeats(consumer) for consumer in (one, other)]
 
                 def is_read() -> bool:
-                    return len(found) == total and all(heartbeats(c) > n + 5 for c, n in zip((one, other), beats, strict=True))
+                    return len(found) == total and all(
+                        heartbeats(c) > n + 5 for c, n in zip((one, other), beats, strict=True)
+                    )
 
                 while not is_read():
                     for consumer in (one, other):
@@ -196,9 +242,13 @@ def test_an_honest_group_keeps_its_partitions_and_commits_while_others_flood_the
                     flood.done.set()
                 for flood in floods:
                     flood.join()
-            assert sorted(int(record.value or b"") for record in found) == list(range(total)), "nothing lost, nothing twice"
+            assert sorted(int(record.value or b"") for record in found) == list(range(total)), (
+                "nothing lost, nothing twice"
+            )
             assert [one.assignment(), other.assignment()] == owned
-            after = client.ask(Api.DESCRIBE_GROUP, {"group": "honest", "part": "members", "after": None})[1]["group"]
+            after = client.ask(
+                Api.DESCRIBE_GROUP, {"group": "honest", "part": "members", "after": None}
+            )[1]["group"]
             assert {key: after[key] for key in ("epoch", "rebalances", "members")} == {
                 key: before[key] for key in ("epoch", "rebalances", "members")
             }

@@ -12,8 +12,13 @@ import pytest
 
 from tailrace import Producer, RebalanceListener, Record, TopicPartition
 from tailrace.aio import AsyncConsumer
-from tailrace.errors import ClientClosedError, CommitFailedError, InvalidRequestError, OffsetOutOfRangeError
-from tailrace.private_appliance import EmbeddedAppliance
+from tailrace.core.errors import (
+    ClientClosedError,
+    CommitFailedError,
+    InvalidRequestError,
+    OffsetOutOfRangeError,
+)
+from tailrace.embedded_appliance import EmbeddedAppliance
 from tests.kit.aio import run
 from tests.kit.topics import create
 
@@ -32,8 +37,15 @@ def filled(appliance: EmbeddedAppliance, topic: str) -> str:
     return topic
 
 
-def member(appliance: EmbeddedAppliance, group: str, *topics: str, **settings: Any) -> AsyncConsumer:
-    return AsyncConsumer(*topics, bootstrap=appliance.address, group_id=group, **{"auto_offset_reset": "earliest", **settings})
+def member(
+    appliance: EmbeddedAppliance, group: str, *topics: str, **settings: Any
+) -> AsyncConsumer:
+    return AsyncConsumer(
+        *topics,
+        bootstrap=appliance.address,
+        group_id=group,
+        **{"auto_offset_reset": "earliest", **settings},
+    )
 
 
 async def read_until(consumers: list[AsyncConsumer], count: int) -> list[Record]:
@@ -50,7 +62,10 @@ async def poll_until_shared(*consumers: AsyncConsumer) -> list[Record]:
     async with asyncio.timeout(60):
         while True:
             owned = [await consumer.assignment() for consumer in consumers]
-            if sum(map(len, owned)) == PARTITIONS and max(map(len, owned)) - min(map(len, owned)) <= 1:
+            if (
+                sum(map(len, owned)) == PARTITIONS
+                and max(map(len, owned)) - min(map(len, owned)) <= 1
+            ):
                 return found
             for some in await asyncio.gather(*(consumer.poll(10) for consumer in consumers)):
                 found += some
@@ -73,7 +88,9 @@ class Remembers(RebalanceListener):
 
 @pytest.mark.parametrize("kind", ["assigned", "revoked"])
 @pytest.mark.parametrize("asked", ["unsubscribe", "close"])
-def test_a_listener_may_unsubscribe_and_close_inside_of_a_step(appliance: EmbeddedAppliance, filled: str, asked: str, kind: str) -> None:
+def test_a_listener_may_unsubscribe_and_close_inside_of_a_step(
+    appliance: EmbeddedAppliance, filled: str, asked: str, kind: str
+) -> None:
     calls: list[tuple[str, int]] = []
 
     class Leaves(Remembers):
@@ -105,7 +122,9 @@ def test_a_listener_may_unsubscribe_and_close_inside_of_a_step(appliance: Embedd
     assert calls == [("assigned", PARTITIONS), ("revoked", PARTITIONS)]
 
 
-def test_consumers_of_a_loop_share_commit_and_go_on(appliance: EmbeddedAppliance, filled: str) -> None:
+def test_consumers_of_a_loop_share_commit_and_go_on(
+    appliance: EmbeddedAppliance, filled: str
+) -> None:
     keys = [TopicPartition(filled, number) for number in range(PARTITIONS)]
 
     async def main() -> None:
@@ -127,8 +146,12 @@ def test_consumers_of_a_loop_share_commit_and_go_on(appliance: EmbeddedAppliance
             await one.commit()
             assert await one.committed(keys) == dict.fromkeys(keys, RECORDS // PARTITIONS)
             called: list[Any] = []
-            await one.commit_async({keys[0]: 7}, lambda offsets, error: called.append((offsets, error)))
-            await one.commit_async({keys[0]: 9_999}, lambda offsets, error: called.append(type(error)))
+            await one.commit_async(
+                {keys[0]: 7}, lambda offsets, error: called.append((offsets, error))
+            )
+            await one.commit_async(
+                {keys[0]: 9_999}, lambda offsets, error: called.append(type(error))
+            )
             await one.commit({keys[1]: 8})
             assert called == [({keys[0]: 7}, None), OffsetOutOfRangeError]
             assert (await one.consumer_group_metadata()).member_id == await one.memberid()
@@ -145,7 +168,9 @@ def test_consumers_of_a_loop_share_commit_and_go_on(appliance: EmbeddedAppliance
     run(main())
 
 
-def test_an_async_for_commits_what_it_has_handed_out(appliance: EmbeddedAppliance, filled: str) -> None:
+def test_an_async_for_commits_what_it_has_handed_out(
+    appliance: EmbeddedAppliance, filled: str
+) -> None:
     key = TopicPartition(filled, 0)
 
     async def fail_at(offset: int) -> None:
@@ -201,7 +226,9 @@ def test_heartbeats_go_on_while_the_program_awaits_and_a_loop_that_is_held_costs
     run(main())
 
 
-def test_a_task_that_waits_for_long_is_a_task_that_polls(appliance: EmbeddedAppliance, filled: str) -> None:
+def test_a_task_that_waits_for_long_is_a_task_that_polls(
+    appliance: EmbeddedAppliance, filled: str
+) -> None:
     async def main() -> None:
         async with member(appliance, filled, filled, max_poll_interval_ms=300) as one:
             await read_until([one], RECORDS)

@@ -1,4 +1,6 @@
-"""Consumer groups of topics to which partitions are added: every key in order, nothing missed, and what operators see of it."""
+"""Consumer groups of topics to which partitions are added: every key in order, nothing missed, and
+what operators see of it.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,8 @@ from click.testing import CliRunner
 
 from appliance.cli.main import tailrace
 from tailrace import Admin, Consumer, Producer, TopicPartition
-from tailrace.private_appliance import EmbeddedAppliance, start_embedded
-from tailrace.protocol.errors import ErrorCode
+from tailrace.core.error_codes import ErrorCode
+from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
 from tests.kit.processes import kill_and_wait_for_successor, wait_until
 from tests.kit.raw_client import RawClient
 from tests.kit.raw_members import RawMember
@@ -28,8 +30,12 @@ def own(tmp_path: pathlib.Path) -> Iterator[EmbeddedAppliance]:
     assert running.stop() == 0
 
 
-def test_a_group_reads_every_key_in_order_while_partitions_are_added_and_processes_are_killed(own: EmbeddedAppliance) -> None:
-    """Two members take what they own, commit, and give partitions to each other; the first record of a key that one of them sees out of order fails."""
+def test_a_group_reads_every_key_in_order_while_partitions_are_added_and_processes_are_killed(
+    own: EmbeddedAppliance,
+) -> None:
+    """Two members take what they own, commit, and give partitions to each other; the first record
+    of a key that one of them sees out of order fails.
+    """
     create(own.address, "orders", 2)
     topic_id = described(own.address, "orders").topic_id.hex()
     load = Load(own.address, "orders", KEYS[:100])
@@ -42,21 +48,34 @@ def test_a_group_reads_every_key_in_order_while_partitions_are_added_and_process
         members = [RawMember(client, "g", ["orders"]) for client in (first, second)]
 
         def work() -> int:
-            """Each member's heartbeat, and what it reads of its partitions, committed; returns how many records there were."""
+            """Each member's heartbeat, and what it reads of its partitions, committed; returns how
+            many records there were.
+            """
             count = 0
             for member in members:
                 if member.heartbeat() is not ErrorCode.OK:
                     continue
-                owned = [TopicPartition("orders", partition) for partition in member.owned.get(topic_id, [])]
-                with Consumer(bootstrap=own.address, auto_offset_reset="none", max_partition_fetch_bytes=16 << 10) as reader:
+                owned = [
+                    TopicPartition("orders", partition)
+                    for partition in member.owned.get(topic_id, [])
+                ]
+                with Consumer(
+                    bootstrap=own.address,
+                    auto_offset_reset="none",
+                    max_partition_fetch_bytes=16 << 10,
+                ) as reader:
                     reader.assign(owned)
                     for key in owned:
                         reader.seek(key, committed.get(key.partition, 0))
                     records = reader.poll(20, max_records=500) if owned else []
-                positions: dict[tuple[str, int], int] = {("orders", key.partition): committed.get(key.partition, 0) for key in owned}
+                positions: dict[tuple[str, int], int] = {
+                    ("orders", key.partition): committed.get(key.partition, 0) for key in owned
+                }
                 for record in records:
                     assert record.key is not None
-                    assert int(record.value or b"") == following[record.key], f"{record.key!r} at {record.partition}:{record.offset}"
+                    assert int(record.value or b"") == following[record.key], (
+                        f"{record.key!r} at {record.partition}:{record.offset}"
+                    )
                     following[record.key] += 1
                     positions["orders", record.partition] = record.offset + 1
                 while positions:
@@ -64,11 +83,13 @@ def test_a_group_reads_every_key_in_order_while_partitions_are_added_and_process
                     if code is ErrorCode.OK:
                         assert answer["refused"] == []
                         break
-                committed.update({partition: offset for (_, partition), offset in positions.items()})
+                committed.update(
+                    {partition: offset for (_, partition), offset in positions.items()}
+                )
                 count += len(records)
             return count
 
-        for partitions, killed in ((3, "tr-groups-0"), (5, "tr-worker-0"), (6, "tr-coord-0")):
+        for partitions, killed in ((3, "tr-groups-0"), (5, "tr-worker-0"), (6, "tr-controller-0")):
             load.wait_for_rounds(3)
             work()
             add_partitions(own.address, "orders", partitions)
@@ -85,11 +106,17 @@ def test_a_group_reads_every_key_in_order_while_partitions_are_added_and_process
 def test_a_group_that_begins_at_the_end_misses_nothing_of_partitions_that_are_added_under_load(
     own: EmbeddedAppliance, partitioner: str
 ) -> None:
-    """It is told of the partitions only when they hold records already; with hash slots every key is in order, too."""
+    """It is told of the partitions only when they hold records already; with hash slots every key
+    is in order, too.
+    """
     create(own.address, "orders", 2, partitioner=partitioner)
     following = dict.fromkeys(KEYS[:60], 0)
     seen: dict[bytes, set[int]] = {key: set() for key in following}
-    settings: dict[str, Any] = {"group_id": "g", "auto_offset_reset": "latest", "auto_commit_interval_ms": 20}
+    settings: dict[str, Any] = {
+        "group_id": "g",
+        "auto_offset_reset": "latest",
+        "auto_commit_interval_ms": 20,
+    }
     with Consumer("orders", bootstrap=own.address, **settings) as consumer:
 
         def read() -> bool:
@@ -97,7 +124,9 @@ def test_a_group_that_begins_at_the_end_misses_nothing_of_partitions_that_are_ad
                 assert record.key is not None
                 value = int(record.value or b"")
                 if partitioner == "hash_slots":
-                    assert value == following[record.key], f"{record.key!r} at {record.partition}:{record.offset}"
+                    assert value == following[record.key], (
+                        f"{record.key!r} at {record.partition}:{record.offset}"
+                    )
                 following[record.key] += 1
                 seen[record.key].add(value)
             return True
@@ -115,7 +144,9 @@ def test_a_group_that_begins_at_the_end_misses_nothing_of_partitions_that_are_ad
         assert len(consumer.assignment()) == 5
         assert seen == {key: set(range(count)) for key, count in counts.items()}
         consumer.commit()
-        assert consumer.committed(TopicPartition("orders", 4)) == consumer.position(TopicPartition("orders", 4))
+        assert consumer.committed(TopicPartition("orders", 4)) == consumer.position(
+            TopicPartition("orders", 4)
+        )
 
 
 def test_operators_see_what_a_partition_that_was_added_waits_for(own: EmbeddedAppliance) -> None:
@@ -123,19 +154,37 @@ def test_operators_see_what_a_partition_that_was_added_waits_for(own: EmbeddedAp
     with (
         Producer(own.address) as producer,
         Admin(own.address) as admin,
-        Consumer("orders", bootstrap=own.address, group_id="g", auto_offset_reset="earliest", enable_auto_commit=False) as consumer,
+        Consumer(
+            "orders",
+            bootstrap=own.address,
+            group_id="g",
+            auto_offset_reset="earliest",
+            enable_auto_commit=False,
+        ) as consumer,
     ):
         for key in KEYS[:20]:
             producer.send("orders", b"x", key=key).result(60)
         wait_until(lambda: bool(consumer.poll(100)), "it reads")
         add_partitions(own.address, "orders", 2)
-        wait_until(lambda: len(admin.describe_groups("g")["g"]["partitions"]) == 2, "the group knows of the partition")
-        assert [row.get("waits_for") for row in admin.describe_groups("g")["g"]["partitions"]] == [None, {"0": 20}]
+        wait_until(
+            lambda: len(admin.describe_groups("g")["g"]["partitions"]) == 2,
+            "the group knows of the partition",
+        )
+        assert [row.get("waits_for") for row in admin.describe_groups("g")["g"]["partitions"]] == [
+            None,
+            {"0": 20},
+        ]
         shown = CliRunner().invoke(tailrace, ["group", "describe", "g", "--bootstrap", own.address])
-        assert "waiting: orders-1 was added: it is read when the group has committed orders-0 up to 20" in shown.output
+        assert (
+            "waiting: orders-1 was added: it is read when the group has committed orders-0 up to 20"
+            in shown.output
+        )
         consumer.seek(TopicPartition("orders", 0), 20)
         consumer.commit()
-        wait_until(lambda: consumer.poll(100) == [] and len(consumer.assignment()) == 2, "it is given the partition")
+        wait_until(
+            lambda: consumer.poll(100) == [] and len(consumer.assignment()) == 2,
+            "it is given the partition",
+        )
         shown = CliRunner().invoke(tailrace, ["group", "describe", "g", "--bootstrap", own.address])
         assert shown.exit_code == 0
         assert "waiting" not in shown.output

@@ -1,4 +1,6 @@
-"""Limits of the host at the start and later: open files, shared memory, a full disk, the machine: a sentence, and nothing lost."""
+"""Limits of the host at the start and later: open files, shared memory, a full disk, the machine: a
+sentence, and nothing lost.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from contextlib import contextmanager
 import pytest
 
 from tailrace import Admin, NewTopic, Producer
-from tailrace.errors import TailraceError
+from tailrace.core.errors import TailraceError
 from tests.kit.file_systems import small_file_system
 from tests.kit.killed_directories import (
     create,
@@ -25,27 +27,66 @@ from tests.kit.killed_directories import (
 from tests.kit.processes import children, shared_memory, wait_until
 
 
-def supervise(data_dir: pathlib.Path, *, files: int = 0, before: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
-    """A start that is expected to end by itself, under a limit of open files, with a command before it."""
+def supervise(
+    data_dir: pathlib.Path, *, files: int = 0, before: tuple[str, ...] = ()
+) -> subprocess.CompletedProcess[str]:
+    """A start that is expected to end by itself, under a limit of open files, with a command before
+    it.
+    """
 
     def limit() -> None:
         if files:
             resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
 
-    command = [*before, sys.executable, "-P", "-m", "appliance.supervisor", "--data-dir", str(data_dir), "--listen", "tcp://127.0.0.1:0"]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("TAILRACE_")}
-    return subprocess.run(command, preexec_fn=limit, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    command = [
+        *before,
+        sys.executable,
+        "-P",
+        "-m",
+        "appliance.supervise.supervisor",
+        "--data-dir",
+        str(data_dir),
+        "--listen",
+        "tcp://127.0.0.1:0",
+    ]
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("TAILRACE_")
+    }
+    return subprocess.run(
+        command,
+        preexec_fn=limit,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
 
 
 @contextmanager
 def with_open_files(data_dir: pathlib.Path, log: pathlib.Path, files: int) -> Iterator[str]:
     """A served appliance that may have so many open files; its address."""
-    command = [sys.executable, "-P", "-m", "appliance.supervisor", "--data-dir", str(data_dir), "--listen", "tcp://127.0.0.1:0"]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "appliance.supervise.supervisor",
+        "--data-dir",
+        str(data_dir),
+        "--listen",
+        "tcp://127.0.0.1:0",
+    ]
     command += ["--set", "http.listen=", "--set", f"ring_bytes={4 << 20}"]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("TAILRACE_")}
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("TAILRACE_")
+    }
     with log.open("wb") as out:
         process = subprocess.Popen(
-            command, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (files, files)), env=environment, stdout=out, stderr=out
+            command,
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (files, files)),
+            env=environment,
+            stdout=out,
+            stderr=out,
         )
     try:
         wait_until(lambda: " ready " in log.read_text() or process.poll() is not None, "it serves")
@@ -58,26 +99,33 @@ def with_open_files(data_dir: pathlib.Path, log: pathlib.Path, files: int) -> It
 def test_64_open_files_end_in_a_sentence(tmp_path: pathlib.Path) -> None:
     ended = supervise(tmp_path, files=64)
     assert ended.returncode == 74
-    assert "64 open files are allowed" in ended.stderr
+    assert "the limit of open files is 64" in ended.stderr
     assert "LimitNOFILE" in ended.stderr
     assert "Traceback" not in ended.stderr
 
 
-def test_256_open_files_serve_as_many_partitions_as_they_can_and_refuse_more(tmp_path: pathlib.Path) -> None:
+def test_256_open_files_serve_as_many_partitions_as_they_can_and_refuse_more(
+    tmp_path: pathlib.Path,
+) -> None:
     with with_open_files(tmp_path / "data", tmp_path / "log", 256) as address:
         with Admin(address) as admin:
             with pytest.raises(TailraceError, match="partition slots are in use"):
                 admin.create_topics([NewTopic("wide", 200)])
             admin.create_topics([NewTopic("narrow", 70)])
         with Producer(address, acks="all") as producer:
-            handles = [producer.send("narrow", b"%d" % partition, partition=partition) for partition in range(70)]
+            handles = [
+                producer.send("narrow", b"%d" % partition, partition=partition)
+                for partition in range(70)
+            ]
             assert all(handle.exception(60) is None for handle in handles)
         with Admin(address) as admin:
             assert admin.describe_cluster()["offline"] == []
     assert "few_open_files allowed=256" in (tmp_path / "log").read_text()
 
 
-def test_more_partitions_than_open_files_are_refused_at_start_and_served_with_more(tmp_path: pathlib.Path) -> None:
+def test_more_partitions_than_open_files_are_refused_at_start_and_served_with_more(
+    tmp_path: pathlib.Path,
+) -> None:
     running = start(tmp_path)
     with Admin(running.address) as admin:
         admin.create_topics([NewTopic("wide", 60)])
@@ -94,7 +142,9 @@ def test_more_partitions_than_open_files_are_refused_at_start_and_served_with_mo
         assert again.stop() == 0
 
 
-def test_a_flusher_out_of_descriptors_waits_takes_nothing_offline_and_goes_on(tmp_path: pathlib.Path) -> None:
+def test_a_flusher_out_of_descriptors_waits_takes_nothing_offline_and_goes_on(
+    tmp_path: pathlib.Path,
+) -> None:
     running = start(tmp_path)
     try:
         create(running)
@@ -102,13 +152,19 @@ def test_a_flusher_out_of_descriptors_waits_takes_nothing_offline_and_goes_on(tm
         flusher = children(running)["tr-flusher-0"]
         _, hard = resource.prlimit(flusher, resource.RLIMIT_NOFILE)
         resource.prlimit(flusher, resource.RLIMIT_NOFILE, (1, hard))
-        with Admin(running.address, request_timeout_ms=1500) as admin, pytest.raises(Exception, match=r".+"):
+        with (
+            Admin(running.address, request_timeout_ms=1500) as admin,
+            pytest.raises(Exception, match=r".+"),
+        ):
             admin.create_topics([NewTopic("other", 4)])
         with Producer(running.address, acks="all") as producer:
             handle = producer.send("orders", b"3")
             resource.prlimit(flusher, resource.RLIMIT_NOFILE, (hard, hard))
             handle.result(60)
-        wait_until(lambda: "waiting_logs_opened" in pathlib.Path(running.log_path).read_text(), "the new partitions are opened")
+        wait_until(
+            lambda: "waiting_logs_opened" in pathlib.Path(running.log_path).read_text(),
+            "the new partitions are opened",
+        )
         with Admin(running.address) as admin:
             wait_until(lambda: "other" in admin.list_topics(), "the topic is told to the front")
             produce(running, 0, 4, "other")
@@ -127,7 +183,9 @@ def test_a_machine_whose_stores_are_not_in_order_is_refused(tmp_path: pathlib.Pa
     assert not (tmp_path / "data").exists()
 
 
-def test_shared_memory_removed_by_hand_ends_the_appliance_with_a_sentence(tmp_path: pathlib.Path) -> None:
+def test_shared_memory_removed_by_hand_ends_the_appliance_with_a_sentence(
+    tmp_path: pathlib.Path,
+) -> None:
     running = start(tmp_path)
     create(running)
     produce(running, 0, 10)
@@ -154,7 +212,9 @@ def small_disk(tmp_path: pathlib.Path) -> Iterator[pathlib.Path]:
 @pytest.mark.root
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
 @pytest.mark.parametrize("is_used", [True, False])
-def test_a_start_on_a_full_disk_without_its_reserve_ends_in_a_sentence(small_disk: pathlib.Path, is_used: bool) -> None:
+def test_a_start_on_a_full_disk_without_its_reserve_ends_in_a_sentence(
+    small_disk: pathlib.Path, is_used: bool
+) -> None:
     if is_used:
         assert start(small_disk).stop() == 0
     (small_disk / "reserve").unlink(missing_ok=True)
@@ -176,15 +236,24 @@ def test_a_start_on_a_full_disk_without_its_reserve_ends_in_a_sentence(small_dis
 
 @pytest.mark.root
 @pytest.mark.skipif(os.geteuid() != 0, reason="a /dev/shm of one's own needs root")
-def test_no_room_for_a_dedicated_worker_is_said_and_it_is_hired_when_there_is(tmp_path: pathlib.Path) -> None:
+def test_no_room_for_a_dedicated_worker_is_said_and_it_is_hired_when_there_is(
+    tmp_path: pathlib.Path,
+) -> None:
     """In a mount namespace of its own, with a /dev/shm that holds the appliance and no more."""
     log = tmp_path / "log"
     hold = "mount -t tmpfs -o size=48m tmpfs /dev/shm && exec "
-    command = f"{hold}{sys.executable} -P -m appliance.supervisor --data-dir {tmp_path}/data --listen tcp://127.0.0.1:0 --set ring_bytes={4 << 20}"
+    command = (
+        f"{hold}{sys.executable} -P -m appliance.supervise.supervisor --data-dir "
+        f"{tmp_path}/data --listen tcp://127.0.0.1:0 --set ring_bytes={4 << 20}"
+    )
     command += " --set lane_bytes=1048576 --set ring_descriptors=1024 --set http.listen="
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("TAILRACE_")}
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("TAILRACE_")
+    }
     with log.open("wb") as file:
-        process = subprocess.Popen(["unshare", "-m", "sh", "-c", command], stdout=file, stderr=file, env=environment)
+        process = subprocess.Popen(
+            ["unshare", "-m", "sh", "-c", command], stdout=file, stderr=file, env=environment
+        )
     try:
         wait_until(lambda: " ready " in log.read_text() or process.poll() is not None, "it serves")
         address = re.findall(r"ready address=(\S+)", log.read_text())[0]

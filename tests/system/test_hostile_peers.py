@@ -1,4 +1,6 @@
-"""Peers that send what no library would, read nothing, come in numbers or go: the front's memory stays bounded, and others are served throughout."""
+"""Peers that send what no library would, read nothing, come in numbers or go: the front's memory
+stays bounded, and others are served throughout.
+"""
 
 from __future__ import annotations
 
@@ -13,18 +15,19 @@ from contextlib import contextmanager, suppress
 import psutil
 import pytest
 
-from netfront.front_limits import MEMORY_SLACK_BYTES, UNSENT_MAX_BYTES
+from netfront.limits import MEMORY_SLACK_BYTES, UNSENT_MAX_BYTES
 from shm.control import Control
 from shm.layout import ProcessWord, RegionKind, Role
 from shm.region import Region
-from tailrace.admin import Admin, NewTopic
-from tailrace.consumer import Consumer
-from tailrace.private_appliance import EmbeddedAppliance, start_embedded
-from tailrace.producer import Producer
-from tailrace.protocol import requests
-from tailrace.protocol.requests import FetchEntry, FetchRequest
-from tailrace.protocol.wire import Api
-from tailrace.records import Record, TopicPartition
+from tailrace.admin.admin import Admin, NewTopic
+from tailrace.consumer.consumer import Consumer
+from tailrace.core.records import Record
+from tailrace.core.topic_partition import TopicPartition
+from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
+from tailrace.producer.producer import Producer
+from tailrace.protocol import messages as requests
+from tailrace.protocol.frame import Api
+from tailrace.protocol.messages import FetchEntry, FetchRequest
 from tests.kit.processes import children, shared_memory, wait_until
 from tests.kit.raw_zmtp import RawPeer, crowd, frame, message
 
@@ -38,7 +41,9 @@ GROWTH_MAX = 300 * MIB
 @pytest.fixture(scope="module")
 def appliance(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedAppliance]:
     path = tmp_path_factory.mktemp("sockets")
-    running = start_embedded(auto_create_topics=False, listen=["tcp://127.0.0.1:0", f"ipc://{path}/t.sock"])
+    running = start_embedded(
+        auto_create_topics=False, listen=["tcp://127.0.0.1:0", f"ipc://{path}/t.sock"]
+    )
     yield running
     assert running.stop() == 0, "the appliance did not stop cleanly"
 
@@ -73,7 +78,10 @@ class Traffic(threading.Thread):
 
     def run(self) -> None:
         try:
-            with Producer(self._address, linger_ms=0) as producer, Consumer(bootstrap=self._address) as consumer:
+            with (
+                Producer(self._address, linger_ms=0) as producer,
+                Consumer(bootstrap=self._address) as consumer,
+            ):
                 consumer.assign([TopicPartition(self._topic, 0)])
                 consumer.seek_to_beginning()
                 while not self._done.is_set():
@@ -92,8 +100,12 @@ class Traffic(threading.Thread):
 
 
 @contextmanager
-def served_and_bounded(appliance: EmbeddedAppliance, topic: str, growth_max: int = GROWTH_MAX) -> Iterator[Traffic]:
-    """The block is an attack: meanwhile others are served, and the front lives and stays within `growth_max`."""
+def served_and_bounded(
+    appliance: EmbeddedAppliance, topic: str, growth_max: int = GROWTH_MAX
+) -> Iterator[Traffic]:
+    """The block is an attack: meanwhile others are served, and the front lives and stays within
+    `growth_max`.
+    """
     traffic = Traffic(tcp(appliance), topic)
     process = front(appliance)
     ended = threading.Event()
@@ -115,7 +127,9 @@ def served_and_bounded(appliance: EmbeddedAppliance, topic: str, growth_max: int
     try:
         yield traffic
         seen = traffic.count
-        wait_until(lambda: traffic.count > seen + 3 or traffic.error is not None, "the traffic goes on")
+        wait_until(
+            lambda: traffic.count > seen + 3 or traffic.error is not None, "the traffic goes on"
+        )
     finally:
         ended.set()
         meter.join()
@@ -166,11 +180,15 @@ def test_messages_that_do_not_end_close_their_sender(
         assert attack(peer), "it was never closed"
 
 
-@pytest.mark.parametrize("attack", [_endless_parts, _empty_parts], ids=lambda attack: attack.__name__.strip("_"))
+@pytest.mark.parametrize(
+    "attack", [_endless_parts, _empty_parts], ids=lambda attack: attack.__name__.strip("_")
+)
 def test_on_a_unix_socket_memory_that_is_short_closes_who_is_in_the_middle_of_something(
     tmp_path: object, topic: str, attack: Callable[[RawPeer], bool]
 ) -> None:
-    running = start_embedded(listen=["tcp://127.0.0.1:0", f"ipc://{tmp_path}/t.sock"], settings={"credit_bytes": 4 << 20})
+    running = start_embedded(
+        listen=["tcp://127.0.0.1:0", f"ipc://{tmp_path}/t.sock"], settings={"credit_bytes": 4 << 20}
+    )
     try:
         with Admin(tcp(running)) as admin:
             admin.create_topics([NewTopic(topic, 1)])
@@ -182,7 +200,7 @@ def test_on_a_unix_socket_memory_that_is_short_closes_who_is_in_the_middle_of_so
         assert running.stop() == 0
 
 
-# ---- readers that do not read ----------------------------------------------------------------------------------------------------------
+# ---- readers that do not read --------------------------------------------------------------------
 
 LARGE_BYTES = 24 * MIB
 
@@ -190,7 +208,10 @@ LARGE_BYTES = 24 * MIB
 def fill(address: str, topic: str) -> bytes:
     """Partition 1 gets LARGE_BYTES that no codec makes smaller; returns the topic's id."""
     with Producer(address, linger_ms=0, max_request_size=MIB) as producer:
-        handles = [producer.send(topic, os.urandom(900_000), partition=1) for _ in range(LARGE_BYTES // 900_000)]
+        handles = [
+            producer.send(topic, os.urandom(900_000), partition=1)
+            for _ in range(LARGE_BYTES // 900_000)
+        ]
         for handle in handles:
             handle.result(30)
     with Admin(address) as admin:
@@ -198,20 +219,31 @@ def fill(address: str, topic: str) -> bytes:
 
 
 def fetch_all(topic_id: bytes, received: int) -> bytes:
-    return requests.encode_fetch(FetchRequest(0, 1, 16 * MIB, received, [FetchEntry(topic_id, 1, -1, 0, 16 * MIB)]))
+    return requests.encode_fetch(
+        FetchRequest(0, 1, 16 * MIB, received, [FetchEntry(topic_id, 1, -1, 0, 16 * MIB)])
+    )
 
 
-def test_a_reader_that_claims_to_have_read_and_does_not_costs_its_window(appliance: EmbeddedAppliance, made: str) -> None:
+def test_a_reader_that_claims_to_have_read_and_does_not_costs_its_window(
+    appliance: EmbeddedAppliance, made: str
+) -> None:
     topic_id = fill(tcp(appliance), made)
-    with served_and_bounded(appliance, made, 150 * MIB) as traffic, RawPeer(tcp(appliance), receive_buffer_bytes=4096) as peer:
+    with (
+        served_and_bounded(appliance, made, 150 * MIB) as traffic,
+        RawPeer(tcp(appliance), receive_buffer_bytes=4096) as peer,
+    ):
         peer.shake()
         for number in range(100):
             peer.request(Api.FETCH, [fetch_all(topic_id, 2**64 - 1)], 10 + number)
         seen = traffic.count
-        wait_until(lambda: traffic.count > seen + 100 or traffic.error is not None, "the traffic goes on")
+        wait_until(
+            lambda: traffic.count > seen + 100 or traffic.error is not None, "the traffic goes on"
+        )
 
 
-def test_frozen_readers_do_not_keep_the_buffers_of_others(appliance: EmbeddedAppliance, made: str) -> None:
+def test_frozen_readers_do_not_keep_the_buffers_of_others(
+    appliance: EmbeddedAppliance, made: str
+) -> None:
     topic_id = fill(tcp(appliance), made)
     with (
         served_and_bounded(appliance, made, 300 * MIB),
@@ -224,23 +256,34 @@ def test_frozen_readers_do_not_keep_the_buffers_of_others(appliance: EmbeddedApp
         received = 0
         for number in range(50):
             reader.request(Api.FETCH, [fetch_all(topic_id, received)], 10 + number)
-            received += sum(len(data) for _, data in requests.decode_fetched(reader.receive_message()[1:]))
+            received += sum(
+                len(data) for _, data in requests.decode_fetched(reader.receive_message()[1:])
+            )
         assert received > 600 * MIB
 
 
-def test_answers_that_are_not_read_are_bounded_also_when_they_are_no_batches(appliance: EmbeddedAppliance, made: str) -> None:
+def test_answers_that_are_not_read_are_bounded_also_when_they_are_no_batches(
+    appliance: EmbeddedAppliance, made: str
+) -> None:
     question = requests.encode_json({"topics": [made] * 3000})
-    with served_and_bounded(appliance, made, 150 * MIB) as traffic, RawPeer(tcp(appliance), receive_buffer_bytes=4096) as peer:
+    with (
+        served_and_bounded(appliance, made, 150 * MIB) as traffic,
+        RawPeer(tcp(appliance), receive_buffer_bytes=4096) as peer,
+    ):
         peer.shake()
         seen = traffic.count
         for number in range(400):
             if not peer.request(Api.METADATA, [question], 10 + number):
                 break
         # Each of its requests is read in turn with those of the others.
-        wait_until(lambda: traffic.count > seen + 150 or traffic.error is not None, "the traffic goes on", 60)
+        wait_until(
+            lambda: traffic.count > seen + 150 or traffic.error is not None,
+            "the traffic goes on",
+            60,
+        )
 
 
-# ---- many connections ----------------------------------------------------------------------------------------------------------------------
+# ---- many connections ----------------------------------------------------------------------------
 
 
 def end_offset(address: str, topic: str, partition: int) -> int:
@@ -271,7 +314,9 @@ def test_a_session_ends_with_its_connection(appliance: EmbeddedAppliance) -> Non
     wait_until(lambda: open_sessions(appliance) == 0, "all sessions end")
 
 
-def test_what_was_sent_before_a_connection_ended_is_taken(appliance: EmbeddedAppliance, made: str) -> None:
+def test_what_was_sent_before_a_connection_ended_is_taken(
+    appliance: EmbeddedAppliance, made: str
+) -> None:
     """A session ends when what it had sent was read, not before."""
     for _ in range(20):
         with Producer(tcp(appliance), acks=0, linger_ms=0) as producer:
@@ -281,7 +326,9 @@ def test_what_was_sent_before_a_connection_ended_is_taken(appliance: EmbeddedApp
 
 
 def test_however_many_connections_send_what_is_held_is_bounded(topic: str) -> None:
-    """They send 690 MiB. Beside the credit there is what libzmq may have read before the front looks (docs/limits.md)."""
+    """They send 690 MiB. Beside the credit there is what libzmq may have read before the front
+    looks (docs/limits.md).
+    """
     credit = 8 * MIB
     running = start_embedded(settings={"credit_bytes": credit}, auto_create_topics=False)
     peers: list[RawPeer] = []
@@ -298,7 +345,10 @@ def test_however_many_connections_send_what_is_held_is_bounded(topic: str) -> No
         for pid in workers:
             os.kill(pid, signal.SIGSTOP)
         try:
-            body = [requests.encode_produce(requests.ProduceRequest(topic_id, 0, 1, 60_000)), bytes(900_000)]
+            body = [
+                requests.encode_produce(requests.ProduceRequest(topic_id, 0, 1, 60_000)),
+                bytes(900_000),
+            ]
 
             def send(peer: RawPeer) -> None:
                 with suppress(ConnectionError):  # it may be closed for what all of them send
@@ -309,9 +359,14 @@ def test_however_many_connections_send_what_is_held_is_bounded(topic: str) -> No
                 list(pool.map(send, peers))
             peers.append(last := RawPeer(running.address))
             last.shake()
-            wait_until(lambda: process.num_ctx_switches().voluntary > 0 and is_quiet(process), "the front has read everything")
+            wait_until(
+                lambda: process.num_ctx_switches().voluntary > 0 and is_quiet(process),
+                "the front has read everything",
+            )
             grown = process.memory_info().rss - before
-            assert grown < 2 * credit + UNSENT_MAX_BYTES + MEMORY_SLACK_BYTES, f"the front grew by {grown >> 20} MiB"
+            assert grown < 2 * credit + UNSENT_MAX_BYTES + MEMORY_SLACK_BYTES, (
+                f"the front grew by {grown >> 20} MiB"
+            )
         finally:
             for pid in workers:
                 os.kill(pid, signal.SIGCONT)
@@ -329,7 +384,9 @@ def is_quiet(process: psutil.Process) -> bool:
 
 
 def test_two_hundred_producers_share_a_small_credit(topic: str) -> None:
-    running = start_embedded(settings={"credit_bytes": MIB, "lane_bytes": 256 << 10}, auto_create_topics=False)
+    running = start_embedded(
+        settings={"credit_bytes": MIB, "lane_bytes": 256 << 10}, auto_create_topics=False
+    )
     try:
         with Admin(running.address) as admin:
             admin.create_topics([NewTopic(topic, 4)])
@@ -356,7 +413,10 @@ def test_connections_beyond_the_bound_are_closed_and_those_that_are_served_stay(
             with crowd([running.address] * 100):
                 wait_until(lambda: connection_count(process) <= 40, "what is too much is closed")
                 seen = traffic.count
-                wait_until(lambda: traffic.count > seen + 20 or traffic.error is not None, "the traffic goes on")
+                wait_until(
+                    lambda: traffic.count > seen + 20 or traffic.error is not None,
+                    "the traffic goes on",
+                )
             with Producer(running.address) as producer:
                 producer.send(topic, b"there is room again", partition=1).result(30)
     finally:
@@ -364,10 +424,15 @@ def test_connections_beyond_the_bound_are_closed_and_those_that_are_served_stay(
 
 
 def connection_count(process: psutil.Process) -> int:
-    return sum(connection.status == psutil.CONN_ESTABLISHED for connection in process.net_connections("tcp"))
+    return sum(
+        connection.status == psutil.CONN_ESTABLISHED
+        for connection in process.net_connections("tcp")
+    )
 
 
-def test_without_descriptors_connected_clients_read_on_and_new_ones_come_when_there_are_some(topic: str) -> None:
+def test_without_descriptors_connected_clients_read_on_and_new_ones_come_when_there_are_some(
+    topic: str,
+) -> None:
     running = start_embedded(auto_create_topics=False)
     try:
         with Admin(running.address) as admin:
@@ -385,12 +450,17 @@ def test_without_descriptors_connected_clients_read_on_and_new_ones_come_when_th
             resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (allowed, limit[1]))
             with crowd([running.address] * 20):
                 wait_until(
-                    lambda: process.is_running() and (process.num_fds() >= allowed or "accept_failed" in log_of(running)),
+                    lambda: (
+                        process.is_running()
+                        and (process.num_fds() >= allowed or "accept_failed" in log_of(running))
+                    ),
                     "descriptors are used up",
                 )
                 consumer.assign([TopicPartition(topic, partition) for partition in range(8)])
                 consumer.seek_to_beginning()
-                assert sorted(record.value for record in poll(consumer, 8)) == [b"%d" % partition for partition in range(8)]
+                assert sorted(record.value for record in poll(consumer, 8)) == [
+                    b"%d" % partition for partition in range(8)
+                ]
                 resource.prlimit(process.pid, resource.RLIMIT_NOFILE, limit)
             with Producer(running.address) as producer:
                 producer.send(topic, b"new", partition=0).result(30)

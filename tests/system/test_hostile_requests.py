@@ -1,4 +1,6 @@
-"""Requests that are meant to harm, against a running appliance: each is answered, nothing is restarted, and another client goes on meanwhile."""
+"""Requests that are meant to harm, against a running appliance: each is answered, nothing is
+restarted, and another client goes on meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +15,11 @@ import psutil
 import pytest
 
 from tailrace import Admin, Consumer, NewTopic, Producer, TopicPartition
-from tailrace.private_appliance import EmbeddedAppliance, start_embedded
-from tailrace.protocol import requests
-from tailrace.protocol.errors import ErrorCode
-from tailrace.protocol.requests import FetchEntry, FetchRequest
-from tailrace.protocol.wire import Api, RequestHeader, decode_response_header
+from tailrace.core.error_codes import ErrorCode
+from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
+from tailrace.protocol import messages as requests
+from tailrace.protocol.frame import Api, RequestHeader, decode_response_header
+from tailrace.protocol.messages import FetchEntry, FetchRequest
 from tests.kit.processes import children, kill_and_wait_for_successor, wait_until
 from tests.kit.raw_client import RawClient
 from tests.kit.raw_zmtp import RawPeer, message
@@ -29,7 +31,9 @@ PARTITIONS = 512
 def nothing_restarted(appliance: EmbeddedAppliance) -> Iterator[None]:
     before = children(appliance)
     yield
-    assert before.items() <= children(appliance).items(), "a process ended"  # that of groups may have begun
+    assert before.items() <= children(appliance).items(), (
+        "a process ended"
+    )  # that of groups may have begun
     with Admin(appliance.address) as admin:
         assert not any(process["restarts"] for process in admin.describe_cluster()["processes"])
 
@@ -52,7 +56,9 @@ def nested(depth: int, key: str = "x") -> bytes:
 
 
 @pytest.mark.parametrize("depth", [31, 40, 300, 1_000, 100_000])
-@pytest.mark.parametrize("api", [api for api in Api if api not in (Api.PRODUCE, Api.FETCH, Api.CREDIT, Api.PING)])
+@pytest.mark.parametrize(
+    "api", [api for api in Api if api not in (Api.PRODUCE, Api.FETCH, Api.CREDIT, Api.PING)]
+)
 def test_deeply_nested_json_is_answered(appliance: EmbeddedAppliance, api: Api, depth: int) -> None:
     with RawClient(appliance.address) as client:
         for key in ("topics", "partitions", "versions", "after", "topic"):
@@ -62,16 +68,26 @@ def test_deeply_nested_json_is_answered(appliance: EmbeddedAppliance, api: Api, 
                 assert code in (ErrorCode.MALFORMED_REQUEST, ErrorCode.REQUEST_TOO_LARGE)
 
 
-def test_whoever_speaks_another_protocol_is_told_and_its_connection_ends(appliance: EmbeddedAppliance) -> None:
-    """A ZeroMQ client of something else got silence: its first frame's answer looked like a push."""
+def test_whoever_speaks_another_protocol_is_told_and_its_connection_ends(
+    appliance: EmbeddedAppliance,
+) -> None:
+    """A ZeroMQ client of something else got silence: its first frame's answer looked like a
+    push.
+    """
     with RawPeer(appliance.address) as peer:
         peer.shake_zmtp()
         peer.send(message([b"QRRT" + RequestHeader(Api.PING, 1, 5, 0).to_bytes()[4:]]))
         answer = decode_response_header(peer.receive_message()[0])
-        assert (answer.api, answer.correlation_id, answer.error) == (Api.PING, 5, ErrorCode.MALFORMED_REQUEST)
+        assert (answer.api, answer.correlation_id, answer.error) == (
+            Api.PING,
+            5,
+            ErrorCode.MALFORMED_REQUEST,
+        )
         peer.request(Api.PING, [], 6)
         answer = decode_response_header(peer.receive_message()[0])
-        assert (answer.correlation_id, answer.error) == (6, ErrorCode.SESSION_UNKNOWN), "a wrong magic alone closes nothing"
+        assert (answer.correlation_id, answer.error) == (6, ErrorCode.SESSION_UNKNOWN), (
+            "a wrong magic alone closes nothing"
+        )
         peer.send(message([b"", b"a request of a REQ socket"]))
         head, sentence = peer.receive_message()
         assert decode_response_header(head).error == ErrorCode.MALFORMED_REQUEST
@@ -80,13 +96,20 @@ def test_whoever_speaks_another_protocol_is_told_and_its_connection_ends(applian
 
 
 ODD = [
-    b"", b"null", b"5", b"[]", b'"x"', b'{"topics":NaN}', b'{"topics":1e999}', b'{"topics":["\\ud800"]}', b'{"topics":["\xff"]}', b'{"topics":{"a":1}}',
-    b'{"topics":[1180591620717411303424]}', b'{"topics":[null,true,-1,{},[]]}', b'{"topics":null,"names_only":[]}', b'{"topics":null,"after":{}}',
-    b'{"partitions":[1180591620717411303424]}', b'{"partitions":[{"topic":1180591620717411303424,"partition":1180591620717411303424,"at":{}}]}',
-    b'{"partitions":[{"topic":"t","partition":true,"at":"latest"}]}', b'{"partitions":[{"topic":"t","partition":-1,"at":-9223372036854775808}]}',
-    b'{"partitions":[{"topic":"t","partition":0,"at":{"behind":-9223372036854775808}}]}', b'{"partitions":[{"topic":"t"}]}',
-    b'{"partitions":[{"topic":"t","partition":0,"at":"' + b"x" * 100_000 + b'"}]}', b'{"versions":{"1":[true,1e30]},"client_id":{}}',
-    b'{"versions":{"1":[1,1]},"client_id":{"a":1}}', b'{"versions":' + orjson.dumps({str(n): [1, 1] for n in range(5_000)}) + b"}",
+    b"", b"null", b"5", b"[]", b'"x"', b'{"topics":NaN}', b'{"topics":1e999}',
+    b'{"topics":["\\ud800"]}', b'{"topics":["\xff"]}', b'{"topics":{"a":1}}',
+    b'{"topics":[1180591620717411303424]}', b'{"topics":[null,true,-1,{},[]]}',
+    b'{"topics":null,"names_only":[]}', b'{"topics":null,"after":{}}',
+    b'{"partitions":[1180591620717411303424]}',
+    b'{"partitions":[{"topic":1180591620717411303424,"partition":1180591620717411303424,"at":{}}]}',
+    b'{"partitions":[{"topic":"t","partition":true,"at":"latest"}]}',
+    b'{"partitions":[{"topic":"t","partition":-1,"at":-9223372036854775808}]}',
+    b'{"partitions":[{"topic":"t","partition":0,"at":{"behind":-9223372036854775808}}]}',
+    b'{"partitions":[{"topic":"t"}]}',
+    b'{"partitions":[{"topic":"t","partition":0,"at":"' + b"x" * 100_000 + b'"}]}',
+    b'{"versions":{"1":[true,1e30]},"client_id":{}}',
+    b'{"versions":{"1":[1,1]},"client_id":{"a":1}}',
+    b'{"versions":' + orjson.dumps({str(n): [1, 1] for n in range(5_000)}) + b"}",
 ]  # fmt: skip
 
 
@@ -129,33 +152,65 @@ class Producing:
         self._thread.join()
 
 
-def test_large_lookups_in_numbers_hold_nobody_and_cost_no_memory(appliance: EmbeddedAppliance, wide: str) -> None:
+def test_large_lookups_in_numbers_hold_nobody_and_cost_no_memory(
+    appliance: EmbeddedAppliance, wide: str
+) -> None:
     before = front_bytes(appliance)
     with RawClient(appliance.address) as client, Producing(appliance, wide) as other:
         names = orjson.dumps({"topics": [wide] * 4_000})
-        offsets = orjson.dumps({"partitions": [{"topic": wide, "partition": p, "at": "latest"} for p in range(PARTITIONS)] * 8})
+        offsets = orjson.dumps(
+            {
+                "partitions": [
+                    {"topic": wide, "partition": p, "at": "latest"} for p in range(PARTITIONS)
+                ]
+                * 8
+            }
+        )
         too_many = orjson.dumps({"partitions": [{"topic": "t", "partition": 0, "at": 0}] * 10_000})
-        asked = [client.send(api, body) for _ in range(10) for api, body in ((Api.METADATA, names), (Api.LIST_OFFSETS, offsets))]
+        asked = [
+            client.send(api, body)
+            for _ in range(10)
+            for api, body in ((Api.METADATA, names), (Api.LIST_OFFSETS, offsets))
+        ]
         refused = [client.send(Api.LIST_OFFSETS, too_many) for _ in range(10)]
         count = len(other.latencies_s)
         codes = [client.answer(number)[0] for number in asked]
-        assert {client.answer(number)[0] for number in refused} <= {ErrorCode.REQUEST_TOO_LARGE, ErrorCode.TOO_MANY_REQUESTS}
+        assert {client.answer(number)[0] for number in refused} <= {
+            ErrorCode.REQUEST_TOO_LARGE,
+            ErrorCode.TOO_MANY_REQUESTS,
+        }
         assert set(codes) == {ErrorCode.OK}
         assert len(other.latencies_s) > count + 5, "another client was served while these were"
     assert front_bytes(appliance) - before < 100 << 20
 
 
 def test_wide_waiting_fetches_hold_nobody(appliance: EmbeddedAppliance, wide: str) -> None:
-    with Admin(appliance.address) as admin, RawClient(appliance.address) as client, Producing(appliance, wide) as other:
+    with (
+        Admin(appliance.address) as admin,
+        RawClient(appliance.address) as client,
+        Producing(appliance, wide) as other,
+    ):
         topic_id = admin.topic_info([wide])[wide].topic_id
         ends = admin.offsets({TopicPartition(wide, p): "latest" for p in range(1, PARTITIONS)})
-        entries = [FetchEntry(topic_id, p, -1, ends[TopicPartition(wide, p)]["end"], 1 << 20) for p in range(1, PARTITIONS)]
-        asked = [client.fetch(FetchRequest(60_000, 1, 1 << 20, 0, entries)) for _ in range(16_384 // (PARTITIONS - 1))]
+        entries = [
+            FetchEntry(topic_id, p, -1, ends[TopicPartition(wide, p)]["end"], 1 << 20)
+            for p in range(1, PARTITIONS)
+        ]
+        asked = [
+            client.fetch(FetchRequest(60_000, 1, 1 << 20, 0, entries))
+            for _ in range(16_384 // (PARTITIONS - 1))
+        ]
         over = client.fetch(FetchRequest(60_000, 1, 1 << 20, 0, entries * 2))
         assert client.fetched(over)[0] is ErrorCode.INVALID_REQUEST
-        assert client.fetched(client.fetch(FetchRequest(60_000, 1, 1 << 20, 0, entries)))[0] is ErrorCode.TOO_MANY_REQUESTS
+        assert (
+            client.fetched(client.fetch(FetchRequest(60_000, 1, 1 << 20, 0, entries)))[0]
+            is ErrorCode.TOO_MANY_REQUESTS
+        )
         count = len(other.latencies_s)
-        wait_until(lambda: len(other.latencies_s) > count + 20, "others produce into another partition of the same topic")
+        wait_until(
+            lambda: len(other.latencies_s) > count + 20,
+            "others produce into another partition of the same topic",
+        )
         with Producer(appliance.address, acks=1) as producer:
             producer.send(wide, b"wanted", partition=7).result(60)
         code, entries_and_data = client.fetched(asked[0])
@@ -163,13 +218,20 @@ def test_wide_waiting_fetches_hold_nobody(appliance: EmbeddedAppliance, wide: st
         assert [entry.partition for entry, data in entries_and_data if len(data)] == [7]
 
 
-def test_fetches_of_deleted_topics_are_answered_and_cost_nothing_after(appliance: EmbeddedAppliance, topic: str) -> None:
+def test_fetches_of_deleted_topics_are_answered_and_cost_nothing_after(
+    appliance: EmbeddedAppliance, topic: str
+) -> None:
     with Admin(appliance.address) as admin, RawClient(appliance.address) as client:
         for number in range(3):
             name = f"{topic}-{number}"
             admin.create_topics([NewTopic(name)])
             topic_id = admin.topic_info([name])[name].topic_id
-            waiting = [client.fetch(FetchRequest(60_000, 1, 1 << 20, 0, [FetchEntry(topic_id, 0, -1, 0, 1 << 20)])) for _ in range(300)]
+            waiting = [
+                client.fetch(
+                    FetchRequest(60_000, 1, 1 << 20, 0, [FetchEntry(topic_id, 0, -1, 0, 1 << 20)])
+                )
+                for _ in range(300)
+            ]
             client.ask(Api.METADATA, {"topics": []})
             admin.delete_topics([name])
             for number_of in waiting:
@@ -178,8 +240,15 @@ def test_fetches_of_deleted_topics_are_answered_and_cost_nothing_after(appliance
                 assert answers[0][0].error == ErrorCode.UNKNOWN_TOPIC
         admin.create_topics([NewTopic(topic)])
         topic_id = admin.topic_info([topic])[topic].topic_id
-        full = [client.fetch(FetchRequest(60_000, 1, 1 << 20, 0, [FetchEntry(topic_id, 0, -1, 0, 1 << 20)])) for _ in range(1_025)]
-        assert client.fetched(full[-1])[0] is ErrorCode.TOO_MANY_REQUESTS, "of the deleted ones none counts any more"
+        full = [
+            client.fetch(
+                FetchRequest(60_000, 1, 1 << 20, 0, [FetchEntry(topic_id, 0, -1, 0, 1 << 20)])
+            )
+            for _ in range(1_025)
+        ]
+        assert client.fetched(full[-1])[0] is ErrorCode.TOO_MANY_REQUESTS, (
+            "of the deleted ones none counts any more"
+        )
 
 
 def test_the_sdk_pages_what_is_large(appliance: EmbeddedAppliance, wide: str) -> None:
@@ -188,12 +257,19 @@ def test_the_sdk_pages_what_is_large(appliance: EmbeddedAppliance, wide: str) ->
         assert len(described[wide]["partitions"]) == PARTITIONS
         assert admin.partition_counts()[wide] == PARTITIONS
         many = {TopicPartition(wide, p): "latest" for p in range(PARTITIONS)}
-        assert admin.offsets({**many, **{TopicPartition("no-such", p): "latest" for p in range(5_000)}}).keys() >= many.keys()
+        assert (
+            admin.offsets(
+                {**many, **{TopicPartition("no-such", p): "latest" for p in range(5_000)}}
+            ).keys()
+            >= many.keys()
+        )
     with Consumer(bootstrap=appliance.address) as consumer:
         assert len(consumer.end_offsets(many)) == PARTITIONS
 
 
-def test_requests_to_the_coordinator_in_numbers_are_refused_and_the_sdk_asks_again(appliance: EmbeddedAppliance) -> None:
+def test_requests_to_the_controller_in_numbers_are_refused_and_the_sdk_asks_again(
+    appliance: EmbeddedAppliance,
+) -> None:
     with RawClient(appliance.address) as client:
         asked = [client.send(Api.DESCRIBE_CLUSTER, b"{}") for _ in range(2_000)]
         codes = {client.answer(number)[0] for number in asked}
@@ -203,17 +279,31 @@ def test_requests_to_the_coordinator_in_numbers_are_refused_and_the_sdk_asks_aga
         assert admin.describe_cluster()["processes"]
 
 
-def test_what_a_killed_coordinator_had_not_taken_its_successor_does_and_the_sdk_asks_again(topic: str) -> None:
+def test_what_a_killed_controller_had_not_taken_its_successor_does_and_the_sdk_asks_again(
+    topic: str,
+) -> None:
     running = start_embedded()
     try:
         with Admin(running.address) as admin, Producer(running.address) as producer:
             admin.create_topics([NewTopic(topic)])
             producer.send(topic, b"x").result(60)
-            name = "tr-coord-0"
+            name = "tr-controller-0"
             os.kill(children(running)[name], signal.SIGSTOP)
             with RawClient(running.address) as client:
                 left = client.send(
-                    Api.CREATE_TOPICS, orjson.dumps({"topics": [{"name": f"{topic}-2", "partitions": 1, "configs": {}, "schema": None}]})
+                    Api.CREATE_TOPICS,
+                    orjson.dumps(
+                        {
+                            "topics": [
+                                {
+                                    "name": f"{topic}-2",
+                                    "partitions": 1,
+                                    "configs": {},
+                                    "schema": None,
+                                }
+                            ]
+                        }
+                    ),
                 )
                 client.ask(Api.METADATA, {"topics": [topic]})
                 kill_and_wait_for_successor(running, name)

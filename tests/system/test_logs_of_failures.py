@@ -25,10 +25,29 @@ def test_that_fails():
 
 def test_a_test_that_fails_shows_what_its_appliances_have_logged(tmp_path: pathlib.Path) -> None:
     (tmp_path / "test_failing.py").write_text(FAILING)
-    command = [sys.executable, "-P", "-m", "pytest", "-p", "tests.conftest", "-p", "no:cacheprovider", "-q", str(tmp_path)]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "pytest",
+        "-p",
+        "tests.conftest",
+        "-p",
+        "no:cacheprovider",
+        "-q",
+        str(tmp_path),
+    ]
     root = str(pathlib.Path(__file__).parents[2])
     environment = {**os.environ, "PYTHONPATH": root}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        command,
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
     said = done.stdout
     assert "1 failed, 1 passed" in said, said + done.stderr
     address = (tmp_path / "gone").read_text()

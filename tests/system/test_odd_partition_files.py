@@ -1,5 +1,5 @@
-"""A partition one of whose files is no file: it alone is out of service, the log names the file, and nothing is lost when the file is back. An index is made
-again from its segment at once.
+"""A partition one of whose files is no file: it alone is out of service, the log names the file,
+and nothing is lost when the file is back. An index is made again from its segment at once.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from datetime import timedelta
 import pytest
 
 from tailrace import Admin, Consumer, NewTopic, Producer
-from tailrace.errors import StorageError, TailraceError
-from tailrace.private_appliance import start_embedded
+from tailrace.core.errors import StorageError, TailraceError
+from tailrace.embedded_appliance import start_embedded
 from tests.kit.processes import wait_until
 
 RECORDS = 20
@@ -27,7 +27,9 @@ def a_link(path: pathlib.Path) -> None:
 
 def produce(address: str, topic: str, first: int, delivery_timeout_ms: int = 60_000) -> None:
     with Producer(address, acks="all", delivery_timeout_ms=delivery_timeout_ms) as producer:
-        for handle in [producer.send(topic, b"%d" % number) for number in range(first, first + RECORDS)]:
+        for handle in [
+            producer.send(topic, b"%d" % number) for number in range(first, first + RECORDS)
+        ]:
             handle.result(60)
 
 
@@ -39,82 +41,124 @@ def read(address: str, topic: str, count: int) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("replace", [os.mkdir, os.mkfifo, a_link])
-@pytest.mark.parametrize("is_sealed", [False, True])
-def test_an_index_that_is_no_file_is_put_aside_and_made_again(
-    tmp_path: pathlib.Path, is_sealed: bool, replace: Callable[[pathlib.Path], None]
-) -> None:
+REPLACEMENTS: dict[str, Callable[[pathlib.Path], None]] = {
+    "directory": os.mkdir,
+    "fifo": os.mkfifo,
+    "link": a_link,
+}
+
+
+def test_an_index_that_is_no_file_is_put_aside_and_made_again(tmp_path: pathlib.Path) -> None:
+    """Of a segment that is written to, and of a sealed one: each topic's index is replaced in
+    another way.
+    """
+    cases = {
+        f"{kind}-{state}": (replace, state == "sealed")
+        for kind, replace in REPLACEMENTS.items()
+        for state in ("open", "sealed")
+    }
     running = start_embedded(data_dir=str(tmp_path), auto_create_topics=False)
     with Admin(running.address) as admin:
-        admin.create_topics([NewTopic("odd", 1, {"segment.bytes": 65536})])
-    produce(running.address, "odd", 0)
-    if is_sealed:
-        with Producer(running.address, acks="all") as producer:
-            producer.send("odd", b"%d" % RECORDS, headers=[("large", os.urandom(70 << 10))]).result(60)
+        admin.create_topics([NewTopic(topic, 1, {"segment.bytes": 65536}) for topic in cases])
+    for topic, (_, is_sealed) in cases.items():
+        produce(running.address, topic, 0)
+        if is_sealed:
+            with Producer(running.address, acks="all") as producer:
+                producer.send(
+                    topic, b"%d" % RECORDS, headers=[("large", os.urandom(70 << 10))]
+                ).result(60)
     assert running.stop() == 0
-    count = RECORDS + is_sealed
 
-    odd = tmp_path / "odd-0" / INDEX
-    was = odd.read_bytes()
-    odd.unlink()
-    replace(odd)
+    indexes = {topic: tmp_path / f"{topic}-0" / INDEX for topic in cases}
+    before = {topic: index.read_bytes() for topic, index in indexes.items()}
+    for topic, (replace, _) in cases.items():
+        indexes[topic].unlink()
+        replace(indexes[topic])
     running = start_embedded(data_dir=str(tmp_path), auto_create_topics=False)
     try:
-        assert read(running.address, "odd", count) == list(range(count))
-        produce(running.address, "odd", count)
-        assert read(running.address, "odd", count + RECORDS) == list(range(count + RECORDS))
-        wait_until(lambda: odd.is_file() and not odd.is_symlink() and odd.read_bytes()[: len(was)] == was, "the index is made again")
-        assert f"index_put_aside path={odd} " in (tmp_path / "tailrace.log").read_text()
+        for topic, (_, is_sealed) in cases.items():
+            count, index, was = RECORDS + is_sealed, indexes[topic], before[topic]
+            assert read(running.address, topic, count) == list(range(count)), topic
+            produce(running.address, topic, count)
+            assert read(running.address, topic, count + RECORDS) == list(range(count + RECORDS)), (
+                topic
+            )
+            wait_until(
+                lambda index=index, was=was: (
+                    index.is_file()
+                    and not index.is_symlink()
+                    and index.read_bytes()[: len(was)] == was
+                ),  # type: ignore[misc]
+                f"the index of {topic} is made again",
+            )
+            assert f"index_put_aside path={index} " in (tmp_path / "tailrace.log").read_text()
         with Admin(running.address) as admin:
-            admin.delete_topics(["odd"])
-        wait_until(lambda: not odd.parent.exists(), "what was put aside goes with its topic")
+            admin.delete_topics(list(cases))
+        for topic, index in indexes.items():
+            wait_until(
+                lambda index=index: not index.parent.exists(),  # type: ignore[misc]
+                f"what was put aside goes with {topic}",
+            )
     finally:
         assert running.stop() == 0
 
 
-@pytest.mark.parametrize(
-    ("name", "replace"),
-    [
-        (SEGMENT, os.mkdir), (SEGMENT, os.mkfifo), (SEGMENT, a_link),
-        ("partition.json", os.mkdir), ("partition.json", os.mkfifo),  # a link there is damage: the file is made again in its place
-    ],
-)  # fmt: skip
 def test_a_file_that_is_none_stops_its_partition_alone_until_it_is_back(
-    tmp_path: pathlib.Path, name: str, replace: Callable[[pathlib.Path], None]
+    tmp_path: pathlib.Path,
 ) -> None:
+    """A link in place of a partition.json is no case: it is damage, and the file is made again in
+    its place.
+    """
+    cases = {
+        **{f"segment-{kind}": (SEGMENT, replace) for kind, replace in REPLACEMENTS.items()},
+        **{
+            f"partition-{kind}": ("partition.json", REPLACEMENTS[kind])
+            for kind in ("directory", "fifo")
+        },
+    }
     running = start_embedded(data_dir=str(tmp_path), auto_create_topics=False)
     with Admin(running.address) as admin:
-        admin.create_topics([NewTopic("odd", 1), NewTopic("sound", 1)])
-    for topic in ("odd", "sound"):
+        admin.create_topics([NewTopic(topic, 1) for topic in ("sound", *cases)])
+    for topic in ("sound", *cases):
         produce(running.address, topic, 0)
     assert running.stop() == 0
 
-    odd = tmp_path / "odd-0" / name
-    odd.rename(tmp_path / "kept")
-    replace(odd)
+    odd = {topic: tmp_path / f"{topic}-0" / name for topic, (name, _) in cases.items()}
+    for topic, (_, replace) in cases.items():
+        odd[topic].rename(tmp_path / f"kept-{topic}")
+        replace(odd[topic])
     running = start_embedded(data_dir=str(tmp_path), auto_create_topics=False)
     try:
         assert read(running.address, "sound", RECORDS) == list(range(RECORDS))
         produce(running.address, "sound", RECORDS)
-        with pytest.raises(TailraceError):
-            produce(running.address, "odd", RECORDS, delivery_timeout_ms=3_000)
-        lines = [line for line in (tmp_path / "tailrace.log").read_text().splitlines() if "log_open_failed" in line]
-        assert any(str(odd) in line and "tailrace topic online odd" in line for line in lines), lines
-
-        if odd.is_dir() and not odd.is_symlink():
-            odd.rmdir()
-        else:
-            odd.unlink()
-        (tmp_path / "kept").rename(odd)
-        with Admin(running.address) as admin:
-            admin.bring_online("odd")
-        produce(running.address, "odd", RECORDS)
-        assert read(running.address, "odd", 2 * RECORDS) == list(range(2 * RECORDS))
+        for topic in cases:
+            with pytest.raises(TailraceError):
+                produce(running.address, topic, RECORDS, delivery_timeout_ms=1_000)
+        lines = [
+            line
+            for line in (tmp_path / "tailrace.log").read_text().splitlines()
+            if "log_open_failed" in line
+        ]
+        for topic, path in odd.items():
+            assert any(
+                str(path) in line and f"tailrace topic online {topic}" in line for line in lines
+            ), lines
+            if path.is_dir() and not path.is_symlink():
+                path.rmdir()
+            else:
+                path.unlink()
+            (tmp_path / f"kept-{topic}").rename(path)
+            with Admin(running.address) as admin:
+                admin.bring_online(topic)
+            produce(running.address, topic, RECORDS)
+            assert read(running.address, topic, 2 * RECORDS) == list(range(2 * RECORDS)), topic
     finally:
         assert running.stop() == 0
 
 
-def test_pending_records_whose_log_cannot_be_opened_are_not_listed_as_none(tmp_path: pathlib.Path) -> None:
+def test_pending_records_whose_log_cannot_be_opened_are_not_listed_as_none(
+    tmp_path: pathlib.Path,
+) -> None:
     running = start_embedded(data_dir=str(tmp_path), auto_create_topics=False)
     with Admin(running.address) as admin, Producer(running.address, acks="all") as producer:
         admin.create_topics([NewTopic("later", 1, {"delay.enabled": True})])

@@ -1,4 +1,6 @@
-"""The example clients, written from the protocol page, against a real appliance: what they send is what ours reads, and back."""
+"""The example clients, written from the protocol page, against a real appliance: what they send is
+what ours reads, and back.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,8 @@ from contextlib import ExitStack
 import pytest
 
 from tailrace import Admin, Consumer, NewTopic, Producer, TopicPartition
-from tailrace.partitioners import partition_for_key
-from tailrace.private_appliance import EmbeddedAppliance
+from tailrace.client.partitioners import partition_for_key
+from tailrace.embedded_appliance import EmbeddedAppliance
 from tests.kit.processes import wait_until
 
 CLIENT = pathlib.Path(__file__).parents[2] / "examples/clients/javascript"
@@ -23,25 +25,38 @@ COUNT = 1_000
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="node is not here")
-@pytest.mark.skipif(not (CLIENT / "node_modules").exists(), reason=f"its packages are not here: npm ci --prefix {CLIENT.name}")
-def test_a_client_in_javascript_produces_fetches_and_chooses_partitions_as_ours(appliance: EmbeddedAppliance, topic: str) -> None:
+@pytest.mark.skipif(
+    not (CLIENT / "node_modules").exists(),
+    reason=f"its packages are not here: npm ci --prefix {CLIENT.name}",
+)
+def test_a_client_in_javascript_produces_fetches_and_chooses_partitions_as_ours(
+    appliance: EmbeddedAppliance, topic: str
+) -> None:
     with Admin(appliance.address) as admin:
         admin.create_topics([NewTopic(topic, 3, {"compression.type": "zstd"})])
-    with Producer(appliance.address, compression_type="none") as producer:  # the example unpacks nothing
+    with Producer(
+        appliance.address, compression_type="none"
+    ) as producer:  # the example unpacks nothing
         handle = producer.send(topic, b"from Python", b"k0")
         assert handle.result(60).partition == partition_for_key(b"k0", 3)
     command = ["node", "example.mjs", appliance.address, topic, str(COUNT)]
-    done = subprocess.run(command, cwd=CLIENT, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        command, cwd=CLIENT, capture_output=True, text=True, timeout=60, check=False
+    )
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
     assert (said["sent"], said["read"]) == (COUNT, COUNT + 1)
     assert said["partitions"] == {f"k{n}": [partition_for_key(b"k%d" % n, 3)] for n in range(7)}
-    with Consumer(topic, bootstrap=appliance.address, auto_offset_reset="earliest", max_poll_records=10_000) as consumer:
+    with Consumer(
+        topic, bootstrap=appliance.address, auto_offset_reset="earliest", max_poll_records=10_000
+    ) as consumer:
         values: dict[bytes, list[int]] = {}
         while sum(map(len, values.values())) < COUNT:
             for record in consumer.poll(60_000):
                 if (record.value or b"").startswith(b"value "):
-                    values.setdefault(record.key or b"", []).append(int((record.value or b"").split()[1]))
+                    values.setdefault(record.key or b"", []).append(
+                        int((record.value or b"").split()[1])
+                    )
     assert all(numbers == sorted(numbers) for numbers in values.values())
     assert sorted(n for numbers in values.values() for n in numbers) == list(range(COUNT))
 
@@ -52,7 +67,11 @@ def test_members_of_a_group_that_know_the_protocol_page_alone_share_hand_over_an
     """Two of them, and a consumer of ours that takes their places."""
     assert "import tailrace" not in GROUP_MEMBER.read_text().replace("imports tailrace", "")
     outputs = [tmp_path / "first", tmp_path / "second"]
-    with Admin(appliance.address) as admin, Producer(appliance.address) as producer, ExitStack() as stack:
+    with (
+        Admin(appliance.address) as admin,
+        Producer(appliance.address) as producer,
+        ExitStack() as stack,
+    ):
         admin.create_topics([NewTopic(topic, 4)])
 
         def send(first: int, last: int) -> None:
@@ -68,10 +87,19 @@ def test_members_of_a_group_that_know_the_protocol_page_alone_share_hand_over_an
             return process
 
         def printed() -> Counter[int]:
-            return Counter(int(line.split()[2][2:-1]) for output in outputs if output.exists() for line in output.read_text().splitlines())
+            return Counter(
+                int(line.split()[2][2:-1])
+                for output in outputs
+                if output.exists()
+                for line in output.read_text().splitlines()
+            )
 
         def owned() -> list[int]:
-            described = admin.describe_groups(topic)[topic] if topic in admin.list_groups() else {"members": []}
+            described = (
+                admin.describe_groups(topic)[topic]
+                if topic in admin.list_groups()
+                else {"members": []}
+            )
             return sorted(len(one["owned"].get(topic, [])) for one in described["members"])
 
         send(0, 400)
@@ -90,8 +118,12 @@ def test_members_of_a_group_that_know_the_protocol_page_alone_share_hand_over_an
             if process.stderr:
                 process.stderr.close()
         assert admin.list_groups()[topic]["members"] == 0, "they have left"
-        assert {key.partition: int(found or 0) for key, found in admin.list_group_offsets(topic).items()} == dict.fromkeys(range(4), 200)
-        with Consumer(topic, bootstrap=appliance.address, group_id=topic, auto_offset_reset="earliest") as consumer:
+        assert {
+            key.partition: int(found or 0) for key, found in admin.list_group_offsets(topic).items()
+        } == dict.fromkeys(range(4), 200)
+        with Consumer(
+            topic, bootstrap=appliance.address, group_id=topic, auto_offset_reset="earliest"
+        ) as consumer:
             send(800, 801)
             assert [record.value for record in consumer.poll(60_000)] == [b"800"]
             assert consumer.position(TopicPartition(topic, 0)) == 201

@@ -1,4 +1,6 @@
-"""Readers without a group and partitions that are added: they can be assigned at once, and with hash slots every key keeps its order."""
+"""Readers without a group and partitions that are added: they can be assigned at once, and with
+hash slots every key keeps its order.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +11,8 @@ import pytest
 
 from tailrace import Admin, Consumer, NewTopic, Producer, Record, TopicPartition
 from tailrace.aio import AsyncConsumer
-from tailrace.errors import PartitionOutOfRangeError, UnknownTopicError
-from tailrace.private_appliance import EmbeddedAppliance
+from tailrace.core.errors import PartitionOutOfRangeError, UnknownTopicError
+from tailrace.embedded_appliance import EmbeddedAppliance
 
 KEYS = [b"key %d" % number for number in range(40)]
 
@@ -38,7 +40,9 @@ class InOrder:
     def take(self, records: list[Record]) -> None:
         for record in records:
             assert record.key is not None
-            assert int(record.value or b"") == self.following[record.key], f"{record.key!r} at {record.partition}:{record.offset}"
+            assert int(record.value or b"") == self.following[record.key], (
+                f"{record.key!r} at {record.partition}:{record.offset}"
+            )
             self.following[record.key] += 1
 
     def read(self, consumer: Consumer, count: int) -> None:
@@ -52,18 +56,22 @@ class InOrder:
         return set(self.following.values()) == {count}
 
 
-def test_a_partition_that_was_added_can_be_assigned_at_once(appliance: EmbeddedAppliance, admin: Admin, topic: str) -> None:
+def test_a_partition_that_was_added_can_be_assigned_at_once(
+    appliance: EmbeddedAppliance, admin: Admin, topic: str
+) -> None:
     admin.create_topics([NewTopic(topic, 1)])
     keys = [TopicPartition(topic, number) for number in range(3)]
     with Consumer(topic, bootstrap=appliance.address, auto_offset_reset="earliest") as consumer:
-        before = consumer._reading.cursors[keys[0]]
+        before = consumer._fetch_loop.cursors[keys[0]]
         with pytest.raises(PartitionOutOfRangeError, match="has partitions 0 to 0, not 1"):
             consumer.assign(keys)
         admin.create_partitions({topic: 3})
         assert consumer.assignment() == keys[:1]
         consumer.assign(keys)
         assert consumer.assignment() == keys
-        assert consumer._reading.cursors[keys[0]] is before, "those assigned already go on where they are"
+        assert consumer._fetch_loop.cursors[keys[0]] is before, (
+            "those already assigned keep their positions"
+        )
         admin.create_partitions({topic: 4})
         assert consumer.partitions_for(topic) == [0, 1, 2, 3]
         with pytest.raises(PartitionOutOfRangeError):
@@ -79,11 +87,15 @@ def test_a_partition_that_was_added_can_be_assigned_at_once(appliance: EmbeddedA
         with Producer(appliance.address) as producer:
             producer.send(topic, b"another", partition=0).result(60)
         consumer.assign(keys[:1])
-        assert consumer._reading.cursors[keys[0]] is not before, "it is a partition of another topic"
+        assert consumer._fetch_loop.cursors[keys[0]] is not before, (
+            "it is a partition of another topic"
+        )
         assert [record.value for record in consumer.poll(60_000)] == [b"another"]
 
 
-def test_a_coroutine_assigns_partitions_of_several_topics_that_were_added(appliance: EmbeddedAppliance, admin: Admin, topic: str) -> None:
+def test_a_coroutine_assigns_partitions_of_several_topics_that_were_added(
+    appliance: EmbeddedAppliance, admin: Admin, topic: str
+) -> None:
     topics = [topic, f"{topic}-b", f"{topic}-c"]
     admin.create_topics([NewTopic(name, 1) for name in topics])
 
@@ -101,12 +113,19 @@ def test_a_coroutine_assigns_partitions_of_several_topics_that_were_added(applia
     asyncio.run(main())
 
 
-def test_without_a_group_a_reader_of_all_partitions_sees_every_key_in_order(appliance: EmbeddedAppliance, admin: Admin, topic: str) -> None:
+def test_without_a_group_a_reader_of_all_partitions_sees_every_key_in_order(
+    appliance: EmbeddedAppliance, admin: Admin, topic: str
+) -> None:
     admin.create_topics([NewTopic(topic, 1, {"partitioner": "hash_slots"})])
     live, rounds = InOrder(), 0
     with (
         Producer(appliance.address, linger_ms=0) as producer,
-        Consumer(topic, bootstrap=appliance.address, auto_offset_reset="earliest", max_partition_fetch_bytes=1_024) as consumer,
+        Consumer(
+            topic,
+            bootstrap=appliance.address,
+            auto_offset_reset="earliest",
+            max_partition_fetch_bytes=1_024,
+        ) as consumer,
     ):
         live.take(consumer.poll(0))
         for partitions in (2, 3, 5):
@@ -119,7 +138,9 @@ def test_without_a_group_a_reader_of_all_partitions_sees_every_key_in_order(appl
         live.read(consumer, rounds)
         again = InOrder()
         consumer.seek_to_beginning()
-        assert [key for key, cursor in consumer._reading.cursors.items() if cursor.waits_for_others], "what is read anew waits anew"
+        assert [
+            key for key, cursor in consumer._fetch_loop.cursors.items() if cursor.waits_for_others
+        ], "what is read anew waits anew"
         assert consumer.paused() == []
         again.read(consumer, rounds)
         later = consumer.assignment()[1:]
@@ -131,7 +152,10 @@ def test_without_a_group_a_reader_of_all_partitions_sees_every_key_in_order(appl
         async def of_coroutines() -> None:
             found = InOrder()
             async with AsyncConsumer(
-                topic, bootstrap=appliance.address, auto_offset_reset="earliest", max_partition_fetch_bytes=1_024
+                topic,
+                bootstrap=appliance.address,
+                auto_offset_reset="earliest",
+                max_partition_fetch_bytes=1_024,
             ) as reader:
                 while not found.has(rounds):
                     found.take(await reader.poll(1_000))

@@ -19,9 +19,16 @@ from shm.layout import RegionKind
 from shm.region import Region
 from shm.ring import Ring
 from tailrace import Admin, Consumer, NewTopic, Producer, launcher
-from tailrace.errors import RequestTimeoutError, TailraceError
-from tailrace.private_appliance import EmbeddedAppliance, start_embedded
-from tests.kit.processes import children, comm, kill_and_wait_for_successor, shared_memory, wait_until
+from tailrace.core.errors import RequestTimeoutError, TailraceError
+from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
+from tests.kit.matrices import short
+from tests.kit.processes import (
+    children,
+    comm,
+    kill_and_wait_for_successor,
+    shared_memory,
+    wait_until,
+)
 
 
 @pytest.fixture
@@ -39,7 +46,9 @@ def make_topic(appliance: EmbeddedAppliance, partitions: int = 2) -> str:
 
 
 def values_by_partition(appliance: EmbeddedAppliance, count: int) -> dict[int, list[bytes]]:
-    """Everything in the topic; fails when offsets are not dense or more or fewer than `count` come."""
+    """Everything in the topic; fails when offsets are not dense or more or fewer than `count`
+    come.
+    """
     found: dict[int, list[bytes]] = {}
     with Consumer("orders", bootstrap=appliance.address, auto_offset_reset="earliest") as consumer:
         total = 0
@@ -58,7 +67,14 @@ def values_by_partition(appliance: EmbeddedAppliance, count: int) -> dict[int, l
 def test_processes_are_named_by_role_and_started_isolated(own: EmbeddedAppliance) -> None:
     assert comm(own.pid) == "tr-supervisor-0"
     found = children(own)
-    assert sorted(found) == ["tr-coord-0", "tr-flusher-0", "tr-front-0", "tr-scheduler-0", "tr-worker-0"]
+    assert sorted(found) == [
+        "tr-controller-0",
+        "tr-flusher-0",
+        "tr-front-0",
+        "tr-scheduler-0",
+        "tr-worker-0",
+        "tr-zygote-0",
+    ]
     for pid in found.values():
         assert psutil.Process(pid).cmdline()[1:3] == ["-I", launcher.__file__]
 
@@ -72,21 +88,38 @@ def test_a_listed_core_is_obeyed(tmp_path: pathlib.Path) -> None:
         assert running.stop() == 0
 
 
-def test_processes_that_look_for_work_find_it_and_sleep_when_there_is_none(tmp_path: pathlib.Path) -> None:
+def test_processes_that_look_for_work_find_it_and_sleep_when_there_is_none(
+    tmp_path: pathlib.Path,
+) -> None:
     """Also where they share cores: then it costs time, and nothing else."""
     running = start_embedded(data_dir=str(tmp_path), settings={"busy_poll_us": "3000"})
     try:
         make_topic(running, 2)
         with Producer(running.address, linger_ms=0) as producer:
             for number in range(100):
-                assert producer.send("orders", b"%d" % number, partition=number % 2).result(30).offset == number // 2
-        assert values_by_partition(running, 100) == {p: [b"%d" % n for n in range(p, 100, 2)] for p in range(2)}
-        looking = [psutil.Process(pid) for name, pid in children(running).items() if name in ("tr-front-0", "tr-worker-0")]
-        before = [sum(process.cpu_times()[:2]) for process in looking]
-        time.sleep(1.5)
-        used = [sum(process.cpu_times()[:2]) - spent for process, spent in zip(looking, before, strict=True)]
-        assert len(used) == 2
-        assert max(used) < 0.5, "CPU seconds of 1.5 without work"
+                assert (
+                    producer.send("orders", b"%d" % number, partition=number % 2).result(30).offset
+                    == number // 2
+                )
+        assert values_by_partition(running, 100) == {
+            p: [b"%d" % n for n in range(p, 100, 2)] for p in range(2)
+        }
+        looking = [
+            psutil.Process(pid)
+            for name, pid in children(running).items()
+            if name in ("tr-front-0", "tr-worker-0")
+        ]
+        assert len(looking) == 2
+
+        def are_asleep() -> bool:
+            before = [process.num_ctx_switches() for process in looking]
+            states = {process.status() for _ in range(20) for process in looking}
+            return (
+                states == {psutil.STATUS_SLEEPING}
+                and [process.num_ctx_switches() for process in looking] == before
+            )
+
+        wait_until(are_asleep, "both sleep without waking, in twenty looks")
     finally:
         assert running.stop() == 0
 
@@ -108,8 +141,12 @@ def test_several_workers_share_the_partitions(tmp_path: pathlib.Path) -> None:
         assert running.stop() == 0
 
 
-@pytest.mark.parametrize("victim", ["tr-worker-0", "tr-flusher-0", "tr-front-0", "tr-coord-0"])
-def test_any_process_can_be_killed_under_load_and_nothing_is_lost_repeated_or_reordered(own: EmbeddedAppliance, victim: str) -> None:
+@pytest.mark.parametrize(
+    "victim", short(["tr-worker-0", "tr-flusher-0", "tr-front-0", "tr-controller-0"], 0, 1)
+)
+def test_any_process_can_be_killed_under_load_and_nothing_is_lost_repeated_or_reordered(
+    own: EmbeddedAppliance, victim: str
+) -> None:
     topic = make_topic(own)
     count = 60_000
     handles = []
@@ -131,7 +168,10 @@ def test_any_process_can_be_killed_under_load_and_nothing_is_lost_repeated_or_re
     found = values_by_partition(own, count)
     assert found == {p: [b"%d" % n for n in range(p, count, 2)] for p in (0, 1)}
     with Admin(own.address) as admin:
-        restarts = {process["name"]: process["restarts"] for process in admin.describe_cluster()["processes"]}
+        restarts = {
+            process["name"]: process["restarts"]
+            for process in admin.describe_cluster()["processes"]
+        }
         assert sum(restarts.values()) == 1
         admin.create_topics([NewTopic("after")])
         with Producer(own.address) as producer:
@@ -140,7 +180,10 @@ def test_any_process_can_be_killed_under_load_and_nothing_is_lost_repeated_or_re
 
 def test_consumers_go_on_after_the_front_was_killed(own: EmbeddedAppliance) -> None:
     topic = make_topic(own, 1)
-    with Producer(own.address) as producer, Consumer(topic, bootstrap=own.address, auto_offset_reset="earliest") as consumer:
+    with (
+        Producer(own.address) as producer,
+        Consumer(topic, bootstrap=own.address, auto_offset_reset="earliest") as consumer,
+    ):
         producer.send(topic, b"before").result(60)
         assert [r.value for r in consumer.poll(60_000)] == [b"before"]
         kill_and_wait_for_successor(own, "tr-front-0")
@@ -148,7 +191,9 @@ def test_consumers_go_on_after_the_front_was_killed(own: EmbeddedAppliance) -> N
         assert [r.value for r in consumer.poll(60_000)] == [b"after"]
 
 
-def test_a_clean_stop_leaves_nothing_in_shared_memory_and_everything_on_disk(tmp_path: pathlib.Path) -> None:
+def test_a_clean_stop_leaves_nothing_in_shared_memory_and_everything_on_disk(
+    tmp_path: pathlib.Path,
+) -> None:
     running = start_embedded(data_dir=str(tmp_path))
     with Producer(running.address, acks=1) as producer:
         for number in range(5000):
@@ -167,7 +212,9 @@ def test_a_clean_stop_leaves_nothing_in_shared_memory_and_everything_on_disk(tmp
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_serve_ends_cleanly_on_signals_also_when_the_whole_group_gets_them(tmp_path: pathlib.Path, number: int) -> None:
+def test_serve_ends_cleanly_on_signals_also_when_the_whole_group_gets_them(
+    tmp_path: pathlib.Path, number: int
+) -> None:
     tailrace = str(pathlib.Path(sys.executable).parent / "tailrace")
     served = subprocess.Popen(
         [tailrace, "serve", "--data-dir", str(tmp_path), "--listen", "tcp://127.0.0.1:0"],
@@ -186,21 +233,32 @@ def test_serve_ends_cleanly_on_signals_also_when_the_whole_group_gets_them(tmp_p
     assert "ended_badly" not in rest
 
 
-def test_children_die_with_a_killed_supervisor_and_the_next_start_drains_the_rings(tmp_path: pathlib.Path) -> None:
+def test_children_die_with_a_killed_supervisor_and_the_next_start_drains_the_rings(
+    tmp_path: pathlib.Path,
+) -> None:
     running = start_embedded(data_dir=str(tmp_path), auto_create_topics=False)
     make_topic(running, 2)
     pids = children(running)
     # The flusher stands still, so what acks=1 acknowledges is only in the ring.
     os.kill(pids["tr-flusher-0"], signal.SIGSTOP)
     with Producer(running.address, acks=1, batch_size=4096) as producer:
-        handles = [producer.send("orders", b"%d" % number, partition=number % 2) for number in range(4000)]
+        handles = [
+            producer.send("orders", b"%d" % number, partition=number % 2) for number in range(4000)
+        ]
         assert all(handle.result(60).offset is not None for handle in handles)
     os.kill(running.pid, signal.SIGKILL)
-    wait_until(lambda: not any(psutil.pid_exists(pid) for pid in pids.values()), "children die with the supervisor")
-    assert [name for name in shared_memory(running) if "ring" in name], "the rings outlive everybody"
+    wait_until(
+        lambda: not any(psutil.pid_exists(pid) for pid in pids.values()),
+        "children die with the supervisor",
+    )
+    assert [name for name in shared_memory(running) if "ring" in name], (
+        "the rings outlive everybody"
+    )
     again = start_embedded(data_dir=str(tmp_path), auto_create_topics=False)
     try:
-        assert values_by_partition(again, 4000) == {p: [b"%d" % n for n in range(p, 4000, 2)] for p in (0, 1)}
+        assert values_by_partition(again, 4000) == {
+            p: [b"%d" % n for n in range(p, 4000, 2)] for p in (0, 1)
+        }
         # Only the regions of this run are left, once the old ring is drained.
         with Producer(again.address) as producer:
             assert producer.send("orders", b"new", partition=0).result(60).offset == 2000
@@ -210,8 +268,12 @@ def test_children_die_with_a_killed_supervisor_and_the_next_start_drains_the_rin
     running.stop()
 
 
-def test_a_flush_with_acks_0_waits_until_the_front_has_read_what_was_sent(tmp_path: pathlib.Path) -> None:
-    """What is in a socket when it is closed may be lost with it, also behind a flush that returned."""
+def test_a_flush_with_acks_0_waits_until_the_front_has_read_what_was_sent(
+    tmp_path: pathlib.Path,
+) -> None:
+    """What is in a socket when it is closed may be lost with it, also behind a flush that
+    returned.
+    """
     running = start_embedded(data_dir=str(tmp_path), auto_create_topics=False)
     make_topic(running, 1)
     front = children(running)["tr-front-0"]
@@ -237,7 +299,10 @@ def test_a_flush_with_acks_0_waits_until_the_front_has_read_what_was_sent(tmp_pa
 
 def test_every_front_serves_every_partition_and_may_be_killed(tmp_path: pathlib.Path) -> None:
     running = start_embedded(
-        data_dir=str(tmp_path), listen=["tcp://127.0.0.1:0", f"ipc://{tmp_path}/s"], settings={"fronts": 2}, auto_create_topics=False
+        data_dir=str(tmp_path),
+        listen=["tcp://127.0.0.1:0", f"ipc://{tmp_path}/s"],
+        settings={"fronts": 2},
+        auto_create_topics=False,
     )
     try:
         make_topic(running, 4)
@@ -284,7 +349,16 @@ def test_a_second_kill_during_the_drain_changes_nothing(tmp_path: pathlib.Path) 
     os.kill(running.pid, signal.SIGKILL)
     for pause_ms in (60, 120, 180):
         starting = subprocess.Popen(
-            [sys.executable, "-P", "-m", "appliance.supervisor", "--data-dir", str(tmp_path), "--listen", "tcp://127.0.0.1:0"],
+            [
+                sys.executable,
+                "-P",
+                "-m",
+                "appliance.supervise.supervisor",
+                "--data-dir",
+                str(tmp_path),
+                "--listen",
+                "tcp://127.0.0.1:0",
+            ],
             stderr=subprocess.DEVNULL,
         )
         threading.Event().wait(pause_ms / 1000)
@@ -298,20 +372,27 @@ def test_a_second_kill_during_the_drain_changes_nothing(tmp_path: pathlib.Path) 
     running.stop()
 
 
-def test_stopped_children_of_a_killed_supervisor_are_killed_by_the_take_over(tmp_path: pathlib.Path) -> None:
+def test_stopped_children_of_a_killed_supervisor_are_killed_by_the_take_over(
+    tmp_path: pathlib.Path,
+) -> None:
     running = start_embedded(data_dir=str(tmp_path))
     flusher = children(running)["tr-flusher-0"]
     os.kill(flusher, signal.SIGSTOP)
     os.kill(running.pid, signal.SIGKILL)
     again = start_embedded(data_dir=str(tmp_path))
     try:
-        assert not psutil.pid_exists(flusher) or psutil.Process(flusher).status() == psutil.STATUS_ZOMBIE
+        assert (
+            not psutil.pid_exists(flusher)
+            or psutil.Process(flusher).status() == psutil.STATUS_ZOMBIE
+        )
     finally:
         assert again.stop() == 0
     running.stop()
 
 
-def test_a_producer_goes_on_when_the_appliance_is_stopped_and_started_again(tmp_path: pathlib.Path) -> None:
+def test_a_producer_goes_on_when_the_appliance_is_stopped_and_started_again(
+    tmp_path: pathlib.Path,
+) -> None:
     first = start_embedded(data_dir=str(tmp_path), auto_create_topics=False)
     make_topic(first, 1)
     address = first.address
@@ -335,7 +416,9 @@ def test_what_cannot_be_delivered_raises_on_its_handle(tmp_path: pathlib.Path) -
     with Producer(running.address, delivery_timeout_ms=1500) as producer:
         producer.send("orders", b"x").result(60)
         assert running.stop() == 0
-        handle = producer.send("orders", b"y", on_delivery=lambda _metadata, error: errors.append(error))
+        handle = producer.send(
+            "orders", b"y", on_delivery=lambda _metadata, error: errors.append(error)
+        )
         error = handle.exception(30)
         assert error is not None
         assert error.code.name in ("NOT_REACHABLE", "DELIVERY_TIMEOUT")
@@ -343,23 +426,34 @@ def test_what_cannot_be_delivered_raises_on_its_handle(tmp_path: pathlib.Path) -
 
 
 def test_a_hanging_process_is_killed_and_replaced(tmp_path: pathlib.Path) -> None:
-    running = start_embedded(data_dir=str(tmp_path), settings={"hang_timeout_ms": 1000}, auto_create_topics=False)
+    running = start_embedded(
+        data_dir=str(tmp_path), settings={"hang_timeout_ms": 1000}, auto_create_topics=False
+    )
     try:
         make_topic(running, 1)
         worker = children(running)["tr-worker-0"]
         os.kill(worker, signal.SIGSTOP)
-        wait_until(lambda: children(running).get("tr-worker-0", worker) != worker, "the hanging worker is replaced")
+        wait_until(
+            lambda: children(running).get("tr-worker-0", worker) != worker,
+            "the hanging worker is replaced",
+        )
         with Producer(running.address) as producer:
             assert producer.send("orders", b"x").result(60).offset == 0
     finally:
         assert running.stop() == 0
 
 
-def test_a_producer_faster_than_the_disk_is_slowed_and_nothing_is_lost(tmp_path: pathlib.Path) -> None:
-    """The flusher stands still for a while; the producer sends several times what ring, lane and credit hold."""
+def test_a_producer_faster_than_the_disk_is_slowed_and_nothing_is_lost(
+    tmp_path: pathlib.Path,
+) -> None:
+    """The flusher stands still for a while; the producer sends several times what ring, lane and
+    credit hold.
+    """
     ring = 4 << 20
     running = start_embedded(
-        data_dir=str(tmp_path), settings={"ring_bytes": ring, "lane_bytes": 1 << 20, "credit_bytes": 4 << 20}, auto_create_topics=False
+        data_dir=str(tmp_path),
+        settings={"ring_bytes": ring, "lane_bytes": 1 << 20, "credit_bytes": 4 << 20},
+        auto_create_topics=False,
     )
     try:
         make_topic(running, 1)
@@ -371,11 +465,16 @@ def test_a_producer_faster_than_the_disk_is_slowed_and_nothing_is_lost(tmp_path:
 
         def resume_when_blocked() -> None:
             try:
-                wait_until(lambda: time.monotonic() - sending_since[0] > 0.5, "send() blocks: something holds the producer back")
+                wait_until(
+                    lambda: time.monotonic() - sending_since[0] > 0.5,
+                    "send() blocks: something holds the producer back",
+                )
             finally:
                 os.kill(flusher, signal.SIGCONT)
 
-        with Producer(running.address, acks="all", buffer_memory=4 << 20, batch_size=65536) as producer:
+        with Producer(
+            running.address, acks="all", buffer_memory=4 << 20, batch_size=65536
+        ) as producer:
             os.kill(flusher, signal.SIGSTOP)
             resuming = threading.Thread(target=resume_when_blocked)
             resuming.start()
@@ -388,7 +487,9 @@ def test_a_producer_faster_than_the_disk_is_slowed_and_nothing_is_lost(tmp_path:
             resuming.join()
         for name, pid in pids.items():
             with open(f"/proc/{pid}/status", encoding="ascii") as status:
-                anonymous_kib = next(int(line.split()[1]) for line in status if line.startswith("RssAnon"))
+                anonymous_kib = next(
+                    int(line.split()[1]) for line in status if line.startswith("RssAnon")
+                )
             assert anonymous_kib < 80_000, f"{name} grew to {anonymous_kib} KiB"
         found = values_by_partition(running, count)
         assert [value[:8] for value in found[0]] == [b"%08d" % n for n in range(count)]
@@ -397,15 +498,19 @@ def test_a_producer_faster_than_the_disk_is_slowed_and_nothing_is_lost(tmp_path:
 
 
 def test_buffer_memory_that_stays_full_raises(tmp_path: pathlib.Path) -> None:
-    from tailrace.errors import BufferExhaustedError
+    from tailrace.core.errors import BufferExhaustedError
 
     running = start_embedded(
-        data_dir=str(tmp_path), settings={"ring_bytes": 1 << 20, "lane_bytes": 256 << 10, "credit_bytes": 1 << 20}, auto_create_topics=False
+        data_dir=str(tmp_path),
+        settings={"ring_bytes": 1 << 20, "lane_bytes": 256 << 10, "credit_bytes": 1 << 20},
+        auto_create_topics=False,
     )
     try:
         make_topic(running, 1)
         flusher = children(running)["tr-flusher-0"]
-        with Producer(running.address, acks="all", buffer_memory=1 << 20, max_block_ms=300, batch_size=16384) as producer:
+        with Producer(
+            running.address, acks="all", buffer_memory=1 << 20, max_block_ms=300, batch_size=16384
+        ) as producer:
             os.kill(flusher, signal.SIGSTOP)
             try:
                 with pytest.raises(BufferExhaustedError, match="stayed full for 300 ms"):
@@ -429,5 +534,5 @@ def test_reading_a_ring_from_outside_shows_what_is_settled(own: EmbeddedApplianc
         producer.send("orders", b"x").result(60)
     name = next("/" + n for n in shared_memory(own) if n.endswith("ring-0"))
     ring = Ring(Region.attach(name, RegionKind.RING))
-    assert ring.settled.load() == ring.head.load() > 0
+    assert ring.settled.load() == ring.producer_position.load() > 0
     assert "/" + name.lstrip("/") in ["/" + n for n in shared_memory(own)]

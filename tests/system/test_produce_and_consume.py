@@ -19,23 +19,27 @@ import pyarrow as pa
 import pytest
 
 from tailrace import Admin, Consumer, NewTopic, Producer
-from tailrace.errors import (
+from tailrace.client.partitioners import partition_for_key
+from tailrace.core.errors import (
     InvalidRecordError,
     InvalidSchemaError,
     RequestTimeoutError,
     SchemaMismatchError,
 )
-from tailrace.partitioners import partition_for_key
-from tailrace.private_appliance import EmbeddedAppliance, start_embedded
+from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
 from tests.kit.topics import create, read_all
 
 
 @pytest.mark.parametrize("acks", [0, 1, "all"])
 @pytest.mark.parametrize("compression", ["none", "lz4", "zstd"])
-def test_records_come_back_equal_and_in_order(appliance: EmbeddedAppliance, topic: str, acks: int | str, compression: str) -> None:
+def test_records_come_back_equal_and_in_order(
+    appliance: EmbeddedAppliance, topic: str, acks: int | str, compression: str
+) -> None:
     create(appliance, topic, 3)
     sent: dict[int, list[tuple[bytes | None, bytes | None]]] = defaultdict(list)
-    with Producer(appliance.address, acks=acks, compression_type=compression, batch_size=4096) as producer:
+    with Producer(
+        appliance.address, acks=acks, compression_type=compression, batch_size=4096
+    ) as producer:
         for number in range(3000):
             key, value = b"k%d" % (number % 7), b"v%d" % number if number % 11 else None
             producer.send(topic, value, key)
@@ -59,7 +63,11 @@ def test_metadata_headers_and_timestamps(appliance: EmbeddedAppliance, topic: st
         assert first.exception() is None
         assert first.result().timestamp == 1_357_041_600_123
     one, two = read_all(appliance, topic, 2)
-    assert (one.headers, one.datetime, one.timestamp_type) == ([("h", b"1"), ("h", b"2")], moment, 0)
+    assert (one.headers, one.datetime, one.timestamp_type) == (
+        [("h", b"1"), ("h", b"2")],
+        moment,
+        0,
+    )
     assert (two.value, two.key, two.headers, two.timestamp) == (b"text", None, [], 1234)
 
 
@@ -78,7 +86,11 @@ def test_callbacks_see_every_record_once(appliance: EmbeddedAppliance, topic: st
     with Producer(appliance.address) as producer:
         for number in range(500):
             producer.send(
-                topic, b"%d" % number, on_delivery=lambda metadata, error: offsets.append(metadata.offset if metadata and not error else -1)
+                topic,
+                b"%d" % number,
+                on_delivery=lambda metadata, error: offsets.append(
+                    metadata.offset if metadata and not error else -1
+                ),
             )
     assert offsets == list(range(500))
 
@@ -86,17 +98,34 @@ def test_callbacks_see_every_record_once(appliance: EmbeddedAppliance, topic: st
 FRAMES: dict[str, Callable[[], Any]] = {
     "pandas": lambda: pd.DataFrame({"n": range(1000), "word": [f"w{i % 5}" for i in range(1000)]}),
     "polars": lambda: pl.DataFrame({"n": range(1000), "word": [f"w{i % 5}" for i in range(1000)]}),
-    "lazy polars": lambda: pl.LazyFrame({"n": range(1000), "word": [f"w{i % 5}" for i in range(1000)]}),
+    "lazy polars": lambda: pl.LazyFrame(
+        {"n": range(1000), "word": [f"w{i % 5}" for i in range(1000)]}
+    ),
     "duckdb": lambda: duckdb.sql("select range as n, 'w' || (range % 5) as word from range(1000)"),
-    "reader": lambda: pa.table({"n": range(1000), "word": [f"w{i % 5}" for i in range(1000)]}).to_reader(300),
-    "table": lambda: pa.table({"n": range(1000), "word": pa.array([f"w{i % 5}" for i in range(1000)]).dictionary_encode()}),
+    "reader": lambda: pa.table(
+        {"n": range(1000), "word": [f"w{i % 5}" for i in range(1000)]}
+    ).to_reader(300),
+    "table": lambda: pa.table(
+        {"n": range(1000), "word": pa.array([f"w{i % 5}" for i in range(1000)]).dictionary_encode()}
+    ),
 }
 
 
-@pytest.mark.parametrize(("kind", "compression"), [*((kind, "none") for kind in FRAMES), ("table", "lz4"), ("table", "zstd")])
-def test_frames_come_back_as_columns(appliance: EmbeddedAppliance, topic: str, kind: str, compression: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "compression"),
+    [*((kind, "none") for kind in FRAMES), ("table", "lz4"), ("table", "zstd")],
+)
+def test_frames_come_back_as_columns(
+    appliance: EmbeddedAppliance, topic: str, kind: str, compression: str
+) -> None:
     frame = FRAMES[kind]()
-    create(appliance, topic, 2, schema=FRAMES["table"]() if kind == "reader" else frame, compression_type=compression)
+    create(
+        appliance,
+        topic,
+        2,
+        schema=FRAMES["table"]() if kind == "reader" else frame,
+        compression_type=compression,
+    )
     with Producer(appliance.address, batch_size=4096) as producer:
         metadata = producer.send_arrow(topic, frame, key_column="word").result(60)
     assert sum(m.record_count for m in metadata) == 1000
@@ -104,14 +133,22 @@ def test_frames_come_back_as_columns(appliance: EmbeddedAppliance, topic: str, k
     with Consumer(topic, bootstrap=appliance.address, auto_offset_reset="earliest") as consumer:
         while len(rows) < 1000:
             for batch in consumer.poll_arrow(timeout_ms=60_000):
-                assert batch.offsets.to_pylist() == list(range(batch.base_offset, batch.base_offset + len(batch)))
+                assert batch.offsets.to_pylist() == list(
+                    range(batch.base_offset, batch.base_offset + len(batch))
+                )
                 part = batch.batch.to_pylist()
-                assert {partition_for_key(str(row["word"]).encode(), 2) for row in part} == {batch.partition}
+                assert {partition_for_key(str(row["word"]).encode(), 2) for row in part} == {
+                    batch.partition
+                }
                 rows += part
-    assert sorted(rows, key=lambda row: int(str(row["n"]))) == [{"n": i, "word": f"w{i % 5}"} for i in range(1000)]
+    assert sorted(rows, key=lambda row: int(str(row["n"]))) == [
+        {"n": i, "word": f"w{i % 5}"} for i in range(1000)
+    ]
 
 
-def test_a_batch_as_read_is_a_frame_of_whatever_library(appliance: EmbeddedAppliance, topic: str) -> None:
+def test_a_batch_as_read_is_a_frame_of_whatever_library(
+    appliance: EmbeddedAppliance, topic: str
+) -> None:
     create(appliance, topic, schema=pa.schema([("n", pa.int64()), ("word", pa.string())]))
     with Producer(appliance.address) as producer:
         producer.send_arrow(topic, pa.table({"n": [1, 2], "word": ["a", "b"]})).result(60)
@@ -123,23 +160,46 @@ def test_a_batch_as_read_is_a_frame_of_whatever_library(appliance: EmbeddedAppli
     assert pa.record_batch(batch).num_rows == 2
 
 
-def test_rows_of_a_typed_topic_go_in_and_out_as_dicts(appliance: EmbeddedAppliance, topic: str) -> None:
-    create(appliance, topic, schema=pa.schema([("a", pa.int32()), ("when", pa.timestamp("us", "UTC"))]))
+def test_rows_of_a_typed_topic_go_in_and_out_as_dicts(
+    appliance: EmbeddedAppliance, topic: str
+) -> None:
+    create(
+        appliance, topic, schema=pa.schema([("a", pa.int32()), ("when", pa.timestamp("us", "UTC"))])
+    )
     moment = dt.datetime(2020, 5, 5, tzinfo=dt.UTC)
     with Producer(appliance.address) as producer:
         producer.send(topic, {"a": 1, "when": moment}).result(60)
         producer.send(topic, {"a": None}).result(60)
-    assert [r.value for r in read_all(appliance, topic, 2)] == [{"a": 1, "when": moment}, {"a": None, "when": None}]
+    assert [r.value for r in read_all(appliance, topic, 2)] == [
+        {"a": 1, "when": moment},
+        {"a": None, "when": None},
+    ]
 
 
-def test_a_row_of_a_typed_topic_has_the_time_in_its_timestamp_column_by_which_it_is_found(appliance: EmbeddedAppliance, topic: str) -> None:
-    create(appliance, topic, schema=pa.schema([("timestamp", pa.timestamp("us", "UTC")), ("a", pa.int32())]))
+def test_a_row_of_a_typed_topic_has_the_time_in_its_timestamp_column_by_which_it_is_found(
+    appliance: EmbeddedAppliance, topic: str
+) -> None:
+    create(
+        appliance,
+        topic,
+        schema=pa.schema([("timestamp", pa.timestamp("us", "UTC")), ("a", pa.int32())]),
+    )
     stamps = [3_000, None, 1_000, 2_000]
     with Producer(appliance.address) as producer:
         producer.send_arrow(
-            topic, pa.table({"timestamp": pa.array([s and s * 1000 for s in stamps], pa.timestamp("us", "UTC")), "a": range(4)})
+            topic,
+            pa.table(
+                {
+                    "timestamp": pa.array(
+                        [s and s * 1000 for s in stamps], pa.timestamp("us", "UTC")
+                    ),
+                    "a": range(4),
+                }
+            ),
         ).result(60)
-    assert [r.timestamp for r in read_all(appliance, topic, 4)] == [3_000, 3_000, 1_000, 2_000], "without one, the largest of its batch"
+    assert [r.timestamp for r in read_all(appliance, topic, 4)] == [3_000, 3_000, 1_000, 2_000], (
+        "without one, the largest of its batch"
+    )
     with Consumer(topic, bootstrap=appliance.address) as consumer:
         key = consumer.assignment()[0]
         consumer.seek(key, 2)
@@ -149,11 +209,16 @@ def test_a_row_of_a_typed_topic_has_the_time_in_its_timestamp_column_by_which_it
 
 def test_a_row_that_does_not_fit_names_its_column(appliance: EmbeddedAppliance, topic: str) -> None:
     create(appliance, topic, schema=pa.schema([("a", pa.int32()), ("name", pa.string())]))
-    with Producer(appliance.address) as producer, pytest.raises(InvalidRecordError, match="column 'name' takes string"):
+    with (
+        Producer(appliance.address) as producer,
+        pytest.raises(InvalidRecordError, match="column 'name' takes string"),
+    ):
         producer.send(topic, {"a": 1, "name": 5}).result(60)
 
 
-def test_a_polars_schema_makes_a_topic_and_what_is_no_frame_is_refused(appliance: EmbeddedAppliance, topic: str) -> None:
+def test_a_polars_schema_makes_a_topic_and_what_is_no_frame_is_refused(
+    appliance: EmbeddedAppliance, topic: str
+) -> None:
     frame = pl.DataFrame({"a": [1], "name": ["x"]})
     create(appliance, topic, schema=frame.schema)
     with Producer(appliance.address) as producer:
@@ -166,16 +231,27 @@ def test_a_polars_schema_makes_a_topic_and_what_is_no_frame_is_refused(appliance
             create(appliance, f"{topic}-2", schema=no_schema)
 
 
-def test_frames_of_the_default_schema_need_only_a_value(appliance: EmbeddedAppliance, topic: str) -> None:
+def test_frames_of_the_default_schema_need_only_a_value(
+    appliance: EmbeddedAppliance, topic: str
+) -> None:
     create(appliance, topic)
     with Producer(appliance.address) as producer:
-        producer.send_arrow(topic, pa.table({"value": [b"a", b"b"], "key": [b"k", None]}), timestamp=7).result(60)
-    assert [(r.key, r.value, r.timestamp) for r in read_all(appliance, topic, 2)] == [(b"k", b"a", 7), (None, b"b", 7)]
+        producer.send_arrow(
+            topic, pa.table({"value": [b"a", b"b"], "key": [b"k", None]}), timestamp=7
+        ).result(60)
+    assert [(r.key, r.value, r.timestamp) for r in read_all(appliance, topic, 2)] == [
+        (b"k", b"a", 7),
+        (None, b"b", 7),
+    ]
 
 
-def test_a_pluggable_partitioner_and_an_explicit_partition(appliance: EmbeddedAppliance, topic: str) -> None:
+def test_a_pluggable_partitioner_and_an_explicit_partition(
+    appliance: EmbeddedAppliance, topic: str
+) -> None:
     create(appliance, topic, 4)
-    with Producer(appliance.address, partitioner=lambda _topic, key, count: len(key or b"") % count) as producer:
+    with Producer(
+        appliance.address, partitioner=lambda _topic, key, count: len(key or b"") % count
+    ) as producer:
         assert producer.send(topic, b"x", b"abc").result(60).partition == 3
         assert producer.send(topic, b"x", b"abc", partition=1).result(60).partition == 1
         assert producer.partitions_for(topic) == [0, 1, 2, 3]
@@ -203,12 +279,25 @@ def test_many_threads_share_a_producer(appliance: EmbeddedAppliance, topic: str)
 
 
 @pytest.mark.parametrize("count", [1, 1000])
-def test_a_program_that_ends_without_close_still_delivers(appliance: EmbeddedAppliance, topic: str, count: int) -> None:
+def test_a_program_that_ends_without_close_still_delivers(
+    appliance: EmbeddedAppliance, topic: str, count: int
+) -> None:
     create(appliance, topic)
-    code = f"import tailrace; p = tailrace.Producer({appliance.address!r}); [p.send({topic!r}, b'%d' % i) for i in range({count})]"
-    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    code = (
+        f"import tailrace; p = tailrace.Producer({appliance.address!r}); [p.send({topic!r}, "
+        f"b'%d' % i) for i in range({count})]"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
     assert done.stderr == ""
-    assert [record.value for record in read_all(appliance, topic, count)] == [b"%d" % n for n in range(count)]
+    assert [record.value for record in read_all(appliance, topic, count)] == [
+        b"%d" % n for n in range(count)
+    ]
 
 
 def test_a_unix_socket_serves_and_is_removed(tmp_path: pathlib.Path) -> None:
@@ -236,7 +325,9 @@ def test_a_producer_in_a_forked_child_says_so(appliance: EmbeddedAppliance, topi
         producer.send(topic, b"parent again").result(60)
 
 
-def test_waiting_for_a_record_can_time_out_and_go_on(appliance: EmbeddedAppliance, topic: str) -> None:
+def test_waiting_for_a_record_can_time_out_and_go_on(
+    appliance: EmbeddedAppliance, topic: str
+) -> None:
     import signal
 
     from tests.kit.processes import children
@@ -256,14 +347,18 @@ def test_waiting_for_a_record_can_time_out_and_go_on(appliance: EmbeddedApplianc
         assert handle.result(60).offset == 1
 
 
-def test_a_request_that_times_out_is_sent_again_and_stored_once(appliance: EmbeddedAppliance, topic: str) -> None:
+def test_a_request_that_times_out_is_sent_again_and_stored_once(
+    appliance: EmbeddedAppliance, topic: str
+) -> None:
     import signal
 
     from tests.kit.processes import children, wait_until
 
     create(appliance, topic)
     flusher = children(appliance)["tr-flusher-0"]
-    with Producer(appliance.address, acks="all", request_timeout_ms=100, retry_backoff_ms=20) as producer:
+    with Producer(
+        appliance.address, acks="all", request_timeout_ms=100, retry_backoff_ms=20
+    ) as producer:
         os.kill(flusher, signal.SIGSTOP)
         try:
             handles = [producer.send(topic, b"%d" % n) for n in range(10)]
@@ -272,7 +367,9 @@ def test_a_request_that_times_out_is_sent_again_and_stored_once(appliance: Embed
         finally:
             os.kill(flusher, signal.SIGCONT)
         assert [handle.result(60).offset for handle in handles] == list(range(10))
-    assert [record.value for record in read_all(appliance, topic, 10)] == [b"%d" % n for n in range(10)]
+    assert [record.value for record in read_all(appliance, topic, 10)] == [
+        b"%d" % n for n in range(10)
+    ]
 
 
 def test_many_topics_and_partitions(appliance: EmbeddedAppliance, topic: str) -> None:
@@ -280,18 +377,28 @@ def test_many_topics_and_partitions(appliance: EmbeddedAppliance, topic: str) ->
         names = [f"{topic}-{n}" for n in range(20)]
         admin.create_topics([NewTopic(name, 4) for name in names])
         with Producer(appliance.address) as producer:
-            handles = [producer.send(name, b"%d" % n, partition=p) for n, name in enumerate(names) for p in range(4)]
+            handles = [
+                producer.send(name, b"%d" % n, partition=p)
+                for n, name in enumerate(names)
+                for p in range(4)
+            ]
             for handle in handles:
                 handle.result(60)
         assert set(names) <= set(admin.list_topics())
         described = admin.describe_topics(names)
-        assert all(p["end_offset"] == 1 and p["state"] == "ONLINE" for t in described.values() for p in t["partitions"])
+        assert all(
+            p["end_offset"] == 1 and p["state"] == "ONLINE"
+            for t in described.values()
+            for p in t["partitions"]
+        )
         admin.delete_topics(names)
         assert not set(names) & set(admin.list_topics())
     assert not [entry for entry in os.listdir(appliance.data_dir) if entry.startswith(topic)]
 
 
-def test_partitions_and_settings_can_be_changed_while_records_flow(appliance: EmbeddedAppliance, topic: str) -> None:
+def test_partitions_and_settings_can_be_changed_while_records_flow(
+    appliance: EmbeddedAppliance, topic: str
+) -> None:
     create(appliance, topic)
     with Admin(appliance.address) as admin, Producer(appliance.address) as producer:
         producer.send(topic, b"before").result(60)
@@ -304,15 +411,23 @@ def test_partitions_and_settings_can_be_changed_while_records_flow(appliance: Em
     assert {r.value for r in read_all(appliance, topic, 3)} == {b"before", b"same", b"new"}
 
 
-def test_first_records_come_without_pandas_being_loaded(appliance: EmbeddedAppliance, topic: str) -> None:
+def test_first_records_come_without_pandas_being_loaded(
+    appliance: EmbeddedAppliance, topic: str
+) -> None:
     with Admin(appliance.address) as admin, Producer(appliance.address) as producer:
         admin.create_topics([NewTopic(topic)])
         producer.send(topic, b"v", b"k", headers=[("h", b"x")])
     code = (
         "import importlib.util, sys, tailrace\nassert importlib.util.find_spec('pandas')\n"
-        f"with tailrace.Consumer({topic!r}, bootstrap={appliance.address!r}, group_id={topic!r}, auto_offset_reset='earliest') as consumer:\n"
+        f"with tailrace.Consumer({topic!r}, bootstrap={appliance.address!r}, group_id={topic!r}, "
+        "auto_offset_reset='earliest') as consumer:\n"
         "    while not consumer.poll(1000): pass\n"
         "print('pandas' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, timeout=120, check=False)
-    assert (done.stdout, done.stderr) == (b"False\n", b"")  # members that load it hold partitions meanwhile which they do not read
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code], capture_output=True, timeout=120, check=False
+    )
+    assert (done.stdout, done.stderr) == (
+        b"False\n",
+        b"",
+    )  # members that load it hold partitions meanwhile which they do not read

@@ -8,14 +8,14 @@ import threading
 import pytest
 
 from tailrace import Producer
-from tailrace.errors import ClientClosedError, RequestTimeoutError, TailraceError
-from tailrace.private_appliance import start_embedded
+from tailrace.core.errors import ClientClosedError, RequestTimeoutError, TailraceError
+from tailrace.embedded_appliance import start_embedded
 from tests.kit.programs import read_values, run_program
 
 UNCLOSED = """
 import sys
 from tailrace import Producer
-from tailrace.private_appliance import start_embedded
+from tailrace.embedded_appliance import start_embedded
 appliance = start_embedded(data_dir=sys.argv[1])
 producer = Producer(appliance.address, linger_ms=60_000)
 for number in range(100):
@@ -23,7 +23,9 @@ for number in range(100):
 """
 
 
-def test_what_an_unclosed_producer_holds_reaches_an_appliance_that_ends_with_the_program(tmp_path: pathlib.Path) -> None:
+def test_what_an_unclosed_producer_holds_reaches_an_appliance_that_ends_with_the_program(
+    tmp_path: pathlib.Path,
+) -> None:
     done = run_program(UNCLOSED, str(tmp_path))
     assert done.returncode == 0, done.stderr
     running = start_embedded(data_dir=str(tmp_path))
@@ -59,15 +61,17 @@ def test_flush_and_close_end_in_time_when_the_appliance_is_gone(topic: str) -> N
     assert isinstance(handle.exception(0), ClientClosedError)
     assert [type(error) for error in errors] == [ClientClosedError]
     blocked.join(20)
-    assert [type(error) for error in refused] == [ClientClosedError], "a send that waited for metadata ends with the producer"
+    assert [type(error) for error in refused] == [ClientClosedError], (
+        "a send that waited for metadata ends with the producer"
+    )
 
 
 UNCLOSED_WITHOUT_APPLIANCE = """
 import sys
-import tailrace.producer
-tailrace.producer.EXIT_TIMEOUT_S = 0.5
+import tailrace.producer.producer
+tailrace.producer.producer.EXIT_TIMEOUT_S = 0.5
 from tailrace import Producer
-from tailrace.private_appliance import start_embedded
+from tailrace.embedded_appliance import start_embedded
 appliance = start_embedded()
 producers = [Producer(appliance.address, linger_ms=60_000) for _ in range(4)]
 for producer in producers:

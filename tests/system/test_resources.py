@@ -1,6 +1,8 @@
-"""When the host runs short: of open files, memory, shared memory, or of patience with connections. (Full disks: test_durability.)
+"""When the host runs short: of open files, memory, shared memory, or of patience with connections.
+(Full disks: test_durability.)
 
-For each: who is refused, and with what; a client that is connected goes on; and when the pressure ends everything is as before, without a restart.
+For each: who is refused, and with what; a client that is connected goes on; and when the pressure
+ends everything is as before, without a restart.
 """
 
 from __future__ import annotations
@@ -21,11 +23,12 @@ from typing import Any
 import pytest
 
 from tailrace import Admin, Consumer, NewTopic, Producer, TopicPartition
-from tailrace.errors import NotReachableError, RequestTimeoutError, TailraceError
-from tailrace.private_appliance import EmbeddedAppliance, start_embedded
+from tailrace.core.errors import NotReachableError, RequestTimeoutError, TailraceError
+from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
 from tests.fuzz import conversations
 from tests.fuzz.peer import GREETING, READY, Peer, message, tcp_address
 from tests.fuzz.watch import private_bytes
+from tests.fuzz.world import World
 from tests.kit.processes import children, kill_and_wait_for_successor, wait_until
 
 SMALL: dict[str, Any] = {
@@ -46,17 +49,25 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
 
 def start_under(directory: pathlib.Path, before: str, **settings: Any) -> EmbeddedAppliance:
-    """An appliance that a shell starts after these commands: limits, cgroups and mounts of its own."""
+    """An appliance that a shell starts after these commands: limits, cgroups and mounts of
+    its own.
+    """
     shell = directory / "start.sh"
     shell.write_text(f'#!/bin/sh\nset -e\n{before}\nexec {sys.executable} "$@"\n')
     shell.chmod(0o755)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "executable", str(shell))
-        return start_embedded(data_dir=str(directory / "data"), settings={**SMALL, **settings}, auto_create_topics=False)
+        return start_embedded(
+            data_dir=str(directory / "data"),
+            settings={**SMALL, **settings},
+            auto_create_topics=False,
+        )
 
 
 class Steady:
-    """A client that is connected before the pressure begins, and what every process's id was then."""
+    """A client that is connected before the pressure begins, and what every process's id was
+    then.
+    """
 
     def __init__(self, appliance: EmbeddedAppliance) -> None:
         self.appliance = appliance
@@ -71,8 +82,13 @@ class Steady:
 
     def goes_on(self, count: int = 50) -> None:
         """Send records, and read each of them once, in order."""
-        handles = [self._producer.send("steady", b"%d" % number) for number in range(self._count, self._count + count)]
-        assert [handle.result(60).offset for handle in handles] == list(range(self._count, self._count + count))
+        handles = [
+            self._producer.send("steady", b"%d" % number)
+            for number in range(self._count, self._count + count)
+        ]
+        assert [handle.result(60).offset for handle in handles] == list(
+            range(self._count, self._count + count)
+        )
         found: list[bytes | None] = []
         while len(found) < count:
             records = self._consumer.poll(60_000)
@@ -94,7 +110,10 @@ def steady(running: EmbeddedAppliance, *, lost: tuple[str, ...] = ()) -> Iterato
         client = Steady(running)
         yield client
         with Admin(running.address) as admin:
-            wait_until(lambda: not admin.describe_cluster()["offline"], "every partition takes writes again")
+            wait_until(
+                lambda: not admin.describe_cluster()["offline"],
+                "every partition takes writes again",
+            )
         now = children(running)
         assert {name: now.get(name) for name in client.pids if name not in lost} == {
             n: pid for n, pid in client.pids.items() if n not in lost
@@ -106,7 +125,9 @@ def steady(running: EmbeddedAppliance, *, lost: tuple[str, ...] = ()) -> Iterato
 
 
 def connect(address: str, said: bytes) -> socket.socket | None:
-    """A connection on which this was said and something was heard; None when the appliance takes no more."""
+    """A connection on which this was said and something was heard; None when the appliance takes no
+    more.
+    """
     try:
         made = socket.create_connection(tcp_address(address), 5)
     except OSError:
@@ -151,7 +172,9 @@ def is_served(address: str) -> bool:
 
 
 def started_or_refused(directory: pathlib.Path, limit: int) -> EmbeddedAppliance | None:
-    """An appliance with so many open files; None when it has refused to start with a sentence about them."""
+    """An appliance with so many open files; None when it has refused to start with a sentence about
+    them.
+    """
     try:
         return start_under(directory, f"ulimit -n {limit}")
     except NotReachableError as error:
@@ -180,26 +203,52 @@ def test_few_open_files_refuse_new_connections_before_files_and_take_no_partitio
             reader.assign([TopicPartition("cold", 0)])  # the front has not opened its files yet
             assert reader.poll(60_000), "descriptors are kept for files"
             fill(admin, running, "made-meanwhile", 1, admin_only=True)
-        wait_until(lambda: is_served(running.address), "a client is taken when the others have gone")
-        names = ["wide-0", "wide-1", "wide-2"]  # more partitions than files: two are needed for each
+        wait_until(
+            lambda: is_served(running.address), "a client is taken when the others have gone"
+        )
+        names = [
+            "wide-0",
+            "wide-1",
+            "wide-2",
+        ]  # more partitions than files: two are needed for each
         for name in names:
             with contextlib.suppress(TailraceError):
                 admin.create_topics([NewTopic(name, limit // 5)])
         client.goes_on()
         for name in names[:2]:
-            wait_until(lambda name=name: name not in admin.list_topics() or is_deleted(admin, name), f"{name} is deleted")  # type: ignore[misc]
+            wait_until(
+                lambda name=name: name not in admin.list_topics() or is_deleted(admin, name),  # type: ignore[misc]
+                f"{name} is deleted",
+            )
         fill(admin, running, "wide-2", limit // 5)
         client.goes_on()
 
 
-def fill(admin: Admin, running: EmbeddedAppliance, topic: str, partitions: int, *, admin_only: bool = False) -> None:
-    """Have a topic, and a record in each of its partitions: what was refused for want of something is taken in the end."""
-    wait_until(lambda: topic in admin.list_topics() or retried(admin, NewTopic(topic, partitions)), f"{topic} can be made")
+def fill(
+    admin: Admin,
+    running: EmbeddedAppliance,
+    topic: str,
+    partitions: int,
+    *,
+    admin_only: bool = False,
+) -> None:
+    """Have a topic, and a record in each of its partitions: what was refused for want of something
+    is taken in the end.
+    """
+    wait_until(
+        lambda: topic in admin.list_topics() or retried(admin, NewTopic(topic, partitions)),
+        f"{topic} can be made",
+    )
     if admin_only:
         return
     with Producer(running.address, acks="all") as producer:
         for partition in range(partitions):
-            wait_until(lambda partition=partition: producer.send(topic, b"x", partition=partition).exception(30) is None, "it is written")  # type: ignore[misc]
+            wait_until(
+                lambda partition=partition: (  # type: ignore[misc]
+                    producer.send(topic, b"x", partition=partition).exception(30) is None
+                ),
+                "it is written",
+            )
 
 
 def is_deleted(admin: Admin, topic: str) -> bool:
@@ -223,11 +272,16 @@ def retried(admin: Admin, topic: NewTopic) -> bool:
 def memory_group() -> Iterator[pathlib.Path]:
     """A cgroup of the test's own below the one that it runs in, with a limit of memory."""
     mounts = [line.split() for line in pathlib.Path("/proc/mounts").read_text().splitlines()]
-    mine = dict(line.split(":", 2)[1:] for line in pathlib.Path("/proc/self/cgroup").read_text().splitlines())
+    mine = dict(
+        line.split(":", 2)[1:]
+        for line in pathlib.Path("/proc/self/cgroup").read_text().splitlines()
+    )
     first = next((m[1] for m in mounts if m[2] == "cgroup" and "memory" in m[3].split(",")), None)
     second = next((m[1] for m in mounts if m[2] == "cgroup2"), None)
     base, limit = (
-        (f"{first}{mine.get('memory', '/')}", "memory.limit_in_bytes") if first else (f"{second}{mine.get('', '/')}", "memory.max")
+        (f"{first}{mine.get('memory', '/')}", "memory.limit_in_bytes")
+        if first
+        else (f"{second}{mine.get('', '/')}", "memory.max")
     )
     group = pathlib.Path(base) / f"tailrace-test-{os.urandom(4).hex()}"
     try:
@@ -240,7 +294,9 @@ def memory_group() -> Iterator[pathlib.Path]:
         (group / limit).write_text(str(MEMORY_LIMIT_BYTES))
         yield group
     finally:
-        wait_until(lambda: not (group / "cgroup.procs").read_text(), "what ran in the cgroup has ended")
+        wait_until(
+            lambda: not (group / "cgroup.procs").read_text(), "what ran in the cgroup has ended"
+        )
         group.rmdir()
 
 
@@ -268,16 +324,23 @@ def test_a_process_that_the_kernel_kills_for_memory_comes_back_and_nothing_is_lo
     with steady(running, lost=(victim,)) as client:
         pid = client.pids[victim]
         pathlib.Path(f"/proc/{pid}/oom_score_adj").write_text("1000")
-        # A neighbour in the same cgroup, whom the kernel spares, takes all that is left. While the victim is dying, and nobody else may be killed, the kernel
-        # may end the neighbour, too: that is no matter of the appliance.
-        done = subprocess.run([sys.executable, "-c", HOG, str(memory_group), str(pid)], check=False, timeout=60)
+        # A neighbour in the same cgroup, whom the kernel spares, takes all that is left. While the
+        # victim is dying, and nobody else may be killed, the kernel may end the neighbour, too:
+        # that is no matter of the appliance.
+        done = subprocess.run(
+            [sys.executable, "-c", HOG, str(memory_group), str(pid)], check=False, timeout=60
+        )
         assert done.returncode in (0, -signal.SIGKILL)
-        wait_until(lambda: children(running).get(victim, pid) != pid, f"{victim} is killed and restarted")
+        wait_until(
+            lambda: children(running).get(victim, pid) != pid, f"{victim} is killed and restarted"
+        )
         client.goes_on()
         with Admin(running.address) as admin:
-            assert {p["name"]: p["restarts"] > 0 for p in admin.describe_cluster()["processes"] if p["restarts"] > 0} == {
-                process_of(victim): True
-            }
+            assert {
+                p["name"]: p["restarts"] > 0
+                for p in admin.describe_cluster()["processes"]
+                if p["restarts"] > 0
+            } == {process_of(victim): True}
 
 
 def process_of(comm_name: str) -> str:
@@ -286,13 +349,22 @@ def process_of(comm_name: str) -> str:
 
 @pytest.mark.root
 @needs_root
-def test_full_shared_memory_refuses_what_needs_more_of_it_and_disturbs_nothing_else(tmp_path: pathlib.Path) -> None:
+def test_full_shared_memory_refuses_what_needs_more_of_it_and_disturbs_nothing_else(
+    tmp_path: pathlib.Path,
+) -> None:
     try:
-        subprocess.run(["unshare", "-m", "mount", "-t", "tmpfs", "tmpfs", "/dev/shm"], check=True, capture_output=True)
+        subprocess.run(
+            ["unshare", "-m", "mount", "-t", "tmpfs", "tmpfs", "/dev/shm"],
+            check=True,
+            capture_output=True,
+        )
     except (OSError, subprocess.CalledProcessError) as error:
         pytest.skip(f"no mount namespace can be made here: {error}")
     # In a namespace of its own, so that nothing else on this host runs short.
-    inside = '[ "$INSIDE" ] || { export INSIDE=1; exec unshare -m "$0" "$@"; }\nmount -t tmpfs -o size=256m tmpfs /dev/shm\nunset INSIDE'
+    inside = (
+        '[ "$INSIDE" ] || { export INSIDE=1; exec unshare -m "$0" "$@"; }\nmount -t tmpfs -o '
+        "size=256m tmpfs /dev/shm\nunset INSIDE"
+    )
     running = start_under(tmp_path, inside)
     filler = pathlib.Path(f"/proc/{running.pid}/root/dev/shm/filler")
     with steady(running, lost=("tr-worker-0",)) as client:
@@ -308,7 +380,10 @@ def test_full_shared_memory_refuses_what_needs_more_of_it_and_disturbs_nothing_e
             client.goes_on()
             filler.unlink()
             wait_until(
-                lambda: "own-worker" in admin.list_topics() or retried(admin, NewTopic("own-worker", 1, {"worker.dedicated": True})),
+                lambda: (
+                    "own-worker" in admin.list_topics()
+                    or retried(admin, NewTopic("own-worker", 1, {"worker.dedicated": True}))
+                ),
                 "there is room",
             )
         with Producer(running.address, acks="all") as producer:
@@ -325,13 +400,17 @@ def many_files() -> Iterator[int]:
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_ten_thousand_idle_connections_cost_no_client_its_service(tmp_path: pathlib.Path, many_files: int) -> None:
+def test_ten_thousand_idle_connections_cost_no_client_its_service(
+    tmp_path: pathlib.Path, many_files: int
+) -> None:
     running = start_under(tmp_path, "true")
     with steady(running) as client:
         front = client.pids["tr-front-0"]
         before = open_files(front)
         with idle_connections(running.address, many_files) as idle:
-            assert len(idle) > min(1_000, many_files // 2), "whoever is refused is refused after he was taken"
+            assert len(idle) > min(1_000, many_files // 2), (
+                "whoever is refused is refused after he was taken"
+            )
             client.goes_on()
             assert private_bytes(front) < FRONT_MAX_BYTES
         wait_until(lambda: open_files(front) <= before + 5, "the front has let go of all of them")
@@ -339,9 +418,12 @@ def test_ten_thousand_idle_connections_cost_no_client_its_service(tmp_path: path
         client.goes_on()
 
 
-def test_a_thousand_connections_a_second_that_come_and_go_cost_no_client_its_service(tmp_path: pathlib.Path) -> None:
+@pytest.mark.long
+def test_a_thousand_connections_a_second_that_come_and_go_cost_no_client_its_service(
+    tmp_path: pathlib.Path,
+) -> None:
     running = start_under(tmp_path, "true")
-    request = conversations.handshake(random.Random(0), conversations.World(0))
+    request = conversations.handshake(random.Random(0), World(0))
     shake = message([request.header(), *request.body])
     with steady(running) as client:
         front = client.pids["tr-front-0"]

@@ -1,4 +1,6 @@
-"""Sealed segment files are ordinary Arrow streams: pyarrow, polars, nanoarrow and duckdb open them as they are, compressed ones too."""
+"""Sealed segment files are ordinary Arrow streams: pyarrow, polars, nanoarrow and duckdb open them
+as they are, compressed ones too.
+"""
 
 from __future__ import annotations
 
@@ -11,21 +13,30 @@ import pyarrow as pa
 import pytest
 
 from tailrace import Admin, NewTopic, Producer
-from tailrace.private_appliance import start_embedded
+from tailrace.embedded_appliance import start_embedded
 from tests.kit.processes import wait_until
 
 ROWS = 4000
 
 
 @pytest.fixture(scope="module", params=["none", "lz4", "zstd"])
-def sealed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[pathlib.Path], list[pathlib.Path]]:
+def sealed(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[list[pathlib.Path], list[pathlib.Path]]:
     """Sealed segments of a default topic and of a typed one."""
     directory = tmp_path_factory.mktemp("data")
     running = start_embedded(data_dir=str(directory))
-    frame = pa.table({"n": pa.array(range(ROWS), pa.int64()), "word": [f"word-{i}-{'x' * 20}" for i in range(ROWS)]})
+    frame = pa.table(
+        {
+            "n": pa.array(range(ROWS), pa.int64()),
+            "word": [f"word-{i}-{'x' * 20}" for i in range(ROWS)],
+        }
+    )
     with Admin(running.address) as admin:
         configs = {"segment.bytes": 65536, "compression.type": request.param}
-        admin.create_topics([NewTopic("plain", configs=configs), NewTopic("typed", configs=configs, schema=frame)])
+        admin.create_topics(
+            [NewTopic("plain", configs=configs), NewTopic("typed", configs=configs, schema=frame)]
+        )
         with Producer(running.address, batch_size=8192) as producer:
             for number in range(ROWS):
                 producer.send("plain", b"value-%d" % number + bytes(30), b"k", [("h", b"v")])
@@ -39,7 +50,9 @@ def sealed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         return [p for p in paths if p.read_bytes().endswith(b"\xff\xff\xff\xff\x00\x00\x00\x00")]
 
     wait_until(
-        lambda: all(closed(t) == sorted((directory / f"{t}-0").glob("*.arrows")) for t in ("plain", "typed")),
+        lambda: all(
+            closed(t) == sorted((directory / f"{t}-0").glob("*.arrows")) for t in ("plain", "typed")
+        ),
         "all segments are sealed by age",
     )
     assert running.stop() == 0
@@ -55,7 +68,11 @@ def test_pyarrow(sealed: tuple[list[pathlib.Path], list[pathlib.Path]]) -> None:
     plain, typed = sealed
     seen = [n for path in plain for n in numbers(pa.ipc.open_stream(path.read_bytes()).read_all())]
     assert seen == list(range(len(seen)))
-    rows = [n for path in typed for n in pa.ipc.open_stream(path.read_bytes()).read_all().column("n").to_pylist()]
+    rows = [
+        n
+        for path in typed
+        for n in pa.ipc.open_stream(path.read_bytes()).read_all().column("n").to_pylist()
+    ]
     assert rows == list(range(len(rows)))
 
 
@@ -84,7 +101,9 @@ def test_duckdb_through_pyarrow(sealed: tuple[list[pathlib.Path], list[pathlib.P
     assert row == (table.num_rows, 0, table.num_rows - 1)
 
 
-def test_names_are_base_offsets_and_indexes_lie_beside(sealed: tuple[list[pathlib.Path], list[pathlib.Path]]) -> None:
+def test_names_are_base_offsets_and_indexes_lie_beside(
+    sealed: tuple[list[pathlib.Path], list[pathlib.Path]],
+) -> None:
     _, typed = sealed
     position = 0
     for path in typed:

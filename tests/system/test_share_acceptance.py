@@ -1,4 +1,6 @@
-"""What a share consumer accepts: nothing that was not handed out, nothing that was said to be left, and nothing in silence when its locks are gone."""
+"""What a share consumer accepts: nothing that was not handed out, nothing that was said to be left,
+and nothing in silence when its locks are gone.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +14,15 @@ from collections.abc import Iterator
 import pytest
 
 from tailrace import InvalidRecordError, InvalidRequestError, LockLostError, StorageError
-from tailrace.private_appliance import EmbeddedAppliance
-from tailrace.share.reading import Found, ShareReading
+from tailrace.embedded_appliance import EmbeddedAppliance
+from tailrace.share.fetch_loop import Found, ShareFetchLoop
 from tests.kit.processes import kill_and_wait_for_successor
 from tests.kit.queues import LONG_MS, make, poll_until, share, start_offset, take
 
 
-def test_a_loop_that_is_left_early_loses_nothing_of_what_it_did_not_take(appliance: EmbeddedAppliance, topic: str) -> None:
+def test_a_loop_that_is_left_early_loses_nothing_of_what_it_did_not_take(
+    appliance: EmbeddedAppliance, topic: str
+) -> None:
     make(appliance, topic, 20)
     seen: Counter[int] = Counter()
     with share(appliance, topic) as consumer:
@@ -41,18 +45,18 @@ def test_a_poll_that_raises_hands_out_later_what_it_has_read(
     appliance: EmbeddedAppliance, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make(appliance, topic, 5)
-    pieces = ShareReading.pieces
+    pieces = ShareFetchLoop.pieces
     failures: list[bool] = []
 
-    def failing(reading: ShareReading, limit: int) -> Iterator[Found]:
+    def failing(fetch_loop: ShareFetchLoop, limit: int) -> Iterator[Found]:
         """What has come of one partition, then the error of another one."""
-        for piece in pieces(reading, limit):
+        for piece in pieces(fetch_loop, limit):
             yield piece
             if not failures:
                 failures.append(True)
                 raise StorageError("the disk of another partition")
 
-    monkeypatch.setattr(ShareReading, "pieces", failing)
+    monkeypatch.setattr(ShareFetchLoop, "pieces", failing)
     with share(appliance, topic) as consumer:
         found: list[int] = []
         raised = 0
@@ -69,7 +73,9 @@ def test_a_poll_that_raises_hands_out_later_what_it_has_read(
     assert start_offset(appliance, f"g-{topic}") == 5
 
 
-def test_what_is_left_or_renewed_is_not_accepted_by_a_later_poll_of_which_nothing_is_said(appliance: EmbeddedAppliance, topic: str) -> None:
+def test_what_is_left_or_renewed_is_not_accepted_by_a_later_poll_of_which_nothing_is_said(
+    appliance: EmbeddedAppliance, topic: str
+) -> None:
     make(appliance, topic, 6)
     with share(appliance, topic) as consumer:
         accepted, left, renewed = take(consumer, 3)
@@ -85,13 +91,19 @@ def test_what_is_left_or_renewed_is_not_accepted_by_a_later_poll_of_which_nothin
     assert start_offset(appliance, f"g-{topic}") == 6
 
 
-def test_a_commit_says_so_when_the_membership_was_lost_before_it(appliance: EmbeddedAppliance, topic: str) -> None:
+def test_a_commit_says_so_when_the_membership_was_lost_before_it(
+    appliance: EmbeddedAppliance, topic: str
+) -> None:
     make(appliance, topic, 4)
-    with share(appliance, topic, session_timeout_ms=1_000, heartbeat_interval_ms=300) as consumer, share(appliance, topic) as other:
+    with (
+        share(appliance, topic, session_timeout_ms=1_000, heartbeat_interval_ms=300) as consumer,
+        share(appliance, topic) as other,
+    ):
         mine = take(consumer, 4)
         for record in mine[:3]:
             consumer.acknowledge(record)
-        consumer._work.thread.stop()  # its heartbeats end, as those of a program that stood still
+        # Its heartbeats end, as those of a program that stood still.
+        consumer._poll_loop.thread.stop()
         again = poll_until(other, lambda found: len(found) == 4)
         assert {record.delivery_count for record in again} == {2}
         with pytest.raises(LockLostError, match="offsets 0 to 2") as caught:
@@ -112,22 +124,29 @@ for record in records[:3]:
 print("has them", flush=True)
 sys.stdin.readline()
 import time
-while not consumer._work.membership.has_news:
+while not consumer._poll_loop.membership.has_events:
     time.sleep(0.01)
 try:
     consumer.commit()
     print("committed", flush=True)
 except tailrace.LockLostError as error:
     print(error.refused, flush=True)
-"""
+"""  # noqa: E501
 
 
-def test_a_program_that_stood_still_is_told_what_it_lost(appliance: EmbeddedAppliance, topic: str) -> None:
+def test_a_program_that_stood_still_is_told_what_it_lost(
+    appliance: EmbeddedAppliance, topic: str
+) -> None:
     make(appliance, topic, 4)
     with share(appliance, topic):
         pass  # the group begins at the beginning
     command = [sys.executable, "-P", "-c", PROGRAM, appliance.address, topic]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": os.getcwd()}) as program:
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.getcwd()},
+    ) as program:
         assert program.stdout is not None
         assert program.stdin is not None
         assert program.stdout.readline() == b"has them\n"
@@ -152,7 +171,9 @@ def test_a_killed_front_costs_no_lock(appliance: EmbeddedAppliance, topic: str) 
     assert start_offset(appliance, f"g-{topic}") == 4
 
 
-def test_a_failing_deserializer_does_not_accept_what_stands_behind_it(appliance: EmbeddedAppliance, topic: str) -> None:
+def test_a_failing_deserializer_does_not_accept_what_stands_behind_it(
+    appliance: EmbeddedAppliance, topic: str
+) -> None:
     make(appliance, topic, 4)
     failures = iter([ValueError("as the second"), ValueError("as the first")])
 
@@ -166,7 +187,11 @@ def test_a_failing_deserializer_does_not_accept_what_stands_behind_it(appliance:
         with pytest.raises(InvalidRecordError):
             consumer.poll(LONG_MS)
         found = poll_until(consumer, lambda found: len(found) == 3)
-        assert sorted((record.value, record.delivery_count) for record in found) == [(1, 2), (2, 1), (3, 1)]
+        assert sorted((record.value, record.delivery_count) for record in found) == [
+            (1, 2),
+            (2, 1),
+            (3, 1),
+        ]
 
 
 def test_a_topic_made_anew_is_a_queue_of_its_own(appliance: EmbeddedAppliance, topic: str) -> None:
@@ -174,7 +199,10 @@ def test_a_topic_made_anew_is_a_queue_of_its_own(appliance: EmbeddedAppliance, t
     from tailrace import Admin
 
     make(appliance, topic, 3)
-    with share(appliance, topic, share_acknowledgement_mode="explicit") as consumer, Admin(appliance.address) as admin:
+    with (
+        share(appliance, topic, share_acknowledgement_mode="explicit") as consumer,
+        Admin(appliance.address) as admin,
+    ):
         old = take(consumer, 3)
         consumer.acknowledge(old[0])
         admin.delete_topics(topic)

@@ -1,4 +1,6 @@
-"""A queue in an event loop: what the plain ShareConsumer promises, without a thread and without holding the loop."""
+"""A queue in an event loop: what the plain ShareConsumer promises, without a thread and without
+holding the loop.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,8 @@ from tailrace import (
     UnknownTopicError,
 )
 from tailrace.aio import AsyncShareConsumer
-from tailrace.private_appliance import EmbeddedAppliance
-from tailrace.share.records import ShareRecord
+from tailrace.embedded_appliance import EmbeddedAppliance
+from tailrace.share.record import ShareRecord
 from tests.kit.aio import run, ticking
 from tests.kit.processes import children, kill_and_wait_for_successor, wait_until
 from tests.kit.queues import LONG_MS, fill, make, read, share, start_offset
@@ -42,7 +44,9 @@ async def take(consumer: AsyncShareConsumer, count: int) -> list[ShareRecord]:
     return found
 
 
-def test_outcomes_and_dead_letters_without_a_thread(appliance: EmbeddedAppliance, topic: str) -> None:
+def test_outcomes_and_dead_letters_without_a_thread(
+    appliance: EmbeddedAppliance, topic: str
+) -> None:
     make(appliance, topic, 4)
 
     async def main() -> None:
@@ -52,9 +56,13 @@ def test_outcomes_and_dead_letters_without_a_thread(appliance: EmbeddedAppliance
             assert await consumer.acquisition_lock_timeout_ms() == 30_000
             assert await consumer.subscription() == {topic}
             for record, outcome in zip(records, AcknowledgeType, strict=True):
-                await consumer.acknowledge(record, outcome, reason="too old" if outcome == "reject" else None)
+                await consumer.acknowledge(
+                    record, outcome, reason="too old" if outcome == "reject" else None
+                )
             await consumer.commit()
-            with pytest.raises(InvalidRequestError, match=r"poll\(timeout_ms=\.\.\.\), in milliseconds"):
+            with pytest.raises(
+                InvalidRequestError, match=r"poll\(timeout_ms=\.\.\.\), in milliseconds"
+            ):
                 await consumer.poll(timeout=1.0)  # type: ignore[arg-type]
             (again,) = await take(consumer, 1)
             assert (again.offset, again.delivery_count) == (1, 2)
@@ -64,10 +72,15 @@ def test_outcomes_and_dead_letters_without_a_thread(appliance: EmbeddedAppliance
             with pytest.raises(InvalidRequestError, match="not this consumer's"):
                 await consumer.acknowledge(records[0])
             assert await consumer.metrics() == {
-                "records_consumed": 5, "acknowledgements_refused": 0, "locks_lost": 0, "dead_letters": 1,
+                "records_consumed": 5, "acknowledgements_refused": 0, "locks_lost": 0,
+                "dead_letters": 1, "dead_letters_failed": 0,
                 "fetches": (await consumer.metrics())["fetches"],
             }  # fmt: skip
-            assert {thread for thread in set(threading.enumerate()) - before if "asyncio" not in thread.name} == set()
+            assert {
+                thread
+                for thread in set(threading.enumerate()) - before
+                if "asyncio" not in thread.name
+            } == set()
 
     run(main())
     (letter,) = read(appliance, f"{topic}.dlq", 1)
@@ -76,7 +89,9 @@ def test_outcomes_and_dead_letters_without_a_thread(appliance: EmbeddedAppliance
     assert [letter.value for letter in read(appliance, f"{topic}.dlq", 1)] == [b"2"]
 
 
-def test_the_loop_goes_on_while_a_task_waits_and_another_commits(appliance: EmbeddedAppliance, topic: str) -> None:
+def test_the_loop_goes_on_while_a_task_waits_and_another_commits(
+    appliance: EmbeddedAppliance, topic: str
+) -> None:
     make(appliance, topic, 3)
 
     async def main() -> None:
@@ -106,7 +121,9 @@ def test_the_loop_goes_on_while_a_task_waits_and_another_commits(appliance: Embe
     run(main())
 
 
-def test_a_loop_left_early_and_awaits_that_are_cancelled_lose_nothing(appliance: EmbeddedAppliance, topic: str) -> None:
+def test_a_loop_left_early_and_awaits_that_are_cancelled_lose_nothing(
+    appliance: EmbeddedAppliance, topic: str
+) -> None:
     make(appliance, topic, 60, partitions=2)
     seen: Counter[tuple[int, int]] = Counter()
 
@@ -118,7 +135,9 @@ def test_a_loop_left_early_and_awaits_that_are_cancelled_lose_nothing(appliance:
                     await asyncio.sleep(0)
                 if not polls.done() and len(seen) % 2:
                     polls.cancel()
-                found: list[ShareRecord] | BaseException = (await asyncio.gather(polls, return_exceptions=True))[0]
+                found: list[ShareRecord] | BaseException = (
+                    await asyncio.gather(polls, return_exceptions=True)
+                )[0]
                 if isinstance(found, list):
                     assert {record.delivery_count for record in found} == {1}
                     seen.update((record.partition, record.offset) for record in found)
@@ -135,12 +154,16 @@ def test_a_loop_left_early_and_awaits_that_are_cancelled_lose_nothing(appliance:
     assert set(seen.values()) == {1}
 
 
-def test_poison_and_kills_of_the_process_of_groups_and_of_a_front(appliance: EmbeddedAppliance, topic: str) -> None:
+def test_poison_and_kills_of_the_process_of_groups_and_of_a_front(
+    appliance: EmbeddedAppliance, topic: str
+) -> None:
     make(appliance, topic, 40, group_share_delivery_count_limit=2)
     accepted: Counter[int] = Counter()
 
     async def work(consumer: AsyncShareConsumer) -> None:
-        while len(accepted) < 39 or not sum([(await one.metrics())["dead_letters"] for one in consumers]):
+        while len(accepted) < 39 or not sum(
+            [(await one.metrics())["dead_letters"] for one in consumers]
+        ):
             records = await consumer.poll(100, 5)
             for record in records:
                 await consumer.acknowledge(record, "release" if record.value == b"7" else "accept")
@@ -150,7 +173,7 @@ def test_poison_and_kills_of_the_process_of_groups_and_of_a_front(appliance: Emb
     async def committed(consumer: AsyncShareConsumer) -> None:
         try:
             await consumer.commit()
-        except RequestTimeoutError as error:  # the process was killed with the request: what was said of records is kept, and sent again
+        except RequestTimeoutError as error:  # the process was killed with the request: what was said of records is kept, and sent again  # noqa: E501
             if "acknowledge them again" not in str(error):
                 raise
             await committed(consumer)
@@ -162,7 +185,9 @@ def test_poison_and_kills_of_the_process_of_groups_and_of_a_front(appliance: Emb
             consumers.extend((one, two))
             working = asyncio.gather(work(one), work(two))
             await asyncio.to_thread(
-                wait_until, lambda: "tr-groups-0" in children(appliance), "the process of groups is started by the first request"
+                wait_until,
+                lambda: "tr-groups-0" in children(appliance),
+                "the process of groups is started by the first request",
             )
             for name in ("tr-groups-0", "tr-front-0"):
                 await asyncio.to_thread(kill_and_wait_for_successor, appliance, name)
@@ -174,7 +199,9 @@ def test_poison_and_kills_of_the_process_of_groups_and_of_a_front(appliance: Emb
     assert start_offset(appliance, f"g-{topic}") == 40
 
 
-def test_locks_that_pass_ends_and_a_topic_made_anew(appliance: EmbeddedAppliance, topic: str) -> None:
+def test_locks_that_pass_ends_and_a_topic_made_anew(
+    appliance: EmbeddedAppliance, topic: str
+) -> None:
     make(appliance, topic, 3, group_share_record_lock_duration_ms=300)
 
     async def main() -> None:
@@ -193,7 +220,9 @@ def test_locks_that_pass_ends_and_a_topic_made_anew(appliance: EmbeddedAppliance
             with Admin(appliance.address) as admin:
                 admin.delete_topics(topic)
             make(appliance, topic, 2)
-            assert [(record.offset, record.delivery_count) for record in await take(consumer, 2)] == [(0, 1), (1, 1)]
+            assert [
+                (record.offset, record.delivery_count) for record in await take(consumer, 2)
+            ] == [(0, 1), (1, 1)]
             await consumer.unsubscribe()
             with pytest.raises(InvalidRequestError, match="subscribe"):
                 await consumer.poll()
@@ -201,7 +230,9 @@ def test_locks_that_pass_ends_and_a_topic_made_anew(appliance: EmbeddedAppliance
             assert [record.offset for record in await take(consumer, 1)] == [0]
             waits = asyncio.create_task(consumer.poll(LONG_MS))
             await asyncio.sleep(0)
-        outcome: list[ShareRecord] | BaseException = (await asyncio.gather(waits, return_exceptions=True))[0]
+        outcome: list[ShareRecord] | BaseException = (
+            await asyncio.gather(waits, return_exceptions=True)
+        )[0]
         assert isinstance(outcome, (ClientClosedError, list))
         with pytest.raises(ClientClosedError):
             await consumer.poll()
@@ -216,7 +247,9 @@ def test_locks_that_pass_ends_and_a_topic_made_anew(appliance: EmbeddedAppliance
     run(main())
 
 
-def test_it_works_in_one_loop_and_says_when_it_is_forgotten(appliance: EmbeddedAppliance, topic: str) -> None:
+def test_it_works_in_one_loop_and_says_when_it_is_forgotten(
+    appliance: EmbeddedAppliance, topic: str
+) -> None:
     make(appliance, topic, 1)
     consumer = consumer_of(appliance, topic)
 

@@ -1,4 +1,6 @@
-"""What a share group gives up, against a real appliance: poison, damage, deserializers that fail, dead-letter topics that cannot be written."""
+"""What a share group gives up, against a real appliance: poison, damage, deserializers that fail,
+dead-letter topics that cannot be written.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +15,27 @@ from tailrace import (
     Consumer,
     InvalidRecordError,
     Producer,
-    RecordTooLargeError,
+    ShareConsumer,
     TailraceError,
     TopicPartition,
 )
-from tailrace.private_appliance import EmbeddedAppliance, start_embedded
-from tests.kit.queues import LONG_MS, fill, make, read, share, start_offset, take
-from tests.system import test_skip_damaged
+from tailrace.core.topic_names import dead_letter_name
+from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
+from tests.kit import damaged_topics
+from tests.kit.queues import LONG_MS, fill, fits, make, read, share, start_offset, take
 
 
-def test_poison_ends_in_the_dead_letter_topic_and_the_rest_goes_on(appliance: EmbeddedAppliance, topic: str) -> None:
-    make(appliance, topic, 10, partitions=2, group_share_delivery_count_limit=3, dead_letter_topic=f"{topic}-dead")
+def test_poison_ends_in_the_dead_letter_topic_and_the_rest_goes_on(
+    appliance: EmbeddedAppliance, topic: str
+) -> None:
+    make(
+        appliance,
+        topic,
+        10,
+        partitions=2,
+        group_share_delivery_count_limit=3,
+        dead_letter_topic=f"{topic}-dead",
+    )
     deliveries: Counter[bytes] = Counter()
     with share(appliance, topic) as consumer:
         while consumer.metrics()["dead_letters"] < 1:
@@ -52,17 +64,33 @@ def test_poison_ends_in_the_dead_letter_topic_and_the_rest_goes_on(appliance: Em
 def test_a_dead_letter_says_why_it_was_rejected(appliance: EmbeddedAppliance, topic: str) -> None:
     make(appliance, topic, 3)
     with share(appliance, topic) as consumer:
-        for record, reason in zip(take(consumer, 3), ("no customer 4711", "file \udc80", None), strict=True):
+        for record, reason in zip(
+            take(consumer, 3), ("no customer 4711", "file \udc80", None), strict=True
+        ):
             consumer.acknowledge(record, "reject", reason=reason)
         consumer.commit()
-    reasons = {letter.value: dict(letter.headers)["dlq.reason"] for letter in read(appliance, f"{topic}.dlq", 3)}
-    assert reasons == {b"0": b"no customer 4711", b"1": rb"file \udc80", b"2": b"rejected by the consumer"}
+    reasons = {
+        letter.value: dict(letter.headers)["dlq.reason"]
+        for letter in read(appliance, f"{topic}.dlq", 3)
+    }
+    assert reasons == {
+        b"0": b"no customer 4711",
+        b"1": rb"file \udc80",
+        b"2": b"rejected by the consumer",
+    }
 
 
 def test_a_dead_letter_that_cannot_be_written_is_not_given_up(
     appliance: EmbeddedAppliance, topic: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    make(appliance, topic, 1, group_share_record_lock_duration_ms=300, group_share_delivery_count_limit=1, dead_letter_topic=topic)
+    make(
+        appliance,
+        topic,
+        1,
+        group_share_record_lock_duration_ms=300,
+        group_share_delivery_count_limit=1,
+        dead_letter_topic=topic,
+    )
     with share(appliance, topic) as consumer:
         (record,) = take(consumer, 1)
         consumer.acknowledge(record, "reject")
@@ -81,7 +109,9 @@ def test_a_dead_letter_that_cannot_be_written_is_not_given_up(
     assert read(appliance, f"{topic}.dlq", 1)[0].value == b"0"
 
 
-def test_a_record_whose_deserializer_fails_is_released_and_dead_lettered_as_it_is_stored(appliance: EmbeddedAppliance, topic: str) -> None:
+def test_a_record_whose_deserializer_fails_is_released_and_dead_lettered_as_it_is_stored(
+    appliance: EmbeddedAppliance, topic: str
+) -> None:
     make(appliance, topic, 6, group_share_delivery_count_limit=2)
 
     def strict(value: bytes) -> int:
@@ -107,23 +137,37 @@ def test_a_record_whose_deserializer_fails_is_released_and_dead_lettered_as_it_i
     assert read(appliance, f"{topic}.dlq", 1)[0].value == b"3"
 
 
-def test_damaged_records_are_told_in_the_dead_letter_topic_and_the_rest_goes_on(tmp_path: pathlib.Path, topic: str) -> None:
-    test_skip_damaged.fill(tmp_path, topic)
-    test_skip_damaged.damage(tmp_path, topic, [3, 7], "body")
-    damaged = {number * test_skip_damaged.PER_BATCH + row for number in (3, 7) for row in range(test_skip_damaged.PER_BATCH)}
+def test_damaged_records_are_told_in_the_dead_letter_topic_and_the_rest_goes_on(
+    tmp_path: pathlib.Path, topic: str
+) -> None:
+    damaged_topics.fill(tmp_path, topic)
+    damaged_topics.damage(tmp_path, topic, [3, 7], "body")
+    damaged = {
+        number * damaged_topics.PER_BATCH + row
+        for number in (3, 7)
+        for row in range(damaged_topics.PER_BATCH)
+    }
     running = start_embedded(data_dir=str(tmp_path), auto_create_topics=False)
     try:
         with share(running, topic) as consumer:
             found: list[int] = []
-            while len(found) < test_skip_damaged.TOTAL - len(damaged) or consumer.metrics()["dead_letters"] < 2:
+            while (
+                len(found) < damaged_topics.TOTAL - len(damaged)
+                or consumer.metrics()["dead_letters"] < 2
+            ):
                 found += [record.offset for record in consumer.poll(1_000, 7)]
             consumer.commit()
-        assert sorted(found) == [offset for offset in range(test_skip_damaged.TOTAL) if offset not in damaged]
-        assert start_offset(running, f"g-{topic}") == test_skip_damaged.TOTAL
+        assert sorted(found) == [
+            offset for offset in range(damaged_topics.TOTAL) if offset not in damaged
+        ]
+        assert start_offset(running, f"g-{topic}") == damaged_topics.TOTAL
         told: set[int] = set()
         for letter in read(running, f"{topic}.dlq", 2):
             assert (letter.key, letter.value) == (None, None)
-            match = re.search(r"offsets (\d+) to (\d+) cannot be read", dict(letter.headers)["dlq.reason"].decode())
+            match = re.search(
+                r"offsets (\d+) to (\d+) cannot be read",
+                dict(letter.headers)["dlq.reason"].decode(),
+            )
             assert match is not None
             told.update(range(int(match[1]), int(match[2]) + 1))
         assert told == damaged
@@ -131,18 +175,21 @@ def test_damaged_records_are_told_in_the_dead_letter_topic_and_the_rest_goes_on(
         assert running.stop() == 0
 
 
-def test_dead_letters_that_do_not_fit_and_a_dead_letter_topic_that_is_deleted(appliance: EmbeddedAppliance, topic: str) -> None:
+def test_a_record_as_large_as_its_topic_allows_is_dead_lettered_whole_and_the_topic_made_again(
+    appliance: EmbeddedAppliance, topic: str
+) -> None:
     make(appliance, topic, max_message_bytes=4_096)
     with Producer(appliance.address) as producer:
         size = next(size for size in range(4_000, 0, -10) if fits(producer, topic, size))
     with share(appliance, topic) as consumer, Admin(appliance.address) as admin:
         (record,) = take(consumer, 1)
         assert len(record.value) == size
-        consumer.acknowledge(record, "reject")
+        consumer.acknowledge(record, "reject", reason="\U0001f4a5" * 1_000)
         consumer.commit()
         (letter,) = read(appliance, f"{topic}.dlq", 1)
         headers = dict(letter.headers)
-        assert (letter.key, letter.value, headers["dlq.is_cut"], headers["dlq.offset"]) == (None, None, b"true", b"0")
+        assert (letter.key, letter.value, headers["dlq.offset"]) == (record.key, record.value, b"0")
+        assert "dlq.is_cut" not in headers
         admin.delete_topics(f"{topic}.dlq")
         fill(appliance, topic, 1)
         for _ in range(600):
@@ -157,9 +204,81 @@ def test_dead_letters_that_do_not_fit_and_a_dead_letter_topic_that_is_deleted(ap
         assert [letter.value for letter in read(appliance, f"{topic}.dlq", 1)] == [b"0"]
 
 
-def fits(producer: Producer, topic: str, size: int) -> bool:
-    try:
-        producer.send(topic, b"x" * size, partition=0).result(60)
-    except RecordTooLargeError:
-        return False
-    return True
+@pytest.mark.parametrize("part", ["headers", "key"])
+def test_poison_of_a_megabyte_ends_in_the_dead_letter_topic(
+    appliance: EmbeddedAppliance, topic: str, part: str
+) -> None:
+    """It fitted no dead-letter topic with the headers that are added, and came again and again."""
+    make(appliance, topic, group_share_delivery_count_limit=1)
+    with Producer(appliance.address) as producer, Admin(appliance.address) as admin:
+        largest = int(admin.topic_info(topic)[topic].settings["max.message.bytes"]) - 8_192
+        poison = (
+            {"key": b"x" * largest}
+            if part == "key"
+            else {"headers": [("dlq.reason", b"mine"), ("h", b"x" * largest)]}
+        )
+        producer.send(topic, b"v", **poison).result(60)
+    with share(appliance, topic) as consumer:
+        (record,) = take(consumer, 1)
+        consumer.acknowledge(record, "reject")
+        consumer.commit()
+    (letter,) = read(appliance, f"{topic}.dlq", 1)
+    assert (letter.key, letter.value) == (record.key, b"v")
+    assert letter.headers[: len(record.headers)] == record.headers, (
+        "the sender's own are kept, whatever they are called"
+    )
+    assert dict(letter.headers)["dlq.reason"] == b"rejected by the consumer"
+
+
+@pytest.mark.parametrize("part", ["value", "key", "headers"])
+def test_what_a_dead_letter_topic_of_the_operators_own_cannot_hold_is_cut(
+    appliance: EmbeddedAppliance, topic: str, part: str
+) -> None:
+    make(appliance, topic, dead_letter_topic=f"{topic}-dead")
+    make(appliance, f"{topic}-dead", max_message_bytes=4_096)
+    parts = {
+        "value": b"v",
+        "key": b"k",
+        "headers": [("h", b"x")],
+        part: b"x" * 100_000 if part != "headers" else [("h", b"x" * 100_000)],
+    }
+    with Producer(appliance.address) as producer:
+        producer.send(topic, **parts).result(60)  # type: ignore[arg-type]
+    with share(appliance, topic) as consumer:
+        (record,) = take(consumer, 1)
+        consumer.acknowledge(record, "reject")
+        consumer.commit()
+    (letter,) = read(appliance, f"{topic}-dead", 1)
+    headers = dict(letter.headers)
+    assert (headers["dlq.is_cut"], headers["dlq.offset"], letter.value) == (b"true", b"0", None)
+    assert (letter.key == b"k") is (part == "value")
+    assert ("h" in headers) is (part != "headers")
+
+
+def test_a_topic_whose_name_has_no_room_for_an_ending_has_a_dead_letter_topic(
+    appliance: EmbeddedAppliance, topic: str
+) -> None:
+    long = topic + "x" * (249 - len(topic))
+    make(appliance, long, 1)
+    with ShareConsumer(
+        long, bootstrap=appliance.address, group_id=f"g-{topic}", auto_offset_reset="earliest"
+    ) as consumer:
+        (record,) = take(consumer, 1)
+        consumer.acknowledge(record, "reject")
+        consumer.commit()
+    assert read(appliance, dead_letter_name(long), 1)[0].value == b"0"
+
+
+def test_a_dead_letter_that_is_refused_is_counted_and_said_once(
+    appliance: EmbeddedAppliance, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    make(appliance, topic, 3, dead_letter_topic=topic)
+    with share(appliance, topic) as consumer:
+        for record in take(consumer, 3):
+            consumer.acknowledge(record, "reject")
+        for _ in range(3):
+            with pytest.raises(TailraceError, match="its own dead-letter topic"):
+                consumer.commit()
+        assert consumer.metrics()["dead_letters_failed"] == 9
+    assert caplog.text.count("share_dead_letter_not_written") == 1
+    assert "set dead.letter.topic to another one" in caplog.text

@@ -1,4 +1,6 @@
-"""Share groups against a real appliance: many consumers on one partition, kills, locks that pass, dead letters."""
+"""Share groups against a real appliance: many consumers on one partition, kills, locks that pass,
+dead letters.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +26,25 @@ from tailrace import (
     TopicPartition,
     UnknownTopicError,
 )
-from tailrace.private_appliance import EmbeddedAppliance
-from tailrace.share.records import ShareRecord
+from tailrace.embedded_appliance import EmbeddedAppliance
+from tailrace.share.record import ShareRecord
 from tests.kit.processes import children, kill_and_wait_for_successor
-from tests.kit.queues import LONG_MS, describe, fill, make, poll_until, read, share, start_offset, take
+from tests.kit.queues import (
+    LONG_MS,
+    describe,
+    fill,
+    make,
+    poll_until,
+    read,
+    share,
+    start_offset,
+    take,
+)
 
 
-def test_many_consumers_of_one_partition_accept_each_record_once(appliance: EmbeddedAppliance, topic: str) -> None:
+def test_many_consumers_of_one_partition_accept_each_record_once(
+    appliance: EmbeddedAppliance, topic: str
+) -> None:
     count = 3_000
     make(appliance, topic, count)
     accepted: list[list[int]] = [[] for _ in range(4)]
@@ -66,23 +80,36 @@ for record in records[:3]:
 consumer.commit()
 print(json.dumps([record.offset for record in records]), flush=True)
 sys.stdin.read()
-"""
+"""  # noqa: E501
 
 
-def test_what_a_killed_consumer_had_comes_again_and_what_it_committed_does_not(appliance: EmbeddedAppliance, topic: str) -> None:
+def test_what_a_killed_consumer_had_comes_again_and_what_it_committed_does_not(
+    appliance: EmbeddedAppliance, topic: str
+) -> None:
     make(appliance, topic, 20)
     command = [sys.executable, "-P", "-c", PROGRAM, appliance.address, topic]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": os.getcwd()}) as program:
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.getcwd()},
+    ) as program:
         assert program.stdout is not None
         assert json.loads(program.stdout.readline()) == list(range(10))
         with share(appliance, topic, share_acknowledgement_mode="explicit") as consumer:
-            assert [(r.offset, r.delivery_count) for r in take(consumer, 10)] == [(offset, 1) for offset in range(10, 20)]
+            assert [(r.offset, r.delivery_count) for r in take(consumer, 10)] == [
+                (offset, 1) for offset in range(10, 20)
+            ]
             program.kill()
             again = take(consumer, 7)  # long before the locks pass: its connection has closed
-            assert [(r.offset, r.delivery_count) for r in again] == [(offset, 2) for offset in range(3, 10)]
+            assert [(r.offset, r.delivery_count) for r in again] == [
+                (offset, 2) for offset in range(3, 10)
+            ]
 
 
-def test_the_process_of_groups_is_killed_and_nothing_is_delivered_twice(appliance: EmbeddedAppliance, topic: str) -> None:
+def test_the_process_of_groups_is_killed_and_nothing_is_delivered_twice(
+    appliance: EmbeddedAppliance, topic: str
+) -> None:
     make(appliance, topic, 30)
     with share(appliance, topic) as one, share(appliance, topic) as two:
         mine = take(one, 10)
@@ -97,7 +124,9 @@ def test_the_process_of_groups_is_killed_and_nothing_is_delivered_twice(applianc
     assert start_offset(appliance, f"g-{topic}") == 30
 
 
-def test_kills_at_any_moment_lose_nothing_and_accept_nothing_twice(appliance: EmbeddedAppliance, topic: str) -> None:
+def test_kills_at_any_moment_lose_nothing_and_accept_nothing_twice(
+    appliance: EmbeddedAppliance, topic: str
+) -> None:
     count = 2_000
     make(appliance, topic, count, partitions=2)
     accepted: Counter[tuple[int, int]] = Counter()
@@ -111,12 +140,25 @@ def test_kills_at_any_moment_lose_nothing_and_accept_nothing_twice(appliance: Em
                 if not records:
                     continue
                 for number, record in enumerate(records):
-                    consumer.acknowledge(record, "release" if record.delivery_count == 1 and number % 7 == seed else "accept")
-                done = {(r.partition, r.offset) for n, r in enumerate(records) if not (r.delivery_count == 1 and n % 7 == seed)}
+                    consumer.acknowledge(
+                        record,
+                        "release"
+                        if record.delivery_count == 1 and number % 7 == seed
+                        else "accept",
+                    )
+                done = {
+                    (r.partition, r.offset)
+                    for n, r in enumerate(records)
+                    if not (r.delivery_count == 1 and n % 7 == seed)
+                }
                 try:
                     consumer.commit()
                 except LockLostError as error:
-                    done -= {(run[1], offset) for run in error.refused for offset in range(run[2], run[3] + 1)}
+                    done -= {
+                        (run[1], offset)
+                        for run in error.refused
+                        for offset in range(run[2], run[3] + 1)
+                    }
                 with lock:
                     accepted.update(done)
                     if len(accepted) == count:
@@ -135,7 +177,9 @@ def test_kills_at_any_moment_lose_nothing_and_accept_nothing_twice(appliance: Em
     assert set(accepted.values()) == {1}
 
 
-def test_a_late_acknowledgement_is_refused_and_the_record_is_with_another(appliance: EmbeddedAppliance, topic: str) -> None:
+def test_a_late_acknowledgement_is_refused_and_the_record_is_with_another(
+    appliance: EmbeddedAppliance, topic: str
+) -> None:
     make(appliance, topic, 3, group_share_record_lock_duration_ms=300)
     with share(appliance, topic) as late, share(appliance, topic) as other:
         records = take(late, 3)
@@ -173,7 +217,13 @@ def test_outcomes(appliance: EmbeddedAppliance, topic: str) -> None:
         assert start_offset(appliance, f"g-{topic}") == 4
         (letter,) = read(appliance, f"{topic}.dlq", 1)
         headers = dict(letter.headers)
-        assert (letter.key, letter.value, headers["h"], headers["dlq.offset"], headers["dlq.delivery_count"]) == (
+        assert (
+            letter.key,
+            letter.value,
+            headers["h"],
+            headers["dlq.offset"],
+            headers["dlq.delivery_count"],
+        ) == (
             b"k2",
             b"2",
             b"x",
@@ -199,10 +249,15 @@ def test_retention_under_a_queue(appliance: EmbeddedAppliance, topic: str) -> No
         assert start_offset(appliance, f"g-{topic}") == 30
 
 
-def test_a_consumer_that_waits_gets_what_comes_and_what_another_releases(appliance: EmbeddedAppliance, topic: str) -> None:
+def test_a_consumer_that_waits_gets_what_comes_and_what_another_releases(
+    appliance: EmbeddedAppliance, topic: str
+) -> None:
     make(appliance, topic)
     found: list[ShareRecord] = []
-    with share(appliance, topic, auto_offset_reset="latest") as holder, share(appliance, topic) as waiter:
+    with (
+        share(appliance, topic, auto_offset_reset="latest") as holder,
+        share(appliance, topic) as waiter,
+    ):
         assert holder.poll(0) == []
         poll_until(holder, lambda _: len(describe(appliance, f"g-{topic}", "members")) == 2)
         thread = threading.Thread(target=lambda: found.extend(waiter.poll(LONG_MS)))
@@ -222,7 +277,13 @@ def test_implicit_acceptance_iteration_and_close(appliance: EmbeddedAppliance, t
     make(appliance, topic, 20)
     with share(appliance, topic) as consumer:
         assert [record.offset for record in take(consumer, 5)] == [0, 1, 2, 3, 4]
-        assert [record.offset for record in take(consumer, 5)] == [5, 6, 7, 8, 9]  # and accepts those before
+        assert [record.offset for record in take(consumer, 5)] == [
+            5,
+            6,
+            7,
+            8,
+            9,
+        ]  # and accepts those before
     assert start_offset(appliance, f"g-{topic}") == 5  # close() releases
     with share(appliance, topic) as consumer:
         offsets = []
@@ -294,7 +355,9 @@ def test_a_forked_child_says_so_at_once(appliance: EmbeddedAppliance, topic: str
         assert take(consumer, 1)[0].offset == 1
 
 
-def test_a_poll_comes_back_in_its_time_while_the_process_of_groups_stands_still(appliance: EmbeddedAppliance, topic: str) -> None:
+def test_a_poll_comes_back_in_its_time_while_the_process_of_groups_stands_still(
+    appliance: EmbeddedAppliance, topic: str
+) -> None:
     make(appliance, topic, 5)
     with share(appliance, topic) as consumer:
         assert len(take(consumer, 2)) == 2

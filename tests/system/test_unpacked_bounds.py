@@ -1,4 +1,6 @@
-"""Batches that are small as bytes and large unpacked, and those that say what only the appliance may say: refused where they would be stored."""
+"""Batches that are small as bytes and large unpacked, and those that say what only the appliance
+may say: refused where they would be stored.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +11,19 @@ import pyarrow as pa
 import pytest
 
 from tailrace import Admin, Consumer, NewTopic, Producer
-from tailrace.connection import Connection
-from tailrace.errors import RecordTooLargeError, UnsafeBatchError, UnsupportedBatchError
-from tailrace.formats import arrow_batch
-from tailrace.formats.batch_header import ATTRIBUTE_SPARSE, ATTRIBUTE_TRANSACTIONAL, header_position, read_header
-from tailrace.private_appliance import EmbeddedAppliance
-from tailrace.protocol import requests
-from tailrace.topics import TopicInfo
+from tailrace.batch import arrow_codec as arrow_batch
+from tailrace.client.connection import Connection
+from tailrace.client.topic_metadata import TopicInfo
+from tailrace.core.errors import RecordTooLargeError, UnsafeBatchError, UnsupportedBatchError
+from tailrace.embedded_appliance import EmbeddedAppliance
+from tailrace.format.batch_header import (
+    ATTRIBUTE_SPARSE,
+    ATTRIBUTE_TRANSACTIONAL,
+    header_position,
+    read_header,
+)
+from tailrace.kernel.reference_arrow import default_rows, null_headers
+from tailrace.protocol import messages as requests
 from tests.kit.batches import make_batch, reseal
 from tests.kit.produce_call import produce
 
@@ -23,7 +31,9 @@ from tests.kit.produce_call import produce
 @pytest.fixture
 def delayed(appliance: EmbeddedAppliance, topic: str) -> str:
     with Admin(appliance.address) as admin:
-        admin.create_topics([NewTopic(topic, configs={"delay.enabled": "true", "compression.type": "zstd"})])
+        admin.create_topics(
+            [NewTopic(topic, configs={"delay.enabled": "true", "compression.type": "zstd"})]
+        )
     return topic
 
 
@@ -32,7 +42,9 @@ def info_of(appliance: EmbeddedAppliance, name: str) -> TopicInfo:
         return admin.topic_info([name])[name]
 
 
-def produce_raw(appliance: EmbeddedAppliance, info: TopicInfo, batch: bytes | bytearray) -> requests.ProducedEntry:
+def produce_raw(
+    appliance: EmbeddedAppliance, info: TopicInfo, batch: bytes | bytearray
+) -> requests.ProducedEntry:
     connection = Connection(appliance.address, "raw")
     try:
         return produce(connection, info.topic_id, batch)
@@ -45,24 +57,32 @@ def restarts(appliance: EmbeddedAppliance) -> list[int]:
         return [process["restarts"] for process in admin.describe_cluster()["processes"]]
 
 
-def test_a_few_kilobytes_that_unpack_to_many_messages_or_millions_of_rows_are_refused(appliance: EmbeddedAppliance, delayed: str) -> None:
+def test_a_few_kilobytes_that_unpack_to_many_messages_or_millions_of_rows_are_refused(
+    appliance: EmbeddedAppliance, delayed: str
+) -> None:
     info = info_of(appliance, delayed)
     millions = pa.nulls(2_000_000, pa.binary())
     for rows in (
-        arrow_batch.default_rows([0], [None], [bytes(20 << 20)], None),
-        pa.RecordBatch.from_arrays([pa.array([0] * len(millions), pa.timestamp("us", "UTC")), millions, millions, arrow_batch.null_headers(len(millions))],
+        default_rows([0], [None], [bytes(20 << 20)], None),
+        pa.RecordBatch.from_arrays([pa.array([0] * len(millions), pa.timestamp("us", "UTC")),
+        millions, millions, null_headers(len(millions))],
                                    names=["timestamp", "key", "value", "headers"]),
     ):  # fmt: skip
         bomb = arrow_batch.encode(
-            rows, schema_id=info.schema_id, seed=info.seeds[0], compression="zstd", first_timestamp_us=0, max_timestamp_us=0
+            rows,
+            schema_id=info.schema_id,
+            seed=info.seeds[0],
+            compression="zstd",
+            first_timestamp_us=0,
+            max_timestamp_us=0,
         )
         assert len(bomb) < 200_000
-        with pytest.raises(RecordTooLargeError, match="unpacked"):
+        with pytest.raises(RecordTooLargeError, match="decompression"):
             produce_raw(appliance, info, bomb)
     assert not any(restarts(appliance))
 
 
-def test_a_delayed_record_that_could_not_be_delivered_uncompressed_is_refused_and_what_can_be_split_is_sent(
+def test_a_delayed_record_that_could_not_be_delivered_uncompressed_is_refused_and_what_can_be_split_is_sent(  # noqa: E501
     appliance: EmbeddedAppliance, delayed: str
 ) -> None:
     one = pa.table({"value": [b"x" * 5_000_000]})

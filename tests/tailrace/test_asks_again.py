@@ -1,4 +1,6 @@
-"""What a client does when the appliance cannot take a request now: it asks again, until its own time is up."""
+"""What a client does when the appliance cannot take a request now: it asks again, until its own
+time is up.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +13,23 @@ import pytest
 import zmq
 
 from tailrace import Admin
-from tailrace.errors import TailraceError
-from tailrace.protocol import requests
-from tailrace.protocol.errors import ErrorCode
-from tailrace.protocol.wire import API_VERSIONS, Api, RequestHeader, decode_request_header, encode_response
+from tailrace.core.error_codes import ErrorCode
+from tailrace.core.errors import TailraceError
+from tailrace.protocol import messages as requests
+from tailrace.protocol.frame import (
+    API_VERSIONS,
+    Api,
+    RequestHeader,
+    decode_request_header,
+    encode_response,
+)
 
 
 @contextmanager
 def appliance_that_answers(codes: list[ErrorCode]) -> Iterator[tuple[str, list[RequestHeader]]]:
-    """Handshakes are accepted; other requests get these codes, one after the other, the last one for ever."""
+    """Handshakes are accepted; other requests get these codes, one after the other, the last one
+    for ever.
+    """
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     socket = context.socket(zmq.ROUTER)
     socket.setsockopt(zmq.LINGER, 0)
@@ -37,12 +47,27 @@ def appliance_that_answers(codes: list[ErrorCode]) -> Iterator[tuple[str, list[R
             header = decode_request_header(head)
             code, body = ErrorCode.OK, orjson.dumps({"processes": []})
             if header.api == Api.HANDSHAKE:
-                body = orjson.dumps({"versions": {str(int(api)): versions[1] for api, versions in API_VERSIONS.items()}, "cluster_id": "x"})
+                body = orjson.dumps(
+                    {
+                        "versions": {
+                            str(int(api)): versions[1] for api, versions in API_VERSIONS.items()
+                        },
+                        "cluster_id": "x",
+                    }
+                )
             elif header.api != Api.PING:
                 code = codes[min(len(asked), len(codes) - 1)]
                 asked.append(header)
                 body = body if code is ErrorCode.OK else requests.encode_error("later")
-            socket.send_multipart([identity, *map(bytes, encode_response(header.api, 1, header.correlation_id, code, 0, 7, [body]))])
+            socket.send_multipart(
+                [
+                    identity,
+                    *map(
+                        bytes,
+                        encode_response(header.api, 1, header.correlation_id, code, 0, 7, [body]),
+                    ),
+                ]
+            )
 
     thread = threading.Thread(target=serve)
     thread.start()
@@ -57,14 +82,20 @@ def appliance_that_answers(codes: list[ErrorCode]) -> Iterator[tuple[str, list[R
 
 @pytest.mark.parametrize("code", [ErrorCode.NOT_READY, ErrorCode.TOO_MANY_REQUESTS])
 def test_a_request_that_was_not_taken_is_sent_again(code: ErrorCode) -> None:
-    with appliance_that_answers([code, code, ErrorCode.OK]) as (address, asked), Admin(address) as admin:
+    with (
+        appliance_that_answers([code, code, ErrorCode.OK]) as (address, asked),
+        Admin(address) as admin,
+    ):
         assert admin.describe_cluster() == {"processes": []}
         assert len(asked) == 3
         assert len({header.correlation_id for header in asked}) == 3
 
 
 def test_in_the_end_the_refusal_is_told() -> None:
-    with appliance_that_answers([ErrorCode.TOO_MANY_REQUESTS]) as (address, asked), Admin(address, request_timeout_ms=3_000) as admin:
+    with (
+        appliance_that_answers([ErrorCode.TOO_MANY_REQUESTS]) as (address, asked),
+        Admin(address, request_timeout_ms=3_000) as admin,
+    ):
         with pytest.raises(TailraceError, match="TOO_MANY_REQUESTS") as caught:
             admin.describe_cluster()
         assert caught.value.retriable

@@ -1,4 +1,6 @@
-"""What may answer at an appliance's address, and what a front may say: a sentence each, and never a hang, a crash or memory without bound."""
+"""What may answer at an appliance's address, and what a front may say: a sentence each, and never a
+hang, a crash or memory without bound.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,10 @@ import pyarrow as pa
 import pytest
 import zmq
 
-from appliance import topic_settings
+from appliance.config import topic_config as topic_settings
 from tailrace import Admin, Consumer, Producer, TopicPartition, kernel
-from tailrace.errors import (
+from tailrace.batch import arrow_codec as arrow_batch
+from tailrace.core.errors import (
     CorruptBatchError,
     MalformedRequestError,
     NotReachableError,
@@ -26,16 +29,16 @@ from tailrace.errors import (
     RequestTimeoutError,
     TailraceError,
 )
-from tailrace.formats import arrow_batch
-from tailrace.formats.batch_header import header_position, verify_batch
+from tailrace.format.batch_header import header_position, verify_batch
+from tailrace.format.schema import DEFAULT_SCHEMA, to_message
 from tailrace.kernel import reference
-from tailrace.protocol import requests
-from tailrace.protocol.requests import FetchedEntry
-from tailrace.protocol.wire import API_VERSIONS, Api, decode_request_header, encode_response
+from tailrace.kernel.reference_arrow import default_rows
+from tailrace.protocol import messages as requests
+from tailrace.protocol.frame import API_VERSIONS, Api, decode_request_header, encode_response
+from tailrace.protocol.messages import FetchedEntry
 from tailrace.scanning import reader
 from tailrace.scanning.columns import chosen_columns
 from tailrace.scanning.planner import PartitionRange, ScanPlan
-from tailrace.schema import DEFAULT_SCHEMA, to_message
 from tests.kit.batches import SEED, TOPIC_ID, make_batch, reseal, stamped
 
 GIB = 1 << 30
@@ -47,9 +50,16 @@ Answer = Callable[[int, list[bytes]], list[bytes] | None]
 
 
 class Front:
-    """A front that says what a test wants: a ROUTER in a thread, with a handshake and one topic, whose batches are given."""
+    """A front that says what a test wants: a ROUTER in a thread, with a handshake and one topic,
+    whose batches are given.
+    """
 
-    def __init__(self, batches: list[bytearray], schema: pa.Schema = DEFAULT_SCHEMA, answer: Answer | None = None) -> None:
+    def __init__(
+        self,
+        batches: list[bytearray],
+        schema: pa.Schema = DEFAULT_SCHEMA,
+        answer: Answer | None = None,
+    ) -> None:
         self.batches = batches
         self._schema = schema
         self._answer = answer
@@ -73,32 +83,67 @@ class Front:
                 continue
             identity, header_bytes, *body = self._socket.recv_multipart()
             header = decode_request_header(header_bytes)
-            answered = self._own_answer(header.api, body) if self._answer is None else self._answer(header.api, body)
+            answered = (
+                self._own_answer(header.api, body)
+                if self._answer is None
+                else self._answer(header.api, body)
+            )
             if answered is None:
                 answered = self._own_answer(header.api, body)
-            self._socket.send_multipart([identity, *encode_response(header.api, 1, header.correlation_id, 0, 1 << 30, 1, answered)])
+            self._socket.send_multipart(
+                [
+                    identity,
+                    *encode_response(header.api, 1, header.correlation_id, 0, 1 << 30, 1, answered),
+                ]
+            )
 
     def _own_answer(self, api: int, body: list[bytes]) -> list[bytes]:
         if api == Api.HANDSHAKE:
-            return [requests.encode_json({"versions": {str(int(a)): v[1] for a, v in API_VERSIONS.items()}, "cluster_id": "x"})]
+            return [
+                requests.encode_json(
+                    {
+                        "versions": {str(int(a)): v[1] for a, v in API_VERSIONS.items()},
+                        "cluster_id": "x",
+                    }
+                )
+            ]
         if api == Api.METADATA:
             described = {
-                "name": "t", "topic_id": TOPIC_ID.hex(), "version": 1, "typed": self._schema is not DEFAULT_SCHEMA, "schema_id": 1,
-                "schema": base64.b64encode(to_message(self._schema)).decode(), "settings": SETTINGS, "partitions": [{}],
+                "name": "t", "topic_id": TOPIC_ID.hex(), "version": 1,
+                "typed": self._schema is not DEFAULT_SCHEMA, "schema_id": 1,
+                "schema": base64.b64encode(to_message(self._schema)).decode(), "settings": SETTINGS,
+                "partitions": [{}],
             }  # fmt: skip
             return [requests.encode_json({"topics": [described]})]
         if api == Api.LIST_OFFSETS:
-            offset = 1 << 40 if requests.decode_json(body[0])["partitions"][0]["at"] == "latest" else 0
-            return [requests.encode_json({"offsets": [{"topic": "t", "partition": 0, "code": 0, "offset": offset}]})]
+            offset = (
+                1 << 40 if requests.decode_json(body[0])["partitions"][0]["at"] == "latest" else 0
+            )
+            return [
+                requests.encode_json(
+                    {"offsets": [{"topic": "t", "partition": 0, "code": 0, "offset": offset}]}
+                )
+            ]
         if api == Api.FETCH:
-            wanted = requests.decode_fetch(body[0]).entries[0]
-            data = b"".join(bytes(b) for b in self.batches if verify_batch(memoryview(b), SEED).next_offset > wanted.offset)
-            return [requests.encode_fetched([FetchedEntry(TOPIC_ID, 0, 0, 0, len(data), 1 << 40, 0, -1)]), data]
+            requested = requests.decode_fetch(body[0]).entries[0]
+            data = b"".join(
+                bytes(b)
+                for b in self.batches
+                if verify_batch(memoryview(b), SEED).next_offset > requested.offset
+            )
+            return [
+                requests.encode_fetched(
+                    [FetchedEntry(TOPIC_ID, 0, 0, 0, len(data), 1 << 40, 0, -1)]
+                ),
+                data,
+            ]
         return [requests.encode_json({})]
 
 
 @contextmanager
-def front(batches: list[bytearray], schema: pa.Schema = DEFAULT_SCHEMA, answer: Answer | None = None) -> Iterator[Front]:
+def front(
+    batches: list[bytearray], schema: pa.Schema = DEFAULT_SCHEMA, answer: Answer | None = None
+) -> Iterator[Front]:
     made = Front(batches, schema, answer)
     try:
         yield made
@@ -119,7 +164,9 @@ def forget_peak() -> int:
 
 
 def bomb(base_offset: int) -> bytearray:
-    """A batch of a few bytes with right checksums, one buffer of which claims to unpack to a GiB."""
+    """A batch of a few bytes with right checksums, one buffer of which claims to unpack to a
+    GiB.
+    """
     data = make_batch(100, compression="zstd")
     for at in range(header_position(data) + 136, len(data) - 8, 8):
         if 0 < struct.unpack_from("<q", data, at)[0] < 100_000:
@@ -133,7 +180,9 @@ def empty_rows(base_offset: int, count: int) -> tuple[pa.Schema, bytearray]:
     schema = pa.schema([pa.field("a", pa.struct([]))])
     array = pa.Array.from_buffers(pa.struct([]), count, [None])
     batch = pa.RecordBatch.from_arrays([array], schema=schema)
-    data = arrow_batch.encode(batch, schema_id=1, seed=SEED, compression="none", first_timestamp_us=0, max_timestamp_us=0)
+    data = arrow_batch.encode(
+        batch, schema_id=1, seed=SEED, compression="none", first_timestamp_us=0, max_timestamp_us=0
+    )
     return schema, stamped(data, base_offset)
 
 
@@ -150,7 +199,7 @@ def read_arrow(address: str, **settings: Any) -> None:
 
 
 def read_trusting(address: str) -> None:
-    read_arrow(address, check_batches=False)
+    read_arrow(address, validate_batches=False)
 
 
 def read_times(address: str) -> None:
@@ -165,23 +214,32 @@ def read_scan(address: str) -> None:
     list(reader.read(ScanPlan(address, "t", False, to_message(DEFAULT_SCHEMA), columns, (part,))))
 
 
-# ---- bombs ---------------------------------------------------------------------------------------------------------------------------------
+# ---- bombs ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("read", [read_poll, read_arrow, read_trusting, read_scan, read_times])
-def test_a_batch_that_claims_a_gigabyte_is_refused_before_it_is_unpacked(read: Callable[[str], None]) -> None:
+def test_a_batch_that_claims_a_gigabyte_is_refused_before_it_is_unpacked(
+    read: Callable[[str], None],
+) -> None:
     with front([stamped(make_batch(3), 0), bomb(3), stamped(make_batch(3), 103)]) as peer:
         before = forget_peak()
         with pytest.raises(
-            RecordTooLargeError, match=r"t-0: the batch of offsets 3 to 102 .*unpack to 107\d{7} bytes.*seek to 103"
+            RecordTooLargeError,
+            match=r"t-0: the batch of offsets 3 to 102 .*decompresses to 107\d{7} bytes.*to 103",
         ) as caught:
             read(peer.address)
         assert peak_bytes() - before < GIB // 4
-        assert (caught.value.key, caught.value.first_offset, caught.value.next_offset) == (KEY, 3, 103)
+        assert (caught.value.key, caught.value.first_offset, caught.value.next_offset) == (
+            KEY,
+            3,
+            103,
+        )
 
 
 @pytest.mark.parametrize("read", [read_poll, read_arrow, read_trusting])
-def test_rows_that_take_no_bytes_are_refused_before_they_are_made(read: Callable[[str], None]) -> None:
+def test_rows_that_take_no_bytes_are_refused_before_they_are_made(
+    read: Callable[[str], None],
+) -> None:
     schema, data = empty_rows(0, 100_000_000)
     with front([data], schema) as peer:
         before = forget_peak()
@@ -190,51 +248,97 @@ def test_rows_that_take_no_bytes_are_refused_before_they_are_made(read: Callable
         assert peak_bytes() - before < GIB // 4
 
 
-def test_behind_a_batch_that_is_too_large_the_consumer_goes_on_or_reads_it_with_a_larger_bound() -> None:
-    large = arrow_batch.default_rows([1], [None], [b"x" * 3_000_000], None)
-    encoded = arrow_batch.encode(large, schema_id=1, seed=SEED, compression="zstd", first_timestamp_us=1, max_timestamp_us=1)
+def test_behind_a_batch_that_is_too_large_the_consumer_goes_on_or_reads_it_with_a_larger_bound() -> (  # noqa: E501
+    None
+):
+    large = default_rows([1], [None], [b"x" * 3_000_000], None)
+    encoded = arrow_batch.encode(
+        large, schema_id=1, seed=SEED, compression="zstd", first_timestamp_us=1, max_timestamp_us=1
+    )
     batches = [stamped(make_batch(3), 0), stamped(encoded, 3), stamped(make_batch(3), 4)]
     with front(batches) as peer:
-        with Consumer("t", bootstrap=peer.address, auto_offset_reset="earliest", max_unpacked_batch_bytes=1 << 20) as consumer:
+        with Consumer(
+            "t",
+            bootstrap=peer.address,
+            auto_offset_reset="earliest",
+            max_decompressed_batch_bytes=1 << 20,
+        ) as consumer:
             assert [record.offset for record in consumer.poll(5000)] == [0, 1, 2]
             for poll in (consumer.poll, consumer.poll_arrow):
-                with pytest.raises(RecordTooLargeError, match="max_unpacked_batch_bytes") as caught:
+                with pytest.raises(
+                    RecordTooLargeError, match="max_decompressed_batch_bytes"
+                ) as caught:
                     poll(5000)
                 assert consumer.position(KEY) == 3
             assert caught.value.next_offset == 4
             consumer.seek(KEY, caught.value.next_offset)
             assert [record.offset for record in consumer.poll(5000)][:3] == [4, 5, 6]
-        with Consumer("t", bootstrap=peer.address, auto_offset_reset="earliest", max_unpacked_batch_bytes=4 << 20) as consumer:
+        with Consumer(
+            "t",
+            bootstrap=peer.address,
+            auto_offset_reset="earliest",
+            max_decompressed_batch_bytes=4 << 20,
+        ) as consumer:
             found = consumer.poll(5000)
-            assert [len(record.value or b"") for record in found if record.offset == 3] == [3_000_000]
+            assert [len(record.value or b"") for record in found if record.offset == 3] == [
+                3_000_000
+            ]
 
 
-@pytest.mark.skipif(not kernel.IS_COMPILED, reason="the reference does what Arrow does with batches that are trusted")
+@pytest.mark.skipif(
+    not kernel.IS_COMPILED,
+    reason="the reference does what Arrow does with batches that are trusted",
+)
 def test_a_trusted_batch_that_contradicts_itself_is_told_behind_what_is_good_until_a_seek() -> None:
-    rows = arrow_batch.default_rows([1] * 4, [None] * 4, [b"abc"] * 4, None)
+    rows = default_rows([1] * 4, [None] * 4, [b"abc"] * 4, None)
     offsets = np.array([0, 3, 6, 9, 12], np.int32)
-    wild = pa.Array.from_buffers(pa.binary(), 4, [None, pa.py_buffer(offsets), rows.column(2).buffers()[2]])
+    wild = pa.Array.from_buffers(
+        pa.binary(), 4, [None, pa.py_buffer(offsets), rows.column(2).buffers()[2]]
+    )
     offsets[2] = 1 << 20
-    rows = pa.RecordBatch.from_arrays([*rows.columns[:2], wild, rows.column(3)], schema=DEFAULT_SCHEMA)
-    bad = stamped(arrow_batch.encode(rows, schema_id=1, seed=SEED, compression="none", first_timestamp_us=1, max_timestamp_us=1), 3)
+    rows = pa.RecordBatch.from_arrays(
+        [*rows.columns[:2], wild, rows.column(3)], schema=DEFAULT_SCHEMA
+    )
+    bad = stamped(
+        arrow_batch.encode(
+            rows,
+            schema_id=1,
+            seed=SEED,
+            compression="none",
+            first_timestamp_us=1,
+            max_timestamp_us=1,
+        ),
+        3,
+    )
     with (
         front([stamped(make_batch(3), 0), bad, stamped(make_batch(3), 7)]) as peer,
-        Consumer("t", bootstrap=peer.address, auto_offset_reset="earliest", check_batches=False) as consumer,
+        Consumer(
+            "t", bootstrap=peer.address, auto_offset_reset="earliest", validate_batches=False
+        ) as consumer,
     ):
         found: list[int] = []
         while len(found) < 4:
             found += [record.offset for record in consumer.poll(5000)]
         assert found == [0, 1, 2, 3]
         for _ in range(2):
-            with pytest.raises(CorruptBatchError, match=r"offsets 4 to 6 are damaged .*contradicts itself.*seek to 7") as caught:
+            with pytest.raises(
+                CorruptBatchError,
+                match=r"offsets 4 to 6 are damaged .*is inconsistent.*seek to 7",
+            ) as caught:
                 consumer.poll(5000)
             assert consumer.position(KEY) == 4
-        assert (caught.value.key, caught.value.first_offset, caught.value.next_offset) == (KEY, 4, 7)
+        assert (caught.value.key, caught.value.first_offset, caught.value.next_offset) == (
+            KEY,
+            4,
+            7,
+        )
         consumer.seek(KEY, 7)
         assert [record.offset for record in consumer.poll(5000)][:3] == [7, 8, 9]
 
 
-def test_rows_of_a_large_batch_become_records_a_part_at_a_time_and_none_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_of_a_large_batch_become_records_a_part_at_a_time_and_none_is_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(reference, "PIECE_ROWS", 10)
     with (
         front([stamped(make_batch(95), 0), stamped(make_batch(25), 95)]) as peer,
@@ -255,7 +359,7 @@ def test_rows_of_a_large_batch_become_records_a_part_at_a_time_and_none_is_lost(
         assert consumer.poll_arrow(5000)[0].base_offset == 43, "what poll() had begun goes on"
 
 
-# ---- who answers ---------------------------------------------------------------------------------------------------------------------------
+# ---- who answers ---------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -297,7 +401,10 @@ def garbage(connection: socket.socket) -> None:
 def endless_frame(connection: socket.socket) -> None:
     """A ZMTP peer whose first frame claims 2^62 bytes."""
     connection.sendall(b"\xff" + b"\0" * 8 + b"\x7f\x03\x00NULL" + b"\0" * 48)
-    connection.sendall(b"\x04\x1d\x05READY\x0bSocket-Type\0\0\0\x06ROUTER" + b"\x02" + struct.pack(">Q", 1 << 62) + b"x" * 100_000)
+    connection.sendall(
+        b"\x04\x1d\x05READY\x0bSocket-Type\0\0\0\x06ROUTER"
+        b"\x02" + struct.pack(">Q", 1 << 62) + b"x" * 100_000
+    )
 
 
 def silence(connection: socket.socket) -> None:
@@ -307,13 +414,21 @@ def silence(connection: socket.socket) -> None:
 
 
 @pytest.mark.parametrize("reply", [http, garbage, endless_frame, silence])
-def test_another_server_on_the_port_is_a_sentence_for_each_client(reply: Callable[[socket.socket], None]) -> None:
+def test_another_server_on_the_port_is_a_sentence_for_each_client(
+    reply: Callable[[socket.socket], None],
+) -> None:
     with listening(reply) as address:
-        with Admin(address, connect_timeout_ms=300) as admin, pytest.raises(NotReachableError, match="no appliance answers at"):
+        with (
+            Admin(address, connect_timeout_ms=300) as admin,
+            pytest.raises(NotReachableError, match="no appliance answers at"),
+        ):
             admin.list_topics()
         with pytest.raises(NotReachableError, match="no appliance answers at"):
             Consumer("t", bootstrap=address, request_timeout_ms=300)
-        with Producer(address, max_block_ms=300) as producer, pytest.raises(NotReachableError, match="no appliance answers at"):
+        with (
+            Producer(address, max_block_ms=300) as producer,
+            pytest.raises(NotReachableError, match="no appliance answers at"),
+        ):
             producer.send("t", b"x")
 
 
@@ -355,8 +470,10 @@ def entry(data_length: int, topic_id: bytes = TOPIC_ID, partition: int = 0) -> b
 @pytest.mark.parametrize(
     "body",
     [
-        [], [b""], [b"x"], [b"x" * 72], [entry(10)], [entry(10), b"x"], [entry(0), b"x"], [entry(2**32 - 1), b""], [entry(0, b"y" * 16), b""],
-        [entry(0, TOPIC_ID, 7), b""], [entry(0, TOPIC_ID, -1), b""], [struct.pack("<II", 2**32 - 1, 0), b""], [b"", b"", b"", b""],
+        [], [b""], [b"x"], [b"x" * 72], [entry(10)], [entry(10), b"x"], [entry(0), b"x"],
+        [entry(2**32 - 1), b""], [entry(0, b"y" * 16), b""],
+        [entry(0, TOPIC_ID, 7), b""], [entry(0, TOPIC_ID, -1), b""],
+        [struct.pack("<II", 2**32 - 1, 0), b""], [b"", b"", b"", b""],
     ],
 )  # fmt: skip
 def test_a_fetch_answer_that_lies_is_given_up_and_asked_for_again(body: list[bytes]) -> None:
@@ -373,20 +490,44 @@ def test_a_fetch_answer_that_lies_is_given_up_and_asked_for_again(body: list[byt
         assert not lies
 
 
-@pytest.mark.parametrize("damage", [b"", b"\xff" * 4, bytes(400), b"\xff\xff\xff\xff\x00\x01\x00\x00" + bytes(600), os.urandom(900)])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        b"",
+        b"\xff" * 4,
+        bytes(400),
+        b"\xff\xff\xff\xff\x00\x01\x00\x00" + bytes(600),
+        os.urandom(900),
+    ],
+)
 def test_batches_that_are_none_are_an_error_that_names_the_offset(damage: bytes) -> None:
     def answer(api: int, _body: list[bytes]) -> list[bytes] | None:
         return [entry(len(damage)), damage] if api == Api.FETCH else None
 
-    with front([], answer=answer) as peer, Consumer("t", bootstrap=peer.address, auto_offset_reset="earliest") as consumer:
+    with (
+        front([], answer=answer) as peer,
+        Consumer("t", bootstrap=peer.address, auto_offset_reset="earliest") as consumer,
+    ):
         if damage:
-            with pytest.raises(CorruptBatchError, match=r"t-0: (the batch at offset 0 is|offsets 0 to) "):
+            with pytest.raises(
+                CorruptBatchError, match=r"t-0: (the batch at offset 0 is|offsets 0 to) "
+            ):
                 consumer.poll(5000)
         assert consumer.position(KEY) == 0
 
 
 @pytest.mark.parametrize(
-    "body", [[], [b""], [b"[]"], [b"{}"], [b'{"topics": 5}'], [b'{"topics": [{"name": "t"}]}'], [b'{"topics": []}'], [b'{"a":' * 5000]]
+    "body",
+    [
+        [],
+        [b""],
+        [b"[]"],
+        [b"{}"],
+        [b'{"topics": 5}'],
+        [b'{"topics": [{"name": "t"}]}'],
+        [b'{"topics": []}'],
+        [b'{"a":' * 5000],
+    ],
 )
 def test_a_metadata_answer_that_is_none_is_an_error_of_tailrace(body: list[bytes]) -> None:
     with front([], answer=lying(Api.METADATA, body)) as peer:
@@ -405,13 +546,21 @@ def test_an_answer_that_makes_no_sense_does_not_end_the_helper_thread(body: list
         try:
             error = producer.send("t", b"x").exception(20)
             assert isinstance(error, TailraceError)
-            assert producer._sender._helper.is_alive()
+            assert producer._sender_thread._helper.is_alive()
         finally:
             producer.close(1)
 
 
 @pytest.mark.parametrize(
-    "body", [[], [b"x"], [b'{"versions": 5}'], [b'{"versions": {"x": 1}}'], [b'{"versions": {"1": null}}'], [b"{" * 9999]]
+    "body",
+    [
+        [],
+        [b"x"],
+        [b'{"versions": 5}'],
+        [b'{"versions": {"x": 1}}'],
+        [b'{"versions": {"1": null}}'],
+        [b"{" * 9999],
+    ],
 )
 def test_a_handshake_that_makes_no_sense_is_named(body: list[bytes]) -> None:
     with (

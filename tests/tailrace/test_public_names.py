@@ -1,8 +1,12 @@
-"""What `tailrace` shows is what users may use: complete, described, and loaded only when it is used."""
+"""What `tailrace` shows is what users may use: complete, described, and loaded only when it is
+used.
+"""
 
 from __future__ import annotations
 
+import ast
 import inspect
+import pathlib
 import subprocess
 import sys
 from typing import get_type_hints
@@ -10,8 +14,8 @@ from typing import get_type_hints
 import pytest
 
 import tailrace
-from tailrace import errors
-from tailrace.settings import AdminSettings, ConsumerSettings, ProducerSettings
+from tailrace.client.settings import AdminSettings, ConsumerSettings, ProducerSettings
+from tailrace.core import errors
 
 LAZY = """
 import sys
@@ -29,7 +33,11 @@ def test_the_names_are_all_there_and_no_others() -> None:
     assert shown - {"aio", "idempotent"} == {*tailrace.__all__, "__version__"}
     for name in tailrace.__all__:
         assert getattr(tailrace, name).__name__ == name
-    raised = {name for name, kind in vars(errors).items() if inspect.isclass(kind) and issubclass(kind, tailrace.TailraceError)}
+    raised = {
+        name
+        for name, kind in vars(errors).items()
+        if inspect.isclass(kind) and issubclass(kind, tailrace.TailraceError)
+    }
     assert raised <= shown, "every error can be caught by its name"
     with pytest.raises(AttributeError, match="no attribute 'producr'"):
         _ = tailrace.producr  # type: ignore[attr-defined]
@@ -37,8 +45,25 @@ def test_the_names_are_all_there_and_no_others() -> None:
         _ = tailrace.KafkaConsumer  # type: ignore[attr-defined]
     for name, here in tailrace._CALLED_OTHERWISE.items():
         assert name not in shown
-        assert getattr(tailrace.aio if here.startswith("aio.") else tailrace, here.removeprefix("aio."))
+        assert getattr(
+            tailrace.aio if here.startswith("aio.") else tailrace, here.removeprefix("aio.")
+        )
+    for name, here in tailrace._EARLIER_NAMES.items():
+        assert getattr(tailrace, name) is getattr(tailrace, here)
     assert issubclass(tailrace.ConsumerRebalanceListener, tailrace.RebalanceListener)
+
+
+def test_type_checkers_are_told_the_names_that_there_are() -> None:
+    stub = pathlib.Path(tailrace.__file__).with_suffix(".pyi").read_text()
+    told = {
+        name.name: node.module
+        for node in ast.parse(stub).body
+        if isinstance(node, ast.ImportFrom)
+        for name in node.names
+    }
+    assert told.keys() - {"aio", "idempotent"} == set(tailrace.__all__)
+    for module, names in tailrace._NAMES.items():
+        assert {told[name] for name in names} == {f"tailrace.{module}"}
 
 
 def test_what_a_name_needs_is_loaded_when_it_is_used() -> None:
@@ -49,18 +74,29 @@ def test_what_a_name_needs_is_loaded_when_it_is_used() -> None:
 def test_every_name_and_every_method_says_what_it_is(name: str) -> None:
     value = getattr(tailrace, name)
     assert inspect.getdoc(value), name
-    own = [(key, item) for key, item in vars(value).items() if not key.startswith("_")] if inspect.isclass(value) else []
+    own = (
+        [(key, item) for key, item in vars(value).items() if not key.startswith("_")]
+        if inspect.isclass(value)
+        else []
+    )
     for key, item in own:
         if inspect.isfunction(item) or isinstance(item, (property, classmethod, staticmethod)):
             assert inspect.getdoc(getattr(value, key)), f"{name}.{key}"
 
 
 @pytest.mark.parametrize(
-    ("client", "settings"), [(tailrace.Producer, ProducerSettings), (tailrace.Consumer, ConsumerSettings), (tailrace.Admin, AdminSettings)]
+    ("client", "settings"),
+    [
+        (tailrace.Producer, ProducerSettings),
+        (tailrace.Consumer, ConsumerSettings),
+        (tailrace.Admin, AdminSettings),
+    ],
 )
 def test_help_lists_every_setting_with_its_default(client: type, settings: type) -> None:
     described = inspect.getdoc(client) or ""
     for name in get_type_hints(settings):
         assert f"    {name} = " in described
     assert "with tailrace." in described, "it begins with an example"
-    assert "0x" not in str(inspect.signature(client)), "no addresses of objects in what a newcomer reads"
+    assert "0x" not in str(inspect.signature(client)), (
+        "no addresses of objects in what a newcomer reads"
+    )

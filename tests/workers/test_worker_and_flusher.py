@@ -1,4 +1,6 @@
-"""Worker and flusher, stepped by hand over real memory and files: what a killed one leaves, its successor puts right."""
+"""Worker and flusher, stepped by hand over real memory and files: what a killed one leaves, its
+successor puts right.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +13,12 @@ import pyarrow as pa
 import pytest
 
 from shm.layout import SlotState, Verdict
-from tailrace.formats.checksum import Readable
-from tailrace.protocol.errors import ErrorCode
+from tailrace.core.error_codes import ErrorCode
+from tailrace.format.crc32c import Readable
 from tests.kit.batches import SEED, make_batch, with_wild_buffer
 from tests.kit.logs import Bench, assignment, bench
-from workers.files import DiskFiles
-from workers.flusher import FlusherSettings
+from workers.flush.flusher import FlusherSettings
+from workers.segment.files import DiskFiles
 
 
 def read_values(b: Bench) -> list[bytes]:
@@ -57,7 +59,9 @@ def test_batches_get_dense_offsets_and_lie_in_the_file_as_arrow(tmp_path: pathli
         (make_batch(3, producer_id=5, sequence=7), ErrorCode.UNKNOWN_SEQUENCE),
     ],
 )
-def test_bad_batches_are_refused_with_a_code_and_good_ones_go_on(tmp_path: pathlib.Path, batch: bytes, code: ErrorCode) -> None:
+def test_bad_batches_are_refused_with_a_code_and_good_ones_go_on(
+    tmp_path: pathlib.Path, batch: bytes, code: ErrorCode
+) -> None:
     with bench(str(tmp_path)) as b:
         b.send(make_batch(2))
         b.send(batch)
@@ -67,7 +71,9 @@ def test_bad_batches_are_refused_with_a_code_and_good_ones_go_on(tmp_path: pathl
         assert read_values(b) == expected(2, 2)
 
 
-def test_a_duplicate_is_answered_with_the_first_offset_and_not_stored(tmp_path: pathlib.Path) -> None:
+def test_a_duplicate_is_answered_with_the_first_offset_and_not_stored(
+    tmp_path: pathlib.Path,
+) -> None:
     with bench(str(tmp_path)) as b:
         first = make_batch(3, producer_id=5, sequence=0)
         b.send(first)
@@ -79,7 +85,9 @@ def test_a_duplicate_is_answered_with_the_first_offset_and_not_stored(tmp_path: 
         assert read_values(b) == expected(3, 2)
 
 
-def test_after_a_gap_everything_is_refused_until_the_missing_batch_comes(tmp_path: pathlib.Path) -> None:
+def test_after_a_gap_everything_is_refused_until_the_missing_batch_comes(
+    tmp_path: pathlib.Path,
+) -> None:
     with bench(str(tmp_path)) as b:
         batches = [make_batch(1, producer_id=5, sequence=n) for n in range(4)]
         for n in (0, 2, 3, 1, 2, 3):
@@ -90,7 +98,9 @@ def test_after_a_gap_everything_is_refused_until_the_missing_batch_comes(tmp_pat
 
 
 @pytest.mark.parametrize("steps_before", range(6))
-def test_a_worker_killed_anywhere_neither_loses_nor_repeats(tmp_path: pathlib.Path, steps_before: int) -> None:
+def test_a_worker_killed_anywhere_neither_loses_nor_repeats(
+    tmp_path: pathlib.Path, steps_before: int
+) -> None:
     with bench(str(tmp_path)) as b:
         for n in range(4):
             b.send(make_batch(2, producer_id=5, sequence=2 * n))
@@ -140,7 +150,9 @@ class Dying(DiskFiles):
 
 
 @pytest.mark.parametrize("operations", range(60))
-def test_a_flusher_killed_at_any_write_or_sync_loses_nothing(tmp_path: pathlib.Path, operations: int) -> None:
+def test_a_flusher_killed_at_any_write_or_sync_loses_nothing(
+    tmp_path: pathlib.Path, operations: int
+) -> None:
     files = Dying(operations)
     with bench(str(tmp_path), files) as b:
         b.assignments = [assignment(segment_bytes=1 << 16)]
@@ -165,10 +177,14 @@ def test_a_flusher_killed_at_any_write_or_sync_loses_nothing(tmp_path: pathlib.P
         assert b.table.read(0).high_watermark == 4000
         assert [b.ring.outcome(n).verdict for n in range(5)] == [Verdict.DURABLE] * 5
         if operations >= 59:
-            assert not killed, "the parameters no longer reach past the last operation: raise their number"
+            assert not killed, (
+                "the parameters no longer reach past the last operation: raise their number"
+            )
 
 
-def test_segments_roll_by_size_seal_with_the_end_mark_and_keep_producers(tmp_path: pathlib.Path) -> None:
+def test_segments_roll_by_size_seal_with_the_end_mark_and_keep_producers(
+    tmp_path: pathlib.Path,
+) -> None:
     with bench(str(tmp_path)) as b:
         b.assignments = [assignment(segment_bytes=1 << 16)]
         b.kill_worker()
@@ -177,7 +193,12 @@ def test_segments_roll_by_size_seal_with_the_end_mark_and_keep_producers(tmp_pat
             b.send(make_batch(1600, producer_id=5, sequence=1600 * n))
         b.settle()
         paths = b.segment_paths()
-        assert [os.path.basename(p)[:20].lstrip("0") or "0" for p in paths] == ["0", "1600", "3200", "4800"]
+        assert [os.path.basename(p)[:20].lstrip("0") or "0" for p in paths] == [
+            "0",
+            "1600",
+            "3200",
+            "4800",
+        ]
         for path in paths[:-1]:
             assert pathlib.Path(path).read_bytes().endswith(b"\xff\xff\xff\xff\x00\x00\x00\x00")
         b.kill_worker()  # knows the first batches from the snapshot and the ring only
@@ -193,11 +214,19 @@ def test_segments_roll_by_age_also_when_nothing_follows(tmp_path: pathlib.Path) 
         b.kill_flusher()
         b.send(make_batch(1))
         b.settle()
-        assert not pathlib.Path(b.segment_paths()[0]).read_bytes().endswith(b"\xff\xff\xff\xff\x00\x00\x00\x00")
+        assert (
+            not pathlib.Path(b.segment_paths()[0])
+            .read_bytes()
+            .endswith(b"\xff\xff\xff\xff\x00\x00\x00\x00")
+        )
         b.now_ns += 1_100_000_000
         b.now_us += 1_100_000
         b.settle()
-        assert pathlib.Path(b.segment_paths()[0]).read_bytes().endswith(b"\xff\xff\xff\xff\x00\x00\x00\x00")
+        assert (
+            pathlib.Path(b.segment_paths()[0])
+            .read_bytes()
+            .endswith(b"\xff\xff\xff\xff\x00\x00\x00\x00")
+        )
         b.send(make_batch(1))
         b.settle()
         assert len(b.segment_paths()) == 2
@@ -222,7 +251,9 @@ class Failing(DiskFiles):
 
 
 @pytest.mark.parametrize("call", ["write", "sync"])
-def test_a_disk_error_fails_the_batch_and_takes_the_partition_offline_for_writes(tmp_path: pathlib.Path, call: str) -> None:
+def test_a_disk_error_fails_the_batch_and_takes_the_partition_offline_for_writes(
+    tmp_path: pathlib.Path, call: str
+) -> None:
     files = Failing()
     files.call = call
     with bench(str(tmp_path), files) as b:
@@ -240,7 +271,9 @@ def test_a_disk_error_fails_the_batch_and_takes_the_partition_offline_for_writes
         assert b.answers()[-1][0] == ErrorCode.PARTITION_OFFLINE
 
 
-def test_a_full_disk_holds_batches_in_the_ring_and_goes_on_when_there_is_space(tmp_path: pathlib.Path) -> None:
+def test_a_full_disk_holds_batches_in_the_ring_and_goes_on_when_there_is_space(
+    tmp_path: pathlib.Path,
+) -> None:
     files = Failing()
     with bench(str(tmp_path), files) as b:
         b.send(make_batch(2))
@@ -256,7 +289,9 @@ def test_a_full_disk_holds_batches_in_the_ring_and_goes_on_when_there_is_space(t
         assert read_values(b) == expected(2, 3)
 
 
-def test_deleting_and_creating_a_topic_again_does_not_confuse_the_two(tmp_path: pathlib.Path) -> None:
+def test_deleting_and_creating_a_topic_again_does_not_confuse_the_two(
+    tmp_path: pathlib.Path,
+) -> None:
     with bench(str(tmp_path)) as b:
         b.send(make_batch(2))
         b.settle()
@@ -270,14 +305,18 @@ def test_deleting_and_creating_a_topic_again_does_not_confuse_the_two(tmp_path: 
 
 
 @pytest.mark.parametrize("ends", ["time", "bytes", "stop"])
-def test_the_flusher_lingers_for_a_larger_group_until_its_time_its_bytes_or_its_end(tmp_path: pathlib.Path, ends: str) -> None:
+def test_the_flusher_lingers_for_a_larger_group_until_its_time_its_bytes_or_its_end(
+    tmp_path: pathlib.Path, ends: str
+) -> None:
     settings = FlusherSettings(journal_bytes=1 << 20, linger_ns=5 * MS, batch_bytes=3_000)
     with bench(str(tmp_path), settings=settings) as it:
         it.settle()
         it.send(make_batch(3))
         it.step_worker()
         assert not it.step_flusher()
-        assert it.flusher.next_deadline_ns() == it.now_ns + 5 * MS + (-it.now_ns) % 100_000, "rounded up to the wheel's tick"
+        assert it.flusher.next_deadline_ns() == it.now_ns + 5 * MS + (-it.now_ns) % 100_000, (
+            "rounded up to the wheel's tick"
+        )
         it.now_ns += 4 * MS
         assert not it.step_flusher()
         assert not it.flusher.has_more(), "it sleeps meanwhile"
@@ -294,3 +333,70 @@ def test_the_flusher_lingers_for_a_larger_group_until_its_time_its_bytes_or_its_
         it.send(make_batch(3))
         it.step_worker()
         assert bool(it.step_flusher()) == (ends == "stop"), "the next group is waited for anew"
+
+
+class Filling(Dying):
+    """A disk that counts as full once it is said to be."""
+
+    is_full = False
+
+    def total_bytes(self, path: str) -> int:
+        return 1 << 40
+
+    def free_bytes(self, path: str) -> int:
+        return 0 if self.is_full else 1 << 39
+
+
+SPLIT_SETTINGS = FlusherSettings(journal_bytes=1 << 20, reserve_bytes=1 << 30)
+
+
+@pytest.mark.parametrize("operations", range(30))
+def test_a_flusher_killed_while_it_splits_a_segment_of_a_full_disk_loses_nothing_that_stays(
+    tmp_path: pathlib.Path, operations: int
+) -> None:
+    files = Filling(1 << 30)
+    with bench(str(tmp_path), files, SPLIT_SETTINGS) as b:
+        sizes = [0]
+        for n in range(10):
+            b.send(make_batch(800, producer_id=5, sequence=800 * n))
+            b.settle()
+            sizes.append(b.table.read(0).active_valid_end)
+        keep_bytes = sizes[10] - sizes[7]
+        files.is_full, files.left = True, operations
+        b.assignments = [assignment(version=2, retention_bytes=keep_bytes)]
+        killed = False
+        try:
+            b.now_ns += 10**9
+            b.settle()  # the disk is found to be full
+            b.assign(b.assignments[0])
+            b.settle()
+        except KeyboardInterrupt:
+            killed = True
+        files.left = 1 << 30
+        if killed:
+            b.kill_flusher()
+            b.now_ns += 10**9
+            b.settle()
+        files.is_full = False
+        state = b.table.read(0)
+        assert (state.log_start_offset, state.high_watermark, state.log_end_offset) == (
+            5_600,
+            8_000,
+            8_000,
+        )
+        assert [os.path.basename(path) for path in b.segment_paths()] == [f"{5_600:020}.arrows"]
+        assert read_values(b) == expected(800, 800, 800)
+        b.now_ns += 10**9
+        b.settle()
+        b.kill_worker()
+        b.send(make_batch(800, producer_id=5, sequence=7_200))  # a duplicate: it is known
+        b.send(make_batch(800, producer_id=5, sequence=8_000))
+        b.settle()
+        assert b.answers()[-2:] == [(0, 7_200), (0, 8_000)]
+        b.kill_flusher()
+        b.settle()
+        assert read_values(b) == expected(800, 800, 800, 800)
+        if operations == 29:
+            assert not killed, (
+                "the parameters no longer reach past the last operation: raise their number"
+            )

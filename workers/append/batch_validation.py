@@ -1,28 +1,41 @@
-"""Is a batch sound, by its checksums, its structure and its partition's schema? The refusal that its sender gets, where it is not.
+"""Batch validation of the worker: checksums, structure and schema, and the error code of a refusal.
 
-Owner: pure, but for a line in the log. Invariants: whatever the bytes are, they end in a header or in a code.
+Owner: pure, except for log lines.
+
+Invariants: any bytes give a header or an error code.
 """
 
 from __future__ import annotations
 
 import logging
 
-from tailrace.formats.batch_header import BatchChecksumError, BatchFormatError, BatchHeader, verify_batch
-from tailrace.formats.structure import UnpackedTooLargeError, UnsafeBatchError, check_structure
-from tailrace.protocol.errors import ErrorCode
-from workers.partitions import Partition
+from tailrace.core.error_codes import ErrorCode
+from tailrace.format.batch_header import (
+    BatchChecksumError,
+    BatchFormatError,
+    BatchHeader,
+    verify_batch,
+)
+from tailrace.format.batch_validation import UnpackedTooLargeError, UnsafeBatchError, validate_batch
+from workers.append.partitions import Partition
 
 logger = logging.getLogger(__name__)
 
 
-def checked_header(partition: Partition, batch: memoryview, *, is_ours: bool) -> tuple[BatchHeader | None, ErrorCode]:
-    """The header of a batch that may be stored in this partition, or None and why not. `is_ours`: the scheduler made it."""
+def checked_header(
+    partition: Partition, batch: memoryview, *, is_ours: bool
+) -> tuple[BatchHeader | None, ErrorCode]:
+    """Return the header of a batch that may be stored in this partition, or None and the error
+    code.
+
+    `is_ours` is True for batches made by the scheduler.
+    """
     assignment = partition.assignment
     try:
         header = verify_batch(batch, partition.seed)
         if header.schema_id != assignment.schema_id:
             return None, ErrorCode.SCHEMA_MISMATCH
-        check_structure(
+        validate_batch(
             batch,
             header,
             partition.layout,
@@ -35,7 +48,11 @@ def checked_header(partition: Partition, batch: memoryview, *, is_ours: bool) ->
     except (BatchFormatError, UnsafeBatchError) as error:
         code = _code_of(error)
         logger.warning(
-            "batch_refused topic=%s partition=%d code=%s reason=%r", assignment.topic, assignment.partition, code.name, str(error)
+            "batch_refused topic=%s partition=%d code=%s reason=%r",
+            assignment.topic,
+            assignment.partition,
+            code.name,
+            str(error),
         )
         return None, code
     return header, ErrorCode.OK
@@ -44,4 +61,8 @@ def checked_header(partition: Partition, batch: memoryview, *, is_ours: bool) ->
 def _code_of(error: BatchFormatError | UnsafeBatchError) -> ErrorCode:
     if isinstance(error, BatchFormatError):
         return ErrorCode.UNSUPPORTED_BATCH
-    return ErrorCode.RECORD_TOO_LARGE if isinstance(error, UnpackedTooLargeError) else ErrorCode.UNSAFE_BATCH
+    return (
+        ErrorCode.RECORD_TOO_LARGE
+        if isinstance(error, UnpackedTooLargeError)
+        else ErrorCode.UNSAFE_BATCH
+    )

@@ -1,7 +1,11 @@
-"""Where in a worker's ring each partition's descriptors lie: found in one pass over the ring, however many partitions ask.
+"""Descriptor index: the descriptors of each partition in a worker's ring, found in one pass.
 
-Owner: one worker, of its own ring.
-Invariants: each descriptor is looked at once while the ring does not turn over, not once for each partition; at most 2 x capacity numbers of 8 bytes are held.
+Owner: one worker, for its own ring.
+
+Invariants:
+- Each descriptor is read once while the ring does not wrap, not once for each partition.
+- At most 2 x capacity numbers of 8 bytes are held.
+
 Crash: derived from the ring.
 """
 
@@ -13,8 +17,8 @@ from collections.abc import Iterator
 from shm.ring import Descriptor, RingWriter
 
 
-class RingIndex:
-    """Batches of partitions, by slot."""
+class DescriptorIndex:
+    """Descriptor numbers of batches, by slot."""
 
     def __init__(self, ring: RingWriter) -> None:
         self._ring = ring
@@ -23,7 +27,7 @@ class RingIndex:
         self._end = 0
 
     def batches_of(self, slot: int) -> Iterator[Descriptor]:
-        """Descriptors of batches of the partition in `slot` that the ring still has, oldest first."""
+        """Yield the descriptors of batches of `slot` that the ring still has, oldest first."""
         self._catch_up()
         ring = self._ring
         oldest = ring.next_number - ring.capacity
@@ -32,10 +36,11 @@ class RingIndex:
                 yield ring.descriptor(number)
 
     def _catch_up(self) -> None:
-        """Look at what was appended since the last time."""
+        """Index descriptors published since the last call."""
         ring = self._ring
         if self._count > ring.capacity:
-            self._numbers, self._count, self._end = {}, 0, 0  # much of it has been written over: begin anew
+            # many of the indexed descriptors have been reused: start over
+            self._numbers, self._count, self._end = {}, 0, 0
         for number in range(max(self._end, ring.next_number - ring.capacity), ring.next_number):
             descriptor = ring.descriptor(number)
             if descriptor.has_bytes and not descriptor.is_control:

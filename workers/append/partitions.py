@@ -1,9 +1,15 @@
-"""The partitions that a worker serves: opened, changed, taken away, and taken up again where the flusher has decided their end anew.
+"""Partitions of a worker: opened, changed and removed by assignments, and resynchronised after a
+new leader epoch.
 
 Owner: one worker.
-Invariants: a partition's next offset is its log's end as the table shows it, or behind what the ring holds of the same epoch; epoch and end are read at one
-    time; what cannot be opened is set aside alone and its batches refused, and whatever raises has changed nothing.
-Crash: all of it is derived from assignments, table, files and ring.
+
+Invariants:
+- A partition's next offset is the log end offset in the table, or follows the ring's descriptors of
+  the same epoch. Epoch and end are read together.
+- A partition that cannot be opened is set aside alone, and its batches are refused.
+- A call that raises has changed nothing.
+
+Crash: everything is derived from assignments, table, files and ring.
 """
 
 from __future__ import annotations
@@ -12,31 +18,31 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from shm.catalog_messages import Assignment
+from shm.lane_messages import Assignment
 from shm.layout import SlotState
 from shm.partition_table import PartitionTable
 from shm.ring import RingWriter
-from shm.runtime.boundary import Boundary
-from tailrace.formats.arrow_metadata import read_schema
-from tailrace.formats.batch_header import checksum_seed
-from tailrace.formats.structure import shape_of
-from tailrace.kernel import QuickPartition
-from tailrace.protocol.errors import ErrorCode
-from workers import delay_gate
-from workers.producer_state import KEPT, ProducerTable
-from workers.ring_index import RingIndex
+from shm.runtime.error_handler import CountedErrorHandler
+from tailrace.core.error_codes import ErrorCode
+from tailrace.format.arrow_metadata import read_schema
+from tailrace.format.batch_header import checksum_seed
+from tailrace.kernel import FastPathPartition
+from tailrace.kernel.batch_shape import shape_of
+from workers.append.descriptor_index import DescriptorIndex
+from workers.log import delay_rules
+from workers.log.producer_state import KEPT, ProducerTable
 
 logger = logging.getLogger(__name__)
 
 NO_EPOCH = -1
 WORKER_PRODUCERS = 10
-"""So many times `producer.ids.max` producers a worker remembers in all its partitions."""
+"""Multiple of `producer.ids.max` that bounds the producers of all partitions of a worker."""
 OPEN_RETRY_NS = 1_000_000_000
-"""How soon a partition that could not be opened is tried again, should a batch come for it."""
+"""Retry interval for a partition that could not be opened, if a batch arrives for it."""
 
 
-class Partition(QuickPartition):
-    """What the worker knows of one of its partitions."""
+class Partition(FastPathPartition):
+    """A worker's state of one partition."""
 
     def __init__(self, assignment: Assignment) -> None:
         """Raises ArrowMetadataError."""
@@ -45,26 +51,35 @@ class Partition(QuickPartition):
         self.is_delay_log = bool(assignment.delay_of)
         self.next_offset = 0
         self.leader_epoch = 0
-        """The partition table's, when `next_offset` was taken from there. Another one there means that the log's end was decided anew. NO_EPOCH: the log could
-        not be opened, and where it ends is not known.
+        """Leader epoch of the table when `next_offset` was read there. A different one means that
+        the flusher has changed the log's end. NO_EPOCH if the log could not be opened and its end
+        is unknown.
         """
         self.last_append_us = 0
         self.producers = ProducerTable()
         self.assign(assignment)
 
     def assign(self, assignment: Assignment) -> None:
-        """Its settings, now or anew; its schema and its place stay."""
+        """Apply the settings of an assignment. Schema and place do not change."""
         max_message_bytes = int(assignment.settings["max.message.bytes"])
         log_append_time = assignment.settings["message.timestamp.type"] == "LogAppendTime"
-        self._note(shape_of(self.layout), assignment.schema_id, assignment.data_dir, self.is_delay_log)
-        self.assignment, self.max_message_bytes, self.log_append_time = assignment, max_message_bytes, log_append_time
+        self._note(
+            shape_of(self.layout), assignment.schema_id, assignment.data_dir, self.is_delay_log
+        )
+        self.assignment, self.max_message_bytes, self.log_append_time = (
+            assignment,
+            max_message_bytes,
+            log_append_time,
+        )
         self.slot_map_version = len(assignment.slot_counts)
-        """Batches that were routed by another are refused; 0: the topic has no hash slots."""
+        """Batches routed by another version are refused. 0: the topic has no hash slots."""
 
 
 @dataclass(slots=True)
-class SetAside:
-    """A partition that could not be opened: what its batches are refused with, and when to try again."""
+class UnopenedPartition:
+    """A partition that could not be opened, with the error code of its batches
+    and the retry time.
+    """
 
     assignment: Assignment
     code: ErrorCode
@@ -72,49 +87,61 @@ class SetAside:
 
 
 LoadProducers = Callable[[Assignment, int], ProducerTable]
-"""(partition, next offset) -> what the files tell of its producers up to there."""
+"""(partition, next offset) -> producers up to there according to the files."""
 
 
 class Partitions:
-    """What a worker knows of its partitions."""
+    """All partitions of a worker."""
 
-    def __init__(self, ring: RingWriter, tables: list[PartitionTable], load_producers: LoadProducers, boundary: Boundary) -> None:
+    def __init__(
+        self,
+        ring: RingWriter,
+        tables: list[PartitionTable],
+        load_producers: LoadProducers,
+        error_handler: CountedErrorHandler,
+    ) -> None:
         self.by_slot: dict[int, Partition] = {}
         self.delay_logs: dict[tuple[str, int], Partition] = {}
-        """(id of the topic, partition) -> its delay log, which the same worker has."""
-        self._set_aside: dict[int, SetAside] = {}
+        """Delay logs by (topic id of their topic, partition). The same worker has both."""
+        self._unopened: dict[int, UnopenedPartition] = {}
         self._ring = ring
         self._tables = tables
         self._load_producers = load_producers
-        self._boundary = boundary
-        self._index = RingIndex(ring)
+        self._error_handler = error_handler
+        self._index = DescriptorIndex(ring)
         self._unsettled = self._read_unsettled()
 
     def assign(self, assignment: Assignment, now_ns: int) -> None:
-        """A partition given, changed or taken away."""
+        """Open, change or remove a partition."""
         try:
             self._apply(assignment)
         except Exception as error:
-            self._put_aside(assignment, error, now_ns)
+            self._note_unopened(assignment, error, now_ns)
 
     def code_of_unopened(self, slot: int, now_ns: int) -> ErrorCode:
-        """What a batch for a slot without a partition is refused with. One whose files could not be read is tried again now and then, for the next batch."""
-        aside = self._set_aside.get(slot)
-        if aside is None:
+        """Return the error code of a batch for a slot without a partition. Retry opening it if the
+        retry time has come.
+        """
+        unopened = self._unopened.get(slot)
+        if unopened is None:
             return ErrorCode.UNKNOWN_TOPIC
-        if aside.code is ErrorCode.NOT_READY and now_ns >= aside.retry_ns:
-            self.assign(aside.assignment, now_ns)
-        return aside.code
+        if unopened.code is ErrorCode.NOT_READY and now_ns >= unopened.retry_ns:
+            self.assign(unopened.assignment, now_ns)
+        return unopened.code
 
     def has_room_for_producer(self, partition: Partition, limit: int, now_us: int) -> bool:
-        """Whether one more is remembered: `limit` of a partition, and WORKER_PRODUCERS times that of all, beside KEPT that each partition may have."""
+        """True if one more producer may be remembered.
+
+        A partition has at most `limit`, all together WORKER_PRODUCERS times that. Up to KEPT are
+        always allowed in each.
+        """
         producers = partition.producers
         if not producers.has_room(limit, now_us):
             return False
         if producers.producer_count < KEPT or self._producer_count() < WORKER_PRODUCERS * limit:
             return True
         for other in self.by_slot.values():
-            other.producers.has_room(limit, now_us)  # those that are idle there are forgotten
+            other.producers.has_room(limit, now_us)  # forgets idle producers
         return self._producer_count() < WORKER_PRODUCERS * limit
 
     def _producer_count(self) -> int:
@@ -126,18 +153,33 @@ class Partitions:
             partition.producers.expire(max(now_us, partition.last_append_us) - expiration_us)
 
     def topic_of(self, delay_log: Assignment) -> Partition | None:
-        """The partition whose delayed records this delay log has; None: it is none, or its topic is gone."""
-        wanted = delay_log.delay_of, delay_log.partition
-        return next((p for p in self.by_slot.values() if (p.assignment.topic_id.hex(), p.assignment.partition) == wanted), None)
+        """Return the partition whose delayed records this delay log holds, or
+        None if it is unknown.
+        """
+        requested = delay_log.delay_of, delay_log.partition
+        return next(
+            (
+                p
+                for p in self.by_slot.values()
+                if (p.assignment.topic_id.hex(), p.assignment.partition) == requested
+            ),
+            None,
+        )
 
     def _read_unsettled(self) -> dict[int, tuple[int, int, int]]:
-        """slot -> (next offset, append time, epoch), from the descriptors that a predecessor published and the table may not show yet."""
+        """Return (next offset, append time, epoch) by slot of descriptors that a predecessor
+        published and the table may not include yet.
+        """
         ring = self._ring
         found: dict[int, tuple[int, int, int]] = {}
         for number in range(ring.settled.load(), ring.next_number):
             descriptor = ring.descriptor(number)
             if descriptor.has_bytes and not descriptor.is_control:
-                found[descriptor.slot] = descriptor.next_offset, descriptor.append_time_us, descriptor.leader_epoch
+                found[descriptor.slot] = (
+                    descriptor.next_offset,
+                    descriptor.append_time_us,
+                    descriptor.leader_epoch,
+                )
         return found
 
     def _apply(self, assignment: Assignment) -> None:
@@ -147,8 +189,11 @@ class Partitions:
         if assignment.dropped:
             if same:
                 self._forget(slot)
-            if slot in self._set_aside and self._set_aside[slot].assignment.topic_id == assignment.topic_id:
-                del self._set_aside[slot]
+            if (
+                slot in self._unopened
+                and self._unopened[slot].assignment.topic_id == assignment.topic_id
+            ):
+                del self._unopened[slot]
         elif known is not None and same:
             if assignment.version >= known.assignment.version:
                 known.assign(assignment)
@@ -156,7 +201,7 @@ class Partitions:
             opened = self._open(assignment)
             if known is not None:
                 self._forget(slot)
-            self._set_aside.pop(slot, None)
+            self._unopened.pop(slot, None)
             self.by_slot[slot] = opened
             if assignment.delay_of:
                 self.delay_logs[assignment.delay_of, assignment.partition] = opened
@@ -166,22 +211,29 @@ class Partitions:
         if assignment.delay_of:
             self.delay_logs.pop((assignment.delay_of, assignment.partition), None)
 
-    def _put_aside(self, assignment: Assignment, error: Exception, now_ns: int) -> None:
-        """The partition cannot be opened (its files cannot be read now, or its schema cannot be read at all): its batches are refused, the others go on."""
-        slot, said = assignment.slot, self._set_aside.get(assignment.slot)
+    def _note_unopened(self, assignment: Assignment, error: Exception, now_ns: int) -> None:
+        """Refuse the batches of a partition that cannot be opened: its files cannot be read now, or
+        its schema is invalid.
+        """
+        slot, unopened = assignment.slot, self._unopened.get(assignment.slot)
         code = ErrorCode.NOT_READY if isinstance(error, OSError) else ErrorCode.INTERNAL_ERROR
-        if said is None or said.code is not code:
-            what = f"topic={assignment.topic} partition={assignment.partition}"
+        if unopened is None or unopened.code is not code:
+            context = f"topic={assignment.topic} partition={assignment.partition}"
             if isinstance(error, OSError):
-                logger.error("partition_not_opened %s error=%r advice=%r", what, str(error), "it is tried again with each batch")
+                logger.error(
+                    "partition_not_opened %s error=%r advice=%r",
+                    context,
+                    str(error),
+                    "repair the disk; opening is retried with each batch",
+                )
             else:
-                self._boundary.caught(what, error)
+                self._error_handler.on_error(context, error)
         known = self.by_slot.get(slot)
         if known is not None and known.assignment.topic_id == assignment.topic_id:
-            return  # what cannot be applied is a change: it stays as it was
+            return  # only the change failed: the partition stays as it was
         if known is not None:
             self._forget(slot)
-        self._set_aside[slot] = SetAside(assignment, code, now_ns + OPEN_RETRY_NS)
+        self._unopened[slot] = UnopenedPartition(assignment, code, now_ns + OPEN_RETRY_NS)
 
     def _open(self, assignment: Assignment) -> Partition:
         table = self._tables[assignment.data_dir]
@@ -190,7 +242,7 @@ class Partitions:
         if state.topic_id == assignment.topic_id:
             next_offset, append_us, epoch = self._unsettled.get(assignment.slot, (0, 0, 0))
             if epoch != state.leader_epoch:
-                next_offset = 0  # refused since, by a disk that failed
+                next_offset = 0  # a failed disk has refused them since
             self._take_up(partition, max(next_offset, state.log_end_offset), state.leader_epoch)
             partition.last_append_us = max(append_us, state.last_append_us)
             if state.state is SlotState.UNREADABLE:
@@ -198,41 +250,60 @@ class Partitions:
         return partition
 
     def _take_up(self, partition: Partition, next_offset: int, leader_epoch: int) -> None:
-        """Go on at `next_offset`, with what the files and this ring tell of producers. Raises OSError, before anything is changed."""
+        """Set the next offset, and rebuild producers from the files and this ring. Raises OSError
+        before any change.
+        """
         producers = self._load_producers(partition.assignment, next_offset)
         for d in self._index.batches_of(partition.assignment.slot):
             if d.leader_epoch != leader_epoch or d.next_offset > next_offset:
                 continue
-            if d.flags & delay_gate.SPECIAL_FLAGS:
-                delay_gate.note_descriptor(producers, d)
+            if d.flags & delay_rules.SPECIAL_FLAGS:
+                delay_rules.note_descriptor(producers, d)
             if d.producer_id >= 0:
                 producers.record(
-                    d.producer_id, d.producer_epoch, d.base_sequence, d.last_offset_delta, d.base_offset, d.next_offset, d.append_time_us
+                    d.producer_id,
+                    d.producer_epoch,
+                    d.base_sequence,
+                    d.last_offset_delta,
+                    d.base_offset,
+                    d.next_offset,
+                    d.append_time_us,
                 )
-        partition.next_offset, partition.leader_epoch, partition.producers = next_offset, leader_epoch, producers
+        partition.next_offset, partition.leader_epoch, partition.producers = (
+            next_offset,
+            leader_epoch,
+            producers,
+        )
 
-    def look_at_log_ends(self, partition: Partition) -> None:
-        """The scheduler sends again what this worker believes to have appended, or a mark that does not follow what it believes to have delivered: a topic
-        and its delay log are looked at together.
+    def check_log_ends(self, partition: Partition) -> None:
+        """Check the log ends of a topic and its delay log together.
+
+        Called when the scheduler resends batches that this worker has appended, or sends a mark
+        that does not follow its deliveries.
         """
         other = (
             self.topic_of(partition.assignment)
             if partition.is_delay_log
-            else self.delay_logs.get((partition.assignment.topic_id.hex(), partition.assignment.partition))
+            else self.delay_logs.get(
+                (partition.assignment.topic_id.hex(), partition.assignment.partition)
+            )
         )
         for each in (partition, other):
             if each is not None:
-                self._look_at_log_end(each)
+                self._check_log_end(each)
 
-    def _look_at_log_end(self, partition: Partition) -> None:
-        """If everything is settled and the log ends before what this worker believes to have appended, or has begun an epoch since, its disk had failed: the
-        log is right.
+    def _check_log_end(self, partition: Partition) -> None:
+        """Resynchronise a partition whose log ends before this worker's next offset, or has a new
+        epoch, although everything is settled. Its disk has failed, and the log is authoritative.
         """
         ring, assignment = self._ring, partition.assignment
         if ring.settled.load() != ring.next_number:
             return
         state = self._tables[assignment.data_dir].read(assignment.slot)
-        is_behind = state.log_end_offset < partition.next_offset or state.leader_epoch != partition.leader_epoch
+        is_behind = (
+            state.log_end_offset < partition.next_offset
+            or state.leader_epoch != partition.leader_epoch
+        )
         if state.topic_id == assignment.topic_id and state.state is SlotState.ONLINE and is_behind:
             logger.warning(
                 "taken_up_anew topic=%s partition=%d from=%d to=%d",
@@ -241,11 +312,19 @@ class Partitions:
             try:
                 self._take_up(partition, state.log_end_offset, state.leader_epoch)
             except OSError as error:
-                logger.warning("end_not_taken_up topic=%s partition=%d error=%r", assignment.topic, assignment.partition, str(error))
+                logger.warning(
+                    "end_not_taken_up topic=%s partition=%d error=%r",
+                    assignment.topic,
+                    assignment.partition,
+                    str(error),
+                )
 
     def on_new_epoch(self, partition: Partition) -> bool:
-        """The flusher has decided the log's end anew (its disk had failed): what this worker appended beyond it was refused. False: the files cannot be
-        read now. Epoch and end are of one time: an end of the epoch before would leave a gap, or write over what is there.
+        """Resynchronise after the flusher has changed the log's end because of a failed disk.
+        Batches beyond it were refused.
+
+        Return False if the files cannot be read now. Epoch and end are read together: an end of the
+        previous epoch would leave a gap or overwrite batches.
         """
         assignment = partition.assignment
         state = self._tables[assignment.data_dir].read(assignment.slot)
@@ -253,7 +332,12 @@ class Partitions:
             try:
                 self._take_up(partition, state.log_end_offset, state.leader_epoch)
             except OSError as error:
-                logger.warning("epoch_not_taken_up topic=%s partition=%d error=%r", assignment.topic, assignment.partition, str(error))
+                logger.warning(
+                    "epoch_not_taken_up topic=%s partition=%d error=%r",
+                    assignment.topic,
+                    assignment.partition,
+                    str(error),
+                )
                 return False
             logger.info(
                 "epoch_taken_up topic=%s partition=%d epoch=%d next_offset=%d",

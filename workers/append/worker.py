@@ -1,15 +1,25 @@
-"""The worker: owns the append order of its partitions. Reads lanes, checks, deduplicates, assigns offsets, publishes in its ring.
+"""Worker process: owns the append order of its partitions.
 
-Owner: its ring's descriptors, data, `head` and `reclaimed`; the `consumed` words of the lanes that lead to it.
-Invariants: one writer per partition; offsets are dense; every request, also a refused one or a duplicate, gets a descriptor, so replies come from
-    one place and in order; a lane's space is given back only after what was read from it is published; a message whose handling fails
-    unforeseen changes nothing, gets INTERNAL_ERROR, and is not read again; one that fails behind its descriptor ends the process, because then
-    what is in memory does not follow from the ring any more.
-Crash: everything it knows is derived: the next offset of a partition from the table and the descriptors not yet settled, deduplication from
-    snapshot, headers and descriptors, the place to go on in each lane from the last descriptor that came from it. Killed anywhere it
-    neither loses nor repeats a batch.
+It reads lanes, validates and deduplicates batches, assigns offsets, and publishes them in its ring.
 
-Run as `python -P -m workers.worker`.
+Owner: its ring's descriptors, data, `producer_position` and `reclaimed`; the `consumer_position` of
+the lanes to it.
+
+Invariants:
+- A partition has one writer, and its offsets are dense.
+- Every request, also a refused one or a duplicate, gets a descriptor. Acks come from one place and
+  in order.
+- Lane space is released only after its messages are published.
+- A message that fails unexpectedly changes nothing, gets INTERNAL_ERROR, and is not read again.
+- A failure after the descriptor was written ends the process, because memory no longer follows from
+  the ring.
+
+Crash: all of its state is derived, and no batch is lost or repeated.
+- Next offset of a partition: from the table and the unsettled descriptors.
+- Deduplication: from snapshot, batch headers and descriptors.
+- Lane positions: from the last descriptor of each lane.
+
+Run it with `python -P -m workers.append.worker`.
 """
 
 from __future__ import annotations
@@ -17,12 +27,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from shm.catalog_messages import REPLAY, Assignment, LaneKind
-from shm.cell import is_compiled
+from shm.atomic_word import is_compiled
 from shm.control import ProcessSlot
 from shm.crash_points import crash_point, is_armed
 from shm.doorbell import Doorbell
 from shm.lane import LaneError, LaneMessage, LaneReader
+from shm.lane_messages import REPLAY, Assignment, LaneKind
 from shm.layout import (
     ACKS_LEADER,
     ACKS_MASK,
@@ -30,7 +40,7 @@ from shm.layout import (
     FLAG_CONTROL,
     FLAG_DUPLICATE,
     SLOT_MAP_SHIFT,
-    SOURCE_COORDINATOR,
+    SOURCE_CONTROLLER,
     SOURCE_SCHEDULER,
     Phase,
     ProcessWord,
@@ -40,32 +50,49 @@ from shm.layout import (
 )
 from shm.partition_table import PartitionTable
 from shm.ring import RingWriter
-from shm.runtime.boundary import Boundary
-from shm.runtime.process import ProcessContext, configure_logging, process_name, run, start
-from tailrace.formats.batch_header import ATTRIBUTE_DELAYED, BatchHeader, header_position, stamp_append_time, stamp_appended, stamp_min_tick
-from tailrace.kernel import quick_append
-from tailrace.protocol.errors import ErrorCode
-from workers.batch_checks import checked_header
-from workers.delay_gate import SPECIAL_ATTRIBUTES, SPECIAL_FLAGS, begins_epoch, flags_of, is_next_delivery, is_next_mark, note_header
-from workers.files import DiskFiles, Files
-from workers.partitions import LoadProducers, Partition, Partitions
-from workers.producer_snapshots import load_producers
-from workers.producer_state import OLDER_BYTES, Decision, ProducerTable
-from workers.timing_wheel import TimingWheel
+from shm.runtime.agent_runner import ProcessContext, configure_logging, process_name, run, start
+from shm.runtime.error_handler import CountedErrorHandler
+from shm.runtime.timing_wheel import TimingWheel
+from tailrace.core.error_codes import ErrorCode
+from tailrace.format.batch_header import (
+    ATTRIBUTE_DELAYED,
+    BatchHeader,
+    header_position,
+    stamp_append_time,
+    stamp_appended,
+    stamp_min_tick,
+)
+from tailrace.kernel import fast_append
+from workers.append.batch_validation import checked_header
+from workers.append.partitions import LoadProducers, Partition, Partitions
+from workers.log.delay_rules import (
+    SPECIAL_ATTRIBUTES,
+    SPECIAL_FLAGS,
+    begins_epoch,
+    flags_of,
+    is_next_delivery,
+    is_next_mark,
+    note_header,
+)
+from workers.log.producer_snapshots import load_producers
+from workers.log.producer_state import OLDER_BYTES, Decision, ProducerTable
+from workers.segment.files import DiskFiles, Files
 
 logger = logging.getLogger(__name__)
 
 LANE_FREED_BYTES = 64 << 10
-"""The front is woken when so much room is given back in a lane: batches may be waiting for it."""
+"""Lane bytes released in one step above which the fronts are rung: batches may wait for them."""
 LANE_QUANTUM = 64
-"""Messages taken from one lane before the next has its turn."""
+"""Messages taken from one lane before the next lane's turn."""
 EXPIRY_INTERVAL_NS = 600_000_000_000
 BLOCKED_RETRY_NS = 5_000_000
-"""How soon a worker whose ring is full looks again, should the ring of who frees space be lost (see `Ring.is_crowded`)."""
+"""Retry interval of a worker with a full ring, if the doorbell of the process that frees space is
+lost (see `Ring.is_crowded`).
+"""
 
 
 class Worker:
-    """An agent (see `shm.runtime.process`)."""
+    """Agent of the worker process (see `shm.runtime.agent_runner`)."""
 
     def __init__(
         self,
@@ -85,17 +112,20 @@ class Worker:
         producer_ids_max: int,
         now_us: Callable[[], int],
     ) -> None:
-        """`is_disk_full`: whether a data directory (its number) takes nothing more now."""
+        """`is_disk_full` returns True if a data directory (by number) accepts no batches now."""
         self._ring = ring
         self._lanes = lanes
-        self._order = [source for source in lanes if source != SOURCE_COORDINATOR]
+        self._order = [source for source in lanes if source != SOURCE_CONTROLLER]
         self._every_lane = list(lanes.values())
         self._tables = tables
-        self._bytes_word, self._refused_word = slot.cell(ProcessWord.BYTES_COUNT), slot.cell(ProcessWord.REFUSED_COUNT)
+        self._bytes_word, self._refused_word = (
+            slot.cell(ProcessWord.BYTES_COUNT),
+            slot.cell(ProcessWord.REFUSED_COUNT),
+        )
         self._generation = generation
         self._has_recovered = is_running
         self._is_running = False
-        """Whether recovery is over, which it is once."""
+        """True once recovery has ended."""
         self._live_fronts = live_fronts
         self._fronts = fronts
         self._flushers = flushers
@@ -103,16 +133,16 @@ class Worker:
         self._producer_expiration_us = producer_expiration_us
         self._producer_ids_max = producer_ids_max
         self._now_us = now_us
-        self._boundary = Boundary(slot)
-        self._opened = Partitions(ring, tables, load_producers, self._boundary)
+        self._error_handler = CountedErrorHandler(slot)
+        self._opened = Partitions(ring, tables, load_producers, self._error_handler)
         self._partitions, self._delay_logs = self._opened.by_slot, self._opened.delay_logs
         self._fed = False
         self._blocked = False
-        self._has_quick_way = all(is_compiled(each) for each in (ring, *lanes.values(), *tables))
+        self._has_fast_path = all(is_compiled(each) for each in (ring, *lanes.values(), *tables))
         self._has_replies = False
-        """Whether a descriptor was appended to which fronts reply as soon as it is published."""
+        """True if an unpublished descriptor needs an ack as soon as it is published."""
         self._now_ns = 0
-        self._turn = 0
+        self._rotation = 0
         self._refused_count = 0
         self._byte_count = 0
         self._timers: TimingWheel[Callable[[], None]] = TimingWheel(0, tick_ns=1_000_000_000)
@@ -120,14 +150,14 @@ class Worker:
 
     @staticmethod
     def resume_positions(ring: RingWriter) -> dict[int, int]:
-        """source -> lane position behind the last request of it that a predecessor has published a descriptor for."""
+        """Return the lane position after the last published request, by source lane."""
         found: dict[int, int] = {}
         for number in range(max(0, ring.next_number - ring.capacity), ring.next_number):
             descriptor = ring.descriptor(number)
             found[descriptor.source_lane] = descriptor.lane_position
         return found
 
-    # ---- agent -----------------------------------------------------------------------------------------------------------------------
+    # ---- agent -----------------------------------------------------------------------------------
 
     def step(self, now_ns: int) -> int:
         self._now_ns = now_ns
@@ -136,21 +166,23 @@ class Worker:
         ring = self._ring
         ring.reclaim(self._live_fronts())
         self._blocked = False
-        work = self._read_lane(SOURCE_COORDINATOR, self._lanes[SOURCE_COORDINATOR])
+        work = self._read_lane(SOURCE_CONTROLLER, self._lanes[SOURCE_CONTROLLER])
         if self._fed:
             order = self._order
             for index in range(len(order)):
-                source = order[(self._turn + index) % len(order)]
+                source = order[(self._rotation + index) % len(order)]
                 work += self._read_lane(source, self._lanes[source])
-            self._turn += 1
-        has_published = ring.publish()
+            self._rotation += 1
+        has_published = ring.commit()
         if has_published:
             crash_point("worker.after_publish")
-        freed = max([lane.consume() for lane in self._every_lane])  # before the rings: who waits for room in a lane looks once
+        # before ringing: a process that waits for lane space checks once
+        freed = max([lane.consume() for lane in self._every_lane])
         if has_published:
-            if self._has_replies or freed > LANE_FREED_BYTES:  # replies that wait for durability are announced by the flusher
+            # the flusher announces acks that wait for durability
+            if self._has_replies or freed > LANE_FREED_BYTES:
                 self._has_replies = False
-                for bell in self._fronts:  # first: producers wait for their replies
+                for bell in self._fronts:  # first: producers wait for their acks
                     bell.ring()
             for bell in self._flushers:
                 bell.ring()
@@ -173,25 +205,26 @@ class Worker:
         if self._blocked or not self._runs():
             return False
         if not self._fed:
-            return self._lanes[SOURCE_COORDINATOR].has_more()
-        return any([lane.has_more() for lane in self._every_lane])  # noqa: C419 - a list costs less than a generator
+            return self._lanes[SOURCE_CONTROLLER].has_more()
+        # a list costs less than a generator
+        return any([lane.has_more() for lane in self._every_lane])  # noqa: C419
 
     def next_deadline_ns(self) -> int | None:
         if not self._runs():
-            return None  # it is rung when it may begin
+            return None  # a ring announces the end of recovery
         deadline_ns = self._timers.quiet_until_ns
         return min(deadline_ns, self._now_ns + BLOCKED_RETRY_NS) if self._blocked else deadline_ns
 
     def begin_stop(self) -> None:
-        """Nothing to do: fronts have stopped before; what is in the lanes is still appended."""
+        """Do nothing: fronts stop first, and batches in the lanes are still appended."""
 
     def is_finished(self) -> bool:
         return not self._runs() or not any(lane.has_more() for lane in self._lanes.values())
 
-    # ---- lanes -----------------------------------------------------------------------------------------------------------------------
+    # ---- lanes -----------------------------------------------------------------------------------
 
     def _read_lane(self, source: int, lane: LaneReader) -> int:
-        """Take up to a quantum of messages; stops early when the ring is full."""
+        """Take up to LANE_QUANTUM messages. Stop early when the ring is full."""
         count = 0
         while count < LANE_QUANTUM and lane.has_more():
             count += self._append_plain(source, lane, LANE_QUANTUM - count)
@@ -214,27 +247,36 @@ class Worker:
         return count
 
     def _append_plain(self, source: int, lane: LaneReader, count_max: int) -> int:
-        """Have the kernel append what needs no thought: all of `_produce`, for batches that it would append."""
-        if not self._has_quick_way or source in (SOURCE_COORDINATOR, SOURCE_SCHEDULER) or is_armed():
+        """Append batches by the kernel's fast path, as many as `_produce` would
+        append without a special case.
+        """
+        if not self._has_fast_path or source in (SOURCE_CONTROLLER, SOURCE_SCHEDULER) or is_armed():
             return 0
-        open_tables = [None if self._is_disk_full(data_dir) else table for data_dir, table in enumerate(self._tables)]
+        open_tables = [
+            None if self._is_disk_full(data_dir) else table
+            for data_dir, table in enumerate(self._tables)
+        ]
         try:
-            count, byte_count, has_replies = quick_append(
-                self._ring, lane, source, LaneKind.PRODUCE, count_max, self._partitions, open_tables, self._now_us(),
+            count, byte_count, has_replies = fast_append(
+                self._ring, lane, source, LaneKind.PRODUCE, count_max, self._partitions,
+                open_tables, self._now_us(),
                 self._producer_expiration_us, OLDER_BYTES,
             )  # fmt: skip
         except LaneError:
             raise
-        except Exception as error:  # what it appended before is whole; from now on each batch goes the long way
-            self._boundary.caught(f"source={source} quick_append", error)
-            self._has_quick_way, self._has_replies = False, True
+        except Exception as error:
+            # earlier appends are complete; from now on each batch takes the slow path
+            self._error_handler.on_error(f"source={source} fast_append", error)
+            self._has_fast_path, self._has_replies = False, True
             return 0
         self._byte_count += byte_count
         self._has_replies = self._has_replies or has_replies
         return count
 
     def _take(self, source: int, message: LaneMessage) -> bool:
-        """One message. False: the ring has no room, the lane waits. What raises has changed nothing."""
+        """Handle one message. Return False if the ring has no space and the lane must wait. An
+        exception means that nothing was changed.
+        """
         if message.kind == LaneKind.PRODUCE:
             return self._produce(source, message)
         if message.kind == LaneKind.ASSIGN:
@@ -244,41 +286,55 @@ class Worker:
         return True
 
     def _fail(self, source: int, message: LaneMessage, error: Exception) -> None:
-        """A message whose handling failed: logged, counted, and if it is a batch, refused. A descriptor fits: nothing raises before that is known."""
-        self._boundary.caught(
-            f"kind={message.kind} source={source} slot={message.slot} session={message.session} bytes={len(message.payload)}", error
+        """Log and count a message whose handling failed, and refuse it if it is a batch. A
+        descriptor fits: nothing raises before that is known.
+        """
+        self._error_handler.on_error(
+            f"kind={message.kind} source={source} slot={message.slot} session={message.session} "
+            f"bytes={len(message.payload)}",
+            error,
         )
         if message.kind == LaneKind.PRODUCE:
             partition = self._partitions.get(message.slot)
-            self._refuse(source, message, ErrorCode.INTERNAL_ERROR, partition.next_offset if partition else 0)
+            self._refuse(
+                source, message, ErrorCode.INTERNAL_ERROR, partition.next_offset if partition else 0
+            )
 
     def _assign(self, source: int, message: LaneMessage) -> bool:
-        """A partition given, changed or taken away. A change goes into the ring, in order with the data, also if this worker cannot open it: the flusher looks
-        for itself. A replay does not.
+        """Open, change or remove a partition.
+
+        A change is copied into the ring, in order with the data, even if this worker cannot open
+        it: the flusher checks for itself. A replay is not copied.
         """
         is_change = not message.flags & REPLAY
-        position = self._ring.try_reserve(len(message.payload))
+        position = self._ring.try_claim(len(message.payload))
         if is_change and position is None:
             return False
         assignment = Assignment.decode(message.payload)
         self._opened.assign(assignment, self._now_ns)
         if is_change and position is not None:
             self._copy(position, message.payload)
-            self._append(position, len(message.payload), message, source, FLAG_CONTROL | FLAG_BYTES, 0, 0, 0)
+            self._append(
+                position, len(message.payload), message, source, FLAG_CONTROL | FLAG_BYTES, 0, 0, 0
+            )
         return True
 
-    # ---- appending -------------------------------------------------------------------------------------------------------------------
+    # ---- appending -------------------------------------------------------------------------------
 
     def _produce(self, source: int, message: LaneMessage) -> bool:
-        """Append, refuse or recognise one batch. False when the ring has no room: the lane waits."""
+        """Append, refuse or deduplicate one batch. Return False if the ring has no space and the
+        lane must wait.
+        """
         batch = message.payload
         length = len(batch)
-        position = self._ring.try_reserve(length)
+        position = self._ring.try_claim(length)
         if position is None:
             return False
         partition = self._partitions.get(message.slot)
         if partition is None:
-            return self._refuse(source, message, self._opened.code_of_unopened(message.slot, self._now_ns), 0)
+            return self._refuse(
+                source, message, self._opened.code_of_unopened(message.slot, self._now_ns), 0
+            )
         shown = self._tables[partition.assignment.data_dir].append_state(message.slot)
         if shown[1] != partition.leader_epoch:
             if not self._opened.on_new_epoch(partition):
@@ -289,47 +345,73 @@ class Worker:
         if header is None:
             return self._refuse(source, message, code, next_offset)
         if source == SOURCE_SCHEDULER and not self._is_next_delay(partition, header):
-            self._opened.look_at_log_ends(partition)
+            self._opened.check_log_ends(partition)
             return self._refuse(source, message, ErrorCode.UNKNOWN_SEQUENCE, next_offset, header)
         verdict = None
         if header.producer_id >= 0:
             now_us = max(self._now_us(), partition.last_append_us)
             verdict = partition.producers.decide(
-                header.producer_id, header.producer_epoch, header.base_sequence, header.last_offset_delta,
+                header.producer_id, header.producer_epoch, header.base_sequence,
+                header.last_offset_delta,
                 now_us - self._producer_expiration_us,
             )  # fmt: skip
             if verdict.original is not None:
-                self._append(self._ring.tail, 0, message, source, message.flags | FLAG_DUPLICATE, 0, verdict.original.base_offset,
-                             verdict.original.next_offset, header, partition, verdict.original.append_time_us)  # fmt: skip
+                self._append(self._ring.next_position, 0, message, source,
+                message.flags | FLAG_DUPLICATE, 0, verdict.original.base_offset,
+                             verdict.original.next_offset, header, partition,
+                             verdict.original.append_time_us)  # fmt: skip
                 return True
-        # Behind duplicates: what was appended under an older map is not to be sent elsewhere again.
-        if message.flags >> SLOT_MAP_SHIFT != partition.slot_map_version and source != SOURCE_SCHEDULER:
+        # After the duplicate check: a batch appended under an older map must not be sent elsewhere
+        # again.
+        if (
+            message.flags >> SLOT_MAP_SHIFT != partition.slot_map_version
+            and source != SOURCE_SCHEDULER
+        ):
             return self._refuse(source, message, ErrorCode.STALE_SLOT_MAP, next_offset, header)
         if verdict is not None:
-            if verdict.is_new and not self._opened.has_room_for_producer(partition, self._producer_ids_max, now_us):
-                return self._refuse(source, message, ErrorCode.TOO_MANY_PRODUCERS, next_offset, header)
+            if verdict.is_new and not self._opened.has_room_for_producer(
+                partition, self._producer_ids_max, now_us
+            ):
+                return self._refuse(
+                    source, message, ErrorCode.TOO_MANY_PRODUCERS, next_offset, header
+                )
             if verdict.decision is Decision.REFUSE:
                 return self._refuse(source, message, verdict.code, next_offset, header)
         self._append_batch(partition, header, message, source, position, shown[3])
         return True
 
     def _is_next_delay(self, partition: Partition, header: BatchHeader) -> bool:
-        """Whether what the scheduler sends is new: it sends again what it has not seen settled."""
+        """True if a batch from the scheduler is new.
+
+        The scheduler resends batches that it has not seen settled.
+        """
         assignment = partition.assignment
         if header.is_control:
-            topic = self._opened.topic_of(assignment) if begins_epoch(header, partition.producers) else None
-            return bool(assignment.delay_of) and is_next_mark(header, partition.producers, topic.producers if topic else None)
+            topic = (
+                self._opened.topic_of(assignment)
+                if begins_epoch(header, partition.producers)
+                else None
+            )
+            return bool(assignment.delay_of) and is_next_mark(
+                header, partition.producers, topic.producers if topic else None
+            )
         if header.attributes & ATTRIBUTE_DELAYED:
             log = self._delay_logs.get((assignment.topic_id.hex(), assignment.partition))
-            return is_next_delivery(header, partition.producers, log.producers if log else None, self._now_us())
+            return is_next_delivery(
+                header, partition.producers, log.producers if log else None, self._now_us()
+            )
         return True
 
-    def _check(self, partition: Partition, batch: memoryview, source: int, state: int) -> tuple[BatchHeader | None, ErrorCode]:
-        """Everything that must hold before a batch may be stored, cheapest first. `state`: the slot's in the partition table."""
+    def _check(
+        self, partition: Partition, batch: memoryview, source: int, state: int
+    ) -> tuple[BatchHeader | None, ErrorCode]:
+        """Run all checks before a batch is stored, cheapest first.
+
+        `state` is the slot's state in the table.
+        """
         assignment = partition.assignment
-        if (
-            len(batch) > partition.max_message_bytes and source != SOURCE_SCHEDULER
-        ):  # a delayed record was taken under another limit, perhaps
+        # a delayed record may have been accepted under another limit
+        if len(batch) > partition.max_message_bytes and source != SOURCE_SCHEDULER:
             return None, ErrorCode.RECORD_TOO_LARGE
         if state in (SlotState.OFFLINE_FOR_WRITES, SlotState.UNREADABLE):
             return None, ErrorCode.PARTITION_OFFLINE
@@ -338,9 +420,17 @@ class Worker:
         return checked_header(partition, batch, is_ours=source == SOURCE_SCHEDULER)
 
     def _append_batch(
-        self, partition: Partition, header: BatchHeader, message: LaneMessage, source: int, position: int, durable_offset: int
+        self,
+        partition: Partition,
+        header: BatchHeader,
+        message: LaneMessage,
+        source: int,
+        position: int,
+        durable_offset: int,
     ) -> None:
-        """Into the ring, then into what this worker knows: whatever raises does so before the first change."""
+        """Write a batch to the ring, then update the worker's state. An exception means that
+        nothing was changed.
+        """
         batch = message.payload
         append_us = max(self._now_us(), partition.last_append_us)
         base_offset = partition.next_offset
@@ -355,11 +445,24 @@ class Worker:
         if partition.log_append_time and not header.is_control:
             stamp_append_time(target, at, header, append_us)
         stamp_appended(
-            target, at, header, base_offset=base_offset, append_time_us=append_us, leader_epoch=partition.leader_epoch,
+            target, at, header, base_offset=base_offset, append_time_us=append_us,
+            leader_epoch=partition.leader_epoch,
             durable_offset=durable_offset, seed=partition.seed,
         )  # fmt: skip
         crash_point("worker.after_copy")
-        self._append(position, len(batch), message, source, flags, 0, base_offset, next_offset, header, partition, append_us)
+        self._append(
+            position,
+            len(batch),
+            message,
+            source,
+            flags,
+            0,
+            base_offset,
+            next_offset,
+            header,
+            partition,
+            append_us,
+        )
         partition.next_offset, partition.last_append_us = next_offset, append_us
         self._byte_count += len(batch)
         if header.attributes & SPECIAL_ATTRIBUTES:
@@ -382,38 +485,72 @@ class Worker:
         target[:] = payload
         return target
 
-    def _refuse(self, source: int, message: LaneMessage, code: ErrorCode, next_offset: int, header: BatchHeader | None = None) -> bool:
+    def _refuse(
+        self,
+        source: int,
+        message: LaneMessage,
+        code: ErrorCode,
+        next_offset: int,
+        header: BatchHeader | None = None,
+    ) -> bool:
         self._refused_count += 1
-        self._append(self._ring.tail, 0, message, source, message.flags, code, next_offset, next_offset, header)
+        self._append(
+            self._ring.next_position,
+            0,
+            message,
+            source,
+            message.flags,
+            code,
+            next_offset,
+            next_offset,
+            header,
+        )
         return True
 
     def _append(
-        self, position: int, length: int, message: LaneMessage, source: int, flags: int, result: int, base_offset: int, next_offset: int,
-        header: BatchHeader | None = None, partition: Partition | None = None, append_time_us: int = 0,
+        self, position: int, length: int, message: LaneMessage, source: int, flags: int,
+        result: int, base_offset: int, next_offset: int,
+        header: BatchHeader | None = None, partition: Partition | None = None,
+        append_time_us: int = 0,
     ) -> None:  # fmt: skip
         self._has_replies = self._has_replies or result != 0 or flags & ACKS_MASK == ACKS_LEADER
-        self._ring.append(
-            position, length, message.slot, base_offset, next_offset, message.session, message.correlation_id, message.next_position, flags,
+        self._ring.write(
+            position, length, message.slot, base_offset, next_offset, message.session,
+            message.correlation_id, message.next_position, flags,
             source, result,
-            header.producer_id if header else -1, header.base_sequence if header else -1, header.producer_epoch if header else -1,
-            header.last_offset_delta if header else 0, partition.leader_epoch if partition else 0, append_time_us,
+            header.producer_id if header else -1, header.base_sequence if header else -1,
+            header.producer_epoch if header else -1,
+            header.last_offset_delta if header else 0, partition.leader_epoch if partition else 0,
+            append_time_us,
             header.max_timestamp_us if header else 0,
-            *((header.min_tick, header.delay_position) if header and flags & SPECIAL_FLAGS else (0, 0)),
+            *((header.min_tick, header.delay_position) if header and flags & SPECIAL_FLAGS else (0,
+            0)),
         )  # fmt: skip
 
 
 def build(context: ProcessContext, files: Files) -> Worker:
-    """The worker of this specification; it has asked to be fed."""
+    """Build the worker of this process and request its feed from the controller."""
     spec, control, clock = context.spec, context.control, context.clock
     front_count = int(spec.settings["fronts"])
     ring = RingWriter(context.attach(f"ring-{spec.index}", RegionKind.RING))
     resume = Worker.resume_positions(ring)
-    lanes = {front: context.lane_reader(process_name(Role.FRONT, front), resume.get(front, 0)) for front in range(front_count)}
-    lanes[SOURCE_SCHEDULER] = context.lane_reader(process_name(Role.SCHEDULER, 0), resume.get(SOURCE_SCHEDULER, 0))
-    lanes[SOURCE_COORDINATOR] = context.lane_reader("coordinator", resume.get(SOURCE_COORDINATOR, 0))
-    # Each step asks these: words at hand, not looked up.
-    live = [(front, control.process(Role.FRONT, front).cell(ProcessWord.LIVE)) for front in range(front_count)]
-    full = [control.process(Role.FLUSHER, data_dir).cell(ProcessWord.DISK_FULL) for data_dir in range(len(spec.data_dirs))]
+    lanes = {
+        front: context.lane_reader(process_name(Role.FRONT, front), resume.get(front, 0))
+        for front in range(front_count)
+    }
+    lanes[SOURCE_SCHEDULER] = context.lane_reader(
+        process_name(Role.SCHEDULER, 0), resume.get(SOURCE_SCHEDULER, 0)
+    )
+    lanes[SOURCE_CONTROLLER] = context.lane_reader("controller", resume.get(SOURCE_CONTROLLER, 0))
+    # Words read in each step are looked up once.
+    live = [
+        (front, control.process(Role.FRONT, front).cell(ProcessWord.LIVE))
+        for front in range(front_count)
+    ]
+    full = [
+        control.process(Role.FLUSHER, data_dir).cell(ProcessWord.DISK_FULL)
+        for data_dir in range(len(spec.data_dirs))
+    ]
 
     def load(assignment: Assignment, end_offset: int) -> ProducerTable:
         return load_producers(files, spec.data_dirs[assignment.data_dir], assignment, end_offset)
@@ -440,7 +577,7 @@ def build(context: ProcessContext, files: Files) -> Worker:
 
 
 def main() -> None:
-    """The process."""
+    """Run the worker process."""
     context = start()
     configure_logging(context)
     run(build(context, DiskFiles()), context)

@@ -1,1 +1,4 @@
-"""Delayed records: what the scheduler is made of. Only `scheduler` and what it loads lazily may know numpy and pyarrow."""
+"""Delayed records: the scheduler process.
+
+Only `scheduler` and its lazy imports may use numpy and pyarrow.
+"""

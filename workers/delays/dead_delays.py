@@ -1,10 +1,17 @@
-"""What the scheduler cannot deliver, kept for people: files beside the delay log, each an Arrow stream, so many and no more.
+"""Dead delayed records: rows that cannot be delivered, kept in a bounded number of files for
+operators.
 
-    <first offset>.refused      the delay log's schema message, then a batch as it was read, or one row
+`<first offset>.refused` is beside the delay log. It is an Arrow stream: the delay log's schema
+message, then a batch as it was read, or one row.
 
-Owner: the scheduler, one for each partition. The files go with the topic; until then an operator reads them (`pyarrow.ipc.open_stream`) and removes them.
-Invariants: files <= FILES_MAX, their bytes <= BYTES_MAX; what is kept already is not written or said again.
-Crash: a file is whole or not there; a successor that meets the same batch again keeps it again.
+Owner: the scheduler, one for each partition. The files are deleted with the topic. Before that an
+operator reads (`pyarrow.ipc.open_stream`) and removes them.
+
+Invariants:
+- Files <= FILES_MAX, their bytes <= BYTES_MAX.
+- A batch that is kept already is not written or logged again.
+
+Crash: a file is complete or missing. A successor keeps the batch when it reads it again.
 """
 
 from __future__ import annotations
@@ -13,9 +20,9 @@ import logging
 
 import pyarrow as pa
 
-from tailrace.formats import arrow_batch
-from tailrace.formats.checksum import Readable
-from workers.files import Files, write_durably
+from tailrace.batch import arrow_codec
+from tailrace.format.crc32c import Readable
+from workers.segment.files import Files, write_durably
 
 logger = logging.getLogger(__name__)
 
@@ -24,20 +31,23 @@ FILES_MAX = 1_000
 BYTES_MAX = 64 << 20
 
 
-class SetAside:
-    """See the module's docstring."""
+class DeadDelays:
+    """Dead records of one partition."""
 
     def __init__(self, files: Files, directory: str, schema_message: bytes) -> None:
         self._files = files
         self._directory = directory
         self._schema_message = schema_message
         self._kept: dict[str, int] | None = None
-        """Name -> bytes; FILES_MAX at most. Known once something is to be kept."""
+        """Bytes by file name, at most FILES_MAX files. Loaded at the first use."""
         self.row_count = 0
-        """Of this incarnation."""
+        """Number of dead rows in this incarnation."""
 
     def keep(self, offset: int, row_count: int, reason: str, data: Readable) -> None:
-        """Count, say and keep rows from `offset` on; `data`: they as an encapsulated Arrow message. Raises OSError."""
+        """Count, log and keep rows from `offset` on.
+
+        `data` is their encapsulated Arrow message. Raises OSError.
+        """
         self.row_count += row_count
         kept = self._known()
         name = f"{offset:020d}{REFUSED_SUFFIX}"
@@ -49,13 +59,14 @@ class SetAside:
             write_durably(self._files, self._directory, name, content)
             kept[name] = len(content)
         logger.error(
-            "delays_refused directory=%s offset=%d rows=%d reason=%r kept=%s", self._directory, offset, row_count, reason[:300],
-            name if has_room else "no (too much is kept already)",
+            "delays_refused directory=%s offset=%d rows=%d reason=%r kept=%s", self._directory,
+            offset, row_count, reason[:300],
+            name if has_room else "no (the directory is full: remove .refused files)",
         )  # fmt: skip
 
     def keep_row(self, offset: int, row: pa.RecordBatch, reason: str) -> None:
-        """The same of one row. Raises OSError."""
-        self.keep(offset, 1, reason, arrow_batch.cut_out(row, 0, row.num_rows).serialize())
+        """Keep one row. Raises OSError."""
+        self.keep(offset, 1, reason, arrow_codec.cut_out(row, 0, row.num_rows).serialize())
 
     def _known(self) -> dict[str, int]:
         if self._kept is None:

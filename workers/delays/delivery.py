@@ -1,56 +1,74 @@
-"""What is due as batches for the partition: cut by what they take encoded, each proven as the worker will prove it before it is sent.
+"""Delivery of due rows: encodes them as batches for the partition, each validated as the worker
+will.
 
-A delivered batch is refused by the worker for good when it is too large or misleads a reader; sent again it would be refused for ever, and everything behind
-it would wait. So what the worker will not take is found here: fewer rows are tried, and a single row that cannot pass is set aside.
+The worker refuses a delivered batch permanently if it is too large or invalid. Resent, it would be
+refused for ever and block all rows behind it. So such rows are found here: fewer rows are tried,
+and a single row that cannot pass is set aside.
 
 Owner: the scheduler, one for each partition.
-Invariants: a batch of several rows <= max.message.bytes and DELIVERY_BYTES, unpacked; one of a single row <= what the lane to the worker carries: it was
-    acknowledged when max.message.bytes was larger, perhaps. The timestamp of an occurrence of a recurring record is the time of that occurrence, to the
-    millisecond: in its column `timestamp`; in a typed topic, whose columns are the producer's, in the header of a batch of occurrences of one tick.
+
+Invariants:
+- A batch of several rows has at most max.message.bytes and DELIVERY_BYTES, decompressed.
+- A batch of a single row fits the lane to the worker. It may have been acknowledged under a larger
+  max.message.bytes.
+- The timestamp of an occurrence of a recurring record is its occurrence time, to the millisecond.
+  It is in the column `timestamp`, or for a typed topic in the header of a batch of occurrences of
+  one tick.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from shm.catalog_messages import Assignment
-from tailrace.delays import TICK_US
-from tailrace.formats import arrow_batch
-from tailrace.formats.arrow_metadata import read_schema
-from tailrace.formats.batch_header import ATTRIBUTE_DELAYED, BatchHeader, checksum_seed
-from tailrace.formats.structure import check_structure
-from workers.delays.array_wheel import Rows
-from workers.delays.pending_rows import PendingRows
-from workers.delays.recurring_rows import with_occurrence_times
+from shm.lane_messages import Assignment
+from tailrace.batch import arrow_codec
+from tailrace.core.delays import TICK_US
+from tailrace.format.arrow_metadata import read_schema
+from tailrace.format.batch_header import ATTRIBUTE_DELAYED, BatchHeader, checksum_seed
+from tailrace.format.batch_validation import validate_batch
+from workers.delays.store.array_wheel import Rows
+from workers.delays.store.pending_rows import PendingRows
+from workers.delays.store.recurring_rows import with_occurrence_times
 
 DELIVERY_BYTES = 256 << 10
 DELIVERY_ROWS = 4_096
 
 
 class Delivery(NamedTuple):
-    """Rows that are on their way, or the one that cannot be."""
+    """A batch of rows to send, or a row that cannot be sent."""
 
     rows: Rows
     data: bytearray | None
-    """None: the row is refused."""
+    """None if the row is refused."""
     reason: str = ""
 
 
 class Deliveries:
-    """Makes the batches of one partition."""
+    """Encodes the batches of one partition."""
 
     def __init__(self, columns: list[int], topic_schema: bytes, payload_max: int) -> None:
-        """`columns`: places of the topic's columns in the delay log's schema. `payload_max`: bytes that the lane to the worker carries in one message."""
+        """`columns` are the topic's columns in the delay log's schema. `payload_max` is the largest
+        message of the lane to the worker, in bytes.
+        """
         self._columns = columns
         self._layout = read_schema(topic_schema)
         self._payload_max = payload_max
         self._rows_max = DELIVERY_ROWS
-        """Fewer for a while behind rows that could not be sent together."""
+        """Row limit, lowered for a while after rows that could not be sent together."""
 
     def next_of(
-        self, ready: Rows, pending: PendingRows, topic: Assignment, epoch_bits: int, previous: tuple[int, int], wall_us: int
+        self,
+        ready: Rows,
+        pending: PendingRows,
+        topic: Assignment,
+        epoch_bits: int,
+        previous: tuple[int, int],
+        wall_us: int,
     ) -> Delivery:
-        """The first of what is ready (not empty) as one batch. Raises OSError, MemoryError."""
+        """Encode the first of the ready rows (at least one) as one batch.
+
+        Raises OSError, MemoryError.
+        """
         count = pending.count_of_bytes(ready[: min(self._rows_max, DELIVERY_ROWS)], DELIVERY_BYTES)
         if topic.typed:
             count = _count_of_one_time(ready[:count], pending)
@@ -60,7 +78,8 @@ class Deliveries:
                 data = self._encode(rows, pending, topic, epoch_bits, previous, wall_us)
             except (OSError, MemoryError):
                 raise
-            except Exception as error:  # rows are clients': what pyarrow makes of them is not known before
+            except Exception as error:
+                # rows are client data, for which pyarrow may raise any error
                 if count == 1:
                     return Delivery(rows, None, f"{type(error).__name__}: {error}")
                 data = None
@@ -70,37 +89,61 @@ class Deliveries:
             count = self._rows_max = max(1, count // 2)
 
     def _encode(
-        self, rows: Rows, pending: PendingRows, topic: Assignment, epoch_bits: int, previous: tuple[int, int], wall_us: int
+        self,
+        rows: Rows,
+        pending: PendingRows,
+        topic: Assignment,
+        epoch_bits: int,
+        previous: tuple[int, int],
+        wall_us: int,
     ) -> bytearray | None:
-        """None: fewer rows are to be tried. Raises ValueError for one row that cannot pass."""
+        """Encode rows.
+
+        Return None if there are too many. Raises ValueError for a single row that cannot pass.
+        """
         batch = pending.columns_of(rows, self._columns)
         is_single = len(rows) == 1
         limit = min(int(topic.settings["max.message.bytes"]), self._payload_max)
         if not is_single and batch.nbytes > min(DELIVERY_BYTES, limit):
             return None
         compression = str(topic.settings["compression.type"]) if batch.nbytes <= limit else "none"
-        compression = "none" if compression == "producer" else compression  # who sent it does not write this batch
+        # this batch is not the producer's own
+        compression = "none" if compression == "producer" else compression
         recur = pending.recur(rows)
         if recur.any() and not topic.typed:
             batch = with_occurrence_times(batch, rows, recur)
-        is_occurrence = topic.typed and bool(recur[0])  # of one tick, all of them: see `_count_of_one_time`
-        first, largest = [int(rows[0, 0]) * TICK_US] * 2 if is_occurrence else arrow_batch.timestamp_range(batch, wall_us)
+        # occurrences of one tick only: see `_count_of_one_time`
+        is_occurrence = topic.typed and bool(recur[0])
+        first, largest = (
+            [int(rows[0, 0]) * TICK_US] * 2
+            if is_occurrence
+            else arrow_codec.timestamp_range(batch, wall_us)
+        )
         header = BatchHeader(
-            attributes=ATTRIBUTE_DELAYED, record_count=batch.num_rows, last_offset_delta=batch.num_rows - 1, first_timestamp_us=first,
-            max_timestamp_us=largest, schema_id=topic.schema_id, min_tick=epoch_bits | int(rows[-1, 0]), delay_position=int(rows[-1, 1]),
+            attributes=ATTRIBUTE_DELAYED, record_count=batch.num_rows,
+            last_offset_delta=batch.num_rows - 1, first_timestamp_us=first,
+            max_timestamp_us=largest, schema_id=topic.schema_id,
+            min_tick=epoch_bits | int(rows[-1, 0]), delay_position=int(rows[-1, 1]),
             due_us=previous[0], previous_position=previous[1],
         )  # fmt: skip
-        data = arrow_batch.encode_as(batch, header, checksum_seed(topic.topic_id, topic.partition), compression)
+        data = arrow_codec.encode_as(
+            batch, header, checksum_seed(topic.topic_id, topic.partition), compression
+        )
         if len(data) > (self._payload_max if is_single else limit):
             if is_single:
-                raise ValueError(f"the record takes {len(data)} bytes as a batch, the lane to the worker carries {self._payload_max}")
+                raise ValueError(
+                    f"the record takes {len(data)} bytes as a batch; the lane to the worker "
+                    f"carries {self._payload_max}"
+                )
             return None
-        check_structure(data, header, self._layout, is_ours=True)
+        validate_batch(data, header, self._layout, is_ours=True)
         return data
 
 
 def _count_of_one_time(rows: Rows, pending: PendingRows) -> int:
-    """How many of these (not none) go into one batch where the header has the records' time: occurrences of one tick, or rows that do not recur."""
+    """Return how many of these rows (at least one) fit a batch whose header has the records' time:
+    occurrences of one tick, or rows that do not recur.
+    """
     recur = pending.recur(rows)
     fits = (recur == recur[0]) & (~recur | (rows[:, 0] == rows[0, 0]))
     return len(rows) if fits.all() else int(fits.argmin())

@@ -1,8 +1,11 @@
-"""Pending rows of one partition as clients see them in a list.
+"""Listing of a partition's pending rows for clients.
 
 Owner: the scheduler. Reads only.
-Invariants: a page has `limit` rows at most; of each its due time and its key are copied and no more, and a key of more than KEY_SHOWN_MAX is not shown: rows
-    are clients', and a page of the largest would be gigabytes.
+
+Invariants:
+- A page has at most `limit` rows.
+- Only due time and key of a row are copied, and a key above KEY_SHOWN_MAX is omitted. Rows are
+  client data, and a page of the largest would be gigabytes.
 """
 
 from __future__ import annotations
@@ -15,23 +18,34 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from workers.delays.log_batches import shown_due_us
-from workers.delays.pending_store import PendingStore
-from workers.delays.recurring_rows import RecurringRows
+from workers.delays.store.pending_store import PendingStore
+from workers.delays.store.recurring_rows import RecurringRows
 
 KEY_SCAN_ROWS = 10_000
 KEY_SHOWN_MAX = 4_096
-"""Bytes."""
+"""Largest key shown, in bytes."""
 _DUE, _KEY, _SIZE = 0, 1, 2
 
 
 def listed_rows(
-    store: PendingStore, recurring: RecurringRows, places: list[int], begin: tuple[int, int], end_tick: int, limit: int, key: bytes | None
+    store: PendingStore,
+    recurring: RecurringRows,
+    places: list[int],
+    begin: tuple[int, int],
+    end_tick: int,
+    limit: int,
+    key: bytes | None,
 ) -> tuple[list[dict[str, Any]], tuple[int, int] | None]:
-    """Up to `limit` pending rows with (tick, offset) >= `begin` and tick < `end_tick`, in that order, of one key; and the key of the last one that was looked
-    at, when more may come behind it. `places`: of the due times' column and, where there is one, of the keys'. For a key, KEY_SCAN_ROWS are looked at in one
-    call and no more. Raises OSError.
+    """Return up to `limit` pending rows with (tick, offset) >= `begin` and tick < `end_tick`, in
+    that order.
+
+    Also return the key of the last row checked, or None if there are no more. `places` has the
+    columns of the due times and, if there is one, of the keys. `key` selects rows of one key. At
+    most KEY_SCAN_ROWS are then checked in a call. Raises OSError.
     """
-    page, last = store.page(begin, end_tick, limit if key is None else KEY_SCAN_ROWS, places, _narrow)
+    page, last = store.page(
+        begin, end_tick, limit if key is None else KEY_SCAN_ROWS, places, _narrow
+    )
     result: list[dict[str, Any]] = []
     for tick, offset, columns, row in page:
         found = columns.column(_KEY)[row].as_py() if len(places) > _KEY else None
@@ -44,7 +58,7 @@ def listed_rows(
 
 
 def _narrow(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Due times and keys as they are shown: a key that is too long is null, with its length beside."""
+    """Return due times and keys. A key that is too long is null, with its length beside it."""
     if rows.num_columns <= _KEY:
         return rows
     keys = rows.column(_KEY)
@@ -54,10 +68,18 @@ def _narrow(rows: pa.RecordBatch) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([rows.column(_DUE), keys, sizes], ["due", "key", "size"])
 
 
-def _described(tick: int, offset: int, columns: pa.RecordBatch, row: int, key: bytes | None, recurring: RecurringRows) -> dict[str, Any]:
+def _described(
+    tick: int,
+    offset: int,
+    columns: pa.RecordBatch,
+    row: int,
+    key: bytes | None,
+    recurring: RecurringRows,
+) -> dict[str, Any]:
     due_us, repeat = recurring.upcoming(offset) or (columns.column(_DUE)[row].as_py(), None)
     described = {
-        "tick": tick, "offset": offset, "due_us": shown_due_us(due_us), "key": None if key is None else base64.b64encode(key).decode(),
+        "tick": tick, "offset": offset, "due_us": shown_due_us(due_us),
+        "key": None if key is None else base64.b64encode(key).decode(),
         "repeat": None if repeat is None else orjson.loads(repeat.to_json()),
     }  # fmt: skip
     if key is None and columns.num_columns > _SIZE and columns.column(_SIZE)[row].is_valid:

@@ -1,9 +1,12 @@
-"""Takes in what the delay log has: new rows, rows that recur, and rows that cancel or replace others.
+"""Log ingest: adds rows of the delay log to the store, and applies cancellations and replacements.
 
-A batch that cannot be proven or kept is set aside, and so is a row; neither costs another.
+A batch or row that cannot be validated or kept is set aside, without effect on others.
 
 Owner: the scheduler, one for each partition.
-Invariants: `changes` has an entry for each batch of a request that is under way (`requests` bounds them); `hints` <= HINTS_MAX.
+
+Invariants:
+- `changes` has an entry for each batch of a pending request (`requests` bounds them).
+- `hints` <= HINTS_MAX.
 """
 
 from __future__ import annotations
@@ -14,21 +17,23 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tailrace.delays import TICK_MASK
-from tailrace.formats.batch_header import BatchHeader
-from tailrace.recurrence import Recurrence, RecurrenceError
+from tailrace.core.delays import TICK_MASK
+from tailrace.core.recurrence import Recurrence, RecurrenceError
+from tailrace.format.batch_header import BatchHeader
+from workers.delays.dead_delays import DeadDelays
 from workers.delays.log_batches import DUE_MAX_US, LogBatch, LogBatches, RefusedBatchError, ticks_of
-from workers.delays.pending_rows import one_batch
-from workers.delays.pending_store import PendingStore
-from workers.delays.recurring_rows import RecurringRows
-from workers.delays.set_aside import SetAside
+from workers.delays.store.pending_rows import one_batch
+from workers.delays.store.pending_store import PendingStore
+from workers.delays.store.recurring_rows import RecurringRows
 
 HINTS_MAX = 100_000
 
 
 @dataclass(slots=True)
 class Change:
-    """A request's batch in the delay log; `outcomes` are known when it has been read there: row -> the new row's (offset, due) or None, or an error."""
+    """A request's batch in the delay log. `outcomes` are set when it is read: the new row's
+    (offset, due), None if cancelled, or False if refused.
+    """
 
     outcomes: list[tuple[int, int] | bool | None] | None = None
 
@@ -38,25 +43,29 @@ class Counters:
     delivered: int = 0
     cancelled: int = 0
     lateness_us: int = 0
-    """Of the last delivered batch's first row."""
+    """Lateness of the first row in the last delivered batch."""
 
 
-class Intake:
-    """See the module's docstring."""
+class LogIngest:
+    """Ingest of one partition's delay log."""
 
-    def __init__(self, store: PendingStore, recurring: RecurringRows, batches: LogBatches, aside: SetAside) -> None:
+    def __init__(
+        self, store: PendingStore, recurring: RecurringRows, batches: LogBatches, aside: DeadDelays
+    ) -> None:
         self._store = store
         self._recurring = recurring
         self._batches = batches
         self._aside = aside
         self.counters = Counters()
         self.changes: dict[int, Change] = {}
-        """Requests that wait for their batch to be read, by its token."""
+        """Changes by token that wait for their batch to be read."""
         self.hints: dict[int, int] = {}
-        """Of rows that requests are about: offset -> the tick at which it is probably due. Most rows are where that says."""
+        """Probable due tick by offset, for rows in requests. It is right for most rows."""
 
-    def proven(self, header: BatchHeader, data: memoryview, max_message_bytes: int) -> LogBatch | None:
-        """A batch's rows; None: they are set aside. Raises OSError."""
+    def proven(
+        self, header: BatchHeader, data: memoryview, max_message_bytes: int
+    ) -> LogBatch | None:
+        """Return a batch's rows, or None if they were set aside. Raises OSError."""
         try:
             return self._batches.decode(header, data, max_message_bytes)
         except RefusedBatchError as error:
@@ -64,7 +73,10 @@ class Intake:
             return None
 
     def add(self, gathered: list[LogBatch]) -> None:
-        """Take in batches of the log, in order; plain rows of batches that follow each other become one run. Raises OSError."""
+        """Add batches of the log, in order.
+
+        Plain rows of consecutive batches become one run. Raises OSError.
+        """
         plain: list[LogBatch] = []
         for batch in gathered:
             if batch.is_plain:
@@ -84,12 +96,15 @@ class Intake:
         self._add_plain(plain)
 
     def _add_plain(self, batches: list[LogBatch]) -> None:
-        """Together; each alone when that fails: one that cannot be kept costs no other."""
+        """Add batches together, or one by one if that fails, so that a bad one affects no other."""
         if not batches:
             return
         try:
-            rows = one_batch(pa.Table.from_batches([batch.rows for batch in batches]))  # copied: it does not hold on to what was read
-            offsets = np.concatenate([np.arange(batch.header.base_offset, batch.header.next_offset) for batch in batches])
+            # copied, so that the read buffer is released
+            rows = one_batch(pa.Table.from_batches([batch.rows for batch in batches]))
+            offsets = np.concatenate(
+                [np.arange(batch.header.base_offset, batch.header.next_offset) for batch in batches]
+            )
             ticks = np.concatenate([self._ticks_of(batch.rows, batch.header) for batch in batches])
         except MemoryError:
             raise
@@ -102,24 +117,41 @@ class Intake:
             return
         self._store.rows.add(offsets, ticks, rows)
 
-    def _ticks_of(self, rows: pa.RecordBatch, header: BatchHeader) -> np.ndarray[Any, np.dtype[np.int64]]:
+    def _ticks_of(
+        self, rows: pa.RecordBatch, header: BatchHeader
+    ) -> np.ndarray[Any, np.dtype[np.int64]]:
         return ticks_of(rows.column(self._batches.due), header.min_tick & TICK_MASK)
 
     def _add_some(self, batch: LogBatch) -> None:
-        """A client's rows of which some recur, or have no due time: those only the appliance may write."""
+        """Add a client's batch in which some rows recur or have no due time, which only the
+        appliance may write.
+        """
         has_due, recurs = self._batches.has_due(batch), self._batches.recurs(batch)
         if not has_due.all():
-            self._aside.keep(batch.header.base_offset, int((~has_due).sum()), "rows without a due time", batch.data)
+            self._aside.keep(
+                batch.header.base_offset,
+                int((~has_due).sum()),
+                "rows without a due time",
+                batch.data,
+            )
         offsets, rows = self._batches.select(batch, has_due & ~recurs)
-        self._store.rows.add(offsets, self._ticks_of(rows, batch.header), one_batch(pa.Table.from_batches([rows])))
+        self._store.rows.add(
+            offsets, self._ticks_of(rows, batch.header), one_batch(pa.Table.from_batches([rows]))
+        )
         offsets, rows = self._batches.select(batch, has_due & recurs)
         for row, offset in enumerate(offsets.tolist()):
             self._add_recurring(batch.header, offset, rows.slice(row, 1))
 
     def _add_change(self, batch: LogBatch) -> None:
-        """Rows that cancel or replace others, one after the other; a request may wait for the outcome."""
+        """Apply rows that cancel or replace others, in order.
+
+        A request may wait for the outcomes.
+        """
         outcomes: list[tuple[int, int] | bool | None] = []
-        columns = [batch.rows.column(place).to_pylist() for place in (self._batches.due, self._batches.origin, self._batches.repeat)]
+        columns = [
+            batch.rows.column(place).to_pylist()
+            for place in (self._batches.due, self._batches.origin, self._batches.repeat)
+        ]
         for row, (due_us, origin, repeat) in enumerate(zip(*columns, strict=True)):
             offset = batch.header.base_offset + row
             was_pending = origin is None or self._cancel(origin)
@@ -135,7 +167,11 @@ class Intake:
             if repeat is not None:
                 self._add_recurring(batch.header, offset, one)
             else:
-                self._store.rows.add(np.array([offset]), self._ticks_of(one, batch.header), one_batch(pa.Table.from_batches([one])))
+                self._store.rows.add(
+                    np.array([offset]),
+                    self._ticks_of(one, batch.header),
+                    one_batch(pa.Table.from_batches([one])),
+                )
         change = self.changes.get(batch.header.due_us)
         if change is not None:
             change.outcomes = outcomes
@@ -144,31 +180,41 @@ class Intake:
         due_us = min(max(0, row.column(self._batches.due)[0].as_py()), DUE_MAX_US)
         try:
             recurrence = Recurrence.from_json(row.column(self._batches.repeat)[0].as_py())
-            self._recurring.add(offset, recurrence, due_us, row, header.min_tick & TICK_MASK, header.append_time_us)
+            self._recurring.add(
+                offset, recurrence, due_us, row, header.min_tick & TICK_MASK, header.append_time_us
+            )
         except RecurrenceError as error:
             self._aside.keep_row(offset, row, str(error))
 
     def _refuse(self, batch: LogBatch, error: Exception) -> None:
-        self._aside.keep(batch.header.base_offset, batch.header.record_count, f"{type(error).__name__}: {error}", batch.data)
+        self._aside.keep(
+            batch.header.base_offset,
+            batch.header.record_count,
+            f"{type(error).__name__}: {error}",
+            batch.data,
+        )
 
-    # ---- cancelling ------------------------------------------------------------------------------------------------------------------
+    # ---- cancelling ------------------------------------------------------------------------------
 
     def _cancel(self, offset: int) -> bool:
-        """Whether the row was pending, and is not any more."""
+        """Cancel a row. Return True if it was pending."""
         was_recurring = self._recurring.cancel(offset)
         return self._store.cancel(offset, self.hints.pop(offset, None)) or was_recurring
 
     def waits(self, offset: int) -> bool:
-        """Whether this row is pending. Raises OSError."""
+        """True if this row is pending. Raises OSError."""
         return offset in self._recurring or self._store.waits(offset, self.hints.get(offset))
 
     def hint(self, offset: int, tick: int) -> None:
-        """A request is about this row, which is probably due then."""
+        """Note the probable due tick of a row in a request."""
         if len(self.hints) >= HINTS_MAX:
-            self.hints.clear()  # they only say where to look first
+            self.hints.clear()  # they only speed up a search
         self.hints[offset] = tick
 
     def row_of(self, offset: int) -> pa.RecordBatch | None:
-        """A pending row, as a batch of one of the delay log's schema; None: it is not pending. Raises OSError."""
+        """Return a pending row as a batch of one in the delay log's schema, or None.
+
+        Raises OSError.
+        """
         row = self._recurring.row_of(offset)
         return row if row is not None else self._store.row_of(offset, self.hints.get(offset))

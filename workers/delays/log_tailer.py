@@ -1,7 +1,12 @@
-"""Reading a delay log from an offset on, batch by batch, up to its high watermark.
+"""Log tailer: reads a delay log batch by batch, up to its high watermark.
 
-Owner: the scheduler; it only reads. Invariants: batches come in order, each proven, each once; nothing at or above the high watermark is read.
-Crash: nothing is kept; the caller says where to begin.
+Owner: the scheduler; reads only.
+
+Invariants:
+- Batches come in order, each verified, each once.
+- Nothing at or above the high watermark is read.
+
+Crash: nothing is kept. The caller gives the offset to start from.
 """
 
 from __future__ import annotations
@@ -10,21 +15,21 @@ import logging
 from collections.abc import Iterator
 
 from shm.partition_table import PartitionState
-from tailrace.formats.batch_header import BatchFormatError, BatchHeader, frame_at, verify_batch
-from tailrace.formats.partition_file import PARTITION_FILE, PartitionFile
-from tailrace.formats.segment import INDEX_SUFFIX, file_name, schema_message_length, segment_bases
-from tailrace.formats.segment_index import IndexDamagedError, IndexReader
-from workers.files import Files, read_whole
+from tailrace.format.batch_header import BatchFormatError, BatchHeader, frame_at, verify_batch
+from tailrace.format.partition_metadata import PARTITION_FILE, PartitionMetadata
+from tailrace.format.segment import INDEX_SUFFIX, file_name, schema_message_length, segment_bases
+from tailrace.format.segment_index import IndexDamagedError, IndexReader
+from workers.segment.files import Files, read_whole
 
 logger = logging.getLogger(__name__)
 
 READ_BYTES = 4 << 20
 BATCH_MAX_BYTES = 65 << 20
-"""The largest max.message.bytes, and a little."""
+"""Largest max.message.bytes, with a margin."""
 
 
-class LogFollower:
-    """Where the reading of one log stands."""
+class LogTailer:
+    """Read position in one log."""
 
     def __init__(self, files: Files, directory: str, seed: int, next_offset: int) -> None:
         self._files = files
@@ -42,11 +47,12 @@ class LogFollower:
             self._fd = -1
 
     def read(self, state: PartitionState) -> Iterator[tuple[BatchHeader, memoryview]]:
-        """Batches behind the last one that was taken, some megabytes of them. Raises OSError."""
+        """Yield the next batches, some megabytes of them. Raises OSError."""
         before = self.next_offset
         yield from self._read(state)
         if before == self.next_offset < state.high_watermark:
-            # What is below the watermark is there: in the next segment, or in a file that has replaced the one that was open (a sync had failed).
+            # Bytes below the watermark exist: in the next segment, or in a file that has replaced
+            # the open one after a failed sync.
             self.close()
             yield from self._read(state)
 
@@ -60,7 +66,9 @@ class LogFollower:
             try:
                 framed = frame_at(data, at, len(data))
                 if framed is not None and framed[0] > BATCH_MAX_BYTES:
-                    raise BatchFormatError(f"a batch claims {framed[0]} bytes; {BATCH_MAX_BYTES} are the most that there can be")
+                    raise BatchFormatError(
+                        f"a batch claims {framed[0]} bytes; the limit is {BATCH_MAX_BYTES}"
+                    )
                 if framed is not None and framed[0] and at + framed[0] > len(data):
                     if at:
                         return  # the next read begins with it
@@ -75,7 +83,9 @@ class LogFollower:
                 batch = data[at : at + framed[0]]
                 header = verify_batch(batch, self._seed)
                 if header.base_offset != self.next_offset:
-                    raise BatchFormatError(f"a batch of offset {header.base_offset} where {self.next_offset} belongs")
+                    raise BatchFormatError(
+                        f"a batch has offset {header.base_offset}; expected {self.next_offset}"
+                    )
             except BatchFormatError as error:
                 if not self._next_segment():
                     self._skip_damage(str(error))
@@ -86,13 +96,22 @@ class LogFollower:
             yield header, batch
 
     def _find(self) -> bool:
-        """Open the segment that has `next_offset`, and stand before its batch."""
-        bases = [base for base in segment_bases(self._files.list(self._directory)) if base <= self.next_offset]
+        """Open the segment with `next_offset` and move to its batch.
+
+        Return False if there is none.
+        """
+        bases = [
+            base
+            for base in segment_bases(self._files.list(self._directory))
+            if base <= self.next_offset
+        ]
         if not bases:
             return False
         self._base = bases[-1]
         self._fd = self._files.open_for_read(f"{self._directory}/{file_name(self._base)}")
-        self._position = schema_message_length(lambda length, position: self._files.read_at(self._fd, length, position))
+        self._position = schema_message_length(
+            lambda length, position: self._files.read_at(self._fd, length, position)
+        )
         if not self._position:
             self.close()
             return False
@@ -107,13 +126,21 @@ class LogFollower:
             return 0
         fd = self._files.open_for_read(path)
         try:
-            reader = IndexReader(lambda length, position: self._files.read_at(fd, length, position), self._files.size(fd), self._base)
+            reader = IndexReader(
+                lambda length, position: self._files.read_at(fd, length, position),
+                self._files.size(fd),
+                self._base,
+            )
             entry = reader.find_offset(self.next_offset)
             if entry is None:
                 return 0
             head = memoryview(self._files.read_at(self._fd, 1 << 20, entry.file_position))
             framed = frame_at(head, 0, len(head))
-            return entry.file_position if framed is not None and framed[0] and framed[1] == entry.base_offset else 0
+            return (
+                entry.file_position
+                if framed is not None and framed[0] and framed[1] == entry.base_offset
+                else 0
+            )
         except (IndexDamagedError, BatchFormatError):
             return 0
         finally:
@@ -131,24 +158,42 @@ class LogFollower:
             self._position += framed[0]
 
     def _next_segment(self) -> bool:
-        """The segment has ended: go on with the one that begins here, if it is there yet."""
-        if self.next_offset == self._base or self.next_offset not in segment_bases(self._files.list(self._directory)):
+        """Continue with the segment that begins at `next_offset`.
+
+        Return False if it does not exist yet.
+        """
+        if self.next_offset == self._base or self.next_offset not in segment_bases(
+            self._files.list(self._directory)
+        ):
             return False
         self.close()
         return self._find()
 
     def _skip_damage(self, reason: str) -> None:
-        """What recovery found damaged is gone: go on behind it. Anything else is looked at again, and said once."""
-        known = PartitionFile.decode(read_whole(self._files, f"{self._directory}/{PARTITION_FILE}"))
+        """Continue after a damaged range that recovery has recorded. Other damage is logged once
+        and read again later.
+        """
+        known = PartitionMetadata.decode(
+            read_whole(self._files, f"{self._directory}/{PARTITION_FILE}")
+        )
         for damage in known.damage if known is not None else []:
             if damage.start <= self.next_offset < damage.end:
                 logger.error(
-                    "delays_lost directory=%s from=%d to=%d advice=%r", self._directory, self.next_offset, damage.end, "see quarantine/"
+                    "delays_lost directory=%s from=%d to=%d advice=%r",
+                    self._directory,
+                    self.next_offset,
+                    damage.end,
+                    "see quarantine/",
                 )
                 self.next_offset = damage.end
                 self.close()
                 return
         if self._stuck_at != self.next_offset:
             self._stuck_at = self.next_offset
-            logger.error("delay_log_unreadable directory=%s offset=%d reason=%r", self._directory, self.next_offset, reason)
-        self.close()  # read anew the next time
+            logger.error(
+                "delay_log_unreadable directory=%s offset=%d reason=%r",
+                self._directory,
+                self.next_offset,
+                reason,
+            )
+        self.close()  # reopened at the next read

@@ -1,7 +1,10 @@
-"""What clients' requests about delayed records may say: each field checked once, before anything is done.
+"""Validation of requests about delayed records: each field is checked once, before anything is
+done.
 
-Owner: pure; the scheduler asks.
-Invariants: what comes out has the types it says, and numbers that fit 62 bits, as numpy and struct need them. Everything else is refused with a sentence.
+Owner: pure, called by the scheduler.
+
+Invariants: results have the declared types, and numbers that fit 62 bits, as numpy and struct need.
+Anything else is refused with a reason.
 """
 
 from __future__ import annotations
@@ -10,14 +13,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tailrace.delays import HORIZON_US, TICK_US, DelayKey, parse_delay_id
-from tailrace.errors import InvalidRequestError
+from tailrace.core.delays import HORIZON_US, TICK_US, DelayKey, parse_delay_id
+from tailrace.core.errors import InvalidRequestError
 
 LIST_LIMIT = 1_000
 CHANGE_LIMIT = 2_000
 DESCRIBE_LIMIT = 1_000
 KEY_MAX = 4_096
-"""Bytes of the key that a list is asked for; `listing` shows none that are longer."""
+"""Largest key in a list request, in bytes. `listing` shows no longer ones."""
 TOPIC_MAX = 255
 NUMBER_MAX = 1 << 62
 NEVER_TICK = NUMBER_MAX // TICK_US
@@ -25,7 +28,7 @@ NEVER_TICK = NUMBER_MAX // TICK_US
 
 @dataclass(frozen=True, slots=True)
 class ListRequest:
-    """A page of what is pending in a topic, from (partition, tick, offset) on."""
+    """Request for a page of a topic's pending rows, from (partition, tick, offset) on."""
 
     topic: str
     partition: int | None
@@ -40,20 +43,27 @@ class ListRequest:
         """Raises InvalidRequestError."""
         after = request.get("after")
         if after is not None:
-            if not isinstance(after, list) or len(after) != 3 or not all(is_number(part) and part >= 0 for part in after):
-                raise InvalidRequestError("after is what the page before ended with: three whole numbers")
+            if (
+                not isinstance(after, list)
+                or len(after) != 3
+                or not all(is_number(part) and part >= 0 for part in after)
+            ):
+                raise InvalidRequestError(
+                    f"after is {shown(after)}; it takes the three numbers of the last page's end"
+                )
             after = after[0], after[1], after[2]
         topic, partition = topic_in(request, is_needed=True), number_in(request, "partition", 0)
         begin, end = (number_in(request, name, -NUMBER_MAX) for name in ("from_us", "to_us"))
         return cls(
-            str(topic), partition, limit_in(request, LIST_LIMIT, 100), _key_in(request), 0 if begin is None else max(0, -(-begin // TICK_US)),
+            str(topic), partition, limit_in(request, LIST_LIMIT, 100), _key_in(request),
+            0 if begin is None else max(0, -(-begin // TICK_US)),
             NEVER_TICK if end is None else max(0, -(-end // TICK_US)), after,
         )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class DescribeRequest:
-    """A page of the partitions that have delays, behind (topic, partition)."""
+    """Request for a page of the partitions with delays, after (topic, partition)."""
 
     limit: int
     after: tuple[str, int] | None
@@ -63,18 +73,25 @@ class DescribeRequest:
         """Raises InvalidRequestError."""
         after = request.get("after")
         if after is not None:
-            if not isinstance(after, list) or len(after) != 2 or not isinstance(after[0], str) or not is_number(after[1]):
-                raise InvalidRequestError("after is what the page before ended with: a topic and a partition")
+            if (
+                not isinstance(after, list)
+                or len(after) != 2
+                or not isinstance(after[0], str)
+                or not is_number(after[1])
+            ):
+                raise InvalidRequestError(
+                    f"after is {shown(after)}; it takes topic and partition of the last page's end"
+                )
             after = after[0], after[1]
         return cls(limit_in(request, DESCRIBE_LIMIT, DESCRIBE_LIMIT), after)
 
 
 @dataclass(frozen=True, slots=True)
 class ChangeItem:
-    """A delayed record to be cancelled (`due_us` is None) or rescheduled."""
+    """A delayed record to cancel (`due_us` is None) or reschedule."""
 
     number: int
-    """Its place in the request."""
+    """Index in the request."""
     key: DelayKey
     due_us: int | None
 
@@ -86,9 +103,12 @@ class ChangeItem:
         key = parse_delay_id(item.get("delay_id"))
         due_us = item.get("due_us")
         if due_us is not None and not (is_number(due_us) and 0 <= due_us <= wall_us + HORIZON_US):
-            raise InvalidRequestError(f"due_us is {shown(due_us)}; it takes microseconds since 1970, at most 20 years ahead")
+            raise InvalidRequestError(
+                f"due_us is {shown(due_us)}; it takes microseconds since 1970, at most 20 years "
+                "ahead"
+            )
         if not 0 <= key.offset <= NUMBER_MAX or not 0 <= key.due_us <= NUMBER_MAX:
-            raise InvalidRequestError("the delay_id names an offset or a time that there cannot be")
+            raise InvalidRequestError("the delay_id has an impossible offset or time")
         return cls(number, key, due_us)
 
 
@@ -96,12 +116,18 @@ def changes_in(request: Mapping[str, Any]) -> list[Any]:
     """Raises InvalidRequestError."""
     items = request.get("changes")
     if not isinstance(items, list) or not 1 <= len(items) <= CHANGE_LIMIT:
-        raise InvalidRequestError(f"the request needs a list `changes` of 1 to {CHANGE_LIMIT} entries")
+        raise InvalidRequestError(
+            f"the request needs a list `changes` of 1 to {CHANGE_LIMIT} entries"
+        )
     return items
 
 
 def is_number(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and -NUMBER_MAX <= value <= NUMBER_MAX
+    return (
+        isinstance(value, int)
+        and not isinstance(value, bool)
+        and -NUMBER_MAX <= value <= NUMBER_MAX
+    )
 
 
 def number_in(request: Mapping[str, Any], name: str, least: int) -> int | None:
@@ -125,7 +151,7 @@ def topic_in(request: Mapping[str, Any], *, is_needed: bool) -> str | None:
     value = request.get("topic")
     if (value is None and not is_needed) or (isinstance(value, str) and len(value) <= TOPIC_MAX):
         return value
-    raise InvalidRequestError(f"topic is {shown(value)}; it takes the name of one")
+    raise InvalidRequestError(f"topic is {shown(value)}; it takes a topic's name")
 
 
 def _key_in(request: Mapping[str, Any]) -> bytes | None:
@@ -134,11 +160,17 @@ def _key_in(request: Mapping[str, Any]) -> bytes | None:
         if value is None or (isinstance(value, str) and len(value) <= 2 * KEY_MAX):
             return None if value is None else bytes.fromhex(value)
     except ValueError:
-        pass  # refused below, as what is not text is
-    raise InvalidRequestError(f"key is {shown(value)}; it takes hexadecimal digits, of at most {KEY_MAX} bytes")
+        pass  # refused below
+    raise InvalidRequestError(
+        f"key is {shown(value)}; it takes hexadecimal digits, of at most {KEY_MAX} bytes"
+    )
 
 
 def shown(value: object) -> str:
-    """For a sentence about what is wrong with it."""
-    text = repr(value) if isinstance(value, (str, int, float, bool, type(None))) else f"a {type(value).__name__}"
+    """Return a value as shown in an error message."""
+    text = (
+        repr(value)
+        if isinstance(value, (str, int, float, bool, type(None)))
+        else f"a {type(value).__name__}"
+    )
     return text if len(text) <= 80 else f"{text[:77]}..."

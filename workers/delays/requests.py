@@ -1,40 +1,53 @@
-"""What clients ask of delayed records: list, describe, cancel, reschedule.
+"""Requests about delayed records: list, describe, cancel and reschedule.
 
-A change is a batch in the delay log, one or more for each partition that it is about; it is answered when the log shows what came of it, since a delivery, or
-another change, may come first. A batch of ours is known by its token, which no client can guess or write (see `DelayPartition.change_batch`).
+A change is one or more batches in the delay log of each partition it affects. It is answered when
+the log shows its outcome, since a delivery or another change may come first. Batches of the
+appliance carry a token, which no client can guess or write (see `DelayPartition.change_batch`).
 
 Owner: the scheduler.
-Invariants: each request is answered once, whatever is in it; an answer fits its lane: lists end by bytes as well as by count, and say where to go on.
-    deferred <= DEFERRED_MAX, their bytes <= DEFERRED_BYTES, of one session <= SESSION_MAX; changes <= CHANGES_MAX, their batches <= CHANGES_BYTES, of one
-    session <= SESSION_MAX; the batches of one request <= CHANGE_BYTES.
-Crash: requests that were under way time out at their clients; what was in the log counts.
+
+Invariants:
+- Each request is answered once.
+- A response fits its lane. Lists end by bytes as well as by count, and say where to continue.
+- Deferred requests <= DEFERRED_MAX, their bytes <= DEFERRED_BYTES, of one session <= SESSION_MAX.
+- Changes <= CHANGES_MAX, their batches <= CHANGES_BYTES, of one session <= SESSION_MAX.
+- Batches of one request <= CHANGE_BYTES.
+
+Crash: pending requests time out at their clients. Changes in the log are carried out.
 """
 
 from __future__ import annotations
 
-import secrets
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from shm.catalog_messages import Assignment
-from tailrace.delays import delay_id, delay_log_name, parse_delay_id, tick_of
-from tailrace.errors import TailraceError, UnknownDelayError, UnknownTopicError
-from tailrace.protocol.errors import ErrorCode
-from tailrace.protocol.requests import decode_json
-from tailrace.protocol.wire import Api, WireError
-from workers.delays.request_fields import NEVER_TICK, ChangeItem, DescribeRequest, ListRequest, changes_in, topic_in
+from shm.lane_messages import Assignment
+from tailrace.core.delays import delay_id, delay_log_name, parse_delay_id, tick_of
+from tailrace.core.error_codes import ErrorCode
+from tailrace.core.errors import TailraceError, UnknownDelayError, UnknownTopicError
+from tailrace.protocol.frame import Api, WireError
+from tailrace.protocol.messages import decode_json
+from workers.delays.request_validation import (
+    NEVER_TICK,
+    ChangeItem,
+    DescribeRequest,
+    ListRequest,
+    changes_in,
+    topic_in,
+)
 
 if TYPE_CHECKING:
     from workers.delays.delay_partition import DelayPartition
 
 CHANGE_TIMEOUT_NS = 12_000_000_000
 DEFER_NS = 5_000_000_000
-"""How long a request about a row that is acknowledged (acks=1) waits for it to be settled."""
-DEFERRED_AGAIN_NS = 5_000_000
-"""How soon it is looked at again; each time, twice as long."""
+"""Time that a request waits for an acknowledged row (acks=1) to be settled."""
+DEFERRED_RETRY_NS = 5_000_000
+"""First retry interval. It doubles each time."""
 DEFERRED_MAX = 256
 DEFERRED_BYTES = 16 << 20
 CHANGES_MAX = 256
@@ -42,11 +55,11 @@ CHANGES_BYTES = 64 << 20
 CHANGE_BYTES = 16 << 20
 SESSION_MAX = 16
 LIST_PARTITIONS = 64
-"""A page of a list goes through no more partitions."""
+"""Largest number of partitions in a page of a list."""
 
 
 class NotSettledYet(Exception):
-    """What a request is about lies above the high watermark."""
+    """A request's row lies above the high watermark."""
 
 
 @dataclass(slots=True)
@@ -61,32 +74,32 @@ class Requester:
 
 @dataclass(slots=True)
 class Deferred:
-    """A request about rows that were acknowledged but are not settled yet."""
+    """A request about acknowledged rows that are not settled yet."""
 
     requester: Requester
     api: int
     payload: bytes
     deadline_ns: int
-    again_ns: int
+    retry_ns: int
     wait_ns: int
 
 
 @dataclass(slots=True)
 class Part:
-    """What a request changes in one partition: its batch in the delay log."""
+    """Change of a request in one partition: its batch in the delay log."""
 
     place: tuple[str, int]
     partition: DelayPartition
     token: int
     batch: bytearray
     rows: list[int]
-    """Which of the request's items they are."""
+    """Indices of the request's items in this batch."""
     is_sent: bool = False
 
 
 @dataclass(slots=True)
 class PendingChange:
-    """A request that cancels or reschedules, until the delay logs show what came of it."""
+    """A cancel or reschedule request whose outcome is not in the delay logs yet."""
 
     requester: Requester
     results: list[dict[str, Any]]
@@ -99,7 +112,7 @@ class PendingChange:
 
 
 class DelayRequests:
-    """See the module's docstring."""
+    """Requests about delayed records of all partitions."""
 
     def __init__(
         self,
@@ -111,8 +124,12 @@ class DelayRequests:
         wall_us: Callable[[], int],
         page_bytes: int,
     ) -> None:
-        """`partitions`: by (delay log's id, partition), those that are open. `opening`: delay logs that are known and not open yet.
-        `write`: a batch into the lane of its worker; False: not now. `caught`: see `shm.runtime.boundary`. `page_bytes`: about so large an answer may be.
+        """Parameters:
+        - `partitions`: open partitions by (delay log's id, partition).
+        - `opening`: returns the delay logs that are known and not open yet.
+        - `write`: writes a batch to its worker's lane, or returns False if it is full.
+        - `caught`: see `shm.runtime.error_handler`.
+        - `page_bytes`: approximate size limit of a response.
         """
         self._open = partitions
         self._opening = opening
@@ -127,52 +144,81 @@ class DelayRequests:
 
     @property
     def are_waiting(self) -> bool:
-        """Whether some are to be looked at again soon, without a ring."""
-        return bool(self._deferred) or any(not part.is_sent for change in self._changes for part in change.parts)
+        """True if a request must be checked again soon, without a ring."""
+        return bool(self._deferred) or any(
+            not part.is_sent for change in self._changes for part in change.parts
+        )
 
     def deadlines(self) -> list[int]:
-        """When changes are given up."""
+        """Return the times at which changes time out."""
         return [change.deadline_ns for change in self._changes]
 
-    # ---- one request -----------------------------------------------------------------------------------------------------------------
+    # ---- one request -----------------------------------------------------------------------------
 
     def serve(self, requester: Requester, api: int, payload: bytes, now_ns: int) -> None:
-        """Answer a request, now or when what it is about is known. Raises nothing: what is not expected is an answer too."""
+        """Answer a request, at once or when its rows are settled.
+
+        Unexpected errors are answered too.
+        """
         self._now_ns = now_ns
-        self._serve(Deferred(requester, api, payload, now_ns + DEFER_NS, 0, DEFERRED_AGAIN_NS))
+        self._serve(Deferred(requester, api, payload, now_ns + DEFER_NS, 0, DEFERRED_RETRY_NS))
 
     def _serve(self, item: Deferred) -> None:
         requester = item.requester
         try:
-            self._answer(requester, item.api, item.payload, may_wait=self._now_ns < item.deadline_ns)
+            self._answer(
+                requester, item.api, item.payload, may_wait=self._now_ns < item.deadline_ns
+            )
         except NotSettledYet:
             self._defer(item)
         except (TailraceError, WireError) as error:
             self._respond(requester, error.code, {"message": error.detail})
         except OSError as error:
-            self._respond(requester, ErrorCode.STORAGE_ERROR, {"message": f"pending records cannot be read: {error}"})
-        except Exception as error:  # the boundary: one request costs no other anything
+            self._respond(
+                requester,
+                ErrorCode.STORAGE_ERROR,
+                {"message": f"pending records cannot be read: {error}"},
+            )
+        except Exception as error:  # boundary: a failing request affects no other
             sentence = self._caught(f"api={item.api} session={requester.session}", error)
             self._respond(requester, ErrorCode.INTERNAL_ERROR, {"message": sentence})
 
     def _defer(self, item: Deferred) -> None:
         waiting = self._deferred
-        is_full = len(waiting) >= DEFERRED_MAX or sum(len(other.payload) for other in waiting) + len(item.payload) > DEFERRED_BYTES
-        if is_full or sum(other.requester.is_of_session_of(item.requester) for other in waiting) >= SESSION_MAX:
+        is_full = (
+            len(waiting) >= DEFERRED_MAX
+            or sum(len(other.payload) for other in waiting) + len(item.payload) > DEFERRED_BYTES
+        )
+        if (
+            is_full
+            or sum(other.requester.is_of_session_of(item.requester) for other in waiting)
+            >= SESSION_MAX
+        ):
             self._respond(
-                item.requester, ErrorCode.TOO_MANY_REQUESTS, {"message": "too many requests wait for records that are being stored"}
+                item.requester,
+                ErrorCode.TOO_MANY_REQUESTS,
+                {
+                    "message": "too many requests wait for records to be stored: the limits are "
+                    f"{DEFERRED_MAX} requests and {SESSION_MAX} of one session. Retry shortly"
+                },
             )
             return
-        item.again_ns = self._now_ns + item.wait_ns
+        item.retry_ns = self._now_ns + item.wait_ns
         item.wait_ns *= 2
         waiting.append(item)
 
     def serve_deferred(self, now_ns: int) -> int:
-        """Try again what waits for rows to be settled, when it is time; returns how many requests wait no more."""
+        """Retry deferred requests that are due. Return how many were answered."""
         self._now_ns = now_ns
-        due = [item for item in self._deferred if item.again_ns <= now_ns or item.deadline_ns <= now_ns]
+        due = [
+            item for item in self._deferred if item.retry_ns <= now_ns or item.deadline_ns <= now_ns
+        ]
         if due:
-            self._deferred = [item for item in self._deferred if item.again_ns > now_ns and item.deadline_ns > now_ns]
+            self._deferred = [
+                item
+                for item in self._deferred
+                if item.retry_ns > now_ns and item.deadline_ns > now_ns
+            ]
         before = len(self._deferred)
         for item in due:
             self._serve(item)
@@ -185,46 +231,62 @@ class DelayRequests:
         elif api == Api.DESCRIBE_DELAYS:
             self._respond(requester, ErrorCode.OK, self._describe(DescribeRequest.of(request)))
         elif api == Api.CHANGE_DELAYS:
-            self._change(requester, changes_in(request), topic_in(request, is_needed=False), may_wait)
+            self._change(
+                requester, changes_in(request), topic_in(request, is_needed=False), may_wait
+            )
         else:
             raise TailraceError(f"API {api} is not the scheduler's", ErrorCode.UNKNOWN_API)
 
-    def _await_opening(self, wanted: Callable[[Assignment], bool], may_wait: bool) -> None:
-        """What is known and not open is neither there nor not there. Raises NotSettledYet, TailraceError when it has been waited for."""
-        if any(wanted(log) for log in self._opening()):
+    def _await_opening(self, requested: Callable[[Assignment], bool], may_wait: bool) -> None:
+        """Defer a request about a delay log that is known and not open. Raises NotSettledYet, or
+        TailraceError after the wait.
+        """
+        if any(requested(log) for log in self._opening()):
             if may_wait:
                 raise NotSettledYet
-            raise TailraceError("the files of its pending records cannot be opened; the appliance's log says why", ErrorCode.STORAGE_ERROR)
+            raise TailraceError(
+                "the files of its pending records cannot be opened; the appliance's log says why",
+                ErrorCode.STORAGE_ERROR,
+            )
 
-    # ---- showing ---------------------------------------------------------------------------------------------------------------------
+    # ---- showing ---------------------------------------------------------------------------------
 
     def _partitions_of(self, topic: str, may_wait: bool) -> list[DelayPartition]:
         self._await_opening(lambda log: log.topic == delay_log_name(topic), may_wait)
-        found = sorted((p for p in self._open.values() if p.topic.topic == topic), key=lambda p: p.topic.partition)
+        found = sorted(
+            (p for p in self._open.values() if p.topic.topic == topic),
+            key=lambda p: p.topic.partition,
+        )
         if not found:
-            raise UnknownTopicError(f"there is no topic {topic!r} with delays")
+            raise UnknownTopicError(f"topic {topic!r} does not exist or has no delays")
         return found
 
     def _list(self, request: ListRequest, may_wait: bool) -> dict[str, Any]:
-        """A page of what is pending in a topic, by (partition, tick, offset). `after`: where it ended; one that is not the last may be short, or empty."""
+        """Return a page of a topic's pending rows, by (partition, tick, offset). `after` is where
+        it ended. A page that is not the last may be short or empty.
+        """
         rows: list[dict[str, Any]] = []
-        byte_count = looked_at = 0
+        byte_count = scanned = 0
         place = request.after or (0, -1, 0)
         for partition in self._partitions_of(request.topic, may_wait):
             number = partition.topic.partition
             if request.partition not in (None, number) or number < place[0]:
                 continue
-            if looked_at == LIST_PARTITIONS:
+            if scanned == LIST_PARTITIONS:
                 return {"delays": rows, "after": list(place)}
-            looked_at += 1
+            scanned += 1
             partition.catch_up()
             start = (place[1], place[2] + 1) if number == place[0] else (0, 0)
             listed, reached = partition.listed(
-                max(start, (request.begin_tick, 0)), request.end_tick, request.limit - len(rows), request.key
+                max(start, (request.begin_tick, 0)),
+                request.end_tick,
+                request.limit - len(rows),
+                request.key,
             )
             for row in listed:
                 described = {
-                    "delay_id": delay_id(partition.log.topic_id, number, row["offset"], row["due_us"]), "topic": partition.topic.topic,
+                    "delay_id": delay_id(partition.log.topic_id, number, row["offset"],
+                    row["due_us"]), "topic": partition.topic.topic,
                     "partition": number, **row,
                 }  # fmt: skip
                 key = described.pop("tick"), described.pop("offset")
@@ -239,11 +301,13 @@ class DelayRequests:
         return {"delays": rows, "after": None}
 
     def _describe(self, request: DescribeRequest) -> dict[str, Any]:
-        """A page of the partitions, by (topic, partition). `after`: where it ended."""
+        """Return a page of the partitions, by (topic, partition). `after` is where it ended."""
         found: list[dict[str, Any]] = []
         byte_count = 0
         last: list[str | int] = []
-        for key, partition in sorted(((p.topic.topic, p.topic.partition), p) for p in self._open.values()):
+        for key, partition in sorted(
+            ((p.topic.topic, p.topic.partition), p) for p in self._open.values()
+        ):
             if request.after is not None and key <= request.after:
                 continue
             described = partition.describe()
@@ -254,49 +318,82 @@ class DelayRequests:
             last = list(key)
         return {"partitions": found, "after": None}
 
-    # ---- changing --------------------------------------------------------------------------------------------------------------------
+    # ---- changing --------------------------------------------------------------------------------
 
-    def _change(self, requester: Requester, items: list[Any], topic: str | None, may_wait: bool) -> None:
-        """Cancel or reschedule: `changes` is a list of {"delay_id", "due_us" (null: cancel)}. Answered when the delay logs show what came of it."""
-        if len(self._changes) >= CHANGES_MAX or sum(c.requester.is_of_session_of(requester) for c in self._changes) >= SESSION_MAX:
-            raise TailraceError("too many changes of delayed records are under way", ErrorCode.TOO_MANY_REQUESTS)
+    def _change(
+        self, requester: Requester, items: list[Any], topic: str | None, may_wait: bool
+    ) -> None:
+        """Cancel or reschedule the entries {"delay_id", "due_us" (null: cancel)}. Answered when the
+        delay logs show the outcome.
+        """
+        if (
+            len(self._changes) >= CHANGES_MAX
+            or sum(c.requester.is_of_session_of(requester) for c in self._changes) >= SESSION_MAX
+        ):
+            raise TailraceError(
+                f"too many changes of delayed records are pending: the limits are {CHANGES_MAX} "
+                f"and {SESSION_MAX} of one session. Retry shortly",
+                ErrorCode.TOO_MANY_REQUESTS,
+            )
         results: list[dict[str, Any]] = [{} for _ in items]
         gathered: dict[tuple[str, int], list[tuple[int, Any]]] = {}
         caught_up: set[tuple[str, int]] = set()
         byte_count = 0
-        for number, item in sorted(enumerate(items), key=_by_offset):  # a chunk of a bucket file is looked at once
+        # by offset: a chunk of a bucket file is read once
+        for number, item in sorted(enumerate(items), key=_by_offset):
             try:
-                place, row = self._changed_row(ChangeItem.of(number, item, self._wall_us()), topic, may_wait, caught_up)
+                place, row = self._changed_row(
+                    ChangeItem.of(number, item, self._wall_us()), topic, may_wait, caught_up
+                )
                 byte_count += int(row.nbytes)
                 if byte_count > CHANGE_BYTES:
                     raise TailraceError(
-                        f"these records take more than {CHANGE_BYTES} bytes; change fewer at once", ErrorCode.REQUEST_TOO_LARGE
+                        f"these records take more than {CHANGE_BYTES} bytes: change fewer at once",
+                        ErrorCode.REQUEST_TOO_LARGE,
                     )
                 gathered.setdefault(place, []).append((number, row))
             except TailraceError as error:
                 results[number] = {"code": int(error.code), "message": error.detail}
-        if byte_count + sum(change.byte_count for change in self._changes) > CHANGES_BYTES + CHANGE_BYTES:
-            raise TailraceError("too large changes of delayed records are under way", ErrorCode.TOO_MANY_REQUESTS)
+        if (
+            byte_count + sum(change.byte_count for change in self._changes)
+            > CHANGES_BYTES + CHANGE_BYTES
+        ):
+            raise TailraceError(
+                f"pending changes of delayed records take more than {CHANGES_BYTES} bytes. "
+                "Retry shortly",
+                ErrorCode.TOO_MANY_REQUESTS,
+            )
         change = PendingChange(requester, results, [], self._now_ns + CHANGE_TIMEOUT_NS)
         for place, rows in gathered.items():
             self._add_parts(change, place, rows)
         self._changes.append(change)
 
-    def _add_parts(self, change: PendingChange, place: tuple[str, int], rows: list[tuple[int, Any]]) -> None:
-        """Rows of one partition as batches that its log takes; halved until they do."""
-        from workers.delays.intake import Change
-        from workers.delays.pending_rows import one_batch, table_of
+    def _add_parts(
+        self, change: PendingChange, place: tuple[str, int], rows: list[tuple[int, Any]]
+    ) -> None:
+        """Add one partition's rows as batches that its log accepts. Halve them until they fit."""
+        from workers.delays.log_ingest import Change
+        from workers.delays.store.pending_rows import one_batch, table_of
 
         partition = self._open[place]
-        token = 1 + secrets.randbits(62)  # no client can guess it
+        token = 1 + (int.from_bytes(os.urandom(8), "little") >> 2)  # no client can guess it
         batch = partition.change_batch(one_batch(table_of([row for _, row in rows])), token)
-        limit = partition.payload_max if len(rows) == 1 else min(partition.payload_max, int(partition.log.settings["max.message.bytes"]))
+        limit = (
+            partition.payload_max
+            if len(rows) == 1
+            else min(partition.payload_max, int(partition.log.settings["max.message.bytes"]))
+        )
         if len(batch) <= limit:
             partition.changes[token] = Change()
-            change.parts.append(Part(place, partition, token, batch, [number for number, _ in rows]))
+            change.parts.append(
+                Part(place, partition, token, batch, [number for number, _ in rows])
+            )
         elif len(rows) == 1:
-            message = f"the record takes {len(batch)} bytes in the delay log; {limit} are allowed"
-            change.results[rows[0][0]] = {"code": int(ErrorCode.RECORD_TOO_LARGE), "message": message}
+            message = f"the record takes {len(batch)} bytes in the delay log; the limit is {limit}"
+            change.results[rows[0][0]] = {
+                "code": int(ErrorCode.RECORD_TOO_LARGE),
+                "message": message,
+            }
         else:
             self._add_parts(change, place, rows[: len(rows) // 2])
             self._add_parts(change, place, rows[len(rows) // 2 :])
@@ -304,15 +401,17 @@ class DelayRequests:
     def _changed_row(
         self, item: ChangeItem, topic: str | None, may_wait: bool, caught_up: set[tuple[str, int]]
     ) -> tuple[tuple[str, int], Any]:
-        """(partition, row to append). Raises TailraceError."""
+        """Return (partition, row to append) of a change. Raises TailraceError."""
         key = item.key
         place = (key.topic_id.hex(), key.partition)
         partition = self._open.get(place)
         if partition is None:
             self._await_opening(lambda log: (log.topic_id.hex(), log.partition) == place, may_wait)
-            raise UnknownDelayError("there is no topic with this delayed record")
+            raise UnknownDelayError("no topic has this delayed record")
         if topic is not None and partition.topic.topic != topic:
-            raise UnknownDelayError(f"the delayed record belongs to topic {partition.topic.topic!r}, not {topic!r}")
+            raise UnknownDelayError(
+                f"the delayed record belongs to topic {partition.topic.topic!r}, not {topic!r}"
+            )
         if place not in caught_up:
             partition.catch_up()
             caught_up.add(place)
@@ -332,14 +431,19 @@ class DelayRequests:
         return place, partition.replacement(row, item.due_us, key.offset)
 
     def advance_changes(self, now_ns: int) -> int:
-        """Send what is not sent; answer what is known, or too old."""
+        """Send batches that are not sent yet.
+
+        Answer changes whose outcome is known or whose time is over.
+        """
         self._now_ns = now_ns
         count = 0
         for change in list(self._changes):
             try:
                 is_done = self._advance(change)
-            except Exception as error:  # the boundary, as in `_serve`
-                sentence = self._caught(f"api={int(Api.CHANGE_DELAYS)} session={change.requester.session}", error)
+            except Exception as error:  # boundary, as in `_serve`
+                sentence = self._caught(
+                    f"api={int(Api.CHANGE_DELAYS)} session={change.requester.session}", error
+                )
                 self._respond(change.requester, ErrorCode.INTERNAL_ERROR, {"message": sentence})
                 is_done = True
             if not is_done:
@@ -350,11 +454,11 @@ class DelayRequests:
             count += 1
         if count and not self._changes:
             for partition in self._open.values():
-                partition.intake.hints.clear()  # what is left is of changes that were refused
+                partition.intake.hints.clear()  # the rest belongs to refused changes
         return count
 
     def _advance(self, change: PendingChange) -> bool:
-        """Whether it was answered."""
+        """Return True if the change was answered."""
         is_known = True
         for part in change.parts:
             if not part.is_sent and self._open.get(part.place) is part.partition:
@@ -365,9 +469,13 @@ class DelayRequests:
                 change.results[number] = self._outcome(part.partition, found)
         if is_known:
             self._respond(change.requester, ErrorCode.OK, {"results": change.results})
-        elif self._now_ns >= change.deadline_ns or any(self._open.get(part.place) is not part.partition for part in change.parts):
+        elif self._now_ns >= change.deadline_ns or any(
+            self._open.get(part.place) is not part.partition for part in change.parts
+        ):
             self._respond(
-                change.requester, ErrorCode.TIMED_OUT, {"message": "it is not known yet whether the change was made; list what is pending"}
+                change.requester,
+                ErrorCode.TIMED_OUT,
+                {"message": "it is not known yet if the change was made; list what is pending"},
             )
         else:
             return False
@@ -379,12 +487,21 @@ class DelayRequests:
             return {"code": 0}
         if isinstance(found, tuple):
             offset, due_us = found
-            return {"code": 0, "due_us": due_us, "delay_id": delay_id(partition.log.topic_id, partition.log.partition, offset, due_us)}
-        return {"code": int(ErrorCode.UNKNOWN_DELAY), "message": "it came too late: the record is delivered, or on its way"}
+            return {
+                "code": 0,
+                "due_us": due_us,
+                "delay_id": delay_id(
+                    partition.log.topic_id, partition.log.partition, offset, due_us
+                ),
+            }
+        return {
+            "code": int(ErrorCode.UNKNOWN_DELAY),
+            "message": "too late: the record is delivered or in delivery",
+        }
 
 
 def _by_offset(numbered: tuple[int, Any]) -> tuple[int, int]:
-    """(offset, number) of an entry of a request; what is no id comes first."""
+    """Return (offset, number) of an entry of a request. Entries without a valid id come first."""
     number, item = numbered
     try:
         return parse_delay_id(item.get("delay_id")).offset, number

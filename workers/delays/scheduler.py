@@ -1,19 +1,23 @@
-"""The scheduler: delivers delayed records when they are due, and serves requests about what is pending.
+"""Scheduler process: delivers delayed records when they are due, and serves requests about pending
+ones.
 
-Owner: the files of pending records (`workers.delays.manifest`), the tails of its lanes to workers and fronts.
-Waits on its doorbell (flushers ring it when a delay log, or a topic that has one, has moved), until the next due time by the wall clock, and on being told
-that the wall clock was set.
-Invariants: it decides nothing that cannot be decided again: see `workers.delays.delay_partition`. numpy and pyarrow are loaded when the first topic with delays
-    comes, not before.
-Crash: a successor is fed the whole catalog and begins each partition with its manifest. Requests that were under way time out at their clients.
+Owner: the files of pending records (`workers.log.delay_manifest`), and the tails of its lanes to
+workers and fronts. It waits on its doorbell, for the next due time by the wall clock, and for the
+wall clock to be set. Flushers ring it when a delay log, or a topic that has one, has moved.
 
-Run as `python -P -m workers.delays.scheduler`.
+Invariants:
+- Every decision can be repeated from the logs (see `workers.delays.delay_partition`).
+- numpy and pyarrow are imported when the first topic with delays appears.
+
+Crash: a successor is fed the whole catalog and begins each partition with its manifest. Pending
+requests time out at their clients.
+
+Run it with `python -P -m workers.delays.scheduler`.
 """
 
 from __future__ import annotations
 
 import gc
-import hashlib
 import itertools
 import logging
 import os
@@ -22,22 +26,22 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from shm.catalog_messages import Assignment, LaneKind
 from shm.crash_points import crash_point
 from shm.doorbell import Doorbell
 from shm.lane import LaneError, LaneReader, LaneWriter
+from shm.lane_messages import Assignment, LaneKind
 from shm.layout import Phase, RegionKind, Role, SlotState
 from shm.outbox import Outbox
 from shm.partition_table import PartitionTable
-from shm.runtime.boundary import Boundary
-from shm.runtime.process import ProcessContext, configure_logging, process_name, run, start
-from tailrace.formats.pending_files import PendingDamagedError
-from tailrace.protocol.errors import ErrorCode
-from tailrace.protocol.requests import encode_reply
-from workers.delays.marks import TRY_AGAIN_NS
+from shm.runtime.agent_runner import ProcessContext, configure_logging, process_name, run, start
+from shm.runtime.error_handler import CountedErrorHandler
+from tailrace.core.error_codes import ErrorCode
+from tailrace.format.delay_files import PendingDamagedError
+from tailrace.protocol.messages import encode_reply
+from workers.delays.delivery_marks import RETRY_INTERVAL_NS
 from workers.delays.requests import DelayRequests, Requester
-from workers.delays.wall_clock import WallClockAlarm
-from workers.files import DiskFiles, Files
+from workers.delays.wall_clock_timer import WallClockTimer
+from workers.segment.files import DiskFiles, Files
 
 if TYPE_CHECKING:
     from workers.delays.delay_partition import DelayPartition
@@ -46,18 +50,21 @@ logger = logging.getLogger(__name__)
 
 REOPEN_NS = 1_000_000_000
 REOPEN_MAX_NS = 60_000_000_000
-"""How soon a partition that could not be served is tried again: twice as long each time, up to this."""
+"""Retry interval of a partition that cannot be served.
+
+It doubles each time, up to REOPEN_MAX_NS.
+"""
 STEADY_NS = 120_000_000_000
-"""One that was served for so long begins anew with that."""
+"""After serving for this long, the interval starts at REOPEN_NS again."""
 REQUESTS_AT_ONCE = 8
-"""So many requests of a front are served before deliveries are seen to."""
+"""Requests of a front that are served before deliveries continue."""
 ANSWERS_MAX = 64
-"""So many answers that do not fit the lane yet; requests of that front wait behind them."""
+"""Responses that may wait for lane space. Requests of that front wait behind them."""
 
 
 @dataclass(slots=True)
 class WorkerLink:
-    """The way to one worker."""
+    """Lane to one worker."""
 
     lane: LaneWriter
     bell: Doorbell
@@ -69,20 +76,22 @@ _Answer = tuple[int, int, int, bytes]
 
 @dataclass(slots=True)
 class FrontLink:
-    """The way from one front, and back."""
+    """Lanes from and to one front."""
 
     requests: LaneReader
     answers: LaneWriter
     bell: Doorbell
     outbox: Outbox[_Answer] = field(init=False)
-    """About ANSWERS_MAX answers wait there, each smaller than the lane."""
+    """Waiting responses, about ANSWERS_MAX, each smaller than the lane."""
 
     def __post_init__(self) -> None:
         self.outbox = Outbox(self.answers, self.bell, self._write)
 
     def _write(self, answer: _Answer) -> bool:
         code, session, correlation_id, payload = answer
-        return self.answers.try_write(LaneKind.RESPONSE, 0, code, session, correlation_id, 0, (payload,))
+        return self.answers.try_write(
+            LaneKind.RESPONSE, 0, code, session, correlation_id, 0, (payload,)
+        )
 
 
 @dataclass(slots=True)
@@ -95,7 +104,7 @@ class Trouble:
 
 
 class Scheduler:
-    """An agent (see `shm.runtime.process`)."""
+    """Agent of the scheduler process (see `shm.runtime.agent_runner`)."""
 
     def __init__(
         self,
@@ -103,7 +112,7 @@ class Scheduler:
         files: Files,
         data_dirs: list[str],
         tables: list[PartitionTable],
-        from_coordinator: LaneReader,
+        from_controller: LaneReader,
         generation: int,
         workers: dict[int, WorkerLink],
         connect_worker: Callable[[int], WorkerLink],
@@ -112,14 +121,14 @@ class Scheduler:
         wall_us: Callable[[], int],
         on_ready: Callable[[], None],
         incarnations: Iterator[int],
-        boundary: Boundary,
+        error_handler: CountedErrorHandler,
         start_ns: int,
     ) -> None:
-        """`incarnations`: numbers that no scheduler had before, nor another one of this host has."""
+        """`incarnations` yields numbers that no other scheduler of this host has or had."""
         self._files = files
         self._data_dirs = data_dirs
         self._tables = tables
-        self._from_coordinator = from_coordinator
+        self._from_controller = from_controller
         self._generation = generation
         self._workers = workers
         self._connect_worker = connect_worker
@@ -128,26 +137,37 @@ class Scheduler:
         self._wall_us = wall_us
         self._on_ready = on_ready
         self._incarnations = incarnations
-        self._boundary = boundary
+        self._error_handler = error_handler
         self._now_ns = start_ns
         self._fed = False
         self._assignments: dict[tuple[str, int], Assignment] = {}
-        """(topic id, partition), delay logs and topics alike."""
+        """Delay logs and topics by (topic id, partition)."""
         self._open: dict[tuple[str, int], DelayPartition] = {}
-        """(delay log's id, partition)."""
+        """Open partitions by (delay log's id, partition)."""
         self._troubles: dict[tuple[str, int], Trouble] = {}
-        """Partitions that are not served, or were not until lately. As many as there are delay logs at most."""
+        """Partitions that cannot be served, or could not until recently.
+
+        At most one per delay log.
+        """
         page_bytes = min((front.answers.payload_max for front in fronts), default=1 << 19) // 2
-        self._requests = DelayRequests(self._open, self._opening, self._write, self._respond, boundary.caught, wall_us, page_bytes)
+        self._requests = DelayRequests(
+            self._open,
+            self._opening,
+            self._write,
+            self._respond,
+            error_handler.on_error,
+            wall_us,
+            page_bytes,
+        )
         self._due_us: int | None = None
         self._deadline_ns: int | None = None
-        """What the partitions said at the last step."""
+        """Deadlines of the partitions at the last step."""
 
-    # ---- agent -----------------------------------------------------------------------------------------------------------------------
+    # ---- agent -----------------------------------------------------------------------------------
 
     def step(self, now_ns: int) -> int:
         self._now_ns = now_ns
-        work = self._read_coordinator()
+        work = self._read_controller()
         if not self._fed or not self._is_running():
             return work
         self._open_partitions()
@@ -160,7 +180,7 @@ class Scheduler:
         return work
 
     def _step_partitions(self, now_ns: int, wall_us: int) -> int:
-        """Each by itself: what goes wrong in one costs no other."""
+        """Step each partition. An error affects only its own."""
         work = 0
         dues: list[int | None] = []
         deadlines: list[int | None] = []
@@ -171,10 +191,13 @@ class Scheduler:
                 deadlines.append(partition.next_deadline_ns())
             except LaneError:
                 raise
-            except Exception as error:  # the boundary: it is closed, and begun anew from what is on the disk
-                self._give_up_for_now(key, partition, error)
+            except Exception as error:
+                # boundary: it is closed, and opened again from what is on disk
+                self._back_off(key, partition, error)
         self._due_us = min((due for due in dues if due is not None), default=None)
-        self._deadline_ns = min((deadline for deadline in deadlines if deadline is not None), default=None)
+        self._deadline_ns = min(
+            (deadline for deadline in deadlines if deadline is not None), default=None
+        )
         return work
 
     def has_more(self) -> bool:
@@ -182,34 +205,40 @@ class Scheduler:
 
     def next_deadline_ns(self) -> int | None:
         deadlines = [] if self._deadline_ns is None else [self._deadline_ns]
-        deadlines += [trouble.retry_ns for key, trouble in self._troubles.items() if key not in self._open]
+        deadlines += [
+            trouble.retry_ns for key, trouble in self._troubles.items() if key not in self._open
+        ]
         if self._due_us is not None:
             deadlines.append(self._now_ns + max(0, self._due_us - self._wall_us()) * 1000)
         deadlines += self._requests.deadlines()
         if self._requests.are_waiting or any(front.outbox.waiting for front in self._fronts):
-            deadlines.append(self._now_ns + TRY_AGAIN_NS)
+            deadlines.append(self._now_ns + RETRY_INTERVAL_NS)
         return min(deadlines, default=None)
 
     @property
     def due_us(self) -> int | None:
-        """When, by the wall clock, something is to be done next; None: not without a ring."""
+        """Wall-clock time of the next work, or None if only a ring announces it."""
         return self._due_us
 
     def begin_stop(self) -> None:
-        """Nothing to finish: what is not delivered is delivered after the next start."""
+        """Do nothing: undelivered rows are delivered after the next start."""
 
     def is_finished(self) -> bool:
         return True
 
-    # ---- catalog ---------------------------------------------------------------------------------------------------------------------
+    # ---- catalog ---------------------------------------------------------------------------------
 
-    def _read_coordinator(self) -> int:
-        lane = self._from_coordinator
+    def _read_controller(self) -> int:
+        lane = self._from_controller
         count = 0
         while (message := lane.peek()) is not None:
             if message.kind == LaneKind.ASSIGN:
                 self._apply(Assignment.decode(message.payload))
-            elif message.kind == LaneKind.FED and message.correlation_id == self._generation and not self._fed:
+            elif (
+                message.kind == LaneKind.FED
+                and message.correlation_id == self._generation
+                and not self._fed
+            ):
                 self._fed = True
                 self._on_ready()
             lane.advance(message)
@@ -242,64 +271,87 @@ class Scheduler:
             partition.close()
 
     def _open_partitions(self) -> None:
-        """Begin with delay logs whose topics are known too."""
+        """Open delay logs whose topics are known too."""
         for key, log in self._assignments.items():
-            if not log.delay_of or key in self._open or (key in self._troubles and self._now_ns < self._troubles[key].retry_ns):
+            if (
+                not log.delay_of
+                or key in self._open
+                or (key in self._troubles and self._now_ns < self._troubles[key].retry_ns)
+            ):
                 continue
             topic = self._assignments.get((log.delay_of, log.partition))
             if topic is None:
                 continue
             from workers.delays.delay_partition import DelayPartition
 
-            if not self._open and not gc.isenabled():  # in a process of its own, which collects when it is idle (`shm.runtime.process.run`)
+            # only in its own process, which collects when idle (`shm.runtime.agent_runner.run`)
+            if not self._open and not gc.isenabled():
                 gc.collect()
-                gc.freeze()  # what was imported now stays: a collection that looks through it takes 15 ms
+                # the new imports stay for good: a collection that scans them takes 15 ms
+                gc.freeze()
             try:
                 state = self._tables[log.data_dir].read(log.slot)
                 if state.state is SlotState.UNREADABLE and state.topic_id == log.topic_id:
-                    raise OSError("the delay log could not be opened")  # it is not empty: what is in it is unknown
+                    # not empty: its content is unknown
+                    raise OSError("the delay log could not be opened; see the flusher's log")
                 self._open[key] = DelayPartition(
-                    self._files, f"{self._data_dirs[log.data_dir]}/{log.directory_name}", log, topic,
+                    self._files, f"{self._data_dirs[log.data_dir]}/{log.directory_name}", log,
+                    topic,
                     lambda log=log: self._tables[log.data_dir].read(log.slot),  # type: ignore[misc]
                     lambda topic=topic: self._tables[topic.data_dir].delivered(topic.slot),  # type: ignore[misc]
-                    self._write, next(self._incarnations), self._now_ns, self._wall_us(), self._link(log).lane.payload_max,
+                    self._write, next(self._incarnations), self._now_ns, self._wall_us(),
+                    self._link(log).lane.payload_max,
                 )  # fmt: skip
-            except Exception as error:  # the boundary: of a file, of a schema, of what is known of one
+            except Exception as error:  # boundary: files, schemas or metadata may be invalid
                 self._note_trouble("delays_not_opened", key, topic, error)
 
     def _opening(self) -> list[Assignment]:
-        """Delay logs that are known and not open: their directory is not made yet, or cannot be read."""
-        return [log for key, log in self._assignments.items() if log.delay_of and key not in self._open]
+        """Return delay logs that are known and not open: their directory does not exist yet or
+        cannot be read.
+        """
+        return [
+            log for key, log in self._assignments.items() if log.delay_of and key not in self._open
+        ]
 
-    def _give_up_for_now(self, key: tuple[str, int], partition: DelayPartition, error: Exception) -> None:
-        """The disk refused, or something failed unforeseen: begin anew from what is on the disk, a little later."""
+    def _back_off(self, key: tuple[str, int], partition: DelayPartition, error: Exception) -> None:
+        """Close a partition after an error, and open it again later from what is on disk."""
         if not isinstance(error, OSError):
-            self._boundary.caught(f"topic={partition.topic.topic} partition={partition.topic.partition}", error)
+            self._error_handler.on_error(
+                f"topic={partition.topic.topic} partition={partition.topic.partition}", error
+            )
         self._note_trouble("delays_interrupted", key, partition.topic, error)
         try:
             self._close(key)
         except OSError as close_error:
-            logger.warning("close_failed topic=%s error=%r", partition.topic.topic, str(close_error))
+            logger.warning(
+                "close_failed topic=%s error=%r", partition.topic.topic, str(close_error)
+            )
 
-    def _note_trouble(self, what: str, key: tuple[str, int], topic: Assignment, error: Exception) -> None:
-        """Say it, once for each reason; try again, each time later."""
+    def _note_trouble(
+        self, context: str, key: tuple[str, int], topic: Assignment, error: Exception
+    ) -> None:
+        """Log an error once for each reason, and set the next retry."""
         known = self._troubles.get(key)
         if known is not None and self._now_ns - known.retry_ns > STEADY_NS:
             known = None
         wait_ns = REOPEN_NS if known is None else min(2 * known.wait_ns, REOPEN_MAX_NS)
         if isinstance(error, (OSError, PendingDamagedError)):
-            wait_ns = REOPEN_NS  # mended by an operator, who waits for it
+            wait_ns = REOPEN_NS  # an operator repairs it and waits for the result
         reason = f"{type(error).__name__}: {error}"[:300]
         if known is None or known.reason != reason:
-            logger.error("%s topic=%s partition=%d reason=%r", what, topic.topic, topic.partition, reason)
+            logger.error(
+                "%s topic=%s partition=%d reason=%r", context, topic.topic, topic.partition, reason
+            )
         self._troubles[key] = Trouble(self._now_ns + wait_ns, wait_ns, reason)
 
-    # ---- lanes -----------------------------------------------------------------------------------------------------------------------
+    # ---- lanes -----------------------------------------------------------------------------------
 
     def _write(self, assignment: Assignment, data: Any) -> bool:
-        """A batch into the lane of its worker."""
+        """Write a batch to its worker's lane."""
         link = self._link(assignment)
-        return link.lane.try_write(LaneKind.PRODUCE, assignment.slot, 0, 0, 0, self._now_ns, (data,))
+        return link.lane.try_write(
+            LaneKind.PRODUCE, assignment.slot, 0, 0, 0, self._now_ns, (data,)
+        )
 
     def _link(self, assignment: Assignment) -> WorkerLink:
         link = self._workers.get(assignment.worker)
@@ -309,21 +361,29 @@ class Scheduler:
 
     def _publish(self) -> None:
         for link in self._workers.values():
-            if link.lane.publish():
+            if link.lane.commit():
                 link.bell.ring()
                 crash_point("scheduler.after_publish")
         for front in self._fronts:
             front.outbox.flush()
 
-    # ---- requests --------------------------------------------------------------------------------------------------------------------
+    # ---- requests --------------------------------------------------------------------------------
 
     def _read_requests(self, front: int) -> int:
         link, lane = self._fronts[front], self._fronts[front].requests
         count = 0
-        while count < REQUESTS_AT_ONCE and len(link.outbox.waiting) < ANSWERS_MAX and (message := lane.peek()) is not None:
-            requester, api, payload = Requester(front, message.session, message.correlation_id), message.slot, bytes(message.payload)
+        while (
+            count < REQUESTS_AT_ONCE
+            and len(link.outbox.waiting) < ANSWERS_MAX
+            and (message := lane.peek()) is not None
+        ):
+            requester, api, payload = (
+                Requester(front, message.session, message.correlation_id),
+                message.slot,
+                bytes(message.payload),
+            )
             lane.advance(message)
-            lane.consume()  # whatever comes of it, it is not read again
+            lane.consume()  # a request that fails is not read again
             self._requests.serve(requester, api, payload, self._now_ns)
             count += 1
         return count
@@ -335,27 +395,42 @@ class Scheduler:
 
 
 def _incarnations(name: str) -> Iterator[int]:
-    """Numbers for everything that one incarnation of the scheduler opens, different from those of every other one."""
+    """Yield numbers for everything that one incarnation of the scheduler opens, different from
+    those of every other.
+    """
+    # imported late: it loads OpenSSL's library, a megabyte and some milliseconds
+    import hashlib
+
     for number in itertools.count():
-        yield int.from_bytes(hashlib.blake2b(f"{name} {number}".encode(), digest_size=7).digest(), "little")
+        yield int.from_bytes(
+            hashlib.blake2b(f"{name} {number}".encode(), digest_size=7).digest(), "little"
+        )
 
 
 def build(context: ProcessContext, files: Files) -> Scheduler:
-    """The scheduler of this specification; it has asked to be fed."""
+    """Build the scheduler of this process and request its feed from the controller."""
     spec, settings = context.spec, context.spec.settings
 
     def connect(worker: int) -> WorkerLink:
-        return WorkerLink(context.lane_writer(process_name(Role.WORKER, worker)), context.bell(Role.WORKER, worker))
+        return WorkerLink(
+            context.lane_writer(process_name(Role.WORKER, worker)),
+            context.bell(Role.WORKER, worker),
+        )
 
     def front_link(front: int) -> FrontLink:
         name = process_name(Role.FRONT, front)
-        return FrontLink(context.lane_reader(name), context.lane_writer(name), context.bell(Role.FRONT, front))
+        return FrontLink(
+            context.lane_reader(name), context.lane_writer(name), context.bell(Role.FRONT, front)
+        )
 
     scheduler = Scheduler(
         files=files,
         data_dirs=spec.data_dirs,
-        tables=[PartitionTable(context.attach(f"table-{d}", RegionKind.TABLE)) for d in range(len(spec.data_dirs))],
-        from_coordinator=context.lane_reader("coordinator"),
+        tables=[
+            PartitionTable(context.attach(f"table-{d}", RegionKind.TABLE))
+            for d in range(len(spec.data_dirs))
+        ],
+        from_controller=context.lane_reader("controller"),
         generation=spec.generation,
         workers={},
         connect_worker=connect,
@@ -364,7 +439,7 @@ def build(context: ProcessContext, files: Files) -> Scheduler:
         wall_us=context.clock.wall_us,
         on_ready=context.report_ready,
         incarnations=_incarnations(f"{spec.regions['control']} {spec.generation}"),
-        boundary=Boundary(context.slot),
+        error_handler=CountedErrorHandler(context.slot),
         start_ns=context.clock.monotonic_ns(),
     )
     context.ask_for_feed()
@@ -372,17 +447,17 @@ def build(context: ProcessContext, files: Files) -> Scheduler:
 
 
 def main() -> None:
-    """The process."""
+    """Run the scheduler process."""
     context = start()
     configure_logging(context)
     scheduler = build(context, DiskFiles())
-    alarm = WallClockAlarm()
+    alarm = WallClockTimer()
     poll = select.poll()
     poll.register(context.doorbell.fd, select.POLLIN)
     poll.register(alarm.fd, select.POLLIN)
 
     def wait(timeout_ms: float | None, _busy_ns: int) -> None:
-        """Until rung, until the next due time by the wall clock, or until that is set."""
+        """Wait for a ring, the next due time, or the setting of the wall clock."""
         alarm.set(scheduler.due_us)
         poll.poll(timeout_ms)
         alarm.clear()

@@ -1,6 +1,9 @@
-"""An alarm by the wall clock that also goes off when the wall clock is set: Linux's timerfd with TFD_TIMER_CANCEL_ON_SET.
+"""Wall-clock alarm that also fires when the wall clock is set: Linux's timerfd with
+TFD_TIMER_CANCEL_ON_SET.
 
-Python has `os.timerfd_create` from 3.13 on; before that libc is asked. Owner: the scheduler.
+Python has `os.timerfd_create` from 3.13 on. Before that libc is called.
+
+Owner: the scheduler.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ _CLOCK_REALTIME = 0
 _TFD_TIMER_ABSTIME = 1
 _TFD_TIMER_CANCEL_ON_SET = 2
 _FAR_AHEAD_S = 10 * 366 * 86_400
-"""When there is nothing to wait for but the clock's being set."""
+"""Alarm time when only the setting of the clock is awaited."""
 
 
 class _Timespec(ctypes.Structure):
@@ -23,8 +26,8 @@ class _Timer(ctypes.Structure):
     _fields_ = (("interval", _Timespec), ("value", _Timespec))
 
 
-class WallClockAlarm:
-    """`fd` is readable when it has gone off. Raises OSError."""
+class WallClockTimer:
+    """Alarm whose `fd` becomes readable when it fires. Raises OSError."""
 
     def __init__(self) -> None:
         self._libc = ctypes.CDLL(None, use_errno=True)
@@ -34,7 +37,7 @@ class WallClockAlarm:
         self._set_to: int | None = -1
 
     def set(self, due_us: int | None) -> None:
-        """Go off at this time, or when the clock is set; None: only then."""
+        """Fire at this time, or when the clock is set. None: only when the clock is set."""
         if due_us == self._set_to:
             return
         self._set_to = due_us
@@ -46,11 +49,13 @@ class WallClockAlarm:
         if moment.seconds == 0 and moment.nanoseconds == 0:
             moment.nanoseconds = 1  # all zeroes would disarm it
         timer = _Timer(_Timespec(0, 0), moment)
-        if self._libc.timerfd_settime(self.fd, _TFD_TIMER_ABSTIME | _TFD_TIMER_CANCEL_ON_SET, ctypes.byref(timer), None):
+        if self._libc.timerfd_settime(
+            self.fd, _TFD_TIMER_ABSTIME | _TFD_TIMER_CANCEL_ON_SET, ctypes.byref(timer), None
+        ):
             raise OSError(ctypes.get_errno(), "timerfd_settime")
 
     def clear(self) -> bool:
-        """After waking: whether the wall clock was set."""
+        """Read the alarm after waking. Return True if the wall clock was set."""
         try:
             os.read(self.fd, 8)
         except BlockingIOError:

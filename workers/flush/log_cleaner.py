@@ -1,9 +1,19 @@
-"""What a flusher does with segments when time has passed: seals those that are old, removes those whose retention has expired.
+"""Log cleaner: seals segments that are older than segment.ms and deletes those whose retention has
+expired.
 
-Owner: the flusher, whose agent steps it; deadlines are on its timing wheel.
-Invariants: nothing is removed before recovery is over (`may_remove`), nothing that a lease covers, nothing of a log that is offline; a log with a group
-    under way is left alone until it is settled.
-Crash: timers are made anew when the logs are opened; the log start offset is durable before a file goes (see `partition_log`).
+The live segment is sealed without an append when all of it is to go, and when it is larger than
+segment.bytes since that was lowered. On a full disk, where no append comes, it is split when a part
+of it is to go: the rest is copied to a new segment (docs/adr/0029-sealing-without-an-append.md).
+
+Owner: the flusher, whose agent steps it. Deadlines are on its timing wheel.
+
+Invariants:
+- Nothing is deleted before recovery has ended (`may_remove`), nothing under a lease, and nothing of
+  an offline log.
+- A log with a group in progress is left alone until it is settled.
+
+Crash: timers are set again when the logs are opened. The log start offset is durable before a file
+is deleted. A split is a rewrite (see `partition_log`).
 """
 
 from __future__ import annotations
@@ -11,67 +21,103 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from workers.delay_gate import kept_from, newest_us
-from workers.delays.manifest import read_cursor
-from workers.files import is_shortage
-from workers.group_commit import GroupCommit
-from workers.index_scrub import scrub_one_index
-from workers.leases import Leases, LogKey, Task
-from workers.log_set import LogSet
-from workers.partition_log import PartitionLog
-from workers.retention import KEEP_FOR_EVER, CautiousClock, expires_us, new_start
-from workers.timing_wheel import Timer, TimingWheel
+from shm.runtime.timing_wheel import Timer, TimingWheel
+from workers.flush.group_commit import GroupCommit
+from workers.log.active_segment import ActiveSegment, first_to_keep
+from workers.log.delay_manifest import read_cursor
+from workers.log.delay_rules import kept_from, newest_us
+from workers.log.index_scrubber import scrub_one_index
+from workers.log.log_set import LogSet
+from workers.log.partition_log import PartitionLog
+from workers.log.retention import KEEP_FOR_EVER, expires_us, new_start
+from workers.log.retention_leases import LogKey, RetentionLeases, Task
+from workers.log.wall_clock_jumps import WallJumps
+from workers.segment.files import is_shortage
 
 logger = logging.getLogger(__name__)
 
-RETENTION_LOOK_MAX_MS = 3_600_000
-RETENTION_LOOK_MIN_MS = 100
-DELAY_LOG_LOOK_MS = 10_000
+RETENTION_CHECK_MAX_MS = 3_600_000
+RETENTION_CHECK_MIN_MS = 100
+DELAY_LOG_CHECK_MS = 10_000
+SPLIT_MIN_BYTES = 64 << 10
+"""So much must come free for a segment to be split."""
+SPLIT_KEEPS_MAX_BYTES = 64 << 20
+"""So much is copied at most; the disk must hold it twice for a moment."""
+CLOCK_CHECK_NS = 1_000_000_000
+"""What is appended between a jump of the wall clock and the next look may stay longer, by the
+jump.
+"""
 
 
-class Housekeeping:
-    """For every log of one data directory."""
+class LogCleaner:
+    """Sealing, retention and checkpoints of all logs of one data directory."""
 
-    def __init__(self, logs: LogSet, commit: GroupCommit, wheel: TimingWheel[Task], now_us: Callable[[], int], start_ns: int) -> None:
+    def __init__(
+        self,
+        logs: LogSet,
+        commit: GroupCommit,
+        wheel: TimingWheel[Task],
+        now_us: Callable[[], int],
+        start_ns: int,
+        is_disk_full: Callable[[], bool] = lambda: False,
+        *,
+        jumps: WallJumps,
+    ) -> None:
+        self._is_disk_full = is_disk_full
         self._logs = logs
         self._commit = commit
         self._now_us = now_us
         self._now_ns = start_ns
-        self._clock = CautiousClock(now_us(), start_ns)
+        self._jumps = jumps
+        self._clock_checked_ns = start_ns
         self._wheel = wheel
         self.may_remove = False
         self._ages: dict[int, tuple[int, Timer[Task]]] = {}
-        """slot -> (base, timer) of the segment whose age is being watched."""
+        """(segment base, timer) by slot, of segments with a segment.ms timer."""
         self._retentions: dict[int, Timer[Task]] = {}
-        self.leases = Leases(wheel, self._look_at)
+        self.leases = RetentionLeases(wheel, self._lowest_leased)
 
     def advance(self, now_ns: int) -> int:
-        """Do what is due on the wheel; returns how much was done."""
+        """Run the timers that are due. Return the amount of work done."""
         self._now_ns = now_ns
+        if now_ns - self._clock_checked_ns >= CLOCK_CHECK_NS:
+            self._check_clock()
         return sum(task() for task in self._wheel.advance(now_ns))
 
+    def _check_clock(self) -> int:
+        """Have jumps noted; returns the wall clock's time."""
+        self._clock_checked_ns, now_us = self._now_ns, self._now_us()
+        self._jumps.observe(now_us, self._now_ns)
+        return now_us
+
     def begin(self, log: PartitionLog, now_ns: int) -> None:
-        """A log was opened, or its settings are others now."""
+        """Set the timers of a log that was opened or has new settings."""
         self._ages.pop(log.assignment.slot, None)
         self.watch_age(log, now_ns)
         self.retain(log)
 
     def forget(self, slot: int) -> None:
-        """The log is closed or gone."""
+        """Drop the timers of a log that was closed or deleted."""
         self._ages.pop(slot, None)
         timer = self._retentions.pop(slot, None)
         if timer is not None:
             self._wheel.cancel(timer)
 
     def watch_age(self, log: PartitionLog, now_ns: int) -> None:
-        """Have the live segment sealed when segment.ms has passed, unless that is arranged already."""
+        """Set the timer that seals the active segment after segment.ms, unless it is set."""
         self._now_ns = now_ns
         live, slot = log.live, log.assignment.slot
         known = self._ages.get(slot)
-        if live is None or not live.first_append_us or (known is not None and known[0] == live.base):
+        if (
+            live is None
+            or not live.first_append_us
+            or (known is not None and known[0] == live.base)
+        ):
             return
         age_ms = max(0, self._now_us() - live.first_append_us) // 1000
-        deadline_ns = now_ns + max(0, int(log.assignment.settings["segment.ms"]) - age_ms) * 1_000_000
+        deadline_ns = (
+            now_ns + max(0, int(log.assignment.settings["segment.ms"]) - age_ms) * 1_000_000
+        )
         base = live.base
         timer = self._wheel.add(deadline_ns, lambda: self._seal_old(log, base))
         if known is not None:
@@ -81,7 +127,9 @@ class Housekeeping:
             self.retain(log)
 
     def _seal_old(self, log: PartitionLog, base: int) -> int:
-        """Seal a live segment whose segment.ms has passed, so that readers of sealed segments get at it even when nothing follows."""
+        """Seal a live segment whose segment.ms has passed, so that readers of sealed segments get
+        at it even when nothing follows.
+        """
         slot = log.assignment.slot
         if (
             self._logs.get(slot) is not log
@@ -98,19 +146,46 @@ class Housekeeping:
         self._seal(log)
         return 1
 
-    def _seal(self, log: PartitionLog) -> None:
-        """Close the live segment; the next batch begins another."""
+    def _seal(self, log: PartitionLog, *, goes: bool = False) -> bool:
+        """Close the live segment; the next batch begins another. `goes`: it is removed next, so
+        that a full disk need not hold its end mark. Returns whether it is closed.
+        """
         try:
             if log.is_unsynced and not self._commit.sync(log):
-                return
-            log.seal()
-            log.checkpoint(sync=False)
+                return False
+            try:
+                log.seal()
+            except OSError as error:
+                if not goes or not is_shortage(error):
+                    raise
+                log.abandon_segment()
+            self._checkpoint(log)
         except OSError as error:
             if not is_shortage(error):
                 self._logs.take_offline(log, error)
-            return
+            return False
         self._logs.publish(log)
         self.retain(log)
+        return True
+
+    @staticmethod
+    def _checkpoint(log: PartitionLog) -> None:
+        """Raises OSError, but not for a full disk: the checkpoint before holds, and recovery reads
+        more.
+        """
+        try:
+            log.checkpoint(sync=False)
+        except OSError as error:
+            if not is_shortage(error):
+                raise
+            logger.warning(
+                "checkpoint_not_written directory=%s error=%r", log.directory, str(error)
+            )
+
+    def make_room(self) -> None:
+        """The disk is full: remove at once what may go."""
+        for log in self._logs.all():
+            self.retain(log)
 
     def retain(self, log: PartitionLog) -> int:
         """Remove the segments whose retention has expired, and set the timer for the next look."""
@@ -118,32 +193,43 @@ class Housekeeping:
         timer = self._retentions.pop(slot, None)
         if timer is not None:
             self._wheel.cancel(timer)
-        if self._logs.get(slot) is not log or log.refusal or not self.may_remove or settings["cleanup.policy"] != "delete":
-            return 0
-        retention_ms, retention_bytes = int(settings["retention.ms"]), int(settings["retention.bytes"])
-        now_us = self._clock.now_us(self._now_us(), self._now_ns)
-        live = log.live
         if (
-            live is not None
-            and live.first_append_us
-            and retention_ms != KEEP_FOR_EVER
-            and not log.group
-            and expires_us(newest_us(log.assignment, live.max_timestamp_us, log.last_append_us), log.last_append_us, retention_ms) < now_us
+            self._logs.get(slot) is not log
+            or log.refusal
+            or not self.may_remove
+            or settings["cleanup.policy"] != "delete"
         ):
-            self._seal(log)  # comes back here
-            return 1
+            return 0
+        retention_ms, retention_bytes = (
+            int(settings["retention.ms"]),
+            int(settings["retention.bytes"]),
+        )
+        now_us = self._check_clock()
+        leased = self.leases.lowest(log.key)
+        if self._close_live(log, retention_ms, retention_bytes, now_us, leased):
+            return 1  # which came back here
+        live = log.live
         if log.assignment.delay_of:
             return self._remove_scheduled(log)
-        leased = self.leases.lowest(log.key)
+        moved = self._jumps.moved
         segments = [
-            s._replace(max_timestamp_us=newest_us(log.assignment, s.max_timestamp_us, s.last_append_us)) for s in log.closed_segments()
+            s._replace(
+                max_timestamp_us=moved(
+                    newest_us(log.assignment, s.max_timestamp_us, s.last_append_us)
+                ),
+                last_append_us=moved(s.last_append_us),
+            )
+            for s in log.closed_segments()
         ]
         start = new_start(
-            segments, live.base if live else log.next_offset, live.end if live else 0, retention_ms=retention_ms,
+            segments, live.base if live else log.next_offset, live.end if live else 0,
+            retention_ms=retention_ms,
             retention_bytes=retention_bytes, now_us=now_us, leased_from=leased,
         )  # fmt: skip
         removed = 0
-        if start > log.log_start_offset or any(log.following_base(s.base) <= log.log_start_offset for s in log.closed_segments()[:1]):
+        if start > log.log_start_offset or any(
+            log.following_base(s.base) <= log.log_start_offset for s in log.closed_segments()[:1]
+        ):
             try:
                 removed = log.advance_start(start)
             except OSError as error:
@@ -154,18 +240,93 @@ class Housekeeping:
                 log.assignment.topic,
                 log.assignment.partition,
                 removed,
-                start,
+                log.log_start_offset,
             )
             self._logs.publish(log)
-        self._look_again(log, retention_ms, now_us)
+        self._retry_fetch(log, retention_ms, now_us)
         return removed
 
+    def _close_live(
+        self,
+        log: PartitionLog,
+        retention_ms: int,
+        retention_bytes: int,
+        now_us: int,
+        leased: int | None,
+    ) -> bool:
+        """Seal or split the live segment if all of it, or on a full disk a part of it, is to go.
+        Returns whether that was done; then `retain` was called.
+        """
+        live = log.live
+        if live is None or not live.first_append_us or log.group:
+            return False
+        is_expired = retention_ms != KEEP_FOR_EVER and (
+            self._expires_us(log, live.max_timestamp_us, log.last_append_us, retention_ms) < now_us
+        )
+        if is_expired or log.assignment.delay_of:
+            return is_expired and self._seal(log, goes=True)
+        if log.log_start_offset >= log.next_offset or (
+            retention_bytes == 0 and self._is_disk_full()
+        ):
+            return self._seal(log, goes=log.log_start_offset >= log.next_offset)
+        if self._is_disk_full() and leased is None and self._split(log, live, retention_bytes):
+            return True
+        return live.end > int(log.assignment.settings["segment.bytes"]) and self._seal(log)
+
+    def _split(self, log: PartitionLog, live: ActiveSegment, retention_bytes: int) -> bool:
+        """On a full disk: keep of the live segment what lies behind the log start offset, and no
+        more than retention.bytes asks for.
+        """
+        try:
+            if live.synced_end != live.end and not (self._commit.sync(log) and log.live is live):
+                return False
+            live.write_index_entries()
+            first = first_to_keep(log.files, live, log.log_start_offset, retention_bytes)
+            gone_bytes = 0 if first is None else first.file_position
+            if (
+                first is None
+                or gone_bytes < SPLIT_MIN_BYTES
+                or live.end - gone_bytes > SPLIT_KEEPS_MAX_BYTES
+                or not log.split(first)
+            ):
+                return False
+            self._checkpoint(log)
+        except OSError as error:
+            logger.warning(
+                "segment_not_split directory=%s base=%d error=%r",
+                log.directory,
+                live.base,
+                str(error),
+            )
+            return False
+        logger.info(
+            "segment_split topic=%s partition=%d base=%d next_base=%d bytes=%d",
+            log.assignment.topic, log.assignment.partition, live.base, log.newest_base, gone_bytes,
+        )  # fmt: skip
+        self._logs.publish(log)
+        self.watch_age(log, self._now_ns)
+        self.retain(log)
+        return True
+
+    def _expires_us(
+        self, log: PartitionLog, max_timestamp_us: int, last_append_us: int, retention_ms: int
+    ) -> int:
+        """Retention expiry time of a segment of the log with these stamps."""
+        newest = newest_us(log.assignment, max_timestamp_us, last_append_us)
+        return expires_us(
+            self._jumps.moved(newest), self._jumps.moved(last_append_us), retention_ms
+        )
+
     def _remove_scheduled(self, log: PartitionLog) -> int:
-        """A delay log: its segments go when the scheduler has everything in them elsewhere, durably (`workers.delays.manifest`)."""
+        """Delete a delay log's segments once the scheduler has stored all of
+        their rows durably (`workers.log.delay_manifest`).
+        """
         removed = 0
         try:
             cursor = read_cursor(log.files, log.directory, log.assignment.topic_id)
-            bases = [segment.base for segment in log.closed_segments()] + [log.live.base if log.live is not None else log.next_offset]
+            bases = [segment.base for segment in log.closed_segments()] + [
+                log.live.base if log.live is not None else log.next_offset
+            ]
             start = kept_from(cursor, bases, log.log_start_offset)
             if start > log.log_start_offset:
                 removed = log.advance_start(start)
@@ -173,29 +334,41 @@ class Housekeeping:
         except OSError as error:
             logger.error("retention_failed directory=%s error=%r", log.directory, str(error))
         if log.closed_segments():
-            deadline_ns = self._now_ns + DELAY_LOG_LOOK_MS * 1_000_000
-            self._retentions[log.assignment.slot] = self._wheel.add(deadline_ns, lambda: self.retain(log))
+            deadline_ns = self._now_ns + DELAY_LOG_CHECK_MS * 1_000_000
+            self._retentions[log.assignment.slot] = self._wheel.add(
+                deadline_ns, lambda: self.retain(log)
+            )
         return removed
 
-    def _look_again(self, log: PartitionLog, retention_ms: int, now_us: int) -> None:
-        """Set a timer for the expiry of the oldest segment. Retention by bytes needs none: it is looked at whenever a segment is closed."""
+    def _retry_fetch(self, log: PartitionLog, retention_ms: int, now_us: int) -> None:
+        """Set a timer for the expiry of the oldest segment. Retention by bytes is checked whenever
+        a segment is closed.
+        """
         if retention_ms == KEEP_FOR_EVER:
             return
         oldest = next(iter(log.closed_segments()), None)
         if oldest is not None:
-            end_us = expires_us(
-                newest_us(log.assignment, oldest.max_timestamp_us, oldest.last_append_us), oldest.last_append_us, retention_ms
+            end_us = self._expires_us(
+                log, oldest.max_timestamp_us, oldest.last_append_us, retention_ms
             )
         elif log.live is not None and log.live.first_append_us:
-            end_us = expires_us(newest_us(log.assignment, log.live.max_timestamp_us, log.last_append_us), log.last_append_us, retention_ms)
+            end_us = self._expires_us(
+                log, log.live.max_timestamp_us, log.last_append_us, retention_ms
+            )
         else:
             return
-        wait_ms = min(max((end_us - now_us) // 1000, RETENTION_LOOK_MIN_MS), RETENTION_LOOK_MAX_MS)
-        self._retentions[log.assignment.slot] = self._wheel.add(self._now_ns + wait_ms * 1_000_000, lambda: self.retain(log))
+        wait_ms = min(
+            max((end_us - now_us) // 1000, RETENTION_CHECK_MIN_MS), RETENTION_CHECK_MAX_MS
+        )
+        self._retentions[log.assignment.slot] = self._wheel.add(
+            self._now_ns + wait_ms * 1_000_000, lambda: self.retain(log)
+        )
 
-    def tidy(self) -> int:
-        """One step of what can wait until there is nothing else to do: the journal's zeroes, indexes not checked since the start. Returns 0 at its end."""
-        if self._commit.wants_journal and len(self._logs) > 1:
+    def delete_retention_breached(self) -> int:
+        """Do one step of idle work: the journal's zeroes, then indexes not checked since the start.
+        Return 0 when done.
+        """
+        if self._commit.should_journal and len(self._logs) > 1:
             return int(self._commit.prepare_journal())
         for log in self._logs.all():
             if log.unscrubbed and not log.group:
@@ -203,12 +376,14 @@ class Housekeeping:
                     scrub_one_index(log)
                     self.retain(log)  # it may know a segment's age only now
                 except OSError as error:
-                    logger.warning("index_not_looked_at directory=%s error=%r", log.directory, str(error))
+                    logger.warning(
+                        "index_not_looked_at directory=%s error=%r", log.directory, str(error)
+                    )
                 return 1
         return 0
 
     def checkpoint_some(self, checkpoint_bytes: int) -> None:
-        """Keep what recovery would have to read below `checkpoint_bytes`."""
+        """Write checkpoints, so that recovery reads at most `checkpoint_bytes`."""
         logs = self._logs.all()
         total = sum(log.since_checkpoint_bytes for log in logs)
         if total < checkpoint_bytes:
@@ -223,8 +398,10 @@ class Housekeeping:
                 log.checkpoint(sync=log.since_checkpoint_bytes >= checkpoint_bytes // 4)
             except OSError as error:
                 log.since_checkpoint_bytes = 0
-                logger.warning("checkpoint_not_written directory=%s error=%r", log.directory, str(error))
+                logger.warning(
+                    "checkpoint_not_written directory=%s error=%r", log.directory, str(error)
+                )
 
-    def _look_at(self, key: LogKey) -> int:
-        """A lease has ended."""
+    def _lowest_leased(self, key: LogKey) -> int:
+        """Check retention again after a lease has ended."""
         return sum(self.retain(log) for log in self._logs.all() if log.key == key)

@@ -1,31 +1,43 @@
-"""The segment that is being written: its two files, how far they are written and synced; how it begins, and how it is written anew.
+"""Active segment: the segment being written, with its two files and their written and synced ends.
 
 Owner: the flusher.
-Invariants: synced_end <= end, synced_next <= the log's next offset; the index file has `batch_count` entries, `new_entries` come behind them.
-Crash: a segment killed while it begins has no schema, and is removed by recovery; one that is written anew has no segment's name before it is durable.
+
+Invariants:
+- synced_end <= end, and synced_next <= the log's next offset.
+- The index file has `batch_count` entries. `new_entries` follow them.
+
+Crash: a segment killed at its beginning has no schema, and recovery removes it. A rewritten one
+gets its name after it is durable.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from shm.crash_points import crash_point
-from tailrace.formats import segment_index as index_format
-from tailrace.formats.batch_header import BatchFormatError, verify_batch
-from tailrace.formats.checksum import Readable
-from tailrace.formats.segment import INDEX_SUFFIX, file_name
-from tailrace.formats.segment_index import INDEX_ENTRY, INDEX_HEADER, IndexEntry
-from workers.files import Files
-from workers.index_files import open_index
-from workers.recovery import RecoveredLog
+from tailrace.format import segment_index
+from tailrace.format.batch_header import BatchFormatError, verify_batch
+from tailrace.format.crc32c import Readable
+from tailrace.format.segment import INDEX_SUFFIX, file_name
+from tailrace.format.segment_index import (
+    INDEX_ENTRY,
+    INDEX_HEADER,
+    IndexDamagedError,
+    IndexEntry,
+    IndexReader,
+)
+from workers.log.recovery import RecoveredLog
+from workers.segment.files import Files
+from workers.segment.segment_index_files import open_index
 
 UNFINISHED_SUFFIX = ".new"
-"""Of a segment that is being written anew and has no name yet; what a kill leaves of it is removed at the next start."""
+"""Suffix of a rewritten segment without its final name. The next start removes leftovers."""
 
 
 class PendingBatch(NamedTuple):
-    """A batch that is placed, and whose group is not settled: its bytes are still in the ring."""
+    """A placed batch whose group is not settled. Its bytes are still in the ring."""
 
     base_offset: int
     next_offset: int
@@ -34,8 +46,11 @@ class PendingBatch(NamedTuple):
     data: Readable
 
 
-class LiveSegment:
-    """The segment that is being written. `place` of the log moves `end` and adds entries; the rest is written here."""
+class ActiveSegment:
+    """Segment being written.
+
+    The log's `place` moves `end` and adds entries. Everything else is written here.
+    """
 
     __slots__ = (
         "_files",
@@ -51,21 +66,30 @@ class LiveSegment:
         "synced_next",
     )
 
-    def __init__(self, files: Files, base: int, fd: int, index_fd: int, end: int, next_offset: int, batch_count: int) -> None:
+    def __init__(
+        self,
+        files: Files,
+        base: int,
+        fd: int,
+        index_fd: int,
+        end: int,
+        next_offset: int,
+        batch_count: int,
+    ) -> None:
         self._files = files
         self.base = base
         self.fd = fd
         self.index_fd = index_fd
         self.end = end
-        """File position behind the last batch placed."""
+        """File position after the last placed batch."""
         self.synced_end = end
         self.synced_next = next_offset
-        """Up to here, in bytes and in offsets, the file was synced."""
+        """Synced end of the file, in bytes and in offsets."""
         self.batch_count = batch_count
-        """Entries that the index file has."""
+        """Number of entries in the index file."""
         self.max_timestamp_us = 0
         self.first_append_us = 0
-        """When its first batch was appended, 0 while it is empty."""
+        """Append time of its first batch, 0 while empty."""
         self.new_entries: list[IndexEntry] = []
 
     def close(self) -> None:
@@ -74,22 +98,24 @@ class LiveSegment:
         self._files.close(self.index_fd)
 
     def write_index_entries(self) -> None:
-        """Of the batches that were placed since the last time. Raises OSError."""
-        entries = index_format.encode_entries(self.new_entries)
-        self._files.write_at(self.index_fd, [entries], INDEX_HEADER.size + self.batch_count * INDEX_ENTRY.size)
+        """Write the index entries of batches placed since the last call. Raises OSError."""
+        entries = segment_index.encode_entries(self.new_entries)
+        self._files.write_at(
+            self.index_fd, [entries], INDEX_HEADER.size + self.batch_count * INDEX_ENTRY.size
+        )
         self.batch_count += len(self.new_entries)
         self.new_entries = []
 
-    def write_index_anew(self) -> None:
-        """Make the index file say what `new_entries` do, durably. Raises OSError."""
+    def rewrite_index(self) -> None:
+        """Replace the index file by `new_entries`, durably. Raises OSError."""
         self._files.truncate(self.index_fd, 0)
-        self._files.write_at(self.index_fd, [index_format.encode_header(self.base)], 0)
+        self._files.write_at(self.index_fd, [segment_index.encode_header(self.base)], 0)
         self.write_index_entries()
         self._files.sync_data(self.index_fd)
 
 
-def reopen(files: Files, directory: str, recovered: RecoveredLog) -> LiveSegment:
-    """The segment that recovery found to be live. Raises OSError."""
+def reopen(files: Files, directory: str, recovered: RecoveredLog) -> ActiveSegment:
+    """Open the segment that recovery found to be active. Raises OSError."""
     base = recovered.live_base
     fd = files.open_for_write(f"{directory}/{file_name(base)}")
     try:
@@ -97,14 +123,20 @@ def reopen(files: Files, directory: str, recovered: RecoveredLog) -> LiveSegment
     except OSError:
         files.close(fd)
         raise
-    live = LiveSegment(files, base, fd, index_fd, recovered.valid_end, recovered.next_offset, recovered.batch_count)
+    live = ActiveSegment(
+        files, base, fd, index_fd, recovered.valid_end, recovered.next_offset, recovered.batch_count
+    )
     live.max_timestamp_us = recovered.max_timestamp_us
     live.first_append_us = recovered.first_append_us
     return live
 
 
-def begin(files: Files, directory: str, base: int, schema: bytes) -> LiveSegment:
-    """An empty segment at offset `base`: its schema message and its index's header are durable; its name is when the directory is synced. Raises OSError."""
+def begin(files: Files, directory: str, base: int, schema: bytes) -> ActiveSegment:
+    """Create an empty segment at offset `base` with durable schema message and index header. Raises
+    OSError.
+
+    Its name is durable when the directory is synced.
+    """
     fd = files.open_for_write(f"{directory}/{file_name(base)}")
     index_fd = -1
     try:
@@ -113,19 +145,24 @@ def begin(files: Files, directory: str, base: int, schema: bytes) -> LiveSegment
         files.truncate(fd, 0)
         files.truncate(index_fd, 0)
         files.write_at(fd, [schema], 0)
-        files.write_at(index_fd, [index_format.encode_header(base)], 0)
+        files.write_at(index_fd, [segment_index.encode_header(base)], 0)
         files.sync_data(fd)
-        files.sync_data(index_fd)  # an older one of this name may have had entries
+        files.sync_data(index_fd)  # an older file of this name may have had entries
     except BaseException:
         files.close(fd)
         if index_fd >= 0:
             files.close(index_fd)
         raise
-    return LiveSegment(files, base, fd, index_fd, len(schema), base, 0)
+    return ActiveSegment(files, base, fd, index_fd, len(schema), base, 0)
 
 
-def write_anew(files: Files, directory: str, start: int, schema: bytes, batches: Sequence[PendingBatch]) -> LiveSegment:
-    """A segment with these batches, durable before it has its name; to its log it is empty, until they are placed there. Raises OSError."""
+def write_segment(
+    files: Files, directory: str, start: int, schema: bytes, batches: Sequence[PendingBatch]
+) -> ActiveSegment:
+    """Write a segment with these batches, durable before it gets its name. Raises OSError.
+
+    It is returned as empty. The log places the batches afterwards.
+    """
     path = f"{directory}/{file_name(start)}"
     temporary = f"{path}{UNFINISHED_SUFFIX}"
     opened = [files.open_for_write(temporary)]
@@ -143,16 +180,48 @@ def write_anew(files: Files, directory: str, start: int, schema: bytes, batches:
         try:
             files.unlink(temporary)
         except OSError:
-            pass  # it has no segment's name, so it is not taken for one; the next start removes it
+            pass  # its name is not a segment's; the next start removes it
         raise
-    return LiveSegment(files, start, opened[0], opened[1], len(schema), start, 0)
+    return ActiveSegment(files, start, opened[0], opened[1], len(schema), start, 0)
 
 
 def pending_from_bytes(data: Readable, seed: int) -> PendingBatch | None:
-    """A batch as the journal held it, or None when it is not intact."""
+    """Return a journaled batch as a pending one, or None if it is not intact."""
     view = memoryview(data)
     try:
         header = verify_batch(view, seed)
     except BatchFormatError:
         return None
-    return PendingBatch(header.base_offset, header.next_offset, header.max_timestamp_us, header.append_time_us, view)
+    return PendingBatch(
+        header.base_offset, header.next_offset, header.max_timestamp_us, header.append_time_us, view
+    )
+
+
+def first_to_keep(
+    files: Files, live: ActiveSegment, log_start_offset: int, retention_bytes: int
+) -> IndexEntry | None:
+    """The first batch of a segment whose index is written that is to stay: the one that holds the
+    log start offset, or the last one behind which there are still `retention_bytes` (-1: any
+    number), whichever comes later. None: the index does not tell. Raises OSError.
+    """
+    try:
+        index = IndexReader(
+            lambda length, at: files.read_at(live.index_fd, length, at),
+            files.size(live.index_fd),
+            live.base,
+        )
+        first = index.find_offset(log_start_offset) if log_start_offset > live.base else None
+        if retention_bytes >= 0:
+            number = bisect_right(
+                range(index.count),
+                live.end - retention_bytes,
+                key=lambda n: index.entry(n).file_position,
+            )
+            by_bytes = index.entry(number - 1) if number else None
+            if by_bytes is not None and (
+                first is None or by_bytes.file_position > first.file_position
+            ):
+                first = by_bytes
+    except IndexDamagedError:
+        return None
+    return first

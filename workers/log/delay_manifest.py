@@ -1,17 +1,24 @@
-"""The scheduler's `pending.json` on the disk: replaced whole (see `tailrace.formats.pending_files` for what it holds).
+"""Manifest file of the scheduler: `pending.json`, always replaced as a whole (see
+`tailrace.format.delay_files`).
 
-Owner: the scheduler; the flusher reads the cursor, and removes the delay log's segments below it.
-Crash: the old one or the new one is there. One that is damaged stops the partition's deliveries, with an error, rather than lose what it named.
+Owner: the scheduler. The flusher reads the cursor and removes the delay log's segments below it.
+
+Crash: the old or the new one is there. A damaged one stops the partition's deliveries with an
+error, since the rows it names would be lost.
 """
 
 from __future__ import annotations
 
-from tailrace.formats.pending_files import PENDING_FILE, Manifest, PendingDamagedError
-from workers.files import Files, read_whole, write_durably
+from tailrace.format.delay_files import PENDING_FILE, Manifest, PendingDamagedError
+from workers.segment.files import Files, read_whole, write_durably
 
 
 def load_manifest(files: Files, directory: str, topic_id: bytes) -> Manifest:
-    """An empty one where there is none, or another topic's. Raises OSError, PendingDamagedError."""
+    """Load the manifest.
+
+    Return an empty one if there is none or it is another topic's. Raises OSError,
+    PendingDamagedError.
+    """
     path = f"{directory}/{PENDING_FILE}"
     if not files.exists(path):
         return Manifest(topic_id.hex())
@@ -28,7 +35,7 @@ def save_manifest(files: Files, directory: str, manifest: Manifest) -> None:
 
 
 def read_cursor(files: Files, directory: str, topic_id: bytes) -> int:
-    """Below which offset of the delay log nothing is needed any more. Raises OSError."""
+    """Return the offset below which the delay log is no longer needed. Raises OSError."""
     try:
         return load_manifest(files, directory, topic_id).cursor
     except PendingDamagedError:

@@ -1,17 +1,25 @@
-"""The journal of a data directory: one file, one fdatasync for a group of batches that touches many segment files.
+"""Journal of a data directory: one file with one fdatasync for a group that touches many segment
+files.
 
-A group of hundreds of partitions would cost an fdatasync for each file. Instead its batches go to the journal, one after the other, with
-one fdatasync; their segments are written too, and synced later, before that part of the journal is used again. (The idea is every database's;
-sizes and alignment were measured.)
+A group of hundreds of partitions would cost an fdatasync for each file. Instead its batches are
+appended to the journal with one fdatasync. Their segments are written too, and synced before that
+part of the journal is reused.
 
 Owner: the flusher of the data directory.
-Invariants: a frame is only overwritten when every segment it speaks for is synced; frames of one half have consecutive numbers, and the numbers grow over
-    both halves and over restarts (`reset` after recovery begins at the first frame again, under higher numbers).
-Layout: two halves; in each, frames that begin at multiples of 4,096 bytes, so that writing one never touches the sectors of another:
-    `magic u32 | entry count u32 | number u64 | frame bytes u64 | crc32c u32 | 0 u32`, then per entry
-    `topic id 16s | partition u32 | length u32 | base_offset i64 | next_offset i64`, then the batches. The checksum covers all but the
-    batches, which carry their own.
-Crash: a frame that was not synced was not acknowledged; torn, it does not match its checksums and counts as never written.
+
+Invariants:
+- A frame is overwritten only when every segment with its batches is synced.
+- Frames of one half have consecutive numbers. Numbers grow over both halves and over restarts
+  (`reset` after recovery continues at the first frame, under higher numbers).
+
+Layout: two halves. Frames begin at multiples of 4,096 bytes, so that writing one never touches the
+sectors of another. A frame is:
+- `magic u32 | entry count u32 | number u64 | frame bytes u64 | crc32c u32 | 0 u32`.
+- Per entry `topic id 16s | partition u32 | length u32 | base_offset i64 | next_offset i64`.
+- The batches. The checksum covers all but these, which carry their own.
+
+Crash: a frame that was not synced was not acknowledged. A torn one does not match its checksums and
+is ignored.
 """
 
 from __future__ import annotations
@@ -21,9 +29,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from shm.layout import align
-from tailrace.formats.checksum import Readable, crc32c
-from tailrace.formats.data_directory import JOURNAL_FILE
-from workers.files import Files
+from tailrace.format.crc32c import Readable, crc32c
+from tailrace.format.data_dir import JOURNAL_FILE
+from workers.segment.files import Files
 
 FRAME_ALIGNMENT_BYTES = 4096
 _MAGIC = 0x4E524A54  # "TJRN"
@@ -34,7 +42,7 @@ ZERO_PIECE_BYTES = 1 << 20
 
 
 class JournalBatch(NamedTuple):
-    """A batch as the journal holds it."""
+    """A batch in the journal."""
 
     topic_id: bytes
     partition: int
@@ -44,7 +52,9 @@ class JournalBatch(NamedTuple):
 
 
 class Journal:
-    """`find` at start, `reset` when what was found is in the segments, `prepare` when idle, then `append` group after group."""
+    """Journal file. Call `find` at start, `reset` when the found batches are in the segments,
+    `prepare` when idle, then `append` for each group.
+    """
 
     def __init__(self, files: Files, data_dir: str, size: int) -> None:
         self._files = files
@@ -57,12 +67,17 @@ class Journal:
         self._half = 0
         self._end = 0
         self._entries: list[dict[tuple[bytes, int], list[tuple[int, int, int, int]]]] = [{}, {}]
-        """Per half: (topic id, partition) -> (base offset, next offset, position, length), for taking back what a segment could not keep."""
+        """(base offset, next offset, position, length) by (topic id, partition), for each half.
+        Used to read back what a segment could not keep.
+        """
 
-    # ---- start -----------------------------------------------------------------------------------------------------------------------
+    # ---- start -----------------------------------------------------------------------------------
 
     def find(self) -> dict[tuple[bytes, int], list[JournalBatch]]:
-        """Every batch of every whole frame, per partition in order of offset. Raises OSError."""
+        """Return every batch of every intact frame, by partition in order of offset.
+
+        Raises OSError.
+        """
         if not self._files.exists(self._path):
             return {}
         self._fd = self._files.open_for_write(self._path)
@@ -70,7 +85,10 @@ class Journal:
         frames: list[tuple[int, list[JournalBatch]]] = []
         for start in (0, size // 2 // FRAME_ALIGNMENT_BYTES * FRAME_ALIGNMENT_BYTES):
             position, expected = start, None
-            while (frame := self._read_frame(position)) is not None and expected in (None, frame[0]):
+            while (frame := self._read_frame(position)) is not None and expected in (
+                None,
+                frame[0],
+            ):
                 number, length, batches = frame
                 frames.append((number, batches))
                 position += align(length, FRAME_ALIGNMENT_BYTES)
@@ -92,38 +110,48 @@ class Journal:
         if magic != _MAGIC or length < _FRAME.size + table_bytes or length > 1 << 32:
             return None
         data = memoryview(self._files.read_at(self._fd, length, position))
-        if len(data) < length or crc32c(data[_FRAME.size : _FRAME.size + table_bytes], crc32c(head[:_CRC_POSITION])) != crc:
+        if (
+            len(data) < length
+            or crc32c(data[_FRAME.size : _FRAME.size + table_bytes], crc32c(head[:_CRC_POSITION]))
+            != crc
+        ):
             return None
         batches = []
         at = _FRAME.size + table_bytes
-        for topic_id, partition, size, base, following in _ENTRY.iter_unpack(data[_FRAME.size : at]):
+        for topic_id, partition, size, base, following in _ENTRY.iter_unpack(
+            data[_FRAME.size : at]
+        ):
             batches.append(JournalBatch(topic_id, partition, base, following, data[at : at + size]))
             at += size
         return number, length, batches
 
     def reset(self) -> None:
-        """What `find` returned is durable in the segments: forget it. Raises OSError."""
+        """Discard the found batches, which are durable in the segments. Raises OSError."""
         if self._fd < 0:
             return
-        for start in (0, self._files.size(self._fd) // 2 // FRAME_ALIGNMENT_BYTES * FRAME_ALIGNMENT_BYTES):
+        for start in (
+            0,
+            self._files.size(self._fd) // 2 // FRAME_ALIGNMENT_BYTES * FRAME_ALIGNMENT_BYTES,
+        ):
             self._files.write_at(self._fd, [bytes(_FRAME.size)], start)
         self._files.sync_data(self._fd)
-        if self._files.size(self._fd) != 2 * self.half_bytes:  # another size is wanted now
+        if self._files.size(self._fd) != 2 * self.half_bytes:  # the configured size has changed
             self._files.truncate(self._fd, 0)
         else:
             self._prepared = 2 * self.half_bytes
         self._half = self._end = 0
         self._entries = [{}, {}]
 
-    # ---- writing ---------------------------------------------------------------------------------------------------------------------
+    # ---- writing ---------------------------------------------------------------------------------
 
     @property
     def is_prepared(self) -> bool:
         return self._prepared == 2 * self.half_bytes
 
     def prepare(self) -> None:
-        """Write some of the zeroes that a new journal begins with: a sync of what lies on the disk already takes 107 us, of a growing file 182.
-        Raises OSError.
+        """Write some of the zeroes of a new journal. Raises OSError.
+
+        A sync of allocated bytes takes 107 us, of a growing file 182.
         """
         if self._fd < 0:
             self._fd = self._files.open_for_write(self._path)
@@ -140,23 +168,28 @@ class Journal:
         return _FRAME.size + sum(_ENTRY.size + len(batch.data) for batch in batches)
 
     def fits(self, length: int) -> bool:
-        """Whether a frame of `length` bytes can be appended to the half in use."""
+        """True if a frame of `length` bytes fits the half in use."""
         return self._end + length <= self.half_bytes
 
     @property
     def half(self) -> int:
-        """Which half is in use, 0 or 1."""
+        """Half in use, 0 or 1."""
         return self._half
 
     def switch(self) -> None:
-        """Go on in the other half; everything it speaks for must be synced."""
+        """Continue in the other half. All segments with batches in it must be synced."""
         self._half ^= 1
         self._end = 0
         self._entries[self._half] = {}
 
     def append(self, batches: Sequence[JournalBatch]) -> None:
-        """Write one frame and make it durable. It must fit. Raises OSError; then the journal must not be used again."""
-        table = b"".join(_ENTRY.pack(b.topic_id, b.partition, len(b.data), b.base_offset, b.next_offset) for b in batches)
+        """Write one frame and make it durable. It must fit. Raises OSError. The journal must not be
+        used after that.
+        """
+        table = b"".join(
+            _ENTRY.pack(b.topic_id, b.partition, len(b.data), b.base_offset, b.next_offset)
+            for b in batches
+        )
         length = self.frame_bytes(batches)
         head = _FRAME.pack(_MAGIC, len(batches), self._number, length, 0, 0)
         crc = crc32c(table, crc32c(head[:_CRC_POSITION]))
@@ -174,10 +207,22 @@ class Journal:
         self._end = align(self._end + length, FRAME_ALIGNMENT_BYTES)
 
     def read_back(self, topic_id: bytes, partition: int, from_offset: int) -> list[JournalBatch]:
-        """The batches of a partition from `from_offset` on that the journal still holds, in order. Raises OSError."""
-        entries = [e for half in (self._half ^ 1, self._half) for e in self._entries[half].get((topic_id, partition), ())]
+        """Return a partition's batches from `from_offset` on that the journal still holds, in
+        order. Raises OSError.
+        """
+        entries = [
+            e
+            for half in (self._half ^ 1, self._half)
+            for e in self._entries[half].get((topic_id, partition), ())
+        ]
         return [
-            JournalBatch(topic_id, partition, base, following, self._files.read_at(self._fd, length, position))
+            JournalBatch(
+                topic_id,
+                partition,
+                base,
+                following,
+                self._files.read_at(self._fd, length, position),
+            )
             for base, following, position, length in sorted(entries)
             if base >= from_offset
         ]

@@ -1,7 +1,14 @@
-"""The logs of one data directory, by slot: opened, changed and dropped as the coordinator says, and shown in the partition table.
+"""Log set: the logs of one data directory by slot, opened, changed and dropped by assignments.
 
-Owner: the flusher. Invariants: a slot of the table is written only here; a disk that refuses makes one partition offline, never the flusher dead.
-Crash: a successor is fed the whole catalog and opens everything again.
+It also publishes their states in the partition table.
+
+Owner: the flusher.
+
+Invariants:
+- A slot of the table is written only here.
+- A disk error takes one partition offline and never ends the flusher.
+
+Crash: a successor is fed the whole catalog and opens all logs again.
 """
 
 from __future__ import annotations
@@ -10,34 +17,37 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from shm.catalog_messages import Assignment
+from shm.lane_messages import Assignment
 from shm.layout import SlotState
 from shm.partition_table import PartitionState, PartitionTable
-from tailrace.formats.batch_header import leader_epoch_at
-from tailrace.formats.data_directory import QUARANTINE_DIRECTORY
-from tailrace.protocol.errors import ErrorCode
-from workers.files import Files, is_shortage
-from workers.journal import JournalBatch
-from workers.live_segment import pending_from_bytes
-from workers.partition_log import PartitionLog
-from workers.recovery import Hints
+from tailrace.core.error_codes import ErrorCode
+from tailrace.format.batch_header import leader_epoch_at
+from tailrace.format.data_dir import QUARANTINE_DIRECTORY
+from workers.log.active_segment import pending_from_bytes
+from workers.log.journal import JournalBatch
+from workers.log.partition_log import PartitionLog
+from workers.log.recovery import Hints
+from workers.segment.files import Files, is_shortage
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """What the supervisor says of this run and the one before it."""
+    """Facts from the supervisor about this run and the one before it."""
 
     run: str = ""
-    """Names this run."""
+    """Id of this run."""
     lost_memory: bool = False
-    """It ended without a clean stop, and its rings are gone: what was not synced may be lost."""
+    """True if the earlier run had no clean stop and its rings are gone.
+
+    Unsynced batches may be lost.
+    """
     producer_expiration_us: int = 1 << 62
 
 
 class LogSet:
-    """Slot -> log."""
+    """Logs of one data directory, by slot."""
 
     def __init__(self, files: Files, data_dir: str, table: PartitionTable, facts: RunFacts) -> None:
         self._files = files
@@ -46,17 +56,22 @@ class LogSet:
         self._facts = facts
         self._logs: dict[int, PartitionLog] = {}
         self._by_key: dict[tuple[bytes, int], PartitionLog] | None = None
-        """Made when it is asked for, forgotten with each change."""
+        """Logs by (topic id, partition). Built when needed, dropped after each change."""
         self.is_draining = False
-        """Whether rings of an earlier run have batches for these logs, under the epochs that they had: new ones begin when they are drained."""
+        """True while rings of an earlier run have batches for these logs, under the old epochs. New
+        epochs begin when they are drained.
+        """
         self.waiting: dict[int, Assignment] = {}
-        """Slot -> what could not be done for want of space, descriptors or memory; the flusher applies it again."""
+        """Assignments by slot that wait for space, descriptors or memory.
+
+        The flusher applies them again.
+        """
         self.journaled: dict[tuple[bytes, int], list[JournalBatch]] = {}
-        """What the journal of an earlier run holds; taken by the logs as they are opened."""
+        """Batches in the journal of an earlier run. Each log takes its own when opened."""
         self.in_rings: dict[tuple[bytes, int], frozenset[int]] = {}
-        """Base offsets that undrained rings hold."""
+        """Base offsets of batches in undrained rings."""
         self.watermarks: dict[tuple[bytes, int], int] = {}
-        """High watermarks that partition tables of an earlier run showed."""
+        """High watermarks in partition tables of an earlier run."""
 
     def __len__(self) -> int:
         return len(self._logs)
@@ -64,10 +79,14 @@ class LogSet:
     def all(self) -> list[PartitionLog]:
         return list(self._logs.values())
 
-    def forget_what_was_found(self) -> bool:
-        """Recovery is over. False: a log that could not be opened has batches in the journal, which must stay as it is."""
+    def forget_recovered(self) -> bool:
+        """Drop recovery state. Return False if a log that could not be opened has batches in the
+        journal, which must then be kept.
+        """
         closed = {log.key for log in self._logs.values() if not log.is_open}
-        self.journaled = {key: held for key, held in self.journaled.items() if key in closed}
+        self.journaled = {
+            key: journal_batches for key, journal_batches in self.journaled.items() if key in closed
+        }
         self.in_rings = {}
         return not self.journaled
 
@@ -75,7 +94,9 @@ class LogSet:
         return self._logs.get(slot)
 
     def find(self, key: tuple[bytes, int], slot: int) -> PartitionLog | None:
-        """The log of (topic id, partition), which an earlier run had at `slot`; a catalog that was made again may have given it another."""
+        """Return the log of (topic id, partition), which had `slot` in an earlier run. A rebuilt
+        catalog may have assigned another slot.
+        """
         log = self._logs.get(slot)
         if log is not None and log.key == key:
             return log
@@ -84,7 +105,7 @@ class LogSet:
         return self._by_key.get(key)
 
     def begin_epochs(self) -> None:
-        """What was left in memory is drained. Raises OSError for a shortage: call again."""
+        """Begin new leader epochs after draining. Raises OSError for a shortage: call again."""
         for log in self._logs.values():
             if not self._facts.lost_memory or log.refusal or not log.is_open:
                 continue
@@ -96,10 +117,14 @@ class LogSet:
                 self.take_offline(log, error)
         self.is_draining = False
 
-    # ---- catalog ---------------------------------------------------------------------------------------------------------------------
+    # ---- catalog ---------------------------------------------------------------------------------
 
-    def apply(self, assignment: Assignment, *, replay: bool, on_open: Callable[[PartitionLog], None]) -> PartitionLog | None:
-        """Open, change or delete a partition; returns its log, None when it is gone. `on_open`: the log was opened, or is to be closed."""
+    def apply(
+        self, assignment: Assignment, *, replay: bool, on_open: Callable[[PartitionLog], None]
+    ) -> PartitionLog | None:
+        """Open, change or delete a partition. Return its log, or None if deleted. `on_open` is
+        called when the log was opened or must be closed.
+        """
         self._by_key = None
         slot = assignment.slot
         log = self._logs.get(slot)
@@ -112,23 +137,30 @@ class LogSet:
         reason = ErrorCode.OK
         waited = self.waiting.pop(slot, None) is not None
         try:
-            if log is not None and same and not (assignment.revive and log.refusal) and (log.is_open or not waited):
+            if (
+                log is not None
+                and same
+                and not (assignment.revive and log.refusal)
+                and (log.is_open or not waited)
+            ):
                 log.change(assignment, replay=replay)
             else:
                 was_closed = log is not None and same and not log.is_open
-                told_epoch = log.file.leader_epoch if log is not None and same else 0
-                log = PartitionLog(self._files, self._data_dir, assignment, self._facts.producer_expiration_us)
+                shown_epoch = log.file.leader_epoch if log is not None and same else 0
+                log = PartitionLog(
+                    self._files, self._data_dir, assignment, self._facts.producer_expiration_us
+                )
                 self._logs[slot] = log
                 self._open(log, replay=replay)
-                if assignment.revive and (was_closed or log.file.leader_epoch < told_epoch):
-                    log.begin_anew(told_epoch)
+                if assignment.revive and (was_closed or log.file.leader_epoch < shown_epoch):
+                    log.begin_new_log(shown_epoch)
                 on_open(log)
             if assignment.delete_before > log.log_start_offset and not log.refusal:
                 log.advance_start(assignment.delete_before)
         except OSError as error:
             assert log is not None
             if is_shortage(error):
-                self._wait(log, assignment, error, again=waited)
+                self._wait(log, assignment, error, is_retry=waited)
                 return log
             log.refusal = f"cannot open {log.directory}: {error}"
             logger.error(
@@ -139,56 +171,74 @@ class LogSet:
         self.publish(log, reason)
         return log
 
-    def _wait(self, log: PartitionLog, assignment: Assignment, error: OSError, *, again: bool) -> None:
-        """The host is short of something: try again later. Until it is open, the table has no state of the log: requests get NOT_READY."""
+    def _wait(
+        self, log: PartitionLog, assignment: Assignment, error: OSError, *, is_retry: bool
+    ) -> None:
+        """Queue an assignment until the host has resources again. Until the log is open, the table
+        has no state of it, and requests get NOT_READY.
+        """
         self.waiting[assignment.slot] = assignment
         if not log.is_open:
-            log.give_up_opening()
-        if not again:
+            log.abandon_opening()
+        if not is_retry:
             logger.warning(
                 "log_waits directory=%s error=%r advice=%r", log.directory, str(error),
-                "free some space, or allow more open files (LimitNOFILE=65536 in the unit); it is tried again",
+                "free some space, or allow more open files (LimitNOFILE=65536 in the unit); "
+                "opening is retried",
             )  # fmt: skip
 
     def _open(self, log: PartitionLog, *, replay: bool) -> None:
-        held = self.journaled.get(log.key, [])
+        journal_batches = self.journaled.get(log.key, [])
         hints = Hints(
-            journaled={batch.base_offset: batch.data for batch in held},
-            elsewhere=frozenset(batch.base_offset for batch in held) | self.in_rings.get(log.key, frozenset()),
+            journaled={batch.base_offset: batch.data for batch in journal_batches},
+            elsewhere=frozenset(batch.base_offset for batch in journal_batches)
+            | self.in_rings.get(log.key, frozenset()),
             durable_below=self.watermarks.get(log.key, 0),
             quarantine=f"{self._data_dir}/{QUARANTINE_DIRECTORY}",
             may_have_holes=self._facts.lost_memory and not log.is_durable,
         )
         recovered = log.open(self._facts.run, hints=hints, revive=log.assignment.revive)
         try:
-            replayed = self._take_from_journal(log, held)
-            if replayed and log.next_offset < recovered.known_durable and log.next_offset not in self.in_rings.get(log.key, ()):
-                log.lose_until(recovered.known_durable)  # recovery had counted on the journal, which has not all of it
+            replayed = self._replay_journal(log, journal_batches)
+            if (
+                replayed
+                and log.next_offset < recovered.known_durable
+                and log.next_offset not in self.in_rings.get(log.key, ())
+            ):
+                # recovery had counted on the journal, which does not have all of it
+                log.lose_until(recovered.known_durable)
         except OSError:
-            log.give_up_opening()  # what was acknowledged is only in the journal: that must stay as it is
+            # Acknowledged batches are only in the journal, which must be kept.
+            log.abandon_opening()
             raise
         if self._facts.lost_memory and not self.is_draining:
             log.begin_epoch(self._facts.run)
         if not replay or recovered.cut_bytes or recovered.damage or replayed:
             logger.info(
-                "log_opened topic=%s partition=%d next_offset=%d cut_bytes=%d damaged_ranges=%d from_journal=%d read_bytes=%d epoch=%d",
-                log.assignment.topic, log.assignment.partition, log.next_offset, recovered.cut_bytes, len(recovered.damage), replayed,
+                "log_opened topic=%s partition=%d next_offset=%d cut_bytes=%d damaged_ranges=%d "
+                "from_journal=%d read_bytes=%d epoch=%d",
+                log.assignment.topic, log.assignment.partition, log.next_offset,
+                recovered.cut_bytes, len(recovered.damage), replayed,
                 recovered.read_bytes, log.file.leader_epoch,
             )  # fmt: skip
 
     @staticmethod
-    def _take_from_journal(log: PartitionLog, held: list[JournalBatch]) -> int:
-        """Append what the journal holds and the segment has lost. Raises OSError."""
+    def _replay_journal(log: PartitionLog, journal_batches: list[JournalBatch]) -> int:
+        """Append batches from the journal that the segment has lost. Raises OSError."""
         count = 0
-        for batch in held:
+        for batch in journal_batches:
             if batch.base_offset != log.next_offset:
                 continue
             pending = pending_from_bytes(batch.data, log.file.seed)
             if pending is None:
-                logger.error("journal_batch_damaged topic=%s offset=%d", log.assignment.topic, batch.base_offset)
+                logger.error(
+                    "journal_batch_damaged topic=%s offset=%d",
+                    log.assignment.topic,
+                    batch.base_offset,
+                )
                 break
             if leader_epoch_at(batch.data, 0) != log.file.epoch_at(batch.base_offset):
-                continue  # refused: its disk failed behind the journal's sync
+                continue  # refused: its disk failed after the journal's sync
             if log.needs_roll(len(pending.data), pending.append_time_us):
                 log.write_pending()
                 log.sync()
@@ -211,14 +261,22 @@ class LogSet:
             log.delete()
             logger.info("log_deleted topic=%s partition=%d", assignment.topic, assignment.partition)
         except OSError as error:
-            logger.error("log_not_deleted directory=%s error=%r advice=%r", log.directory, str(error), "remove it by hand")
+            logger.error(
+                "log_not_deleted directory=%s error=%r advice=%r",
+                log.directory,
+                str(error),
+                "remove it by hand",
+            )
         finally:
             self._logs.pop(assignment.slot, None)
             self._table.write(
-                assignment.slot, PartitionState.empty(assignment.topic_id, assignment.partition, SlotState.DELETED, assignment.version)
+                assignment.slot,
+                PartitionState.empty(
+                    assignment.topic_id, assignment.partition, SlotState.DELETED, assignment.version
+                ),
             )
 
-    # ---- showing ---------------------------------------------------------------------------------------------------------------------
+    # ---- publication -----------------------------------------------------------------------------
 
     def publish(self, log: PartitionLog, reason: ErrorCode = ErrorCode.OK) -> None:
         """Write a log's state to the partition table."""
@@ -232,40 +290,59 @@ class LogSet:
         self._table.write(  # once for each group: by position, in the order of the fields
             assignment.slot,
             PartitionState(
-                assignment.topic_id, assignment.partition, SlotState.OFFLINE_FOR_WRITES if log.refusal else SlotState.ONLINE,
-                log.file.leader_epoch, log.file.log_start_offset, log.high_watermark, log.next_offset, log.newest_base, live.end if live else 0,
-                assignment.version, max(0, log.max_timestamp_us), log.size_bytes, reason, live.first_append_us if live else 0,
+                assignment.topic_id, assignment.partition,
+                SlotState.OFFLINE_FOR_WRITES if log.refusal else SlotState.ONLINE,
+                log.file.leader_epoch, log.file.log_start_offset, log.high_watermark,
+                log.next_offset, log.newest_base, live.end if live else 0,
+                assignment.version, max(0, log.max_timestamp_us), log.size_bytes, reason,
+                live.first_append_us if live else 0,
                 log.last_append_us, len(log.sealed) + (live is not None), ordinal, position,
             ),
         )  # fmt: skip
 
     def _publish_unopened(self, log: PartitionLog) -> None:
-        """A log that could not be opened. What a predecessor has shown still holds for readers; without that, it is unknown what there is."""
+        """Publish a log that could not be opened. A predecessor's state stays valid for reads.
+        Without one the log is UNREADABLE.
+        """
         slot = log.assignment.slot
         shown = self._table.read(slot)
-        if shown.topic_id != log.assignment.topic_id or shown.state not in (SlotState.ONLINE, SlotState.OFFLINE_FOR_WRITES):
-            shown = PartitionState.empty(log.assignment.topic_id, log.assignment.partition, SlotState.UNREADABLE, log.assignment.version)
+        if shown.topic_id != log.assignment.topic_id or shown.state not in (
+            SlotState.ONLINE,
+            SlotState.OFFLINE_FOR_WRITES,
+        ):
+            shown = PartitionState.empty(
+                log.assignment.topic_id,
+                log.assignment.partition,
+                SlotState.UNREADABLE,
+                log.assignment.version,
+            )
         else:
             shown = shown._replace(state=SlotState.OFFLINE_FOR_WRITES)
-        self._table.write(slot, shown._replace(reason=ErrorCode.STORAGE_ERROR, applied_version=log.assignment.version))
+        self._table.write(
+            slot,
+            shown._replace(reason=ErrorCode.STORAGE_ERROR, applied_version=log.assignment.version),
+        )
 
     def show_failed(self, assignment: Assignment, sentence: str) -> None:
-        """An assignment could not be carried out: show that it was looked at, which the coordinator waits for; a log that is not open takes no writes."""
+        """Publish that an assignment failed, since the controller waits for its version. A log that
+        is not open refuses writes.
+        """
         log = self._logs.get(assignment.slot)
         if log is not None and not log.is_open and not log.refusal:
             log.refusal = sentence
         shown = self._table.read(assignment.slot)
         if shown.topic_id != assignment.topic_id:
-            shown = PartitionState.empty(assignment.topic_id, assignment.partition, SlotState.UNREADABLE, 0)._replace(
-                reason=ErrorCode.INTERNAL_ERROR
-            )
+            shown = PartitionState.empty(
+                assignment.topic_id, assignment.partition, SlotState.UNREADABLE, 0
+            )._replace(reason=ErrorCode.INTERNAL_ERROR)
         self._table.write(assignment.slot, shown._replace(applied_version=assignment.version))
 
     def take_offline(self, log: PartitionLog, error: Exception) -> None:
-        """The disk refused for good: no more writes, reads go on."""
+        """Take a log offline after a permanent disk error. Reads continue."""
         log.go_offline(f"{type(error).__name__}: {error}")
         logger.error(
-            "partition_offline topic=%s partition=%d error=%r advice=%r", log.assignment.topic, log.assignment.partition, log.refusal,
+            "partition_offline topic=%s partition=%d error=%r advice=%r", log.assignment.topic,
+            log.assignment.partition, log.refusal,
             f"repair the disk, then run: tailrace topic online {log.assignment.topic}",
         )  # fmt: skip
         self.publish(log, ErrorCode.STORAGE_ERROR)

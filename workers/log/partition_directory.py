@@ -1,29 +1,43 @@
-"""A partition's directory and its `partition.json`: found or made, kept current, removed.
+"""Partition directory and its `partition.json`: found or created, updated, removed.
 
 Owner: the flusher.
-Invariants: a directory that is served is its topic's: what belongs to another topic is moved aside, never used. Until a partition has a segment, nothing here
-    is synced: a loss of power may take all of it, and it is made again as it was (docs/adr/0017).
-Crash: `partition.json` is the old one or the new one; a directory that is removed is renamed first, so that a kill halfway cannot confuse it with a live one.
+
+Invariants:
+- A served directory belongs to its topic. Another topic's directory is moved aside, never used.
+- Until a partition has a segment, nothing here is synced. A power loss may take all of it, and it
+  is created again as it was (docs/adr/0017).
+
+Crash: `partition.json` is the old or the new one. A directory is renamed before it is removed, so
+that a kill halfway cannot confuse it with a live one.
 """
 
 from __future__ import annotations
 
 import logging
 
-from shm.catalog_messages import Assignment
 from shm.crash_points import crash_point
-from tailrace.formats.partition_file import PARTITION_FILE, Decision, PartitionFile
-from tailrace.formats.segment import INDEX_SUFFIX, PRODUCERS_SUFFIX, SEGMENT_SUFFIX, file_name, segment_bases
-from workers.files import Files, read_whole, remove_tree, write_durably
-from workers.live_segment import UNFINISHED_SUFFIX
-from workers.segment_reader import first_batch_is_of
-from workers.segment_suffix import rename_segments
+from shm.lane_messages import Assignment
+from tailrace.format.partition_metadata import PARTITION_FILE, Decision, PartitionMetadata
+from tailrace.format.segment import (
+    INDEX_SUFFIX,
+    PRODUCERS_SUFFIX,
+    SEGMENT_SUFFIX,
+    file_name,
+    segment_bases,
+)
+from workers.log.active_segment import UNFINISHED_SUFFIX
+from workers.segment.files import Files, read_whole, remove_tree, write_durably
+from workers.segment.migrate_suffix import rename_segments
+from workers.segment.segment_reader import first_batch_is_of
 
 logger = logging.getLogger(__name__)
 
 
 class PartitionDirectory:
-    """Of one partition. `file` is the content of `partition.json`, or what it is to be."""
+    """Directory of one partition.
+
+    `file` is the current content of `partition.json`, saved or not.
+    """
 
     def __init__(self, files: Files, data_dir: str, assignment: Assignment) -> None:
         self._files = files
@@ -32,25 +46,33 @@ class PartitionDirectory:
         self.path = f"{data_dir}/{assignment.directory_name}"
         self.file = self._new_file()
 
-    def _new_file(self) -> PartitionFile:
+    def _new_file(self) -> PartitionMetadata:
         a = self._assignment
-        return PartitionFile(a.topic, a.partition, a.topic_id, {a.schema_id: a.schema}, decision=_decision_of(a))
+        return PartitionMetadata(
+            a.topic, a.partition, a.topic_id, {a.schema_id: a.schema}, decision=_decision_of(a)
+        )
 
     def open(self, run: str) -> bool:
-        """Find the directory and its file, or make them. Returns whether segments of an older format were renamed: then the file is to be saved.
+        """Find or create the directory and its file. Raises OSError.
 
-        Raises OSError.
+        Return True if segments of an older format were renamed. The file must then be saved.
         """
         files, path = self._files, f"{self.path}/{PARTITION_FILE}"
-        found: PartitionFile | None = None
+        found: PartitionMetadata | None = None
         was_renamed = False
         if files.exists(self.path):
             was_renamed = rename_segments(files, self.path) > 0
             if files.exists(path):
-                found = PartitionFile.decode(read_whole(files, path))
+                found = PartitionMetadata.decode(read_whole(files, path))
                 if found is None and self._bases():
-                    logger.error("partition_file_damaged path=%s made_again=yes lost=%r", path, "log start offset, epochs, known damage")
-            if (found is not None and found.topic_id != self._assignment.topic_id) or (found is None and self._is_of_another_topic()):
+                    logger.error(
+                        "partition_file_damaged path=%s recreated=yes lost=%r",
+                        path,
+                        "log start offset, epochs, known damage",
+                    )
+            if (found is not None and found.topic_id != self._assignment.topic_id) or (
+                found is None and self._is_of_another_topic()
+            ):
                 aside = self._aside(found.topic_id.hex() if found else "unknown", "old")
                 logger.warning("directory_of_another_topic path=%s moved_to=%s", self.path, aside)
                 files.rename(self.path, aside)
@@ -70,7 +92,7 @@ class PartitionDirectory:
         return was_renamed
 
     def note_decision(self, assignment: Assignment) -> bool:
-        """The topic is as `assignment` says; returns whether the file has to be saved for it."""
+        """Apply the topic's settings from `assignment`. Return True if the file must be saved."""
         self._assignment = assignment
         decision = _decision_of(assignment)
         if self.file.decision == decision and assignment.schema_id in self.file.schemas:
@@ -80,11 +102,16 @@ class PartitionDirectory:
         return True
 
     def save(self, *, sync: bool = True) -> None:
-        """Raises OSError. `sync`: not for a partition without a segment."""
+        """Save `partition.json`.
+
+        Raises OSError. `sync` is False for a partition without a segment.
+        """
         write_durably(self._files, self.path, PARTITION_FILE, self.file.encode(), sync=sync)
 
     def sync_beginning(self) -> None:
-        """Before the first segment: make durable what `save` has left unsynced, but for the directory's own entries. Raises OSError."""
+        """Sync what `save` left unsynced, before the first segment. The directory's own entries are
+        not synced. Raises OSError.
+        """
         fd = self._files.open_for_write(f"{self.path}/{PARTITION_FILE}")
         try:
             self._files.sync_data(fd)
@@ -93,14 +120,14 @@ class PartitionDirectory:
         self._files.sync_directory(self._data_dir)
 
     def remove_segment(self, base: int) -> None:
-        """Remove a segment and what lies beside it, as far as it is there. Raises OSError."""
+        """Remove a segment and its derived files, as far as they exist. Raises OSError."""
         for suffix in (SEGMENT_SUFFIX, INDEX_SUFFIX, PRODUCERS_SUFFIX):
             path = f"{self.path}/{file_name(base, suffix)}"
             if self._files.exists(path):
                 self._files.unlink(path)
 
     def remove(self) -> None:
-        """Remove the directory with everything in it. Raises OSError."""
+        """Remove the directory with its content. Raises OSError."""
         files, topic_id = self._files, self._assignment.topic_id.hex()
         gone = self._aside(topic_id, "deleted")
         if files.exists(self.path):
@@ -108,20 +135,40 @@ class PartitionDirectory:
             files.sync_directory(self._data_dir)
         crash_point("flusher.in_delete")
         remove_tree(files, gone)
-        remove_tree(files, f"{self.path}.{topic_id[:8]}.deleted")  # of a build that called it so, and was killed
+        # name given by earlier versions that were killed here
+        remove_tree(files, f"{self.path}.{topic_id[:8]}.deleted")
 
-    def _aside(self, owner: str, what: str) -> str:
-        """A name for a directory that is none of a topic any more. Without the topic's name, which may be as long as a file's."""
-        return f"{self._data_dir}/{owner}-{self._assignment.partition}.{self._assignment.topic_id.hex()[:8]}.{what}"
+    def _aside(self, owner: str, context: str) -> str:
+        """Return a name for a directory that belongs to no served topic. The topic's name is left
+        out, since it may be as long as a file name can be.
+        """
+        partition, topic_id = self._assignment.partition, self._assignment.topic_id.hex()
+        return f"{self._data_dir}/{owner}-{partition}.{topic_id[:8]}.{context}"
 
     def _bases(self) -> list[int]:
         return segment_bases(self._files.list(self.path))
 
     def _is_of_another_topic(self) -> bool:
-        """Without partition.json: whether there are batches, and none that begins a segment is ours. One directory made a moment before a kill is."""
-        looks = [first_batch_is_of(self._files, self.path, base, self.file.seed) for base in self._bases()]
-        return False in looks and True not in looks
+        """True if a directory without partition.json has batches but no segment that begins with
+        this topic's.
+
+        A directory created a moment before a kill belongs to this topic.
+        """
+        matching = [
+            first_batch_is_of(self._files, self.path, base, self.file.seed)
+            for base in self._bases()
+        ]
+        return False in matching and True not in matching
 
 
 def _decision_of(a: Assignment) -> Decision:
-    return Decision(a.version, a.partition_count, a.schema_id, a.typed, a.created_us, a.delay_of, a.given, a.slot_counts)
+    return Decision(
+        a.version,
+        a.partition_count,
+        a.schema_id,
+        a.typed,
+        a.created_us,
+        a.delay_of,
+        a.given,
+        a.slot_counts,
+    )

@@ -1,9 +1,15 @@
-"""One partition's log as its flusher sees it: which segment is live, where the next batch goes, what is known of the rest.
+"""Partition log: a partition's active and sealed segments, and the place of the next batch.
 
 Owner: the flusher, the only writer of these files.
-Invariants: log_start_offset <= high_watermark <= next_offset; next_offset and the live segment's end move only by `place`; a sealed segment is synced, ends
-    with the end-of-stream mark and never changes; a checkpoint is written only of what is synced.
-Crash: between any two steps recovery finds a torn tail of the live segment, a segment without its schema, or a segment without its end mark, and mends each.
+
+Invariants:
+- log_start_offset <= high_watermark <= next_offset.
+- next_offset and the active segment's end move only by `place`.
+- A sealed segment is synced, ends with the end-of-stream mark, and never changes.
+- A checkpoint covers only what is synced.
+
+Crash: recovery finds and repairs a torn tail of the active segment, a segment without its schema,
+or a segment without its end mark.
 """
 
 from __future__ import annotations
@@ -12,20 +18,27 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
-from shm.catalog_messages import Assignment
 from shm.crash_points import crash_point
-from tailrace.formats.batch_header import END_OF_STREAM, verify_batch
-from tailrace.formats.checksum import Readable
-from tailrace.formats.partition_file import Damage
-from tailrace.formats.segment import PRODUCERS_SUFFIX, file_name
-from tailrace.formats.segment_index import IndexEntry
-from workers.checkpoint import Checkpoint, SealedSegment, write_checkpoint
-from workers.files import Files, is_shortage, write_durably
-from workers.live_segment import LiveSegment, PendingBatch, begin, reopen, write_anew
-from workers.partition_directory import PartitionDirectory
-from workers.producer_snapshots import encode_producers, record_producer
-from workers.producer_state import ProducerTable
-from workers.recovery import Hints, RecoveredLog, recover_log
+from shm.lane_messages import Assignment
+from tailrace.format.batch_header import END_OF_STREAM, BatchFormatError, frame_at, verify_batch
+from tailrace.format.crc32c import Readable
+from tailrace.format.partition_metadata import DamagedRange
+from tailrace.format.segment import PRODUCERS_SUFFIX, file_name
+from tailrace.format.segment_index import IndexEntry
+from workers.log.active_segment import (
+    ActiveSegment,
+    PendingBatch,
+    begin,
+    pending_from_bytes,
+    reopen,
+    write_segment,
+)
+from workers.log.partition_directory import PartitionDirectory
+from workers.log.producer_snapshots import encode_producers, record_producer
+from workers.log.producer_state import ProducerTable
+from workers.log.recovery import Hints, RecoveredLog, recover_log
+from workers.segment.checkpoint import Checkpoint, SealedSegment, write_checkpoint
+from workers.segment.files import Files, is_shortage, write_durably
 
 logger = logging.getLogger(__name__)
 
@@ -37,34 +50,44 @@ class LogGapError(RuntimeError):
 class PartitionLog:
     """The files of one partition."""
 
-    def __init__(self, files: Files, data_dir: str, assignment: Assignment, producer_expiration_us: int = 1 << 62) -> None:
+    def __init__(
+        self,
+        files: Files,
+        data_dir: str,
+        assignment: Assignment,
+        producer_expiration_us: int = 1 << 62,
+    ) -> None:
         self._producer_expiration_us = producer_expiration_us
         self._files = files
         self._home = PartitionDirectory(files, data_dir, assignment)
         self.directory = self._home.path
         self.file = self._home.file
-        """The content of `partition.json`, or what it is to be."""
+        """Content of `partition.json`, saved or not."""
         self.assignment = assignment
         self.sealed: dict[int, SealedSegment] = {}
-        self.live: LiveSegment | None = None
+        self.live: ActiveSegment | None = None
         self.next_offset = 0
         self.high_watermark = 0
         self.delivered = (0, 0)
-        """Of the last delayed row below the high watermark (see `ProducerTable.delivered`)."""
+        """Key of the last delayed row below the high watermark (see `ProducerTable.delivered`)."""
         self.max_timestamp_us = 0
         self.last_append_us = 0
         self.producers = ProducerTable()
         self.refusal = ""
-        """Why writes are refused, where they are."""
+        """Reason why writes are refused, or ""."""
         self.is_open = False
-        """Whether what is known of the log is what its files say."""
+        """True if the log was opened and its state matches its files."""
         self._has_segments = False
-        """Since the first segment the directory's name and partition.json are durable; before, there is nothing that the catalog does not know."""
+        """True once there was a segment. From then on the directory's name and partition.json are
+        durable. Before, the catalog knows everything in them.
+        """
         self.since_checkpoint_bytes = 0
         self.unscrubbed: list[int] = []
-        """Segments whose indexes were not checked since the start (`workers.index_scrub`)."""
+        """Segments whose indexes were not checked since the start
+        (`workers.log.index_scrubber`).
+        """
         self.group: list[PendingBatch] = []
-        """What was placed since the last settling."""
+        """Batches placed since the last settling."""
         self._written_count = 0
         self._group_position = 0
         self._checkpoint_number = 0
@@ -79,7 +102,7 @@ class PartitionLog:
 
     @property
     def is_durable(self) -> bool:
-        """Whether this topic promises the disk."""
+        """True if the topic has durability=disk."""
         return bool(self.assignment.settings["durability"] == "disk")
 
     @property
@@ -97,20 +120,24 @@ class PartitionLog:
 
     @property
     def size_bytes(self) -> int:
-        return sum(segment.size for segment in self.sealed.values()) + (self.live.end if self.live is not None else 0)
+        return sum(segment.size for segment in self.sealed.values()) + (
+            self.live.end if self.live is not None else 0
+        )
 
-    # ---- opening ---------------------------------------------------------------------------------------------------------------------
+    # ---- opening ---------------------------------------------------------------------------------
 
     def open(self, run: str, *, hints: Hints | None = None, revive: bool = False) -> RecoveredLog:
-        """Make the directory, or recover what is in it. Raises OSError.
+        """Create the directory, or recover its content. Raises OSError.
 
-        `run` names this run of the appliance. `revive`: the operator says that the disk is good again.
+        `run` is the id of this run. `revive` is True after the operator has repaired the disk.
         """
         files, hints = self._files, hints or Hints()
         was_renamed = self._home.open(run)
         self.file = self._home.file
         if self.file.offline:
-            hints = replace(hints, durable_below=0, end_limit=self.file.epochs[-1].start)  # where it ended when its disk failed
+            hints = replace(
+                hints, durable_below=0, end_limit=self.file.epochs[-1].start
+            )  # where it ended when its disk failed
         recovered = recover_log(files, self.directory, self.file, hints)
         self.sealed = recovered.sealed
         self.unscrubbed = sorted(self.sealed)
@@ -136,50 +163,74 @@ class PartitionLog:
         return recovered
 
     def change(self, assignment: Assignment, *, replay: bool) -> None:
-        """The topic has other settings. What cannot be written to the file now is written with its next change."""
+        """Apply new settings.
+
+        If they cannot be written to the file now, its next change includes them.
+        """
         self.assignment = assignment
-        is_noted = self.is_open and not replay and self.file.note_map(len(assignment.slot_counts), self.next_offset)
-        if (self._home.note_decision(self.assignment) or is_noted) and self.is_open and not self.refusal:
+        is_noted = (
+            self.is_open
+            and not replay
+            and self.file.note_map(len(assignment.slot_counts), self.next_offset)
+        )
+        if (
+            (self._home.note_decision(self.assignment) or is_noted)
+            and self.is_open
+            and not self.refusal
+        ):
             try:
                 self._home.save(sync=self._has_segments)
             except OSError as error:
-                logger.warning("decision_not_written directory=%s version=%d error=%r", self.directory, assignment.version, str(error))
+                logger.warning(
+                    "decision_not_written directory=%s version=%d error=%r",
+                    self.directory,
+                    assignment.version,
+                    str(error),
+                )
 
-    def give_up_opening(self) -> None:
-        """What the files say is not all that there is, and the rest could not be added: as if it had not been opened."""
+    def abandon_opening(self) -> None:
+        """Close a log whose recovery could not be completed, as if it had not been opened."""
         self.settled()
         self._drop_live()
         self.is_open = False
 
     def begin_epoch(self, run: str) -> None:
-        """This run began after a stop that may have lost what was not synced: from here on the log may have other records than some reader has seen.
-        When everything that was left is found, once a run. Raises OSError.
+        """Begin a leader epoch, once a run, after a stop that may have lost unsynced batches.
+        Raises OSError.
+
+        Readers may have seen records that the log no longer has. Call it after everything left in
+        memory was recovered.
         """
         if self.file.run != run:
             self.file.begin_epoch(self.next_offset)
             self.file.run = run
             self._home.save()
 
-    def begin_anew(self, told_epoch: int) -> None:
-        """It takes writes again: what its worker appended meanwhile was refused, and a new epoch says so. `told_epoch`: one that readers and worker may know
-        although the disk could not keep it. Raises OSError.
+    def begin_new_log(self, shown_epoch: int) -> None:
+        """Begin an epoch when the log takes writes again: batches that its worker appended
+        meanwhile were refused.
+
+        `shown_epoch` may be known to readers and worker although the disk could not keep it. Raises
+        OSError.
         """
-        self.file.begin_epoch(self.next_offset, above=told_epoch)
+        self.file.begin_epoch(self.next_offset, above=shown_epoch)
         self._home.save()
 
-    # ---- appending -------------------------------------------------------------------------------------------------------------------
+    # ---- appending -------------------------------------------------------------------------------
 
     def needs_roll(self, length: int, append_time_us: int) -> bool:
-        """Whether a batch of `length` bytes must go to a new segment."""
+        """True if a batch of `length` bytes must go to a new segment."""
         live = self.live
         if live is None:
             return True
         if not live.first_append_us:
             return False
-        return live.end + length > int(self.assignment.settings["segment.bytes"]) or self.is_old(append_time_us)
+        return live.end + length > int(self.assignment.settings["segment.bytes"]) or self.is_old(
+            append_time_us
+        )
 
     def is_old(self, now_us: int) -> bool:
-        """Whether the live segment holds something and is older than segment.ms."""
+        """True if the active segment is not empty and older than segment.ms."""
         live = self.live
         return (
             live is not None
@@ -188,9 +239,15 @@ class PartitionLog:
         )
 
     def place(self, batch: PendingBatch) -> tuple[int, int]:
-        """Decide where the next batch goes: (segment base, file position). The segment must have room. Raises LogGapError."""
+        """Place the next batch.
+
+        Return (segment base, file position). The segment must have room. Raises LogGapError.
+        """
         if batch.base_offset != self.next_offset:
-            raise LogGapError(f"batch of offset {batch.base_offset} where {self.next_offset} belongs in {self.directory}")
+            raise LogGapError(
+                f"a batch has offset {batch.base_offset}; the log in {self.directory} ends at "
+                f"{self.next_offset}"
+            )
         live = self.live
         assert live is not None
         if not live.first_append_us:
@@ -201,7 +258,9 @@ class PartitionLog:
         self.group.append(batch)
         if batch.max_timestamp_us > live.max_timestamp_us:
             live.max_timestamp_us = batch.max_timestamp_us
-        live.new_entries.append(IndexEntry(batch.base_offset, position, live.max_timestamp_us, length))
+        live.new_entries.append(
+            IndexEntry(batch.base_offset, position, live.max_timestamp_us, length)
+        )
         live.end = position + length
         if live.max_timestamp_us > self.max_timestamp_us:
             self.max_timestamp_us = live.max_timestamp_us
@@ -212,7 +271,9 @@ class PartitionLog:
         return live.base, position
 
     def write_pending(self) -> None:
-        """One gathered write of everything placed since the last one, then the index entries. Raises OSError; then nothing is forgotten."""
+        """Write everything placed since the last write, then its index entries. After an OSError
+        nothing is forgotten.
+        """
         live = self.live
         pending = [batch.data for batch in self.group[self._written_count :]]
         if live is None or not pending:
@@ -221,65 +282,91 @@ class PartitionLog:
         self._written_count = len(self.group)
         live.write_index_entries()
 
-    def write_again(self, base_offset: int, segment_base: int, position: int, data: Readable) -> bool:
-        """Bytes that recovery found in the file already: they were not known to be synced, and a sync that failed leaves pages that look clean, so
-        they are made dirty anew. False: their segment is sealed, which was synced. Raises OSError, and LogGapError when other bytes are there.
+    def rewrite_batch(
+        self, base_offset: int, segment_base: int, position: int, data: Readable
+    ) -> bool:
+        """Rewrite a batch that recovery found in the file. It may not be synced, and a failed sync
+        leaves pages that look clean.
+
+        Return False if its segment is sealed, and so synced. Raises OSError, and LogGapError if
+        other bytes are there.
         """
         live = self.live
         if live is None or live.base != segment_base or position + len(data) > live.end:
             return False
         if self._files.read_at(live.fd, len(data), position) != data:
-            raise LogGapError(f"segment {segment_base} has another batch at {position} than the ring has for offset {base_offset}")
+            raise LogGapError(
+                f"segment {segment_base} has another batch at {position} than the ring has for "
+                f"offset {base_offset}"
+            )
         self._files.write_at(live.fd, [data], position)
-        live.synced_end, live.synced_next = min(live.synced_end, position), min(live.synced_next, base_offset)
+        live.synced_end, live.synced_next = (
+            min(live.synced_end, position),
+            min(live.synced_next, base_offset),
+        )
         return True
 
     def remember(self, data: Readable) -> None:
-        """Add what a batch says of its producer to the flusher's copy. Raises BatchFormatError."""
+        """Record a batch's producer in the flusher's copy. Raises BatchFormatError."""
         record_producer(self.producers, verify_batch(memoryview(data), self.file.seed))
 
     def raise_watermark(self) -> None:
-        """Everything placed is as safe as the topic promises."""
+        """Raise the high watermark: everything placed is as durable as the topic requires."""
         self.high_watermark = self.next_offset
         self.delivered = self.producers.delivered
 
     def settled(self) -> None:
-        """The group has its verdicts: its bytes may leave the ring."""
+        """Drop the group, which has its verdicts. Its bytes may leave the ring."""
         self.group = []
         self._written_count = 0
 
     def sync(self) -> None:
-        """Make everything written durable. Raises OSError; then the file's unsynced pages must not be trusted (`rewrite`)."""
+        """Make everything written durable. Raises OSError; then the file's unsynced pages must not
+        be trusted (`rewrite`).
+        """
         live = self.live
         if live is not None and live.synced_end != live.end:
             self._files.sync_data(live.fd)
             live.synced_end, live.synced_next = live.end, self.next_offset
 
     def lose_until(self, end: int) -> None:
-        """What was durable once is nowhere: say so, and go on behind it in a segment of its own. Nothing may be pending. Raises OSError."""
+        """Report offsets up to `end` as lost, and continue after them in a new segment. Nothing may
+        be pending. Raises OSError.
+        """
         start = self.next_offset
         self.sync()
         self.seal()
         logger.error(
-            "corruption topic=%s partition=%d offsets=%d-%d damaged_ranges=1 reason=%r", self.assignment.topic, self.assignment.partition,
-            start, end - 1, "a segment's file is missing or damaged, and the journal has only a part of it",
+            "corruption topic=%s partition=%d offsets=%d-%d damaged_ranges=1 reason=%r",
+            self.assignment.topic, self.assignment.partition,
+            start, end - 1, "a segment's file is missing or damaged, and the journal has only a "
+                            "part of it",
         )  # fmt: skip
-        self.file.damage = sorted([*self.file.damage, Damage(self.newest_base, 0, 0, start, end)])
+        self.file.damage = sorted(
+            [*self.file.damage, DamagedRange(self.newest_base, 0, 0, start, end)]
+        )
         self.next_offset = self.high_watermark = end
         self._home.save()
         self.checkpoint(sync=True)
 
-    # ---- rolling ---------------------------------------------------------------------------------------------------------------------
+    # ---- rolling ---------------------------------------------------------------------------------
 
     def roll(self) -> None:
-        """Seal the live segment, if there is one, and begin the next at `next_offset`. Everything must be synced. Raises OSError."""
+        """Seal the live segment, if there is one, and begin the next at `next_offset`. Everything
+        must be synced. Raises OSError.
+        """
         try:
             self.seal()
         except OSError as error:
             if is_shortage(error):
                 raise
-            logger.warning("segment_not_sealed directory=%s base=%d error=%r", self.directory, self.newest_base, str(error))
-            self.give_up_segment()
+            logger.warning(
+                "segment_not_sealed directory=%s base=%d error=%r",
+                self.directory,
+                self.newest_base,
+                str(error),
+            )
+            self.abandon_segment()
         if len(self.producers):
             snapshot = file_name(self.next_offset, PRODUCERS_SUFFIX)
             write_durably(self._files, self.directory, snapshot, encode_producers(self.producers))
@@ -296,10 +383,14 @@ class PartitionLog:
         try:
             self.checkpoint(sync=True)
         except OSError as error:  # the one before it holds; recovery reads more
-            logger.warning("checkpoint_not_written directory=%s error=%r", self.directory, str(error))
+            logger.warning(
+                "checkpoint_not_written directory=%s error=%r", self.directory, str(error)
+            )
 
     def seal(self) -> None:
-        """Finish the live segment with the end-of-stream mark. An empty one is only closed: the next takes its place. Nothing may be placed. Raises OSError."""
+        """Finish the live segment with the end-of-stream mark. An empty one is only closed: the
+        next takes its place. Nothing may be placed. Raises OSError.
+        """
         live = self.live
         if live is None or live.base == self.next_offset:
             self._drop_live()
@@ -309,45 +400,93 @@ class PartitionLog:
         self._close_live(live, live.end + len(END_OF_STREAM), live.batch_count)
         crash_point("flusher.after_seal")
 
-    def give_up_segment(self) -> None:
-        """Leave the live segment as it is, without an end mark: it ends where the next one begins."""
+    def abandon_segment(self) -> None:
+        """Leave the live segment as it is, without an end mark: it ends where the
+        next one begins.
+        """
         if self.live is not None:
             self._close_live(self.live, self.live.end, self.live.batch_count)
 
-    def _close_live(self, live: LiveSegment, size: int, batch_count: int) -> None:
+    def _close_live(self, live: ActiveSegment, size: int, batch_count: int) -> None:
         live.close()
-        self.sealed[live.base] = SealedSegment(live.base, size, batch_count, live.max_timestamp_us, self.last_append_us)
+        self.sealed[live.base] = SealedSegment(
+            live.base, size, batch_count, live.max_timestamp_us, self.last_append_us
+        )
         self.live = None
 
     def rewrite(self, earlier: Sequence[PendingBatch]) -> list[tuple[int, int]]:
-        """After a write or a sync that failed: put `earlier` (from the journal) and the group into a new segment in a new file, durably. Returns the
-        new places of the group. Raises OSError; then the old file is where it was, and can be read.
+        """After a write or a sync that failed: put `earlier` (from the journal) and the group into
+        a new segment in a new file, durably. Returns the new places of the group. Raises OSError;
+        then the old file is where it was, and can be read.
 
-        What the old file holds behind its last sync is not trusted any more; it ends where the new one begins.
+        What the old file holds behind its last sync is not trusted any more; it ends where the new
+        one begins.
         """
         batches = [*earlier, *self.group]
         start = batches[0].base_offset if batches else self.next_offset
-        anew = write_anew(self._files, self.directory, start, self.assignment.schema, batches)
+        rewritten = write_segment(
+            self._files, self.directory, start, self.assignment.schema, batches
+        )
         live = self.live
         if live is not None and live.base == start:
             live.close()
         elif live is not None:
             live.end = self._group_position if not earlier else live.synced_end
-            self.give_up_segment()
-        self.live = anew
+            self.abandon_segment()
+        self.live = rewritten
         self.next_offset = start
         self.group = []
         places = [self.place(batch) for batch in batches]
-        anew.synced_end, anew.synced_next = anew.end, self.next_offset
+        rewritten.synced_end, rewritten.synced_next = rewritten.end, self.next_offset
         self.group = batches[len(earlier) :]
         self._written_count = len(self.group)
-        anew.write_index_anew()
+        rewritten.rewrite_index()
         return places[len(earlier) :]
 
-    # ---- going offline ---------------------------------------------------------------------------------------------------------------
+    def split(self, first: IndexEntry) -> bool:
+        """Begin a new segment with the batches of the live one from `first` on, so that the rest of
+        it can be removed. Nothing may be placed, and everything must be synced. Returns whether it
+        was done: not where the file does not hold what the index says. Raises OSError; then all is
+        as it was.
+
+        Crash: the new segment is durable before it has its name. From then on the old one ends
+            where the new one begins, though its file goes on.
+        """
+        live = self.live
+        assert live is not None
+        assert not self.group
+        if first.base_offset <= live.base:
+            return False
+        data = memoryview(
+            self._files.read_at(live.fd, live.end - first.file_position, first.file_position)
+        )
+        batches, at, offset = list[PendingBatch](), 0, first.base_offset
+        while at < len(data):
+            try:
+                frame = frame_at(data, at, len(data))
+            except BatchFormatError:
+                return False
+            found = (
+                None
+                if frame is None or not frame[0]
+                else pending_from_bytes(data[at : at + frame[0]], self.file.seed)
+            )
+            if found is None or found.base_offset != offset:
+                return False
+            batches.append(found)
+            at, offset = at + len(found.data), found.next_offset
+        if offset != self.next_offset:
+            return False
+        self.rewrite(batches)
+        self.settled()
+        return True
+
+    # ---- going offline ---------------------------------------------------------------------------
 
     def go_offline(self, reason: str) -> None:
-        """Refuse writes from now on, over restarts too; forget what was placed above the high watermark. Reads go on."""
+        """Refuse writes from now on, over restarts too; forget what was placed above the high
+        watermark. Reads go on.
+        """
         self.refusal = reason
         if self.live is not None:
             self._close_live(self.live, self.live.end, -1)
@@ -360,10 +499,10 @@ class PartitionLog:
         except OSError as error:
             logger.error("offline_not_persisted directory=%s error=%r", self.directory, str(error))
 
-    # ---- checkpoints -----------------------------------------------------------------------------------------------------------------
+    # ---- checkpoints -----------------------------------------------------------------------------
 
     def checkpoint(self, *, sync: bool) -> None:
-        """Write down what need not be read again. Everything must be synced. Raises OSError."""
+        """Write a checkpoint. Everything must be synced. Raises OSError."""
         live = self.live
         self.producers.expire(self.last_append_us - self._producer_expiration_us)
         self._checkpoint_number += 1
@@ -383,14 +522,16 @@ class PartitionLog:
         write_checkpoint(self._files, self.directory, checkpoint, sync=sync)
         self.since_checkpoint_bytes = 0
 
-    # ---- deleting --------------------------------------------------------------------------------------------------------------------
+    # ---- deleting --------------------------------------------------------------------------------
 
     def closed_segments(self) -> list[SealedSegment]:
         """Segments that may be removed, oldest first."""
         return [self.sealed[base] for base in sorted(self.sealed)]
 
     def advance_start(self, offset: int) -> int:
-        """Move the log start offset up to `offset`, durably, then remove the segments that lie wholly below it. Returns how many. Raises OSError."""
+        """Move the log start offset up to `offset`, durably, then remove the segments that lie
+        wholly below it. Returns how many. Raises OSError.
+        """
         offset = min(offset, self.high_watermark)
         if offset > self.file.log_start_offset:
             self.file.log_start_offset = offset
@@ -409,15 +550,22 @@ class PartitionLog:
     def _with_following(self) -> list[tuple[SealedSegment, int]]:
         """Closed segments with the offset at which the next begins."""
         segments = self.closed_segments()
-        ends = [segment.base for segment in segments[1:]] + [self.live.base if self.live is not None else self.next_offset]
+        ends = [segment.base for segment in segments[1:]] + [
+            self.live.base if self.live is not None else self.next_offset
+        ]
         return list(zip(segments, ends, strict=False))  # without segments zip drops the spare end
 
     def following_base(self, base: int) -> int:
-        """Where the segment behind the closed segment `base` begins."""
-        return next((following for segment, following in self._with_following() if segment.base == base), self.next_offset)
+        """Return the base of the segment after the sealed segment `base`."""
+        return next(
+            (following for segment, following in self._with_following() if segment.base == base),
+            self.next_offset,
+        )
 
     def close(self) -> None:
-        """Write a last checkpoint of what is synced and close the files; the live segment stays live for the next start. Raises OSError."""
+        """Write a last checkpoint of what is synced and close the files; the live segment stays
+        live for the next start. Raises OSError.
+        """
         if self.since_checkpoint_bytes and not self.refusal:
             self.checkpoint(sync=True)
         self._drop_live()
@@ -428,7 +576,10 @@ class PartitionLog:
             self.live = None
 
     def delete(self) -> None:
-        """Remove the directory with everything in it (see `PartitionDirectory.remove`). Raises OSError."""
+        """Remove the directory with everything in it (see `PartitionDirectory.remove`).
+
+        Raises OSError.
+        """
         self.settled()
         self._drop_live()
         self._home.remove()

@@ -1,73 +1,95 @@
-"""What files tell of a partition's producers and delays: the snapshot that a segment begins with, the checkpoint, and the headers behind them.
+"""Producer snapshots: rebuilds a partition's producer state from snapshot, checkpoint and batch
+headers.
 
-Owner: the flusher writes `.producers` files; a worker reads them beside a running flusher.
-Invariants: snapshot and headers up to an offset give the table that the worker had when it appended there.
+Owner: the flusher writes `.producers` files. A worker reads them beside a running flusher.
+
+Invariants: snapshot and headers up to an offset give the table that the worker had when it appended
+there.
 """
 
 from __future__ import annotations
 
 import logging
 
-from shm.catalog_messages import Assignment
-from tailrace.formats import checked_json
-from tailrace.formats.batch_header import BatchHeader
-from tailrace.formats.partition_file import PARTITION_FILE, PartitionFile
-from tailrace.formats.segment import PRODUCERS_SUFFIX, Walk, file_name, schema_message_length, segment_bases
-from workers import delay_gate
-from workers.checkpoint import load_checkpoint
-from workers.files import Files, read_whole
-from workers.producer_state import ProducerTable
-from workers.segment_reader import SegmentReader, walk_past_damage
+from shm.lane_messages import Assignment
+from tailrace.format import checked_json
+from tailrace.format.batch_header import BatchHeader
+from tailrace.format.partition_metadata import PARTITION_FILE, PartitionMetadata
+from tailrace.format.segment import (
+    PRODUCERS_SUFFIX,
+    Walk,
+    file_name,
+    schema_message_length,
+    segment_bases,
+)
+from workers.log import delay_rules
+from workers.log.producer_state import ProducerTable
+from workers.segment.checkpoint import load_checkpoint
+from workers.segment.files import Files, read_whole
+from workers.segment.segment_reader import SegmentReader, walk_past_damage
 
 logger = logging.getLogger(__name__)
 
 
 def encode_producers(table: ProducerTable) -> bytes:
-    """A `.producers` file."""
+    """Return the content of a `.producers` file."""
     return checked_json.encode(table.to_snapshot())
 
 
 def decode_producers(data: bytes) -> ProducerTable | None:
-    """None when these bytes are not a whole snapshot."""
+    """Return the table of a `.producers` file, or None if it is not intact."""
     snapshot = checked_json.decode(data)
     try:
         return ProducerTable.from_snapshot(snapshot) if isinstance(snapshot, list) else None
-    except (TypeError, ValueError, IndexError):  # whole, but another kind of file
+    except (TypeError, ValueError, IndexError):  # intact, but another kind of file
         return None
 
 
 def load_snapshot(files: Files, directory: str, segment_base: int) -> ProducerTable:
-    """The snapshot that the segment began with; empty, with a warning, when it is damaged."""
+    """Load the snapshot at the beginning of a segment.
+
+    A damaged one gives an empty table and a warning.
+    """
     path = f"{directory}/{file_name(segment_base, PRODUCERS_SUFFIX)}"
     if not files.exists(path):
         return ProducerTable()
     table = decode_producers(read_whole(files, path))
     if table is None:
         logger.warning(
-            "producer_snapshot_damaged path=%s advice=%r", path, "producers whose batches it held take a new epoch by themselves"
+            "producer_snapshot_damaged path=%s advice=%r",
+            path,
+            "none needed: producers whose batches it held take a new epoch",
         )
         return ProducerTable()
     return table
 
 
 def record_producer(table: ProducerTable, header: BatchHeader) -> None:
-    """Remember what a batch in the log says of its producer, or of delays."""
-    if header.attributes & delay_gate.SPECIAL_ATTRIBUTES:
-        delay_gate.note_header(table, header)
+    """Record the producer or delay positions of a batch in the log."""
+    if header.attributes & delay_rules.SPECIAL_ATTRIBUTES:
+        delay_rules.note_header(table, header)
     if header.producer_id >= 0:
         table.record(
-            header.producer_id, header.producer_epoch, header.base_sequence, header.last_offset_delta, header.base_offset,
+            header.producer_id, header.producer_epoch, header.base_sequence,
+            header.last_offset_delta, header.base_offset,
             header.next_offset, header.append_time_us,
         )  # fmt: skip
 
 
-def load_producers(files: Files, data_dir: str, assignment: Assignment, end_offset: int) -> ProducerTable:
-    """What a partition's files say of its producers, up to `end_offset`: the checkpoint's, and the headers behind it; nothing where the files are not this
-    topic's. For a worker that starts beside a running flusher. Raises OSError.
+def load_producers(
+    files: Files, data_dir: str, assignment: Assignment, end_offset: int
+) -> ProducerTable:
+    """Load a partition's producers up to `end_offset`: the checkpoint's, then the headers after it.
+    Raises OSError.
+
+    Return an empty table if the files are not this topic's. For a worker that starts beside a
+    running flusher.
     """
     directory = f"{data_dir}/{assignment.directory_name}"
     path = f"{directory}/{PARTITION_FILE}"
-    partition_file = PartitionFile.decode(read_whole(files, path)) if files.exists(path) else None
+    partition_file = (
+        PartitionMetadata.decode(read_whole(files, path)) if files.exists(path) else None
+    )
     if partition_file is None or partition_file.topic_id != assignment.topic_id:
         return ProducerTable()
     checkpoint, _ = load_checkpoint(files, directory, partition_file.topic_id.hex())
@@ -90,7 +112,9 @@ def load_producers(files: Files, data_dir: str, assignment: Assignment, end_offs
                 if at_checkpoint and checkpoint is not None
                 else Walk(schema_message_length(reader.read_at), base)
             )
-            for _, header in walk_past_damage(reader, walk, partition_file.seed, base, partition_file.damage):
+            for _, header in walk_past_damage(
+                reader, walk, partition_file.seed, base, partition_file.damage
+            ):
                 if header.next_offset > end_offset:
                     return table
                 record_producer(table, header)

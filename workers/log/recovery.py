@@ -1,20 +1,30 @@
-"""What a partition's files say after any kind of stop, and what is done about it: one pure table, then the hands that carry it out.
+"""Recovery of a partition's log after any kind of stop: a pure decision table, and its execution.
 
 Owner: the flusher, before workers and fronts open.
-Invariants: an intact batch that was durable is never removed; what is removed is counted and reported; nothing is skipped silently;
-    what a checkpoint covers is not read again but for lengths and end marks.
 
-The table (`decide`), for the place where a walk over the newest segment ended. "Elsewhere": the journal or an undrained ring holds the batch that
-belongs there. "Durable": by a checkpoint, the partition table that an earlier run left in memory, or the header of an intact batch behind,
-it was once on the disk.
+Invariants:
+- An intact batch that was durable is never removed.
+- Removed bytes are counted and reported. Nothing is skipped silently.
+- Files covered by a checkpoint are not read again, except for lengths and end marks.
 
-    ending   elsewhere  durable     then
+The table (`decide`) is for the place where a walk over the newest segment ended. "Elsewhere": the
+journal or an undrained ring has the batch that belongs there. "Durable": the place was once on
+disk, by a checkpoint, an earlier run's partition table, or the header of an intact batch after it.
+
+    ending   elsewhere  durable     action
     SEALED   -          -           BEGIN_NEW_SEGMENT
-    CLEAN    no         yes         QUARANTINE: the file was cut; the offsets up to where it is known to have reached are reported as lost
-    CLEAN    otherwise              APPEND behind the last batch
-    TORN     yes        -           CUT behind the last intact batch: what belongs there comes again
-    TORN     no         no          CUT, and report the bytes: never synced, never promised
-    TORN     no         yes         QUARANTINE: keep the file and a copy of the range, report it, go on behind it; readers are told
+    CLEAN    no         yes         QUARANTINE
+    CLEAN    otherwise              APPEND after the last batch
+    TORN     yes        -           CUT after the last intact batch
+    TORN     no         no          CUT, and report the bytes
+    TORN     no         yes         QUARANTINE
+
+- QUARANTINE of a CLEAN ending: the file was cut. Offsets up to the known durable end are reported
+  as lost.
+- QUARANTINE of a TORN ending: keep the file and a copy of the range, report it, and continue after
+  it. Readers get an error for the range.
+- CUT of a batch that is elsewhere: it is written again.
+- CUT of other bytes: they were never synced and never acknowledged as durable.
 """
 
 from __future__ import annotations
@@ -25,10 +35,10 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from shm.crash_points import crash_point
-from tailrace.formats.batch_header import END_OF_STREAM
-from tailrace.formats.checksum import Readable
-from tailrace.formats.partition_file import Damage, PartitionFile
-from tailrace.formats.segment import (
+from tailrace.format.batch_header import END_OF_STREAM
+from tailrace.format.crc32c import Readable
+from tailrace.format.partition_metadata import DamagedRange, PartitionMetadata
+from tailrace.format.segment import (
     INDEX_SUFFIX,
     SEGMENT_SUFFIX,
     Ending,
@@ -39,14 +49,14 @@ from tailrace.formats.segment import (
     schema_message_length,
     segment_bases,
 )
-from tailrace.formats.segment_index import IndexEntry
-from workers.checkpoint import UNKNOWN_TIME_US, Checkpoint, SealedSegment, load_checkpoint
-from workers.files import Files
-from workers.index_files import facts_from_index, repair_index
-from workers.producer_snapshots import load_snapshot, record_producer
-from workers.producer_state import ProducerTable
-from workers.quarantine import report_damage
-from workers.segment_reader import SegmentReader, walk_past_damage
+from tailrace.format.segment_index import IndexEntry
+from workers.log.producer_snapshots import load_snapshot, record_producer
+from workers.log.producer_state import ProducerTable
+from workers.segment.checkpoint import UNKNOWN_TIME_US, Checkpoint, SealedSegment, load_checkpoint
+from workers.segment.files import Files
+from workers.segment.quarantine import report_damage
+from workers.segment.segment_index_files import facts_from_index, repair_index
+from workers.segment.segment_reader import SegmentReader, walk_past_damage
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +69,7 @@ class Action(Enum):
 
 
 def decide(ending: Ending, *, elsewhere: bool, durable: bool) -> Action:
-    """The table above."""
+    """Return the action of the table above."""
     if ending is Ending.SEALED:
         return Action.BEGIN_NEW_SEGMENT
     if durable and not elsewhere:
@@ -69,30 +79,36 @@ def decide(ending: Ending, *, elsewhere: bool, durable: bool) -> Action:
 
 @dataclass(frozen=True, slots=True)
 class Hints:
-    """What is known from outside of the files."""
+    """Facts from outside the files."""
 
     elsewhere: frozenset[int] = frozenset()
-    """Base offsets that the journal or a ring holds."""
+    """Base offsets of batches in the journal or a ring."""
     journaled: Mapping[int, Readable] = field(default_factory=dict)
-    """Base offset -> batch that the journal holds. Found in a segment it is written there again: a sync that failed leaves pages that look clean."""
+    """Batches in the journal, by base offset. A batch found in a segment is rewritten there: a
+    failed sync leaves pages that look clean.
+    """
     durable_below: int = 0
-    """Offsets below this were durable, as a partition table found in memory says."""
+    """Offsets below this were durable, by a partition table found in memory."""
     end_limit: int | None = None
-    """Batches from this offset on do not count: their disk had failed, the page cache may show what the disk has not."""
+    """Batches from this offset on are ignored. Their disk had failed, and the page cache may differ
+    from the disk.
+    """
     quarantine: str = ""
-    """The directory for copies of what is damaged."""
+    """Directory for copies of damaged ranges."""
     may_have_holes: bool = False
-    """After power loss under durability=memory: unsynced batches behind a hole are no sign of corruption, they were written in another order."""
+    """True after power loss under durability=memory. Unsynced batches after a hole are then no sign
+    of corruption, since pages are written in any order.
+    """
 
 
 @dataclass(slots=True)
 class RecoveredLog:
-    """What recovery found and left."""
+    """Result of a recovery."""
 
     segments: list[int] = field(default_factory=list)
     sealed: dict[int, SealedSegment] = field(default_factory=dict)
     live_base: int = -1
-    """The segment to append to; -1: the next batch begins a new one."""
+    """Base of the segment to append to, -1 if the next batch begins a new one."""
     valid_end: int = 0
     batch_count: int = 0
     next_offset: int = 0
@@ -101,32 +117,39 @@ class RecoveredLog:
     last_append_us: int = 0
     cut_bytes: int = 0
     read_bytes: int = 0
-    damage: list[Damage] = field(default_factory=list)
-    """Newly found."""
+    damage: list[DamagedRange] = field(default_factory=list)
+    """Newly found damage."""
     producers: ProducerTable = field(default_factory=ProducerTable)
     checkpoint_number: int = 0
     known_durable: int = 0
-    """Below this everything was durable once, by checkpoint, partition table or headers."""
+    """Offset below which everything was durable once, by checkpoint, partition table or headers."""
 
 
-# ---- recovering a log --------------------------------------------------------------------------------------------------------------------
+# ---- recovering a log ----------------------------------------------------------------------------
 
 
-def recover_log(files: Files, directory: str, partition_file: PartitionFile, hints: Hints) -> RecoveredLog:
-    """Find out where the log in `directory` ends and put right what the table says. Raises OSError."""
+def recover_log(
+    files: Files, directory: str, partition_file: PartitionMetadata, hints: Hints
+) -> RecoveredLog:
+    """Find the end of the log in `directory`, and apply the table. Raises OSError."""
     return _Recovery(files, directory, partition_file, hints).run()
 
 
 class _Recovery:
-    """One partition's recovery, from the checkpoint on."""
+    """Recovery of one partition, starting from its checkpoint."""
 
-    def __init__(self, files: Files, directory: str, partition_file: PartitionFile, hints: Hints) -> None:
+    def __init__(
+        self, files: Files, directory: str, partition_file: PartitionMetadata, hints: Hints
+    ) -> None:
         self._files = files
         self._directory = directory
         self._file = partition_file
         self._hints = hints
         self._result = RecoveredLog(next_offset=partition_file.log_start_offset)
-        self._known_durable = min(hints.durable_below, hints.end_limit if hints.end_limit is not None else hints.durable_below)
+        self._known_durable = min(
+            hints.durable_below,
+            hints.end_limit if hints.end_limit is not None else hints.durable_below,
+        )
         self._index: list[IndexEntry] = []
 
     def run(self) -> RecoveredLog:
@@ -138,24 +161,38 @@ class _Recovery:
         checkpoint = self._usable(checkpoint, bases)
         first_walked = self._begin(bases, checkpoint)
         if bases and (checkpoint is None or checkpoint.segment_base != bases[-1]):
-            files.sync_directory(
-                self._directory
-            )  # a flusher that began the newest segment may have been killed before its name was durable
+            # a predecessor may have been killed before the newest segment's name was durable
+            files.sync_directory(self._directory)
         for number in range(first_walked, len(bases)):
             newest = number == len(bases) - 1
             from_checkpoint = checkpoint is not None and bases[number] == checkpoint.segment_base
-            if not self._walk_segment(bases[number], None if newest else bases[number + 1], checkpoint if from_checkpoint else None):
+            if not self._walk_segment(
+                bases[number],
+                None if newest else bases[number + 1],
+                checkpoint if from_checkpoint else None,
+            ):
                 break
-        if result.next_offset < self._known_durable and result.live_base < 0 and result.next_offset not in self._hints.elsewhere:
+        if (
+            result.next_offset < self._known_durable
+            and result.live_base < 0
+            and result.next_offset not in self._hints.elsewhere
+        ):
             self._lose(
-                result.segments[-1] if result.segments else -1, 0, 0, result.next_offset, self._known_durable, "whole segments are missing"
+                result.segments[-1] if result.segments else -1,
+                0,
+                0,
+                result.next_offset,
+                self._known_durable,
+                "whole segments are missing",
             )
             result.next_offset = self._known_durable
         result.known_durable = self._known_durable
         return result
 
     def _usable(self, checkpoint: Checkpoint | None, bases: list[int]) -> Checkpoint | None:
-        """A checkpoint whose segment is gone or shorter than it says is used no more, but for how far the log was durable."""
+        """Return the checkpoint, or None if its segment is missing or shorter than it says. Its
+        durable end is used in any case.
+        """
         if checkpoint is None:
             return None
         self._result.checkpoint_number = checkpoint.number
@@ -170,16 +207,22 @@ class _Recovery:
         return None
 
     def _begin(self, bases: list[int], checkpoint: Checkpoint | None) -> int:
-        """Take over what is sealed; returns the number of the first segment to walk."""
+        """Take over the sealed segments. Return the index of the first segment to walk."""
         result = self._result
         if checkpoint is not None:
-            # Retention may have removed segments since; what is there must be as long as it was, and end as it did.
+            # Retention may have removed segments since. Existing ones must have the same length and
+            # end mark.
             known = {segment.base: segment for segment in checkpoint.sealed}
-            start = checkpoint.segment_base if checkpoint.segment_base >= 0 else checkpoint.next_offset
+            start = (
+                checkpoint.segment_base if checkpoint.segment_base >= 0 else checkpoint.next_offset
+            )
             first = sum(1 for base in bases if base < start)
             result.producers = ProducerTable.from_snapshot(checkpoint.producers)
             result.next_offset = max(checkpoint.next_offset, result.next_offset)
-            result.max_timestamp_us, result.last_append_us = checkpoint.max_timestamp_us, checkpoint.last_append_us
+            result.max_timestamp_us, result.last_append_us = (
+                checkpoint.max_timestamp_us,
+                checkpoint.last_append_us,
+            )
         else:
             known = {}
             first = max(0, len(bases) - 1)
@@ -187,28 +230,44 @@ class _Recovery:
                 result.producers = load_snapshot(self._files, self._directory, bases[-1])
         for number, base in enumerate(bases[:first]):
             following = bases[number + 1] if number + 1 < len(bases) else result.next_offset
-            self._take_sealed(base, following, known.get(base), must_know=number == first - 1)
+            self._add_sealed(base, following, known.get(base), must_know=number == first - 1)
         for base in sorted(set(known) - set(bases)):
             ends = [b for b in [*known, *bases] if b > base]
             end = min(ends, default=result.next_offset)
-            if end > self._file.log_start_offset and not any(d.start <= base and end <= d.end for d in self._file.damage):
-                self._lose(base, 0, 0, max(base, self._file.log_start_offset), end, "the segment's file is missing")
+            if end > self._file.log_start_offset and not any(
+                d.start <= base and end <= d.end for d in self._file.damage
+            ):
+                self._lose(
+                    base,
+                    0,
+                    0,
+                    max(base, self._file.log_start_offset),
+                    end,
+                    "the segment's file is missing",
+                )
         return first
 
-    def _take_sealed(self, base: int, following: int, known: SealedSegment | None, *, must_know: bool) -> None:
-        """A segment that is not walked: its length and its end mark say whether it is whole. `must_know`: when it was appended to last, for that time must
-        not go backwards in the next one.
+    def _add_sealed(
+        self, base: int, following: int, known: SealedSegment | None, *, must_know: bool
+    ) -> None:
+        """Take over a segment without a walk if its length and end mark show that it is intact.
+
+        `must_know` requires its last append time, which must not go backwards in the next segment.
         """
         result = self._result
         fd = self._files.open_for_read(f"{self._directory}/{file_name(base)}")
         try:
             reader = SegmentReader(self._files, fd)
-            whole = is_sealed(reader.read_at, reader.size) and (known is None or known.size == reader.size)
+            whole = is_sealed(reader.read_at, reader.size) and (
+                known is None or known.size == reader.size
+            )
             facts = known if whole and known is not None else None
             if not whole:
                 facts = self._walk_closed(reader, base, following)
             elif facts is None:
-                facts = facts_from_index(self._files, self._directory, reader, base, self._file.seed)
+                facts = facts_from_index(
+                    self._files, self._directory, reader, base, self._file.seed
+                )
                 if must_know and not facts.last_append_us:
                     facts = self._walk_closed(reader, base, following)
             result.read_bytes += reader.read_bytes
@@ -221,25 +280,48 @@ class _Recovery:
         result.last_append_us = max(result.last_append_us, facts.last_append_us)
 
     def _walk_closed(self, reader: SegmentReader, base: int, following: int) -> SealedSegment:
-        """A segment without its end mark, but not the newest: given up after a failed sync (then it reaches its successor), or damaged."""
+        """Walk a segment without an end mark that is not the newest. It was given up after a failed
+        sync, and then reaches its successor, or it is damaged.
+        """
         walk = Walk(schema_message_length(reader.read_at), base)
         count, largest, last = 0, 0, 0
         for _, header in walk_past_damage(reader, walk, self._file.seed, base, self._file.damage):
             if header.base_offset >= following:
                 break
-            count, largest, last = count + 1, max(largest, header.max_timestamp_us), header.append_time_us
+            count, largest, last = (
+                count + 1,
+                max(largest, header.max_timestamp_us),
+                header.append_time_us,
+            )
         reached = min(walk.next_offset, following)
         if reached < following and self._file.damage_at(reached) is None:
-            behind = find_behind(reader.read_at, reader.size, walk.position, self._file.seed, reached)
+            behind = find_behind(
+                reader.read_at, reader.size, walk.position, self._file.seed, reached
+            )
             end = min(behind.offset, following) if behind else following
-            self._lose(base, walk.position, behind.position if behind else 0, reached, end, walk.reason or "the file is too short")
-        return SealedSegment(base, reader.size, -1 if reached < following else count, largest or UNKNOWN_TIME_US, last)
+            self._lose(
+                base,
+                walk.position,
+                behind.position if behind else 0,
+                reached,
+                end,
+                walk.reason or "the file is too short",
+            )
+        return SealedSegment(
+            base,
+            reader.size,
+            -1 if reached < following else count,
+            largest or UNKNOWN_TIME_US,
+            last,
+        )
 
-    # ---- the newest segment ----------------------------------------------------------------------------------------------------------
+    # ---- the newest segment ----------------------------------------------------------------------
 
-    def _walk_segment(self, base: int, following: int | None, checkpoint: Checkpoint | None) -> bool:
-        """Walk a segment from the checkpoint, or from its start, up to the `following` segment's base (None: it is the newest). False: it was
-        none.
+    def _walk_segment(
+        self, base: int, following: int | None, checkpoint: Checkpoint | None
+    ) -> bool:
+        """Walk a segment from the checkpoint or its start to the base of the `following` one (None:
+        it is the newest). Return False if it had no schema and was removed.
         """
         result, files = self._result, self._files
         path = f"{self._directory}/{file_name(base)}"
@@ -251,7 +333,11 @@ class _Recovery:
                 self._discard_headless(base, reader.size)
                 return False
             result.segments.append(base)
-            walk = Walk(start, base) if checkpoint is None else Walk(checkpoint.valid_end, checkpoint.next_offset)
+            walk = (
+                Walk(start, base)
+                if checkpoint is None
+                else Walk(checkpoint.valid_end, checkpoint.next_offset)
+            )
             self._index = []
             result.first_append_us = checkpoint.first_append_us if checkpoint else 0
             skipped = checkpoint.batch_count if checkpoint else 0
@@ -261,26 +347,43 @@ class _Recovery:
                 if action is Action.CUT:
                     self._cut(reader, walk, path)
             elif walk.next_offset < following:
-                self._lose(base, walk.position, 0, walk.next_offset, following, walk.reason or "the file is too short")
+                self._lose(
+                    base,
+                    walk.position,
+                    0,
+                    walk.next_offset,
+                    following,
+                    walk.reason or "the file is too short",
+                )
             files.sync_data(fd)
             result.read_bytes += reader.read_bytes
         finally:
             files.close(fd)
-        result.next_offset = max(walk.next_offset, result.next_offset) if following is None else following
+        result.next_offset = (
+            max(walk.next_offset, result.next_offset) if following is None else following
+        )
         result.batch_count = skipped + len(self._index)
         if checkpoint is not None:
             result.max_timestamp_us = max(result.max_timestamp_us, checkpoint.max_timestamp_us)
         repair_index(self._files, self._directory, base, self._index, skipped)
-        is_live = following is None and action in (Action.APPEND, Action.CUT) and walk.next_offset == result.next_offset
+        is_live = (
+            following is None
+            and action in (Action.APPEND, Action.CUT)
+            and walk.next_offset == result.next_offset
+        )
         if is_live:
             result.live_base, result.valid_end = base, walk.position
         else:
             size = walk.position + (len(END_OF_STREAM) if action is Action.BEGIN_NEW_SEGMENT else 0)
-            result.sealed[base] = SealedSegment(base, size, result.batch_count, result.max_timestamp_us, result.last_append_us)
+            result.sealed[base] = SealedSegment(
+                base, size, result.batch_count, result.max_timestamp_us, result.last_append_us
+            )
         return True
 
     def _schema_end(self, reader: SegmentReader, path: str) -> int | None:
-        """Where the batches begin. A damaged schema message is known from partition.json and written again; None: the file never had one."""
+        """Return the position of the first batch, or None if the file never had a schema message. A
+        damaged schema message is restored from partition.json.
+        """
         expected = next(iter(self._file.schemas.values()), b"")
         found = reader.read_at(len(expected), 0)
         if found == expected:
@@ -289,61 +392,101 @@ class _Recovery:
             if reader.read_at(len(message), 0) == message:
                 return len(message)
         if reader.size > len(expected) and expected:
-            logger.error("schema_message_damaged path=%s bytes=%d repaired=yes", path, len(expected))
+            logger.error(
+                "schema_message_damaged path=%s bytes=%d repaired=yes", path, len(expected)
+            )
             self._files.write_at(reader.fd, [expected], 0)
             return len(expected)
         return None
 
-    def _walk_to_end(self, reader: SegmentReader, walk: Walk, base: int, largest: int, following: int | None) -> Action:
-        """Walk, quarantining what is corrupt, until the table says something else."""
+    def _walk_to_end(
+        self, reader: SegmentReader, walk: Walk, base: int, largest: int, following: int | None
+    ) -> Action:
+        """Walk a segment and quarantine corrupt ranges, until the table gives another action."""
         result, limit = self._result, self._hints.end_limit
         while True:
-            for position, header in walk_past_damage(reader, walk, self._file.seed, base, self._file.damage):
+            for position, header in walk_past_damage(
+                reader, walk, self._file.seed, base, self._file.damage
+            ):
                 if limit is not None and header.base_offset >= limit:
                     walk.ending, walk.reason = Ending.TORN, "written by a disk that failed"
                     return Action.CUT
                 if following is not None and header.base_offset >= following:
-                    return Action.APPEND  # given up after a failed sync: the next segment has this batch
+                    # given up after a failed sync: the next segment has this batch
+                    return Action.APPEND
                 largest = max(largest, header.max_timestamp_us)
-                self._index.append(IndexEntry(header.base_offset, position, largest, header.batch_length))
-                held = self._hints.journaled.get(header.base_offset)
-                if held is not None and reader.read_at(len(held), position) == held:
-                    self._files.write_at(reader.fd, [held], position)
+                self._index.append(
+                    IndexEntry(header.base_offset, position, largest, header.batch_length)
+                )
+                journaled = self._hints.journaled.get(header.base_offset)
+                if journaled is not None and reader.read_at(len(journaled), position) == journaled:
+                    self._files.write_at(reader.fd, [journaled], position)
                 result.first_append_us = result.first_append_us or header.append_time_us
                 result.last_append_us = max(result.last_append_us, header.append_time_us)
                 result.max_timestamp_us = max(result.max_timestamp_us, largest)
                 record_producer(result.producers, header)
             if following is not None and walk.next_offset >= following:
-                return Action.APPEND  # given up after a failed sync, perhaps inside a batch: the next segment has it
+                # given up after a failed sync, perhaps inside a batch: the next segment has it
+                return Action.APPEND
             behind = None
             durable = walk.next_offset < self._known_durable
             if walk.ending is Ending.TORN:
-                behind = find_behind(reader.read_at, reader.size, walk.position, self._file.seed, walk.next_offset)
-                durable = durable or (behind is not None and behind.proves_durable and not self._hints.may_have_holes)
-            action = decide(walk.ending, elsewhere=walk.next_offset in self._hints.elsewhere, durable=durable)
+                behind = find_behind(
+                    reader.read_at, reader.size, walk.position, self._file.seed, walk.next_offset
+                )
+                durable = durable or (
+                    behind is not None and behind.proves_durable and not self._hints.may_have_holes
+                )
+            action = decide(
+                walk.ending, elsewhere=walk.next_offset in self._hints.elsewhere, durable=durable
+            )
             if action is not Action.QUARANTINE:
                 return action
             if behind is not None and following is not None and behind.offset >= following:
                 behind = None
-            end = behind.offset if behind else min(self._known_durable, following or self._known_durable)
+            end = (
+                behind.offset
+                if behind
+                else min(self._known_durable, following or self._known_durable)
+            )
             self._lose(
-                base, walk.position, behind.position if behind else 0, walk.next_offset, end, walk.reason or "the file is too short", reader
+                base,
+                walk.position,
+                behind.position if behind else 0,
+                walk.next_offset,
+                end,
+                walk.reason or "the file is too short",
+                reader,
             )
             if behind is None:
                 result.next_offset = max(result.next_offset, end)
                 return action
-            walk.position, walk.next_offset, walk.ending = behind.position, behind.offset, Ending.CLEAN
+            walk.position, walk.next_offset, walk.ending = (
+                behind.position,
+                behind.offset,
+                Ending.CLEAN,
+            )
 
     def _cut(self, reader: SegmentReader, walk: Walk, path: str) -> None:
         self._result.cut_bytes += reader.size - walk.position
-        logger.warning("torn_tail_cut path=%s bytes=%d reason=%r", path, reader.size - walk.position, walk.reason)
+        logger.warning(
+            "torn_tail_cut path=%s bytes=%d reason=%r",
+            path,
+            reader.size - walk.position,
+            walk.reason,
+        )
         crash_point("recovery.before_cut")
         self._files.truncate(reader.fd, walk.position)
         crash_point("recovery.after_cut")
 
     def _discard_headless(self, base: int, size: int) -> None:
-        """A segment killed before its schema was written holds no batch: it goes."""
-        logger.warning("segment_without_schema_removed path=%s/%s bytes=%d", self._directory, file_name(base), size)
+        """Remove a segment without a schema message. It holds no batch."""
+        logger.warning(
+            "segment_without_schema_removed path=%s/%s bytes=%d",
+            self._directory,
+            file_name(base),
+            size,
+        )
         for suffix in (SEGMENT_SUFFIX, INDEX_SUFFIX):
             path = f"{self._directory}/{file_name(base, suffix)}"
             if self._files.exists(path):
@@ -352,13 +495,28 @@ class _Recovery:
         self._result.next_offset = max(self._result.next_offset, base)
 
     def _lose(
-        self, base: int, position: int, end_position: int, start: int, end: int, reason: str, reader: SegmentReader | None = None
+        self,
+        base: int,
+        position: int,
+        end_position: int,
+        start: int,
+        end: int,
+        reason: str,
+        reader: SegmentReader | None = None,
     ) -> None:
-        """Offsets `start` to `end - 1` are lost: known, and reported once."""
-        damage = Damage(base, position, end_position, start, end)
+        """Record and report offsets `start` to `end - 1` as lost, once."""
+        damage = DamagedRange(base, position, end_position, start, end)
         if damage not in self._file.damage and damage not in self._result.damage:
             self._result.damage.append(damage)
-            report_damage(self._files, self._directory, self._file, damage, reason, self._hints.quarantine, reader)
+            report_damage(
+                self._files,
+                self._directory,
+                self._file,
+                damage,
+                reason,
+                self._hints.quarantine,
+                reader,
+            )
 
     def _size_of(self, path: str) -> int:
         fd = self._files.open_for_read(path)

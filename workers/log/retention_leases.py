@@ -1,11 +1,16 @@
-"""Leases: what readers have asked to be kept from retention, and until when.
+"""Retention leases: offsets that readers keep from retention, with an expiry time.
 
-The coordinator keeps them on the disk (`appliance.leases`) and sends them to a flusher with everything else that it is fed, before FED: so retention, which
-waits for that, never runs without them.
+The controller stores them (`appliance.control.offset_leases`) and sends them to a flusher before
+FED. Retention waits for FED, so it never runs without them.
 
-Owner: the flusher of one data directory; ends are on its timing wheel.
-Invariants: a lease belongs to a partition of one topic, not to a slot, so the next topic in the slot has none of it; one that is sent twice is one.
-Crash: nothing is kept here; the coordinator sends them to a successor again.
+Owner: the flusher of one data directory. Expiry times are on its timing wheel.
+
+Invariants:
+- A lease belongs to a partition of one topic, not to a slot. The next topic in the slot has none of
+  it.
+- A lease that is sent twice counts once.
+
+Crash: nothing is kept here. The controller sends them to a successor again.
 """
 
 from __future__ import annotations
@@ -13,60 +18,60 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from workers.timing_wheel import Timer, TimingWheel
+from shm.runtime.timing_wheel import Timer, TimingWheel
 
 Task = Callable[[], int]
 LogKey = tuple[bytes, int]
 """(topic id, partition)"""
 
 
-class Leases:
-    """Of every partition of one data directory."""
+class RetentionLeases:
+    """Leases of every partition of one data directory."""
 
     def __init__(self, wheel: TimingWheel[Task], on_end: Callable[[LogKey], int]) -> None:
-        """`on_end`: called when a lease has ended, by time or given back."""
+        """`on_end` is called when a lease has expired or was released."""
         self._wheel = wheel
         self._on_end = on_end
         self._of: dict[LogKey, dict[str, tuple[int, Timer[Task]]]] = {}
-        """Partition -> lease -> (lowest offset to keep, its end)."""
+        """(lowest offset to keep, expiry timer) by partition and lease."""
 
     def __len__(self) -> int:
         return sum(map(len, self._of.values()))
 
-    def tell(self, wanted: dict[str, Any], now_ns: int) -> None:
-        """One lease as the coordinator sends it (see `LaneKind.LEASE`); 0 ms: it was given back."""
-        key = (bytes.fromhex(wanted["topic_id"]), int(wanted["partition"]))
-        name, ttl_ms = str(wanted["lease"]), int(wanted["ttl_ms"])
-        was_held = self._take_back(key, name)
+    def apply(self, requested: dict[str, Any], now_ns: int) -> None:
+        """Apply one lease from the controller (see `LaneKind.LEASE`). 0 ms releases it."""
+        key = (bytes.fromhex(requested["topic_id"]), int(requested["partition"]))
+        name, ttl_ms = str(requested["lease"]), int(requested["ttl_ms"])
+        was_leased = self._revoke_lease(key, name)
         if ttl_ms > 0:
             deadline_ns = now_ns + ttl_ms * 1_000_000
             timer = self._wheel.add(deadline_ns, lambda: self._end(key, name, deadline_ns))
-            self._of.setdefault(key, {})[name] = int(wanted["offset"]), timer
-        elif was_held:
+            self._of.setdefault(key, {})[name] = int(requested["offset"]), timer
+        elif was_leased:
             self._on_end(key)
 
     def lowest(self, key: LogKey) -> int | None:
-        """The lowest offset that a lease keeps; None: there is no lease."""
+        """Return the lowest leased offset, or None."""
         return min((offset for offset, _ in self._of.get(key, {}).values()), default=None)
 
     def forget(self, key: LogKey) -> None:
-        """The partition was deleted."""
+        """Remove the leases of a deleted partition."""
         for name in list(self._of.get(key, ())):
-            self._take_back(key, name)
+            self._revoke_lease(key, name)
 
-    def _take_back(self, key: LogKey, name: str) -> bool:
-        held = self._of.get(key, {})
-        known = held.pop(name, None)
+    def _revoke_lease(self, key: LogKey, name: str) -> bool:
+        leases = self._of.get(key, {})
+        known = leases.pop(name, None)
         if known is not None:
             self._wheel.cancel(known[1])
-        if not held:
+        if not leases:
             self._of.pop(key, None)
         return known is not None
 
     def _end(self, key: LogKey, name: str, deadline_ns: int) -> int:
-        """The timer's task; another may have come in its place at the same moment."""
+        """End a lease by its timer, unless it was replaced at the same moment."""
         known = self._of.get(key, {}).get(name)
         if known is None or known[1].deadline_ns != deadline_ns:
             return 0
-        self._take_back(key, name)
+        self._revoke_lease(key, name)
         return 1 + self._on_end(key)

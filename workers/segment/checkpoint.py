@@ -1,7 +1,12 @@
-"""A checkpoint: how far a partition's files are known to be right, so that recovery reads only what follows.
+"""Checkpoint of a partition: the part of its files known to be right. Recovery reads only the rest.
 
-Owner: the flusher. Two files, `checkpoint.0` and `checkpoint.1`, are written in turn and in place; the whole one with the higher number counts.
-Invariants: what a checkpoint covers was durable before it was written; a checkpoint itself need not be: an older one, or none, only means more to read.
+Owner: the flusher. `checkpoint.0` and `checkpoint.1` are written in turn and in place. The intact
+one with the higher number is valid.
+
+Invariants:
+- What a checkpoint covers was durable before it was written.
+- A checkpoint need not be durable. An older one, or none, only means more to read.
+
 Crash: a half-written one does not match its checksum, and the other one is there.
 """
 
@@ -12,24 +17,27 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 from shm.crash_points import crash_point
-from tailrace.formats import checked_json
-from workers.files import Files, is_shortage, read_whole
+from tailrace.format import checked_json
+from workers.segment.files import Files, is_shortage, read_whole
 
 CHECKPOINT_FILES = ("checkpoint.0", "checkpoint.1")
 UNKNOWN_TIME_US = 1 << 62
-"""Of a segment whose times are not known yet: so late that retention leaves it alone."""
+"""Timestamp of a segment whose times are not known yet.
+
+It is so late that retention keeps the segment.
+"""
 
 
 class SealedSegment(NamedTuple):
-    """What is known of a segment that never changes any more."""
+    """Facts of a sealed segment, which never changes."""
 
     base: int
     size: int
     batch_count: int
-    """-1: not known yet."""
+    """-1 if not known yet."""
     max_timestamp_us: int
     last_append_us: int
-    """0: not known."""
+    """0 if not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +45,10 @@ class Checkpoint:
     number: int
     topic_id: str
     segment_base: int
-    """The live segment; -1 when there is none."""
+    """Base offset of the active segment, -1 if there is none."""
     valid_end: int
     batch_count: int
-    """Entries of its index."""
+    """Number of entries in its index."""
     next_offset: int
     max_timestamp_us: int
     first_append_us: int
@@ -50,7 +58,7 @@ class Checkpoint:
 
 
 def write_checkpoint(files: Files, directory: str, checkpoint: Checkpoint, *, sync: bool) -> None:
-    """Raises OSError."""
+    """Write a checkpoint to its file. Raises OSError."""
     fields = asdict(checkpoint)
     fields["sealed"] = [list(segment) for segment in checkpoint.sealed]
     data = checked_json.encode(fields)
@@ -60,7 +68,7 @@ def write_checkpoint(files: Files, directory: str, checkpoint: Checkpoint, *, sy
     except OSError as error:
         if error.errno != errno.ELOOP:
             raise
-        files.unlink(path)  # a link is no checkpoint of ours
+        files.unlink(path)  # a symbolic link was not made by a flusher
         fd = files.open_for_write(path)
     try:
         half = len(data) // 2
@@ -76,7 +84,7 @@ def write_checkpoint(files: Files, directory: str, checkpoint: Checkpoint, *, sy
 
 
 def load_checkpoint(files: Files, directory: str, topic_id: str) -> tuple[Checkpoint | None, int]:
-    """The newest whole checkpoint of this topic, and how many damaged ones were seen."""
+    """Return the newest intact checkpoint of this topic, and the number of damaged ones."""
     found: list[Checkpoint] = []
     damaged = 0
     for name in CHECKPOINT_FILES:
@@ -88,13 +96,13 @@ def load_checkpoint(files: Files, directory: str, topic_id: str) -> tuple[Checkp
         except OSError as error:
             if is_shortage(error):
                 raise
-            fields = None  # a directory, a bad sector: as damaged as any
+            fields = None  # a directory or a bad sector counts as damaged
         try:
             if fields is None:
                 damaged += 1
             elif fields["topic_id"] == topic_id:
                 fields["sealed"] = [SealedSegment(*item) for item in fields["sealed"]]
                 found.append(Checkpoint(**fields))
-        except (KeyError, TypeError):  # whole, but another kind of file
+        except (KeyError, TypeError):  # intact, but another kind of file
             damaged += 1
     return max(found, key=lambda c: c.number, default=None), damaged

@@ -1,19 +1,22 @@
-"""The room that is kept free on a data directory's disk, so that a full disk refuses producers before it hurts the appliance.
+"""Disk space reserve of a data directory: a full disk refuses producers before it harms the
+appliance.
 
-Owner: the flusher. When less than the reserve is free, the directory counts as full: workers refuse batches with DISK_FULL, what they have taken already
-is still written, and the coordinator, checkpoints and recovery have room. A file of an eighth of the reserve lies there too: should others have used up
-everything, the supervisor removes it at start, so that a start has room; it is made again when there is.
+Owner: the flusher. With less free space than the reserve, the directory counts as full. Workers
+then refuse batches with DISK_FULL. Batches already accepted are still written, and the controller,
+checkpoints and recovery have space. A file of an eighth of the reserve is kept there too. If other
+users fill the disk, the supervisor removes it at start, so that a start has space.
 
 Invariants: full and not full differ by a margin, so that the state does not flap.
-Crash: nothing depends on the file being there.
+
+Crash: nothing depends on the reserve file.
 """
 
 from __future__ import annotations
 
 import logging
 
-from tailrace.formats.data_directory import RESERVE_FILE
-from workers.files import Files
+from tailrace.format.data_dir import RESERVE_FILE
+from workers.segment.files import Files
 
 logger = logging.getLogger(__name__)
 
@@ -23,13 +26,13 @@ FULL_CHECK_NS = 250_000_000
 
 
 class DiskSpace:
-    """Whether the disk under `data_dir` counts as full."""
+    """State of the disk under `data_dir`: full or not."""
 
     def __init__(self, files: Files, data_dir: str, reserve_bytes: int) -> None:
         self._files = files
         self._data_dir = data_dir
         self._path = f"{data_dir}/{RESERVE_FILE}"
-        # A small disk (a test's, a container's) would be full from the beginning.
+        # A small disk (of a test or container) would be full from the beginning.
         self.reserve_bytes = min(reserve_bytes, files.total_bytes(data_dir) // 8)
         self._file_bytes = self.reserve_bytes // 8
         self._written = 0
@@ -40,16 +43,18 @@ class DiskSpace:
         self._written += byte_count
 
     def is_due(self, now_ns: int) -> bool:
-        return now_ns >= self._next_check_ns or self._written >= CHECK_BYTES
+        return now_ns >= self._next_check_ns or self._written >= min(
+            CHECK_BYTES, self.reserve_bytes // 4
+        )  # a small disk's reserve is soon written
 
     def check(self, now_ns: int) -> bool:
-        """Look at the disk; returns whether the state changed."""
+        """Check the disk. Return True if the state changed."""
         self._written = 0
         self._next_check_ns = now_ns + (FULL_CHECK_NS if self.is_full else CHECK_NS)
         try:
             free = self._files.free_bytes(self._data_dir)
         except OSError:
-            return False  # writes to a dead disk report it
+            return False  # writes to a failed disk report it
         was_full = self.is_full
         self.is_full = free < self.reserve_bytes + (self.reserve_bytes // 8 if was_full else 0)
         if self.is_full != was_full:
@@ -66,7 +71,7 @@ class DiskSpace:
         return self.is_full != was_full
 
     def note_full(self, now_ns: int) -> bool:
-        """A write was refused for want of room; returns whether the state changed."""
+        """Note a write that failed for lack of space. Return True if the state changed."""
         changed = not self.is_full
         self.is_full = True
         self._next_check_ns = now_ns + FULL_CHECK_NS
@@ -74,7 +79,7 @@ class DiskSpace:
 
     @property
     def next_check_ns(self) -> int | None:
-        """When to look again though nothing is written: only while full."""
+        """Time of the next check without writes. None unless full."""
         return self._next_check_ns if self.is_full else None
 
     def _keep_file(self) -> None:

@@ -1,18 +1,36 @@
-"""What the processes of this package do with files beyond `tailrace.formats.files`: small ones as a whole, and trees.
+"""File operations of workers and flushers beyond `tailrace.format.files`: small files and trees.
 
-Crash: see `replace_file`; a tree that was removed halfway is removed by the next try.
+Crash: see `replace_file`. A partly removed tree is removed by the next try.
 """
 
 from __future__ import annotations
 
 from shm.crash_points import crash_point
-from tailrace.formats.files import NO_PLAIN_FILE, NO_SPACE, SHORTAGES, DiskFiles, Files, is_shortage, replace_file
+from tailrace.format.files import (
+    NO_PLAIN_FILE,
+    NO_SPACE,
+    SHORTAGES,
+    DiskFiles,
+    Files,
+    is_shortage,
+    replace_file,
+)
 
-__all__ = ["NO_PLAIN_FILE", "NO_SPACE", "SHORTAGES", "DiskFiles", "Files", "is_shortage", "read_whole", "remove_tree", "write_durably"]
+__all__ = [
+    "NO_PLAIN_FILE",
+    "NO_SPACE",
+    "SHORTAGES",
+    "DiskFiles",
+    "Files",
+    "is_shortage",
+    "read_whole",
+    "remove_tree",
+    "write_durably",
+]
 
 
 def read_whole(files: Files, path: str) -> bytes:
-    """All bytes of a small file. Raises OSError."""
+    """Return all bytes of a small file. Raises OSError."""
     fd = files.open_for_read(path)
     try:
         return files.read_at(fd, files.size(fd), 0)
@@ -20,7 +38,9 @@ def read_whole(files: Files, path: str) -> bytes:
         files.close(fd)
 
 
-def write_durably(files: Files, directory: str, name: str, data: bytes, *, sync: bool = True) -> None:
+def write_durably(
+    files: Files, directory: str, name: str, data: bytes, *, sync: bool = True
+) -> None:
     """Replace a small file (see `replace_file`). Raises OSError."""
     replace_file(files, f"{directory}/{name}", data, sync=sync, before_rename=_before_rename)
 
@@ -30,11 +50,11 @@ def _before_rename() -> None:
 
 
 def remove_tree(files: Files, directory: str) -> None:
-    """Remove a directory and what is in it, if it is there. Raises OSError."""
+    """Remove a directory with its content, if it exists. Raises OSError."""
     if files.exists(directory):
         for name in files.list(directory):
             try:
                 files.unlink(f"{directory}/{name}")
-            except IsADirectoryError:  # not one of ours
+            except IsADirectoryError:  # not made by a flusher
                 remove_tree(files, f"{directory}/{name}")
         files.remove_directory(directory)

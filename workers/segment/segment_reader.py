@@ -1,20 +1,20 @@
-"""Reads a segment file batch by batch, on this side of its known damage and behind it.
+"""Segment reader: reads a segment file batch by batch, past its known damage.
 
-Owner: pure reading. Every batch that comes out is proven (`tailrace.formats.segment.walk_batches`).
+Owner: pure reading. Every batch returned is verified (`tailrace.format.segment.walk_batches`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tailrace.formats.batch_header import BatchHeader
-from tailrace.formats.partition_file import Damage
-from tailrace.formats.segment import Ending, Walk, file_name, schema_message_length, walk_batches
-from workers.files import Files
+from tailrace.format.batch_header import BatchHeader
+from tailrace.format.partition_metadata import DamagedRange
+from tailrace.format.segment import Ending, Walk, file_name, schema_message_length, walk_batches
+from workers.segment.files import Files
 
 
 class SegmentReader:
-    """`read_at` of one open file, counting."""
+    """`read_at` of one open file, which counts the bytes read."""
 
     def __init__(self, files: Files, fd: int) -> None:
         self._files = files
@@ -28,24 +28,39 @@ class SegmentReader:
         return data
 
 
-def walk_past_damage(reader: SegmentReader, walk: Walk, seed: int, base: int, damage: list[Damage]) -> Iterator[tuple[int, BatchHeader]]:
-    """Every intact batch, known damage jumped over."""
+def walk_past_damage(
+    reader: SegmentReader, walk: Walk, seed: int, base: int, damage: list[DamagedRange]
+) -> Iterator[tuple[int, BatchHeader]]:
+    """Yield every intact batch. Skip known damage."""
     while True:
         yield from walk_batches(reader.read_at, reader.size, walk, seed)
-        known = next((d for d in damage if d.segment_base == base and d.position == walk.position and d.end_position), None)
+        known = next(
+            (
+                d
+                for d in damage
+                if d.segment_base == base and d.position == walk.position and d.end_position
+            ),
+            None,
+        )
         if walk.ending is not Ending.TORN or known is None:
             return
         walk.position, walk.next_offset, walk.ending = known.end_position, known.end, Ending.CLEAN
 
 
 def first_batch_is_of(files: Files, directory: str, base: int, seed: int) -> bool | None:
-    """Whether the first batch of a segment is this partition's; None: there is none. Raises OSError."""
+    """True if the first batch of a segment belongs to this partition, None if there is no batch.
+
+    Raises OSError.
+    """
     fd = files.open_for_read(f"{directory}/{file_name(base)}")
     try:
         reader = SegmentReader(files, fd)
         start = schema_message_length(reader.read_at)
         if not start or start >= reader.size:
             return None
-        return next(walk_batches(reader.read_at, reader.size, Walk(start, base), seed), None) is not None
+        return (
+            next(walk_batches(reader.read_at, reader.size, Walk(start, base), seed), None)
+            is not None
+        )
     finally:
         files.close(fd)

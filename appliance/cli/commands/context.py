@@ -1,4 +1,4 @@
-"""`tailrace context`: appliances by name: add, use, list, show, remove."""
+"""`tailrace context`: names for addresses of appliances: add, use, list, show, remove."""
 
 from __future__ import annotations
 
@@ -7,18 +7,26 @@ from typing import Any
 
 import click
 
-from appliance.cli.contexts import CONTEXT_VARIABLE, changing, check_address, check_name, contexts_path, load
+from appliance.cli.contexts import (
+    CONTEXT_VARIABLE,
+    changing,
+    check_address,
+    check_name,
+    contexts_path,
+    load,
+)
 from appliance.cli.options import BOOTSTRAP_VARIABLE, complete_contexts, json_option
-from appliance.cli.output import print_json, print_table, say
-from tailrace.settings import DEFAULT_BOOTSTRAP
+from appliance.cli.output import echo, print_json, print_table
+from tailrace.client.settings import DEFAULT_BOOTSTRAP
 
 
 @click.group()
 def command() -> None:
     """Keep the addresses of appliances under names, and say which one commands speak to.
 
-    An address comes from --bootstrap, else TAILRACE_BOOTSTRAP, else the context that TAILRACE_CONTEXT names, else the context in use, else the default. The
-    contexts are in $XDG_CONFIG_HOME/tailrace/contexts.json (~/.config), which its user alone can read.
+    An address comes from --bootstrap, else TAILRACE_BOOTSTRAP, else the context that
+    TAILRACE_CONTEXT names, else the context in use, else the default. The contexts are in
+    $XDG_CONFIG_HOME/tailrace/contexts.json (~/.config), which its user alone can read.
 
     \b
     Example:
@@ -30,7 +38,12 @@ def command() -> None:
 
 @command.command()
 @click.argument("name")
-@click.option("--bootstrap", required=True, metavar="ADDRESS", help="tcp://HOST:PORT, HOST:PORT or ipc://PATH.")
+@click.option(
+    "--bootstrap",
+    required=True,
+    metavar="ADDRESS",
+    help="tcp://HOST:PORT, HOST:PORT or ipc://PATH.",
+)
 @click.option("--use", is_flag=True, help="Use it from now on; the first one is used anyway.")
 def add(name: str, bootstrap: str, use: bool) -> None:
     """Add a context, or change its address.
@@ -47,13 +60,16 @@ def add(name: str, bootstrap: str, use: bool) -> None:
         if use or len(contexts.by_name) == 1:
             contexts.current = name
         is_used = contexts.current == name
-    say(f"{'added' if is_new else 'changed'} {name}, {bootstrap}{', and it is in use' if is_used else ''}")
+    echo(
+        f"{'added' if is_new else 'changed'} {name}, "
+        f"{bootstrap}{', and it is in use' if is_used else ''}"
+    )
 
 
 @command.command()
 @click.argument("name", shell_complete=complete_contexts)
 def use(name: str) -> None:
-    """Have commands speak to this context's appliance from now on.
+    """Use this context's appliance from now on.
 
     \b
     Example:
@@ -62,8 +78,8 @@ def use(name: str) -> None:
     with changing() as contexts:
         address = contexts.get(name)["bootstrap"]
         contexts.current = name
-    say(f"using {name}, {address}")
-    _say_what_wins()
+    echo(f"using {name}, {address}")
+    _warn_overridden()
 
 
 @command.command(name="list")
@@ -77,15 +93,24 @@ def list_(as_json: bool) -> None:
     """
     contexts = load()
     chosen = contexts.chosen()
-    rows = [{"name": name, "bootstrap": found["bootstrap"], "current": name == chosen} for name, found in sorted(contexts.by_name.items())]
+    rows = [
+        {"name": name, "bootstrap": found["bootstrap"], "current": name == chosen}
+        for name, found in sorted(contexts.by_name.items())
+    ]
     if as_json:
         print_json(rows)
         return
     if not rows:
-        say(f"no contexts yet; commands use {DEFAULT_BOOTSTRAP}. Make one with `tailrace context add NAME --bootstrap ADDRESS`")
+        echo(
+            f"no contexts yet; commands use {DEFAULT_BOOTSTRAP}. Make one with `tailrace context "
+            "add NAME --bootstrap ADDRESS`"
+        )
         return
-    print_table(["", "NAME", "ADDRESS"], [["*" if row["current"] else "", row["name"], row["bootstrap"]] for row in rows])
-    _say_what_wins()
+    print_table(
+        ["", "NAME", "ADDRESS"],
+        [["*" if row["current"] else "", row["name"], row["bootstrap"]] for row in rows],
+    )
+    _warn_overridden()
 
 
 @command.command()
@@ -99,22 +124,26 @@ def show(name: str | None, as_json: bool) -> None:
       tailrace context show
     """
     contexts = load()
-    wanted = contexts.chosen() if name is None else name
-    if wanted is None:
+    requested = contexts.chosen() if name is None else name
+    if requested is None:
         raise click.UsageError(f"no context is in use; commands use {DEFAULT_BOOTSTRAP}")
-    shown: dict[str, Any] = {"name": wanted, "bootstrap": contexts.get(wanted)["bootstrap"], "file": contexts_path()}
+    shown: dict[str, Any] = {
+        "name": requested,
+        "bootstrap": contexts.get(requested)["bootstrap"],
+        "file": contexts_path(),
+    }
     if as_json:
         print_json(shown)
         return
     for title, value in shown.items():
         click.echo(f"{title:<10} {value}")
-    _say_what_wins()
+    _warn_overridden()
 
 
 @command.command()
 @click.argument("name", shell_complete=complete_contexts)
 def remove(name: str) -> None:
-    """Forget a context.
+    """Remove a context.
 
     \b
     Example:
@@ -126,12 +155,13 @@ def remove(name: str) -> None:
         was_used = contexts.current == name
         if was_used:
             contexts.current = None
-    say(f"removed {name}{f'; no context is in use now, commands use {DEFAULT_BOOTSTRAP}' if was_used else ''}")
+    note = f"; no context is in use now, commands use {DEFAULT_BOOTSTRAP}" if was_used else ""
+    echo(f"removed {name}{note}")
 
 
-def _say_what_wins() -> None:
-    """A context in use that is not what commands use would surprise."""
+def _warn_overridden() -> None:
+    """Warn if an environment variable overrides the context in use."""
     for variable in (BOOTSTRAP_VARIABLE, CONTEXT_VARIABLE):
         if os.environ.get(variable):
-            say(f"{variable}={os.environ[variable]} is set and wins over the context in use")
+            echo(f"{variable}={os.environ[variable]} is set and wins over the context in use")
             return

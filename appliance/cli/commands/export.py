@@ -1,6 +1,7 @@
-"""`tailrace export`: a topic copied into a lake, exactly once, now or for as long as it is followed.
+"""`tailrace export`: copies a topic into a data lake exactly once, with --follow continuously.
 
-Ctrl-C and SIGTERM end it between two commits; a second one ends it where it is, which does no harm: it goes on behind the last commit the next time.
+Ctrl-C and SIGTERM end it between two commits. A second signal ends it at once; the next run
+continues after the last commit.
 """
 
 from __future__ import annotations
@@ -17,14 +18,30 @@ from typing import Any
 import click
 import orjson
 
-from appliance.cli.consume import EXIT_SKIPPED
+from appliance.cli.commands.consume import EXIT_SKIPPED
 from appliance.cli.main import CONNECT_TIMEOUT_MS, EXIT_INTERRUPTED
-from appliance.cli.options import SINCE_HELP, Duration, PastMoment, bootstrap_option, complete_topics, json_option
-from appliance.cli.output import Progress, complain, counted, human_bytes, print_json, print_table, progress, say
-from tailrace.exporting.export import Export
-from tailrace.exporting.settings import COMPRESSIONS, FORMATS, ON_DATA_LOSS, ExportSettings
-from tailrace.exporting.state import Commit, LeftOut
-from tailrace.units import whole_number
+from appliance.cli.options import (
+    SINCE_HELP,
+    Duration,
+    PastMoment,
+    bootstrap_option,
+    complete_topics,
+    json_option,
+)
+from appliance.cli.output import (
+    Progress,
+    complain,
+    counted,
+    echo,
+    human_bytes,
+    print_json,
+    print_table,
+    progress,
+)
+from tailrace.core.units import whole_number
+from tailrace.export.checkpoint import Commit, SkippedRange
+from tailrace.export.export import Export
+from tailrace.export.settings import COMPRESSIONS, FORMATS, ON_DATA_LOSS, ExportSettings
 
 DEFAULTS = {name: item.default for name, item in ExportSettings.__dataclass_fields__.items()}
 
@@ -37,27 +54,61 @@ class Size(click.ParamType[int]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         size = whole_number("commit_bytes", value)
         if size is None:
-            self.fail(f"{str(value)!r} is no size; write 64MiB or 1GB", param, ctx)
+            self.fail(f"{str(value)!r} is not a size; write 64MiB or 1GB", param, ctx)
         return size
 
 
 @click.command()
 @click.argument("topic", shell_complete=complete_topics)
 @click.option(
-    "--to", "directory", required=True, metavar="DIR", help="Where to: an empty directory, or that of an earlier run, which goes on."
+    "--to",
+    "directory",
+    required=True,
+    metavar="DIR",
+    help="Target: an empty directory, or that of an earlier run, which is continued.",
 )
 @click.option(
-    "--format", "form", type=click.Choice(FORMATS), default="parquet", show_default=True, help="delta and iceberg need an extra each."
+    "--format",
+    "form",
+    type=click.Choice(FORMATS),
+    default="parquet",
+    show_default=True,
+    help="delta and iceberg need an extra each.",
 )
 @click.option(
-    "--since", type=PastMoment(), help=f"Begin with the first record of this time or later: {SINCE_HELP} Counts when DIR is empty."
+    "--since",
+    type=PastMoment(),
+    help=f"Begin with the first record of this time or later: {SINCE_HELP} Counts when DIR is "
+    "empty.",
 )
 @click.option("--columns", metavar="A,B", help="Only these columns.")
-@click.option("--partition-by", metavar="WHAT", help="date or hour of the record's time (UTC), or the name of a column: key, for example.")
-@click.option("--compression", type=click.Choice(COMPRESSIONS), default="zstd", show_default=True, help="Of parquet and arrow files.")
-@click.option("--rows", "rows_max", type=click.IntRange(1), default=DEFAULTS["rows_max"], show_default=True, help="Most rows of a commit.")
 @click.option(
-    "--size", "commit_bytes", type=Size(), default="128MiB", show_default=True, help="Most bytes of a commit, as they lie in memory."
+    "--partition-by",
+    metavar="WHAT",
+    help="date or hour of the record's time (UTC), or the name of a column: key, for example.",
+)
+@click.option(
+    "--compression",
+    type=click.Choice(COMPRESSIONS),
+    default="zstd",
+    show_default=True,
+    help="Of parquet and arrow files.",
+)
+@click.option(
+    "--rows",
+    "rows_max",
+    type=click.IntRange(1),
+    default=DEFAULTS["rows_max"],
+    show_default=True,
+    help="Most rows of a commit.",
+)
+@click.option(
+    "--size",
+    "commit_bytes",
+    type=Size(),
+    default="128MiB",
+    show_default=True,
+    help="Most bytes of a commit, as they lie in memory.",
 )
 @click.option("--follow", is_flag=True, help="Go on with what is sent later, until Ctrl-C.")
 @click.option(
@@ -72,7 +123,8 @@ class Size(click.ParamType[int]):
     type=click.Choice(ON_DATA_LOSS),
     default="fail",
     show_default=True,
-    help="What to do about records that retention removed first, or that are damaged; after skip the exit status is 4 if there were any.",
+    help="What to do about records that retention removed first, or that are damaged; after skip "
+    "the exit status is 4 if there were any.",
 )
 @json_option
 @bootstrap_option
@@ -87,8 +139,10 @@ def command(
     bootstrap: str,
     **more: Any,
 ) -> int:
-    """Copy a topic into a lake, each record exactly once: into files of Parquet or Arrow, a Delta table or an Iceberg table. How far it came is kept in DIR
-    with the rows: the same command, run again after any end, goes on behind them. It ends where the topic ends now; with --follow it goes on.
+    """Copy a topic into a lake, each record exactly once: into files of Parquet or Arrow, a Delta
+    table or an Iceberg table. How far it came is kept in DIR with the rows: the same command, run
+    again after any end, goes on behind them. It ends where the topic ends now; with --follow it
+    goes on.
 
     \b
     Example:
@@ -97,12 +151,14 @@ def command(
       tailrace export orders --to /lake/orders-delta --format delta --partition-by key
     """
     export = Export(
-        topic, directory, bootstrap, connect_timeout_ms=CONNECT_TIMEOUT_MS, format=form, follow=follow,
-        max_delay_ms=round(max_delay.total_seconds() * 1000), columns=None if columns is None else [c.strip() for c in columns.split(",") if c.strip()],
+        topic, directory, bootstrap, connect_timeout_ms=CONNECT_TIMEOUT_MS, format=form,
+        follow=follow,
+        max_delay_ms=round(max_delay.total_seconds() * 1000),
+        columns=None if columns is None else [c.strip() for c in columns.split(",") if c.strip()],
         **more,
     )  # fmt: skip
     shown = Report(topic, directory, form, as_json=as_json, follow=follow)
-    with _told_to_stop() as (stop, number):
+    with _stop_signals() as (stop, number):
         try:
             _run(export, stop, shown)
         except BaseException:
@@ -128,8 +184,10 @@ def _run(export: Export, stop: threading.Event, shown: Report) -> None:
 
 
 @contextmanager
-def _told_to_stop() -> Iterator[tuple[threading.Event, list[int]]]:
-    """An event that Ctrl-C and SIGTERM set, and which of them; a second one raises KeyboardInterrupt."""
+def _stop_signals() -> Iterator[tuple[threading.Event, list[int]]]:
+    """An event that Ctrl-C and SIGTERM set, and which of them; a second one raises
+    KeyboardInterrupt.
+    """
     stop, number = threading.Event(), [0]
 
     def on_signal(given: int, _frame: object) -> None:
@@ -147,15 +205,17 @@ def _told_to_stop() -> Iterator[tuple[threading.Event, list[int]]]:
 
 
 class Report:
-    """What this run exported."""
+    """Counters of what this run exported."""
 
-    def __init__(self, topic: str, directory: str, form: str, *, as_json: bool, follow: bool) -> None:
+    def __init__(
+        self, topic: str, directory: str, form: str, *, as_json: bool, follow: bool
+    ) -> None:
         self._about = {"topic": topic, "to": directory, "format": form}
         self._as_json, self._follow = as_json, follow
         self.commits = self._rows = self._files = self._bytes = 0
         self._ranges: dict[int, tuple[int, int]] = {}
         self._left_out_of: dict[int, int] = defaultdict(int)
-        self.left_out: list[LeftOut] = []
+        self.left_out: list[SkippedRange] = []
 
     def add(self, commit: Commit, bar: Progress) -> None:
         """One more commit."""
@@ -168,32 +228,49 @@ class Report:
         for item in commit.left_out:
             self.left_out.append(item)
             self._left_out_of[item.partition] += item.end - item.start
-            complain(f"left out: offsets {item.start} to {item.end - 1} of {self._about['topic']}-{item.partition}, {item.reason}")
+            complain(
+                f"left out: offsets {item.start} to {item.end - 1} of "
+                f"{self._about['topic']}-{item.partition}, {item.reason}"
+            )
         bar.advance(sum(end - start for _, start, end in commit.ranges))
         if self._follow and self._as_json:
-            line = {"commit": commit.number, "records": commit.rows, "ranges": [list(item) for item in commit.ranges], "files": list(commit.files),
-                    "bytes": commit.bytes, "left_out": [list(item) for item in commit.left_out]}  # fmt: skip
+            line = {"commit": commit.number, "records": commit.rows,
+            "ranges": [list(item) for item in commit.ranges], "files": list(commit.files),
+                    "bytes": commit.bytes,
+                    "left_out": [list(item) for item in commit.left_out]}  # fmt: skip
             sys.stdout.buffer.write(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
             sys.stdout.flush()
         elif self._follow:
-            said = f" in {counted(len(commit.files), 'file')}, {human_bytes(commit.bytes)}" if commit.files else ""
-            say(f"commit {commit.number}: {counted(commit.rows, 'record')}{said}")
+            files_text = (
+                f" in {counted(len(commit.files), 'file')}, {human_bytes(commit.bytes)}"
+                if commit.files
+                else ""
+            )
+            echo(f"commit {commit.number}: {counted(commit.rows, 'record')}{files_text}")
 
     def end(self, *, resumed: bool) -> None:
-        """The summary; as JSON, which a program reads while the topic is followed, each commit was a line of its own."""
+        """The summary; as JSON, which a program reads while the topic is followed, each commit was
+        a line of its own.
+        """
         partitions = sorted({*self._ranges, *self._left_out_of})
-        rows = [[p, *self._ranges.get(p, (None, None)), self._left_out_of.get(p, 0)] for p in partitions]
+        rows = [
+            [p, *self._ranges.get(p, (None, None)), self._left_out_of.get(p, 0)] for p in partitions
+        ]
         if self._as_json:
             if not self._follow:
                 names = ("partition", "from", "to", "left_out")
                 print_json(
-                    {**self._about, "resumed": resumed, "records": self._rows, "files": self._files, "bytes": self._bytes, "commits": self.commits,
+                    {**self._about, "resumed": resumed, "records": self._rows, "files": self._files,
+                    "bytes": self._bytes, "commits": self.commits,
                      "partitions": [dict(zip(names, row, strict=True)) for row in rows]}
                 )  # fmt: skip
             return
         if rows:
             print_table(["PARTITION", "FROM", "TO", "LEFT OUT"], rows)
-        files = f" in {counted(self._files, 'file')}, {human_bytes(self._bytes)}" if self._files else ""
-        say(
-            f"exported {counted(self._rows, 'record')}{files} to {self._about['to']}{' (went on with an earlier export)' if resumed else ''}"
+        files = (
+            f" in {counted(self._files, 'file')}, {human_bytes(self._bytes)}" if self._files else ""
+        )
+        echo(
+            f"exported {counted(self._rows, 'record')}{files} to "
+            f"{self._about['to']}{' (went on with an earlier export)' if resumed else ''}"
         )

@@ -1,15 +1,19 @@
-"""What `tailrace group advise` says: from how a group's offsets moved over some seconds, how fast records arrive and are drained, and what would drain the lag.
+"""Advice of `tailrace group advise`: arrival rate, drain rate, and the consumers needed to drain
+the lag.
 
-Pure: `advise(samples, by_s)`. A sample is what `Admin.describe_groups` says of a group, and when it was taken.
+Pure: `advise(samples, by_s)`. A sample is a time and what `Admin.describe_groups` returned then.
 
-How the rates are found. Arrival: how far the ends moved in the time between the first and the last sample. Drain: consumers commit now and then (every
-auto_commit_interval_ms), so that what was committed moves in steps; between two commits lie exactly the records that were drained between them. So of each
-partition the first and the last commit that were seen count, with the times of the commits; but the first is taken to be no longer ago, before the second,
-than was looked for: a consumer that was idle before is not slow.
+Rates:
+- Arrival: the movement of the end offsets between the first and the last sample.
+- Drain: consumers commit every auto_commit_interval_ms, so committed offsets move in steps. The
+  records between two commits were drained in the time between them. The first and the last commit
+  of each partition count. The first is taken to be no further before the second than the time of
+  the measurement, so that a consumer that was idle before does not seem slow.
 
-What is needed: to be without lag after `by_s` seconds a group has to drain (arrival + lag / by_s) a second. One consumer drains what the group does now,
-divided by those that have partitions with something to do. A partition of a consumer group is read by one consumer at a time, so that partitions are needed as
-consumers are; those of a share group are read by any number.
+Need: to be without lag after `by_s` seconds a group drains (arrival + lag / by_s) records a second.
+The rate of one consumer is the group's rate divided by the consumers that have partitions with lag.
+A partition of a consumer group has one consumer at a time, so as many partitions as consumers are
+needed. A partition of a share group has any number of consumers.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from appliance.cli.output import counted
-from tailrace.group_admin import NO_OFFSET, first_unread
+from tailrace.admin.groups import NO_OFFSET, first_unread
 
 SHARE = "share"
 
@@ -34,7 +38,7 @@ class Sample(NamedTuple):
 
 @dataclass(slots=True)
 class Advice:
-    """What is found; `sentences` say it to a person."""
+    """Result of a measurement; `sentences` renders it."""
 
     seconds: float
     arrival_per_s: float = 0.0
@@ -42,14 +46,14 @@ class Advice:
     lag: int = 0
     lag_seconds: float | None = None
     partitions_without_commit: int = 0
-    """That have records: their lag is not known."""
+    """Partitions with records; their lag is unknown."""
     consumers: int = 0
     partitions: int = 0
     by_s: float = 0.0
     drained_in_s: float | None = None
-    """With what runs now; None: never, or not known."""
+    """Time to drain the lag with the current consumers; None: never, or unknown."""
     consumers_needed: int | None = None
-    """To be without lag after `by_s`; None: not known."""
+    """Consumers needed to be without lag after `by_s`; None: unknown."""
     partitions_needed: int | None = None
     idle: list[str] = field(default_factory=list)
     """Members that have no partition."""
@@ -57,63 +61,88 @@ class Advice:
 
 
 def idle_members(group: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Members of a consumer group that are to have no partition, while others have."""
+    """Members of a consumer group with an empty target, while others have partitions."""
     members = group["members"]
     if group["kind"] == SHARE or not any(partition_count(member["target"]) for member in members):
         return []
-    return [member for member in members if not partition_count(member["target"]) and not member.get("is_shortened")]
+    return [
+        member
+        for member in members
+        if not partition_count(member["target"]) and not member.get("is_shortened")
+    ]
 
 
 def without_commit(group: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Partitions with records of which nothing is committed yet: how many of them wait depends on where the consumers began, which only they know."""
+    """Partitions with records and no committed offset. Their lag depends on where the consumers
+    began, which only they know.
+    """
     rows = group["partitions"]
-    return [row for row in rows if row["lag"] is None and first_unread(row) == NO_OFFSET and row["end"] > max(0, row["beginning"])]
+    return [
+        row
+        for row in rows
+        if row["lag"] is None
+        and first_unread(row) == NO_OFFSET
+        and row["end"] > max(0, row["beginning"])
+    ]
 
 
 def lag_of(group: Mapping[str, Any]) -> int | None:
-    """Records that a group lags behind, where that is known; None: nowhere."""
+    """Known lag of a group, in records; None: unknown."""
     known = [row["lag"] for row in group["partitions"] if row["lag"] is not None]
     return None if not known and without_commit(group) else sum(known)
 
 
 def lag_text(group: Mapping[str, Any], lag_seconds: float | None) -> str:
-    """The same for people, and how old the oldest of them is."""
+    """Text of the lag, and the age of the oldest record."""
     lag, unknown = lag_of(group), len(without_commit(group))
     if lag is None:
         return "not known: nothing is committed yet"
     oldest = "" if not lag_seconds else f", the oldest {span(lag_seconds)} old"
-    more = "" if not unknown else f"; not known in {counted(unknown, 'partition')} where nothing is committed yet"
+    more = (
+        ""
+        if not unknown
+        else f"; not known in {counted(unknown, 'partition')} where nothing is committed yet"
+    )
     return f"{counted(lag, 'record')}{oldest}{more}"
 
 
 def member_name(member: Mapping[str, Any]) -> str:
-    """What people call it: its instance id, else its client id, with its member id."""
+    """The member's instance id, else its client id, followed by its member id."""
     name = member.get("instance_id") or member.get("client_id") or ""
     return f"{name} ({member['member_id']})" if name else str(member["member_id"])
 
 
 def partition_count(owned: Any) -> int:
-    """How many partitions a member's `owned` or `target` has."""
-    return sum(len(numbers) for numbers in owned.values()) if isinstance(owned, Mapping) else len(owned)
+    """The number of partitions in a member's `owned` or `target`."""
+    return (
+        sum(len(numbers) for numbers in owned.values())
+        if isinstance(owned, Mapping)
+        else len(owned)
+    )
 
 
 def advise(samples: Sequence[Sample], by_s: float) -> Advice:
-    """From two samples or more, in order of time."""
+    """Compute the advice from two or more samples, in order of time."""
     first, last = samples[0], samples[-1]
     seconds = last.at_s - first.at_s
     rows = last.group["partitions"]
     ends = {_key(row): row["end"] for row in first.group["partitions"] if row["end"] >= 0}
-    arrived = sum(row["end"] - ends[_key(row)] for row in rows if _key(row) in ends and row["end"] >= 0)
+    arrived = sum(
+        row["end"] - ends[_key(row)] for row in rows if _key(row) in ends and row["end"] >= 0
+    )
     drains = _drains_per_s(samples, seconds)
     idle = idle_members(last.group)
     advice = Advice(
-        seconds=seconds, arrival_per_s=max(0.0, arrived / seconds), drain_per_s=sum(drains.values()), lag=sum(row["lag"] or 0 for row in rows),
-        lag_seconds=max((row["lag_seconds"] for row in rows if row.get("lag_seconds") is not None), default=None),
+        seconds=seconds, arrival_per_s=max(0.0, arrived / seconds),
+        drain_per_s=sum(drains.values()), lag=sum(row["lag"] or 0 for row in rows),
+        lag_seconds=max((row["lag_seconds"] for row in rows if row.get("lag_seconds") is not None),
+        default=None),
         consumers=len(last.group["members"]), partitions=len(rows), by_s=by_s,
-        partitions_without_commit=len(without_commit(last.group)), idle=[member_name(member) for member in idle],
+        partitions_without_commit=len(without_commit(last.group)),
+        idle=[member_name(member) for member in idle],
     )  # fmt: skip
     _find_needs(advice, last.group, drains)
-    _say(advice, last.group)
+    _sentences(advice, last.group)
     return advice
 
 
@@ -122,14 +151,19 @@ def _key(row: Mapping[str, Any]) -> tuple[str, int]:
 
 
 def _drains_per_s(samples: Sequence[Sample], seconds: float) -> dict[tuple[str, int], float]:
-    """Of each partition: how many records a second were drained."""
+    """Records drained per second, by partition."""
     seen: dict[tuple[str, int], list[tuple[float, int]]] = {}
     for sample in samples:
         for row in sample.group["partitions"]:
             offset, stored_ms = first_unread(row), row.get("committed_ms")
             commits = seen.setdefault(_key(row), [])
             if offset != NO_OFFSET and (not commits or offset != commits[-1][1]):
-                commits.append((sample.at_s if stored_ms is None or stored_ms <= 0 else stored_ms / 1000, offset))
+                commits.append(
+                    (
+                        sample.at_s if stored_ms is None or stored_ms <= 0 else stored_ms / 1000,
+                        offset,
+                    )
+                )
     return {key: _rate_of(commits, seconds) for key, commits in seen.items()}
 
 
@@ -141,62 +175,97 @@ def _rate_of(commits: Sequence[tuple[float, int]], seconds: float) -> float:
     return (last - first) / (between_s if between_s > 0 else seconds)
 
 
-def _find_needs(advice: Advice, group: Mapping[str, Any], drains: Mapping[tuple[str, int], float]) -> None:
+def _find_needs(
+    advice: Advice, group: Mapping[str, Any], drains: Mapping[tuple[str, int], float]
+) -> None:
     surplus = advice.drain_per_s - advice.arrival_per_s
     if not advice.lag:
         advice.drained_in_s = 0.0
     elif surplus > 0:
         advice.drained_in_s = advice.lag / surplus
-    busy = {row["member_id"] for row in group["partitions"] if row.get("member_id") is not None and drains[_key(row)] > 0}
+    busy = {
+        row["member_id"]
+        for row in group["partitions"]
+        if row.get("member_id") is not None and drains[_key(row)] > 0
+    }
     workers = len(busy) if group["kind"] != SHARE else advice.consumers
     if not advice.drain_per_s or not workers:
         return
     each_per_s = advice.drain_per_s / workers
-    advice.consumers_needed = max(1, math.ceil(round((advice.arrival_per_s + advice.lag / advice.by_s) / each_per_s, 6)))
+    advice.consumers_needed = max(
+        1, math.ceil(round((advice.arrival_per_s + advice.lag / advice.by_s) / each_per_s, 6))
+    )
     if not advice.lag or (advice.drained_in_s is not None and advice.drained_in_s <= advice.by_s):
-        advice.consumers_needed = min(advice.consumers_needed, max(1, advice.consumers - len(advice.idle)))
-    advice.partitions_needed = advice.partitions if group["kind"] == SHARE else max(advice.partitions, advice.consumers_needed)
+        advice.consumers_needed = min(
+            advice.consumers_needed, max(1, advice.consumers - len(advice.idle))
+        )
+    advice.partitions_needed = (
+        advice.partitions
+        if group["kind"] == SHARE
+        else max(advice.partitions, advice.consumers_needed)
+    )
 
 
-def _say(advice: Advice, group: Mapping[str, Any]) -> None:
-    say = advice.sentences.append
+def _sentences(advice: Advice, group: Mapping[str, Any]) -> None:
+    echo = advice.sentences.append
     working = advice.consumers - len(advice.idle)
     if not advice.partitions:
-        say("The group has committed nothing and has no partitions: there is nothing to advise on yet.")
+        echo(
+            "The group has no committed offsets and no partitions: there is nothing to advise "
+            "on yet."
+        )
         return
     unknown = advice.partitions_without_commit
     if not advice.lag and unknown:
-        say(
-            f"In {unknown} of {counted(advice.partitions, 'partition')} nothing is committed yet, and how many records wait there is not known: the "
-            "consumers have just begun, or never commit (enable_auto_commit=False without commit()). Ask again when they have committed."
+        echo(
+            f"In {unknown} of {counted(advice.partitions, 'partition')} nothing is committed "
+            "yet, so their lag is unknown. The consumers have just begun, or never commit "
+            "(enable_auto_commit=False without commit()). Ask again when they have committed."
         )
     elif not advice.lag:
-        say("There is no lag: the consumers keep up.")
+        echo("There is no lag: the consumers keep up.")
     elif not advice.consumers:
-        say(f"No consumer runs: {advice.lag:,} records wait. Start one; then ask again.")
+        echo(f"No consumer runs, and the lag is {advice.lag:,} records. Start one; then ask again.")
     elif not advice.drain_per_s:
-        say(
-            f"Nothing was committed in {advice.seconds:.0f} s while {advice.lag:,} records wait: the consumers stand still, or commit less often. "
+        echo(
+            f"Nothing was committed in {advice.seconds:.0f} s, and the lag is {advice.lag:,} "
+            "records: the consumers are stuck, or commit less often. Look at `tailrace group "
+            "describe`, or ask again with more --seconds."
+            "the consumers stand still, or commit less often. "
             "Look at `tailrace group describe`, or ask again with more --seconds."
         )
     elif advice.drained_in_s is None:
-        say(f"The lag grows by {advice.arrival_per_s - advice.drain_per_s:,.1f} records/s: as it is, it will never be drained.")
+        echo(
+            f"The lag grows by {advice.arrival_per_s - advice.drain_per_s:,.1f} records/s and "
+            "will never be drained with these consumers."
+            "is, it will never be drained."
+        )
     else:
-        say(f"As it is, the lag is drained in {span(advice.drained_in_s)}.")
+        echo(f"With these consumers the lag is drained in {span(advice.drained_in_s)}.")
     needed = advice.consumers_needed
-    if advice.lag and needed is not None and (advice.drained_in_s is None or advice.drained_in_s > advice.by_s):
+    if (
+        advice.lag
+        and needed is not None
+        and (advice.drained_in_s is None or advice.drained_in_s > advice.by_s)
+    ):
         if group["kind"] == SHARE or needed <= advice.partitions:
-            say(f"To drain it within {span(advice.by_s)}, run {needed} consumers ({working} work now).")
+            echo(
+                f"To drain it within {span(advice.by_s)}, run {needed} consumers ({working} work "
+                "now)."
+            )
         else:
-            say(
-                f"To drain it within {span(advice.by_s)}, run {needed} consumers on as many partitions: there are {advice.partitions}, and a partition has one "
-                "consumer at a time. Partitions that are added take new records only; what waits stays where it is."
+            echo(
+                f"To drain it within {span(advice.by_s)}, run {needed} consumers on as many "
+                f"partitions. There are {advice.partitions}, and a partition has one consumer "
+                "at a time. Added partitions take new records only; records that wait stay in "
+                "their partitions."
             )
     if advice.idle:
         has = "has" if len(advice.idle) == 1 else "have"
-        say(
-            f"{len(advice.idle)} of {advice.consumers} consumers {has} nothing to do, since there are {advice.partitions} partitions: "
-            f"{', '.join(advice.idle)}. Stop them, or add partitions."
+        echo(
+            f"{len(advice.idle)} of {advice.consumers} consumers {has} nothing to do, for there "
+            f"are {advice.partitions} partitions: {', '.join(advice.idle)}. Stop them, or add "
+            "partitions."
         )
 
 

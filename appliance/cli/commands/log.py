@@ -1,4 +1,4 @@
-"""`tailrace log`: what is in segment files, offline: works on the files alone."""
+"""`tailrace log`: shows and verifies segment files, without an appliance."""
 
 from __future__ import annotations
 
@@ -10,19 +10,27 @@ from typing import Any
 import click
 import orjson
 
-from appliance import log_check
 from appliance.cli.options import json_option
-from appliance.cli.output import BYTES, counted, human_bytes, print_json, print_table, progress, say
-from tailrace.formats.batch_header import ATTRIBUTE_COMPRESSED, NO_PRODUCER, BatchHeader
-from tailrace.formats.partition_file import PARTITION_FILE, PartitionFile
-from tailrace.formats.segment import Ending, ReadAt, Walk, schema_message_length, walk_batches
+from appliance.cli.output import (
+    BYTES,
+    counted,
+    echo,
+    human_bytes,
+    print_json,
+    print_table,
+    progress,
+)
+from appliance.observe import log_verifier
+from tailrace.format.batch_header import ATTRIBUTE_COMPRESSED, NO_PRODUCER, BatchHeader
+from tailrace.format.partition_metadata import PARTITION_FILE, PartitionMetadata
+from tailrace.format.segment import Ending, ReadAt, Walk, schema_message_length, walk_batches
 
 EXIT_REPAIRABLE = 4
 
 
 @click.group()
 def command() -> None:
-    """Look into segment files, offline.
+    """Show and verify segment files, offline.
 
     \b
     Example:
@@ -35,28 +43,36 @@ def command() -> None:
 @json_option
 @click.pass_context
 def verify(ctx: click.Context, directory: str, as_json: bool) -> None:
-    """Check everything in a data directory, or in one partition's: every checksum and index entry, offsets, timestamps, producer sequences.
+    """Check everything in a data directory, or in one partition's: every checksum and index entry,
+    offsets, timestamps, producer sequences.
 
-    Exit status 0: intact; 1: damaged; 4: only what the next start repairs without a loss (an index, a torn tail).
+    Exit status 0: intact; 1: damaged; 4: only what the next start repairs without a loss (an index,
+    a torn tail).
 
     \b
     Example:
       tailrace log verify /var/lib/tailrace
     """
-    directories = log_check.partition_directories(directory)
+    directories = log_verifier.partition_directories(directory)
     if not directories:
-        raise click.ClickException(f"{directory} holds no partitions: give a data directory, or a directory such as data/orders-0")
+        raise click.ClickException(
+            f"{directory} holds no partitions: give a data directory, or a partition directory "
+            "such as data/orders-0"
+        )
     started = time.monotonic()
-    with progress("verifying", log_check.data_bytes(directories), unit=BYTES) as bar:
-        totals = log_check.check(directories, bar.advance)
+    with progress("verifying", log_verifier.data_bytes(directories), unit=BYTES) as bar:
+        totals = log_verifier.check(directories, bar.advance)
     seconds = time.monotonic() - started
     if as_json:
         print_json(
             {
-                "partitions": totals.partitions, "segments": totals.segments, "batches": totals.batches, "records": totals.records,
-                "pending_records": totals.pending_records, "bytes": totals.data_bytes, "seconds": round(seconds, 3),
+                "partitions": totals.partitions, "segments": totals.segments,
+                "batches": totals.batches, "records": totals.records,
+                "pending_records": totals.pending_records, "bytes": totals.data_bytes,
+                "seconds": round(seconds, 3),
                 "findings": [
-                    {"severity": f.severity.value, "path": f.path, "finding": f.text, "first_offset": f.first_offset, "last_offset": f.last_offset}
+                    {"severity": f.severity.value, "path": f.path, "finding": f.text,
+                    "first_offset": f.first_offset, "last_offset": f.last_offset}
                     for f in totals.findings
                 ],
             }
@@ -69,25 +85,41 @@ def verify(ctx: click.Context, directory: str, as_json: bool) -> None:
                 wrap=["FINDING", "PATH"],
             )
         rate = totals.data_bytes / seconds if seconds else 0
-        pending = f"{counted(totals.pending_records, 'pending record')}, " if totals.pending_records else ""
-        say(
-            f"{counted(totals.partitions, 'partition')}, {counted(totals.segments, 'segment')}, "
-            f"{totals.batches:,} batch{'' if totals.batches == 1 else 'es'}, {counted(totals.records, 'record')}, {pending}"
-            f"{human_bytes(totals.data_bytes)} in {seconds:.2f} s ({human_bytes(int(rate))}/s): {_summary(totals.worst)}"
+        pending = (
+            f"{counted(totals.pending_records, 'pending record')}, "
+            if totals.pending_records
+            else ""
         )
-    ctx.exit({log_check.Severity.DAMAGE: 1, log_check.Severity.REPAIRABLE: EXIT_REPAIRABLE}.get(totals.worst, 0))  # type: ignore[arg-type]
+        echo(
+            f"{counted(totals.partitions, 'partition')}, {counted(totals.segments, 'segment')}, "
+            f"{totals.batches:,} batch{'' if totals.batches == 1 else 'es'}, "
+            f"{counted(totals.records, 'record')}, {pending}"
+            f"{human_bytes(totals.data_bytes)} in {seconds:.2f} s ({human_bytes(int(rate))}/s): "
+            f"{_summary(totals.worst)}"
+        )
+    ctx.exit(
+        {log_verifier.Severity.DAMAGE: 1, log_verifier.Severity.REPAIRABLE: EXIT_REPAIRABLE}.get(
+            totals.worst,  # type: ignore[arg-type]
+            0,
+        )
+    )
 
 
-def _offsets(finding: log_check.Finding) -> str:
+def _offsets(finding: log_verifier.Finding) -> str:
     if finding.first_offset < 0:
         return ""
-    return f"{finding.first_offset}-{finding.last_offset}" if finding.last_offset >= 0 else f"{finding.first_offset}-"
+    return (
+        f"{finding.first_offset}-{finding.last_offset}"
+        if finding.last_offset >= 0
+        else f"{finding.first_offset}-"
+    )
 
 
-def _summary(worst: log_check.Severity | None) -> str:
+def _summary(worst: log_verifier.Severity | None) -> str:
     return {
-        log_check.Severity.DAMAGE: "DAMAGED; consumers are told of these offsets and can seek behind them",
-        log_check.Severity.REPAIRABLE: "what was found is repaired by the next start, without a loss",
+        log_verifier.Severity.DAMAGE: "DAMAGED; consumers get an error for these offsets and can "
+        "seek behind them",
+        log_verifier.Severity.REPAIRABLE: "the next start repairs this without a loss",
     }.get(worst, "intact")  # type: ignore[arg-type]
 
 
@@ -96,7 +128,8 @@ def _summary(worst: log_check.Severity | None) -> str:
 @click.option("--records", is_flag=True, help="Print the records too, one JSON object a line.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line.")
 def dump(file: str, records: bool, as_json: bool) -> None:
-    """Print every batch of a segment file and check its form and checksums. Exit status 1 when something in it is damaged.
+    """Print every batch of a segment file and check its form and checksums. Exit status 1 when
+    something in it is damaged.
 
     \b
     Example:
@@ -145,10 +178,14 @@ def dump(file: str, records: bool, as_json: bool) -> None:
 
 def _finish(file: str, walk: Walk, size: int) -> None:
     if not walk.position:
-        raise click.ClickException(f"{file} does not begin with an Arrow schema: it is no segment, or its first bytes are damaged")
+        raise click.ClickException(
+            f"{file} does not begin with an Arrow schema: it is not a segment, or its first "
+            "bytes are damaged"
+        )
     if walk.ending is Ending.TORN:
         raise click.ClickException(
-            f"{file} is intact up to offset {walk.next_offset - 1}; at byte {walk.position} of {size}: {walk.reason}"
+            f"{file} is intact up to offset {walk.next_offset - 1}; at byte {walk.position} of "
+            f"{size}: {walk.reason}"
         )
     ending = "sealed" if walk.ending is Ending.SEALED else "not sealed"
     click.echo(f"intact, {ending}, next offset {walk.next_offset}, {size} bytes", err=True)
@@ -157,9 +194,12 @@ def _finish(file: str, walk: Walk, size: int) -> None:
 def _row(position: int, header: BatchHeader) -> dict[str, Any]:
     idempotent = header.producer_id != NO_PRODUCER
     return {
-        "offsets": f"{header.base_offset}-{header.last_offset}", "records": header.record_count, "position": position, "bytes": header.batch_length,
-        "append_time_us": header.append_time_us, "max_timestamp_us": header.max_timestamp_us, "producer_id": header.producer_id if idempotent else None,
-        "producer_epoch": header.producer_epoch if idempotent else None, "base_sequence": header.base_sequence if idempotent else None,
+        "offsets": f"{header.base_offset}-{header.last_offset}", "records": header.record_count,
+        "position": position, "bytes": header.batch_length,
+        "append_time_us": header.append_time_us, "max_timestamp_us": header.max_timestamp_us,
+        "producer_id": header.producer_id if idempotent else None,
+        "producer_epoch": header.producer_epoch if idempotent else None,
+        "base_sequence": header.base_sequence if idempotent else None,
         "compressed": bool(header.attributes & ATTRIBUTE_COMPRESSED),
     }  # fmt: skip
 
@@ -170,10 +210,11 @@ def _seed_of(file: str) -> int:
     known = None
     if os.path.exists(path):
         with open(path, "rb") as source:
-            known = PartitionFile.decode(source.read())
+            known = PartitionMetadata.decode(source.read())
     if known is None:
         raise click.ClickException(
-            f"{path} is missing or damaged: a segment is checked with its partition's identity. Keep the two together when copying."
+            f"{path} is missing or damaged: a segment is checked against its partition's "
+            "identity. Copy both files together."
         )
     return known.seed
 
@@ -181,12 +222,18 @@ def _seed_of(file: str) -> int:
 def _records(read_at: ReadAt, position: int, header: BatchHeader, seed: int) -> Iterator[bytes]:
     import pyarrow as pa
 
-    from tailrace.formats import arrow_batch
+    from tailrace.batch import arrow_codec
 
     schema = pa.ipc.read_schema(pa.BufferReader(read_at(schema_message_length(read_at), 0)))
-    _, batch = arrow_batch.decode(memoryview(read_at(header.batch_length, position)), schema, seed)
-    for offset, row in zip(range(header.base_offset, header.next_offset), batch.to_pylist(), strict=False):
+    _, batch = arrow_codec.decode(memoryview(read_at(header.batch_length, position)), schema, seed)
+    for offset, row in zip(
+        range(header.base_offset, header.next_offset), batch.to_pylist(), strict=False
+    ):
         yield orjson.dumps(
             {"offset": offset, **row},
-            default=lambda value: value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else str(value),
+            default=lambda value: (
+                value.decode("utf-8", "backslashreplace")
+                if isinstance(value, bytes)
+                else str(value)
+            ),
         )

@@ -1,4 +1,4 @@
-"""`tailrace perf`: how fast this appliance is, in the words and lines of Kafka's tools, so that figures can be laid side by side."""
+"""`tailrace perf`: measures the appliance, with the options and output lines of Kafka's tools."""
 
 from __future__ import annotations
 
@@ -10,23 +10,24 @@ from typing import Any
 
 import click
 
-from appliance import perf
+from appliance.cli import perf_runner as perf
 from appliance.cli.options import bootstrap_option, complete_topics, connect, json_option
-from appliance.cli.output import print_json, print_table, say
-from tailrace.admin import NewTopic
-from tailrace.consumer import Consumer
-from tailrace.producer import Producer
-from tailrace.records import TopicPartition
-from tailrace.settings import ConsumerSettings, ProducerSettings
+from appliance.cli.output import echo, print_json, print_table
+from tailrace.admin.admin import NewTopic
+from tailrace.client.settings import ConsumerSettings, ProducerSettings
+from tailrace.consumer.consumer import Consumer
+from tailrace.core.topic_partition import TopicPartition
+from tailrace.producer.producer import Producer
 
 MB = 1024 * 1024
-"""As Kafka's tools count."""
+"""Bytes of a megabyte, as Kafka's tools count."""
 PAYLOADS = 1000
 
 
 @click.group()
 def command() -> None:
-    """Measure: kafka-producer-perf-test, kafka-consumer-perf-test and the end-to-end latency tool, for Tailrace.
+    """Measure throughput and latency, as kafka-producer-perf-test, kafka-consumer-perf-test and the
+    end-to-end latency tool do.
 
     \b
     Example:
@@ -38,7 +39,9 @@ def command() -> None:
     """
 
 
-def _settings(given: tuple[str, ...], kind: type[ProducerSettings] | type[ConsumerSettings]) -> dict[str, Any]:
+def _settings(
+    given: tuple[str, ...], kind: type[ProducerSettings] | type[ConsumerSettings]
+) -> dict[str, Any]:
     """`name=value` pairs, names in Kafka's spelling or ours. Raises click.UsageError."""
     found: dict[str, Any] = {}
     for item in " ".join(given).split():
@@ -55,7 +58,7 @@ def _settings(given: tuple[str, ...], kind: type[ProducerSettings] | type[Consum
 
 
 def _ready(bootstrap: str, topic: str) -> list[TopicPartition]:
-    """The topic's partitions; what would disturb the first figures is done."""
+    """Create the topic's partitions and warm up, so that the first figures are not disturbed."""
     with connect(bootstrap) as admin:
         count = len(admin.topic_info([topic])[topic].partitions)
     perf.load_arrow()
@@ -71,12 +74,27 @@ def _milliseconds(latency: perf.Latency) -> dict[str, float]:
 
 @command.command("produce")
 @click.option("--topic", required=True, shell_complete=complete_topics, help="Send to this topic.")
-@click.option("--num-records", required=True, type=click.IntRange(1), help="How many records to send.")
-@click.option("--record-size", type=click.IntRange(1), help="Bytes of each record; random letters.")
-@click.option("--payload-file", type=click.File("rb"), help="Instead of --record-size: each line is a record's value.")
-@click.option("--throughput", type=float, default=-1, show_default=True, help="Records per second; -1: as fast as they are taken.")
 @click.option(
-    "--producer-props", multiple=True, metavar="NAME=VALUE", help='Settings such as acks=1 or "linger.ms=5 batch.size=65536"; repeatable.'
+    "--num-records", required=True, type=click.IntRange(1), help="How many records to send."
+)
+@click.option("--record-size", type=click.IntRange(1), help="Bytes of each record; random letters.")
+@click.option(
+    "--payload-file",
+    type=click.File("rb"),
+    help="Instead of --record-size: each line is a record's value.",
+)
+@click.option(
+    "--throughput",
+    type=float,
+    default=-1,
+    show_default=True,
+    help="Records per second; -1: no limit.",
+)
+@click.option(
+    "--producer-props",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help='Settings such as acks=1 or "linger.ms=5 batch.size=65536"; repeatable.',
 )
 @click.option("--print-metrics", is_flag=True, help="Print the producer's counters at the end.")
 @bootstrap_option
@@ -94,29 +112,34 @@ def produce(
 ) -> None:
     """Send records and say how many a second, and how long each took to be acknowledged.
 
-    At a fixed --throughput latency counts from when a record should have been sent. Without one, and above 50,000 records/s, the latency of every 16th record
-    is taken.
+    At a fixed --throughput latency counts from when a record should have been sent. Without one,
+    and above 50,000 records/s, the latency of every 16th record is taken.
 
     \b
     Example:
-      tailrace perf produce --topic perf --num-records 1000000 --record-size 100 --throughput -1 --producer-props acks=1
+      tailrace perf produce --topic perf --num-records 1000000 --record-size 100 --throughput -1
+      --producer-props acks=1
     """
     if (record_size is None) == (payload_file is None):
-        raise click.UsageError("give --record-size or --payload-file")
+        raise click.UsageError("no payload is given: give --record-size or --payload-file")
     settings = {"bootstrap": bootstrap, **_settings(producer_props, ProducerSettings)}
     _ready(settings["bootstrap"], topic)
     if payload_file is not None:
         payloads = payload_file.read().splitlines()
         if not payloads:
-            raise click.UsageError("--payload-file has no lines")
+            raise click.UsageError("--payload-file is empty: it needs at least one line")
     else:
         letters = random.Random(0)
-        payloads = [bytes(letters.choices(range(65, 91), k=record_size or 1)) for _ in range(min(PAYLOADS, num_records))]
+        payloads = [
+            bytes(letters.choices(range(65, 91), k=record_size or 1))
+            for _ in range(min(PAYLOADS, num_records))
+        ]
 
     def report(records: int, size: int, seconds: float, average_ms: float, most_ms: float) -> None:
         if not as_json:
             click.echo(
-                f"{records} records sent, {records / seconds:.1f} records/sec ({size / MB / seconds:.2f} MB/sec), "
+                f"{records} records sent, {records / seconds:.1f} records/sec "
+                f"({size / MB / seconds:.2f} MB/sec), "
                 f"{average_ms:.1f} ms avg latency, {most_ms:.1f} ms max latency."
             )
 
@@ -126,32 +149,55 @@ def produce(
     rate, latency = found.records / found.seconds, found.latency
     if as_json:
         print_json(
-            {"records": found.records, "failed": found.failed, "seconds": round(found.seconds, 3), "records_per_s": round(rate, 1),
-             "mb_per_s": round(found.payload_bytes / MB / found.seconds, 2), "latency_ms": _milliseconds(latency), "latency_sample": found.sample,
+            {"records": found.records, "failed": found.failed, "seconds": round(found.seconds, 3),
+            "records_per_s": round(rate, 1),
+             "mb_per_s": round(found.payload_bytes / MB / found.seconds, 2),
+             "latency_ms": _milliseconds(latency), "latency_sample": found.sample,
              **({"metrics": metrics} if print_metrics else {})}
         )  # fmt: skip
         return
-    shares = ", ".join(f"{value:.2f} ms {share:g}th" for share, value in latency.percentiles.items())
+    shares = ", ".join(
+        f"{value:.2f} ms {share:g}th" for share, value in latency.percentiles.items()
+    )
     click.echo(
-        f"{found.records} records sent, {rate:.1f} records/sec ({found.payload_bytes / MB / found.seconds:.2f} MB/sec), "
+        f"{found.records} records sent, {rate:.1f} records/sec "
+        f"({found.payload_bytes / MB / found.seconds:.2f} MB/sec), "
         f"{latency.average:.2f} ms avg latency, {latency.most:.2f} ms max latency, {shares}."
     )
     if print_metrics:
         for name, value in metrics.items():
             click.echo(f"{name:<20} : {value}")
     if found.failed:
-        raise click.ClickException(f"{found.failed} of {found.records} records were not delivered; see the appliance's log")
+        raise click.ClickException(
+            f"{found.failed} of {found.records} records were not delivered; see the appliance's log"
+        )
 
 
 @command.command("consume")
-@click.option("--topic", required=True, shell_complete=complete_topics, help="Read this topic, from its beginning.")
+@click.option(
+    "--topic",
+    required=True,
+    shell_complete=complete_topics,
+    help="Read this topic, from its beginning.",
+)
 @click.option("--messages", required=True, type=click.IntRange(1), help="How many records to read.")
-@click.option("--timeout", "timeout_ms", default=10_000, show_default=True, help="Give up when nothing came for so long, ms.")
-@click.option("--from-latest", is_flag=True, help="Read what comes from now on.")
+@click.option(
+    "--timeout",
+    "timeout_ms",
+    default=10_000,
+    show_default=True,
+    help="Give up when no record came for this long, ms.",
+)
+@click.option("--from-latest", is_flag=True, help="Read new records only.")
 @click.option("--arrow", is_flag=True, help="Read Arrow batches instead of records.")
-@click.option("--show-detailed-stats", is_flag=True, help="A line every five seconds.")
-@click.option("--hide-header", is_flag=True, help="No line with the columns' names.")
-@click.option("--consumer-props", multiple=True, metavar="NAME=VALUE", help="Settings such as fetch.max.bytes=8388608; repeatable.")
+@click.option("--show-detailed-stats", is_flag=True, help="Print a line every five seconds.")
+@click.option("--hide-header", is_flag=True, help="Do not print the column names.")
+@click.option(
+    "--consumer-props",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Settings such as fetch.max.bytes=8388608; repeatable.",
+)
 @bootstrap_option
 @json_option
 def consume(
@@ -180,22 +226,28 @@ def consume(
     keys = _ready(settings["bootstrap"], topic)
     if not as_json and not hide_header:
         click.echo(
-            "start.time, end.time, data.consumed.in.MB, MB.sec, data.consumed.in.nMsg, nMsg.sec, rebalance.time.ms, fetch.time.ms, fetch.MB.sec, fetch.nMsg.sec"
+            "start.time, end.time, data.consumed.in.MB, MB.sec, data.consumed.in.nMsg, nMsg.sec, "
+            "rebalance.time.ms, fetch.time.ms, fetch.MB.sec, fetch.nMsg.sec"
         )
     with Consumer(**settings) as consumer:
         consumer.assign(keys)
         found = perf.consume(
-            consumer, messages, timeout_ms / 1000, arrow=arrow, report=_print_line if show_detailed_stats else lambda _: None
+            consumer,
+            messages,
+            timeout_ms / 1000,
+            arrow=arrow,
+            report=_print_line if show_detailed_stats else lambda _: None,
         )
     if as_json:
         print_json(
-            {"records": found.records, "seconds": round(found.seconds, 3), "records_per_s": round(found.records / max(found.seconds, 1e-9), 1),
+            {"records": found.records, "seconds": round(found.seconds, 3),
+            "records_per_s": round(found.records / max(found.seconds, 1e-9), 1),
              "mb_per_s": round(found.payload_bytes / MB / max(found.seconds, 1e-9), 2)}
         )  # fmt: skip
     else:
         _print_line(found)
     if found.records < messages:
-        say(f"tailrace: only {found.records} of {messages} records came within the timeout")
+        echo(f"tailrace: only {found.records} of {messages} records came within the timeout")
 
 
 def _print_line(found: perf.Consumed) -> None:
@@ -206,20 +258,58 @@ def _print_line(found: perf.Consumed) -> None:
         return dt.datetime.fromtimestamp(seconds_since_1970).strftime("%Y-%m-%d %H:%M:%S:%f")[:-3]
 
     click.echo(
-        f"{moment(found.began_at)}, {moment(found.began_at + seconds)}, {megabytes:.4f}, {megabytes / seconds:.4f}, {found.records}, "
-        f"{found.records / seconds:.4f}, 0, {fetching * 1000:.0f}, {megabytes / fetching:.4f}, {found.records / fetching:.4f}"
+        f"{moment(found.began_at)}, {moment(found.began_at + seconds)}, {megabytes:.4f}, "
+        f"{megabytes / seconds:.4f}, {found.records}, "
+        f"{found.records / seconds:.4f}, 0, {fetching * 1000:.0f}, {megabytes / fetching:.4f}, "
+        f"{found.records / fetching:.4f}"
     )
 
 
 @command.command("latency")
-@click.option("--topic", required=True, shell_complete=complete_topics, help="Send to and read from this topic.")
-@click.option("--num-records", default=10_000, show_default=True, type=click.IntRange(1), help="How many records.")
-@click.option("--record-size", default=100, show_default=True, type=click.IntRange(8), help="Bytes of each record.")
-@click.option("--acks", type=click.Choice(["1", "all"]), default="all", show_default=True, help="What the producer waits for.")
-@click.option("--throughput", type=float, default=0, help="Records per second; without it one record goes round at a time.")
+@click.option(
+    "--topic",
+    required=True,
+    shell_complete=complete_topics,
+    help="Send to and read from this topic.",
+)
+@click.option(
+    "--num-records",
+    default=10_000,
+    show_default=True,
+    type=click.IntRange(1),
+    help="How many records.",
+)
+@click.option(
+    "--record-size",
+    default=100,
+    show_default=True,
+    type=click.IntRange(8),
+    help="Bytes of each record.",
+)
+@click.option(
+    "--acks",
+    type=click.Choice(["1", "all"]),
+    default="all",
+    show_default=True,
+    help="Acknowledgement that the producer waits for.",
+)
+@click.option(
+    "--throughput",
+    type=float,
+    default=0,
+    help="Records per second; without it, one record at a time.",
+)
 @bootstrap_option
 @json_option
-def latency(topic: str, num_records: int, record_size: int, acks: str, throughput: float, bootstrap: str, as_json: bool) -> None:
+def latency(
+    topic: str,
+    num_records: int,
+    record_size: int,
+    acks: str,
+    throughput: float,
+    bootstrap: str,
+    as_json: bool,
+) -> None:
     """Say how long records take from a producer to a consumer.
 
     \b
@@ -234,7 +324,9 @@ def latency(topic: str, num_records: int, record_size: int, acks: str, throughpu
             click.echo(f"{number}\t{milliseconds:.4f}")
 
     with (
-        Producer(bootstrap, acks=1 if acks == "1" else acks, linger_ms=1 if throughput > 0 else 0) as producer,
+        Producer(
+            bootstrap, acks=1 if acks == "1" else acks, linger_ms=1 if throughput > 0 else 0
+        ) as producer,
         Consumer(bootstrap=bootstrap, auto_offset_reset="latest") as consumer,
     ):
         consumer.assign(keys)
@@ -264,19 +356,46 @@ def _rate(_context: click.Context, _parameter: click.Parameter, value: str) -> f
     except ValueError:
         rate = 0.0
     if rate <= 0:
-        raise click.BadParameter(f"{value!r} is no rate with a unit; write 500MB/s")
+        raise click.BadParameter(f"{value!r} is not a rate; write 500MB/s")
     return rate
 
 
 @command.command("advise")
-@click.option("--target", required=True, callback=_rate, metavar="RATE", help="What the topic is to carry, such as 500MB/s.")
-@click.option("--record-size", default=1000, show_default=True, type=click.IntRange(1), help="Bytes of a record's value.")
-@click.option("--seconds", default=3.0, show_default=True, type=click.FloatRange(0.1), help="How long to measure.")
-@click.option("--acks", type=click.Choice(["1", "all"]), default="all", show_default=True, help="What the producer waits for.")
+@click.option(
+    "--target",
+    required=True,
+    callback=_rate,
+    metavar="RATE",
+    help="What the topic is to carry, such as 500MB/s.",
+)
+@click.option(
+    "--record-size",
+    default=1000,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Bytes of a record's value.",
+)
+@click.option(
+    "--seconds",
+    default=3.0,
+    show_default=True,
+    type=click.FloatRange(0.1),
+    help="How long to measure.",
+)
+@click.option(
+    "--acks",
+    type=click.Choice(["1", "all"]),
+    default="all",
+    show_default=True,
+    help="Acknowledgement that the producer waits for.",
+)
 @bootstrap_option
 @json_option
-def advise(target: float, record_size: int, seconds: float, acks: str, bootstrap: str, as_json: bool) -> None:
-    """Say how many partitions a topic needs for a throughput, from what one partition does on this host.
+def advise(
+    target: float, record_size: int, seconds: float, acks: str, bootstrap: str, as_json: bool
+) -> None:
+    """Say how many partitions a topic needs for a throughput, from what one partition does on this
+    host.
 
     A topic is made for the measurement and deleted after it.
 
@@ -292,19 +411,25 @@ def advise(target: float, record_size: int, seconds: float, acks: str, bootstrap
                 Producer(bootstrap, acks=1 if acks == "1" else acks) as producer,
                 Consumer(topic, bootstrap=bootstrap, auto_offset_reset="earliest") as consumer,
             ):
-                advice = perf.Advice(target, *perf.measure_partition(producer, consumer, topic, record_size, seconds))
+                advice = perf.Advice(
+                    target, *perf.measure_partition(producer, consumer, topic, record_size, seconds)
+                )
         finally:
             admin.delete_topics([topic])
     if as_json:
         print_json(
-            {"target_bytes_per_s": advice.target, "produce_bytes_per_s": round(advice.produce), "consume_bytes_per_s": round(advice.consume),
+            {"target_bytes_per_s": advice.target, "produce_bytes_per_s": round(advice.produce),
+            "consume_bytes_per_s": round(advice.consume),
              "partitions": advice.by_rule, "partitions_one_client_each": advice.for_both}
         )  # fmt: skip
         return
     print_table(
         ["", "MB/s"],
-        [["target (Tt)", round(advice.target / 1e6, 1)], ["one partition, produced (Tp)", round(advice.produce / 1e6, 1)],
+        [["target (Tt)", round(advice.target / 1e6, 1)],
+        ["one partition, produced (Tp)", round(advice.produce / 1e6, 1)],
          ["one partition, consumed (Tc)", round(advice.consume / 1e6, 1)]],
     )  # fmt: skip
     click.echo(f"partitions, Tt / max(Tp, Tc): {advice.by_rule}")
-    click.echo(f"with one producer and one consumer for each, max(Tt / Tp, Tt / Tc): {advice.for_both}")
+    click.echo(
+        f"with one producer and one consumer for each, max(Tt / Tp, Tt / Tc): {advice.for_both}"
+    )

@@ -1,4 +1,4 @@
-"""`tailrace produce`: lines from standard input, or the rows of a file."""
+"""`tailrace produce`: sends lines of standard input, or the rows of a file."""
 
 from __future__ import annotations
 
@@ -10,13 +10,22 @@ from typing import Any, BinaryIO
 
 import click
 
-from appliance.cli.options import TIME_HELP, Duration, Moment, bootstrap_option, complete_topics, connect, json_option, parse_pairs
-from appliance.cli.output import counted, human_bytes, print_json, progress, say
-from tailrace.admin import Admin, NewTopic
-from tailrace.errors import UnknownTopicError
-from tailrace.producer import Producer
-from tailrace.recurrence import MISSED, Recurrence, RecurrenceError
-from tailrace.topics import TopicInfo
+from appliance.cli.options import (
+    TIME_HELP,
+    Duration,
+    Moment,
+    bootstrap_option,
+    complete_topics,
+    connect,
+    json_option,
+    parse_pairs,
+)
+from appliance.cli.output import counted, echo, human_bytes, print_json, progress
+from tailrace.admin.admin import Admin, NewTopic
+from tailrace.client.topic_metadata import TopicInfo
+from tailrace.core.errors import UnknownTopicError
+from tailrace.core.recurrence import MISSED, Recurrence, RecurrenceError
+from tailrace.producer.producer import Producer
 
 SLICE_ROWS = 50_000
 _OF_LINES = ("key_separator", "key", "headers", "skip_bad", "bad_to", "every", "cron")
@@ -25,20 +34,38 @@ _OF_ROWS = ("format_name", "key_column", "due_column")
 
 @click.command()
 @click.argument("topic", shell_complete=complete_topics)
-@click.option("--key-separator", metavar="TEXT", help="What comes before this on a line is the key.")
+@click.option(
+    "--key-separator", metavar="TEXT", help="What comes before this on a line is the key."
+)
 @click.option("--key", help="The key of every line.")
-@click.option("--header", "headers", multiple=True, metavar="NAME=VALUE", help="A header of every line, repeatable.")
+@click.option(
+    "--header",
+    "headers",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="A header of every line, repeatable.",
+)
 @click.option("--partition", type=int, help="Send to this partition.")
 @click.option("--timestamp", type=Moment(), help=f"The records' timestamp: {TIME_HELP}")
 @click.option(
-    "--skip-bad", type=click.IntRange(0), default=0, metavar="N", help="Leave out up to N lines that cannot be records, instead of none."
+    "--skip-bad",
+    type=click.IntRange(0),
+    default=0,
+    metavar="N",
+    help="Leave out up to N lines that cannot be records, instead of none.",
 )
-@click.option("--bad-to", type=click.File("wb"), metavar="FILE", help="Write lines that cannot be records there.")
+@click.option(
+    "--bad-to",
+    type=click.File("wb"),
+    metavar="FILE",
+    help="Write lines that cannot be records there.",
+)
 @click.option(
     "--from",
     "source",
     type=click.Path(exists=True, dir_okay=False, allow_dash=True),
-    help="Send the rows of this csv, tsv, jsonl, parquet or arrow file (.gz, .zst, .lz4, .bz2 too; -: standard input); makes a typed topic "
+    help="Send the rows of this csv, tsv, jsonl, parquet or arrow file (.gz, .zst, .lz4, .bz2 "
+    "too; -: standard input); makes a typed topic "
     "if there is none.",
 )
 @click.option(
@@ -47,33 +74,67 @@ _OF_ROWS = ("format_name", "key_column", "due_column")
     type=click.Choice(["csv", "tsv", "jsonl", "parquet", "arrow"]),
     help="With --from: its format, where its name does not tell.",
 )
-@click.option("--key-column", help="With --from: rows with the same value here go to the same partition.")
-@click.option("--partitions", default=1, show_default=True, help="With --from: how many partitions a topic that is made has.")
+@click.option(
+    "--key-column", help="With --from: rows with the same value here go to the same partition."
+)
+@click.option(
+    "--partitions",
+    default=1,
+    show_default=True,
+    help="With --from: how many partitions a topic that is made has.",
+)
 @click.option("--due", type=Moment(), help=f"Have them delivered then: {TIME_HELP}")
 @click.option(
-    "--due-column", help="With --from: a column of times or durations that says for each row when it is delivered; it is not sent."
+    "--due-column",
+    help="With --from: a column of times or durations that says for each row when it is "
+    "delivered; it is not sent.",
 )
 @click.option(
-    "--every", type=Duration(), metavar="DURATION", help="Have each line delivered again and again, this far apart: 10s, 15m, 1h30m."
+    "--every",
+    type=Duration(),
+    metavar="DURATION",
+    help="Have each line delivered again and again, this far apart: 10s, 15m, 1h30m.",
 )
-@click.option("--cron", metavar="EXPRESSION", help="Have each line delivered by a cron expression of five fields (six: with seconds).")
-@click.option("--zone", metavar="NAME", help="With --cron: its time zone, such as Europe/Berlin; default: UTC.")
+@click.option(
+    "--cron",
+    metavar="EXPRESSION",
+    help="Have each line delivered by a cron expression of five fields (six: with seconds).",
+)
+@click.option(
+    "--zone",
+    metavar="NAME",
+    help="With --cron: its time zone, such as Europe/Berlin; default: UTC.",
+)
 @click.option(
     "--missed",
     type=click.Choice(MISSED),
-    help="With --every, --cron: which deliveries are made up for that an appliance missed; default: all.",
+    help="With --every, --cron: which deliveries that an appliance missed are made up for; "
+    "default: all.",
 )
-@click.option("--acks", type=click.Choice(["0", "1", "all"]), default="all", show_default=True, help="What to wait for.")
-@click.option("--compression", type=click.Choice(["none", "lz4", "zstd"]), help="Compression of batches; default: as the topic says.")
+@click.option(
+    "--acks",
+    type=click.Choice(["0", "1", "all"]),
+    default="all",
+    show_default=True,
+    help="Acknowledgement to wait for.",
+)
+@click.option(
+    "--compression",
+    type=click.Choice(["none", "lz4", "zstd"]),
+    help="Compression of batches; default: as the topic says.",
+)
 @bootstrap_option
 @json_option
 def command(topic: str, bootstrap: str, as_json: bool, **given: Any) -> None:
-    """Send lines from standard input to a topic, or the rows of a file. On a typed topic each line is a JSON object.
+    """Send lines of standard input to a topic, or the rows of a file. On a typed topic each line is
+    a JSON object.
 
-    --due, --every and --cron need a topic with delay.enabled. The id of each recurring line is printed, for `tailrace delay cancel`.
+    --due, --every and --cron need a topic with delay.enabled. The id of each recurring line is
+    printed, for `tailrace delay cancel`.
 
-    A line that cannot be a record ends the sending, and it is said which were acknowledged before it: exit status 1. With --skip-bad N up to N such lines are
-    left out, which is said, and the exit status is 0.
+    A line that cannot be a record ends the command with exit status 1, and the error counts the
+    lines acknowledged before it. With --skip-bad N up to N such lines are left out and reported,
+    and the exit status is 0.
 
     \b
     Example:
@@ -107,38 +168,64 @@ def command(topic: str, bootstrap: str, as_json: bool, **given: Any) -> None:
     seconds = time.monotonic() - started
     if as_json:
         recurring = {"delay_ids": delay_ids} if repeat is not None else {}
-        print_json({"topic": topic, "records": count, "skipped": skipped, "bytes": sent, "seconds": round(seconds, 3), **recurring})
+        print_json(
+            {
+                "topic": topic,
+                "records": count,
+                "skipped": skipped,
+                "bytes": sent,
+                "seconds": round(seconds, 3),
+                **recurring,
+            }
+        )
     else:
         for delay_id in delay_ids:
             click.echo(delay_id)
         left_out = f", {counted(skipped, 'bad line')} left out" if skipped else ""
-        recurs = f"; delivered {repeat.describe()}, until `tailrace delay cancel {topic} ID`" if repeat is not None else ""
-        say(f"sent {counted(count, 'record')}, {human_bytes(sent)} in {seconds:.2f} s to {topic}{left_out}{recurs}")
+        recurs = (
+            f"; delivered {repeat.describe()}, until `tailrace delay cancel {topic} ID`"
+            if repeat is not None
+            else ""
+        )
+        echo(
+            f"sent {counted(count, 'record')}, {human_bytes(sent)} in {seconds:.2f} s to "
+            f"{topic}{left_out}{recurs}"
+        )
 
 
 def _check(given: dict[str, Any]) -> None:
     """Usage errors for options that do not go together."""
     if given["due_column"] is not None and (given["source"] is None or given["due"] is not None):
-        raise click.UsageError("--due-column goes with --from, and without --due")
+        raise click.UsageError("--due-column needs --from, and excludes --due")
     if given["key"] is not None and given["key_separator"] is not None:
-        raise click.UsageError("--key and --key-separator exclude each other")
+        raise click.UsageError(
+            "--key and --key-separator exclude each other: leave one of them out"
+        )
     if given["every"] is not None and given["cron"] is not None:
-        raise click.UsageError("--every and --cron exclude each other")
+        raise click.UsageError("--every and --cron exclude each other: leave one of them out")
     if given["zone"] is not None and given["cron"] is None:
-        raise click.UsageError("--zone is the time zone of --cron")
+        raise click.UsageError("--zone needs --cron: it is the time zone of the expression")
     if given["missed"] is not None and given["every"] is None and given["cron"] is None:
-        raise click.UsageError("--missed goes with --every or --cron")
+        raise click.UsageError("--missed needs --every or --cron")
     other = _OF_LINES if given["source"] is not None else _OF_ROWS
     for name in other:
         if given[name]:
-            option = {"headers": "--header", "format_name": "--format"}.get(name, f"--{name.replace('_', '-')}")
-            raise click.UsageError(
-                f"{option} is for {'lines, and --from sends rows' if given['source'] is not None else 'rows: add --from'}"
+            option = {"headers": "--header", "format_name": "--format"}.get(
+                name, f"--{name.replace('_', '-')}"
             )
+            wrong = (
+                "lines, and --from sends rows"
+                if given["source"] is not None
+                else "rows: add --from"
+            )
+            raise click.UsageError(f"{option} is for {wrong}")
 
 
 def _repeat(given: dict[str, Any]) -> Recurrence | None:
-    """How often each line is delivered; None: once. Usage errors say what is wrong with it."""
+    """The recurrence of each line; None: once.
+
+    Raises: UsageError for a wrong expression.
+    """
     missed = given["missed"] or "all"
     try:
         if given["every"] is not None:
@@ -150,7 +237,9 @@ def _repeat(given: dict[str, Any]) -> Recurrence | None:
     return None
 
 
-def _send_file(admin: Admin, producer: Producer, topic: str, missing: bool, given: dict[str, Any]) -> int:
+def _send_file(
+    admin: Admin, producer: Producer, topic: str, missing: bool, given: dict[str, Any]
+) -> int:
     from appliance.cli.frames import read_table
 
     source, due, due_column = given["source"], given["due"], given["due_column"]
@@ -167,7 +256,8 @@ def _send_file(admin: Admin, producer: Producer, topic: str, missing: bool, give
             piece = table.slice(start, SLICE_ROWS)
             handles.append(
                 producer.send_arrow(
-                    topic, piece, key_column=given["key_column"], partition=given["partition"], timestamp=given["timestamp"], deliver_at=due,
+                    topic, piece, key_column=given["key_column"], partition=given["partition"],
+                    timestamp=given["timestamp"], deliver_at=due,
                     delay_column=due_column,
                 )
             )  # fmt: skip
@@ -177,15 +267,29 @@ def _send_file(admin: Admin, producer: Producer, topic: str, missing: bool, give
     return int(table.num_rows)
 
 
-def _send_lines(producer: Producer, info: TopicInfo, given: dict[str, Any], repeat: Recurrence | None) -> tuple[int, int, list[str]]:
-    """(lines acknowledged, or sent with acks=0; lines left out; ids of recurring lines, in their order)"""
+def _send_lines(
+    producer: Producer, info: TopicInfo, given: dict[str, Any], repeat: Recurrence | None
+) -> tuple[int, int, list[str]]:
+    """(lines acknowledged, or sent with acks=0; lines left out; ids of recurring lines, in their
+    order)
+    """
     from appliance.cli.lines import LineOptions, send_lines
 
-    headers = tuple((name, value.encode()) for name, value in parse_pairs(given["headers"], "--header").items())
+    headers = tuple(
+        (name, value.encode()) for name, value in parse_pairs(given["headers"], "--header").items()
+    )
     timestamp: dt.datetime | None = given["timestamp"]
     bad_to: BinaryIO | None = given["bad_to"]
     options = LineOptions(
-        given["key_separator"], given["key"], headers, given["partition"], timestamp, given["due"], repeat, given["skip_bad"], bad_to
+        given["key_separator"],
+        given["key"],
+        headers,
+        given["partition"],
+        timestamp,
+        given["due"],
+        repeat,
+        given["skip_bad"],
+        bad_to,
     )
     with bad_to if bad_to is not None else contextlib.nullcontext():
         sent = send_lines(producer, info, sys.stdin.buffer, options)

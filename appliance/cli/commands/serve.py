@@ -1,4 +1,4 @@
-"""`tailrace serve`: becomes the supervisor; with --check says what that would do, and does nothing."""
+"""`tailrace serve`: becomes the supervisor. With --check it only reports what a start would do."""
 
 from __future__ import annotations
 
@@ -12,25 +12,44 @@ from tailrace import launcher
 
 @click.command()
 @click.option("--config", type=click.Path(dir_okay=False), help="Settings as TOML.")
-@click.option("--data-dir", help="Where the log and the catalog live (setting data_dirs; default ./tailrace-data).")
 @click.option(
-    "--listen", multiple=True, help="Where clients connect, repeatable: tcp://HOST:PORT or ipc://PATH (default tcp://127.0.0.1:7420)."
+    "--data-dir",
+    help="Where the log and the catalog live (setting data_dirs; default ./tailrace-data).",
 )
-@click.option("--set", "assignments", multiple=True, metavar="NAME=VALUE", help="Any setting, repeatable: --set flush.linger_ms=2.")
+@click.option(
+    "--listen",
+    multiple=True,
+    help="Where clients connect, repeatable: tcp://HOST:PORT or ipc://PATH (default "
+    "tcp://127.0.0.1:7420).",
+)
+@click.option(
+    "--set",
+    "assignments",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Any setting, repeatable: --set flush.linger_ms=2.",
+)
 @click.option(
     "--check",
     "is_check",
     is_flag=True,
-    help="Start and write nothing: show the settings and what would be done, or why it would be refused.",
+    help="Show the settings and what a start would do, or why it would be refused; start and "
+    "write nothing.",
 )
 @click.option("--json", "as_json", is_flag=True, help="With --check: print JSON.")
 def command(
-    config: str | None, data_dir: str | None, listen: tuple[str, ...], assignments: tuple[str, ...], is_check: bool, as_json: bool
+    config: str | None,
+    data_dir: str | None,
+    listen: tuple[str, ...],
+    assignments: tuple[str, ...],
+    is_check: bool,
+    as_json: bool,
 ) -> None:
     """Run the appliance in the foreground until SIGTERM or Ctrl-C.
 
-    A setting comes from --set and the other options, else the environment (TAILRACE_RING_BYTES for ring_bytes), else --config, else its default. A variable
-    TAILRACE_... that names none is refused, as a name in the file is.
+    A setting comes from --set and the other options, else the environment (TAILRACE_RING_BYTES for
+    ring_bytes), else --config, else its default. A variable TAILRACE_... that names none is
+    refused, as a name in the file is.
 
     \b
     Example:
@@ -59,30 +78,45 @@ def command(
     if is_check:
         sys.exit(_check(arguments, as_json))
     if as_json:
-        raise click.UsageError("--json goes with --check")
+        raise click.UsageError("--json needs --check")
     sys.stdout.flush()
-    # A fresh interpreter: the supervisor carries neither this command line nor what it imports.
-    arguments = launcher.command("appliance.supervisor", *arguments)
+    # A fresh interpreter, so that the supervisor has neither this command line nor its imports.
+    arguments = launcher.command("appliance.supervise.supervisor", *arguments)
     os.execv(arguments[0], arguments)
 
 
 def _check(arguments: list[str], as_json: bool) -> int:
     """Print what is found; the exit status."""
     from appliance.cli.output import print_json, print_table
-    from appliance.serve_flags import given_flags, parse_flags
-    from appliance.start_check import check_start
+    from appliance.config.serve_flags import given_flags, parse_flags
+    from appliance.observe.serve_dry_run import check_start
 
     flags = parse_flags(arguments)
     report = check_start(flags.config, os.environ, lambda: given_flags(flags))
     if as_json:
-        checks = [{"check": c.name, "level": c.level.value, "detail": c.detail} for c in report.checks]
-        print_json({"exit_status": int(report.exit_status), "settings": report.settings, "checks": checks})
+        checks = [
+            {"check": c.name, "level": c.level.value, "detail": c.detail} for c in report.checks
+        ]
+        print_json(
+            {"exit_status": int(report.exit_status), "settings": report.settings, "checks": checks}
+        )
         return report.exit_status
     if report.settings:
-        print_table(["SETTING", "VALUE", "FROM"], [[row["name"], _shown(row["value"]), row["source"]] for row in report.settings])
+        print_table(
+            ["SETTING", "VALUE", "FROM"],
+            [[row["name"], _shown(row["value"]), row["source"]] for row in report.settings],
+        )
         click.echo()
-    print_table(["CHECK", "LEVEL", "DETAIL"], [[c.name, c.level.value, c.detail] for c in report.checks], wrap=["DETAIL"])
-    verdict = "it would serve" if report.exit_status == 0 else f"it would be refused, with exit status {report.exit_status}"
+    print_table(
+        ["CHECK", "LEVEL", "DETAIL"],
+        [[c.name, c.level.value, c.detail] for c in report.checks],
+        wrap=["DETAIL"],
+    )
+    verdict = (
+        "it would serve"
+        if report.exit_status == 0
+        else f"it would be refused, with exit status {report.exit_status}"
+    )
     click.echo(f"\n{verdict}; nothing was started or written")
     return report.exit_status
 

@@ -1,4 +1,4 @@
-"""`tailrace status`: how the running appliance does."""
+"""`tailrace status`: state of the running appliance."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from appliance.cli.output import counted, human_bytes, print_json, print_table
 @bootstrap_option
 @json_option
 def command(bootstrap: str, as_json: bool) -> None:
-    """Show processes, topics, what is paused and what takes no writes. Exit status 3 when no appliance answers.
+    """Show processes, topics, what is paused and what takes no writes. Exit status 3 when no
+    appliance answers.
 
     \b
     Example:
@@ -26,25 +27,44 @@ def command(bootstrap: str, as_json: bool) -> None:
     if as_json:
         print_json(state)
         return
-    held = f"{counted(state['topics'], 'topic')}, {counted(state['partitions'], 'partition')}, {human_bytes(state['bytes'])}"
+    totals = (
+        f"{counted(state['topics'], 'topic')}, {counted(state['partitions'], 'partition')}, "
+        f"{human_bytes(state['bytes'])}"
+    )
     click.echo(
-        f"appliance {state['cluster_id']} at {bootstrap}: {held}" + (f"\nconsole {state['console']}" if state.get("console") else "") + "\n"
+        f"appliance {state['cluster_id']} at {bootstrap}: {totals}"
+        + (f"\nconsole {state['console']}" if state.get("console") else "")
+        + "\n"
     )
     print_table(
         ["PROCESS", "PID", "STATE", "RESTARTS", "ERRORS"],
-        [[p["name"], p["pid"], "live" if p["live"] else "down", max(0, p["restarts"]), p["internal_errors"]] for p in state["processes"]],
+        [
+            [
+                p["name"],
+                p["pid"],
+                "live" if p["live"] else "down",
+                max(0, p["restarts"]),
+                p["internal_errors"],
+            ]
+            for p in state["processes"]
+        ],
     )
     click.echo()
     print_table(
         ["DATA DIRECTORY", "FREE", "SIZE", "STATE"],
-        [[d["path"], human_bytes(d["free_bytes"]), human_bytes(d["total_bytes"]), d["state"]] for d in state["data_dirs"]],
+        [
+            [d["path"], human_bytes(d["free_bytes"]), human_bytes(d["total_bytes"]), d["state"]]
+            for d in state["data_dirs"]
+        ],
     )
     if state["delays"]:
         click.echo()
         print_table(
-            ["DELAYED IN", "PARTITION", "WAIT", "1 MINUTE", "1 HOUR", "1 DAY", "LATER", "RECUR", "NEXT DUE", "DELIVERED", "LATE", "LOST"],
+            ["DELAYED IN", "PARTITION", "WAIT", "1 MINUTE", "1 HOUR", "1 DAY", "LATER", "RECUR",
+            "NEXT DUE", "DELIVERED", "LATE", "LOST"],
             [
-                [d["topic"], d["partition"], d["pending"], *d["due_within"].values(), d["recurring"], _moment(d["next_due_us"]), d["delivered"],
+                [d["topic"], d["partition"], d["pending"], *d["due_within"].values(),
+                d["recurring"], _moment(d["next_due_us"]), d["delivered"],
                  f"{d['lateness_us'] / 1000:.0f} ms", d["lost_rows"]]
                 for d in state["delays"]
             ],
@@ -52,7 +72,10 @@ def command(bootstrap: str, as_json: bool) -> None:
     if state.get("paused"):
         shown, count = ", ".join(state["paused"]), state["paused_count"]
         more = f" and {count - len(state['paused']):,} more" if count > len(state["paused"]) else ""
-        click.echo(f"\ndelivery to groups is paused: {shown}{more}\nto resume: tailrace topic alter TOPIC --config delivery.paused=false")
+        click.echo(
+            f"\ndelivery to groups is paused: {shown}{more}\nto resume: tailrace topic alter "
+            "TOPIC --config delivery.paused=false"
+        )
     if state["offline"]:
         click.echo()
         print_table(
@@ -60,8 +83,14 @@ def command(bootstrap: str, as_json: bool) -> None:
             [[o["topic"], o["partition"], o["reason"]] for o in state["offline"]],
             wrap=["REASON"],
         )
-        click.echo("\nWhen its disk is good again: tailrace topic online TOPIC")
+        click.echo("\nWhen the disk is repaired, run: tailrace topic online TOPIC")
 
 
 def _moment(us: int | None) -> str:
-    return "" if us is None else dt.datetime.fromtimestamp(us / 1e6, dt.UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+    return (
+        ""
+        if us is None
+        else dt.datetime.fromtimestamp(us / 1e6, dt.UTC)
+        .isoformat(timespec="seconds")
+        .replace("+00:00", "Z")
+    )

@@ -9,14 +9,20 @@ from typing import Any
 
 import click
 
-from appliance.cli.options import bootstrap_option, complete_topics, connect, json_option, parse_pairs
-from appliance.cli.output import complain, counted, human_bytes, print_json, print_table, say
-from tailrace.admin import NewTopic
-from tailrace.errors import CorruptBatchError, TopicExistsError, UnknownTopicError
-from tailrace.records import TopicPartition
+from appliance.cli.options import (
+    bootstrap_option,
+    complete_topics,
+    connect,
+    json_option,
+    parse_pairs,
+)
+from appliance.cli.output import complain, counted, echo, human_bytes, print_json, print_table
+from tailrace.admin.admin import NewTopic
+from tailrace.core.errors import CorruptBatchError, TopicExistsError, UnknownTopicError
+from tailrace.core.topic_partition import TopicPartition
 
 OLDEST_MAX = 32
-"""Of so many partitions of a topic the oldest record is looked at: each is a fetch of a batch."""
+"""Most partitions of a topic whose oldest record is shown: each costs a fetch."""
 OLDEST_TIMEOUT_S = 2.0
 
 
@@ -34,18 +40,30 @@ def command() -> None:
 @command.command()
 @click.argument("name")
 @click.option("--partitions", default=1, show_default=True, help="How many partitions.")
-@click.option("--config", "configs", multiple=True, metavar="NAME=VALUE", help="A topic setting, repeatable.")
+@click.option(
+    "--config", "configs", multiple=True, metavar="NAME=VALUE", help="A topic setting, repeatable."
+)
 @click.option(
     "--schema",
     "schema_file",
     type=click.Path(exists=True, dir_okay=False),
     help="Make a typed topic with the columns of this .csv, .jsonl, .parquet or .arrow file.",
 )
-@click.option("--if-not-exists", is_flag=True, help="A topic of this name that exists is left as it is, and is no error.")
+@click.option(
+    "--if-not-exists",
+    is_flag=True,
+    help="Do nothing if a topic of this name exists.",
+)
 @bootstrap_option
 @json_option
 def create(
-    name: str, partitions: int, configs: tuple[str, ...], schema_file: str | None, if_not_exists: bool, bootstrap: str, as_json: bool
+    name: str,
+    partitions: int,
+    configs: tuple[str, ...],
+    schema_file: str | None,
+    if_not_exists: bool,
+    bootstrap: str,
+    as_json: bool,
 ) -> None:
     """Create a topic.
 
@@ -62,7 +80,9 @@ def create(
     is_new = True
     with connect(bootstrap) as admin:
         try:
-            admin.create_topics([NewTopic(name, partitions, parse_pairs(configs, "--config"), schema)])
+            admin.create_topics(
+                [NewTopic(name, partitions, parse_pairs(configs, "--config"), schema)]
+            )
         except TopicExistsError:
             if not if_not_exists:
                 raise
@@ -70,15 +90,17 @@ def create(
     if as_json:
         print_json({"created": name if is_new else None, "partitions": partitions})
     elif not is_new:
-        say(f"{name} exists and is left as it is")
+        echo(f"{name} exists and is left as it is")
     else:
-        say(f"created {name} with {partitions} partition{'s' * (partitions != 1)}")
+        echo(f"created {name} with {partitions} partition{'s' * (partitions != 1)}")
 
 
 @command.command(name="list")
 @bootstrap_option
 @click.option(
-    "--internal", is_flag=True, help="Also topics that programs of Tailrace keep for themselves, such as what Spark's sink stages."
+    "--internal",
+    is_flag=True,
+    help="Also internal topics, such as those that Spark's sink stages rows in.",
 )
 @json_option
 def list_(bootstrap: str, internal: bool, as_json: bool) -> None:
@@ -105,10 +127,19 @@ def list_(bootstrap: str, internal: bool, as_json: bool) -> None:
     elif rows:
         print_table(
             ["TOPIC", "PARTITIONS", "TYPED", "RECORDS", "SIZE"],
-            [[r["name"], r["partitions"], "yes" if r["typed"] else "no", r["records"], human_bytes(r["bytes"])] for r in rows],
+            [
+                [
+                    r["name"],
+                    r["partitions"],
+                    "yes" if r["typed"] else "no",
+                    r["records"],
+                    human_bytes(r["bytes"]),
+                ]
+                for r in rows
+            ],
         )
     else:
-        say("no topics yet; make one with `tailrace topic create NAME`")
+        echo("no topics yet; make one with `tailrace topic create NAME`")
 
 
 def _count(partition: dict[str, Any]) -> int:
@@ -120,7 +151,8 @@ def _count(partition: dict[str, Any]) -> int:
 @bootstrap_option
 @json_option
 def describe(name: str, bootstrap: str, as_json: bool) -> None:
-    """Show a topic: its settings, its columns, and of each partition how much is in it, on the disk, and since when.
+    """Show a topic: its settings, its columns, and of each partition how much is in it, on the
+    disk, and since when.
 
     \b
     Example:
@@ -129,56 +161,99 @@ def describe(name: str, bootstrap: str, as_json: bool) -> None:
     with connect(bootstrap) as admin:
         topic = admin.describe_topics([name])[name]
     partitions = topic["partitions"]
-    oldest = oldest_timestamps(bootstrap, [TopicPartition(name, p["partition"]) for p in partitions if _count(p)])
+    oldest = oldest_timestamps(
+        bootstrap, [TopicPartition(name, p["partition"]) for p in partitions if _count(p)]
+    )
     for p in partitions:
         p["oldest_timestamp"] = oldest.get(p["partition"])
     if as_json:
         print_json(topic)
         return
-    click.echo(f"topic    {name}\nid       {topic['topic_id']}\ncreated  {_shown_time(topic['created'])}")
+    click.echo(
+        f"topic    {name}\nid       {topic['topic_id']}\ncreated  {_shown_time(topic['created'])}"
+    )
     records, size = sum(_count(p) for p in partitions), sum(p["bytes"] or 0 for p in partitions)
-    click.echo(f"holds    {counted(records, 'record')} in {counted(len(partitions), 'partition')}, {human_bytes(size)} on the disk")
+    click.echo(
+        f"holds    {counted(records, 'record')} in {counted(len(partitions), 'partition')}, "
+        f"{human_bytes(size)} on the disk"
+    )
     click.echo(f"schema   {'typed' if topic['typed'] else 'default'}")
     if topic["configs"].get("delivery.paused"):
-        click.echo(f"groups   get no records: paused. To resume: tailrace topic alter {name} --config delivery.paused=false")
+        click.echo(
+            f"groups   get no records: paused. To resume: tailrace topic alter {name} --config "
+            "delivery.paused=false"
+        )
     click.echo()
     print_table(
-        ["COLUMN", "TYPE"], [line.split(": ", 1) for line in topic["schema"].splitlines() if ": " in line and not line.startswith(" ")]
+        ["COLUMN", "TYPE"],
+        [
+            line.split(": ", 1)
+            for line in topic["schema"].splitlines()
+            if ": " in line and not line.startswith(" ")
+        ],
     )
     click.echo()
-    print_table(["SETTING", "VALUE"], [[k, str(v).lower() if isinstance(v, bool) else str(v)] for k, v in topic["configs"].items()])
+    print_table(
+        ["SETTING", "VALUE"],
+        [
+            [k, str(v).lower() if isinstance(v, bool) else str(v)]
+            for k, v in topic["configs"].items()
+        ],
+    )
     click.echo()
     print_table(
         ["PARTITION", "RECORDS", "SIZE", "SEGMENTS", "BEGINNING", "END", "EPOCH", "STATE"],
         [
-            [p["partition"], _count(p), human_bytes(p["bytes"] or 0), p["segments"], p["beginning_offset"], p["end_offset"], p["leader_epoch"], p["state"]]
+            [p["partition"], _count(p), human_bytes(p["bytes"] or 0), p["segments"],
+            p["beginning_offset"], p["end_offset"], p["leader_epoch"], p["state"]]
             for p in partitions
         ],
     )  # fmt: skip
     if "slot_map_version" in topic:
         click.echo()
         print_table(
-            [f"PARTITION (MAP {topic['slot_map_version']})", "HASH SLOTS", "AFTER PARTITION:OFFSET"],
-            [[p["partition"], p["slots"], " ".join(f"{source}:{offset}" for source, offset in p["hand_over"].items())] for p in partitions],
+            [
+                f"PARTITION (MAP {topic['slot_map_version']})",
+                "HASH SLOTS",
+                "AFTER PARTITION:OFFSET",
+            ],
+            [
+                [
+                    p["partition"],
+                    p["slots"],
+                    " ".join(f"{source}:{offset}" for source, offset in p["hand_over"].items()),
+                ]
+                for p in partitions
+            ],
         )
     if records:
         click.echo()
         print_table(
             ["PARTITION", "OLDEST RECORD", "NEWEST RECORD", "LAST APPEND"],
             [
-                [p["partition"], *(_shown_time(p[key]) for key in ("oldest_timestamp", "newest_timestamp", "last_append"))]
+                [
+                    p["partition"],
+                    *(
+                        _shown_time(p[key])
+                        for key in ("oldest_timestamp", "newest_timestamp", "last_append")
+                    ),
+                ]
                 for p in partitions
             ],
         )
 
 
 def oldest_timestamps(bootstrap: str, keys: list[TopicPartition]) -> dict[int, int]:
-    """Partition -> timestamp of its first record, milliseconds since 1970, of OLDEST_MAX partitions at most; without those that cannot be read now."""
-    from tailrace.consumer import Consumer
+    """Timestamp (milliseconds since 1970) of the first record of each of at most OLDEST_MAX
+    partitions; unreadable partitions are left out.
+    """
+    from tailrace.consumer.consumer import Consumer
 
     waiting = set(keys[:OLDEST_MAX])
     found: dict[int, int] = {}
-    with Consumer(bootstrap=bootstrap, auto_offset_reset="earliest", max_partition_fetch_bytes=1024) as consumer:
+    with Consumer(
+        bootstrap=bootstrap, auto_offset_reset="earliest", max_partition_fetch_bytes=1024
+    ) as consumer:
         consumer.assign(sorted(waiting))
         consumer.seek_to_beginning(*sorted(waiting))
         deadline = time.monotonic() + OLDEST_TIMEOUT_S
@@ -200,23 +275,31 @@ def oldest_timestamps(bootstrap: str, keys: list[TopicPartition]) -> dict[int, i
 
 
 def _shown_time(value: str | int | None) -> str:
-    """ISO 8601 text, or milliseconds since 1970, to the second."""
+    """ISO 8601 text to the second, or milliseconds since 1970 if the calendar ends before it."""
     if value is None:
         return ""
     try:
-        moment = dt.datetime.fromisoformat(value) if isinstance(value, str) else dt.datetime.fromtimestamp(value / 1000, dt.UTC)
+        moment = (
+            dt.datetime.fromisoformat(value)
+            if isinstance(value, str)
+            else dt.datetime.fromtimestamp(value / 1000, dt.UTC)
+        )
     except (ValueError, OverflowError):
-        return str(value)  # a timestamp of a producer's own, beyond the calendar
+        return str(value)  # a producer's timestamp, outside Python's calendar
     return moment.isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 @command.command()
 @click.argument("name", shell_complete=complete_topics)
 @click.option("--partitions", type=int, help="New number of partitions; it can only grow.")
-@click.option("--config", "configs", multiple=True, metavar="NAME=VALUE", help="A topic setting, repeatable.")
+@click.option(
+    "--config", "configs", multiple=True, metavar="NAME=VALUE", help="A topic setting, repeatable."
+)
 @bootstrap_option
 @json_option
-def alter(name: str, partitions: int | None, configs: tuple[str, ...], bootstrap: str, as_json: bool) -> None:
+def alter(
+    name: str, partitions: int | None, configs: tuple[str, ...], bootstrap: str, as_json: bool
+) -> None:
     """Change a topic's settings or its number of partitions.
 
     \b
@@ -232,13 +315,16 @@ def alter(name: str, partitions: int | None, configs: tuple[str, ...], bootstrap
             admin.create_partitions({name: partitions})
         topic = admin.describe_topics([name])[name] if as_json or partitions is not None else {}
     if as_json:
-        print_json({"altered": name, "partitions": len(topic["partitions"]), "configs": topic["configs"]})
+        print_json(
+            {"altered": name, "partitions": len(topic["partitions"]), "configs": topic["configs"]}
+        )
     else:
-        say(f"altered {name}")
+        echo(f"altered {name}")
     if partitions is not None and topic["configs"].get("partitioner") != "hash_slots":
         complain(
-            f"keys may go to other partitions of {name} from now on, so that records of one key are in order within each partition only; "
-            "a topic made with --config partitioner=hash_slots keeps the order"
+            f"keys may go to other partitions of {name} from now on, so records of one key are "
+            "in order within each partition only. A topic made with --config "
+            "partitioner=hash_slots keeps the order"
         )
 
 
@@ -247,7 +333,8 @@ def alter(name: str, partitions: int | None, configs: tuple[str, ...], bootstrap
 @bootstrap_option
 @json_option
 def online(name: str, bootstrap: str, as_json: bool) -> None:
-    """Let a topic's partitions take writes again, after the disk that failed was repaired. Their logs are recovered first.
+    """Let a topic's partitions take writes again, after the disk that failed was repaired. Their
+    logs are recovered first.
 
     \b
     Example:
@@ -258,17 +345,25 @@ def online(name: str, bootstrap: str, as_json: bool) -> None:
     if as_json:
         print_json({"online": name})
     else:
-        say(f"{name} takes writes")
+        echo(f"{name} takes writes")
 
 
 @command.command(name="delete-records")
 @click.argument("name", shell_complete=complete_topics)
 @click.option("--partition", type=int, required=True, help="Of this partition.")
-@click.option("--before", type=int, required=True, metavar="OFFSET", help="Everything below this offset; -1: everything.")
+@click.option(
+    "--before",
+    type=int,
+    required=True,
+    metavar="OFFSET",
+    help="Everything below this offset; -1: everything.",
+)
 @click.option("--yes", "-y", is_flag=True, help="Do not ask on a terminal.")
 @bootstrap_option
 @json_option
-def delete_records(name: str, partition: int, before: int, yes: bool, bootstrap: str, as_json: bool) -> None:
+def delete_records(
+    name: str, partition: int, before: int, yes: bool, bootstrap: str, as_json: bool
+) -> None:
     """Delete the oldest records of a partition. On a terminal it asks first.
 
     \b
@@ -279,45 +374,68 @@ def delete_records(name: str, partition: int, before: int, yes: bool, bootstrap:
     with connect(bootstrap) as admin:
         if not yes and sys.stdin.isatty():
             found = admin.describe_topics([name])[name]["partitions"]
-            if partition in range(len(found)):  # else it is refused, as without a question
-                begin, end = found[partition]["beginning_offset"] or 0, found[partition]["end_offset"] or 0
+            if partition in range(len(found)):  # otherwise the request is refused
+                begin, end = (
+                    found[partition]["beginning_offset"] or 0,
+                    found[partition]["end_offset"] or 0,
+                )
                 records = max(0, (end if before < 0 else min(before, end)) - begin)
-                click.confirm(f"Delete the oldest {counted(records, 'record')} of {name}-{partition}?", abort=True, err=True)
+                click.confirm(
+                    f"Delete the oldest {counted(records, 'record')} of {name}-{partition}?",
+                    abort=True,
+                    err=True,
+                )
         start = admin.delete_records({key: before})[key]
     if as_json:
         print_json({"topic": name, "partition": partition, "log_start_offset": start})
     else:
-        say(f"{name}-{partition} begins at offset {start}")
+        echo(f"{name}-{partition} begins at offset {start}")
 
 
 @command.command()
 @click.argument("name", shell_complete=complete_topics)
-@click.option("--if-exists", is_flag=True, help="A topic that does not exist is no error.")
+@click.option("--if-exists", is_flag=True, help="Do not fail if the topic does not exist.")
+@click.option(
+    "--with-derived",
+    is_flag=True,
+    help="Delete the topic's retry topics and its dead-letter topic, too.",
+)
 @click.option("--yes", "-y", is_flag=True, help="Do not ask on a terminal.")
 @bootstrap_option
 @json_option
-def delete(name: str, if_exists: bool, yes: bool, bootstrap: str, as_json: bool) -> None:
+def delete(
+    name: str, if_exists: bool, with_derived: bool, yes: bool, bootstrap: str, as_json: bool
+) -> None:
     """Delete a topic with everything in it. On a terminal it asks first.
 
     \b
     Example:
       tailrace topic delete orders --yes
+      tailrace topic delete orders --with-derived
     """
+    derived: list[str] = []
     with connect(bootstrap) as admin:
         try:
+            if with_derived:
+                derived = admin.derived_topics(name)
+            names = [name, *derived]
             if not yes and sys.stdin.isatty():
-                records = sum(_count(p) for p in admin.describe_topics([name])[name]["partitions"])
-                click.confirm(f"Delete {name} with its {counted(records, 'record')}?", abort=True, err=True)
-            admin.delete_topics([name])
+                described = admin.describe_topics(names)
+                records = sum(
+                    _count(p) for topic in described.values() for p in topic["partitions"]
+                )
+                shown = f"{', '.join(names)} with their" if derived else f"{name} with its"
+                click.confirm(f"Delete {shown} {counted(records, 'record')}?", abort=True, err=True)
+            admin.delete_topics(names)
         except UnknownTopicError:
             if not if_exists:
                 raise
             if as_json:
                 print_json({"deleted": None})
             else:
-                say(f"there is no topic {name}")
+                echo(f"there is no topic {name}")
             return
     if as_json:
-        print_json({"deleted": name})
+        print_json({"deleted": name, "derived": derived} if with_derived else {"deleted": name})
     else:
-        say(f"deleted {name}")
+        echo(f"deleted {', '.join(names)}")

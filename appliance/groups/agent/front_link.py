@@ -1,7 +1,9 @@
-"""The way from one front to the process of groups, and back, with the sessions of that front that may have members.
+"""The way from one front to the process of groups, and back, with the sessions of that front that
+may have members.
 
 Owner: the process of groups; in shared memory the tail of its lane to the front.
-Invariants: `sessions` are of one front process: when another generation of it shows, those of the one before have ended.
+Invariants: `sessions` are of one front process: when another generation of it shows, those of the
+    one before have ended.
 Crash: a successor knows no sessions; it hears of them with their next heartbeats.
 """
 
@@ -11,10 +13,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from shm.catalog_messages import LaneKind
 from shm.crash_points import crash_point
 from shm.doorbell import Doorbell
 from shm.lane import LaneReader, LaneWriter
+from shm.lane_messages import LaneKind
 from shm.outbox import Outbox
 
 
@@ -38,7 +40,9 @@ class FrontLink:
     answers: LaneWriter
     bell: Doorbell
     process_generation: Callable[[], int]
-    """Of the process that serves there, or did last: one that is being started is not known yet, for until it serves no member can come again."""
+    """Of the process that serves there, or did last: one that is being started is not known yet,
+    for until it serves no member can come again.
+    """
     outbox: Outbox[Outgoing] = field(init=False)
     sessions: set[int] = field(default_factory=set)
     """Words of the sessions that have sent something and have not ended."""
@@ -53,7 +57,9 @@ class FrontLink:
         self.known_process = self.process_generation()
 
     def _write(self, item: Outgoing) -> bool:
-        if not self.answers.try_write(item.kind, item.slot, item.flags, item.session, item.correlation_id, 0, (item.body,)):
+        if not self.answers.try_write(
+            item.kind, item.slot, item.flags, item.session, item.correlation_id, 0, (item.body,)
+        ):
             return False
         crash_point("groups.after_answer")
         return True

@@ -5,45 +5,72 @@ A step of the process that runs it:
     handle(...) for each request, session_closed(...), topics_changed(...)      state in memory
     step(now)                                                                   timers
     store.commit()            calls settle: targets are computed, heartbeats that waited for them are answered, rows are written, then all is kept
-    take_answers(), take_pushes()                                               to be sent: what they say is on the disk
+    drain_answers(), drain_pushes()                                               to be sent: what they say is on the disk
 
-When `commit` raises: `store.rollback()`, `rolled_back(now)`, and then `take_answers` has that error for each request that the step would have
-changed something for. A service is made when the whole catalog is known (see `TopicsView`).
+When `commit`, or anything else of the step, raises: `store.rollback()`, `rolled_back(now, error)`,
+and then `drain_answers` has that error for each request that the step would have changed something
+for (`Answer.is_undone`). A GroupFailure names one group: it is held up for a moment, and the
+requests of others can be handled again at once. A service is made when the whole catalog is known
+(see `TopicImage`).
 
-What a client has to keep to, so that no partition has two readers: one heartbeat is under way at a time; it says in `owned` what the member has, when that is
-another than it said last, after a heartbeat that was not answered with OK, and after an answer with an assignment to a heartbeat without `owned`;
-from a heartbeat with `owned` until one is answered with OK the member takes no partition. (An answer to a heartbeat with `owned` always carries the
-assignment: what an answer that was lost has said may not hold any more.)
+What a client has to keep to, so that no partition has two readers: one heartbeat is under way at a
+time; it says in `owned` what the member has, when that is another than it said last, after a
+heartbeat that was not answered with OK, and after an answer with an assignment to a heartbeat
+without `owned`; from a heartbeat with `owned` until one is answered with OK the member takes no
+partition. (An answer to a heartbeat with `owned` always carries the assignment: what an answer that
+was lost has said may not hold any more.)
 
 Owner: one process, one thread.
-Invariants: a heartbeat without news costs no write and no look at other members; a group's target is computed once for all that a step changed.
+Invariants: a heartbeat without news costs no write and no look at other members; a group's target
+    is computed once for all that a step changed. What fails for one group fails for that group
+    alone.
 Crash: the rows are the state; sessions begin anew at a start.
-"""
+"""  # noqa: E501
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
 import orjson
 
-from appliance.groups.assignor_plugins import Assignors
-from appliance.groups.beginnings import Beginnings
-from appliance.groups.describing import Describing
-from appliance.groups.expiry import Expiry
-from appliance.groups.hand_over import HandOvers
-from appliance.groups.heartbeats import Heartbeats
-from appliance.groups.limits import DELETED_AT_ONCE_MAX, GroupLimits
-from appliance.groups.members import JOIN_EPOCH, Member, members_text
-from appliance.groups.membership import Sessions
-from appliance.groups.messages import Answer, GroupsOfAKind, Push, Requester, SessionKey, TopicsView
-from appliance.groups.offset_requests import OffsetRequests
-from appliance.groups.offsets import OffsetBook
-from appliance.groups.outgoing import ANY, Outgoing
-from appliance.groups.requests import CONSUMER, SHARE, epoch_in, group_in, kind_in, member_in, shown
-from appliance.groups.store import GroupStore
-from appliance.groups.table import GroupTable
-from tailrace.errors import (
+from appliance.groups.base.assignor_plugins import Assignors
+from appliance.groups.base.limits import DELETED_AT_ONCE_MAX, GroupLimits
+from appliance.groups.base.members import JOIN_EPOCH, Member, members_text
+from appliance.groups.base.messages import (
+    Answer,
+    GroupFailure,
+    GroupsOfAKind,
+    Push,
+    Requester,
+    SessionKey,
+    TopicImage,
+    work_for,
+)
+from appliance.groups.base.offsets import OffsetBook
+from appliance.groups.base.request_validation import (
+    CONSUMER,
+    SHARE,
+    epoch_in,
+    group_in,
+    kind_in,
+    member_in,
+    shown,
+)
+from appliance.groups.base.responses import ANY, Responses
+from appliance.groups.base.store import GroupStore
+from appliance.groups.base.suspended_groups import SuspendedGroups
+from appliance.groups.consumer.describe import GroupDescriber
+from appliance.groups.consumer.group_table import GroupTable
+from appliance.groups.consumer.hash_slot_handover import HandOvers
+from appliance.groups.consumer.heartbeats import Heartbeats
+from appliance.groups.consumer.membership import Sessions
+from appliance.groups.consumer.offset_expiry import OffsetExpiry
+from appliance.groups.consumer.offset_requests import OffsetRequests
+from appliance.groups.consumer.start_offsets import StartOffsets
+from shm.runtime.elapsed_time import MARK_ALONE_MS
+from tailrace.core.errors import (
     GroupNotEmptyError,
     InvalidGroupError,
     InvalidRequestError,
@@ -52,27 +79,51 @@ from tailrace.errors import (
     TailraceError,
     UnknownGroupError,
 )
-from tailrace.protocol.wire import Api
+from tailrace.protocol.frame import Api
+
+logger = logging.getLogger(__name__)
 
 
 class GroupService:
     """All groups of the appliance."""
 
     def __init__(
-        self, store: GroupStore, topics: TopicsView, limits: GroupLimits, answer_max: int, now_ns: int, wall_us: Callable[[], int], *,
+        self, store: GroupStore, topics: TopicImage, limits: GroupLimits, answer_max: int,
+        now_ns: int, wall_us: Callable[[], int], *,
         share: GroupsOfAKind | None = None, assignors: Assignors | None = None,
     ) -> None:  # fmt: skip
-        """Takes over what the store holds. `answer_max`: bytes of an answer's body. `wall_us`: the time of day. Raises StorageError."""
+        """Takes over what the store holds. `answer_max`: bytes of an answer's body. `wall_us`: the
+        time of day. Raises StorageError.
+        """
         self._store = store
         self._wall_us = wall_us
         self._share = share
         self._now_ns = now_ns
-        self._outgoing = Outgoing()
+        store.begin_time(now_ns)
+        self._outgoing = Responses()
+        self._suspended = SuspendedGroups()
         self._sessions = Sessions(now_ns, self._expired)
-        self._table = GroupTable(store, topics, limits, self._sessions, self._share_count, self._wall_ms)
+        self._table = GroupTable(
+            store,
+            topics,
+            limits,
+            self._sessions,
+            self._share_count,
+            self._wall_ms,
+            self._elapsed_ms,
+        )
         self._book = OffsetBook(store)
-        beginnings = Beginnings(topics, self._book)
-        self._offset_requests = OffsetRequests(self._table, self._book, beginnings, topics, limits, answer_max, self._wall_ms)
+        start_offsets = StartOffsets(topics, self._book, self._elapsed_ms)
+        self._offset_requests = OffsetRequests(
+            self._table,
+            self._book,
+            start_offsets,
+            topics,
+            limits,
+            answer_max,
+            self._wall_ms,
+            self._elapsed_ms,
+        )
         self._heartbeats = Heartbeats(
             self._table,
             self._sessions,
@@ -82,18 +133,35 @@ class GroupService:
             Assignors() if assignors is None else assignors,
             self._wall_ms(),
             HandOvers(topics, self._book),
-            beginnings,
+            start_offsets,
             answer_max,
+            self._suspended,
         )
-        self._describing = Describing(store, topics, self._book, beginnings, answer_max, self.summary)
-        self._expiry = Expiry(store, topics, limits, now_ns, self._wall_ms())
+        self._describing = GroupDescriber(
+            store, topics, self._book, start_offsets, answer_max, self.summary
+        )
+        self._expiry = OffsetExpiry(store, topics, limits, now_ns)
         self._table.load(now_ns)
-        self._heartbeats.topics_changed()
+        self._begin(now_ns)
         store.before_commit.append(self.settle)
         store.after_commit.append(self._table.kept)
 
+    def _begin(self, now_ns: int) -> None:
+        """Compare every group with the topics that there are; one that fails is held up."""
+        while True:
+            try:
+                self._heartbeats.topics_changed()
+            except GroupFailure as failure:
+                logger.error("group_failed group=%r error=%r", failure.group, failure.error)
+                self._suspended.add(failure.group, now_ns)
+            else:
+                return
+
     def _wall_ms(self) -> int:
         return self._wall_us() // 1_000
+
+    def _elapsed_ms(self) -> int:
+        return self._store.elapsed_ms(self._now_ns)
 
     def _share_count(self) -> int:
         return 0 if self._share is None else self._share.count()
@@ -101,10 +169,12 @@ class GroupService:
     def _is_share(self, name: str) -> bool:
         return self._share is not None and self._share.has(name)
 
-    # ---- what comes in ---------------------------------------------------------------------------------------------------------------
+    # ---- what comes in ---------------------------------------------------------------------------
 
     def handle(self, requester: Requester, api: int, request: dict[str, Any], now_ns: int) -> None:
-        """One request. Its answer is taken later, but for a refusal, which this raises: TailraceError."""
+        """One request. Its answer is taken later, but for a refusal, which this raises:
+        TailraceError.
+        """
         self._now_ns = now_ns
         if api == Api.GROUP_HEARTBEAT:
             if not self._heartbeats.try_quiet(requester, request, now_ns):
@@ -115,9 +185,13 @@ class GroupService:
             self._delete_groups(requester, request, now_ns)
         elif api in _OF_ONE_GROUP:
             name = group_in(request)
+            self._suspended.check(name)
             if self._share is not None and self._share.has(name):
                 if api == Api.COMMIT_OFFSETS:
-                    raise InvalidGroupError(f"{shown(name)} is a share group: its members acknowledge records, they do not commit offsets")
+                    raise InvalidGroupError(
+                        f"{shown(name)} is a share group: its members acknowledge records, they "
+                        "do not commit offsets"
+                    )
                 self._share.handle(requester, api, request, now_ns)
             else:
                 self._outgoing.answer(requester, name, self._of_consumer_group(api, name, request))
@@ -125,13 +199,27 @@ class GroupService:
             raise InvalidRequestError(f"the API {api} is not one of groups")
 
     def _heartbeat(self, requester: Requester, request: dict[str, Any], now_ns: int) -> None:
-        name, kind, epoch, member_id = group_in(request), kind_in(request), epoch_in(request), member_in(request)
-        taken = SHARE if self._is_share(name) else CONSUMER if self._table.get(name) is not None else kind
+        name, kind, epoch, member_id = (
+            group_in(request),
+            kind_in(request),
+            epoch_in(request),
+            member_in(request),
+        )
+        self._suspended.check(name)
+        taken = (
+            SHARE
+            if self._is_share(name)
+            else CONSUMER
+            if self._table.get(name) is not None
+            else kind
+        )
         if taken != kind:
             raise InvalidGroupError(f"{shown(name)} is a {taken} group already")
         if kind == SHARE:
             if self._share is None:
-                raise NotSupportedError("this appliance has no share groups; join as a consumer group")
+                raise NotSupportedError(
+                    "this appliance has no share groups; join as a consumer group"
+                )
             if epoch == JOIN_EPOCH and not self._share.has(name):
                 self._table.check_room(name)
             self._share.handle(requester, Api.GROUP_HEARTBEAT, request, now_ns)
@@ -155,18 +243,24 @@ class GroupService:
             raise UnknownGroupError(f"there is no group {shown(name)}")
         if api == Api.DESCRIBE_GROUP:
             return self._describing.describe(group, request, self._now_ns)
-        raise InvalidGroupError(f"{shown(name)} is a consumer group: records are acquired and acknowledged in share groups")
+        raise InvalidGroupError(
+            f"{shown(name)} is a consumer group: records are acquired and acknowledged in share "
+            "groups"
+        )
 
     def summary(self, name: str) -> dict[str, Any] | None:
         """The group's row in a list, whatever its kind; None: it is gone."""
         group = self._table.get(name)
         if group is not None:
             return group.summary()
-        return self._share.summary(name) if self._share is not None and self._share.has(name) else None
+        return (
+            self._share.summary(name) if self._share is not None and self._share.has(name) else None
+        )
 
     def session_closed(self, session: SessionKey, now_ns: int, *, with_front: bool = False) -> None:
-        """The connection is gone: its dynamic members have CLOSED_GRACE_NS to come over another one; and a heartbeat's time and FRONT_GRACE_NS more
-        `with_front`: that a front was killed they learn by their next heartbeat only.
+        """The connection is gone: its dynamic members have CLOSED_GRACE_NS to come over another
+        one; and a heartbeat's time and FRONT_GRACE_NS more `with_front`: that a front was killed
+        they learn by their next heartbeat only.
         """
         self._now_ns = now_ns
         self._sessions.closed(SessionKey(*session), now_ns, with_front=with_front)
@@ -174,19 +268,23 @@ class GroupService:
             self._share.session_closed(session, now_ns, with_front=with_front)
 
     def topics_changed(self, now_ns: int) -> None:
-        """There are other topics, partitions or settings: groups whose subscriptions they concern are assigned anew, members are told."""
+        """There are other topics, partitions or settings: groups whose subscriptions they concern
+        are assigned anew, members are told. Raises GroupFailure.
+        """
         self._now_ns = now_ns
         self._heartbeats.topics_changed()
         self._expiry.topics_changed(now_ns)
         if self._share is not None:
-            self._share.topics_changed(now_ns)
+            self._share.topics_changed(now_ns, self._suspended.until)
 
-    # ---- groups that go --------------------------------------------------------------------------------------------------------------
+    # ---- groups that go --------------------------------------------------------------------------
 
     def _delete_groups(self, requester: Requester, request: dict[str, Any], now_ns: int) -> None:
         names = request.get("groups")
         if not isinstance(names, list) or len(names) > DELETED_AT_ONCE_MAX:
-            raise InvalidRequestError(f"the request needs a list `groups` of at most {DELETED_AT_ONCE_MAX} names")
+            raise InvalidRequestError(
+                f"the request needs a list `groups` of at most {DELETED_AT_ONCE_MAX} names"
+            )
         results = []
         for name in names:
             code, message = 0, ""
@@ -194,10 +292,17 @@ class GroupService:
                 self._delete_group(group_in({"group": name}), now_ns)
             except TailraceError as error:
                 code, message = int(error.code), error.detail
-            results.append({"group": name if isinstance(name, str) else shown(name), "code": code, "message": message})
+            results.append(
+                {
+                    "group": name if isinstance(name, str) else shown(name),
+                    "code": code,
+                    "message": message,
+                }
+            )
         self._outgoing.answer(requester, ANY, orjson.dumps({"results": results}))
 
     def _delete_group(self, name: str, now_ns: int) -> None:
+        self._suspended.check(name)
         if self._share is not None and self._share.has(name):
             self._share.delete(name, now_ns)
             return
@@ -209,69 +314,114 @@ class GroupService:
         self._book.settle()
         self._table.delete(group)
 
-    # ---- time ------------------------------------------------------------------------------------------------------------------------
+    # ---- time ------------------------------------------------------------------------------------
 
-    def step(self, now_ns: int, heard_ns: int | None = None) -> None:
-        """Timers: members that are silent, offsets that are old. Before the commit. `heard_ns`: up to when all that members sent was handled, where that is
-        not now: who was not silent until then is not silent. Raises StorageError, DiskFullError: then roll back.
+    def step(self, now_ns: int, last_request_ns: int | None = None) -> None:
+        """Timers: members that are silent, offsets that are old. Before the commit.
+        `last_request_ns`: up to when all that members sent was handled, where that is not now: who
+        was not silent until then is not silent. Raises GroupFailure, StorageError, DiskFullError:
+        then roll back.
         """
         self._now_ns = now_ns
-        heard_ns = now_ns if heard_ns is None else min(now_ns, heard_ns)
-        self._sessions.advance(heard_ns)
+        last_request_ns = now_ns if last_request_ns is None else min(now_ns, last_request_ns)
+        released = self._suspended.release(now_ns)
+        if released:
+            for name in released:
+                self._heartbeats.retry(name)
+            self.topics_changed(now_ns)  # what they missed
+        self._sessions.advance(last_request_ns)
         self._heartbeats.advance(now_ns)
         if self._expiry.is_due(now_ns):
-            self._store.look_after_files()
+            self._store.watch_files()
+            if self._table.count or self._share_count():
+                self._store.keep_time(MARK_ALONE_MS)
             self._book.settle()
-            for group_id in self._expiry.step(now_ns, self._wall_ms()):
-                self._table.delete(self._table.of_id(group_id))
+            for group_id in self._expiry.step(now_ns, self._elapsed_ms(), self._is_unused):
+                group = self._table.of_id(group_id)
+                with work_for(group.name):
+                    self._table.delete(group)
         if self._share is not None:
-            self._share.step(heard_ns)
+            self._share.step(last_request_ns, self._suspended.until)
+
+    def _is_unused(self, group_id: int) -> bool:
+        """Whether a group that the disk shows without members has none in this step either, and may
+        be swept.
+        """
+        group = self._table.of_id(group_id)
+        return (
+            not group.members
+            and group_id not in self._table.changed
+            and group.name not in self._suspended.until
+        )
 
     def _expired(self, group_id: int, member: Member, now_ns: int) -> None:
         self._heartbeats.expired(group_id, member, now_ns)
 
     def next_deadline_ns(self) -> int | None:
         """When `step` next has something to do; None: never."""
-        deadlines = [self._sessions.next_deadline_ns(), self._heartbeats.next_deadline_ns(), self._expiry.next_deadline_ns()]
+        deadlines = [
+            self._sessions.next_deadline_ns(), self._heartbeats.next_deadline_ns(),
+            self._expiry.next_deadline_ns(), self._suspended.next_deadline_ns()
+        ]  # fmt: skip
         if self._share is not None:
             deadlines.append(self._share.next_deadline_ns())
         return min((one for one in deadlines if one is not None), default=None)
 
-    # ---- the end of a step -----------------------------------------------------------------------------------------------------------
+    # ---- the end of a step -----------------------------------------------------------------------
 
     def settle(self) -> None:
-        """Compute targets, answer the heartbeats that waited for them, write rows. The store's commit calls it. Raises StorageError, DiskFullError."""
+        """Compute targets, answer the heartbeats that waited for them, write rows. The store's
+        commit calls it. Raises GroupFailure, StorageError, DiskFullError.
+        """
         self._heartbeats.settle(self._now_ns)
         self._book.settle()
         if self._share is not None:
-            self._share.settle()
+            self._share.settle(self._suspended.until)
 
-    def take_answers(self) -> list[Answer]:
+    def drain_answers(self) -> list[Answer]:
         """The answers of this step, each once. After the commit, or after `rolled_back`."""
-        answers = self._outgoing.take_answers()
-        return answers if self._share is None else answers + self._share.take_answers()
+        answers = self._outgoing.drain_answers()
+        return answers if self._share is None else answers + self._share.drain_answers()
 
-    def take_pushes(self) -> list[Push]:
+    def drain_pushes(self) -> list[Push]:
         """The pushes of this step, each once; one at most for each session."""
-        pushes = self._outgoing.take_pushes()
-        return pushes if self._share is None else pushes + self._share.take_pushes()
+        pushes = self._outgoing.drain_pushes()
+        return pushes if self._share is None else pushes + self._share.drain_pushes()
 
-    def rolled_back(self, now_ns: int, error: TailraceError | None = None) -> None:
-        """The store was rolled back: the groups that the step changed are again as the disk has them, and its answers about them say `error`. Raises
-        StorageError when they cannot be read: the service is of no use then.
+    def rolled_back(
+        self, now_ns: int, error: TailraceError | None = None, group: str | None = None
+    ) -> None:
+        """The store was rolled back: the groups that the step changed are again as the disk has
+        them, and its answers about them say `error`. `group`: the one whose work has failed; None:
+        all have, or a request. Raises StorageError when they cannot be read: the service is of no
+        use then.
         """
         self._now_ns = now_ns
+        if group is not None:
+            self._suspended.add(group, now_ns)
+            failed = self._table.get(group)
+            if failed is not None:
+                self._table.change(failed)
         if error is None:
-            error = StorageError("groups.db could not keep what the request changed; nothing of it was kept")
+            error = StorageError(
+                "groups.db could not keep what the request changed; nothing of it was kept"
+            )
         self._book.forget()
         self._expiry.rolled_back()
         self._outgoing.undone(set(self._table.changed.values()), error)
         self._heartbeats.rolled_back(error)
         self._table.rolled_back(now_ns)
         if self._share is not None:
-            self._share.rolled_back(now_ns, error)
+            self._share.rolled_back(now_ns, error, group)
 
 
 _OF_ONE_GROUP = frozenset(
-    (Api.COMMIT_OFFSETS, Api.FETCH_OFFSETS, Api.DESCRIBE_GROUP, Api.ALTER_GROUP_OFFSETS, Api.SHARE_ACQUIRE, Api.SHARE_ACKNOWLEDGE)
+    (
+        Api.COMMIT_OFFSETS,
+        Api.FETCH_OFFSETS,
+        Api.DESCRIBE_GROUP,
+        Api.ALTER_GROUP_OFFSETS,
+        Api.SHARE_ACQUIRE,
+        Api.SHARE_ACKNOWLEDGE,
+    )
 )

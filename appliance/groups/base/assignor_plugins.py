@@ -1,8 +1,10 @@
-"""Assignors by name: those built in, and those of installed packages (entry point group `tailrace.assignors`).
+"""Assignors by name: those built in, and those of installed packages (entry point group
+`tailrace.assignors`).
 
 Owner: the group service, which makes one.
-Invariants: what an assignor returns is checked before it is used: each partition of a subscribed topic once, to a subscriber. One that raises or returns
-    something else costs only its group: `sticky` decides instead, and a sentence says so.
+Invariants: what an assignor returns is checked before it is used: each partition of a subscribed
+    topic once, to a subscriber. One that raises or returns something else costs only its group:
+    `sticky` decides instead, and a sentence says so.
 """
 
 from __future__ import annotations
@@ -13,7 +15,14 @@ from importlib.metadata import EntryPoint, entry_points
 from itertools import islice
 from typing import Any
 
-from appliance.groups.assignors import BUILT_IN, DEFAULT_ASSIGNOR, Assignment, Assignor, Members, Topics
+from appliance.groups.base.assignors import (
+    BUILT_IN,
+    DEFAULT_ASSIGNOR,
+    Assignment,
+    Assignor,
+    Members,
+    Topics,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +38,9 @@ class Assignors:
     """All assignors that this appliance has."""
 
     def __init__(self, plugins: Iterable[EntryPoint] | None = None) -> None:
-        """`plugins`: None: those that are installed. A plugin is loaded when a group first names it."""
+        """`plugins`: None: those that are installed. A plugin is loaded when a group first names
+        it.
+        """
         found = entry_points(group=ENTRY_POINTS) if plugins is None else plugins
         self._plugins = {one.name: one for one in found if one.name not in BUILT_IN}
         self._loaded: dict[str, Assignor] = {}
@@ -49,22 +60,42 @@ class Assignors:
             self._loaded[name] = loaded
         return self._loaded[name]
 
-    def assign(self, name: str, members: Members, topics: Topics, group: str) -> tuple[Assignment, str]:
-        """The assignment, and a sentence about what was wrong with the group's own assignor (empty: nothing)."""
+    def assign(
+        self, name: str, members: Members, topics: Topics, group: str
+    ) -> tuple[Assignment, str]:
+        """The assignment, and a sentence about what was wrong with the group's own assignor (empty:
+        nothing).
+        """
         if name in BUILT_IN:
             return BUILT_IN[name](members, topics), ""
         try:
             if name not in self._plugins:
                 raise NonsenseError("it is not installed any more")
             return checked(self._load(name)(dict(members), dict(topics)), members, topics), ""
-        except (Exception, SystemExit) as error:  # a plugin is somebody else's code, and may raise anything
-            reason = str(error) if isinstance(error, NonsenseError) else f"it raised {type(error).__name__}{_said(error)}"
-            trouble = f"the assignor {name} cannot be used ({reason[:300]}): {DEFAULT_ASSIGNOR} decides instead"
-            logger.warning("group=%s assignor=%s fallback=%s reason=%s", group, name, DEFAULT_ASSIGNOR, reason[:300])
+        except (
+            Exception,
+            SystemExit,
+        ) as error:  # a plugin is somebody else's code, and may raise anything
+            reason = (
+                str(error)
+                if isinstance(error, NonsenseError)
+                else f"it raised {type(error).__name__}{_described(error)}"
+            )
+            trouble = (
+                f"the assignor {name} cannot be used ({reason[:300]}): {DEFAULT_ASSIGNOR} "
+                "decides instead"
+            )
+            logger.warning(
+                "group=%s assignor=%s fallback=%s reason=%s",
+                group,
+                name,
+                DEFAULT_ASSIGNOR,
+                reason[:300],
+            )
             return BUILT_IN[DEFAULT_ASSIGNOR](members, topics), trouble
 
 
-def _said(error: BaseException) -> str:
+def _described(error: BaseException) -> str:
     try:
         return f": {error}"
     except Exception:  # its own text may be what is wrong with it
@@ -84,7 +115,9 @@ def checked(result: Any, members: Members, topics: Topics) -> Assignment:
         try:
             pairs = [(topic, partition) for topic, partition in islice(partitions, most)]
         except (TypeError, ValueError):
-            raise NonsenseError("it returned something else than (topic, partition) pairs") from None
+            raise NonsenseError(
+                "it returned something else than (topic, partition) pairs"
+            ) from None
         for topic, partition in pairs:
             _check_pair(topic, partition, members[member_id].topics, topics)
             if (topic, partition) in seen:
@@ -104,4 +137,6 @@ def _check_pair(topic: Any, partition: Any, subscribed: frozenset[str], topics: 
     if topic not in topics or not 0 <= partition < topics[topic]:
         raise NonsenseError(f"it returned a partition that there is not: {topic[:80]}-{partition}")
     if topic not in subscribed:
-        raise NonsenseError(f"it gave {topic[:80]}-{partition} to a member that does not subscribe to it")
+        raise NonsenseError(
+            f"it gave {topic[:80]}-{partition} to a member that does not subscribe to it"
+        )

@@ -21,7 +21,9 @@ SHARE_ACQUIRED_MAX = 100_000
 SUBSCRIPTIONS_MAX_BYTES = 1 << 28
 """What the names take that all members subscribe to, as if no two were equal."""
 PARTITIONS_FOLLOWED_MAX = 4_000_000
-"""Partitions of the topics that consumer groups subscribe to, summed over the groups: each takes some 250 bytes."""
+"""Partitions of the topics that consumer groups subscribe to, summed over the groups: each takes
+some 250 bytes.
+"""
 SHARED_PARTITIONS_MAX = 1_500_000
 """Partitions that share groups have begun on, summed over the groups: each takes some 650 bytes."""
 NAME_BYTES = 57
@@ -39,10 +41,14 @@ OFFSET_MAX = 1 << 62
 CLOSED_GRACE_NS = 1_000_000_000
 """How long a dynamic member whose connection has closed may take to come back over another one."""
 FRONT_GRACE_NS = 4_000_000_000
-"""How much longer, beside a heartbeat's time, when it closed because its front was killed: that says nothing of the member, and the host may be busy."""
+"""How much longer, beside a heartbeat's time, when it closed because its front was killed: that
+says nothing of the member, and the host may be busy.
+"""
 ASSIGNED_AT_ONCE_MEMBERS = 500
 ASSIGN_PAUSE_NS_PER_MEMBER = 20_000
-"""A larger group is assigned anew only so long after the last time, for each member more: a thousand joins in a row do not cost a thousand assignments."""
+"""A larger group is assigned anew only so long after the last time, for each member more: a
+thousand joins in a row do not cost a thousand assignments.
+"""
 
 
 @dataclass(frozen=True, slots=True)

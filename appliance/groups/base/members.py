@@ -7,10 +7,11 @@ The states are those of KIP-848 (Kafka's CurrentAssignmentBuilder):
     WAITING      it has the group's epoch; some of its partitions are still another member's
 
 Owner: the group; `reconcile` is pure but for the member.
-Invariants: `assigned` and `revoking` have no partition in common; both are owned by this member (`ConsumerGroup.owners`). A member's epoch never
-    goes back while it is a member, except that it begins anew when it joins again. `assigned` holds, of each partition, the member epoch at which it
-    was given: a commit from an earlier epoch is of an earlier ownership (KIP-1251).
-"""
+Invariants: `assigned` and `revoking` have no partition in common; both are owned by this member
+    (`ConsumerGroup.owners`). A member's epoch never goes back while it is a member, except that it
+    begins anew when it joins again. `assigned` holds, of each partition, the member epoch at which
+    it was given: a commit from an earlier epoch is of an earlier ownership (KIP-1251).
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -21,8 +22,8 @@ from typing import Any
 
 import orjson
 
-from appliance.groups.messages import Partition, SessionKey
-from appliance.groups.store import MemberRow
+from appliance.groups.base.messages import Partition, SessionKey
+from appliance.groups.base.store import MemberRow
 
 STABLE, REVOKING, WAITING = "STABLE", "REVOKING", "WAITING"
 LEAVE_EPOCH = -1
@@ -64,7 +65,9 @@ class Member:
     reported: frozenset[Partition] | None = None
     """What it last said it owns; None: not known (since a restart)."""
     session: SessionKey | None = None
-    """The connection it was heard over last; None: it has closed, or nothing was heard since a restart."""
+    """The connection it was heard over last; None: it has closed, or nothing was heard since a
+    restart.
+    """
     closed_ns: int | None = None
     """When its connection closed, until it comes over another one."""
     last_heartbeat_ns: int = 0
@@ -96,21 +99,39 @@ class Member:
         if self.closed_ns is not None and self.instance_id is None:
             deadline = min(deadline, self.closed_ns + grace_ns)
         if self.state == REVOKING:
-            deadline = min(deadline, self.revoking_since_ns + self.settings.rebalance_timeout_ms * 1_000_000)
+            deadline = min(
+                deadline, self.revoking_since_ns + self.settings.rebalance_timeout_ms * 1_000_000
+            )
         return deadline
 
-    # ---- rows ------------------------------------------------------------------------------------------------------------------------
+    # ---- rows ------------------------------------------------------------------------------------
 
     def row(self, group_id: int) -> MemberRow:
         """With settings "": as they are in the store."""
         one, settings = self.settings, ""
         if self.has_new_settings:
             settings = orjson.dumps(
-                [one.topics, one.instance_id, one.client_id, one.assignor, one.session_timeout_ms, one.rebalance_timeout_ms,
+                [one.topics, one.instance_id, one.client_id, one.assignor, one.session_timeout_ms,
+                one.rebalance_timeout_ms,
                  one.heartbeat_interval_ms, one.follows_catalog]
             ).decode()  # fmt: skip
-        assignment = orjson.dumps([self.previous_epoch, self.state, self.is_away, _epochs_out(self.assigned), _epochs_out(self.revoking)])
-        return MemberRow(group_id, self.member_id, self.epoch, settings, assignment.decode(), orjson.dumps(by_topic(self.target)).decode())
+        assignment = orjson.dumps(
+            [
+                self.previous_epoch,
+                self.state,
+                self.is_away,
+                _epochs_out(self.assigned),
+                _epochs_out(self.revoking),
+            ]
+        )
+        return MemberRow(
+            group_id,
+            self.member_id,
+            self.epoch,
+            settings,
+            assignment.decode(),
+            orjson.dumps(by_topic(self.target)).decode(),
+        )
 
     @classmethod
     def of_row(cls, row: MemberRow, now_ns: int) -> Member:
@@ -118,35 +139,48 @@ class Member:
         topics, *rest = orjson.loads(row.settings)
         previous_epoch, state, is_away, assigned, revoking = orjson.loads(row.assignment)
         return cls(
-            row.member_id, MemberSettings(tuple(topics), *rest), row.epoch, previous_epoch, state, is_away, _epochs_in(assigned),
-            _epochs_in(revoking), frozenset(partitions_in(orjson.loads(row.target))), last_heartbeat_ns=now_ns, revoking_since_ns=now_ns,
+            row.member_id, MemberSettings(tuple(topics), *rest), row.epoch, previous_epoch, state,
+            is_away, _epochs_in(assigned),
+            _epochs_in(revoking), frozenset(partitions_in(orjson.loads(row.target))),
+            last_heartbeat_ns=now_ns, revoking_since_ns=now_ns,
             has_new_settings=False,
         )  # fmt: skip
 
 
 def reconcile(
-    member: Member, group_epoch: int, owners: dict[Partition, str], said: frozenset[Partition] | None, now_ns: int,
-    held: Container[Partition] = (),
+    member: Member, group_epoch: int, owners: dict[Partition, str],
+    reported: frozenset[Partition] | None, now_ns: int,
+    blocked: Container[Partition] = (),
 ) -> bool:  # fmt: skip
-    """Take the member one step towards its target, and `owners` (partition -> member id) with it; returns whether anything changed.
+    """Take the member one step towards its target, and `owners` (partition -> member id) with it;
+    returns whether anything changed.
 
-    `said`: what it says that it owns, in this heartbeat or, if this one has nothing of that, before; None: not known. What is to be given back counts as
-    its own until a heartbeat that comes after it was told: the word before may be from before it took what an answer gave it, and a member
-    that has not got the answer says again what it owns. `owners` may lose partitions: look for who waits for them.
-    `held`: partitions that nobody gets yet (see `hand_over`).
+    `reported`: what it says that it owns, in this heartbeat or, if this one has nothing of that,
+    before; None: not known. What is to be given back counts as its own until a heartbeat that comes
+    after it was told: the word before may be from before it took what an answer gave it, and a
+    member that has not got the answer says again what it owns. `owners` may lose partitions: look
+    for who waits for them. `blocked`: partitions that nobody gets yet (see `hand_over`).
     """
     if member.state == REVOKING:
-        if said is None or not said.isdisjoint(member.revoking):
+        if reported is None or not reported.isdisjoint(member.revoking):
             return False
         for partition in member.revoking:
             del owners[partition]
         member.revoking = {}
-        _advance(member, group_epoch, owners, now_ns, held)
+        _advance(member, group_epoch, owners, now_ns, blocked)
         return True
-    return not member.is_settled(group_epoch) and _advance(member, group_epoch, owners, now_ns, held)
+    return not member.is_settled(group_epoch) and _advance(
+        member, group_epoch, owners, now_ns, blocked
+    )
 
 
-def _advance(member: Member, group_epoch: int, owners: dict[Partition, str], now_ns: int, held: Container[Partition]) -> bool:
+def _advance(
+    member: Member,
+    group_epoch: int,
+    owners: dict[Partition, str],
+    now_ns: int,
+    blocked: Container[Partition],
+) -> bool:
     surplus = member.assigned.keys() - member.target
     if surplus:
         member.revoking = {partition: member.assigned.pop(partition) for partition in surplus}
@@ -157,7 +191,7 @@ def _advance(member: Member, group_epoch: int, owners: dict[Partition, str], now
         member.previous_epoch, member.epoch = member.epoch, group_epoch
     waits = False
     for partition in member.target - member.assigned.keys():
-        if partition in owners or partition in held:
+        if partition in owners or partition in blocked:
             waits = True
         else:
             owners[partition] = member.member_id
@@ -176,7 +210,9 @@ def by_topic(partitions: Iterable[Partition]) -> dict[str, list[int]]:
 
 def partitions_in(topics: Mapping[str, Iterable[int]]) -> Iterable[Partition]:
     """The partitions of `by_topic`."""
-    return ((topic_id, partition) for topic_id, partitions in topics.items() for partition in partitions)
+    return (
+        (topic_id, partition) for topic_id, partitions in topics.items() for partition in partitions
+    )
 
 
 def _epochs_out(given: Mapping[Partition, int]) -> dict[str, list[list[int]]]:
@@ -187,22 +223,38 @@ def _epochs_out(given: Mapping[Partition, int]) -> dict[str, list[list[int]]]:
 
 
 def _epochs_in(kept: Mapping[str, list[list[int]]]) -> dict[Partition, int]:
-    return {(topic_id, partition): epoch for topic_id, pairs in kept.items() for partition, epoch in pairs}
+    return {
+        (topic_id, partition): epoch
+        for topic_id, pairs in kept.items()
+        for partition, epoch in pairs
+    }
 
 
 def members_text(members: Mapping[str, Member]) -> str:
-    """Who is in a group, for the refusal of what needs it empty. One that has gone is a member for a while yet: for how long is said, too."""
+    """Who is in a group, for the refusal of what needs it empty. One that has gone is a member for
+    a while yet: for how long is said, too.
+    """
     return counted_names(len(members), map(_named, members.values()))
 
 
 def counted_names(count: int, names: Iterable[str]) -> str:
     """ "1 member, 'worker'"; of many the first."""
     more = f" and {count - NAMED_MAX} others" if count > NAMED_MAX else ""
-    return f"{count} member{'' if count == 1 else 's'}, {', '.join(itertools.islice(names, NAMED_MAX))}{more}"
+    return (
+        f"{count} member{'' if count == 1 else 's'}, "
+        f"{', '.join(itertools.islice(names, NAMED_MAX))}{more}"
+    )
 
 
 def _named(member: Member) -> str:
     name = repr(member.instance_id or member.settings.client_id)
     if member.instance_id is not None and (member.is_away or member.closed_ns is not None):
-        return f"{name} (gone; its place is kept for its session_timeout_ms, {member.settings.session_timeout_ms} ms)"
-    return f"{name} (its connection is closed: it is removed in a second)" if member.closed_ns is not None else name
+        return (
+            f"{name} (gone; its place is kept for its session_timeout_ms, "
+            f"{member.settings.session_timeout_ms} ms)"
+        )
+    return (
+        f"{name} (its connection is closed: it is removed in a second)"
+        if member.closed_ns is not None
+        else name
+    )

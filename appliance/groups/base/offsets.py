@@ -1,8 +1,11 @@
 """Committed offsets: what a commit may say, and what is kept of it.
 
-Owner: the service. Offsets lie in the store only; `OffsetBook` holds those of the step that is under way, so that a step writes each once.
-Invariants: a commit is judged, partition by partition, against the member's ownership at that moment: a partition's offset is changed only by its owner, from
-    the epoch at which it got the partition or later, or, while no member owns it, from outside. An offset lies between 0 and the log's end.
+Owner: the service. Offsets lie in the store only; `OffsetBook` holds those of the step that is
+    under way, so that a step writes each once.
+Invariants: a commit is judged, partition by partition, against the member's ownership at that
+    moment: a partition's offset is changed only by its owner, from the epoch at which it got the
+    partition or later, or, while no member owns it, from outside. An offset lies between 0 and the
+    log's end.
 """
 
 from __future__ import annotations
@@ -10,13 +13,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from appliance.groups.limits import OFFSET_MAX, GroupLimits
-from appliance.groups.members import Member
-from appliance.groups.messages import Partition, TopicsView, TopicView
-from appliance.groups.requests import shown
-from appliance.groups.store import GroupStore, OffsetRow
-from tailrace.errors import InvalidRequestError
-from tailrace.protocol.errors import ErrorCode
+from appliance.groups.base.limits import OFFSET_MAX, GroupLimits
+from appliance.groups.base.members import Member
+from appliance.groups.base.messages import Partition, TopicImage, TopicView
+from appliance.groups.base.request_validation import shown
+from appliance.groups.base.store import GroupStore, OffsetRow
+from tailrace.core.error_codes import ErrorCode
+from tailrace.core.errors import InvalidRequestError
 
 Refusal = list[Any]
 """[topic, partition, code, sentence]."""
@@ -53,7 +56,9 @@ class OffsetBook:
     def of_topic(self, group_id: int, topic_id: str, behind: int = -1) -> dict[int, OffsetRow]:
         """By partition, ascending, of those behind this one."""
         self.settle()
-        return {row.partition: row for row in self._store.offsets_of_topic(group_id, topic_id, behind)}
+        return {
+            row.partition: row for row in self._store.offsets_of_topic(group_id, topic_id, behind)
+        }
 
     def settle(self) -> None:
         """Write what was put since. Raises StorageError, DiskFullError."""
@@ -71,35 +76,66 @@ class Commit:
 
     def __init__(
         self,
-        topics: TopicsView,
+        topics: TopicImage,
         limits: GroupLimits,
         owners: Mapping[Partition, str],
         member: Member | None,
         member_epoch: int,
         now_ms: int,
+        elapsed_ms: int,
     ) -> None:
-        """`member`: None: the commit comes from outside the group."""
+        """`member`: None: the commit comes from outside the group. `now_ms`: by the wall clock;
+        `elapsed_ms`: elapsed time.
+        """
         self._topics = topics
         self._limits = limits
         self._owners = owners
         self._member = member
         self._member_epoch = member_epoch
         self._now_ms = now_ms
+        self._elapsed_ms = elapsed_ms
         self.refused: list[Refusal] = []
 
     def row(self, group_id: int, entry: Any) -> OffsetRow | None:
-        """What is to be kept of one entry, [topic, partition, offset, leader epoch?, metadata?]; None: it is in `refused`. Raises InvalidRequestError."""
-        topic, partition, offset, leader_epoch, metadata = entry_parts(entry)
-        found = self._topics.by_name(topic)
-        if found is None:
-            self._refuse(topic, partition, ErrorCode.UNKNOWN_TOPIC, f"there is no topic {shown(topic)}")
+        """What is to be kept of one entry, [topic, partition, offset, leader epoch?, metadata?,
+        topic id?]; None: it is in `refused`. Raises InvalidRequestError.
+        """
+        topic, partition, offset, leader_epoch, metadata, topic_id = entry_parts(entry)
+        found = self._topics.by_id(topic_id) if topic_id else self._topics.by_name(topic)
+        if found is None or found.name != topic:
+            if topic_id and self._topics.by_name(topic) is not None:
+                sentence = (
+                    f"the offset is of a topic {shown(topic)} that was deleted; the one "
+                    "that has the name now was made since, and is another"
+                )
+                self._refuse(topic, partition, ErrorCode.UNKNOWN_TOPIC_ID, sentence)
+            else:
+                self._refuse(
+                    topic, partition, ErrorCode.UNKNOWN_TOPIC, f"there is no topic {shown(topic)}"
+                )
             return None
         if not 0 <= partition < found.partition_count:
             last = found.partition_count - 1
-            self._refuse(topic, partition, ErrorCode.PARTITION_OUT_OF_RANGE, f"{topic} has the partitions 0 to {last}")
+            self._refuse(
+                topic,
+                partition,
+                ErrorCode.PARTITION_OUT_OF_RANGE,
+                f"{topic} has the partitions 0 to {last}",
+            )
             return None
-        if self._is_owner(topic, (found.topic_id, partition)) and self._is_in_log(found, partition, offset, metadata):
-            return OffsetRow(group_id, found.topic_id, partition, offset, leader_epoch, metadata, self._now_ms)
+        if self._is_owner(topic, (found.topic_id, partition)) and self._is_in_log(
+            found, partition, offset, metadata
+        ):
+            return OffsetRow(
+                group_id,
+                found.topic_id,
+                partition,
+                offset,
+                leader_epoch,
+                metadata,
+                self._now_ms,
+                self._elapsed_ms,
+            )
         return None
 
     def _is_in_log(self, topic: TopicView, partition: int, offset: int, metadata: str) -> bool:
@@ -107,13 +143,30 @@ class Commit:
         most = self._limits.metadata_bytes_max
         where = f"{topic.name}-{partition}"
         if offset < 0:
-            self._refuse(topic.name, partition, ErrorCode.OFFSET_OUT_OF_RANGE, f"the offset {offset} is negative")
+            self._refuse(
+                topic.name,
+                partition,
+                ErrorCode.OFFSET_OUT_OF_RANGE,
+                f"the offset {offset} is negative",
+            )
         elif end is None:
-            self._refuse(topic.name, partition, ErrorCode.NOT_READY, f"the end of {where} is not known yet")
+            self._refuse(
+                topic.name, partition, ErrorCode.NOT_READY, f"the end of {where} is not known yet"
+            )
         elif offset > end:
-            self._refuse(topic.name, partition, ErrorCode.OFFSET_OUT_OF_RANGE, f"the offset {offset} lies beyond the end of {where}, {end}")
+            self._refuse(
+                topic.name,
+                partition,
+                ErrorCode.OFFSET_OUT_OF_RANGE,
+                f"the offset {offset} lies beyond the end of {where}, {end}",
+            )
         elif len(metadata) * 4 > most and len(metadata.encode()) > most:
-            self._refuse(topic.name, partition, ErrorCode.INVALID_REQUEST, f"the metadata has more than {most} bytes")
+            self._refuse(
+                topic.name,
+                partition,
+                ErrorCode.INVALID_REQUEST,
+                f"the metadata has more than {most} bytes",
+            )
         else:
             return True
         return False
@@ -125,7 +178,10 @@ class Commit:
             if owner is None:
                 return True
             self._refuse(
-                topic, partition[1], ErrorCode.PARTITION_NOT_OWNED, f"{topic}-{partition[1]} is owned by a member of the group, {owner}"
+                topic,
+                partition[1],
+                ErrorCode.PARTITION_NOT_OWNED,
+                f"{topic}-{partition[1]} is owned by a member of the group, {owner}",
             )
             return False
         given = member.epoch_of(partition)
@@ -134,25 +190,35 @@ class Commit:
         if self._member_epoch < member.epoch:
             self._refuse(
                 topic, partition[1], ErrorCode.FENCED_MEMBER,
-                f"{topic}-{partition[1]} is not this member's as it was in its epoch {self._member_epoch}; its epoch is {member.epoch}",
+                f"{topic}-{partition[1]} is not this member's as it was in its epoch "
+                f"{self._member_epoch}; its epoch is {member.epoch}",
             )  # fmt: skip
         else:
             now = "no member" if owner is None else f"member {owner}"
-            self._refuse(topic, partition[1], ErrorCode.PARTITION_NOT_OWNED, f"{topic}-{partition[1]} is owned by {now}, not by this one")
+            self._refuse(
+                topic,
+                partition[1],
+                ErrorCode.PARTITION_NOT_OWNED,
+                f"{topic}-{partition[1]} is owned by {now}, not by this one",
+            )
         return False
 
     def _refuse(self, topic: str, partition: int, code: ErrorCode, sentence: str) -> None:
         self.refused.append([topic, partition, int(code), sentence])
 
 
-def entry_parts(entry: Any) -> tuple[str, int, int, int, str]:
-    """Topic, partition, offset, leader epoch (-1: none), metadata. Raises InvalidRequestError."""
-    if isinstance(entry, list) and 3 <= len(entry) <= 5:
+def entry_parts(entry: Any) -> tuple[str, int, int, int, str, str]:
+    """Topic, partition, offset, leader epoch (-1: none), metadata, topic id (empty: the one that
+    has the name). Raises InvalidRequestError.
+    """
+    if isinstance(entry, list) and 3 <= len(entry) <= 6:
         topic, partition, offset = entry[:3]
         leader_epoch = entry[3] if len(entry) > 3 and entry[3] is not None else -1
         metadata = entry[4] if len(entry) > 4 and entry[4] is not None else ""
+        topic_id = entry[5] if len(entry) > 5 and entry[5] is not None else ""
         if (
             type(topic) is str
+            and type(topic_id) is str
             and type(partition) is int
             and type(offset) is int
             and type(leader_epoch) is int
@@ -161,5 +227,8 @@ def entry_parts(entry: Any) -> tuple[str, int, int, int, str]:
             and -OFFSET_MAX <= offset <= OFFSET_MAX
             and -1 <= leader_epoch <= OFFSET_MAX
         ):
-            return topic, partition, offset, leader_epoch, metadata
-    raise InvalidRequestError("each entry of `offsets` is [topic, partition, offset, leader epoch or -1, metadata text]")
+            return topic, partition, offset, leader_epoch, metadata, topic_id
+    raise InvalidRequestError(
+        "each entry of `offsets` is [topic, partition, offset, leader epoch or -1, metadata text, "
+        "topic id or null]"
+    )

@@ -1,7 +1,8 @@
 """What clients' requests about groups may say: each field checked once, before anything is done.
 
 Owner: pure; the service asks.
-Invariants: what comes out has the types it says, and numbers that fit 62 bits. Everything else is refused with a sentence that names the field.
+Invariants: what comes out has the types it says, and numbers that fit 62 bits. Everything else is
+    refused with a sentence that names the field.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ import unicodedata
 from collections.abc import Mapping
 from typing import Any
 
-from appliance.groups.assignor_plugins import NAME_MAX
-from appliance.groups.limits import (
+from appliance.groups.base.assignor_plugins import NAME_MAX
+from appliance.groups.base.limits import (
     CLIENT_TEXT_MAX,
     COMMITS_MAX,
     GROUP_NAME_MAX,
@@ -23,9 +24,9 @@ from appliance.groups.limits import (
     TOPICS_MAX,
     GroupLimits,
 )
-from appliance.groups.members import AWAY_EPOCH, MemberSettings
-from appliance.groups.messages import Partition
-from tailrace.errors import InvalidGroupError, InvalidRequestError
+from appliance.groups.base.members import AWAY_EPOCH, MemberSettings
+from appliance.groups.base.messages import Partition
+from tailrace.core.errors import InvalidGroupError, InvalidRequestError
 
 CONSUMER, SHARE = "consumer", "share"
 
@@ -39,7 +40,9 @@ def group_in(request: Mapping[str, Any]) -> str:
 
 
 def _is_printable(name: str) -> bool:
-    return (name.isascii() and name.isprintable()) or not any(unicodedata.category(one) in ("Cc", "Cs") for one in name)
+    return (name.isascii() and name.isprintable()) or not any(
+        unicodedata.category(one) in ("Cc", "Cs") for one in name
+    )
 
 
 def kind_in(request: Mapping[str, Any]) -> str:
@@ -56,7 +59,9 @@ def member_in(request: Mapping[str, Any]) -> str:
     """The member's id. Raises InvalidRequestError."""
     member_id = _text_in(request, "member_id", MEMBER_ID_MAX)
     if not member_id:
-        raise InvalidRequestError("member_id is missing; it takes the id that the client made for itself, a uuid")
+        raise InvalidRequestError(
+            "member_id is missing; it takes the id that the client made for itself, a uuid"
+        )
     return member_id
 
 
@@ -65,13 +70,16 @@ def epoch_in(request: Mapping[str, Any]) -> int:
     epoch = request.get("member_epoch")
     if type(epoch) is not int or not AWAY_EPOCH <= epoch <= OFFSET_MAX:
         raise InvalidRequestError(
-            f"member_epoch is {shown(epoch)}; it takes 0 (join), -1 (leave), -2 (a static member goes for a while) or the epoch of the last answer"
+            f"member_epoch is {shown(epoch)}; it takes 0 (join), -1 (leave), -2 (a static member "
+            "goes for a while) or the epoch of the last answer"
         )
     return epoch
 
 
 def topics_in(request: Mapping[str, Any]) -> tuple[str, ...] | None:
-    """The names that the member subscribes to, sorted; None: unchanged. Raises InvalidRequestError."""
+    """The names that the member subscribes to, sorted; None: unchanged. Raises
+    InvalidRequestError.
+    """
     topics = request.get("topics")
     if topics is None:
         return None
@@ -92,7 +100,11 @@ def owned_in(request: Mapping[str, Any]) -> frozenset[Partition] | None:
     if not isinstance(owned, dict):
         raise InvalidRequestError("owned takes an object: topic id -> list of partitions")
     for topic_id, partitions in owned.items():
-        if not isinstance(partitions, list) or len(topic_id) > 64 or not all(type(one) is int for one in partitions):
+        if (
+            not isinstance(partitions, list)
+            or len(topic_id) > 64
+            or not all(type(one) is int for one in partitions)
+        ):
             raise InvalidRequestError("owned takes an object: topic id -> list of partitions")
         found.update((topic_id, one) for one in partitions)
     return frozenset(found)
@@ -102,8 +114,16 @@ def settings_in(request: Mapping[str, Any], limits: GroupLimits) -> MemberSettin
     """What a joining member asks for. Raises InvalidRequestError."""
     topics = topics_in(request)
     if topics is None:
-        raise InvalidRequestError("topics is missing; a member that joins names what it subscribes to")
-    session_ms = number_in(request, "session_timeout_ms", 45_000, limits.session_timeout_min_ms, limits.session_timeout_max_ms)
+        raise InvalidRequestError(
+            "topics is missing; a member that joins names what it subscribes to"
+        )
+    session_ms = number_in(
+        request,
+        "session_timeout_ms",
+        45_000,
+        limits.session_timeout_min_ms,
+        limits.session_timeout_max_ms,
+    )
     return MemberSettings(
         topics,
         _text_in(request, "instance_id", CLIENT_TEXT_MAX) or None,
@@ -139,7 +159,10 @@ def _text_in(request: Mapping[str, Any], name: str, most: int) -> str | None:
     if value is None:
         return None
     if type(value) is not str or len(value) > most or not _is_printable(value):
-        raise InvalidRequestError(f"{name} is {shown(value)}; it takes at most {most} characters, none of them a control character")
+        raise InvalidRequestError(
+            f"{name} is {shown(value)}; it takes at most {most} characters, none of them a "
+            "control character"
+        )
     return value
 
 
@@ -163,11 +186,17 @@ def place_in(request: Mapping[str, Any]) -> tuple[str, int] | None:
         or type(after[1]) is not int
         or not -1 <= after[1] < 1 << 31
     ):
-        raise InvalidRequestError("after is what the page before ended with: a topic and a partition")
+        raise InvalidRequestError(
+            "after is what the page before ended with: a topic and a partition"
+        )
     return after[0], after[1]
 
 
 def shown(value: object) -> str:
     """For a sentence about what is wrong with it."""
-    text = repr(value) if isinstance(value, (str, int, float, bool, type(None))) else f"a {type(value).__name__}"
+    text = (
+        repr(value)
+        if isinstance(value, (str, int, float, bool, type(None)))
+        else f"a {type(value).__name__}"
+    )
     return text if len(text) <= 80 else f"{text[:77]}..."

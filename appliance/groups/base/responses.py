@@ -1,24 +1,25 @@
 """Answers and pushes of the step that is under way.
 
 Owner: the service.
-Invariants: each is taken once. An answer that says what a rollback has undone becomes a refusal: it names the group that it is about, ANY (lists),
-    or NOTHING (it says only what was kept before the step).
+Invariants: each is taken once. An answer that says what a rollback has undone becomes a refusal: it
+    names the group that it is about, ANY (lists), or NOTHING (it says only what was kept before the
+    step).
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
 
-from appliance.groups.messages import Answer, Push, Requester, SessionKey
-from tailrace.errors import TailraceError
-from tailrace.protocol.errors import ErrorCode
-from tailrace.protocol.requests import encode_error
+from appliance.groups.base.messages import Answer, Push, Requester, SessionKey
+from tailrace.core.error_codes import ErrorCode
+from tailrace.core.errors import TailraceError
+from tailrace.protocol.messages import encode_error
 
 ANY = "\0any"
 NOTHING = "\0nothing"
 
 
-class Outgoing:
+class Responses:
     """What is to be sent when the step is kept."""
 
     def __init__(self) -> None:
@@ -29,8 +30,13 @@ class Outgoing:
         """`about`: the group's name, ANY or NOTHING."""
         self._answers.append((Answer(requester, 0, body), about))
 
-    def refuse(self, requester: Requester, error: TailraceError) -> None:
-        self._answers.append((Answer(requester, int(error.code), encode_error(error.detail)), NOTHING))
+    def refuse(
+        self, requester: Requester, error: TailraceError, *, is_undone: bool = False
+    ) -> None:
+        """`is_undone`: a rollback, not the request, is the reason."""
+        self._answers.append(
+            (Answer(requester, int(error.code), encode_error(error.detail), is_undone), NOTHING)
+        )
 
     def push(self, session: SessionKey, api: int, body: bytes) -> None:
         """One at most for each session and step: the first says it."""
@@ -40,11 +46,11 @@ class Outgoing:
         """The session has an answer with the news that it would be pushed."""
         self._pushes.pop(session, None)
 
-    def take_answers(self) -> list[Answer]:
+    def drain_answers(self) -> list[Answer]:
         answers, self._answers = [answer for answer, _ in self._answers], []
         return answers
 
-    def take_pushes(self) -> list[Push]:
+    def drain_pushes(self) -> list[Push]:
         pushes, self._pushes = list(self._pushes.values()), {}
         return pushes
 
@@ -54,4 +60,4 @@ class Outgoing:
         body = encode_error(error.detail)
         for answer, about in self._answers:
             if answer.code == ErrorCode.OK and (about == ANY or about in groups):
-                answer.code, answer.body = int(error.code), body
+                answer.code, answer.body, answer.is_undone = int(error.code), body, True

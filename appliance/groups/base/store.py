@@ -1,8 +1,10 @@
-"""The database of groups: one SQLite file with groups, members, committed offsets and the state of share partitions.
+"""The database of groups: one SQLite file with groups, members, committed offsets and the state of
+share partitions.
 
 Owner: the process `groups`, alone. WAL, synchronous=FULL.
-Invariants: a transaction begins by itself with the first row that is written and ends with `commit` or `rollback`. A transaction in which a write has failed
-    can only be rolled back: `commit` raises what the write raised. Group ids are never reused.
+Invariants: a transaction begins by itself with the first row that is written and ends with `commit`
+    or `rollback`. A transaction in which a write has failed can only be rolled back: `commit`
+    raises what the write raised. Group ids are never reused.
 Crash: SQLite's own recovery; what `commit` has not returned for was not answered to anybody.
 """
 
@@ -16,18 +18,20 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from appliance.groups.store_files import StoreFiles
-from tailrace.errors import DiskFullError, StorageError, TailraceError
+from appliance.groups.base.store_watch import StoreWatch
+from shm.runtime.elapsed_time import MARK_EVERY_MS, ElapsedTime, Mark
+from tailrace.core.errors import DiskFullError, StorageError, TailraceError
 
 logger = logging.getLogger(__name__)
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 LOCKED_TIMEOUT_S = 0.5
 """How long a change waits for another process (a backup, a shell) that holds the database."""
 _TABLES = """
 CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value INTEGER NOT NULL) STRICT;
 CREATE TABLE IF NOT EXISTS groups (
     group_id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, kind TEXT NOT NULL CHECK (kind IN ('consumer', 'share')), epoch INTEGER NOT NULL,
-    assignor TEXT NOT NULL, rebalances INTEGER NOT NULL, created_ms INTEGER NOT NULL, empty_since_ms INTEGER NOT NULL, detail TEXT NOT NULL
+    assignor TEXT NOT NULL, rebalances INTEGER NOT NULL, created_ms INTEGER NOT NULL, empty_since_ms INTEGER NOT NULL, detail TEXT NOT NULL,
+    empty_elapsed_ms INTEGER NOT NULL DEFAULT 0
 ) STRICT;
 CREATE TABLE IF NOT EXISTS members (
     group_id INTEGER NOT NULL, member_id TEXT NOT NULL, epoch INTEGER NOT NULL, settings TEXT NOT NULL, assignment TEXT NOT NULL, target TEXT NOT NULL,
@@ -35,17 +39,31 @@ CREATE TABLE IF NOT EXISTS members (
 ) STRICT, WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS offsets (
     group_id INTEGER NOT NULL, topic_id TEXT NOT NULL, partition INTEGER NOT NULL, committed INTEGER NOT NULL, leader_epoch INTEGER NOT NULL,
-    metadata TEXT NOT NULL, committed_ms INTEGER NOT NULL, PRIMARY KEY (group_id, topic_id, partition)
+    metadata TEXT NOT NULL, committed_ms INTEGER NOT NULL, committed_elapsed_ms INTEGER NOT NULL DEFAULT 0,
+    PRIMARY KEY (group_id, topic_id, partition)
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS offsets_by_topic ON offsets (topic_id);
 CREATE TABLE IF NOT EXISTS share_partitions (
     group_id INTEGER NOT NULL, topic_id TEXT NOT NULL, partition INTEGER NOT NULL, state BLOB NOT NULL, PRIMARY KEY (group_id, topic_id, partition)
 ) STRICT, WITHOUT ROWID;
+"""  # noqa: E501
+_FROM_1_TO_2 = """
+BEGIN;
+ALTER TABLE groups ADD COLUMN empty_elapsed_ms INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE offsets ADD COLUMN committed_elapsed_ms INTEGER NOT NULL DEFAULT 0;
+UPDATE meta SET value = 2 WHERE name = 'schema_version';
+COMMIT;
+"""
+"""Version 1 had no elapsed time, which begins here: what it kept expires as if it had been left or
+committed now.
 """
 
 
 class GroupRow(NamedTuple):
-    """A group. `empty_since_ms`: 0 while it has members; `detail`: JSON, the kind's own."""
+    """A group. `empty_since_ms`: by the wall clock, for people; 0 while it has members.
+    `empty_elapsed_ms`: the same in elapsed time, by which it expires. `detail`: JSON, the kind's
+    own.
+    """
 
     group_id: int
     name: str
@@ -56,6 +74,7 @@ class GroupRow(NamedTuple):
     created_ms: int
     empty_since_ms: int
     detail: str
+    empty_elapsed_ms: int = 0
 
 
 class MemberRow(NamedTuple):
@@ -70,7 +89,9 @@ class MemberRow(NamedTuple):
 
 
 class OffsetRow(NamedTuple):
-    """A committed offset: the next record that the group wants."""
+    """A committed offset: the next record that the group wants. `committed_ms`: by the wall clock;
+    `committed_elapsed_ms`: in elapsed time.
+    """
 
     group_id: int
     topic_id: str
@@ -79,6 +100,7 @@ class OffsetRow(NamedTuple):
     leader_epoch: int
     metadata: str
     committed_ms: int
+    committed_elapsed_ms: int = 0
 
 
 class ShareRow(NamedTuple):
@@ -97,32 +119,48 @@ def _refusals() -> Iterator[None]:
         yield
     except sqlite3.Error as error:
         if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL:
-            raise DiskFullError("groups.db cannot grow: its disk is full; nothing of the request was kept") from error
-        raise StorageError(f"groups.db cannot be read or written: {error}; nothing of the request was kept") from error
+            raise DiskFullError(
+                "groups.db cannot grow: its disk is full; nothing of the request was kept"
+            ) from error
+        raise StorageError(
+            f"groups.db cannot be read or written: {error}; nothing of the request was kept"
+        ) from error
 
 
 class GroupStore:
     """The database."""
 
     def __init__(self, path: str) -> None:
-        """Opens or makes the file (mode 0600). Raises StorageError with a sentence when it cannot be used."""
+        """Opens or makes the file (mode 0600). Raises StorageError with a sentence when it cannot
+        be used.
+        """
         self.path = path
         self.before_commit: list[Callable[[], None]] = []
-        """Called by `commit` before it commits: they write what has changed. They may raise TailraceError, and then the commit fails."""
+        """Called by `commit` before it commits: they write what has changed. They may raise
+        TailraceError, and then the commit fails.
+        """
         self.after_commit: list[Callable[[], None]] = []
         """Called by `commit` when all is kept."""
         self._failure: TailraceError | None = None
         _make_private(path)
         try:
-            self._db = sqlite3.connect(path, isolation_level=None, timeout=LOCKED_TIMEOUT_S, check_same_thread=False)
+            self._db = sqlite3.connect(
+                path, isolation_level=None, timeout=LOCKED_TIMEOUT_S, check_same_thread=False
+            )
         except sqlite3.Error as error:
             raise _unusable(path, error) from error
         try:
             self._set_up()
             self._open_tables(path)
-            self._files = StoreFiles(path)
-            (highest,) = self._db.execute("SELECT coalesce(max(group_id), 0) FROM groups").fetchone()
+            self._files = StoreWatch(path)
+            (highest,) = self._db.execute(
+                "SELECT coalesce(max(group_id), 0) FROM groups"
+            ).fetchone()
             self._next_group_id: int = 1 + max(int(highest), self._meta("last_group_id"))
+            self._elapsed: ElapsedTime | None = None
+            self._now_ns = 0
+            self._unkept_mark: Mark | None = None
+            """Written in the transaction that is open."""
         except sqlite3.Error as error:
             self._db.close()
             raise _unusable(path, error) from error
@@ -134,41 +172,94 @@ class GroupStore:
         self._db.execute("PRAGMA journal_mode=WAL")
         self._db.execute("PRAGMA synchronous=FULL")
 
-    def look_after_files(self) -> None:
-        """Where the database, or its log, was removed while it is in use: write everything again. To be called outside of a transaction. Raises
-        StorageError: it cannot be, or another file was put in the place.
+    def watch_files(self) -> None:
+        """Where the database, or its log, was removed while it is in use: write everything again.
+        To be called outside of a transaction. Raises StorageError: it cannot be, or another file
+        was put in the place.
         """
         if self._db.in_transaction or self._files.are_there():
             return
-        logger.error("groups_db_removed path=%s: another program has removed it, or its -wal; it is written again", self.path)
+        logger.error(
+            "groups_db_removed path=%s: another program has removed it, or its -wal; it is "
+            "written again",
+            self.path,
+        )
         with _refusals():
             try:
-                self._files.write_again(self._db)
+                self._files.restore_copy(self._db)
                 old, self._db = (
                     self._db,
-                    sqlite3.connect(self.path, isolation_level=None, timeout=LOCKED_TIMEOUT_S, check_same_thread=False),
+                    sqlite3.connect(
+                        self.path,
+                        isolation_level=None,
+                        timeout=LOCKED_TIMEOUT_S,
+                        check_same_thread=False,
+                    ),
                 )
                 old.close()
                 self._set_up()
                 self._meta("schema_version")
-                self._files = StoreFiles(self.path)
+                self._files = StoreWatch(self.path)
             except OSError as error:
-                raise StorageError(f"{self.path} was removed, and cannot be written again: {os.strerror(error.errno or 0)}") from error
+                raise StorageError(
+                    f"{self.path} was removed, and cannot be written again: "
+                    f"{os.strerror(error.errno or 0)}"
+                ) from error
 
     def _open_tables(self, path: str) -> None:
-        """The version is looked at before anything is written: another build's database stays as it is."""
-        tables = {name for (name,) in self._db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        """The version is looked at before anything is written: another build's database stays as it
+        is.
+        """
+        tables = {
+            name
+            for (name,) in self._db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+        }
         found = self._meta("schema_version") if "meta" in tables else 0
-        if tables and found != SCHEMA_VERSION:
+        if tables and found not in (1, SCHEMA_VERSION):
             raise StorageError(
-                f"{path} has schema version {found}, this build reads {SCHEMA_VERSION}: start the build that made it, or move the file away "
+                f"{path} has schema version {found}, this build reads {SCHEMA_VERSION}: start the "
+                "build that made it, or move the file away "
                 "(groups then begin without members and committed offsets)"
             )
         if tables:
             row = self._db.execute("PRAGMA quick_check(1)").fetchone()
             if row is not None and row[0] != "ok":
                 raise sqlite3.DatabaseError(str(row[0]))
-        self._db.executescript(f"BEGIN; {_TABLES} INSERT OR IGNORE INTO meta VALUES ('schema_version', {SCHEMA_VERSION}); COMMIT;")
+        if found == 1:
+            self._db.executescript(_FROM_1_TO_2)
+        self._db.executescript(
+            f"BEGIN; {_TABLES} INSERT OR IGNORE INTO meta VALUES ('schema_version', "
+            f"{SCHEMA_VERSION}); COMMIT;"
+        )
+
+    # ---- elapsed time ----------------------------------------------------------------------------
+
+    def begin_time(self, now_ns: int) -> None:
+        """Have elapsed time go on from what the database says. A second time nothing is done.
+        Raises StorageError.
+        """
+        if self._elapsed is None:
+            mark = Mark.of_rows(self.read("SELECT name, value FROM meta"))
+            self._elapsed, self._now_ns = ElapsedTime(mark, now_ns), now_ns
+
+    def elapsed_ms(self, now_ns: int) -> int:
+        """Elapsed time, by which everything here expires."""
+        assert self._elapsed is not None, "begin_time comes first"
+        self._now_ns = now_ns
+        return self._elapsed.ms(now_ns)
+
+    def keep_time(self, after_ms: int = MARK_EVERY_MS) -> None:
+        """Write down the elapsed time that was asked for last, if what is on the disk is older than
+        `after_ms`; `commit` does it for each transaction. Raises StorageError, DiskFullError.
+        """
+        mark = (
+            None
+            if self._elapsed is None or self._unkept_mark is not None
+            else self._elapsed.mark_due(self._now_ns, after_ms)
+        )
+        if mark is not None:
+            self.write_many("INSERT OR REPLACE INTO meta VALUES (?, ?)", mark.rows())
+            self._unkept_mark = mark
 
     def _meta(self, name: str) -> int:
         row = self._db.execute("SELECT value FROM meta WHERE name = ?", (name,)).fetchone()
@@ -178,7 +269,7 @@ class GroupStore:
         """What was not committed is gone."""
         self._db.close()
 
-    # ---- transactions ----------------------------------------------------------------------------------------------------------------
+    # ---- transactions ----------------------------------------------------------------------------
 
     @property
     def is_in_transaction(self) -> bool:
@@ -186,29 +277,37 @@ class GroupStore:
         return self._failure is not None or self._db.in_transaction
 
     def begin(self) -> None:
-        """Begin a transaction where none is open; writes do it by themselves. Raises StorageError when another process holds the database."""
+        """Begin a transaction where none is open; writes do it by themselves. Raises StorageError
+        when another process holds the database.
+        """
         if self._failure is not None:
             raise self._failure
         if not self._db.in_transaction:
             with self._failing():
-                self.look_after_files()
+                self.watch_files()
                 self._db.execute("BEGIN IMMEDIATE")
 
     def commit(self) -> None:
-        """Keep what was written since the last commit; nothing to do where nothing was. Raises StorageError, DiskFullError: then roll back."""
+        """Keep what was written since the last commit; nothing to do where nothing was. Raises
+        StorageError, DiskFullError: then roll back.
+        """
         for write in self.before_commit:
             write()
         if self._failure is not None:
             raise self._failure
         if self._db.in_transaction:
+            self.keep_time()
             with self._failing():
                 self._db.execute("COMMIT")
+            if self._unkept_mark is not None and self._elapsed is not None:
+                self._elapsed.kept(self._unkept_mark)
+                self._unkept_mark = None
         for done in self.after_commit:
             done()
 
     def rollback(self) -> None:
         """Forget what was written since the last commit."""
-        self._failure = None
+        self._failure = self._unkept_mark = None
         if self._db.in_transaction:
             with _refusals():
                 self._db.execute("ROLLBACK")
@@ -224,7 +323,9 @@ class GroupStore:
             raise
 
     def write_many(self, sql: str, rows: Iterable[tuple[Any, ...]]) -> int:
-        """Execute a statement for each row in the open transaction; returns how many rows it changed. Raises StorageError, DiskFullError."""
+        """Execute a statement for each row in the open transaction; returns how many rows it
+        changed. Raises StorageError, DiskFullError.
+        """
         self.begin()
         with self._failing():
             return int(self._db.executemany(sql, rows).rowcount)
@@ -234,7 +335,7 @@ class GroupStore:
         with _refusals():
             return self._db.execute(sql, values).fetchall()
 
-    # ---- groups and members ----------------------------------------------------------------------------------------------------------
+    # ---- groups and members ----------------------------------------------------------------------
 
     def new_group_id(self) -> int:
         """A number that no group has had."""
@@ -244,7 +345,10 @@ class GroupStore:
 
     def groups(self, kind: str) -> list[GroupRow]:
         """All groups of a kind ("consumer", "share"), by id."""
-        return [GroupRow(*row) for row in self.read("SELECT * FROM groups WHERE kind = ? ORDER BY group_id", (kind,))]
+        return [
+            GroupRow(*row)
+            for row in self.read("SELECT * FROM groups WHERE kind = ? ORDER BY group_id", (kind,))
+        ]
 
     def group(self, group_id: int) -> GroupRow | None:
         rows = self.read("SELECT * FROM groups WHERE group_id = ?", (group_id,))
@@ -252,33 +356,59 @@ class GroupStore:
 
     def group_names(self, after: str, limit: int) -> list[str]:
         """Names of groups of every kind behind `after`, sorted."""
-        return [name for (name,) in self.read("SELECT name FROM groups WHERE name > ? ORDER BY name LIMIT ?", (after, limit))]
+        return [
+            name
+            for (name,) in self.read(
+                "SELECT name FROM groups WHERE name > ? ORDER BY name LIMIT ?", (after, limit)
+            )
+        ]
 
-    def groups_empty_since(self, cutoff_ms: int, behind_group_id: int, limit: int) -> list[tuple[int, int, bool]]:
-        """(id, empty since, whether it has offsets), by id, of consumer groups that had their last member before `cutoff_ms`."""
+    def groups_empty_since(
+        self, cutoff_ms: int, behind_group_id: int, limit: int
+    ) -> list[tuple[int, int, bool]]:
+        """(id, empty since, whether it has offsets), by id, of consumer groups that had their last
+        member before `cutoff_ms`, all in elapsed time.
+        """
         sql = (
-            "SELECT group_id, empty_since_ms, EXISTS (SELECT 1 FROM offsets WHERE offsets.group_id = groups.group_id) FROM groups"
-            " WHERE empty_since_ms > 0 AND empty_since_ms <= ? AND group_id > ? AND kind = 'consumer' ORDER BY group_id LIMIT ?"
+            "SELECT group_id, empty_elapsed_ms, EXISTS (SELECT 1 FROM offsets WHERE "
+            "offsets.group_id = groups.group_id) FROM groups"
+            " WHERE empty_since_ms > 0 AND empty_elapsed_ms <= ? AND group_id > ? AND kind = "
+            "'consumer' ORDER BY group_id LIMIT ?"
         )
         found = self.read(sql, (cutoff_ms, behind_group_id, limit))
-        return [(group_id, empty_since_ms, bool(has_offsets)) for group_id, empty_since_ms, has_offsets in found]
+        return [
+            (group_id, empty_elapsed_ms, bool(has_offsets))
+            for group_id, empty_elapsed_ms, has_offsets in found
+        ]
 
     def put_groups(self, rows: Iterable[GroupRow]) -> None:
         self.write_many(
-            "INSERT INTO groups VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (group_id) DO UPDATE SET epoch = excluded.epoch,"
-            " assignor = excluded.assignor, rebalances = excluded.rebalances, empty_since_ms = excluded.empty_since_ms, detail = excluded.detail",
+            "INSERT INTO groups (group_id, name, kind, epoch, assignor, rebalances, created_ms, "
+            "empty_since_ms, detail, empty_elapsed_ms)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (group_id) DO UPDATE SET epoch = "
+            "excluded.epoch,"
+            " assignor = excluded.assignor, rebalances = excluded.rebalances, empty_since_ms = "
+            "excluded.empty_since_ms, detail = excluded.detail,"
+            " empty_elapsed_ms = excluded.empty_elapsed_ms",
             rows,
         )
 
     def delete_group(self, group_id: int) -> None:
         """The group with all that belongs to it."""
-        self.write_many("INSERT OR REPLACE INTO meta VALUES ('last_group_id', ?)", [(self._next_group_id - 1,)])
+        self.write_many(
+            "INSERT OR REPLACE INTO meta VALUES ('last_group_id', ?)", [(self._next_group_id - 1,)]
+        )
         for table in ("groups", "members", "offsets", "share_partitions"):
             self.write_many(f"DELETE FROM {table} WHERE group_id = ?", [(group_id,)])
 
     def members(self, group_id: int) -> list[MemberRow]:
         """A group's members, by id."""
-        return [MemberRow(*row) for row in self.read("SELECT * FROM members WHERE group_id = ? ORDER BY member_id", (group_id,))]
+        return [
+            MemberRow(*row)
+            for row in self.read(
+                "SELECT * FROM members WHERE group_id = ? ORDER BY member_id", (group_id,)
+            )
+        ]
 
     def all_members(self) -> Iterator[MemberRow]:
         """The members of all groups, by group id."""
@@ -289,8 +419,10 @@ class GroupStore:
     def put_members(self, rows: Iterable[MemberRow]) -> None:
         """A row with settings "" leaves those that are there."""
         self.write_many(
-            "INSERT INTO members VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (group_id, member_id) DO UPDATE SET epoch = excluded.epoch,"
-            " settings = iif(excluded.settings = '', settings, excluded.settings), assignment = excluded.assignment, target = excluded.target",
+            "INSERT INTO members VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (group_id, member_id) DO "
+            "UPDATE SET epoch = excluded.epoch,"
+            " settings = iif(excluded.settings = '', settings, excluded.settings), assignment = "
+            "excluded.assignment, target = excluded.target",
             rows,
         )
 
@@ -298,18 +430,25 @@ class GroupStore:
         """`keys`: (group id, member id)."""
         self.write_many("DELETE FROM members WHERE group_id = ? AND member_id = ?", keys)
 
-    # ---- committed offsets -----------------------------------------------------------------------------------------------------------
+    # ---- committed offsets -----------------------------------------------------------------------
 
     def put_offsets(self, rows: Iterable[OffsetRow]) -> None:
         self.write_many(
-            "INSERT INTO offsets VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (group_id, topic_id, partition) DO UPDATE SET committed = excluded.committed,"
-            " leader_epoch = excluded.leader_epoch, metadata = excluded.metadata, committed_ms = excluded.committed_ms",
+            "INSERT INTO offsets (group_id, topic_id, partition, committed, leader_epoch, "
+            "metadata, committed_ms, committed_elapsed_ms)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (group_id, topic_id, partition) DO "
+            "UPDATE SET committed = excluded.committed,"
+            " leader_epoch = excluded.leader_epoch, metadata = excluded.metadata, committed_ms = "
+            "excluded.committed_ms,"
+            " committed_elapsed_ms = excluded.committed_elapsed_ms",
             rows,
         )
 
     def delete_offsets(self, keys: Iterable[tuple[int, str, int]]) -> None:
         """`keys`: (group id, topic id, partition)."""
-        self.write_many("DELETE FROM offsets WHERE group_id = ? AND topic_id = ? AND partition = ?", keys)
+        self.write_many(
+            "DELETE FROM offsets WHERE group_id = ? AND topic_id = ? AND partition = ?", keys
+        )
 
     def offset(self, group_id: int, topic_id: str, partition: int) -> OffsetRow | None:
         sql = "SELECT * FROM offsets WHERE group_id = ? AND topic_id = ? AND partition = ?"
@@ -318,38 +457,60 @@ class GroupStore:
 
     def offsets_of_topic(self, group_id: int, topic_id: str, behind: int) -> list[OffsetRow]:
         """Of partitions behind this one, in order."""
-        sql = "SELECT * FROM offsets WHERE group_id = ? AND topic_id = ? AND partition > ? ORDER BY partition"
+        sql = (
+            "SELECT * FROM offsets WHERE group_id = ? AND topic_id = ? AND partition > ? ORDER "
+            "BY partition"
+        )
         return list(map(OffsetRow._make, self.read(sql, (group_id, topic_id, behind))))
 
     def has_offsets(self, group_id: int, topic_id: str) -> bool:
-        return bool(self.read("SELECT 1 FROM offsets WHERE group_id = ? AND topic_id = ? LIMIT 1", (group_id, topic_id)))
+        return bool(
+            self.read(
+                "SELECT 1 FROM offsets WHERE group_id = ? AND topic_id = ? LIMIT 1",
+                (group_id, topic_id),
+            )
+        )
 
     def offset_topics(self, group_id: int) -> list[str]:
         """The ids of the topics that the group has offsets in."""
-        return [topic_id for (topic_id,) in self.read("SELECT DISTINCT topic_id FROM offsets WHERE group_id = ?", (group_id,))]
+        return [
+            topic_id
+            for (topic_id,) in self.read(
+                "SELECT DISTINCT topic_id FROM offsets WHERE group_id = ?", (group_id,)
+            )
+        ]
 
     def expire_offsets(self, group_id: int, cutoff_ms: int) -> bool:
-        """Delete the group's offsets that were committed before `cutoff_ms`; returns whether others are left."""
-        self.write_many("DELETE FROM offsets WHERE group_id = ? AND committed_ms <= ?", [(group_id, cutoff_ms)])
+        """Delete the group's offsets that were committed before `cutoff_ms` of elapsed time;
+        returns whether others are left.
+        """
+        self.write_many(
+            "DELETE FROM offsets WHERE group_id = ? AND committed_elapsed_ms <= ?",
+            [(group_id, cutoff_ms)],
+        )
         return bool(self.read("SELECT 1 FROM offsets WHERE group_id = ? LIMIT 1", (group_id,)))
 
     def all_offset_topics(self) -> list[str]:
         """The ids of all topics that any group has offsets in (one step in the index for each)."""
         sql = (
             "WITH RECURSIVE ids(id) AS (SELECT min(topic_id) FROM offsets UNION ALL"
-            " SELECT (SELECT min(topic_id) FROM offsets WHERE topic_id > ids.id) FROM ids WHERE ids.id IS NOT NULL) SELECT id FROM ids WHERE id IS NOT NULL"
+            " SELECT (SELECT min(topic_id) FROM offsets WHERE topic_id > ids.id) FROM ids WHERE "
+            "ids.id IS NOT NULL) SELECT id FROM ids WHERE id IS NOT NULL"
         )
         return [topic_id for (topic_id,) in self.read(sql)]
 
     def delete_topic_offsets(self, topic_id: str, committed_before_ms: int, limit: int) -> int:
-        """Delete at most `limit` offsets of a topic, in all groups; returns how many."""
+        """Delete at most `limit` offsets of a topic that were committed before a moment of elapsed
+        time, in all groups; returns how many.
+        """
         sql = (
             "DELETE FROM offsets WHERE (group_id, topic_id, partition) IN"
-            " (SELECT group_id, topic_id, partition FROM offsets WHERE topic_id = ? AND committed_ms <= ? LIMIT ?)"
+            " (SELECT group_id, topic_id, partition FROM offsets WHERE topic_id = ? AND "
+            "committed_elapsed_ms <= ? LIMIT ?)"
         )
         return self.write_many(sql, [(topic_id, committed_before_ms, limit)])
 
-    # ---- share partitions ------------------------------------------------------------------------------------------------------------
+    # ---- share partitions ------------------------------------------------------------------------
 
     def share_states(self, group_id: int) -> list[ShareRow]:
         """By topic id and partition."""
@@ -361,11 +522,16 @@ class GroupStore:
 
     def delete_share_states(self, keys: Iterable[tuple[int, str, int]]) -> None:
         """`keys`: (group id, topic id, partition)."""
-        self.write_many("DELETE FROM share_partitions WHERE group_id = ? AND topic_id = ? AND partition = ?", keys)
+        self.write_many(
+            "DELETE FROM share_partitions WHERE group_id = ? AND topic_id = ? AND partition = ?",
+            keys,
+        )
 
 
 def _make_private(path: str) -> None:
-    """The file, empty where there is none, readable and writable for its owner only; SQLite gives its other files the same mode."""
+    """The file, empty where there is none, readable and writable for its owner only; SQLite gives
+    its other files the same mode.
+    """
     try:
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
@@ -376,12 +542,14 @@ def _make_private(path: str) -> None:
             os.close(handle)
     except OSError as error:
         raise StorageError(
-            f"cannot open {path}: {os.strerror(error.errno or 0)}; make it writable for this user, or move it away"
+            f"cannot open {path}: {os.strerror(error.errno or 0)}; make it writable for this "
+            "user, or move it away"
         ) from error
 
 
 def _unusable(path: str, error: sqlite3.Error) -> StorageError:
     return StorageError(
-        f"{path} cannot be used: {error}. If another process holds it, end that one; if it is damaged, restore it from a backup or move it away "
+        f"{path} cannot be used: {error}. If another process holds it, end that one; if it is "
+        "damaged, restore it from a backup or move it away "
         "(groups then begin without members and committed offsets)"
     )

@@ -1,7 +1,8 @@
 """The files of an open database: whether they are still where they were opened.
 
-A program may remove or replace the files of a database that is in use. SQLite goes on in files without a name then, and all that it says is kept goes with the
-process. So the store looks before each transaction, and writes everything again where something is missing.
+A program may remove or replace the files of a database that is in use. SQLite goes on in files
+without a name then, and all that it says is kept goes with the process. So the store looks before
+each transaction, and writes everything again where something is missing.
 
 Owner: the store. Invariants: a file that another has put in the place is never written to.
 Crash: a copy that was not finished stays beside the database, and is replaced by the next one.
@@ -13,7 +14,7 @@ import os
 import sqlite3
 from pathlib import Path
 
-from tailrace.errors import StorageError
+from tailrace.core.errors import StorageError
 
 COPY_SUFFIX = ".saved"
 
@@ -26,7 +27,7 @@ def _number(path: str) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
-class StoreFiles:
+class StoreWatch:
     """See the module's docstring."""
 
     def __init__(self, path: str) -> None:
@@ -35,30 +36,37 @@ class StoreFiles:
         self._database, self._wal = _number(path), _number(f"{path}-wal")
 
     def are_there(self) -> bool:
-        """Whether both have their names. Raises StorageError when another file has the name of one."""
+        """Whether both have their names. Raises StorageError when another file has the name
+        of one.
+        """
         for path, opened in ((self._path, self._database), (f"{self._path}-wal", self._wal)):
             found = _number(path)
             if found != opened:
                 if found is None:
                     return False
                 raise StorageError(
-                    f"{path} was replaced while it was in use; nothing of the request was kept. To go on with what is known, move the new file away; "
+                    f"{path} was replaced while it was in use; nothing of the request was kept. "
+                    "To go on with what is known, move the new file away; "
                     "to use it, stop the appliance first"
                 )
         return True
 
-    def write_again(self, database: sqlite3.Connection) -> None:
-        """Bring what the connection has, which is in no transaction, to where its files were. It is to be closed then, and another one opened. Raises
-        sqlite3.Error, OSError.
+    def restore_copy(self, database: sqlite3.Connection) -> None:
+        """Bring what the connection has, which is in no transaction, to where its files were. It is
+        to be closed then, and another one opened. Raises sqlite3.Error, OSError.
         """
         if _number(self._path) is not None:  # the log alone is gone
             busy, *_ = database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
             if busy:
-                raise sqlite3.OperationalError("its log was removed while another program reads it; end that one")
+                raise sqlite3.OperationalError(
+                    "its log was removed while another program reads it; end that one"
+                )
             return
         copy = self._path + COPY_SUFFIX
         Path(copy).unlink(missing_ok=True)
-        os.close(os.open(copy, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
+        os.close(
+            os.open(copy, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        )
         into = sqlite3.connect(copy, isolation_level=None)
         try:
             into.execute("PRAGMA synchronous=FULL")
@@ -71,7 +79,9 @@ class StoreFiles:
         finally:
             os.close(handle)
         os.replace(copy, self._path)
-        handle = os.open(os.path.dirname(self._path) or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        handle = os.open(
+            os.path.dirname(self._path) or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+        )
         try:
             os.fsync(handle)
         finally:

@@ -1,8 +1,9 @@
-"""The topics that groups see: from the coordinator's news, with offsets from the partition tables.
+"""The topics that groups see: from the controller's news, with offsets from the partition tables.
 
 Owner: the process of groups. Reads the partition tables, which the flushers write.
-Invariants: a topic is here from the first news of its partition 0 until news that one of its partitions is dropped; of its partitions those count that are
-    known without a gap; older news of a partition never take the place of newer ones; delay logs are no topics here.
+Invariants: a topic is here from the first news of its partition 0 until news that one of its
+    partitions is dropped; of its partitions those count that are known without a gap; older news of
+    a partition never take the place of newer ones; delay logs are no topics here.
 """
 
 from __future__ import annotations
@@ -10,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from appliance.groups.messages import TopicView
-from shm.catalog_messages import Assignment
+from appliance.groups.base.messages import TopicView
+from shm.lane_messages import Assignment
 from shm.layout import SlotState
 from shm.partition_table import PartitionTable
-from tailrace.hash_slots import HandOver
+from tailrace.core.hash_slots import HandOver
 
 _OPEN = (int(SlotState.ONLINE), int(SlotState.OFFLINE_FOR_WRITES))
 
@@ -36,8 +37,8 @@ def _hand_overs(partitions: Mapping[int, Assignment]) -> dict[int, HandOver]:
     }
 
 
-class CatalogTopics:
-    """`appliance.groups.messages.TopicsView` over what the coordinator has told."""
+class CatalogTopicImage:
+    """`appliance.groups.base.messages.TopicImage` over what the controller has told."""
 
     def __init__(self, tables: Sequence[PartitionTable]) -> None:
         """`tables`: by the index of the data directory."""
@@ -47,10 +48,12 @@ class CatalogTopics:
         self._ids: dict[str, str] = {}
         """Name -> id."""
 
-    # ---- news ------------------------------------------------------------------------------------------------------------------------
+    # ---- news ------------------------------------------------------------------------------------
 
     def apply(self, assignment: Assignment) -> bool:
-        """Take in news of a partition; returns whether a topic, its partitions or its settings are others than before."""
+        """Take in news of a partition; returns whether a topic, its partitions or its settings are
+        others than before.
+        """
         if assignment.delay_of:
             return False
         topic_id = assignment.topic_id.hex()
@@ -58,7 +61,9 @@ class CatalogTopics:
         if assignment.dropped:
             return self._forget(topic_id)
         if known is None:
-            known = _Known(assignment.topic_id, TopicView(assignment.topic, topic_id, 0, assignment.settings))
+            known = _Known(
+                assignment.topic_id, TopicView(assignment.topic, topic_id, 0, assignment.settings)
+            )
         older = known.partitions.get(assignment.partition)
         if older is not None and older.version > assignment.version:
             return False
@@ -66,12 +71,14 @@ class CatalogTopics:
         count = known.view.partition_count
         while count in known.partitions:
             count += 1
-        view = TopicView(assignment.topic, topic_id, count, assignment.settings, _hand_overs(known.partitions))
-        is_news = view != known.view
+        view = TopicView(
+            assignment.topic, topic_id, count, assignment.settings, _hand_overs(known.partitions)
+        )
+        is_changed = view != known.view
         known.view = view
         self._topics[topic_id] = known
         self._ids[assignment.topic] = topic_id
-        return is_news
+        return is_changed
 
     def _forget(self, topic_id: str) -> bool:
         known = self._topics.pop(topic_id, None)
@@ -81,7 +88,7 @@ class CatalogTopics:
             del self._ids[known.view.name]
         return True
 
-    # ---- what groups ask -------------------------------------------------------------------------------------------------------------
+    # ---- what groups ask -------------------------------------------------------------------------
 
     def by_name(self, name: str) -> TopicView | None:
         """None: there is no such topic."""
@@ -97,7 +104,9 @@ class CatalogTopics:
         return [known.view for known in self._topics.values()]
 
     def end_offset(self, topic_id: str, partition: int) -> int | None:
-        """The offset behind the last record that consumers see; None: not known, there is no such partition or its log is not open yet."""
+        """The offset behind the last record that consumers see; None: not known, there is no such
+        partition or its log is not open yet.
+        """
         bounds = self.bounds(topic_id, partition)
         return None if bounds is None else bounds[1]
 
@@ -112,7 +121,9 @@ class CatalogTopics:
         assignment = None if known is None else known.partitions.get(partition)
         if known is None or assignment is None:
             return None
-        found_id, _, state, _, beginning, end = self._tables[assignment.data_dir].bounds(assignment.slot)
+        found_id, _, state, _, beginning, end = self._tables[assignment.data_dir].bounds(
+            assignment.slot
+        )
         if found_id != known.topic_id or state not in _OPEN:
             return None
         return beginning, end

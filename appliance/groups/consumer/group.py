@@ -1,12 +1,14 @@
 """A consumer group: its members, who owns what, and what each member is to have (KIP-848).
 
-A change of members, subscriptions or partitions makes the group dirty; `assign` then gives it its next epoch and computes the target at once.
-Members get there one by one, at their heartbeats (`members.reconcile`): nobody waits for anybody but for the partition itself.
+A change of members, subscriptions or partitions makes the group dirty; `assign` then gives it its
+next epoch and computes the target at once. Members get there one by one, at their heartbeats
+(`members.reconcile`): nobody waits for anybody but for the partition itself.
 
 Owner: the service.
-Invariants: `owners` has each partition once, and names a member that has it in `assigned` or `revoking`; `epoch` never goes back; `unsettled` holds
-    the members that do not have what the epoch gives them. Nothing here is done for each heartbeat of each member: the work of a change is O(members
-    + partitions), once a step.
+Invariants: `owners` has each partition once, and names a member that has it in `assigned` or
+    `revoking`; `epoch` never goes back; `unsettled` holds the members that do not have what the
+    epoch gives them. Nothing here is done for each heartbeat of each member: the work of a change
+    is O(members + partitions), once a step.
 """
 
 from __future__ import annotations
@@ -16,12 +18,13 @@ from typing import Any
 
 import orjson
 
-from appliance.groups.assignor_plugins import Assignors
-from appliance.groups.assignors import DEFAULT_ASSIGNOR, MemberView
-from appliance.groups.members import Member, reconcile
-from appliance.groups.messages import Partition, TopicsView
-from appliance.groups.requests import CONSUMER
-from appliance.groups.store import GroupRow, MemberRow
+from appliance.groups.base.assignor_plugins import Assignors
+from appliance.groups.base.assignors import DEFAULT_ASSIGNOR, MemberView
+from appliance.groups.base.deleted_topics import GoneTopics
+from appliance.groups.base.members import Member, reconcile
+from appliance.groups.base.messages import Partition, TopicImage
+from appliance.groups.base.request_validation import CONSUMER
+from appliance.groups.base.store import GroupRow, MemberRow
 
 EMPTY, ASSIGNING, RECONCILING, GROUP_STABLE = "EMPTY", "ASSIGNING", "RECONCILING", "STABLE"
 
@@ -30,12 +33,38 @@ class ConsumerGroup:
     """One group."""
 
     __slots__ = (
-        "assign_after_ns", "assignor", "begins", "begun", "by_instance", "created_ms", "empty_since_ms", "epoch", "followed_count", "freed", "group_id", "held",
-        "is_dirty", "is_held_known", "is_row_changed", "members", "name", "owners", "paused", "rebalances", "signature", "target_owners", "touched", "trouble",
+        "assign_after_ns",
+        "assignor",
+        "begins",
+        "begun",
+        "blocked",
+        "by_instance",
+        "created_ms",
+        "empty_elapsed_ms",
+        "empty_since_ms",
+        "epoch",
+        "followed_count",
+        "freed",
+        "gone",
+        "group_id",
+        "is_blocked_known",
+        "is_dirty",
+        "is_row_changed",
+        "members",
+        "name",
+        "names",
+        "owners",
+        "paused",
+        "rebalances",
+        "signature",
+        "target_owners",
+        "touched",
+        "trouble",
         "unsettled",
     )  # fmt: skip
 
-    def __init__(self, group_id: int, name: str, now_ms: int) -> None:
+    def __init__(self, group_id: int, name: str, now_ms: int, elapsed_ms: int = 0) -> None:
+        """`now_ms`: by the wall clock; `elapsed_ms`: elapsed time."""
         self.group_id = group_id
         self.name = name
         self.epoch = 0
@@ -43,12 +72,22 @@ class ConsumerGroup:
         self.rebalances = 0
         self.created_ms = now_ms
         self.empty_since_ms = now_ms
+        self.empty_elapsed_ms = elapsed_ms
         self.signature: dict[str, tuple[str, int]] = {}
-        """Subscribed topics that exist: name -> (id, partitions), as the target was computed for."""
+        """Subscribed topics that exist: name -> (id, partitions), as the target was computed
+        for.
+        """
         self.begun: dict[str, int] = {}
-        """Topic id -> how many partitions it had when the group came to it (see `beginnings`)."""
+        """Topic id -> how many partitions it had when the group came to it (see
+        `start_offsets`).
+        """
         self.begins: dict[str, dict[str, int]] = {}
-        """Topic id -> partition, as text -> where its log ended then, of partitions that the group is given later than the others (see `hand_over`)."""
+        """Topic id -> partition, as text -> where its log ended then, of partitions that the group
+        is given later than the others (see `hand_over`).
+        """
+        self.names: dict[str, str] = {}
+        """Topic id -> name, of those in `begun`."""
+        self.gone = GoneTopics()
         self.followed_count = 0
         """What the table counts for them."""
         self.trouble = ""
@@ -64,41 +103,70 @@ class ConsumerGroup:
         """Partitions that lost their owner since their next ones were told."""
         self.paused: tuple[str, ...] = ()
         """Ids of subscribed topics whose delivery is paused."""
-        self.held: dict[Partition, int] = {}
-        """Partitions that nobody gets before others are read further (see `hand_over`) -> since when, ns."""
-        self.is_held_known = False
+        self.blocked: dict[Partition, int] = {}
+        """Partitions that nobody gets before others are read further (see `hand_over`) -> since
+        when, ns.
+        """
+        self.is_blocked_known = False
         self.is_dirty = False
         self.is_row_changed = True
         self.assign_after_ns = 0
         """Not before: it is a large group, and was assigned a moment ago."""
 
-    # ---- rows ------------------------------------------------------------------------------------------------------------------------
+    # ---- rows ------------------------------------------------------------------------------------
 
     def row(self) -> GroupRow:
         detail = orjson.dumps(
-            {"topics": self.signature, "begun": self.begun, "begins": self.begins, "trouble": self.trouble, "is_dirty": self.is_dirty}
-        ).decode()
+            {
+                "topics": self.signature, "begun": self.begun, "begins": self.begins,
+                "names": self.names, "gone": self.gone.to_json(),
+                "trouble": self.trouble, "is_dirty": self.is_dirty,
+            }
+        ).decode()  # fmt: skip
         return GroupRow(
-            self.group_id, self.name, CONSUMER, self.epoch, self.assignor, self.rebalances, self.created_ms, self.empty_since_ms, detail
-        )
+            self.group_id, self.name, CONSUMER, self.epoch, self.assignor, self.rebalances,
+            self.created_ms, self.empty_since_ms, detail,
+            self.empty_elapsed_ms,
+        )  # fmt: skip
 
     @classmethod
     def of_rows(cls, row: GroupRow, members: Iterable[MemberRow], now_ns: int) -> ConsumerGroup:
         """The group as it was kept. Its members' sessions begin anew."""
-        group = cls(row.group_id, row.name, row.created_ms)
-        group.epoch, group.assignor, group.rebalances, group.empty_since_ms = row.epoch, row.assignor, row.rebalances, row.empty_since_ms
+        group = cls(row.group_id, row.name, row.created_ms, row.empty_elapsed_ms)
+        group.epoch, group.assignor, group.rebalances, group.empty_since_ms = (
+            row.epoch,
+            row.assignor,
+            row.rebalances,
+            row.empty_since_ms,
+        )
         detail = orjson.loads(row.detail)
-        group.signature = {name: (topic_id, count) for name, (topic_id, count) in detail["topics"].items()}
-        group.begun, group.begins = detail.get("begun", dict(group.signature.values())), detail.get("begins", {})
+        group.signature = {
+            name: (topic_id, count) for name, (topic_id, count) in detail["topics"].items()
+        }
+        group.begun, group.begins = (
+            detail.get("begun", dict(group.signature.values())),
+            detail.get("begins", {}),
+        )
+        group.names = detail.get(
+            "names",
+            {
+                topic_id: name
+                for name, (topic_id, _) in group.signature.items()
+                if topic_id in group.begun
+            },
+        )
+        group.gone = GoneTopics(detail.get("gone"))
         group.trouble = detail["trouble"]
         for member_row in members:
             group.add(Member.of_row(member_row, now_ns))
         group.touched.clear()
         group.is_row_changed, group.is_dirty = False, detail["is_dirty"]
-        group.unsettled = {one.member_id for one in group.members.values() if not one.is_settled(group.epoch)}
+        group.unsettled = {
+            one.member_id for one in group.members.values() if not one.is_settled(group.epoch)
+        }
         return group
 
-    # ---- members ---------------------------------------------------------------------------------------------------------------------
+    # ---- members ---------------------------------------------------------------------------------
 
     def add(self, member: Member) -> None:
         """Take a member in, with what it owns."""
@@ -114,17 +182,20 @@ class ConsumerGroup:
         self.is_dirty = self.is_row_changed = True
         self.empty_since_ms = 0
 
-    def remove(self, member: Member, now_ms: int) -> None:
+    def remove(self, member: Member, now_ms: int, elapsed_ms: int) -> None:
         """Forget a member; what it owned is free."""
         del self.members[member.member_id]
-        if member.instance_id is not None and self.by_instance.get(member.instance_id) == member.member_id:
+        if (
+            member.instance_id is not None
+            and self.by_instance.get(member.instance_id) == member.member_id
+        ):
             del self.by_instance[member.instance_id]
         self.release(member)
         self.unsettled.discard(member.member_id)
         self.touched.add(member.member_id)
         self.is_dirty = self.is_row_changed = True
         if not self.members:
-            self.empty_since_ms = now_ms
+            self.empty_since_ms, self.empty_elapsed_ms = now_ms, elapsed_ms
 
     def release(self, member: Member) -> None:
         """Take all that it owns from a member."""
@@ -134,10 +205,12 @@ class ConsumerGroup:
         member.assigned, member.revoking = {}, {}
 
     def replace(self, old: Member, new: Member) -> None:
-        """A static member has come back under another id: it is to have what the old one was to have, and no other member's share changes."""
+        """A static member has come back under another id: it is to have what the old one was to
+        have, and no other member's share changes.
+        """
         was_dirty = self.is_dirty
         new.target = old.target
-        self.remove(old, 0)
+        self.remove(old, 0, 0)
         self.add(new)
         self.is_dirty = was_dirty or old.settings.topics != new.settings.topics
 
@@ -150,9 +223,9 @@ class ConsumerGroup:
         else:
             self.unsettled.add(member.member_id)
 
-    # ---- assignment ------------------------------------------------------------------------------------------------------------------
+    # ---- assignment ------------------------------------------------------------------------------
 
-    def subscribed(self, topics: TopicsView) -> dict[str, tuple[str, int]]:
+    def subscribed(self, topics: TopicImage) -> dict[str, tuple[str, int]]:
         """The topics that members subscribe to and that exist: name -> (id, partitions)."""
         found: dict[str, tuple[str, int]] = {}
         seen: set[tuple[str, ...]] = set()
@@ -166,19 +239,23 @@ class ConsumerGroup:
                     found[name] = topic.topic_id, topic.partition_count
         return found
 
-    def assign(self, topics: TopicsView, assignors: Assignors) -> None:
+    def assign(self, topics: TopicImage, assignors: Assignors) -> None:
         """The next epoch, and who is to have what in it."""
         self.signature = self.subscribed(topics)
         self.epoch += 1
         self.rebalances += 1
-        self.is_dirty, self.is_row_changed, self.is_held_known = False, True, False
+        self.is_dirty, self.is_row_changed, self.is_blocked_known = False, True, False
         name_of = {topic_id: name for name, (topic_id, _) in self.signature.items()}
         subscriptions: dict[tuple[str, ...], frozenset[str]] = {}
         views = {
             one.member_id: MemberView(
                 subscriptions.setdefault(one.settings.topics, frozenset(one.settings.topics)),
                 one.instance_id,
-                [(name_of[topic_id], partition) for topic_id, partition in one.target if topic_id in name_of],
+                [
+                    (name_of[topic_id], partition)
+                    for topic_id, partition in one.target
+                    if topic_id in name_of
+                ],
             )
             for one in self.members.values()
         }
@@ -186,7 +263,9 @@ class ConsumerGroup:
         assignment, self.trouble = assignors.assign(self.assignor, views, counts, self.name)
         self.target_owners = {}
         for member_id, partitions in assignment.items():
-            target = frozenset([(self.signature[topic][0], partition) for topic, partition in partitions])
+            target = frozenset(
+                [(self.signature[topic][0], partition) for topic, partition in partitions]
+            )
             member = self.members[member_id]
             if target != member.target:
                 member.target = target
@@ -194,36 +273,41 @@ class ConsumerGroup:
             self.target_owners.update(dict.fromkeys(target, member_id))
         self.unsettled = set(self.members)
 
-    def reconcile(self, member: Member, said: frozenset[Partition] | None, now_ns: int) -> None:
+    def reconcile(self, member: Member, reported: frozenset[Partition] | None, now_ns: int) -> None:
         """Take a member a step further at its heartbeat."""
         revoking = member.revoking
-        if reconcile(member, self.epoch, self.owners, said, now_ns, self.held):
+        if reconcile(member, self.epoch, self.owners, reported, now_ns, self.blocked):
             if revoking and member.revoking is not revoking:
                 self.freed.update(revoking)
             self.changed(member)
 
-    def hold(self, held: dict[Partition, int]) -> None:
+    def block(self, blocked: dict[Partition, int]) -> None:
         """These partitions are held back now; others that were are free for their next owners."""
-        self.freed.update(self.held.keys() - held.keys())
-        self.held, self.is_held_known = held, True
+        self.freed.update(self.blocked.keys() - blocked.keys())
+        self.blocked, self.is_blocked_known = blocked, True
 
-    def with_news(self) -> list[Member]:
-        """After `assign`: the members that have something to give back, or something to take that is free."""
+    def members_to_answer(self) -> list[Member]:
+        """After `assign`: the members that have something to give back, or something to take that
+        is free.
+        """
         return [
             one
             for one in self.members.values()
-            if not one.assigned.keys() <= one.target or any(partition not in self.owners for partition in one.target - one.assigned.keys())
+            if not one.assigned.keys() <= one.target
+            or any(partition not in self.owners for partition in one.target - one.assigned.keys())
         ]
 
     def next_owners(self) -> set[str]:
         """Who is to have the partitions that came free; those are forgotten."""
         found = {
-            self.target_owners[one] for one in self.freed if one in self.target_owners and one not in self.owners
+            self.target_owners[one]
+            for one in self.freed
+            if one in self.target_owners and one not in self.owners
         } & self.members.keys()
         self.freed.clear()
         return found
 
-    # ---- looking ---------------------------------------------------------------------------------------------------------------------
+    # ---- looking ---------------------------------------------------------------------------------
 
     @property
     def state(self) -> str:
@@ -236,20 +320,39 @@ class ConsumerGroup:
     def summary(self) -> dict[str, Any]:
         """The group's row in a list."""
         return {
-            "group": self.name, "kind": CONSUMER, "state": self.state, "members": len(self.members), "assignor": self.assignor, "epoch": self.epoch,
+            "group": self.name, "kind": CONSUMER, "state": self.state, "members": len(self.members),
+            "assignor": self.assignor, "epoch": self.epoch,
         }  # fmt: skip
 
-    def names_of(self, topic_ids: Iterable[str], topics: TopicsView) -> Mapping[str, str]:
+    def names_of(self, topic_ids: Iterable[str], topics: TopicImage) -> Mapping[str, str]:
         """{topic id: name}, of those that exist."""
-        return {topic_id: topic.name for topic_id in topic_ids if (topic := topics.by_id(topic_id)) is not None}
+        return {
+            topic_id: topic.name
+            for topic_id in topic_ids
+            if (topic := topics.by_id(topic_id)) is not None
+        }
 
     def check_invariants(self) -> None:
         """For tests."""
-        owned = {partition: one.member_id for one in self.members.values() for partition in (*one.assigned, *one.revoking)}
+        owned = {
+            partition: one.member_id
+            for one in self.members.values()
+            for partition in (*one.assigned, *one.revoking)
+        }
         assert owned == self.owners, "owners are what members have"
-        assert sum(len(one.assigned) + len(one.revoking) for one in self.members.values()) == len(owned), "a partition has one owner"
-        assert self.unsettled == {one.member_id for one in self.members.values() if not one.is_settled(self.epoch)}, "unsettled"
-        assert all(one.epoch <= self.epoch for one in self.members.values()), "a member's epoch is the group's at most"
-        assert all((one.state == "REVOKING") == bool(one.revoking) for one in self.members.values()), "revoking"
-        targets = {partition: one.member_id for one in self.members.values() for partition in one.target}
+        assert sum(len(one.assigned) + len(one.revoking) for one in self.members.values()) == len(
+            owned
+        ), "a partition has one owner"
+        assert self.unsettled == {
+            one.member_id for one in self.members.values() if not one.is_settled(self.epoch)
+        }, "unsettled"
+        assert all(one.epoch <= self.epoch for one in self.members.values()), (
+            "a member's epoch is the group's at most"
+        )
+        assert all(
+            (one.state == "REVOKING") == bool(one.revoking) for one in self.members.values()
+        ), "revoking"
+        targets = {
+            partition: one.member_id for one in self.members.values() for partition in one.target
+        }
         assert self.is_dirty or targets == self.target_owners, "target_owners"

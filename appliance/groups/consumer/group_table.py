@@ -1,7 +1,9 @@
-"""The consumer groups in memory: read from the store, written back when a step is settled, read again when it was rolled back.
+"""The consumer groups in memory: read from the store, written back when a step is settled, read
+again when it was rolled back.
 
 Owner: the service.
-Invariants: a group is named in `changed` before anything in it is changed, until the change is kept or undone; all groups of the store are in the table.
+Invariants: a group is named in `changed` before anything in it is changed, until the change is kept
+    or undone; all groups of the store are in the table.
 """
 
 from __future__ import annotations
@@ -9,21 +11,24 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from appliance.groups.group import ConsumerGroup
-from appliance.groups.limits import PARTITIONS_FOLLOWED_MAX, GroupLimits
-from appliance.groups.membership import Sessions, paused_of
-from appliance.groups.messages import TopicsView
-from appliance.groups.requests import CONSUMER, shown
-from appliance.groups.store import GroupRow, GroupStore, MemberRow
-from tailrace.errors import GroupFullError, StorageError, TailraceError
-from tailrace.protocol.errors import ErrorCode
+from appliance.groups.base.limits import PARTITIONS_FOLLOWED_MAX, GroupLimits
+from appliance.groups.base.members import Member
+from appliance.groups.base.messages import TopicImage
+from appliance.groups.base.request_validation import CONSUMER, shown
+from appliance.groups.base.store import GroupRow, GroupStore, MemberRow
+from appliance.groups.consumer.group import ConsumerGroup
+from appliance.groups.consumer.membership import Sessions, paused_of
+from tailrace.core.error_codes import ErrorCode
+from tailrace.core.errors import GroupFullError, StorageError, TailraceError
 
 
 class GroupTable:
     """All consumer groups."""
 
     def __init__(
-        self, store: GroupStore, topics: TopicsView, limits: GroupLimits, sessions: Sessions, other_count: Callable[[], int], wall_ms: Callable[[], int]
+        self, store: GroupStore, topics: TopicImage, limits: GroupLimits, sessions: Sessions,
+        other_count: Callable[[], int], wall_ms: Callable[[], int],
+        elapsed_ms: Callable[[], int],
     ) -> None:  # fmt: skip
         """`other_count`: how many groups there are of other kinds."""
         self._store = store
@@ -31,22 +36,34 @@ class GroupTable:
         self._limits = limits
         self._sessions = sessions
         self._other_count = other_count
-        self.wall_ms = wall_ms
+        self._wall_ms = wall_ms
+        self._elapsed_ms = elapsed_ms
         self._by_name: dict[str, ConsumerGroup] = {}
         self._by_id: dict[int, ConsumerGroup] = {}
         self.changed: dict[int, str] = {}
         """Groups that this step has changed, made or deleted: id -> name."""
+        self._removed: dict[int, dict[str, Member]] = {}
+        """Group id -> members that this step has removed."""
         self._followed_count = 0
         """Partitions of the topics that groups subscribe to, summed over the groups."""
 
     def __iter__(self) -> Iterator[ConsumerGroup]:
         return iter(self._by_name.values())
 
+    @property
+    def count(self) -> int:
+        """How many consumer groups there are."""
+        return len(self._by_name)
+
     def get(self, name: str) -> ConsumerGroup | None:
         return self._by_name.get(name)
 
     def of_id(self, group_id: int) -> ConsumerGroup:
         return self._by_id[group_id]
+
+    def find(self, group_id: int) -> ConsumerGroup | None:
+        """None: it was deleted."""
+        return self._by_id.get(group_id)
 
     def load(self, now_ns: int) -> None:
         """All groups of the store. Raises StorageError."""
@@ -55,21 +72,25 @@ class GroupTable:
             rows.setdefault(row.group_id, []).append(row)
         for group_row in self._store.groups(CONSUMER):
             group = self._of_rows(group_row, rows.get(group_row.group_id, ()), now_ns)
-            self._take_in(group)
+            self._load_group(group)
             if group.is_dirty:
                 self.change(group)
 
     def _of_rows(self, row: GroupRow, members: Iterable[MemberRow], now_ns: int) -> ConsumerGroup:
-        """Raises StorageError: SQLite finds nothing wrong with the file, but its rows are not what was written."""
+        """Raises StorageError: SQLite finds nothing wrong with the file, but its rows are not what
+        was written.
+        """
         try:
             return ConsumerGroup.of_rows(row, members, now_ns)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise StorageError(
-                f"{self._store.path} is damaged: the rows of the group {shown(row.name)} cannot be read ({type(error).__name__}: {error!s:.100}). "
-                "Restore it from a backup or move it away (groups then begin without members and committed offsets)"
+                f"{self._store.path} is damaged: the rows of the group {shown(row.name)} cannot "
+                f"be read ({type(error).__name__}: {error!s:.100}). "
+                "Restore it from a backup or move it away (groups then begin without members and "
+                "committed offsets)"
             ) from error
 
-    def _take_in(self, group: ConsumerGroup) -> None:
+    def _load_group(self, group: ConsumerGroup) -> None:
         self._by_name[group.name] = self._by_id[group.group_id] = group
         self.count_partitions(group)
         group.paused = paused_of(group.signature, self._topics)
@@ -80,6 +101,13 @@ class GroupTable:
         """Something in the group is about to change."""
         self.changed[group.group_id] = group.name
 
+    def remove(self, group: ConsumerGroup, member: Member) -> None:
+        """A member goes; when that is undone, it is as silent as it was."""
+        self.change(group)
+        self._removed.setdefault(group.group_id, {})[member.member_id] = member
+        self._sessions.forget(member)
+        group.remove(member, self._wall_ms(), self._elapsed_ms())
+
     def changed_groups(self) -> list[ConsumerGroup]:
         """Without those that were deleted."""
         return [self._by_id[group_id] for group_id in self.changed if group_id in self._by_id]
@@ -88,20 +116,34 @@ class GroupTable:
         """Raises TailraceError when there are as many groups as there may be."""
         count = len(self._by_name) + self._other_count()
         if count >= self._limits.groups_max:
-            detail = f"there are {count} groups, as many as groups.max allows: {shown(name)} was not made"
+            detail = (
+                f"there are {count} groups, as many as groups.max allows: {shown(name)} was "
+                "not made"
+            )
             raise TailraceError(detail, ErrorCode.TOO_MANY_GROUPS)
 
     def check_partitions(self, group: ConsumerGroup | None, names: Iterable[str]) -> None:
-        """Raises GroupFullError when these topics are too much, with all that groups subscribe to already."""
+        """Raises GroupFullError when these topics are too much, with all that groups subscribe to
+        already.
+        """
         known: Mapping[str, Any] = {} if group is None else group.signature
-        more = sum(topic.partition_count for name in names if name not in known and (topic := self._topics.by_name(name)) is not None)
+        more = sum(
+            topic.partition_count
+            for name in names
+            if name not in known and (topic := self._topics.by_name(name)) is not None
+        )
         if more and self._followed_count + more > PARTITIONS_FOLLOWED_MAX:
             raise GroupFullError(
-                f"all groups together subscribe to {self._followed_count} partitions, and {more} more are too many: subscribe to fewer topics"
+                f"all groups together subscribe to {self._followed_count} partitions, and {more} "
+                "more are too many: subscribe to fewer topics"
             )
 
-    def count_partitions(self, group: ConsumerGroup | None, gone: ConsumerGroup | None = None) -> None:
-        """The topics that `group` subscribes to may be others than before; `gone` is no group any more."""
+    def count_partitions(
+        self, group: ConsumerGroup | None, gone: ConsumerGroup | None = None
+    ) -> None:
+        """The topics that `group` subscribes to may be others than before; `gone` is no group any
+        more.
+        """
         if group is not None:
             count = sum(count for _, count in group.signature.values())
             self._followed_count += count - group.followed_count
@@ -111,13 +153,15 @@ class GroupTable:
 
     def create(self, name: str) -> ConsumerGroup:
         """A new group without members. Look for room before."""
-        group = ConsumerGroup(self._store.new_group_id(), name, self.wall_ms())
+        group = ConsumerGroup(self._store.new_group_id(), name, self._wall_ms(), self._elapsed_ms())
         self.change(group)
-        self._take_in(group)
+        self._load_group(group)
         return group
 
     def delete(self, group: ConsumerGroup) -> None:
-        """A group without members goes, with its offsets: those of the step are to be written before. Raises StorageError, DiskFullError."""
+        """A group without members goes, with its offsets: those of the step are to be written
+        before. Raises StorageError, DiskFullError.
+        """
         self.change(group)
         self._store.delete_group(group.group_id)
         del self._by_name[group.name], self._by_id[group.group_id]
@@ -141,31 +185,36 @@ class GroupTable:
 
     def kept(self) -> None:
         """The step was committed."""
-        self.changed = {}
+        self.changed, self._removed = {}, {}
 
     def rolled_back(self, now_ns: int) -> None:
-        """The groups that the step has changed are again as the disk has them. Raises StorageError."""
+        """The groups that the step has changed are again as the disk has them. Raises
+        StorageError.
+        """
         changed, self.changed = self.changed, {}
+        removed, self._removed = self._removed, {}
         for group_id, name in changed.items():
-            self._reload(group_id, name, now_ns)
+            self._reload(group_id, name, removed.get(group_id, {}), now_ns)
 
-    def _reload(self, group_id: int, name: str, now_ns: int) -> None:
-        known = {}
+    def _reload(self, group_id: int, name: str, removed: Mapping[str, Member], now_ns: int) -> None:
+        known = removed
         old = self._by_id.pop(group_id, None)
         if old is not None:
-            known = old.members
+            known = {**removed, **old.members}
             self.count_partitions(None, old)
-            for member in known.values():
+            for member in old.members.values():
                 self._sessions.forget(member)
             del self._by_name[name]
         row = self._store.group(group_id)
         if row is None:
             return
         group = self._of_rows(row, self._store.members(group_id), now_ns)
-        group.is_dirty = group.is_dirty or (bool(group.members) and group.subscribed(self._topics) != group.signature)
+        group.is_dirty = group.is_dirty or (
+            bool(group.members) and group.subscribed(self._topics) != group.signature
+        )
         if group.is_dirty:
             self.change(group)
-        self._take_in(group)
+        self._load_group(group)
         for member in group.members.values():
             before = known.get(member.member_id)
             if before is not None:

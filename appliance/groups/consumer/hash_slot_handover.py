@@ -1,8 +1,11 @@
-"""Groups and hash slots: a partition that got slots from others is read when those are read to where they ended.
+"""Groups and hash slots: a partition that got slots from others is read when those are read to
+where they ended.
 
-Where keys have moved, the older records of a key lie in another partition than the newer ones. So a member gets the partition that was added when the
-group's committed offsets have passed the hand-over offset of each of its sources. A group that keeps its offsets elsewhere would wait for ever: where it has
-committed nothing at all in a source, that source is waited for no longer than PATIENCE_NS.
+Where keys have moved, the older records of a key lie in another partition than the newer ones. So a
+member gets the partition that was added when the group's committed offsets have passed the
+hand-over offset of each of its sources. A group that keeps its offsets elsewhere would wait for
+ever: where it has committed nothing at all in a source, that source is waited for no longer than
+PATIENCE_NS.
 
 Owner: the service. `is_drained`, which decides, is pure.
 Crash: nothing is kept: what is held follows from committed offsets and topics.
@@ -10,10 +13,10 @@ Crash: nothing is kept: what is held follows from committed offsets and topics.
 
 from __future__ import annotations
 
-from appliance.groups.group import ConsumerGroup
-from appliance.groups.messages import Partition, TopicsView, TopicView
-from appliance.groups.offsets import OffsetBook
-from tailrace.hash_slots import is_drained
+from appliance.groups.base.messages import Partition, TopicImage, TopicView
+from appliance.groups.base.offsets import OffsetBook
+from appliance.groups.consumer.group import ConsumerGroup
+from tailrace.core.hash_slots import is_drained
 
 __all__ = ["PATIENCE_NS", "HandOvers", "is_drained"]
 
@@ -23,29 +26,44 @@ PATIENCE_NS = 60_000_000_000
 class HandOvers:
     """Which partitions of a group are held back."""
 
-    def __init__(self, topics: TopicsView, offsets: OffsetBook) -> None:
+    def __init__(self, topics: TopicImage, offsets: OffsetBook) -> None:
         self._topics = topics
         self._offsets = offsets
 
-    def look(self, group: ConsumerGroup, now_ns: int) -> None:
+    def check(self, group: ConsumerGroup, now_ns: int) -> None:
         """Find out what is held back now; what is so no longer is free for its next owner."""
-        held: dict[Partition, int] = {}
+        blocked: dict[Partition, int] = {}
         for topic_id, _ in group.signature.values():
             topic = self._topics.by_id(topic_id)
             if topic is not None and topic.hand_overs:
-                held.update(self._held(group, topic, now_ns))
-        group.hold(held)
+                blocked.update(self._blocked(group, topic, now_ns))
+        group.block(blocked)
 
-    def _held(self, group: ConsumerGroup, topic: TopicView, now_ns: int) -> dict[Partition, int]:
+    def _blocked(self, group: ConsumerGroup, topic: TopicView, now_ns: int) -> dict[Partition, int]:
         topic_id = topic.topic_id
-        committed = {partition: row.committed for partition, row in self._offsets.of_topic(group.group_id, topic_id).items()}
+        committed = {
+            partition: row.committed
+            for partition, row in self._offsets.of_topic(group.group_id, topic_id).items()
+        }
         sources = {source for hand_over in topic.hand_overs.values() for source, _ in hand_over}
-        beginnings = {source: found for source in sources if (found := self._topics.beginning_offset(topic_id, source)) is not None}
-        ends = {source: found for source in sources if (found := self._topics.end_offset(topic_id, source)) is not None}
-        held = {}
+        start_offsets = {
+            source: found
+            for source in sources
+            if (found := self._topics.beginning_offset(topic_id, source)) is not None
+        }
+        ends = {
+            source: found
+            for source in sources
+            if (found := self._topics.end_offset(topic_id, source)) is not None
+        }
+        blocked = {}
         for partition, hand_over in topic.hand_overs.items():
-            since_ns = group.held.get((topic_id, partition), now_ns)
-            waited_for = [pair for pair in hand_over if pair[0] in committed or now_ns - since_ns < PATIENCE_NS]
-            if not is_drained(tuple(waited_for), committed, beginnings, ends):
-                held[topic_id, partition] = since_ns
-        return held
+            since_ns = group.blocked.get((topic_id, partition), now_ns)
+            waited_for = [
+                pair
+                for pair in hand_over
+                if pair[0] in committed or now_ns - since_ns < PATIENCE_NS
+            ]
+            if not is_drained(tuple(waited_for), committed, start_offsets, ends):
+                blocked[topic_id, partition] = since_ns
+        return blocked

@@ -1,32 +1,41 @@
-"""Heartbeats of consumer groups: members join, stay, subscribe anew and leave; each is told what it is to have.
+"""Heartbeats of consumer groups: members join, stay, subscribe anew and leave; each is told what it
+is to have.
 
-A heartbeat that changes nothing is answered at once, from what was made for the last one. All others wait until the step is settled: then each group
-that has changed gets one new target, whatever number of members joined, and the waiting members are answered one by one.
+A heartbeat that changes nothing is answered at once, from what was made for the last one. All
+others wait until the step is settled: then each group that has changed gets one new target,
+whatever number of members joined, and the waiting members are answered one by one.
 
 Owner: the service.
-Invariants: a heartbeat without news costs no write and no look at other members. Each heartbeat has one answer.
+Invariants: a heartbeat without news costs no write and no look at other members. Each heartbeat has
+    one answer.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import deque
 from typing import Any
 
 import orjson
 
-from appliance.groups import membership
-from appliance.groups.assignor_plugins import Assignors
-from appliance.groups.beginnings import Beginnings
-from appliance.groups.group import ConsumerGroup
-from appliance.groups.hand_over import HandOvers
-from appliance.groups.limits import ASSIGN_PAUSE_NS_PER_MEMBER, ASSIGNED_AT_ONCE_MEMBERS, GroupLimits
-from appliance.groups.members import AWAY_EPOCH, REVOKING, Member, MemberSettings, by_topic
-from appliance.groups.messages import Partition, Requester, SessionKey, TopicsView
-from appliance.groups.outgoing import NOTHING, Outgoing
-from appliance.groups.requests import SHARE, shown
-from appliance.groups.table import GroupTable
-from tailrace.errors import TailraceError, UnknownMemberError
-from tailrace.protocol.wire import Api
+from appliance.groups.base.assignor_plugins import Assignors
+from appliance.groups.base.limits import (
+    ASSIGN_PAUSE_NS_PER_MEMBER,
+    ASSIGNED_AT_ONCE_MEMBERS,
+    GroupLimits,
+)
+from appliance.groups.base.members import AWAY_EPOCH, REVOKING, Member, MemberSettings, by_topic
+from appliance.groups.base.messages import Partition, Requester, SessionKey, TopicImage, work_for
+from appliance.groups.base.request_validation import SHARE, shown
+from appliance.groups.base.responses import NOTHING, Responses
+from appliance.groups.base.suspended_groups import SuspendedGroups
+from appliance.groups.consumer import membership
+from appliance.groups.consumer.group import ConsumerGroup
+from appliance.groups.consumer.group_table import GroupTable
+from appliance.groups.consumer.hash_slot_handover import HandOvers
+from appliance.groups.consumer.start_offsets import StartOffsets
+from tailrace.core.errors import TailraceError, UnknownMemberError
+from tailrace.protocol.frame import Api
 
 logger = logging.getLogger(__name__)
 
@@ -35,10 +44,14 @@ class Heartbeats:
     """All that members of consumer groups say of themselves."""
 
     def __init__(
-        self, table: GroupTable, sessions: membership.Sessions, outgoing: Outgoing, topics: TopicsView, limits: GroupLimits, assignors: Assignors,
-        catalog_version: int, hand_overs: HandOvers, beginnings: Beginnings, answer_max: int,
+        self, table: GroupTable, sessions: membership.Sessions, outgoing: Responses,
+        topics: TopicImage, limits: GroupLimits, assignors: Assignors,
+        catalog_version: int, hand_overs: HandOvers, start_offsets: StartOffsets, answer_max: int,
+        suspended: SuspendedGroups,
     ) -> None:  # fmt: skip
-        """`catalog_version`: above what any service before said. `answer_max`: bytes of an answer."""
+        """`catalog_version`: above what any service before said. `answer_max`: bytes of an
+        answer.
+        """
         self._answer_max = answer_max
         self._table = table
         self._sessions = sessions
@@ -48,10 +61,13 @@ class Heartbeats:
         self._assignors = assignors
         self._catalog_version = catalog_version
         self._hand_overs = hand_overs
-        self._beginnings = beginnings
+        self._start_offsets = start_offsets
+        self._suspended = suspended
         self._delayed: dict[str, int] = {}
         """Names of groups that are to be assigned, and when."""
-        self._waiting: list[tuple[Requester, ConsumerGroup, Member, frozenset[Partition] | None]] = []
+        self._waiting: deque[
+            tuple[Requester, ConsumerGroup, Member, frozenset[Partition] | None]
+        ] = deque()
 
     def try_quiet(self, requester: Requester, request: dict[str, Any], now_ns: int) -> bool:
         """Answer a heartbeat that changes nothing and brings no news; False: it is another one."""
@@ -71,45 +87,66 @@ class Heartbeats:
             or request.get("topics") is not None
             or request.get("owned") is not None
             or request.get("kind") == SHARE
-            or request.get("follows_catalog", member.settings.follows_catalog) != member.settings.follows_catalog
+            or request.get("follows_catalog", member.settings.follows_catalog)
+            != member.settings.follows_catalog
         ):
             return False
         member.last_heartbeat_ns = now_ns
         self._outgoing.answer(requester, NOTHING, member.quiet_answer)
         return True
 
-    # ---- joining and staying ---------------------------------------------------------------------------------------------------------
+    # ---- joining and staying ---------------------------------------------------------------------
 
-    def join(self, requester: Requester, name: str, member_id: str, request: dict[str, Any], now_ns: int) -> None:
+    def join(
+        self, requester: Requester, name: str, member_id: str, request: dict[str, Any], now_ns: int
+    ) -> None:
         """A heartbeat with epoch 0. Raises TailraceError; nothing has changed then."""
-        settings, said = membership.joining_in(request, self._limits)
+        settings, reported = membership.joining_in(request, self._limits)
         group = self._table.get(name)
         membership.check_assignor(self._assignors, group, member_id, settings)
-        self._sessions.check_room(settings.topics, is_new=group is None or member_id not in group.members)
+        self._sessions.check_room(
+            settings.topics, is_new=group is None or member_id not in group.members
+        )
         self._table.check_partitions(group, settings.topics)
         old = None
         if group is None:
             self._table.check_room(name)
             group = self._table.create(name)
         else:
-            old = membership.place_of_instance(group, member_id, settings, self._sessions.started_ns, now_ns)
-            if old is None and member_id not in group.members and len(group.members) >= self._limits.members_max:
+            old = membership.place_of_instance(
+                group, member_id, settings, self._sessions.started_ns, now_ns
+            )
+            if (
+                old is None
+                and member_id not in group.members
+                and len(group.members) >= self._limits.members_max
+            ):
                 raise membership.full(group)
         self._table.change(group)
         if settings.assignor is not None:
             group.assignor = settings.assignor
-        self._wait(requester, group, self._joined(group, member_id, settings, old), said, now_ns)
+        self._wait(
+            requester, group, self._joined(group, member_id, settings, old), reported, now_ns
+        )
 
-    def _joined(self, group: ConsumerGroup, member_id: str, settings: MemberSettings, old: Member | None) -> Member:
+    def _joined(
+        self, group: ConsumerGroup, member_id: str, settings: MemberSettings, old: Member | None
+    ) -> Member:
         member = group.members.get(member_id)
         if old is None and member is not None:
-            membership.join_again(group, member, settings)
+            membership.rejoin(group, member, settings)
             return member
         if old is not None:
             if member is not None:  # it takes another instance id, and that one's place
                 self._sessions.forget(member)
-                group.remove(member, 0)
-            logger.info("group=%s instance=%s member=%s replaces=%s", group.name, settings.instance_id, member_id, old.member_id)
+                group.remove(member, 0, 0)
+            logger.info(
+                "group=%s instance=%s member=%s replaces=%s",
+                group.name,
+                settings.instance_id,
+                member_id,
+                old.member_id,
+            )
             self._sessions.forget(old)
             member = Member(member_id, settings)
             group.replace(old, member)
@@ -118,74 +155,117 @@ class Heartbeats:
         group.add(member)
         return member
 
-    def stay(self, requester: Requester, name: str, member_id: str, epoch: int, request: dict[str, Any], now_ns: int) -> None:
+    def stay(
+        self,
+        requester: Requester,
+        name: str,
+        member_id: str,
+        epoch: int,
+        request: dict[str, Any],
+        now_ns: int,
+    ) -> None:
         """A heartbeat with the member's epoch. Raises TailraceError."""
         group = self._table.get(name)
         if group is None:
-            raise UnknownMemberError(f"there is no group {shown(name)}: it was deleted, or never had a member")
+            raise UnknownMemberError(
+                f"there is no group {shown(name)}: it was deleted, or never had a member"
+            )
         member = membership.known_member(group, request, member_id)
-        said = membership.checked_heartbeat(member, epoch, request)
+        reported = membership.checked_heartbeat(member, epoch, request)
         subscription = membership.subscription_in(member, request, self._sessions)
         if subscription.topics is not member.settings.topics:
             self._table.check_partitions(group, subscription.topics)
         self._table.change(group)
-        membership.subscribe_anew(group, member, subscription)
-        self._wait(requester, group, member, said, now_ns)
+        membership.resubscribe(group, member, subscription)
+        self._wait(requester, group, member, reported, now_ns)
 
-    def _wait(self, requester: Requester, group: ConsumerGroup, member: Member, said: frozenset[Partition] | None, now_ns: int) -> None:
-        self._sessions.heard(group.group_id, member, SessionKey(*requester[:2]), now_ns)
-        if said is not None:
-            member.reported = said
-        self._waiting.append((requester, group, member, said))
+    def _wait(
+        self,
+        requester: Requester,
+        group: ConsumerGroup,
+        member: Member,
+        reported: frozenset[Partition] | None,
+        now_ns: int,
+    ) -> None:
+        self._sessions.touch(group.group_id, member, SessionKey(*requester[:2]), now_ns)
+        if reported is not None:
+            member.reported = reported
+        self._waiting.append((requester, group, member, reported))
 
-    # ---- leaving ---------------------------------------------------------------------------------------------------------------------
+    # ---- leaving ---------------------------------------------------------------------------------
 
-    def leave(self, requester: Requester, name: str, member_id: str, epoch: int, now_ns: int) -> None:
-        """A heartbeat with epoch -1 or -2. A member that there is not has left already. Raises InvalidRequestError."""
+    def leave(
+        self, requester: Requester, name: str, member_id: str, epoch: int, now_ns: int
+    ) -> None:
+        """A heartbeat with epoch -1 or -2. A member that there is not has left already. Raises
+        InvalidRequestError.
+        """
         group = self._table.get(name)
         member = None if group is None else group.members.get(member_id)
         if group is not None and member is not None:
             self._table.change(group)
             if epoch == AWAY_EPOCH:
-                membership.go_away(group, member)
+                membership.leave_temporarily(group, member)
                 member.last_heartbeat_ns = now_ns
             else:
                 self.remove(group, member, "it left")
-        self._outgoing.answer(requester, name, orjson.dumps({"member_id": member_id, "member_epoch": epoch}))
+        self._outgoing.answer(
+            requester, name, orjson.dumps({"member_id": member_id, "member_epoch": epoch})
+        )
 
     def remove(self, group: ConsumerGroup, member: Member, reason: str) -> None:
         """The member is no member any more."""
-        logger.info("group=%s member=%s client=%s removed=%r", group.name, member.member_id, member.settings.client_id, reason)
-        self._table.change(group)
-        self._sessions.forget(member)
-        group.remove(member, self._table.wall_ms())
+        logger.info(
+            "group=%s member=%s client=%s removed=%r",
+            group.name,
+            member.member_id,
+            member.settings.client_id,
+            reason,
+        )
+        self._table.remove(group, member)
 
     def expired(self, group_id: int, member: Member, now_ns: int) -> None:
-        """A member's timer fires."""
-        reason = membership.reason_to_remove(member, now_ns)
-        if reason:
-            self.remove(self._table.of_id(group_id), member, reason)
-        else:
-            self._sessions.watch(group_id, member)
+        """A member's timer fires. Raises GroupFailure."""
+        group = self._table.find(group_id)
+        if group is None or group.members.get(member.member_id) is not member:
+            return
+        if group.name in self._suspended.until:
+            self._sessions.watch(group_id, member, self._suspended.until[group.name])
+            return
+        with work_for(group.name):
+            reason = membership.reason_to_remove(member, now_ns)
+            if reason:
+                self.remove(group, member, reason)
+            else:
+                self._sessions.watch(group_id, member)
 
-    # ---- news ------------------------------------------------------------------------------------------------------------------------
+    # ---- news ------------------------------------------------------------------------------------
 
     def topics_changed(self) -> None:
-        """Groups whose topics are others now are assigned anew; members that want to know are told."""
+        """Groups whose topics are others now are assigned anew; members that want to know are told.
+        Raises GroupFailure.
+        """
         self._catalog_version += 1
         for group in self._table:
-            if not group.members:
-                continue
-            subscribed = group.subscribed(self._topics)
-            if subscribed != group.signature:
-                self._table.change(group)
-                group.is_dirty = True
-            group.is_held_known = False
-            paused = membership.paused_of(subscribed, self._topics)
-            for member in group.members.values():
-                if paused != group.paused or member.settings.follows_catalog:
-                    self._push(group, member)
-            group.paused = paused
+            if group.name not in self._suspended.until:
+                with work_for(group.name):
+                    self._follow_topics(group)
+
+    def _follow_topics(self, group: ConsumerGroup) -> None:
+        if self._start_offsets.follow_topics(group):
+            self._table.change(group)
+        if not group.members:
+            return
+        subscribed = group.subscribed(self._topics)
+        if subscribed != group.signature:
+            self._table.change(group)
+            group.is_dirty = True
+        group.is_blocked_known = False
+        paused = membership.paused_of(subscribed, self._topics)
+        for member in group.members.values():
+            if paused != group.paused or member.settings.follows_catalog:
+                self._push(group, member)
+        group.paused = paused
 
     def _push(self, group: ConsumerGroup, member: Member) -> None:
         """Ask a member to send a heartbeat now."""
@@ -193,37 +273,56 @@ class Heartbeats:
             body = orjson.dumps({"group": group.name, "member_id": member.member_id})
             self._outgoing.push(member.session, Api.GROUP_HEARTBEAT, body)
 
-    # ---- the end of a step -----------------------------------------------------------------------------------------------------------
+    # ---- the end of a step -----------------------------------------------------------------------
 
     def settle(self, now_ns: int) -> None:
-        """Compute targets, answer who waits, write what has changed. Raises StorageError, DiskFullError."""
-        groups = self._table.changed_groups()
+        """Compute targets, answer who waits, write what has changed. Raises GroupFailure,
+        StorageError, DiskFullError.
+        """
+        groups = [
+            group
+            for group in self._table.changed_groups()
+            if group.name not in self._suspended.until
+        ]
         for group in groups:
-            if group.is_dirty and self._may_assign(group, now_ns):
-                before = [topic_id for topic_id, _ in group.signature.values()]
-                group.assign(self._topics, self._assignors)
-                self._beginnings.assigned(group, before)
-                self._table.count_partitions(group)
-                group.paused = membership.paused_of(group.signature, self._topics)
-                for member in group.with_news():
-                    self._push(group, member)
-            if group.held or not group.is_held_known:
-                self._hand_overs.look(group, now_ns)
-        waiting, self._waiting = self._waiting, []
-        for requester, group, member, said in waiting:
-            self._answer(requester, group, member, said, now_ns)
+            with work_for(group.name):
+                self._assign(group, now_ns)
+        while self._waiting:
+            requester, group, member, reported = self._waiting[0]
+            with work_for(group.name):
+                self._answer(requester, group, member, reported, now_ns)
+            self._waiting.popleft()
         for group in groups:
-            for member_id in group.next_owners():
-                self._push(group, group.members[member_id])
-            self._table.write(group)
+            with work_for(group.name):
+                for member_id in group.next_owners():
+                    self._push(group, group.members[member_id])
+                self._table.write(group)
+
+    def _assign(self, group: ConsumerGroup, now_ns: int) -> None:
+        """Compute the group's target, if it is to be another."""
+        if group.is_dirty and self._may_assign(group, now_ns):
+            before = [topic_id for topic_id, _ in group.signature.values()]
+            group.assign(self._topics, self._assignors)
+            self._start_offsets.assigned(group, before)
+            self._table.count_partitions(group)
+            group.paused = membership.paused_of(group.signature, self._topics)
+            for member in group.members_to_answer():
+                self._push(group, member)
+        if group.blocked or not group.is_blocked_known:
+            self._hand_overs.check(group, now_ns)
 
     def _may_assign(self, group: ConsumerGroup, now_ns: int) -> bool:
-        """A large group that was assigned a moment ago waits; who joins it meanwhile has nothing yet."""
+        """A large group that was assigned a moment ago waits; who joins it meanwhile has nothing
+        yet.
+        """
         if group.epoch and now_ns < group.assign_after_ns and group.members:
             self._delayed[group.name] = group.assign_after_ns
             return False
         self._delayed.pop(group.name, None)
-        group.assign_after_ns = now_ns + max(0, len(group.members) - ASSIGNED_AT_ONCE_MEMBERS) * ASSIGN_PAUSE_NS_PER_MEMBER
+        group.assign_after_ns = (
+            now_ns
+            + max(0, len(group.members) - ASSIGNED_AT_ONCE_MEMBERS) * ASSIGN_PAUSE_NS_PER_MEMBER
+        )
         return True
 
     def advance(self, now_ns: int) -> None:
@@ -234,33 +333,58 @@ class Heartbeats:
             if group is not None:
                 self._table.change(group)
 
+    def retry(self, name: str) -> None:
+        """Settle the group in this step: it was held up."""
+        self._delayed[name] = 0
+
     def next_deadline_ns(self) -> int | None:
         return min(self._delayed.values(), default=None)
 
-    def _answer(self, requester: Requester, group: ConsumerGroup, member: Member, said: frozenset[Partition] | None, now_ns: int) -> None:
-        if group.members.get(member.member_id) is not member:  # removed behind its heartbeat, in the same step
-            self._outgoing.refuse(requester, UnknownMemberError(f"the group {group.name} has no member {member.member_id} any more"))
+    def _answer(
+        self,
+        requester: Requester,
+        group: ConsumerGroup,
+        member: Member,
+        reported: frozenset[Partition] | None,
+        now_ns: int,
+    ) -> None:
+        if (
+            group.members.get(member.member_id) is not member
+        ):  # removed behind its heartbeat, in the same step
+            self._outgoing.refuse(
+                requester,
+                UnknownMemberError(
+                    f"the group {group.name} has no member {member.member_id} any more"
+                ),
+            )
             return
-        group.reconcile(member, member.reported if said is None else said, now_ns)
+        group.reconcile(member, member.reported if reported is None else reported, now_ns)
         self._sessions.watch(group.group_id, member)
         answer: dict[str, Any] = {
-            "member_id": member.member_id, "member_epoch": member.epoch, "paused_topics": group.paused, "catalog_version": self._catalog_version,
+            "member_id": member.member_id, "member_epoch": member.epoch,
+            "paused_topics": group.paused, "catalog_version": self._catalog_version,
         }  # fmt: skip
         is_confirmed = member.reported == member.assigned.keys() and member.state != REVOKING
         is_quiet = is_confirmed and member.is_settled(group.epoch)
-        member.quiet_answer, member.quiet_version = (orjson.dumps(answer), self._catalog_version) if is_quiet else (b"", 0)
-        if said is not None or not is_confirmed:
+        member.quiet_answer, member.quiet_version = (
+            (orjson.dumps(answer), self._catalog_version) if is_quiet else (b"", 0)
+        )
+        if reported is not None or not is_confirmed:
             answer["assignment"] = by_topic(member.assigned)
             answer["topic_names"] = group.names_of(answer["assignment"], self._topics)
         body = orjson.dumps(answer)
-        if len(body) > self._answer_max and answer.pop("topic_names", None) is not None:  # the member looks them up
+        if (
+            len(body) > self._answer_max and answer.pop("topic_names", None) is not None
+        ):  # the member looks them up
             body = orjson.dumps(answer)
         self._outgoing.answer(requester, group.name, body)
         self._outgoing.is_answered(SessionKey(*requester[:2]))
 
     def rolled_back(self, error: TailraceError) -> None:
-        """Those who still waited are refused; the groups that the step changed are looked at again."""
+        """Those who still waited are refused; the groups that the step changed are looked at
+        again.
+        """
         self._delayed |= dict.fromkeys(self._table.changed.values(), 0)
-        waiting, self._waiting = self._waiting, []
+        waiting, self._waiting = self._waiting, deque()
         for requester, *_ in waiting:
-            self._outgoing.refuse(requester, error)
+            self._outgoing.refuse(requester, error, is_undone=True)

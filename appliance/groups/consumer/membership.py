@@ -1,11 +1,14 @@
-"""The rules of joining, staying and leaving a consumer group; and which connection a member comes over, and until when it is waited for.
+"""The rules of joining, staying and leaving a consumer group; and which connection a member comes
+over, and until when it is waited for.
 
-A static member (with an instance id) keeps its place for its session timeout. Another consumer with its instance id takes the place where the old
-one has said that it goes for a while (epoch -2), or its connection has closed; while the old one lives, the other is refused. A dynamic member whose
+A static member (with an instance id) keeps its place for its session timeout. Another consumer with
+its instance id takes the place where the old one has said that it goes for a while (epoch -2), or
+its connection has closed; while the old one lives, the other is refused. A dynamic member whose
 connection closes has a moment to come over another one.
 
 Owner: the service.
-Invariants: each member has one timer at most, at or before its deadline; a heartbeat moves no timer: one that fires early is set again.
+Invariants: each member has one timer at most, at or before its deadline; a heartbeat moves no
+    timer: one that fires early is set again.
 """
 
 from __future__ import annotations
@@ -14,13 +17,28 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from appliance.groups.assignor_plugins import Assignors
-from appliance.groups.group import ConsumerGroup
-from appliance.groups.limits import CLOSED_GRACE_NS, FRONT_GRACE_NS, MEMBERS_IN_ALL_MAX, NAME_BYTES, SUBSCRIPTIONS_MAX_BYTES, GroupLimits
-from appliance.groups.members import REVOKING, STABLE, WAITING, Member, MemberSettings
-from appliance.groups.messages import Partition, SessionKey, TopicsView
-from appliance.groups.requests import flag_in, owned_in, settings_in, shown, topics_in
-from tailrace.errors import (
+from appliance.groups.base.assignor_plugins import Assignors
+from appliance.groups.base.limits import (
+    CLOSED_GRACE_NS,
+    FRONT_GRACE_NS,
+    MEMBERS_IN_ALL_MAX,
+    NAME_BYTES,
+    SUBSCRIPTIONS_MAX_BYTES,
+    GroupLimits,
+)
+from appliance.groups.base.members import REVOKING, STABLE, WAITING, Member, MemberSettings
+from appliance.groups.base.messages import Partition, SessionKey, TopicImage
+from appliance.groups.base.request_validation import (
+    flag_in,
+    owned_in,
+    settings_in,
+    shown,
+    topics_in,
+)
+from appliance.groups.consumer.group import ConsumerGroup
+from shm.runtime.timing_wheel import NEVER_NS, TimingWheel
+from tailrace.core.error_codes import ErrorCode
+from tailrace.core.errors import (
     FencedMemberError,
     GroupFullError,
     InstanceIdInUseError,
@@ -29,33 +47,35 @@ from tailrace.errors import (
     UnknownMemberError,
     UnsupportedAssignorError,
 )
-from tailrace.protocol.errors import ErrorCode
-from workers.timing_wheel import NEVER_NS, TimingWheel
 
 
 class Sessions:
     """Members' connections and timers."""
 
     def __init__(self, now_ns: int, expired: Callable[[int, Member, int], None]) -> None:
-        """`expired`: called with (group id, member, now) when a member's timer fires; it removes the member or has it watched again."""
+        """`expired`: called with (group id, member, now) when a member's timer fires; it removes
+        the member or has it watched again.
+        """
         self.started_ns = now_ns
         self._expired = expired
         self._wheel: TimingWheel[tuple[int, Member]] = TimingWheel(now_ns)
         self._members: dict[SessionKey, dict[Member, int]] = {}
         self._subscription_bytes = 0
 
-    def watch(self, group_id: int, member: Member) -> None:
-        """See to it that the member's timer fires at its deadline, or before."""
+    def watch(self, group_id: int, member: Member, not_before_ns: int = 0) -> None:
+        """See to it that the member's timer fires at its deadline, or before, but not before
+        `not_before_ns`.
+        """
         if member.has_new_settings or not member.subscription_bytes:
             self._count(member, subscription_bytes(member.settings.topics))
-        deadline_ns = member.deadline_ns(CLOSED_GRACE_NS)
+        deadline_ns = max(not_before_ns, member.deadline_ns(CLOSED_GRACE_NS))
         if member.timer is not None:
             if member.timer.deadline_ns <= deadline_ns:
                 return
             self._wheel.cancel(member.timer)
         member.timer = self._wheel.add(deadline_ns, (group_id, member))
 
-    def heard(self, group_id: int, member: Member, session: SessionKey, now_ns: int) -> None:
+    def touch(self, group_id: int, member: Member, session: SessionKey, now_ns: int) -> None:
         """A heartbeat of the member came over this connection."""
         if member.session != session:
             self._unbind(member)
@@ -66,10 +86,16 @@ class Sessions:
         self.watch(group_id, member)
 
     def closed(self, session: SessionKey, now_ns: int, *, with_front: bool) -> None:
-        """The connection is gone. `with_front`: the client is not told of that before it sends something."""
+        """The connection is gone. `with_front`: the client is not told of that before it sends
+        something.
+        """
         for member, group_id in self._members.pop(session, {}).items():
             member.session = None
-            member.closed_ns = now_ns + (FRONT_GRACE_NS + member.settings.heartbeat_interval_ms * 1_000_000 if with_front else 0)
+            member.closed_ns = now_ns + (
+                FRONT_GRACE_NS + member.settings.heartbeat_interval_ms * 1_000_000
+                if with_front
+                else 0
+            )
             self.watch(group_id, member)
 
     def _unbind(self, member: Member) -> None:
@@ -83,12 +109,18 @@ class Sessions:
         member.subscription_bytes = size_bytes
 
     def check_room(self, topics: tuple[str, ...], *, is_new: bool) -> None:
-        """Raises GroupFullError when all groups together have as many members, or subscriptions, as there may be."""
+        """Raises GroupFullError when all groups together have as many members, or subscriptions, as
+        there may be.
+        """
         if is_new and len(self._wheel) >= MEMBERS_IN_ALL_MAX:
-            raise GroupFullError(f"all groups together have {len(self._wheel)} members, as many as an appliance serves")
+            raise GroupFullError(
+                f"all groups together have {len(self._wheel)} members, as many as an appliance "
+                "serves"
+            )
         if self._subscription_bytes + subscription_bytes(topics) > SUBSCRIPTIONS_MAX_BYTES:
             raise GroupFullError(
-                f"the names of topics that all members subscribe to take {self._subscription_bytes} bytes: subscribe to fewer"
+                "the names of topics that all members subscribe to take "
+                f"{self._subscription_bytes} bytes: subscribe to fewer"
             )
 
     def forget(self, member: Member) -> None:
@@ -108,11 +140,22 @@ class Sessions:
         self.watch(group_id, member)
 
     def advance(self, now_ns: int) -> None:
+        """Have the members looked at whose timers fire. Where one fails, its timer and those behind
+        it fire again in the next step.
+        """
         if now_ns < self._wheel.quiet_until_ns:
             return
-        for group_id, member in self._wheel.advance(now_ns):
+        fired = self._wheel.advance(now_ns)
+        for _, member in fired:
             member.timer = None
-            self._expired(group_id, member, now_ns)
+        done = 0
+        try:
+            for group_id, member in fired:
+                self._expired(group_id, member, now_ns)
+                done += 1
+        finally:
+            for group_id, member in fired[done:]:
+                self.watch(group_id, member)
 
     def next_deadline_ns(self) -> int | None:
         until_ns = self._wheel.quiet_until_ns
@@ -130,52 +173,85 @@ def reason_to_remove(member: Member, now_ns: int) -> str:
         return ""
     if now_ns >= member.last_heartbeat_ns + member.settings.session_timeout_ms * 1_000_000:
         return f"no heartbeat for session_timeout_ms={member.settings.session_timeout_ms}"
-    if member.state == REVOKING and now_ns >= member.revoking_since_ns + member.settings.rebalance_timeout_ms * 1_000_000:
-        return f"did not give partitions back within max_poll_interval_ms={member.settings.rebalance_timeout_ms}"
+    if (
+        member.state == REVOKING
+        and now_ns >= member.revoking_since_ns + member.settings.rebalance_timeout_ms * 1_000_000
+    ):
+        return (
+            "did not give partitions back within "
+            f"max_poll_interval_ms={member.settings.rebalance_timeout_ms}"
+        )
     return "its connection closed"
 
 
-# ---- joining -----------------------------------------------------------------------------------------------------------------------------
+# ---- joining -------------------------------------------------------------------------------------
 
 
-def joining_in(request: Mapping[str, Any], limits: GroupLimits) -> tuple[MemberSettings, frozenset[Partition]]:
+def joining_in(
+    request: Mapping[str, Any], limits: GroupLimits
+) -> tuple[MemberSettings, frozenset[Partition]]:
     """What a joining member asks for, and what it says it owns. Raises InvalidRequestError."""
     return settings_in(request, limits), owned_in(request) or frozenset()
 
 
-def check_assignor(assignors: Assignors, group: ConsumerGroup | None, member_id: str, settings: MemberSettings) -> None:
+def check_assignor(
+    assignors: Assignors, group: ConsumerGroup | None, member_id: str, settings: MemberSettings
+) -> None:
     """Raises UnsupportedAssignorError: it is not there, or the others use another one."""
     name = settings.assignor
     if name is None:
         return
     if not assignors.has(name):
-        raise UnsupportedAssignorError(f"there is no assignor {shown(name)}; there are {', '.join(assignors.names)}")
-    if group is not None and name != group.assignor and len(group.members) > (member_id in group.members):
-        raise UnsupportedAssignorError(f"the members of {group.name} use the assignor {group.assignor}, this one asks for {name}")
+        raise UnsupportedAssignorError(
+            f"there is no assignor {shown(name)}; there are {', '.join(assignors.names)}"
+        )
+    if (
+        group is not None
+        and name != group.assignor
+        and len(group.members) > (member_id in group.members)
+    ):
+        raise UnsupportedAssignorError(
+            f"the members of {group.name} use the assignor {group.assignor}, this one asks for "
+            f"{name}"
+        )
 
 
-def place_of_instance(group: ConsumerGroup, member_id: str, settings: MemberSettings, started_ns: int, now_ns: int) -> Member | None:
-    """The member whose place the joining one takes, as it has the same instance id; None: there is none. Raises InstanceIdInUseError."""
+def place_of_instance(
+    group: ConsumerGroup, member_id: str, settings: MemberSettings, started_ns: int, now_ns: int
+) -> Member | None:
+    """The member whose place the joining one takes, as it has the same instance id; None: there is
+    none. Raises InstanceIdInUseError.
+    """
     holder = None if settings.instance_id is None else group.by_instance.get(settings.instance_id)
     if holder is None or holder == member_id:
         return None
     old = group.members[holder]
     if old.is_away or old.closed_ns is not None:
         return old
-    if old.session is None:  # since a restart of this process; if the old one lives, it comes in a moment
+    if (
+        old.session is None
+    ):  # since a restart of this process; if the old one lives, it comes in a moment
         if now_ns - started_ns >= CLOSED_GRACE_NS:
             return old
-        raise TailraceError(f"whether the member with the instance id {settings.instance_id} lives is not known yet", ErrorCode.NOT_READY)
+        raise TailraceError(
+            f"whether the member with the instance id {settings.instance_id} lives is not known "
+            "yet",
+            ErrorCode.NOT_READY,
+        )
     raise InstanceIdInUseError(
-        f"the group {group.name} has a live member with the instance id {settings.instance_id}: {holder}, client id {old.settings.client_id!r}"
+        f"the group {group.name} has a live member with the instance id {settings.instance_id}: "
+        f"{holder}, client id {old.settings.client_id!r}"
     )
 
 
 def full(group: ConsumerGroup) -> GroupFullError:
-    return GroupFullError(f"the group {group.name} has {len(group.members)} members, as many as group.members.max allows")
+    return GroupFullError(
+        f"the group {group.name} has {len(group.members)} members, as many as group.members.max "
+        "allows"
+    )
 
 
-def join_again(group: ConsumerGroup, member: Member, settings: MemberSettings) -> None:
+def rejoin(group: ConsumerGroup, member: Member, settings: MemberSettings) -> None:
     """A member that the group has begins anew: it has nothing."""
     if member.settings.topics != settings.topics:
         group.is_dirty = group.is_row_changed = True
@@ -191,7 +267,7 @@ def join_again(group: ConsumerGroup, member: Member, settings: MemberSettings) -
     group.changed(member)
 
 
-# ---- staying -----------------------------------------------------------------------------------------------------------------------------
+# ---- staying -------------------------------------------------------------------------------------
 
 
 def known_member(group: ConsumerGroup, request: Mapping[str, Any], member_id: str) -> Member:
@@ -203,27 +279,38 @@ def known_member(group: ConsumerGroup, request: Mapping[str, Any], member_id: st
     holder = group.by_instance.get(instance_id) if isinstance(instance_id, str) else None
     if holder is not None:
         raise FencedMemberError(
-            f"another consumer with the instance id {instance_id} has taken this member's place in {group.name}: {holder}"
+            f"another consumer with the instance id {instance_id} has taken this member's place "
+            f"in {group.name}: {holder}"
         )
-    raise UnknownMemberError(f"the group {group.name} has no member {member_id}: it left, or was removed")
+    raise UnknownMemberError(
+        f"the group {group.name} has no member {member_id}: it left, or was removed"
+    )
 
 
-def checked_heartbeat(member: Member, epoch: int, request: Mapping[str, Any]) -> frozenset[Partition] | None:
-    """What the member says it owns, if it says. Raises FencedMemberError; an epoch that the answer to its last heartbeat would have replaced is taken, since
-    answers get lost.
+def checked_heartbeat(
+    member: Member, epoch: int, request: Mapping[str, Any]
+) -> frozenset[Partition] | None:
+    """What the member says it owns, if it says. Raises FencedMemberError; an epoch that the answer
+    to its last heartbeat would have replaced is taken, since answers get lost.
     """
-    said = owned_in(request)
+    reported = owned_in(request)
     if member.is_away:
         raise FencedMemberError("this member said that it goes for a while: it is to join again")
     if epoch == member.epoch:
-        return said
-    has_missed_answer = epoch == member.previous_epoch and (said is None or said <= member.assigned.keys() | member.revoking.keys())
+        return reported
+    has_missed_answer = epoch == member.previous_epoch and (
+        reported is None or reported <= member.assigned.keys() | member.revoking.keys()
+    )
     if not has_missed_answer:
-        raise FencedMemberError(f"the heartbeat is of epoch {epoch}, the member's is {member.epoch}")
-    return said
+        raise FencedMemberError(
+            f"the heartbeat is of epoch {epoch}, the member's is {member.epoch}"
+        )
+    return reported
 
 
-def subscription_in(member: Member, request: Mapping[str, Any], sessions: Sessions) -> MemberSettings:
+def subscription_in(
+    member: Member, request: Mapping[str, Any], sessions: Sessions
+) -> MemberSettings:
     """What the member asks for now. Raises InvalidRequestError, GroupFullError."""
     topics, follows = topics_in(request), flag_in(request, "follows_catalog")
     if topics is not None and topics != member.settings.topics:
@@ -235,7 +322,7 @@ def subscription_in(member: Member, request: Mapping[str, Any], sessions: Sessio
     )
 
 
-def subscribe_anew(group: ConsumerGroup, member: Member, changed: MemberSettings) -> None:
+def resubscribe(group: ConsumerGroup, member: Member, changed: MemberSettings) -> None:
     """Take in other subscriptions, if they are others."""
     if changed != member.settings:
         if changed.topics != member.settings.topics:
@@ -244,10 +331,15 @@ def subscribe_anew(group: ConsumerGroup, member: Member, changed: MemberSettings
         group.changed(member)
 
 
-def go_away(group: ConsumerGroup, member: Member) -> None:
-    """A static member goes for a while: what it has stays its own, but for what it was to give back. Raises InvalidRequestError."""
+def leave_temporarily(group: ConsumerGroup, member: Member) -> None:
+    """A static member goes for a while: what it has stays its own, but for what it was to give
+    back. Raises InvalidRequestError.
+    """
     if member.instance_id is None:
-        raise InvalidRequestError("only a member with an instance_id goes for a while (epoch -2); others leave with epoch -1")
+        raise InvalidRequestError(
+            "only a member with an instance_id goes for a while (epoch -2); others leave with "
+            "epoch -1"
+        )
     for partition in member.revoking:
         del group.owners[partition]
         group.freed.add(partition)
@@ -257,7 +349,7 @@ def go_away(group: ConsumerGroup, member: Member) -> None:
     group.changed(member)
 
 
-def paused_of(subscribed: Mapping[str, tuple[str, int]], topics: TopicsView) -> tuple[str, ...]:
+def paused_of(subscribed: Mapping[str, tuple[str, int]], topics: TopicImage) -> tuple[str, ...]:
     """The ids of those topics whose delivery is paused."""
     found = []
     for topic_id, _ in subscribed.values():

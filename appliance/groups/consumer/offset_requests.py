@@ -1,7 +1,9 @@
-"""Requests that change committed offsets: commits of members and from outside, and what operators set.
+"""Requests that change committed offsets: commits of members and from outside, and what operators
+set.
 
 Owner: the service.
-Invariants: an entry is kept or is in the answer's `refused`, never both; entries of a request that is no request change nothing. A commit costs no read.
+Invariants: an entry is kept or is in the answer's `refused`, never both; entries of a request that
+    is no request change nothing. A commit costs no read.
 """
 
 from __future__ import annotations
@@ -11,37 +13,39 @@ from typing import Any
 
 import orjson
 
-from appliance.groups import membership
-from appliance.groups.beginnings import Beginnings
-from appliance.groups.group import ConsumerGroup
-from appliance.groups.limits import GroupLimits
-from appliance.groups.members import Member, members_text
-from appliance.groups.messages import Partition, TopicsView
-from appliance.groups.offsets import Commit, OffsetBook, Refusal, entry_parts
-from appliance.groups.requests import entries_in, epoch_in, member_in, shown
-from appliance.groups.store import OffsetRow
-from appliance.groups.table import GroupTable
-from tailrace.errors import FencedMemberError, GroupNotEmptyError, UnknownMemberError
-from tailrace.protocol.errors import ErrorCode
+from appliance.groups.base.limits import GroupLimits
+from appliance.groups.base.members import Member, members_text
+from appliance.groups.base.messages import Partition, TopicImage
+from appliance.groups.base.offsets import Commit, OffsetBook, Refusal, entry_parts
+from appliance.groups.base.request_validation import entries_in, epoch_in, member_in, shown
+from appliance.groups.base.store import OffsetRow
+from appliance.groups.consumer import membership
+from appliance.groups.consumer.group import ConsumerGroup
+from appliance.groups.consumer.group_table import GroupTable
+from appliance.groups.consumer.start_offsets import StartOffsets
+from tailrace.core.error_codes import ErrorCode
+from tailrace.core.errors import FencedMemberError, GroupNotEmptyError, UnknownMemberError
 
 _NOTHING_REFUSED = b'{"refused":[]}'
-_NOBODY: Mapping[Partition, str] = {}
+_NO_MEMBER: Mapping[Partition, str] = {}
 
 
 class OffsetRequests:
     """COMMIT_OFFSETS and ALTER_GROUP_OFFSETS."""
 
     def __init__(
-        self, table: GroupTable, book: OffsetBook, beginnings: Beginnings, topics: TopicsView, limits: GroupLimits, answer_max: int,
-        wall_ms: Callable[[], int],
+        self, table: GroupTable, book: OffsetBook, start_offsets: StartOffsets, topics: TopicImage,
+        limits: GroupLimits, answer_max: int,
+        wall_ms: Callable[[], int], elapsed_ms: Callable[[], int],
     ) -> None:  # fmt: skip
         self._table = table
         self._book = book
-        self._beginnings = beginnings
+        self._start_offsets = start_offsets
         self._topics = topics
         self._limits = limits
         self._answer_max = answer_max
         self._wall_ms = wall_ms
+        self._elapsed_ms = elapsed_ms
 
     def commit(self, name: str, request: dict[str, Any]) -> bytes:
         """COMMIT_OFFSETS. Raises TailraceError when nothing of it is looked at."""
@@ -55,17 +59,24 @@ class OffsetRequests:
         self._keep(group, name, rows)
         return self._answer(judge.refused)
 
-    def _member(self, group: ConsumerGroup | None, name: str, request: dict[str, Any]) -> tuple[Member, int]:
+    def _member(
+        self, group: ConsumerGroup | None, name: str, request: dict[str, Any]
+    ) -> tuple[Member, int]:
         member_id, epoch = member_in(request), epoch_in(request)
         if group is None:
             raise UnknownMemberError(f"there is no group {shown(name)}")
         member = membership.known_member(group, request, member_id)
         if epoch > member.epoch:
-            raise FencedMemberError(f"the commit is of epoch {epoch}, the member's is {member.epoch}: it has joined again since")
+            raise FencedMemberError(
+                f"the commit is of epoch {epoch}, the member's is {member.epoch}: it has joined "
+                "again since"
+            )
         return member, epoch
 
     def _judge(self, owners: Mapping[Partition, str], member: Member | None, epoch: int) -> Commit:
-        return Commit(self._topics, self._limits, owners, member, epoch, self._wall_ms())
+        return Commit(
+            self._topics, self._limits, owners, member, epoch, self._wall_ms(), self._elapsed_ms()
+        )
 
     def _keep(self, group: ConsumerGroup | None, name: str, rows: list[OffsetRow]) -> None:
         """A group that there is not is made for the first offset."""
@@ -75,7 +86,7 @@ class OffsetRequests:
             self._table.check_room(name)
             group = self._table.create(name)
         self._table.change(group)
-        self._beginnings.committed(group, rows)
+        self._start_offsets.committed(group, rows)
         for row in rows:
             self._book.put(row._replace(group_id=group.group_id))
 
@@ -88,11 +99,16 @@ class OffsetRequests:
         return body
 
     def alter(self, name: str, request: dict[str, Any]) -> bytes:
-        """ALTER_GROUP_OFFSETS: an operator sets or deletes offsets. Raises GroupNotEmptyError when the group has members."""
+        """ALTER_GROUP_OFFSETS: an operator sets or deletes offsets. Raises GroupNotEmptyError when
+        the group has members.
+        """
         group = self._table.get(name)
         if group is not None and group.members:
-            raise GroupNotEmptyError(f"the group {name} has {members_text(group.members)}; none of its offsets were changed")
-        judge = self._judge(_NOBODY, None, -1)
+            raise GroupNotEmptyError(
+                f"the group {name} has {members_text(group.members)}; none of its offsets were "
+                "changed"
+            )
+        judge = self._judge(_NO_MEMBER, None, -1)
         rows: list[OffsetRow] = []
         gone: list[Partition] = []
         refused: list[Refusal] = []
@@ -104,7 +120,14 @@ class OffsetRequests:
                 if row is not None:
                     rows.append(row)
             elif found is None:
-                refused.append([topic, partition, int(ErrorCode.UNKNOWN_TOPIC), f"there is no topic {shown(topic)}"])
+                refused.append(
+                    [
+                        topic,
+                        partition,
+                        int(ErrorCode.UNKNOWN_TOPIC),
+                        f"there is no topic {shown(topic)}",
+                    ]
+                )
             else:
                 gone.append((found.topic_id, partition))
         self._keep(group, name, rows)
@@ -119,7 +142,9 @@ def _alteration(entry: Any) -> tuple[str, int, int | None, str]:
     """[topic, partition, offset or null, metadata?]. Raises InvalidRequestError."""
     if isinstance(entry, list) and 3 <= len(entry) <= 4:
         metadata = entry[3] if len(entry) == 4 else ""
-        topic, partition, offset, _, text = entry_parts([*entry[:2], 0 if entry[2] is None else entry[2], -1, metadata])
+        topic, partition, offset, _, text, _ = entry_parts(
+            [*entry[:2], 0 if entry[2] is None else entry[2], -1, metadata]
+        )
         return topic, partition, None if entry[2] is None else offset, text
-    topic, partition, offset, _, text = entry_parts(None)  # raises, and says what an entry is
+    topic, partition, offset, _, text, _ = entry_parts(None)  # raises, and says what an entry is
     return topic, partition, offset, text

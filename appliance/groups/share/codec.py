@@ -1,21 +1,22 @@
 """The bytes of a share partition's state, as the table `share_partitions` keeps them.
 
 Owner: pure.
-Invariants: `decode(encode(spans))` is `spans` but for the times at which locks pass, which a start gives anew; bytes that are not whole raise StateFormatError.
+Invariants: `decode(encode(spans))` is `spans` but for the times at which locks pass, which a start
+    gives anew; bytes that are not whole raise StateFormatError.
 Layout (little endian; v: an unsigned LEB128 number):
 
     0 version u8 (1) | 1 reserved u8 | 2 reserved u16 | 4 crc32c u32 of what follows
     8 start offset v | members v | spans v
       each member: length v | UTF-8
       each span:   count v | kind u8 | AVAILABLE, ACQUIRED: delivery count v | ACQUIRED: number of its member v
-"""
+"""  # noqa: E501
 
 from __future__ import annotations
 
 import struct
 
-from appliance.groups.share.spans import Kind, Spans, State
-from tailrace.formats.checksum import crc32c
+from appliance.groups.share.offset_ranges import Kind, OffsetRanges, State
+from tailrace.format.crc32c import crc32c
 
 VERSION = 1
 OFFSET_MAX = (1 << 63) - 1
@@ -26,7 +27,7 @@ class StateFormatError(ValueError):
     """Bytes that are no state of a share partition."""
 
 
-def encode(spans: Spans) -> bytes:
+def encode(spans: OffsetRanges) -> bytes:
     """The state as bytes."""
     members: dict[str, int] = {}
     body = bytearray()
@@ -51,7 +52,7 @@ def encode(spans: Spans) -> bytes:
     return _HEAD.pack(VERSION, 0, 0, crc32c(head)) + head
 
 
-def decode(data: bytes) -> Spans:
+def decode(data: bytes) -> OffsetRanges:
     """The state that `data` holds; its locks have passed at 0. Raises StateFormatError."""
     if len(data) < _HEAD.size:
         raise StateFormatError(f"{len(data)} bytes; a state has more than {_HEAD.size}")
@@ -66,7 +67,7 @@ def decode(data: bytes) -> Spans:
         raise StateFormatError(f"{type(error).__name__}: {error}") from None
 
 
-def _decode(data: bytes) -> Spans:
+def _decode(data: bytes) -> OffsetRanges:
     start, at = _number(data, _HEAD.size)
     member_count, at = _number(data, at)
     span_count, at = _number(data, at)
@@ -77,7 +78,7 @@ def _decode(data: bytes) -> Spans:
             raise IndexError("a member is cut off")
         members.append(data[at : at + length].decode())
         at += length
-    spans = Spans(start)
+    spans = OffsetRanges(start)
     for _ in range(span_count):
         count, at = _number(data, at)
         kind, delivery_count, member = Kind(data[at]), 0, ""
@@ -87,7 +88,11 @@ def _decode(data: bytes) -> Spans:
         if kind is Kind.ACQUIRED:
             number, at = _number(data, at)
             member = members[number]
-        if not count or spans.next + count > OFFSET_MAX or (not len(spans) and kind not in (Kind.AVAILABLE, Kind.ACQUIRED)):
+        if (
+            not count
+            or spans.next + count > OFFSET_MAX
+            or (not len(spans) and kind not in (Kind.AVAILABLE, Kind.ACQUIRED))
+        ):
             raise ValueError("a span that cannot be")
         spans.append(count, State(kind, delivery_count, member))
     if at != len(data):

@@ -1,6 +1,8 @@
-"""What operators see of a share group, and how they move it: pages of members and partitions, start offsets.
+"""What operators see of a share group, and how they move it: pages of members and partitions, start
+offsets.
 
-Owner: pure but for the group. Invariants: a page takes at most half of what an answer may; `next` leads to the next one, None: there is none.
+Owner: pure but for the group. Invariants: a page takes at most half of what an answer may; `next`
+    leads to the next one, None: there is none.
 """
 
 from __future__ import annotations
@@ -8,16 +10,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from appliance.groups.limits import OFFSET_MAX, PARTITIONS_ASKED_MAX
-from appliance.groups.messages import Partition, TopicsView
-from appliance.groups.requests import entries_in
+from appliance.groups.base.limits import OFFSET_MAX, PARTITIONS_ASKED_MAX
+from appliance.groups.base.messages import Partition, TopicImage
+from appliance.groups.base.request_validation import entries_in
 from appliance.groups.share.members import ShareMember
+from appliance.groups.share.offset_ranges import Kind
 from appliance.groups.share.share_group import ShareGroup
 from appliance.groups.share.share_partition import SharePartition
-from appliance.groups.share.spans import Kind
-from tailrace.errors import InvalidRequestError
-from tailrace.protocol.errors import ErrorCode
-from tailrace.protocol.requests import encode_json
+from tailrace.core.error_codes import ErrorCode
+from tailrace.core.errors import InvalidRequestError
+from tailrace.protocol.messages import encode_json
 
 TOPICS_SHOWN = 50
 
@@ -25,13 +27,24 @@ TOPICS_SHOWN = 50
 def summary(group: ShareGroup) -> dict[str, Any]:
     """A group's row in LIST_GROUPS."""
     state = "STABLE" if group.members else "EMPTY"
-    return {"group": group.name, "kind": "share", "state": state, "members": len(group.members), "assignor": "", "epoch": group.epoch}
+    return {
+        "group": group.name,
+        "kind": "share",
+        "state": state,
+        "members": len(group.members),
+        "assignor": "",
+        "epoch": group.epoch,
+    }
 
 
-def describe(group: ShareGroup, topics: TopicsView, request: dict[str, Any], answer_max: int, now_ns: int) -> dict[str, Any]:
+def describe(
+    group: ShareGroup, topics: TopicImage, request: dict[str, Any], answer_max: int, now_ns: int
+) -> dict[str, Any]:
     """A page of DESCRIBE_GROUP: members, or partitions. Raises InvalidRequestError."""
     part, after = request.get("part", "members"), request.get("after")
-    answer: dict[str, Any] = {"group": {**summary(group), "rebalances": 0, "created_ms": group.created_ms}}
+    answer: dict[str, Any] = {
+        "group": {**summary(group), "rebalances": 0, "created_ms": group.created_ms}
+    }
     rows: Iterator[tuple[Any, Any]]
     if part == "members":
         if after is not None and not isinstance(after, str):
@@ -43,7 +56,11 @@ def describe(group: ShareGroup, topics: TopicsView, request: dict[str, Any], ans
         )
     elif part == "partitions":
         start = _position(after)
-        rows = ((place, _partition(topics, place, group.partitions[key])) for place, key in _in_order(group, topics) if place > start)
+        rows = (
+            (place, _partition(group, topics, place, key))
+            for place, key in _in_order(group, topics)
+            if place > start
+        )
     else:
         raise InvalidRequestError(f"part is {part!r:.100}; allowed are members and partitions")
     answer[part], answer["next"] = _page(rows, answer_max // 2)
@@ -52,45 +69,82 @@ def describe(group: ShareGroup, topics: TopicsView, request: dict[str, Any], ans
 
 def _member(member: ShareMember, now_ns: int) -> dict[str, Any]:
     return {
-        "member_id": member.member_id, "instance_id": None, "client_id": member.client_id, "epoch": member.epoch, "state": "STABLE",
-        "topics": list(member.topics[:TOPICS_SHOWN]), "owned": {}, "target": {}, "last_heartbeat_ms_ago": (now_ns - member.heard_ns) // 1_000_000,
+        "member_id": member.member_id, "instance_id": None, "client_id": member.client_id,
+        "epoch": member.epoch, "state": "STABLE",
+        "topics": list(member.topics[:TOPICS_SHOWN]), "owned": {}, "target": {},
+        "last_heartbeat_ms_ago": (now_ns - member.last_request_ns) // 1_000_000,
         "session_timeout_ms": member.session_timeout_ms, "stuck": "",
     }  # fmt: skip
 
 
-def _partition(topics: TopicsView, place: tuple[str, int], partition: SharePartition) -> dict[str, Any]:
-    topic = topics.by_name(place[0])
+def _partition(
+    group: ShareGroup, topics: TopicImage, place: tuple[str, int], key: Partition
+) -> dict[str, Any]:
+    topic, partition, rules = topics.by_name(place[0]), group.partitions[key], group.rules(key[0])
     assert topic is not None
-    beginning, end = topics.beginning_offset(topic.topic_id, place[1]), topics.end_offset(topic.topic_id, place[1])
+    beginning, end = (
+        topics.beginning_offset(topic.topic_id, place[1]),
+        topics.end_offset(topic.topic_id, place[1]),
+    )
     in_flight = partition.spans.in_flight_count
     return {
-        "topic": place[0], "partition": place[1], "committed": partition.start_offset, "beginning": beginning, "end": end,
-        "lag": None if end is None else _lag(partition, beginning or 0, end), "member_id": "", "metadata": "", "committed_ms": 0,
-        "start_offset": partition.start_offset, "next_offset": partition.next_offset, "in_flight": in_flight,
-        "acquired": partition.spans.acquired_count, "deliveries": max((span.state.delivery_count for span in partition.spans), default=0),
+        "topic": place[0], "partition": place[1], "committed": partition.start_offset,
+        "beginning": beginning, "end": end,
+        "lag": None if end is None else _lag(partition, beginning or 0, end), "member_id": "",
+        "metadata": "", "committed_ms": 0,
+        "start_offset": partition.start_offset, "next_offset": partition.next_offset,
+        "in_flight": in_flight,
+        "acquired": partition.spans.acquired_count,
+        "deliveries": max((span.state.delivery_count for span in partition.spans), default=0),
+        "at_delivery_limit": 0 if rules is None else _at_limit(partition, rules.delivery_limit),
     }  # fmt: skip
 
 
+def _at_limit(partition: SharePartition, delivery_limit: int) -> int:
+    """Records that were delivered as often as they may be, and are not done: those that stay so
+    cannot be written to the dead-letter topic.
+    """
+    waits = (Kind.AVAILABLE, Kind.ACQUIRED)
+    return sum(
+        span.size
+        for span in partition.spans
+        if span.state.kind in waits and span.state.delivery_count >= delivery_limit
+    )
+
+
 def _lag(partition: SharePartition, beginning: int, end: int) -> int:
-    """Records of the log that are not done. What retention has removed is none, though the group has not asked for records since."""
+    """Records of the log that are not done. What retention has removed is none, though the group
+    has not asked for records since.
+    """
     spans = partition.spans
     in_flight = spans.in_flight_count
     if beginning > spans.start:
         waits = (Kind.AVAILABLE, Kind.ACQUIRED)
-        in_flight = sum(span.size for span in spans.between(beginning, spans.next - 1) if span.state.kind in waits)
+        in_flight = sum(
+            span.size
+            for span in spans.between(beginning, spans.next - 1)
+            if span.state.kind in waits
+        )
     return max(0, end - max(beginning, spans.next)) + in_flight
 
 
-def _in_order(group: ShareGroup, topics: TopicsView) -> list[tuple[tuple[str, int], Partition]]:
+def _in_order(group: ShareGroup, topics: TopicImage) -> list[tuple[tuple[str, int], Partition]]:
     """((topic, partition), key) of what the group has seen of topics that exist."""
-    named = [(topic.name, key) for key in group.partitions if (topic := topics.by_id(key[0])) is not None]
+    named = [
+        (topic.name, key) for key in group.partitions if (topic := topics.by_id(key[0])) is not None
+    ]
     return sorted(((name, key[1]), key) for name, key in named)
 
 
 def _position(after: Any) -> tuple[str, int]:
     if after is None:
         return "", -1
-    if isinstance(after, list) and len(after) == 2 and isinstance(after[0], str) and isinstance(after[1], int):
+    if (
+        isinstance(after, list)
+        and len(after) == 2
+        and isinstance(after[0], str)
+        and isinstance(after[1], int)
+    ):
         return after[0], after[1]
     raise InvalidRequestError("after takes what the page before had as next, or null")
 
@@ -108,17 +162,28 @@ def _page(rows: Iterator[tuple[Any, Any]], bytes_max: int) -> tuple[list[Any], A
     return page, None
 
 
-def start_offsets(group: ShareGroup, topics: TopicsView, request: dict[str, Any], answer_max: int) -> dict[str, Any]:
-    """FETCH_OFFSETS of a share group: below which offset every record is done. Raises InvalidRequestError."""
-    wanted, start = request.get("partitions"), _position(request.get("after"))
+def start_offsets(
+    group: ShareGroup, topics: TopicImage, request: dict[str, Any], answer_max: int
+) -> dict[str, Any]:
+    """FETCH_OFFSETS of a share group: below which offset every record is done. Raises
+    InvalidRequestError.
+    """
+    requested, start = request.get("partitions"), _position(request.get("after"))
     places = dict(_in_order(group, topics))
-    if wanted is not None:
-        if not isinstance(wanted, list) or len(wanted) > PARTITIONS_ASKED_MAX:
-            raise InvalidRequestError(f"partitions takes a list of at most {PARTITIONS_ASKED_MAX} [topic, partition], or null for all")
-        asked = sorted({_position(item) for item in wanted})
+    if requested is not None:
+        if not isinstance(requested, list) or len(requested) > PARTITIONS_ASKED_MAX:
+            raise InvalidRequestError(
+                f"partitions takes a list of at most {PARTITIONS_ASKED_MAX} [topic, partition], "
+                "or null for all"
+            )
+        asked = sorted({_position(item) for item in requested})
     else:
         asked = list(places)
-    rows = ((place, [*place, _start(group, places.get(place)), -1, "", 0]) for place in asked if place > start)
+    rows = (
+        (place, [*place, _start(group, places.get(place)), -1, "", 0])
+        for place in asked
+        if place > start
+    )
     page, following = _page(rows, answer_max // 2)
     return {"offsets": page, "next": following}
 
@@ -127,29 +192,45 @@ def _start(group: ShareGroup, key: Partition | None) -> int:
     return -1 if key is None else group.partitions[key].start_offset
 
 
-def alter(group: ShareGroup, topics: TopicsView, request: dict[str, Any], answer_max: int) -> list[list[Any]]:
-    """Carry out ALTER_GROUP_OFFSETS on a group without members. Returns what is refused. Raises InvalidRequestError before anything is done."""
+def alter(
+    group: ShareGroup, topics: TopicImage, request: dict[str, Any], answer_max: int
+) -> list[list[Any]]:
+    """Carry out ALTER_GROUP_OFFSETS on a group without members. Returns what is refused. Raises
+    InvalidRequestError before anything is done.
+    """
     given = entries_in(request)
     if not all(isinstance(item, list) and len(item) in (3, 4) for item in given):
-        raise InvalidRequestError("offsets takes a list of [topic, partition, offset or null, metadata]")
+        raise InvalidRequestError(
+            "offsets takes a list of [topic, partition, offset or null, metadata]"
+        )
     entries = [(_position(item[:2]), item[2]) for item in given]
-    if not all(offset is None or (isinstance(offset, int) and not isinstance(offset, bool)) for _, offset in entries):
+    if not all(
+        offset is None or (isinstance(offset, int) and not isinstance(offset, bool))
+        for _, offset in entries
+    ):
         raise InvalidRequestError("an offset is a whole number, or null to forget the partition")
     refused: list[list[Any]] = []
     changes: list[tuple[Partition, int | None]] = []
     for (name, number), offset in entries:
         topic = topics.by_name(name)
         if topic is None or not 0 <= number < topic.partition_count:
-            refused.append([name, number, int(ErrorCode.UNKNOWN_TOPIC), "there is no such topic or partition"])
+            refused.append(
+                [name, number, int(ErrorCode.UNKNOWN_TOPIC), "there is no such topic or partition"]
+            )
             continue
         key = topic.topic_id, number
         end = topics.end_offset(*key)
         if offset is not None and not 0 <= offset <= (OFFSET_MAX if end is None else end):
-            refused.append([name, number, int(ErrorCode.OFFSET_OUT_OF_RANGE), f"the log ends at {end}"])
+            refused.append(
+                [name, number, int(ErrorCode.OFFSET_OUT_OF_RANGE), f"the log ends at {end}"]
+            )
         else:
             changes.append((key, offset))
     if len(encode_json(refused)) > answer_max // 2:
-        raise InvalidRequestError(f"{len(refused)} of {len(entries)} offsets are refused, too many to name them: send fewer at once")
+        raise InvalidRequestError(
+            f"{len(refused)} of {len(entries)} offsets are refused, too many to name them: send "
+            "fewer at once"
+        )
     for key, offset in changes:
         if offset is None:
             group.forget_partition(key)

@@ -1,15 +1,17 @@
-"""Share groups that nobody needs any more: without members for longer than `offsets.retention.minutes`, as consumer groups' offsets.
+"""Share groups that nobody needs any more: without members for longer than
+`offsets.retention.minutes`, as consumer groups' offsets. All time is elapsed time.
 
-Owner: ShareGroups.
-Invariants: a group goes only when it had no member, and no operator moved it, for the retention; one that keeps no partition, EMPTY_KEPT_MS after its last
-    member. Work comes in slices of SLICE groups.
+Owner: ShareService.
+Invariants: a group goes only when it had no member, and no operator moved it, for the retention;
+    one that keeps no partition, EMPTY_KEPT_MS after its last member. Work comes in slices of SLICE
+    groups.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from appliance.groups.expiry import EMPTY_KEPT_MS, SLICE, SLICE_NS, SWEEP_NS
+from appliance.groups.consumer.offset_expiry import EMPTY_KEPT_MS, SLICE, SLICE_NS, SWEEP_NS
 from appliance.groups.share.share_group import ShareGroup
 
 
@@ -26,7 +28,7 @@ class EmptyGroups:
         """When `step` next has something to do."""
         return self._due_ns
 
-    def step(self, groups: Mapping[str, ShareGroup], now_ns: int, wall_ms: int) -> list[str]:
+    def step(self, groups: Mapping[str, ShareGroup], now_ns: int, elapsed_ms: int) -> list[str]:
         """The groups of one slice that are to go, if it is time."""
         if now_ns < self._due_ns:
             return []
@@ -34,10 +36,10 @@ class EmptyGroups:
             self._names = list(groups)
         some, self._names = self._names[-SLICE:], self._names[:-SLICE]
         self._due_ns = now_ns + (SLICE_NS if self._names else SWEEP_NS)
-        return [name for name in some if name in groups and self._is_over(groups[name], wall_ms)]
+        return [name for name in some if name in groups and self._is_over(groups[name], elapsed_ms)]
 
-    def _is_over(self, group: ShareGroup, wall_ms: int) -> bool:
+    def _is_over(self, group: ShareGroup, elapsed_ms: int) -> bool:
         if group.members or not group.empty_since_ms:
             return False
         kept_ms = self._retention_ms if group.partitions else min(EMPTY_KEPT_MS, self._retention_ms)
-        return wall_ms - group.empty_since_ms >= kept_ms
+        return elapsed_ms - group.empty_elapsed_ms >= kept_ms

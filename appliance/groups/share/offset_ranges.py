@@ -1,10 +1,13 @@
 """Runs of offsets that are in the same state, in order: what of a partition is in flight.
 
-A state is kept per run, not per record: a member that acquires 500 records and accepts them one after the other costs a handful of changes to a short list.
+A state is kept per run, not per record: a member that acquires 500 records and accepts them one
+after the other costs a handful of changes to a short list.
 
 Owner: one SharePartition.
-Invariants: spans follow each other without a gap, from the start offset up to the next offset that was never acquired; no two neighbours are in the same state
-    (same kind, delivery count, member and lock); the first is not done. `_check_invariants` repeats this.
+Invariants: spans follow each other without a gap, from the start offset up to the next offset that
+    was never acquired; no two neighbours are in the same state (same kind, delivery count, member
+    and lock); the first is not done. `_check_invariants` repeats this. With one state for all that
+    is done there are at most two spans for each record in flight, whatever has passed between them.
 """
 
 from __future__ import annotations
@@ -24,7 +27,9 @@ class Kind(IntEnum):
     ACQUIRED = 1
     ACKNOWLEDGED = 2
     ARCHIVED = 3
-    """Rejected, or removed from the log before it was accepted."""
+    """Rejected, or removed from the log before it was accepted: as an earlier program stored it.
+    Nothing asks which, so `merge_done` makes it ACKNOWLEDGED.
+    """
 
 
 class State(NamedTuple):
@@ -43,7 +48,7 @@ ARCHIVED = State(Kind.ARCHIVED, 0)
 _DONE = frozenset({Kind.ACKNOWLEDGED, Kind.ARCHIVED})
 
 
-class Span(NamedTuple):
+class OffsetRange(NamedTuple):
     """Offsets `first` to `last`, both included."""
 
     first: int
@@ -56,8 +61,10 @@ class Span(NamedTuple):
         return self.last - self.first + 1
 
 
-class Spans:
-    """See the module's docstring. `start`: everything below is done; `next`: nothing from here on was ever acquired."""
+class OffsetRanges:
+    """See the module's docstring. `start`: everything below is done; `next`: nothing from here on
+    was ever acquired.
+    """
 
     __slots__ = ("_firsts", "_states", "counts", "next", "start")
 
@@ -72,7 +79,7 @@ class Spans:
     def __len__(self) -> int:
         return len(self._firsts)
 
-    def __iter__(self) -> Iterator[Span]:
+    def __iter__(self) -> Iterator[OffsetRange]:
         return self.between(self.start, self.next - 1)
 
     @property
@@ -90,18 +97,25 @@ class Spans:
         """Offsets that were acquired and are not done."""
         return self.counts[Kind.AVAILABLE] + self.counts[Kind.ACQUIRED]
 
-    def between(self, first: int, last: int) -> Iterator[Span]:
-        """Spans, cut to what lies from `first` to `last`. What was there when it was asked for: `put` may be called meanwhile."""
+    def between(self, first: int, last: int) -> Iterator[OffsetRange]:
+        """Spans, cut to what lies from `first` to `last`. What was there when it was asked for:
+        `put` may be called meanwhile.
+        """
         first, last = max(first, self.start), min(last, self.next - 1)
         if first > last:
             return iter(())
         at, end = bisect_right(self._firsts, first) - 1, bisect_right(self._firsts, last)
         edges = [first, *self._firsts[at + 1 : end], last + 1]
-        return iter([Span(edges[i], edges[i + 1] - 1, state) for i, state in enumerate(self._states[at:end])])
+        return iter(
+            [
+                OffsetRange(edges[i], edges[i + 1] - 1, state)
+                for i, state in enumerate(self._states[at:end])
+            ]
+        )
 
-    def append(self, count: int, state: State) -> Span:
+    def append(self, count: int, state: State) -> OffsetRange:
         """The next `count` offsets come in flight."""
-        span = Span(self.next, self.next + count - 1, state)
+        span = OffsetRange(self.next, self.next + count - 1, state)
         self.next += count
         self.counts[state.kind] += count
         if not self._states or self._states[-1] != state:
@@ -110,7 +124,9 @@ class Spans:
         return span
 
     def put(self, first: int, last: int, state: State) -> None:
-        """Offsets `first` to `last`, which are in flight, are in this state from now on. What is done at the front is forgotten."""
+        """Offsets `first` to `last`, which are in flight, are in this state from now on. What is
+        done at the front is forgotten.
+        """
         assert self.start <= first <= last < self.next
         firsts, states, counts = self._firsts, self._states, self.counts
         at, end = bisect_right(firsts, first) - 1, bisect_right(firsts, last)
@@ -140,7 +156,9 @@ class Spans:
             self._forget_done()
 
     def change(self, first: int, last: int, new_state: Callable[[State], State | None]) -> int:
-        """Give every span between two offsets the state that `new_state` makes of its own (None: as it is). Returns how many offsets changed."""
+        """Give every span between two offsets the state that `new_state` makes of its own (None: as
+        it is). Returns how many offsets changed.
+        """
         changed = 0
         for span in self.between(first, last):
             state = new_state(span.state)
@@ -148,6 +166,13 @@ class Spans:
                 self.put(span.first, span.last, state)
                 changed += span.size
         return changed
+
+    def merge_done(self) -> None:
+        """Make one state of all that is done, so that two neighbours are never both done."""
+        if self.counts[Kind.ARCHIVED]:
+            self.change(
+                self.start, self.next - 1, lambda state: ACKNOWLEDGED if state == ARCHIVED else None
+            )
 
     def drop_below(self, offset: int) -> None:
         """What lies below `offset` is done."""
@@ -159,7 +184,7 @@ class Spans:
             self._states.clear()
             self.counts = [0, 0, 0, 0]
             return
-        self.put(self.start, offset - 1, ARCHIVED)
+        self.put(self.start, offset - 1, ACKNOWLEDGED)
 
     def cut_off(self, offset: int) -> None:
         """What lies at `offset` and above was never there."""

@@ -1,30 +1,44 @@
-"""What all share groups together may take: members, what they subscribe to, partitions that were begun on.
+"""What all share groups together may take: members, what they subscribe to, partitions that were
+begun on.
 
-Owner: ShareGroups.
-Invariants: sums are counted anew every COUNT_NS at most, and what joins in between is added: they are never too low by what came, only too high by what went.
+Owner: ShareService.
+Invariants: sums are counted anew every COUNT_NS at most, and what joins in between is added: they
+    are never too low by what came, only too high by what went.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
 
-from appliance.groups.limits import MEMBERS_IN_ALL_MAX, SHARED_PARTITIONS_MAX, SUBSCRIPTIONS_MAX_BYTES
-from appliance.groups.messages import TopicsView
+from appliance.groups.base.limits import (
+    MEMBERS_IN_ALL_MAX,
+    SHARED_PARTITIONS_MAX,
+    SUBSCRIPTIONS_MAX_BYTES,
+)
+from appliance.groups.base.messages import TopicImage
 from appliance.groups.share.share_group import ShareGroup, subscription_bytes
-from tailrace.errors import GroupFullError
+from tailrace.core.errors import GroupFullError
 
 COUNT_NS = 1_000_000_000
 
 
-class Room:
+class Quotas:
     """See the module's docstring."""
 
-    def __init__(self, topics: TopicsView) -> None:
+    def __init__(self, topics: TopicImage) -> None:
         self._topics = topics
         self._counted_ns = -COUNT_NS
         self._members = self._partitions = self._subscription_bytes = 0
 
-    def take(self, groups: Collection[ShareGroup], group: ShareGroup | None, names: tuple[str, ...], *, is_new: bool, now_ns: int) -> None:
+    def take(
+        self,
+        groups: Collection[ShareGroup],
+        group: ShareGroup | None,
+        names: tuple[str, ...],
+        *,
+        is_new: bool,
+        now_ns: int,
+    ) -> None:
         """Somebody joins, or subscribes anew, to these topics. Raises GroupFullError."""
         if now_ns - self._counted_ns >= COUNT_NS:
             self._counted_ns = now_ns
@@ -38,14 +52,21 @@ class Room:
         if group is None or not group.has_subscription(names):
             more_bytes = subscription_bytes(names, sum(topic.partition_count for topic in found))
         if is_new and self._members >= MEMBERS_IN_ALL_MAX:
-            raise GroupFullError(f"all share groups together have {self._members} members, as many as an appliance serves")
+            raise GroupFullError(
+                f"all share groups together have {self._members} members, as many as an appliance "
+                "serves"
+            )
         if more and self._partitions + more > SHARED_PARTITIONS_MAX:
             raise GroupFullError(
-                f"all share groups together have begun on {self._partitions} partitions, and {more} more are too many: "
+                f"all share groups together have begun on {self._partitions} partitions, and "
+                f"{more} more are too many: "
                 "subscribe to fewer topics, or delete share groups that nobody needs"
             )
         if self._subscription_bytes + more_bytes > SUBSCRIPTIONS_MAX_BYTES:
-            raise GroupFullError(f"what all share members subscribe to takes {self._subscription_bytes} bytes: subscribe to fewer topics")
+            raise GroupFullError(
+                f"what all share members subscribe to takes {self._subscription_bytes} bytes: "
+                "subscribe to fewer topics"
+            )
         self._members += is_new
         self._partitions += more
         self._subscription_bytes += more_bytes

@@ -1,24 +1,28 @@
 """One share group: its members, and the partitions that they take records from.
 
-Owner: ShareGroups.
-Invariants: what has an entry in `changed_partitions` or `changed_members`, or is in `gone`, differs from its row; nothing else does.
+Owner: ShareService.
+Invariants: what has an entry in `changed_partitions` or `changed_members`, or is in `gone`, differs
+    from its row; nothing else does.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from appliance.groups.limits import NAME_BYTES, SHARE_ACQUIRED_MAX
-from appliance.groups.messages import Partition, TopicsView, TopicView
+import orjson
+
+from appliance.groups.base.deleted_topics import GoneTopics
+from appliance.groups.base.limits import NAME_BYTES, SHARE_ACQUIRED_MAX
+from appliance.groups.base.messages import Partition, TopicImage, TopicView
+from appliance.groups.base.store import GroupRow, GroupStore, ShareRow
 from appliance.groups.share import codec
 from appliance.groups.share.members import ShareMember
-from appliance.groups.share.requests import Acknowledgement
+from appliance.groups.share.request_validation import Acknowledgement
 from appliance.groups.share.share_partition import SharePartition
-from appliance.groups.store import GroupRow, GroupStore, ShareRow
-from tailrace.protocol.errors import ErrorCode
+from tailrace.core.error_codes import ErrorCode
 
 logger = logging.getLogger(__name__)
 SPARE_SUBSCRIPTIONS = 16
@@ -56,12 +60,17 @@ class Rules:
 class ShareGroup:
     """See the module's docstring."""
 
-    def __init__(self, row: GroupRow, topics: TopicsView) -> None:
+    def __init__(self, row: GroupRow, topics: TopicImage) -> None:
         self.group_id = row.group_id
         self.name = row.name
         self.epoch = row.epoch
         self.created_ms = row.created_ms
         self.empty_since_ms = row.empty_since_ms
+        self.empty_elapsed_ms = row.empty_elapsed_ms
+        detail = orjson.loads(row.detail)
+        self.names: dict[str, str] = detail.get("names", {})
+        """Topic id -> name, of those that it has begun on."""
+        self.gone = GoneTopics(detail.get("gone"))
         self.members: dict[str, ShareMember] = {}
         self.partitions: dict[Partition, SharePartition] = {}
         self.waiting: dict[str, None] = {}
@@ -76,17 +85,24 @@ class ShareGroup:
         self._partitions_of: dict[tuple[str, ...], tuple[tuple[str, ...], list[Partition]]] = {}
         """A subscription, and its partitions: members with equal ones have the same objects."""
 
-    # ---- rows ------------------------------------------------------------------------------------------------------------------------
+    # ---- rows ------------------------------------------------------------------------------------
 
     @classmethod
-    def load(cls, row: GroupRow, store: GroupStore, topics: TopicsView, now_ns: int) -> ShareGroup:
+    def load(
+        cls, row: GroupRow, store: GroupStore, topics: TopicImage, now_ns: int, elapsed_ms: int
+    ) -> ShareGroup:
         """A group as the store has it; its locks and sessions begin anew. Raises StorageError."""
         group = cls(row, topics)
         for member_row in store.members(row.group_id):
             try:
                 group.members[member_row.member_id] = ShareMember.from_row(member_row, now_ns)
             except (ValueError, TypeError, KeyError) as error:  # it joins again
-                logger.error("share_member_damaged group=%r member=%s reason=%r: forgotten", row.name, member_row.member_id, str(error))
+                logger.error(
+                    "share_member_damaged group=%r member=%s reason=%r: forgotten",
+                    row.name,
+                    member_row.member_id,
+                    str(error),
+                )
                 group.gone_members.add(member_row.member_id)
         for share_row in store.share_states(row.group_id):
             key = share_row.topic_id, share_row.partition
@@ -94,21 +110,35 @@ class ShareGroup:
                 partition = SharePartition(codec.decode(share_row.state))
             except codec.StateFormatError as error:
                 logger.error(
-                    "share_state_damaged group=%r topic_id=%s partition=%d reason=%r: its records are delivered again from the beginning of the log",
+                    "share_state_damaged group=%r topic_id=%s partition=%d reason=%r: its records "
+                    "are delivered again from the beginning of the log",
                     row.name, *key, str(error),
                 )  # fmt: skip
                 partition = SharePartition.starting_at(0)
                 group.changed_partitions.add(key)
             rules = group.rules(share_row.topic_id)
-            partition.lock_again(now_ns, 0 if rules is None else rules.lock_ns)
+            partition.extend_locks(now_ns, 0 if rules is None else rules.lock_ns)
             group.partitions[key] = partition
+            group._note_name(key[0])
             group.follow_log(key)
-        group.follow_topics()
+        group.follow_topics(elapsed_ms)
         return group
 
     def row(self) -> GroupRow:
         """The group as the store keeps it."""
-        return GroupRow(self.group_id, self.name, "share", self.epoch, "", 0, self.created_ms, self.empty_since_ms, "{}")
+        detail = orjson.dumps({"names": self.names, "gone": self.gone.to_json()}).decode()
+        return GroupRow(
+            self.group_id,
+            self.name,
+            "share",
+            self.epoch,
+            "",
+            0,
+            self.created_ms,
+            self.empty_since_ms,
+            detail,
+            self.empty_elapsed_ms,
+        )
 
     def settle(self, store: GroupStore) -> None:
         """Write the rows that have changed."""
@@ -119,18 +149,21 @@ class ShareGroup:
             store.delete_members((self.group_id, member_id) for member_id in self.gone_members)
             self.gone_members.clear()
         if self.changed_members:
-            store.put_members(self.members[member_id].row(self.group_id) for member_id in self.changed_members)
+            store.put_members(
+                self.members[member_id].row(self.group_id) for member_id in self.changed_members
+            )
             self.changed_members.clear()
         if self.gone_partitions:
             store.delete_share_states((self.group_id, *key) for key in self.gone_partitions)
             self.gone_partitions.clear()
         if self.changed_partitions:
             store.put_share_states(
-                ShareRow(self.group_id, *key, codec.encode(self.partitions[key].spans)) for key in self.changed_partitions
+                ShareRow(self.group_id, *key, codec.encode(self.partitions[key].spans))
+                for key in self.changed_partitions
             )
             self.changed_partitions.clear()
 
-    # ---- topics ----------------------------------------------------------------------------------------------------------------------
+    # ---- topics ----------------------------------------------------------------------------------
 
     def rules(self, topic_id: str) -> Rules | None:
         """How a topic's records are delivered; None: there is no such topic."""
@@ -142,34 +175,55 @@ class ShareGroup:
             rules = self._rules[topic_id] = Rules.of(topic)
         return rules
 
-    def follow_topics(self) -> bool:
-        """The topics may be others than before: members see those that there are, and what is known of deleted ones is forgotten. Returns whether something is
-        different.
+    def follow_topics(self, elapsed_ms: int) -> bool:
+        """The topics may be others than before: members see those that there are, and what is known
+        of deleted ones is forgotten. Returns whether something is different.
         """
         before, self._rules = self._rules, {}
         self._partitions_of.clear()
-        for key in [key for key in self.partitions if self._topics.by_id(key[0]) is None]:
+        deleted = {
+            topic_id
+            for topic_id in {*self.names, *(key[0] for key in self.partitions)}
+            if self._topics.by_id(topic_id) is None
+        }
+        for key in [key for key in self.partitions if key[0] in deleted]:
             self.forget_partition(key)
-        news = any(self.rules(topic_id) != rules for topic_id, rules in before.items())
+        for topic_id in deleted & self.names.keys():
+            self.gone.add(self.names.pop(topic_id), elapsed_ms)
+            self.is_changed = True
+        update = any(self.rules(topic_id) != rules for topic_id, rules in before.items())
         for member in self.members.values():
             if self.subscribe(member):
-                news = True
+                update = True
                 self.first_sight(member, is_joining=False)
-        return news
+        return update
 
     def subscribe(self, member: ShareMember) -> bool:
-        """List the partitions of the topics that a member subscribes to. Returns whether they are others than before."""
+        """List the partitions of the topics that a member subscribes to. Returns whether they are
+        others than before.
+        """
         known = self._partitions_of.get(member.topics)
         if known is None:
             self._drop_unused_subscriptions()
-            topics = [topic for name in member.topics if (topic := self._topics.by_name(name)) is not None]
-            known = member.topics, [(topic.topic_id, number) for topic in topics for number in range(topic.partition_count)]
+            topics = [
+                topic for name in member.topics if (topic := self._topics.by_name(name)) is not None
+            ]
+            known = (
+                member.topics,
+                [
+                    (topic.topic_id, number)
+                    for topic in topics
+                    for number in range(topic.partition_count)
+                ],
+            )
             self._partitions_of[member.topics] = known
         member.topics, found = known
         if found == member.partitions:
             return False
         member.partitions = found
-        member.turn = len(self.members) % len(found) if found else 0  # members begin on different partitions
+        member.rotation = (
+            len(self.members) % len(found) if found else 0
+        )  # members begin on different partitions
         return True
 
     def has_subscription(self, names: tuple[str, ...]) -> bool:
@@ -178,34 +232,63 @@ class ShareGroup:
 
     def subscription_bytes(self) -> int:
         """What the members' subscriptions take."""
-        return sum(subscription_bytes(names, len(found)) for names, found in self._partitions_of.values())
+        return sum(
+            subscription_bytes(names, len(found)) for names, found in self._partitions_of.values()
+        )
 
     def _drop_unused_subscriptions(self) -> None:
         """Those of members that went, when they are more than those of members that are there."""
         if len(self._partitions_of) > 2 * len(self.members) + SPARE_SUBSCRIPTIONS:
             used = {member.topics for member in self.members.values()}
-            self._partitions_of = {names: known for names, known in self._partitions_of.items() if names in used}
+            self._partitions_of = {
+                names: known for names, known in self._partitions_of.items() if names in used
+            }
 
     def first_sight(self, member: ShareMember, *, is_joining: bool) -> None:
-        """Decide where the group begins on partitions that it has not seen: where the member that joins says. What was added to a topic that the group knows,
-        or made while it waited for it, begins at its beginning: nothing of it is missed.
+        """Decide where the group begins on partitions that it has not seen: where the member that
+        joins says. What was added to a topic that the group knows, or made while it waited for it,
+        or deleted and made again, begins at its beginning: nothing of it is missed.
         """
         known = {topic_id for topic_id, _ in self.partitions}
         for key in member.partitions:
             if key in self.partitions:
                 continue
-            at_end = is_joining and not member.resets_to_earliest and key[0] not in known
-            offset = self._topics.end_offset(*key) if at_end else self._topics.beginning_offset(*key)
+            at_end = (
+                is_joining
+                and not member.resets_to_earliest
+                and key[0] not in known
+                and not self._is_recreated(key[0])
+            )
+            offset = (
+                self._topics.end_offset(*key) if at_end else self._topics.beginning_offset(*key)
+            )
             if offset is None and not at_end:
                 offset = 0  # the log's beginning is followed as soon as it is known
             if offset is not None:
                 self.put_partition(key, SharePartition.starting_at(offset))
+        if self.gone:
+            for key in member.partitions:
+                topic = self._topics.by_id(key[0])
+                if key in self.partitions and topic is not None and self.gone.forget(topic.name):
+                    self.is_changed = True
+
+    def _is_recreated(self, topic_id: str) -> bool:
+        """Whether the group knew a topic of the same name, which was deleted."""
+        topic = self._topics.by_id(topic_id)
+        return topic is not None and topic.name in self.gone
+
+    def _note_name(self, topic_id: str) -> None:
+        topic = self._topics.by_id(topic_id)
+        if topic is not None and topic_id not in self.names:
+            self.names[topic_id] = topic.name
+            self.is_changed = True
 
     def put_partition(self, key: Partition, partition: SharePartition) -> None:
         """The state of a partition, new or in the place of another."""
         self.partitions[key] = partition
         self.changed_partitions.add(key)
         self.gone_partitions.discard(key)
+        self._note_name(key[0])
 
     def forget_partition(self, key: Partition) -> None:
         """The group has never seen it."""
@@ -213,7 +296,7 @@ class ShareGroup:
             self.changed_partitions.discard(key)
             self.gone_partitions.add(key)
 
-    # ---- members ---------------------------------------------------------------------------------------------------------------------
+    # ---- members ---------------------------------------------------------------------------------
 
     def add(self, member: ShareMember) -> None:
         """A member joins, or one of the same id begins anew."""
@@ -225,7 +308,7 @@ class ShareGroup:
         self.changed_members.add(member.member_id)
         self.gone_members.discard(member.member_id)
 
-    def remove(self, member: ShareMember, wall_ms: int) -> None:
+    def remove(self, member: ShareMember, wall_ms: int, elapsed_ms: int) -> None:
         """A member is gone; what it had acquired is to be released first."""
         del self.members[member.member_id]
         self.waiting.pop(member.member_id, None)
@@ -234,7 +317,20 @@ class ShareGroup:
         self.changed_members.discard(member.member_id)
         self.gone_members.add(member.member_id)
         if not self.members:
-            self.empty_since_ms = wall_ms
+            self.empty_since_ms, self.empty_elapsed_ms = wall_ms, elapsed_ms
+
+    def sleepers(self, topic_ids: Collection[str]) -> Iterator[ShareMember]:
+        """Members that found nothing and read one of these topics, those that have waited longest
+        first.
+        """
+        reads: dict[int, bool] = {}
+        for member_id in self.waiting:
+            member = self.members[member_id]
+            key = id(member.partitions)  # one list for all members with the same subscription
+            if key not in reads:
+                reads[key] = any(topic_id in topic_ids for topic_id, _ in member.partitions)
+            if reads[key]:
+                yield member
 
     def release(self, member_id: str) -> dict[Partition, int]:
         """Free all that a member has acquired. Returns how many records of which partitions."""
@@ -246,23 +342,29 @@ class ShareGroup:
                 self.changed_partitions.add(key)
         return freed
 
-    # ---- records ---------------------------------------------------------------------------------------------------------------------
+    # ---- records ---------------------------------------------------------------------------------
 
     def room_of(self, member: ShareMember, count: int) -> int:
         """How many of `count` records more a member may acquire."""
         if member.acquired_at_most + count > SHARE_ACQUIRED_MAX:
-            member.acquired_at_most = sum(partition.acquired_by(member.member_id) for partition in self.partitions.values())
+            member.acquired_at_most = sum(
+                partition.acquired_by(member.member_id) for partition in self.partitions.values()
+            )
         return max(0, min(count, SHARE_ACQUIRED_MAX - member.acquired_at_most))
 
-    def acquire(self, member: ShareMember, count_max: int, runs_max: int, now_ns: int) -> dict[str, Any]:
-        """Give a member up to `count_max` records of its partitions, which take turns. Returns the answer's fields."""
+    def acquire(
+        self, member: ShareMember, count_max: int, runs_max: int, now_ns: int
+    ) -> dict[str, Any]:
+        """Give a member up to `count_max` records of its partitions, which take turns. Returns the
+        answer's fields.
+        """
         acquired: list[list[Any]] = []
         dead: list[list[Any]] = []
         ends: list[list[Any]] = []
         lock_ns: list[int] = []
         left, total = self.room_of(member, count_max), len(member.partitions)
         given_max = left
-        start = member.turn
+        start = member.rotation
         for step in range(total):
             at = (start + step) % total
             key = member.partitions[at]
@@ -271,27 +373,42 @@ class ShareGroup:
                 continue
             partition, end_offset, rules = found
             given = partition.acquire(
-                member.member_id, left, end_offset, rules.delivery_limit, rules.locks_max, now_ns, rules.lock_ns,
+                member.member_id, left, end_offset, rules.delivery_limit, rules.locks_max, now_ns,
+                rules.lock_ns,
                 runs_max - len(acquired) - len(dead),
             )  # fmt: skip
             if given:
                 self.changed_partitions.add(key)
-                member.turn = (at + 1) % total
+                member.rotation = (at + 1) % total
                 lock_ns.append(rules.lock_ns)
-            elif not lock_ns and partition.next_offset >= end_offset and partition.room(rules.locks_max) and len(ends) < runs_max:
+            elif (
+                not lock_ns
+                and partition.next_offset >= end_offset
+                and partition.room(rules.locks_max)
+                and len(ends) < runs_max
+            ):
                 ends.append([*key, partition.next_offset])
             for each in given:
-                (dead if each.is_dead else acquired).append([*key, each.first, each.last, each.delivery_count])
+                (dead if each.is_dead else acquired).append(
+                    [*key, each.first, each.last, each.delivery_count]
+                )
                 left -= each.last - each.first + 1
             if not left or len(acquired) + len(dead) >= runs_max:
                 break
         member.acquired_at_most += given_max - left
         if lock_ns:
             ends = []
-        return {"acquired": acquired, "dead": dead, "ends": ends, "lock_ms": min(lock_ns, default=0) // 1_000_000}
+        return {
+            "acquired": acquired,
+            "dead": dead,
+            "ends": ends,
+            "lock_ms": min(lock_ns, default=0) // 1_000_000,
+        }
 
     def _current(self, key: Partition) -> tuple[SharePartition, int, Rules] | None:
-        """A partition's state, brought up to date with its log; its end, and its rules. None: nothing of it can be delivered now."""
+        """A partition's state, brought up to date with its log; its end, and its rules. None:
+        nothing of it can be delivered now.
+        """
         rules = self.rules(key[0])
         if rules is None or rules.is_paused:
             return None
@@ -300,25 +417,33 @@ class ShareGroup:
             return None
         partition = self.partitions.get(key)
         if partition is None:
-            partition = SharePartition.starting_at(end_offset)
+            partition = SharePartition.starting_at(
+                beginning if self._is_recreated(key[0]) else end_offset
+            )
             self.put_partition(key, partition)
         if partition.follow_log(beginning, end_offset):
             self.changed_partitions.add(key)
         return partition, end_offset, rules
 
     def follow_log(self, key: Partition) -> None:
-        """Bring a partition's state up to date with its log, if that is known. At a start before the log grows again: what it lost in a power failure and
-        what comes in its place have the same offsets.
+        """Bring a partition's state up to date with its log, if that is known. At a start before
+        the log grows again: what it lost in a power failure and what comes in its place have the
+        same offsets.
         """
         beginning, end_offset = self._topics.beginning_offset(*key), self._topics.end_offset(*key)
-        if beginning is not None and end_offset is not None and self.partitions[key].follow_log(beginning, end_offset):
+        if (
+            beginning is not None
+            and end_offset is not None
+            and self.partitions[key].follow_log(beginning, end_offset)
+        ):
             self.changed_partitions.add(key)
 
     def acknowledge(
         self, member: ShareMember, given: Iterable[Acknowledgement], runs_max: int, now_ns: int
     ) -> tuple[Refused, dict[Partition, int]]:
-        """Carry out what a member says of records. Returns what is refused, and how many records of which partitions others may have now. Where more than
-        `runs_max` runs are refused, all that one acknowledgement has between its first and its last is said to be.
+        """Carry out what a member says of records. Returns what is refused, and how many records of
+        which partitions others may have now. Where more than `runs_max` runs are refused, all that
+        one acknowledgement has between its first and its last is said to be.
         """
         refused: Refused = []
         freed: dict[Partition, int] = {}
@@ -326,10 +451,20 @@ class ShareGroup:
             key = topic_id, number
             partition, rules = self.partitions.get(key), self.rules(topic_id)
             if partition is None or rules is None:
-                refused.append([*key, first, last, int(ErrorCode.UNKNOWN_TOPIC), "there is no such topic or partition any more"])
+                refused.append(
+                    [
+                        *key,
+                        first,
+                        last,
+                        int(ErrorCode.UNKNOWN_TOPIC),
+                        "there is no such topic or partition any more",
+                    ]
+                )
                 continue
             room, available = partition.room(rules.locks_max), partition.spans.available_count
-            lost = partition.acknowledge(member.member_id, first, last, outcome, now_ns, rules.lock_ns)
+            lost = partition.acknowledge(
+                member.member_id, first, last, outcome, now_ns, rules.lock_ns
+            )
             if outcome != "renew":
                 done = last - first + 1 - sum(end - begin + 1 for begin, end in lost)
                 member.acquired_at_most = max(0, member.acquired_at_most - done)

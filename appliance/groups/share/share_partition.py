@@ -1,17 +1,25 @@
-"""One partition as a queue of one share group: who has which record, how often it was delivered, what is done.
+"""One partition as a queue of one share group: who has which record, how often it was delivered,
+what is done.
 
-    never acquired --acquire--> ACQUIRED --accept--> ACKNOWLEDGED
-                                  | ^ '---reject--> ARCHIVED
+    never acquired --acquire--> ACQUIRED --accept, reject--> ACKNOWLEDGED
+                                  | ^
          release, lock passed,    v |
          member gone           AVAILABLE    (acquired again: delivery count + 1; at the limit it is *dead*: acquired to be dead-lettered, count unchanged)
 
-The semantics are those of KIP-932 (Kafka's share groups), but for two. An acquisition is stored as an acknowledgement is: locks and delivery counts outlive the
-process. What limits acquisitions is how many records are not done, not how far apart they lie: one slow record does not hold the partition back.
+A member says *unread* of what its program was never given: the acquisition does not count as a
+delivery, whether its lock lasts or has passed.
+
+The semantics are those of KIP-932 (Kafka's share groups), but for two. An acquisition is stored as
+an acknowledgement is: locks and delivery counts outlive the process. What limits acquisitions is
+how many records are not done, not how far apart they lie: one slow record does not hold the
+partition back.
 
 Owner: a ShareGroup; pure but for the time it is given.
-Invariants: a record has at most one lock; `in_flight_count <= locks_max` after each acquisition; a record below `start_offset` is done and stays it.
+Invariants: a record has at most one lock; `in_flight_count <= locks_max` after each acquisition;
+    there are at most two spans for each record in flight, and no deadline when nothing is locked; a
+    record below `start_offset` is done and stays it.
 Crash: its bytes (see `codec`) are written in the transaction of the request that changed it.
-"""
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -19,13 +27,21 @@ import heapq
 from collections.abc import Callable
 from typing import NamedTuple
 
-from appliance.groups.share.spans import ACKNOWLEDGED, ARCHIVED, Kind, Span, Spans, State
+from appliance.groups.share.offset_ranges import (
+    ACKNOWLEDGED,
+    Kind,
+    OffsetRange,
+    OffsetRanges,
+    State,
+)
 
 LOCK_TICK_NS = 50_000_000
-"""Locks last to the end of a tick: those of one member's requests, one after the other, are one span, and few moments are to be looked at."""
+"""Locks last to the end of a tick: those of one member's requests, one after the other, are one
+span, and few moments are to be looked at.
+"""
 DELIVERY_COUNT_MAX = 1 << 30
 RUNS_MAX = 2_000
-OUTCOMES = frozenset({"accept", "release", "reject", "renew"})
+OUTCOMES = frozenset({"accept", "release", "reject", "renew", "unread"})
 
 
 class Acquired(NamedTuple):
@@ -43,7 +59,8 @@ class SharePartition:
 
     __slots__ = ("_available_from", "_deadlines", "_watched_ns", "spans")
 
-    def __init__(self, spans: Spans) -> None:
+    def __init__(self, spans: OffsetRanges) -> None:
+        spans.merge_done()
         self.spans = spans
         self._available_from = spans.start
         """Nothing below is AVAILABLE."""
@@ -55,7 +72,7 @@ class SharePartition:
     @classmethod
     def starting_at(cls, offset: int) -> SharePartition:
         """One that nothing was taken from yet."""
-        return cls(Spans(offset))
+        return cls(OffsetRanges(offset))
 
     @property
     def start_offset(self) -> int:
@@ -75,9 +92,13 @@ class SharePartition:
         """How many records a member has."""
         if not self.spans.acquired_count:
             return 0
-        return sum(span.size for span in self.spans if span.state.kind is Kind.ACQUIRED and span.state.member == member)
+        return sum(
+            span.size
+            for span in self.spans
+            if span.state.kind is Kind.ACQUIRED and span.state.member == member
+        )
 
-    # ---- acquiring -------------------------------------------------------------------------------------------------------------------
+    # ---- acquiring -------------------------------------------------------------------------------
 
     def acquire(
         self,
@@ -90,10 +111,16 @@ class SharePartition:
         lock_ns: int,
         runs_max: int = RUNS_MAX,
     ) -> list[Acquired]:
-        """Lock up to `count_max` records, in up to `runs_max` runs, for a member: those that are available again first, then new ones below `end_offset`."""
+        """Lock up to `count_max` records, in up to `runs_max` runs, for a member: those that are
+        available again first, then new ones below `end_offset`.
+        """
         until_ns = self._until_ns(now_ns, lock_ns)
-        result = self._acquire_again(member, count_max, runs_max, delivery_limit, until_ns)
-        count = min(count_max - sum(each.last - each.first + 1 for each in result), self.room(locks_max), end_offset - self.spans.next)
+        result = self._reacquire(member, count_max, runs_max, delivery_limit, until_ns)
+        count = min(
+            count_max - sum(each.last - each.first + 1 for each in result),
+            self.room(locks_max),
+            end_offset - self.spans.next,
+        )
         if count > 0 and len(result) < runs_max:
             span = self.spans.append(count, State(Kind.ACQUIRED, 1, member, until_ns))
             result.append(Acquired(span.first, span.last, 1, False))
@@ -101,7 +128,9 @@ class SharePartition:
             self._watch(until_ns)
         return result
 
-    def _acquire_again(self, member: str, count_max: int, runs_max: int, delivery_limit: int, until_ns: int) -> list[Acquired]:
+    def _reacquire(
+        self, member: str, count_max: int, runs_max: int, delivery_limit: int, until_ns: int
+    ) -> list[Acquired]:
         result: list[Acquired] = []
         if not self.spans.available_count or count_max <= 0:
             return result
@@ -134,13 +163,21 @@ class SharePartition:
             self._watched_ns = until_ns
             heapq.heappush(self._deadlines, until_ns)
 
-    # ---- acknowledging ---------------------------------------------------------------------------------------------------------------
+    # ---- acknowledging ---------------------------------------------------------------------------
 
-    def acknowledge(self, member: str, first: int, last: int, outcome: str, now_ns: int, lock_ns: int) -> list[tuple[int, int]]:
-        """Carry out what a member says of records that it has acquired: accept, release, reject or renew. Returns the runs of offsets that it has no
-        lock on (any more); for those nothing is done.
+    def acknowledge(
+        self, member: str, first: int, last: int, outcome: str, now_ns: int, lock_ns: int
+    ) -> list[tuple[int, int]]:
+        """Carry out what a member says of records that it has acquired: accept, release, reject,
+        renew or unread.
+
+        Returns the runs of offsets that it has no lock on (any more); for those nothing is done. Of
+        what is unread none is returned: the member has lost nothing.
         """
-        state = {"accept": ACKNOWLEDGED, "reject": ARCHIVED}.get(outcome)
+        if outcome == "unread":
+            self._revoke_lease(member, first, last)
+            self._forget_deadlines()
+            return []
         until_ns = self._until_ns(now_ns, lock_ns)
         lost: list[tuple[int, int]] = []
         start, behind = self.spans.start, self.spans.next
@@ -155,17 +192,40 @@ class SharePartition:
                 self.spans.put(span.first, span.last, span.state._replace(locked_until_ns=until_ns))
                 self._watch(until_ns)
             else:
-                assert state is not None
-                self.spans.put(span.first, span.last, state)
+                self.spans.put(span.first, span.last, ACKNOWLEDGED)
         if last >= behind:
             _add_run(lost, max(first, behind), last)
+        self._forget_deadlines()
         return lost
 
-    def _free(self, span: Span) -> None:
+    def _revoke_lease(self, member: str, first: int, last: int) -> None:
+        """The member's program was never given these records: their last delivery does not count.
+
+        A lock that has passed may have become another member's. That one keeps it, and at least its
+        own delivery is counted.
+        """
+        for span in self.spans.between(first, last):
+            kind, count, owner, until_ns = span.state
+            if kind is Kind.AVAILABLE or (kind is Kind.ACQUIRED and owner == member):
+                state = State(Kind.AVAILABLE, max(0, count - 1))
+                self._available_from = min(self._available_from, span.first)
+            elif kind is Kind.ACQUIRED:
+                state = State(kind, max(1, count - 1), owner, until_ns)
+            else:
+                continue
+            self.spans.put(span.first, span.last, state)
+
+    def _forget_deadlines(self) -> None:
+        """Those of locks that were given up before they passed, when no other is left."""
+        if self._deadlines and not self.spans.acquired_count:
+            self._deadlines.clear()
+            self._watched_ns = 0
+
+    def _free(self, span: OffsetRange) -> None:
         self.spans.put(span.first, span.last, State(Kind.AVAILABLE, span.state.delivery_count))
         self._available_from = min(self._available_from, span.first)
 
-    # ---- what happens to locks -------------------------------------------------------------------------------------------------------
+    # ---- what happens to locks -------------------------------------------------------------------
 
     def next_deadline_ns(self) -> int | None:
         """When to call `expire` next; None: nothing is locked."""
@@ -192,21 +252,24 @@ class SharePartition:
             if span.state.kind is Kind.ACQUIRED and chosen(span.state):
                 self._free(span)
                 freed += span.size
+        self._forget_deadlines()
         return freed
 
-    def lock_again(self, now_ns: int, lock_ns: int) -> None:
-        """After a start every lock lasts as long as a new one: how long the process was away is not known."""
+    def extend_locks(self, now_ns: int, lock_ns: int) -> None:
+        """After a start every lock lasts as long as a new one: how long the process was away is not
+        known.
+        """
         until_ns = self._until_ns(now_ns, lock_ns)
         for span in self.spans:
             if span.state.kind is Kind.ACQUIRED:
                 self.spans.put(span.first, span.last, span.state._replace(locked_until_ns=until_ns))
                 self._watch(until_ns)
 
-    # ---- what happens to the log -----------------------------------------------------------------------------------------------------
+    # ---- what happens to the log -----------------------------------------------------------------
 
     def follow_log(self, beginning_offset: int, end_offset: int) -> bool:
-        """The log begins and ends here now: what was removed from it is done, and what it lost in a crash was never there. Returns whether that changed
-        something.
+        """The log begins and ends here now: what was removed from it is done, and what it lost in a
+        crash was never there. Returns whether that changed something.
         """
         before = self.spans.start, self.spans.next
         if end_offset < self.spans.next:
@@ -214,6 +277,7 @@ class SharePartition:
         if beginning_offset > self.spans.start:
             self.spans.drop_below(beginning_offset)
         self._available_from = max(self.spans.start, min(self._available_from, self.spans.next))
+        self._forget_deadlines()
         return (self.spans.start, self.spans.next) != before
 
 

@@ -1,29 +1,43 @@
-"""All share groups: what the group service hands over of their requests, and what time does to their members and locks.
+"""All share groups: what the group service hands over of their requests, and what time does to
+their members and locks.
 
 Owner: the group service, in the process `groups`; pure but for the store.
-Invariants: a request that is refused has changed nothing. What a request changed is written before the commit that its answer waits for.
-Crash: members, locks, delivery counts and what is done come back from the store; locks and sessions begin anew, so nothing is delivered twice for it.
+Invariants: a request that is refused has changed nothing. What a request changed is written before
+    the commit that its answer waits for.
+Crash: members, locks, delivery counts and what is done come back from the store; locks and sessions
+    begin anew, so nothing is delivered twice for it.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Container, Mapping
+from itertools import islice
 from typing import Any
 
-from appliance.groups.limits import GroupLimits
-from appliance.groups.members import counted_names
-from appliance.groups.messages import Answer, Partition, Push, Requester, SessionKey, TopicsView
-from appliance.groups.requests import member_in, topics_in
-from appliance.groups.share import describing, requests
+from appliance.groups.base.limits import GroupLimits
+from appliance.groups.base.members import counted_names
+from appliance.groups.base.messages import (
+    Answer,
+    Partition,
+    Push,
+    Requester,
+    SessionKey,
+    TopicImage,
+    work_for,
+)
+from appliance.groups.base.request_validation import member_in, topics_in
+from appliance.groups.base.store import GroupRow, GroupStore
+from appliance.groups.share import describe as describing
+from appliance.groups.share import request_validation as requests
 from appliance.groups.share.expiry import EmptyGroups
 from appliance.groups.share.members import ShareMember
-from appliance.groups.share.room import Room
+from appliance.groups.share.quotas import Quotas
 from appliance.groups.share.share_group import ShareGroup
 from appliance.groups.share.share_partition import RUNS_MAX
 from appliance.groups.share.timers import Timers
-from appliance.groups.store import GroupRow, GroupStore
-from tailrace.errors import (
+from tailrace.core.error_codes import ErrorCode
+from tailrace.core.errors import (
     FencedMemberError,
     GroupFullError,
     GroupNotEmptyError,
@@ -33,24 +47,32 @@ from tailrace.errors import (
     UnknownGroupError,
     UnknownMemberError,
 )
-from tailrace.protocol.errors import ErrorCode
-from tailrace.protocol.requests import encode_error, encode_json, encode_reply
-from tailrace.protocol.wire import Api
+from tailrace.protocol.frame import Api
+from tailrace.protocol.messages import encode_error, encode_json, encode_reply
 
 logger = logging.getLogger(__name__)
 RUN_BYTES_MAX = 140
 """Of one entry of `acquired`, as JSON."""
 _LEAVE, _JOIN = -1, 0
-_CHANGING = frozenset({Api.GROUP_HEARTBEAT, Api.SHARE_ACQUIRE, Api.SHARE_ACKNOWLEDGE, Api.ALTER_GROUP_OFFSETS})
+_CHANGING = frozenset(
+    {Api.GROUP_HEARTBEAT, Api.SHARE_ACQUIRE, Api.SHARE_ACKNOWLEDGE, Api.ALTER_GROUP_OFFSETS}
+)
 _Timer = tuple[str, str, int]
 """(group, member id, -1), or (group, topic id, partition)."""
+_NO_MEMBER: Mapping[str, int] = {}
 
 
-class ShareGroups:
+class ShareService:
     """See the module's docstring. A `GroupsOfAKind`."""
 
     def __init__(
-        self, store: GroupStore, topics: TopicsView, limits: GroupLimits, answer_max: int, now_ns: int, wall_us: Callable[[], int]
+        self,
+        store: GroupStore,
+        topics: TopicImage,
+        limits: GroupLimits,
+        answer_max: int,
+        now_ns: int,
+        wall_us: Callable[[], int],
     ) -> None:
         """Raises StorageError."""
         self._store = store
@@ -59,16 +81,22 @@ class ShareGroups:
         self._answer_max = answer_max
         self._runs_max = max(1, min(RUNS_MAX, answer_max // 8 // RUN_BYTES_MAX))
         self._wall_us = wall_us
+        self._now_ns = now_ns
+        store.begin_time(now_ns)
         self._groups: dict[str, ShareGroup] = {}
         self._members_of: dict[SessionKey, set[tuple[str, str]]] = {}
         """Connection -> (group, member id) of those whose heartbeats come over it."""
         self._timers: Timers[_Timer] = Timers()
-        self._room = Room(topics)
+        self._room = Quotas(topics)
         self._empty = EmptyGroups(limits.offsets_retention_minutes, now_ns)
         self._changed: set[str] = set()
         """Groups that differ from what the last commit kept, or may."""
         self._deleted: dict[int, str] = {}
-        """Id -> name of groups that were deleted since the last commit; several may have had the same name."""
+        """Id -> name of groups that were deleted since the last commit; several may have had the
+        same name.
+        """
+        self._removed: dict[str, list[ShareMember]] = {}
+        """Group -> members that were removed since the last commit."""
         self._answers: list[tuple[Answer, bool]] = []
         """(answer, whether it tells of a change)."""
         self._pushes: list[Push] = []
@@ -76,8 +104,10 @@ class ShareGroups:
             self._load(row, now_ns)
 
     def _load(self, row: GroupRow, now_ns: int) -> ShareGroup:
-        group = self._groups[row.name] = ShareGroup.load(row, self._store, self._topics, now_ns)
-        if group.changed_partitions or group.gone_partitions:
+        group = self._groups[row.name] = ShareGroup.load(
+            row, self._store, self._topics, now_ns, self._store.elapsed_ms(now_ns)
+        )
+        if group.changed_partitions or group.gone_partitions or group.is_changed:
             self._changed.add(group.name)
         for member in group.members.values():
             self._bind(group, member)
@@ -86,10 +116,13 @@ class ShareGroups:
             self._watch_partition(group, key)
         return group
 
-    # ---- requests --------------------------------------------------------------------------------------------------------------------
+    # ---- requests --------------------------------------------------------------------------------
 
     def handle(self, requester: Requester, api: int, request: dict[str, Any], now_ns: int) -> None:
-        """Carry out a request whose `group` is known to be a name that a share group may have. Raises TailraceError."""
+        """Carry out a request whose `group` is known to be a name that a share group may have.
+        Raises TailraceError.
+        """
+        self._now_ns = now_ns
         name: str = request["group"]
         session = SessionKey(requester.front, requester.session)
         if api in _CHANGING:
@@ -101,14 +134,19 @@ class ShareGroups:
         elif api == Api.SHARE_ACKNOWLEDGE:
             answer = self._acknowledge(name, request, now_ns)
         elif api == Api.DESCRIBE_GROUP:
-            answer = describing.describe(self._group(name), self._topics, request, self._answer_max, now_ns)
+            answer = describing.describe(
+                self._group(name), self._topics, request, self._answer_max, now_ns
+            )
         elif api == Api.FETCH_OFFSETS:
-            answer = describing.start_offsets(self._group(name), self._topics, request, self._answer_max)
+            answer = describing.start_offsets(
+                self._group(name), self._topics, request, self._answer_max
+            )
         elif api == Api.ALTER_GROUP_OFFSETS:
             answer = self._alter_offsets(name, request)
         else:
             raise NotSupportedError(
-                f"{name!r:.100} is a share group: its records are acknowledged one by one, and it has no committed offsets"
+                f"{name!r:.100} is a share group: its records are acknowledged one by one, and it "
+                "has no committed offsets"
             )
         code, body = encode_reply(ErrorCode.OK, answer, self._answer_max)
         self._answers.append((Answer(requester, int(code), body), api in _CHANGING))
@@ -126,14 +164,22 @@ class ShareGroups:
         group = self._groups.get(name)
         member = None if group is None else group.members.get(member_id)
         if group is None or member is None:
-            raise UnknownMemberError(f"share group {name!r:.100} has no member {member_id!r}; what it had acquired was released")
+            raise UnknownMemberError(
+                f"share group {name!r:.100} has no member {member_id!r}; what it had acquired was "
+                "released"
+            )
         if epoch != member.epoch:
-            raise FencedMemberError(f"member {member_id!r} of share group {name!r:.100} has epoch {member.epoch}, not {epoch}")
+            raise FencedMemberError(
+                f"member {member_id!r} of share group {name!r:.100} has epoch {member.epoch}, not "
+                f"{epoch}"
+            )
         return group, member
 
-    # ---- members ---------------------------------------------------------------------------------------------------------------------
+    # ---- members ---------------------------------------------------------------------------------
 
-    def _heartbeat(self, name: str, session: SessionKey, request: dict[str, Any], now_ns: int) -> dict[str, Any]:
+    def _heartbeat(
+        self, name: str, session: SessionKey, request: dict[str, Any], now_ns: int
+    ) -> dict[str, Any]:
         epoch = requests.whole(request, "member_epoch", -2, 1 << 62)
         if epoch == _JOIN:
             group, member = self._join(name, request, now_ns)
@@ -148,36 +194,66 @@ class ShareGroups:
                 group.changed_members.add(member.member_id)
                 self._subscribe(group, member)
         self._move_session(group, member, session)
-        member.heard(session, now_ns)
+        member.touch(session, now_ns)
         self._watch_member(group, member)
         answer: dict[str, Any] = {"member_id": member.member_id, "member_epoch": member.epoch}
         if epoch == _JOIN or request.get("topics") is not None:
-            named = [topic for topic_name in member.topics if (topic := self._topics.by_name(topic_name)) is not None]
-            answer["topic_names"] = {topic.topic_id: topic.name for topic in named[: self._runs_max]}
+            named = [
+                topic
+                for topic_name in member.topics
+                if (topic := self._topics.by_name(topic_name)) is not None
+            ]
+            answer["topic_names"] = {
+                topic.topic_id: topic.name for topic in named[: self._runs_max]
+            }
         return answer
 
-    def _join(self, name: str, request: dict[str, Any], now_ns: int) -> tuple[ShareGroup, ShareMember]:
+    def _join(
+        self, name: str, request: dict[str, Any], now_ns: int
+    ) -> tuple[ShareGroup, ShareMember]:
         member_id, join = member_in(request), requests.join_of(request, self._limits)
         group = self._groups.get(name)
         is_new = group is None or member_id not in group.members
         if group is not None and is_new and len(group.members) >= self._limits.members_max:
             raise GroupFullError(
-                f"share group {name!r:.100} has {len(group.members)} members; group.members.max allows {self._limits.members_max}"
+                f"share group {name!r:.100} has {len(group.members)} members; group.members.max "
+                f"allows {self._limits.members_max}"
             )
-        self._room.take(self._groups.values(), group, join.topics, is_new=is_new, now_ns=now_ns)  # behind what else may refuse it
+        self._room.take(
+            self._groups.values(), group, join.topics, is_new=is_new, now_ns=now_ns
+        )  # behind what else may refuse it
         if group is None:
-            row = GroupRow(self._store.new_group_id(), name, "share", 0, "", 0, self._wall_us() // 1000, 0, "{}")
+            row = GroupRow(
+                self._store.new_group_id(),
+                name,
+                "share",
+                0,
+                "",
+                0,
+                self._wall_us() // 1000,
+                0,
+                "{}",
+            )
             group = self._groups[name] = ShareGroup(row, self._topics)
         if member_id in group.members:  # it knows nothing of what it had before
             self._wake(group, group.release(member_id))
             group.waiting.pop(member_id, None)
             self._forget_session(group.members[member_id], name)
         member = ShareMember(
-            member_id, 0, join.topics, join.client_id, join.session_timeout_ms, join.heartbeat_interval_ms, join.resets_to_earliest, now_ns
+            member_id,
+            0,
+            join.topics,
+            join.client_id,
+            join.session_timeout_ms,
+            join.heartbeat_interval_ms,
+            join.resets_to_earliest,
+            now_ns,
         )
         group.add(member)
         self._subscribe(group, member)
-        logger.info("share_member_joined group=%r member=%s members=%d", name, member_id, len(group.members))
+        logger.info(
+            "share_member_joined group=%r member=%s members=%d", name, member_id, len(group.members)
+        )
         return group, member
 
     def _subscribe(self, group: ShareGroup, member: ShareMember) -> None:
@@ -193,20 +269,29 @@ class ShareGroups:
 
     def _remove(self, group: ShareGroup, member: ShareMember, reason: str) -> None:
         """A member is gone: others get what it had acquired."""
+        self._removed.setdefault(group.name, []).append(member)
         freed = group.release(member.member_id)
-        group.remove(member, self._wall_us() // 1000)
+        group.remove(member, self._wall_us() // 1000, self._store.elapsed_ms(self._now_ns))
         self._forget_session(member, group.name)
         self._timers.set((group.name, member.member_id, -1), None)
         self._changed.add(group.name)
         self._wake(group, freed)
-        logger.info("share_member_gone group=%r member=%s reason=%r released=%d", group.name, member.member_id, reason, sum(freed.values()))
+        logger.info(
+            "share_member_gone group=%r member=%s reason=%r released=%d",
+            group.name,
+            member.member_id,
+            reason,
+            sum(freed.values()),
+        )
 
     def _move_session(self, group: ShareGroup, member: ShareMember, session: SessionKey) -> None:
         if member.session != session:
             self._forget_session(member, group.name)
             member.session = session
             self._bind(group, member)
-            group.changed_members.add(member.member_id)  # a successor of this process is told of the connection's end, too
+            group.changed_members.add(
+                member.member_id
+            )  # a successor of this process is told of the connection's end, too
 
     def _bind(self, group: ShareGroup, member: ShareMember) -> None:
         if member.session is not None:
@@ -220,18 +305,23 @@ class ShareGroups:
                 self._members_of.pop(member.session, None)
 
     def session_closed(self, session: SessionKey, now_ns: int, *, with_front: bool = False) -> None:
-        """A connection is gone: those whose heartbeats came over it have a moment to come back over another; and a heartbeat's time and
-        FRONT_GRACE_NS more `with_front`: that a front was killed they learn by their next heartbeat only.
+        """A connection is gone: those whose heartbeats came over it have a moment to come back over
+        another; and a heartbeat's time and FRONT_GRACE_NS more `with_front`: that a front was
+        killed they learn by their next heartbeat only.
         """
         for name, member_id in self._members_of.pop(session, ()):
-            group = self._groups[name]
-            member = group.members[member_id]
+            group = self._groups.get(name)
+            member = None if group is None else group.members.get(member_id)
+            if group is None or member is None:
+                continue
             member.closed(now_ns, with_front=with_front)
             self._watch_member(group, member)
 
-    # ---- records ---------------------------------------------------------------------------------------------------------------------
+    # ---- records ---------------------------------------------------------------------------------
 
-    def _acquire(self, name: str, session: SessionKey, request: dict[str, Any], now_ns: int) -> dict[str, Any]:
+    def _acquire(
+        self, name: str, session: SessionKey, request: dict[str, Any], now_ns: int
+    ) -> dict[str, Any]:
         group, member = self._member(name, request)
         count = requests.whole(request, "max_records", 0, requests.RECORDS_MAX)
         given, sequence = requests.acknowledgements_of(request), self._sequence(member, request)
@@ -240,7 +330,8 @@ class ShareGroups:
             return member.last_answer
         if count and not given and not group.room_of(member, count):
             raise InvalidRequestError(
-                f"this consumer has {member.acquired_at_most} records that it is not done with, as many as it may have: acknowledge some of them first"
+                f"this consumer has {member.acquired_at_most} records that it is not done with, "
+                "as many as it may have: acknowledge some of them first"
             )
         refused, freed = group.acknowledge(member, given, self._runs_max, now_ns)
         answer = group.acquire(member, count, self._runs_max, now_ns)
@@ -267,13 +358,20 @@ class ShareGroups:
 
     @staticmethod
     def _sequence(member: ShareMember, request: dict[str, Any]) -> int:
-        """The request's number, 0: it has none. Raises InvalidRequestError for one that is older than the last."""
+        """The request's number, 0: it has none. Raises InvalidRequestError for one that is older
+        than the last.
+        """
         sequence = requests.whole(request, "sequence", 0, 1 << 62, 0)
         if 0 < sequence < member.sequence:
-            raise InvalidRequestError(f"sequence is {sequence}, and the request before had {member.sequence}; numbers ascend")
+            raise InvalidRequestError(
+                f"sequence is {sequence}, and the request before had {member.sequence}; numbers "
+                "ascend"
+            )
         return sequence
 
-    def _after_records(self, group: ShareGroup, member: ShareMember, sequence: int, answer: dict[str, Any]) -> None:
+    def _after_records(
+        self, group: ShareGroup, member: ShareMember, sequence: int, answer: dict[str, Any]
+    ) -> None:
         if sequence:
             member.sequence, member.last_answer = sequence, answer
             group.changed_members.add(member.member_id)
@@ -281,16 +379,13 @@ class ShareGroups:
             self._watch_partition(group, key)
 
     def _wake(self, group: ShareGroup, freed: dict[Partition, int]) -> None:
-        """Tell members that found nothing that there are records again: no more members than records."""
+        """Tell members that found nothing that there are records again: no more members than
+        records, whatever number sleeps.
+        """
         count = sum(freed.values())
-        topic_ids = {topic_id for topic_id, _ in freed}
-        for member_id in list(group.waiting):
-            if count <= 0:
-                return
-            member = group.members[member_id]
-            if any(topic_id in topic_ids for topic_id, _ in member.partitions):
+        if count and group.waiting:
+            for member in list(islice(group.sleepers({topic_id for topic_id, _ in freed}), count)):
                 self._push(group, member)
-                count -= 1
 
     def _push(self, group: ShareGroup, member: ShareMember) -> None:
         group.waiting.pop(member.member_id, None)
@@ -298,85 +393,131 @@ class ShareGroups:
             body = encode_json({"group": group.name, "member_id": member.member_id})
             self._pushes.append(Push(*member.acquires_over, int(Api.GROUP_HEARTBEAT), body))
 
-    # ---- time ------------------------------------------------------------------------------------------------------------------------
+    # ---- time ------------------------------------------------------------------------------------
 
     def _watch_member(self, group: ShareGroup, member: ShareMember) -> None:
         self._timers.set((group.name, member.member_id, -1), member.deadline_ns())
 
     def _watch_partition(self, group: ShareGroup, key: Partition) -> None:
         partition = group.partitions.get(key)
-        self._timers.set((group.name, *key), None if partition is None else partition.next_deadline_ns())
+        self._timers.set(
+            (group.name, *key), None if partition is None else partition.next_deadline_ns()
+        )
 
     def next_deadline_ns(self) -> int | None:
         """When `step` next has something to do."""
         timer_ns, sweep_ns = self._timers.next_ns(), self._empty.next_deadline_ns()
         return sweep_ns if timer_ns is None else min(timer_ns, sweep_ns)
 
-    def step(self, now_ns: int) -> None:
-        """Remove members that were silent for too long, free records whose locks have passed, and forget groups that nobody needs any more."""
-        for name in self._empty.step(self._groups, now_ns, self._wall_us() // 1000):
-            logger.info("share_group_expired group=%r", name)
-            self.delete(name, now_ns)
-        for name, part, number in list(self._timers.due(now_ns)):
-            group = self._groups.get(name)
-            if group is None:
-                continue
-            if number < 0:
-                member = group.members.get(part)
-                if member is not None:
-                    self._remove(group, member, "its connection closed" if member.closed_ns is not None else "its session timed out")
-                continue
-            partition = group.partitions.get((part, number))
-            if partition is not None:
-                freed = partition.expire(now_ns)
-                if freed:
-                    group.changed_partitions.add((part, number))
-                    self._changed.add(name)
-                    self._wake(group, {(part, number): freed})
-                self._watch_partition(group, (part, number))
+    def step(self, now_ns: int, suspended: Mapping[str, int] = _NO_MEMBER) -> None:
+        """Remove members that were silent for too long, free records whose locks have passed, and
+        forget groups that nobody needs any more. Raises GroupFailure, StorageError, DiskFullError.
+        """
+        for name in self._empty.step(self._groups, now_ns, self._store.elapsed_ms(now_ns)):
+            if name not in suspended:
+                logger.info("share_group_expired group=%r", name)
+                with work_for(name):
+                    self.delete(name, now_ns)
+        self._now_ns = now_ns
+        due = list(self._timers.due(now_ns))
+        done = 0
+        try:
+            for timer in due:
+                name = timer[0]
+                if name in suspended:
+                    self._timers.set(timer, suspended[name])
+                else:
+                    with work_for(name):
+                        self._fire(timer, now_ns)
+                done += 1
+        finally:
+            for timer in due[done:]:
+                self._timers.set(timer, now_ns)
 
-    def topics_changed(self, now_ns: int) -> None:
-        """The catalog is another."""
+    def _fire(self, timer: _Timer, now_ns: int) -> None:
+        """A member's timer, or that of a partition's locks."""
+        name, part, number = timer
+        group = self._groups.get(name)
+        if group is None:
+            return
+        if number < 0:
+            member = group.members.get(part)
+            if member is not None:
+                self._remove(
+                    group,
+                    member,
+                    "its connection closed"
+                    if member.closed_ns is not None
+                    else "its session timed out",
+                )
+            return
+        partition = group.partitions.get((part, number))
+        if partition is not None:
+            freed = partition.expire(now_ns)
+            if freed:
+                group.changed_partitions.add((part, number))
+                self._changed.add(name)
+                self._wake(group, {(part, number): freed})
+            self._watch_partition(group, (part, number))
+
+    def topics_changed(self, now_ns: int, suspended: Container[str] = ()) -> None:
+        """The catalog is another. Raises GroupFailure."""
+        self._now_ns = now_ns
         for group in self._groups.values():
-            if group.follow_topics():
-                for member_id in list(group.waiting):
-                    self._push(group, group.members[member_id])
-            if group.changed_partitions or group.gone_partitions:
-                self._changed.add(group.name)
-                for key in group.gone_partitions:
-                    self._watch_partition(group, key)
+            if group.name not in suspended:
+                with work_for(group.name):
+                    self._follow_topics(group)
 
-    # ---- the store -------------------------------------------------------------------------------------------------------------------
+    def _follow_topics(self, group: ShareGroup) -> None:
+        if group.follow_topics(self._store.elapsed_ms(self._now_ns)):
+            for member_id in list(group.waiting):
+                self._push(group, group.members[member_id])
+        if group.changed_partitions or group.gone_partitions or group.is_changed:
+            self._changed.add(group.name)
+            for key in group.gone_partitions:
+                self._watch_partition(group, key)
 
-    def settle(self) -> None:
-        """Write the rows that have changed since the last commit. Raises StorageError, DiskFullError."""
-        for group_id in self._deleted:  # first: a new group may have the name
-            self._store.delete_group(group_id)
+    # ---- the store -------------------------------------------------------------------------------
+
+    def settle(self, suspended: Container[str] = ()) -> None:
+        """Write the rows that have changed since the last commit. Raises GroupFailure,
+        StorageError, DiskFullError.
+        """
         for name in self._changed:
-            if name in self._groups:
-                self._groups[name].settle(self._store)
+            if name in self._groups and name not in suspended:
+                with work_for(name):
+                    self._groups[name].settle(self._store)
 
-    def take_answers(self) -> list[Answer]:
+    def drain_answers(self) -> list[Answer]:
         """Answers to what was handled since; what they tell of is kept."""
         self._changed.clear()
         self._deleted.clear()
+        self._removed.clear()
         answers, self._answers = self._answers, []
         return [answer for answer, _ in answers]
 
-    def take_pushes(self) -> list[Push]:
+    def drain_pushes(self) -> list[Push]:
         """What members are to be told."""
         pushes, self._pushes = self._pushes, []
         return pushes
 
-    def rolled_back(self, now_ns: int, error: TailraceError) -> None:
-        """Nothing of what was written since the last commit was kept: what was changed is as the store has it, and those who asked for it are told `error`."""
+    def rolled_back(self, now_ns: int, error: TailraceError, failed: str | None = None) -> None:
+        """Nothing of what was written since the last commit was kept: what was changed is as the
+        store has it, and those who asked for it are told `error`. `failed`: the group for which
+        work has failed.
+        """
         body = encode_error(error.detail)
         self._answers = [
-            (Answer(answer.requester, int(error.code), body) if tells_of_change else answer, tells_of_change)
-            for answer, tells_of_change in self._answers
+            (
+                Answer(answer.requester, int(error.code), body, is_undone=True)
+                if reports_change
+                else answer,
+                reports_change,
+            )
+            for answer, reports_change in self._answers
         ]
         self._pushes.clear()
-        names = self._changed.union(self._deleted.values())
+        names = self._changed.union(self._deleted.values(), () if failed is None else (failed,))
         rows = {row.name: row for row in self._store.groups("share") if row.name in names}
         for name in names:
             old = self._groups.pop(name, None)
@@ -385,17 +526,22 @@ class ShareGroups:
             if old is not None:
                 self._carry_over(old, group)
         self._deleted.clear()
+        self._removed.clear()
 
     def _carry_over(self, old: ShareGroup, group: ShareGroup | None) -> None:
         """What the store does not know of members: their connections, and when they were heard."""
-        for member in old.members.values():
+        for member in (*self._removed.get(old.name, ()), *old.members.values()):
             known = None if group is None else group.members.get(member.member_id)
             if group is None or known is None:
                 self._forget_session(member, old.name)
                 self._timers.set((old.name, member.member_id, -1), None)
                 continue
             self._forget_session(known, old.name)
-            known.session, known.heard_ns, known.closed_ns = member.session, member.heard_ns, member.closed_ns
+            known.session, known.last_request_ns, known.closed_ns = (
+                member.session,
+                member.last_request_ns,
+                member.closed_ns,
+            )
             known.acquires_over = member.acquires_over
             self._bind(group, known)
             self._watch_member(group, known)
@@ -403,7 +549,7 @@ class ShareGroups:
             if group is None or key not in group.partitions:
                 self._timers.set((old.name, *key), None)
 
-    # ---- operators -------------------------------------------------------------------------------------------------------------------
+    # ---- operators -------------------------------------------------------------------------------
 
     def _alter_offsets(self, name: str, request: dict[str, Any]) -> dict[str, Any]:
         """Where the group goes on; null: as if it had never seen the partition."""
@@ -411,7 +557,11 @@ class ShareGroups:
         if group.members:
             raise GroupNotEmptyError(f"share group {name!r:.100} has {_members_text(group)}")
         refused = describing.alter(group, self._topics, request, self._answer_max)
-        group.empty_since_ms, group.is_changed = self._wall_us() // 1000, True  # somebody still wants it
+        group.empty_since_ms, group.empty_elapsed_ms = (
+            self._wall_us() // 1000,
+            self._store.elapsed_ms(self._now_ns),
+        )
+        group.is_changed = True  # somebody still wants it
         for key in {*group.changed_partitions, *group.gone_partitions}:
             self._watch_partition(group, key)
         return {"refused": refused}
@@ -429,16 +579,25 @@ class ShareGroups:
         return describing.summary(self._groups[group])
 
     def delete(self, group: str, now_ns: int) -> None:
-        """Forget a group. Raises GroupNotEmptyError, UnknownGroupError."""
+        """Forget a group. Raises GroupNotEmptyError, UnknownGroupError, StorageError,
+        DiskFullError.
+        """
         found = self._group(group)
         if found.members:
             raise GroupNotEmptyError(f"share group {group!r:.100} has {_members_text(found)}")
+        self._deleted[found.group_id] = (
+            group  # first: whatever fails, a rollback knows where to look
+        )
+        self._store.delete_group(
+            found.group_id
+        )  # at once: a group of either kind may have the name in the same step
         for key in found.partitions:
             self._timers.set((group, *key), None)
         del self._groups[group]
         self._changed.discard(group)
-        self._deleted[found.group_id] = group
 
 
 def _members_text(group: ShareGroup) -> str:
-    return counted_names(len(group.members), (repr(member.client_id) for member in group.members.values()))
+    return counted_names(
+        len(group.members), (repr(member.client_id) for member in group.members.values())
+    )

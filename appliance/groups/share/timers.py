@@ -1,7 +1,9 @@
-"""Moments at which something is due, one for each key; the next is known without looking at all of them.
+"""Moments at which something is due, one for each key; the next is known without looking at all of
+them.
 
-Owner: ShareGroups. Invariants: a key has at most one moment; what was moved or taken away before it came is not due.
-"""
+Owner: ShareService. Invariants: a key has at most one moment; what was moved or taken away before it
+    came is not due.
+"""  # noqa: E501
 
 from __future__ import annotations
 

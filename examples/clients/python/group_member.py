@@ -1,9 +1,12 @@
-"""A consumer of a group, written from docs/protocol.md with pyzmq and pyarrow alone: nothing here imports tailrace.
+"""A consumer of a group, written from docs/protocol.md with pyzmq and pyarrow alone: nothing here
+imports tailrace.
 
     python group_member.py tcp://127.0.0.1:7420 orders billing
 
-It prints `partition offset value` of each record, commits every second and when it gives partitions back, and leaves the group on SIGTERM or Ctrl-C. It has one
-connection and ends when that does; a client for more than an example connects anew, as "A connection's life" says, and validates what it reads.
+It prints `partition offset value` of each record, commits every second and when it gives partitions
+back, and leaves the group on SIGTERM or Ctrl-C. It has one connection and ends when that does; a
+client for more than an example connects anew, as "A connection's life" says, and validates what it
+reads.
 """
 
 from __future__ import annotations
@@ -36,17 +39,32 @@ class Connection:
         self._socket = zmq.Context.instance().socket(zmq.DEALER)
         self._socket.linger = 0
         self._socket.connect(address)
-        self._versions = {HANDSHAKE: 1, FETCH: 2, METADATA: 1, GROUP_HEARTBEAT: 1, COMMIT_OFFSETS: 1, FETCH_OFFSETS: 1}
+        self._versions = {
+            HANDSHAKE: 1,
+            FETCH: 2,
+            METADATA: 1,
+            GROUP_HEARTBEAT: 1,
+            COMMIT_OFFSETS: 1,
+            FETCH_OFFSETS: 1,
+        }
         self._number = 0
-        self.has_news = False
-        self.call(HANDSHAKE, {"versions": {str(api): [v, v] for api, v in self._versions.items()}, "client_id": "example"})
+        self.has_events = False
+        self.call(
+            HANDSHAKE,
+            {
+                "versions": {str(api): [v, v] for api, v in self._versions.items()},
+                "client_id": "example",
+            },
+        )
 
     def call(self, api: int, body: dict[str, Any]) -> dict[str, Any]:
         return dict(json.loads(self.exchange(api, json.dumps(body).encode())[0]))
 
     def exchange(self, api: int, body: bytes) -> list[bytes]:
         self._number += 1
-        self._socket.send_multipart([REQUEST.pack(0x51525254, api, self._versions[api], self._number, 0, len(body)), body])
+        self._socket.send_multipart(
+            [REQUEST.pack(0x51525254, api, self._versions[api], self._number, 0, len(body)), body]
+        )
         while (frames := self._next(30.0)) is not None:
             _, _, _, number, error, *_ = RESPONSE.unpack(frames[0])
             if number != self._number:
@@ -65,7 +83,7 @@ class Connection:
             return None
         frames: list[bytes] = self._socket.recv_multipart()
         _, api, _, number, *_ = RESPONSE.unpack(frames[0])
-        self.has_news = self.has_news or (number == 0 and api == GROUP_HEARTBEAT)
+        self.has_events = self.has_events or (number == 0 and api == GROUP_HEARTBEAT)
         return frames
 
 
@@ -96,7 +114,9 @@ class Member:
         return self._target is None or self._target == partitions
 
     def reconcile(self) -> None:
-        """Gives back what is not assigned any more, then takes what is new once the appliance knows that."""
+        """Gives back what is not assigned any more, then takes what is new once the appliance knows
+        that.
+        """
         while self._target is not None:
             kept = self._target & set(self._positions)
             if kept != set(self._positions):
@@ -112,19 +132,26 @@ class Member:
     def _begin(self, partitions: list[int]) -> None:
         if partitions:
             asked = [[self._topic, partition] for partition in partitions]
-            found = self._connection.call(FETCH_OFFSETS, {"group": self._group, "partitions": asked})["offsets"]
+            found = self._connection.call(
+                FETCH_OFFSETS, {"group": self._group, "partitions": asked}
+            )["offsets"]
             for _, partition, offset, leader_epoch, _, _ in found:
                 self._positions[partition], self._epochs[partition] = max(0, offset), leader_epoch
 
     def heartbeat(self) -> None:
-        self._connection.has_news = False
+        self._connection.has_events = False
         self._heartbeat()
         self.reconcile()
 
     def commit(self) -> None:
-        offsets = [[self._topic, partition, offset, self._epochs[partition], ""] for partition, offset in self._positions.items()]
+        offsets = [
+            [self._topic, partition, offset, self._epochs[partition], ""]
+            for partition, offset in self._positions.items()
+        ]
         if offsets:
-            refused = self._connection.call(COMMIT_OFFSETS, {**self._member, "offsets": offsets})["refused"]
+            refused = self._connection.call(COMMIT_OFFSETS, {**self._member, "offsets": offsets})[
+                "refused"
+            ]
             if refused:
                 raise RuntimeError(f"not committed: {refused}")
 
@@ -137,9 +164,18 @@ class Member:
         if not self._positions:
             self._connection.wait(FETCH_WAIT_MS / 1000)
             return
-        request = struct.pack("<IIIIQ", FETCH_WAIT_MS, 1, 1 << 20, len(self._positions), self._received)
+        request = struct.pack(
+            "<IIIIQ", FETCH_WAIT_MS, 1, 1 << 20, len(self._positions), self._received
+        )
         for partition, offset in self._positions.items():
-            request += WANTED.pack(bytes.fromhex(self._topic_id), partition, self._epochs[partition], offset, 1 << 20, 0)
+            request += WANTED.pack(
+                bytes.fromhex(self._topic_id),
+                partition,
+                self._epochs[partition],
+                offset,
+                1 << 20,
+                0,
+            )
         entries, *batches = self._connection.exchange(FETCH, request)
         data = batches[0] if batches else b""
         self._received += len(data)
@@ -156,7 +192,9 @@ class Member:
             header = HEADER.unpack_from(data, 8 + metadata_size - HEADER_LENGTH)
             _, attributes, _, batch_length, base, last_delta = header[:6]
             if not attributes & CONTROL:
-                rows = pa.ipc.open_stream(self._schema + data[:batch_length] + END_OF_STREAM).read_next_batch()
+                rows = pa.ipc.open_stream(
+                    self._schema + data[:batch_length] + END_OF_STREAM
+                ).read_next_batch()
                 for number, value in enumerate(rows.column("value").to_pylist()):
                     if base + number >= self._positions[partition]:
                         yield partition, base + number, value
@@ -177,7 +215,7 @@ def main() -> None:
             if now_s >= commit_at_s:
                 member.commit()
                 commit_at_s = now_s + COMMIT_S
-            if connection.has_news or now_s >= beat_at_s:
+            if connection.has_events or now_s >= beat_at_s:
                 member.heartbeat()
                 beat_at_s = now_s + HEARTBEAT_S
     except KeyboardInterrupt:

@@ -1,4 +1,6 @@
-"""The catalog: what it refuses decides nothing, what it gives once it never gives again, and what clients can make grow has an end."""
+"""The catalog: what it refuses decides nothing, what it gives once it never gives again, and what
+clients can make grow has an end.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +10,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from appliance import catalog as catalog_module
-from appliance.catalog import Catalog, CatalogFullError, PartitionRow, Topic
-from appliance.default_schema import DEFAULT_SCHEMA_MESSAGE
-from tailrace.errors import DiskFullError, InvalidSchemaError, StorageError
+from appliance.catalog import catalog as catalog_module
+from appliance.catalog.catalog import Catalog, CatalogFullError, PartitionRow, Topic
+from appliance.config.default_schema import DEFAULT_SCHEMA_MESSAGE
+from tailrace.core.errors import DiskFullError, InvalidSchemaError, StorageError
 
 SLOTS = 8
 
@@ -24,7 +26,9 @@ def catalog(tmp_path: pathlib.Path) -> Iterator[Catalog]:
     opened.close()
 
 
-def create(catalog: Catalog, name: str, partitions: int = 1, schema: bytes = DEFAULT_SCHEMA_MESSAGE) -> bytes:
+def create(
+    catalog: Catalog, name: str, partitions: int = 1, schema: bytes = DEFAULT_SCHEMA_MESSAGE
+) -> bytes:
     return catalog.create_topic(name, partitions, {}, schema, False, 5).topic_id
 
 
@@ -42,7 +46,9 @@ def test_a_topic_that_finds_no_room_leaves_nothing_behind(catalog: Catalog) -> N
         create_both(catalog)
     assert [topic.name for topic in catalog.topics()] == ["a"]
     create(catalog, "e", 3)
-    assert sorted(row.slot for topic in catalog.topics() for row in topic.partitions) == list(range(SLOTS))
+    assert sorted(row.slot for topic in catalog.topics() for row in topic.partitions) == list(
+        range(SLOTS)
+    )
 
 
 def test_slots_are_free_again_when_their_topic_is_forgotten(catalog: Catalog) -> None:
@@ -51,7 +57,9 @@ def test_slots_are_free_again_when_their_topic_is_forgotten(catalog: Catalog) ->
     assert catalog.topics() == []
 
 
-def test_schemas_go_with_their_last_topic_and_their_numbers_are_not_given_again(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_schemas_go_with_their_last_topic_and_their_numbers_are_not_given_again(
+    catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(catalog_module, "SCHEMA_BYTES_MAX", 100)
     numbers = []
     for index in range(5):
@@ -65,7 +73,9 @@ def test_schemas_go_with_their_last_topic_and_their_numbers_are_not_given_again(
     assert numbers == sorted(set(numbers))
 
 
-def test_producers_that_are_remembered_have_a_number_and_none_is_given_twice(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_producers_that_are_remembered_have_a_number_and_none_is_given_twice(
+    catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(catalog_module, "PRODUCERS_MAX", 3)
     given = [catalog.new_producer()[0] for _ in range(10)]
     assert given == sorted(set(given))
@@ -75,7 +85,9 @@ def test_producers_that_are_remembered_have_a_number_and_none_is_given_twice(cat
     assert epoch == 0
 
 
-def test_a_disk_that_is_full_or_fails_is_an_error_of_one_change(catalog: Catalog, tmp_path: pathlib.Path) -> None:
+def test_a_disk_that_is_full_or_fails_is_an_error_of_one_change(
+    catalog: Catalog, tmp_path: pathlib.Path
+) -> None:
     """A full disk, played by SQLite's own limit of pages; a database that another process holds."""
     create(catalog, "before")
     pages = catalog._db.execute("PRAGMA page_count").fetchone()[0]
@@ -93,10 +105,12 @@ def test_a_disk_that_is_full_or_fails_is_an_error_of_one_change(catalog: Catalog
     assert {"before", "b"} <= {topic.name for topic in catalog.topics()}
 
 
-def test_a_catalog_from_before_hash_slots_is_taken_as_it_is_and_added_to(tmp_path: pathlib.Path) -> None:
+def test_a_catalog_from_before_hash_slots_is_taken_as_it_is_and_added_to(
+    tmp_path: pathlib.Path,
+) -> None:
     path = tmp_path / "old.db"
     old = sqlite3.connect(path)
-    old.executescript((pathlib.Path(__file__).parent.parent / "golden" / "catalog_v3.sql").read_text())
+    old.executescript((pathlib.Path(__file__).parents[2] / "golden" / "catalog_v3.sql").read_text())
     old.close()
     for _ in range(2):  # upgraded, and upgraded already
         opened = Catalog(str(path), SLOTS)
@@ -109,23 +123,37 @@ def test_a_catalog_from_before_hash_slots_is_taken_as_it_is_and_added_to(tmp_pat
         opened.close()
     opened = Catalog(str(path), SLOTS)
     opened.register_dirs([("a", "/a")])
-    assert opened.create_topic("slots", 2, {"partitioner": "hash_slots"}, DEFAULT_SCHEMA_MESSAGE, False, 5).slot_counts == (2,)
+    assert opened.create_topic(
+        "slots", 2, {"partitioner": "hash_slots"}, DEFAULT_SCHEMA_MESSAGE, False, 5
+    ).slot_counts == (2,)
     assert opened.new_producer()[0] == 8
     opened.close()
 
 
-def test_a_slot_map_is_in_the_catalog_as_ranges_with_where_what_was_handed_over_ends(catalog: Catalog) -> None:
-    made = catalog.create_topic("orders", 2, {"partitioner": "hash_slots"}, DEFAULT_SCHEMA_MESSAGE, False, 5)
+def test_a_slot_map_is_in_the_catalog_as_ranges_with_where_what_was_handed_over_ends(
+    catalog: Catalog,
+) -> None:
+    made = catalog.create_topic(
+        "orders", 2, {"partitioner": "hash_slots"}, DEFAULT_SCHEMA_MESSAGE, False, 5
+    )
     assert [row.slots for row in made.partitions] == ["0-8191", "8192-16383"]
     grown = catalog.alter_topic(made, made.given, 4)
     assert grown.slot_counts == (2, 4)
-    assert [row.slots for row in grown.partitions] == ["0-4095", "8192-12287", "4096-8191", "12288-16383"]
+    assert [row.slots for row in grown.partitions] == [
+        "0-4095",
+        "8192-12287",
+        "4096-8191",
+        "12288-16383",
+    ]
     catalog.mark_active(grown, {2: ((0, 10),), 3: ((1, 20),)})
     found = catalog.topic("orders")
     assert found is not None
     assert [row.hand_over for row in found.partitions] == [(), (), ((0, 10),), ((1, 20),)]
     same = catalog.alter_topic(found, {**found.given, "retention.ms": 5}, 4)
-    assert (same.slot_counts, [row.hand_over for row in same.partitions]) == ((2, 4), [row.hand_over for row in found.partitions])
+    assert (same.slot_counts, [row.hand_over for row in same.partitions]) == (
+        (2, 4),
+        [row.hand_over for row in found.partitions],
+    )
     catalog.forget(same.topic_id)
     catalog.restore_topic(same)
     assert catalog.topics() == [same]

@@ -1,4 +1,6 @@
-"""One transaction for a step of the coordinator: what it takes in is kept and told together, or undone and refused together."""
+"""One transaction for a step of the controller: what it takes in is kept and told together, or
+undone and refused together.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from appliance.catalog import Catalog, CatalogFullError, Topic
-from tailrace.errors import DiskFullError, StorageError, TailraceError
+from appliance.catalog.catalog import Catalog, CatalogFullError, Topic
+from tailrace.core.errors import DiskFullError, StorageError, TailraceError
 
 SCHEMA = b"schema"
 
@@ -30,7 +32,10 @@ class Steps:
 
     def create(self, name: str, partitions: int = 1) -> Topic:
         made = self.catalog.create_topic(name, partitions, {}, SCHEMA, False, 5)
-        self.catalog.afterwards(lambda: self.heard.append(name), lambda error: self.heard.append(f"not {name}: {error.code.name}"))
+        self.catalog.afterwards(
+            lambda: self.heard.append(name),
+            lambda error: self.heard.append(f"not {name}: {error.code.name}"),
+        )
         return made
 
     def commit(self) -> bool:
@@ -50,19 +55,25 @@ def steps(tmp_path: pathlib.Path) -> Iterator[Steps]:
     made.catalog.close()
 
 
-def test_nothing_is_told_before_the_step_is_committed_and_then_everything_in_order(steps: Steps) -> None:
+def test_nothing_is_told_before_the_step_is_committed_and_then_everything_in_order(
+    steps: Steps,
+) -> None:
     steps.catalog.begin_step()
     for name in "cab":
         steps.create(name)
     assert (steps.heard, steps.on_disk()) == ([], [])
-    assert {topic.name for topic in steps.catalog.topics()} == set("abc"), "entries that follow see it"
+    assert {topic.name for topic in steps.catalog.topics()} == set("abc"), (
+        "entries that follow see it"
+    )
     assert steps.commit()
     assert (steps.heard, steps.on_disk()) == (["c", "a", "b"], ["a", "b", "c"])
     steps.catalog.begin_step()
     assert not steps.commit(), "a step that changed nothing commits nothing"
 
 
-def test_a_change_that_fails_leaves_the_others_of_its_step_and_its_slots(tmp_path: pathlib.Path) -> None:
+def test_a_change_that_fails_leaves_the_others_of_its_step_and_its_slots(
+    tmp_path: pathlib.Path,
+) -> None:
     steps = Steps(tmp_path, slots=4)
     steps.catalog.begin_step()
     steps.create("one", 2)
@@ -84,7 +95,9 @@ def _create_three(steps: Steps) -> None:
             steps.catalog.create_topic(f"half-{number}", 1, {}, SCHEMA, False, 5)
 
 
-def test_a_commit_that_is_refused_undoes_the_step_and_tells_all_of_it_backwards(steps: Steps) -> None:
+def test_a_commit_that_is_refused_undoes_the_step_and_tells_all_of_it_backwards(
+    steps: Steps,
+) -> None:
     kept = steps.create("kept")
     steps.catalog.begin_step()
     steps.create("a")
@@ -111,11 +124,15 @@ def _undo_all(steps: Steps) -> None:
         raise error
 
 
-def test_a_database_that_is_held_is_waited_for_once_in_a_step(steps: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_database_that_is_held_is_waited_for_once_in_a_step(
+    steps: Steps, monkeypatch: pytest.MonkeyPatch
+) -> None:
     holder = sqlite3.connect(steps.path, isolation_level=None)
     holder.execute("BEGIN IMMEDIATE")
     begun: list[str] = []
-    steps.catalog.database.set_trace_callback(lambda sql: begun.append(sql) if sql.startswith("BEGIN") else None)
+    steps.catalog.database.set_trace_callback(
+        lambda sql: begun.append(sql) if sql.startswith("BEGIN") else None
+    )
     steps.catalog.begin_step()
     for name in "abcdef":
         with pytest.raises(StorageError):

@@ -1,4 +1,6 @@
-"""The command line, as a user runs it: standard input and output, exit status, --json, sentences."""
+"""The command line, as a user runs it: standard input and output, exit status, --json,
+sentences.
+"""
 
 from __future__ import annotations
 
@@ -6,50 +8,53 @@ import gzip
 import json
 import os
 import pathlib
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from click.testing import CliRunner
 
-from appliance.cli.main import run as run_command
-from tailrace.delays import delay_id
-from tailrace.private_appliance import EmbeddedAppliance
-
-TAILRACE = str(pathlib.Path(sys.executable).parent / "tailrace")
-
-
-def run(
-    appliance: EmbeddedAppliance | None, *arguments: str, stdin: bytes = b"", status: int = 0, is_process: bool = False
-) -> subprocess.CompletedProcess[bytes]:
-    """Run `tailrace ARGUMENTS` against the appliance and check its exit status. Here, with streams of its own, since a process takes half a second to begin;
-    `is_process`: as one, as a user's shell would.
-    """
-    address = appliance.address if appliance else "tcp://127.0.0.1:1"
-    if is_process:
-        environment = {**os.environ, "TAILRACE_BOOTSTRAP": address}
-        done = subprocess.run([TAILRACE, *arguments], input=stdin, capture_output=True, env=environment, timeout=60, check=False)
-    else:
-        with CliRunner().isolation(stdin, {"TAILRACE_BOOTSTRAP": address}) as (stdout, stderr, _):
-            code = run_command(list(arguments))
-            sys.stdout.flush()
-            sys.stderr.flush()
-            done = subprocess.CompletedProcess(arguments, code, stdout.getvalue(), stderr.getvalue())
-    assert done.returncode == status, done.stderr.decode()
-    return done
+from tailrace.core.delays import delay_id
+from tailrace.embedded_appliance import EmbeddedAppliance
+from tests.kit.cli import run
 
 
 def test_lines_go_in_and_come_out(appliance: EmbeddedAppliance, topic: str) -> None:
-    run(appliance, "topic", "create", topic, "--partitions", "2", "--config", "compression.type=zstd", is_process=True)
-    run(appliance, "produce", topic, "--key-separator", ":", stdin=b"u1:hello\nu2:w:orld\n", is_process=True)
-    assert sorted(run(appliance, "consume", topic, "--from-beginning", is_process=True).stdout.split(b"\n")) == [b"", b"hello", b"w:orld"]
-    rows = [json.loads(line) for line in run(appliance, "consume", topic, "--from-beginning", "--format", "json").stdout.splitlines()]
+    run(
+        appliance,
+        "topic",
+        "create",
+        topic,
+        "--partitions",
+        "2",
+        "--config",
+        "compression.type=zstd",
+        is_process=True,
+    )
+    run(
+        appliance,
+        "produce",
+        topic,
+        "--key-separator",
+        ":",
+        stdin=b"u1:hello\nu2:w:orld\n",
+        is_process=True,
+    )
+    assert sorted(
+        run(appliance, "consume", topic, "--from-beginning", is_process=True).stdout.split(b"\n")
+    ) == [b"", b"hello", b"w:orld"]
+    rows = [
+        json.loads(line)
+        for line in run(
+            appliance, "consume", topic, "--from-beginning", "--format", "json"
+        ).stdout.splitlines()
+    ]
     assert {(row["key"], row["value"]) for row in rows} == {("u1", "hello"), ("u2", "w:orld")}
-    assert len(run(appliance, "consume", topic, "--from-beginning", "--max", "1").stdout.splitlines()) == 1
+    assert (
+        len(run(appliance, "consume", topic, "--from-beginning", "--max", "1").stdout.splitlines())
+        == 1
+    )
 
 
 def test_bytes_that_are_no_text_survive(appliance: EmbeddedAppliance, topic: str) -> None:
@@ -80,49 +85,113 @@ def test_a_file_becomes_a_typed_topic_and_comes_out_in_every_format(
 ) -> None:
     path = tmp_path / f"rows.{kind}"
     FILES[kind](path)
-    done = run(appliance, "produce", topic, "--from", str(path), "--key-column", "b", "--partitions", "2", "--json")
+    done = run(
+        appliance,
+        "produce",
+        topic,
+        "--from",
+        str(path),
+        "--key-column",
+        "b",
+        "--partitions",
+        "2",
+        "--json",
+    )
     assert json.loads(done.stdout)["records"] == 2
     described = json.loads(run(appliance, "topic", "describe", topic, "--json").stdout)
     assert described["typed"]
     assert len(described["partitions"]) == 2
     rows = sorted(
-        (json.loads(line) for line in run(appliance, "consume", topic, "--from-beginning").stdout.splitlines()), key=lambda row: row["a"]
+        (
+            json.loads(line)
+            for line in run(appliance, "consume", topic, "--from-beginning").stdout.splitlines()
+        ),
+        key=lambda row: row["a"],
     )
     assert [(row["a"], row["b"]) for row in rows] == [(1, "x"), (2, "y")]
-    parquet = pq.read_table(pa.BufferReader(run(appliance, "consume", topic, "--from-beginning", "--format", "parquet").stdout))
-    arrow = pa.ipc.open_stream(run(appliance, "consume", topic, "--from-beginning", "--format", "arrow").stdout).read_all()
-    assert sorted(parquet.column("a").to_pylist()) == sorted(arrow.column("a").to_pylist()) == [1, 2]
+    parquet = pq.read_table(
+        pa.BufferReader(
+            run(appliance, "consume", topic, "--from-beginning", "--format", "parquet").stdout
+        )
+    )
+    arrow = pa.ipc.open_stream(
+        run(appliance, "consume", topic, "--from-beginning", "--format", "arrow").stdout
+    ).read_all()
+    assert (
+        sorted(parquet.column("a").to_pylist()) == sorted(arrow.column("a").to_pylist()) == [1, 2]
+    )
 
 
-def test_a_schema_file_makes_a_typed_topic(appliance: EmbeddedAppliance, topic: str, tmp_path: pathlib.Path) -> None:
+def test_a_schema_file_makes_a_typed_topic(
+    appliance: EmbeddedAppliance, topic: str, tmp_path: pathlib.Path
+) -> None:
     path = tmp_path / "schema.csv"
     path.write_text("a,b\n1,x\n")
     run(appliance, "topic", "create", topic, "--schema", str(path))
     run(appliance, "produce", topic, stdin=b'{"a": 5, "b": "z"}\n')
-    assert json.loads(run(appliance, "consume", topic, "--from-beginning").stdout) == {"a": 5, "b": "z"}
-    assert b"no JSON object" in run(appliance, "produce", topic, stdin=b"text\n", status=1).stderr
+    assert json.loads(run(appliance, "consume", topic, "--from-beginning").stdout) == {
+        "a": 5,
+        "b": "z",
+    }
+    assert (
+        b"is not a JSON object"
+        in run(appliance, "produce", topic, stdin=b"text\n", status=1).stderr
+    )
 
 
-def test_topics_are_listed_described_altered_and_deleted(appliance: EmbeddedAppliance, topic: str) -> None:
+def test_topics_are_listed_described_altered_and_deleted(
+    appliance: EmbeddedAppliance, topic: str
+) -> None:
     run(appliance, "topic", "create", topic)
-    assert topic in [row["name"] for row in json.loads(run(appliance, "topic", "list", "--json").stdout)]
+    assert topic in [
+        row["name"] for row in json.loads(run(appliance, "topic", "list", "--json").stdout)
+    ]
     assert topic.encode() in run(appliance, "topic", "list").stdout
-    altered = json.loads(run(appliance, "topic", "alter", topic, "--partitions", "3", "--config", "segment.ms=5000", "--json").stdout)
-    assert (altered["altered"], altered["partitions"], altered["configs"]["segment.ms"]) == (topic, 3, 5000)
-    assert json.loads(run(appliance, "topic", "online", topic, "--json").stdout) == {"online": topic}
+    altered = json.loads(
+        run(
+            appliance,
+            "topic",
+            "alter",
+            topic,
+            "--partitions",
+            "3",
+            "--config",
+            "segment.ms=5000",
+            "--json",
+        ).stdout
+    )
+    assert (altered["altered"], altered["partitions"], altered["configs"]["segment.ms"]) == (
+        topic,
+        3,
+        5000,
+    )
+    assert json.loads(run(appliance, "topic", "online", topic, "--json").stdout) == {
+        "online": topic
+    }
     described = json.loads(run(appliance, "topic", "describe", topic, "--json").stdout)
     assert (len(described["partitions"]), described["configs"]["segment.ms"]) == (3, 5000)
     text = run(appliance, "topic", "describe", topic).stdout.decode()
     assert "timestamp[us, tz=UTC]" in text
     assert "ONLINE" in text
-    assert json.loads(run(appliance, "topic", "delete", topic, "--json").stdout) == {"deleted": topic}
-    assert json.loads(run(appliance, "topic", "delete", topic, "--if-exists", "--json").stdout) == {"deleted": None}
+    assert json.loads(run(appliance, "topic", "delete", topic, "--json").stdout) == {
+        "deleted": topic
+    }
+    assert json.loads(run(appliance, "topic", "delete", topic, "--if-exists", "--json").stdout) == {
+        "deleted": None
+    }
     run(appliance, "topic", "describe", topic, status=1)
 
 
 def test_status(appliance: EmbeddedAppliance) -> None:
     state = json.loads(run(appliance, "status", "--json").stdout)
-    assert {p["name"] for p in state["processes"]} == {"supervisor", "coordinator", "front-0", "worker-0", "flusher-0", "scheduler-0"}
+    assert {p["name"] for p in state["processes"]} == {
+        "supervisor",
+        "controller",
+        "front-0",
+        "worker-0",
+        "flusher-0",
+        "scheduler-0",
+    }
     assert all(p["live"] for p in state["processes"])
     assert b"flusher-0" in run(appliance, "status").stdout
 
@@ -131,9 +200,15 @@ def test_exit_status_and_sentences(appliance: EmbeddedAppliance, topic: str) -> 
     assert b"UNKNOWN_TOPIC" in run(appliance, "produce", topic, status=1, is_process=True).stderr
     assert b"no appliance answers" in run(None, "status", status=3, is_process=True).stderr
     assert b"Did you mean 'topic'?" in run(appliance, "topik", status=2, is_process=True).stderr
-    assert b"exclude each other" in run(appliance, "consume", topic, "--from-beginning", "--offset", "1", status=2).stderr
+    assert (
+        b"exclude each other"
+        in run(appliance, "consume", topic, "--from-beginning", "--offset", "1", status=2).stderr
+    )
     assert b"nothing to change" in run(appliance, "topic", "alter", topic, status=2).stderr
-    assert b"group reset-offsets" in run(appliance, "consume", topic, "--group", "g", "--offset", "1", status=2).stderr
+    assert (
+        b"group reset-offsets"
+        in run(appliance, "consume", topic, "--group", "g", "--offset", "1", status=2).stderr
+    )
     done = run(appliance, "topic", "create", "a/b", status=1)
     assert done.stderr.startswith(b"tailrace: topic name 'a/b'")
     assert b"\x1b" not in done.stderr, "colour in a pipe"
@@ -141,7 +216,8 @@ def test_exit_status_and_sentences(appliance: EmbeddedAppliance, topic: str) -> 
 
 @pytest.mark.parametrize(
     "command",
-    [[], ["serve"], ["topic"], ["topic", "create"], ["topic", "list"], ["topic", "describe"], ["topic", "alter"], ["topic", "delete"], ["produce"],
+    [[], ["serve"], ["topic"], ["topic", "create"], ["topic", "list"], ["topic", "describe"],
+    ["topic", "alter"], ["topic", "delete"], ["produce"],
      ["delay"], ["delay", "list"], ["delay", "cancel"], ["delay", "reschedule"],
      ["consume"], ["log"], ["log", "dump"], ["status"]],
     ids=" ".join,
@@ -152,7 +228,9 @@ def test_every_command_has_help_with_an_example(command: list[str]) -> None:
     assert "tailrace " in text
 
 
-def test_log_dump_shows_batches_and_records_and_finds_damage(appliance: EmbeddedAppliance, topic: str, tmp_path: pathlib.Path) -> None:
+def test_log_dump_shows_batches_and_records_and_finds_damage(
+    appliance: EmbeddedAppliance, topic: str, tmp_path: pathlib.Path
+) -> None:
     run(appliance, "topic", "create", topic)
     run(appliance, "produce", topic, stdin=b"one\ntwo\n")
     source = pathlib.Path(appliance.data_dir) / f"{topic}-0"
@@ -164,7 +242,10 @@ def test_log_dump_shows_batches_and_records_and_finds_damage(appliance: Embedded
     row = json.loads(run(None, "log", "dump", "--json", str(segment)).stdout)
     assert (row["offsets"], row["records"]) == ("0-1", 2)
     assert b"intact, not sealed, next offset 2" in run(None, "log", "dump", str(segment)).stderr
-    records = [json.loads(line) for line in run(None, "log", "dump", "--records", str(segment)).stdout.splitlines()]
+    records = [
+        json.loads(line)
+        for line in run(None, "log", "dump", "--records", str(segment)).stdout.splitlines()
+    ]
     assert [r["value"] for r in records] == ["one", "two"]
     data = bytearray(segment.read_bytes())
     data[-10] ^= 1
@@ -172,7 +253,7 @@ def test_log_dump_shows_batches_and_records_and_finds_damage(appliance: Embedded
     done = run(None, "log", "dump", str(segment), status=1)
     assert b"body checksum does not match" in done.stderr
     (copy / "partition.json").unlink()
-    assert b"Keep the two together" in run(None, "log", "dump", str(segment), status=1).stderr
+    assert b"Copy both files together" in run(None, "log", "dump", str(segment), status=1).stderr
 
 
 def test_delayed_lines_and_rows_are_listed_cancelled_and_rescheduled(
@@ -180,32 +261,56 @@ def test_delayed_lines_and_rows_are_listed_cancelled_and_rescheduled(
 ) -> None:
     run(appliance, "topic", "create", topic, "--config", "delay.enabled=true")
     for key in ("u1", "u2", "u3"):
-        run(appliance, "produce", topic, "--key-separator", ":", "--due", "2h", stdin=f"{key}:call\n".encode())
+        run(
+            appliance,
+            "produce",
+            topic,
+            "--key-separator",
+            ":",
+            "--due",
+            "2h",
+            stdin=f"{key}:call\n".encode(),
+        )
     rows = json.loads(run(appliance, "delay", "list", topic, "--json").stdout)
     assert [row["key"] for row in rows] == ["u1", "u2", "u3"]
     assert json.loads(run(appliance, "delay", "list", topic, "--to", "1h", "--json").stdout) == []
-    assert len(json.loads(run(appliance, "delay", "list", topic, "--max", "2", "--json").stdout)) == 2
+    assert (
+        len(json.loads(run(appliance, "delay", "list", topic, "--max", "2", "--json").stdout)) == 2
+    )
     done = run(appliance, "delay", "reschedule", topic, "2020-01-01T00:00:00Z", rows[0]["delay_id"])
     assert (len(done.stdout.split()), b"rescheduled 1 of 1" in done.stderr) == (1, True)
-    assert run(appliance, "consume", topic, "--offset", "0", "--follow", "--max", "1", "--format", "json").stdout.startswith(b"{")
-    assert json.loads(run(appliance, "delay", "cancel", topic, "--key", "u2", "--json").stdout)["cancelled"] == 1
-    assert [row["key"] for row in json.loads(run(appliance, "delay", "list", topic, "--json").stdout)] == ["u3"]
+    assert run(
+        appliance, "consume", topic, "--offset", "0", "--follow", "--max", "1", "--format", "json"
+    ).stdout.startswith(b"{")
+    assert (
+        json.loads(run(appliance, "delay", "cancel", topic, "--key", "u2", "--json").stdout)[
+            "cancelled"
+        ]
+        == 1
+    )
+    assert [
+        row["key"] for row in json.loads(run(appliance, "delay", "list", topic, "--json").stdout)
+    ] == ["u3"]
     late = run(appliance, "delay", "cancel", topic, rows[1]["delay_id"], status=1)
     assert b"too late" in late.stderr or b"pending" in late.stderr, late.stderr
     source = tmp_path / "rows.csv"
     source.write_text("name,due\na,2020-01-01T00:00:00Z\nb,2040-01-01T00:00:00Z\n")
     run(appliance, "produce", f"{topic}-typed", "--from", str(source), "--due-column", "due")
-    (row,) = json.loads(run(appliance, "delay", "list", f"{topic}-typed", "--from", "1d", "--json").stdout)
+    (row,) = json.loads(
+        run(appliance, "delay", "list", f"{topic}-typed", "--from", "1d", "--json").stdout
+    )
     assert row["due"] == "2040-01-01T00:00:00+00:00"
     for wrong, sentence in (
-        (["--due", "tomorrow"], b"is no time"),
+        (["--due", "tomorrow"], b"is not a time"),
         (["--due", "2040-01-01"], b"has no offset from UTC"),
         (["--due-column", "x"], b"--from"),
     ):
         assert sentence in run(appliance, "produce", topic, *wrong, status=2).stderr
 
 
-def test_a_delay_id_that_begins_with_a_dash_is_no_option(appliance: EmbeddedAppliance, topic: str) -> None:
+def test_a_delay_id_that_begins_with_a_dash_is_no_option(
+    appliance: EmbeddedAppliance, topic: str
+) -> None:
     run(appliance, "topic", "create", topic, "--config", "delay.enabled=true")
     dashed = [delay_id(b"\xfb" + os.urandom(15), 0, offset, 0) for offset in range(2)]
     assert all(name.startswith("-") for name in dashed)
@@ -219,49 +324,105 @@ def test_a_delay_id_that_begins_with_a_dash_is_no_option(appliance: EmbeddedAppl
     assert b"No such option" in run(appliance, "delay", "cancel", topic, "--jsn", status=2).stderr
 
 
-def test_a_bad_line_ends_the_sending_and_what_was_acknowledged_is_said(appliance: EmbeddedAppliance, topic: str) -> None:
+def test_a_bad_line_ends_the_sending_and_what_was_acknowledged_is_said(
+    appliance: EmbeddedAppliance, topic: str
+) -> None:
     run(appliance, "topic", "create", topic)
-    done = run(appliance, "produce", topic, "--key-separator", ":", stdin=b"a:1\nb:2\nbad\nc:3\n", status=1)
+    done = run(
+        appliance, "produce", topic, "--key-separator", ":", stdin=b"a:1\nb:2\nbad\nc:3\n", status=1
+    )
     assert b"line 3 has no ':'" in done.stderr
     assert b"of the 2 lines before it 2 are acknowledged" in done.stderr
     assert len(run(appliance, "consume", topic, "--from-beginning").stdout.splitlines()) == 2
 
 
-def test_bad_lines_are_left_out_up_to_a_number_and_kept_in_a_file(appliance: EmbeddedAppliance, topic: str, tmp_path: pathlib.Path) -> None:
+def test_bad_lines_are_left_out_up_to_a_number_and_kept_in_a_file(
+    appliance: EmbeddedAppliance, topic: str, tmp_path: pathlib.Path
+) -> None:
     (tmp_path / "schema.csv").write_text("a,b\n1,x\n")
     run(appliance, "topic", "create", topic, "--schema", str(tmp_path / "schema.csv"))
     rejected = tmp_path / "rejected.jsonl"
     lines = b'{"a": 1, "b": "x"}\ntext\n{"a": 2, "b": "y"}\n{"z": 5}\n{"a": "word", "b": "y"}\n'
-    done = run(appliance, "produce", topic, "--skip-bad", "3", "--bad-to", str(rejected), "--json", stdin=lines)
+    done = run(
+        appliance,
+        "produce",
+        topic,
+        "--skip-bad",
+        "3",
+        "--bad-to",
+        str(rejected),
+        "--json",
+        stdin=lines,
+    )
     assert (json.loads(done.stdout)["records"], json.loads(done.stdout)["skipped"]) == (2, 3)
     assert rejected.read_bytes() == b'text\n{"z": 5}\n{"a": "word", "b": "y"}\n'
-    assert b"1 skipped" in run(appliance, "produce", topic, "--skip-bad", "1", stdin=lines, status=1).stderr
+    assert (
+        b"1 skipped"
+        in run(appliance, "produce", topic, "--skip-bad", "1", stdin=lines, status=1).stderr
+    )
 
 
-def test_key_header_partition_and_timestamp_of_every_line(appliance: EmbeddedAppliance, topic: str) -> None:
+def test_key_header_partition_and_timestamp_of_every_line(
+    appliance: EmbeddedAppliance, topic: str
+) -> None:
     run(appliance, "topic", "create", topic, "--partitions", "3")
-    flags = ["--key", "u1", "--header", "h=v", "--partition", "2", "--timestamp", "2027-01-31T08:00:00Z"]
+    flags = [
+        "--key",
+        "u1",
+        "--header",
+        "h=v",
+        "--partition",
+        "2",
+        "--timestamp",
+        "2027-01-31T08:00:00Z",
+    ]
     run(appliance, "produce", topic, *flags, stdin=b"hello\n")
-    row = json.loads(run(appliance, "consume", topic, "--from-beginning", "--format", "json").stdout)
+    row = json.loads(
+        run(appliance, "consume", topic, "--from-beginning", "--format", "json").stdout
+    )
     assert (row["partition"], row["key"], row["timestamp"]) == (2, "u1", 1801382400000)
     assert "h" in str(row["headers"])
-    for wrong in (["--key", "a", "--key-separator", ":"], ["--format", "csv"], ["--from", "-", "--key", "a"]):
+    for wrong in (
+        ["--key", "a", "--key-separator", ":"],
+        ["--format", "csv"],
+        ["--from", "-", "--key", "a"],
+    ):
         run(appliance, "produce", topic, *wrong, status=2)
 
 
-def test_rows_come_from_standard_input_and_from_compressed_files(appliance: EmbeddedAppliance, topic: str, tmp_path: pathlib.Path) -> None:
+def test_rows_come_from_standard_input_and_from_compressed_files(
+    appliance: EmbeddedAppliance, topic: str, tmp_path: pathlib.Path
+) -> None:
     run(appliance, "produce", topic, "--from", "-", "--format", "tsv", stdin=b"a\tb\n1\tx\n")
     packed = tmp_path / "rows.csv.gz"
     packed.write_bytes(gzip.compress(b"a,b\n2,y\n"))
     run(appliance, "produce", topic, "--from", str(packed))
-    rows = [json.loads(line) for line in run(appliance, "consume", topic, "--from-beginning").stdout.splitlines()]
+    rows = [
+        json.loads(line)
+        for line in run(appliance, "consume", topic, "--from-beginning").stdout.splitlines()
+    ]
     assert rows == [{"a": 1, "b": "x"}, {"a": 2, "b": "y"}]
-    assert b"--format" in run(appliance, "produce", topic, "--from", "-", stdin=b"a\n1\n", status=2).stderr
+    assert (
+        b"--format"
+        in run(appliance, "produce", topic, "--from", "-", stdin=b"a\n1\n", status=2).stderr
+    )
 
 
-def test_a_topic_that_is_there_or_is_not_can_be_no_error(appliance: EmbeddedAppliance, topic: str) -> None:
-    assert json.loads(run(appliance, "topic", "create", topic, "--if-not-exists", "--json").stdout)["created"] == topic
-    assert json.loads(run(appliance, "topic", "create", topic, "--if-not-exists", "--json").stdout)["created"] is None
+def test_a_topic_that_is_there_or_is_not_can_be_no_error(
+    appliance: EmbeddedAppliance, topic: str
+) -> None:
+    assert (
+        json.loads(run(appliance, "topic", "create", topic, "--if-not-exists", "--json").stdout)[
+            "created"
+        ]
+        == topic
+    )
+    assert (
+        json.loads(run(appliance, "topic", "create", topic, "--if-not-exists", "--json").stdout)[
+            "created"
+        ]
+        is None
+    )
     run(appliance, "topic", "create", topic, status=1)
     run(appliance, "topic", "delete", topic, "--if-exists")
     assert b"there is no topic" in run(appliance, "topic", "delete", topic, "--if-exists").stderr

@@ -1,4 +1,6 @@
-"""Completion, as a shell asks for it: the protocol by hand, and a real bash with the script that `tailrace completion` prints."""
+"""Completion, as a shell asks for it: the protocol by hand, and a real bash with the script that
+`tailrace completion` prints.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,8 @@ from click.testing import CliRunner
 
 from appliance.cli.main import tailrace
 from tailrace import Admin, NewTopic
-from tailrace.private_appliance import EmbeddedAppliance
-from tests.appliance.test_cli import TAILRACE
+from tailrace.embedded_appliance import EmbeddedAppliance
+from tests.kit.cli import TAILRACE
 from tests.kit.processes import wait_until
 
 
@@ -25,14 +27,23 @@ def environment(tmp_path: pathlib.Path) -> dict[str, str]:
 
 
 def complete(environment: dict[str, str], line: str, shell: str = "bash") -> list[str]:
-    """What is offered for the last word of `line`; nothing may be said on standard error, where it would spoil the line that is being typed."""
+    """What is offered for the last word of `line`; nothing may be said on standard error, where it
+    would spoil the line that is being typed.
+    """
     words = line.split(" ")
     asked = {
         "_TAILRACE_COMPLETE": f"{shell}_complete",
         "COMP_WORDS": line,
         "COMP_CWORD": words[-1] if shell == "fish" else str(len(words) - 1),
     }
-    done = subprocess.run([TAILRACE], env={**environment, **asked}, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [TAILRACE],
+        env={**environment, **asked},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert (done.returncode, done.stderr) == (0, "")
     return [line for line in done.stdout.split("\n") if line]
 
@@ -46,18 +57,39 @@ def test_topics_complete_in_every_shell_and_nothing_where_no_appliance_answers(
     here = {**environment, "TAILRACE_BOOTSTRAP": appliance.address}
     offers(here, f"tailrace consume {topic}", [f"plain,{name}" for name in names])
     offers(here, f"tailrace topic describe --json {topic}-b", [f"plain,{topic}-b"])
-    offers(environment, f"tailrace perf produce --bootstrap {appliance.address} --topic {topic}-a", [f"plain,{topic}-a"])
-    offers(here, f"tailrace produce {topic}", [part for name in names for part in ("plain", name, "_")], "zsh")
+    offers(
+        environment,
+        f"tailrace perf produce --bootstrap {appliance.address} --topic {topic}-a",
+        [f"plain,{topic}-a"],
+    )
+    offers(
+        here,
+        f"tailrace produce {topic}",
+        [part for name in names for part in ("plain", name, "_")],
+        "zsh",
+    )
     offers(here, f"tailrace delay list {topic}", [f"plain,{name}" for name in names], "fish")
     assert complete(environment, "tailrace consume --bootstrap tcp://127.0.0.1:1 ") == []
     assert complete(environment, "tailrace topic delete --bootstrap nonsense ") == []
 
 
-def test_commands_options_and_contexts_complete_without_an_appliance(environment: dict[str, str]) -> None:
-    assert complete(environment, "tailrace co") == ["plain,consume", "plain,context", "plain,completion"]
-    assert complete(environment, "tailrace topic de") == ["plain,delete", "plain,delete-records", "plain,describe"]
+def test_commands_options_and_contexts_complete_without_an_appliance(
+    environment: dict[str, str],
+) -> None:
+    assert complete(environment, "tailrace co") == [
+        "plain,consume",
+        "plain,context",
+        "plain,completion",
+    ]
+    assert complete(environment, "tailrace topic de") == [
+        "plain,delete",
+        "plain,delete-records",
+        "plain,describe",
+    ]
     assert complete(environment, "tailrace produce --ev") == ["plain,--every"]
-    CliRunner().invoke(tailrace, ["context", "add", "prod", "--bootstrap", "tcp://127.0.0.1:1"], env=environment)
+    CliRunner().invoke(
+        tailrace, ["context", "add", "prod", "--bootstrap", "tcp://127.0.0.1:1"], env=environment
+    )
     assert complete(environment, "tailrace context use p") == ["plain,prod"]
     file = pathlib.Path(environment["XDG_CONFIG_HOME"]) / "tailrace" / "contexts.json"
     file.write_text("{")
@@ -65,9 +97,14 @@ def test_commands_options_and_contexts_complete_without_an_appliance(environment
     assert complete(environment, "tailrace topic describe ") == []
 
 
-def offers(environment: dict[str, str], line: str, wanted: list[str], shell: str = "bash") -> None:
+def offers(
+    environment: dict[str, str], line: str, requested: list[str], shell: str = "bash"
+) -> None:
     """Again when the machine is too busy for an answer in time: a shell, too, is asked again."""
-    wait_until(lambda: complete(environment, line, shell) == wanted, f"{line} in {shell} offers {wanted}")
+    wait_until(
+        lambda: complete(environment, line, shell) == requested,
+        f"{line} in {shell} offers {requested}",
+    )
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
@@ -78,7 +115,7 @@ def test_the_script_is_one_for_that_shell(shell: str, tmp_path: pathlib.Path) ->
     if shutil.which(shell):
         script = tmp_path / "script"
         script.write_text(done.stdout)
-        subprocess.run([shell, "-n", str(script)], check=True, timeout=30)
+        subprocess.run([shell, "-n", str(script)], check=True, timeout=120)
 
 
 def test_a_real_bash_completes_with_it(
@@ -88,11 +125,21 @@ def test_a_real_bash_completes_with_it(
         admin.create_topics(NewTopic(topic))
     script = tmp_path / "script"
     script.write_text(CliRunner().invoke(tailrace, ["completion", "bash"]).stdout)
-    typed = f'source {script}; COMP_WORDS=(tailrace consume {topic[:6]}); COMP_CWORD=2; _tailrace_completion {TAILRACE}; echo "${{COMPREPLY[@]}}"'
+    typed = (
+        f"source {script}; COMP_WORDS=(tailrace consume {topic[:6]}); COMP_CWORD=2; "
+        f'_tailrace_completion {TAILRACE}; echo "${{COMPREPLY[@]}}"'
+    )
     here = {**environment, "TAILRACE_BOOTSTRAP": appliance.address}
 
     def completed() -> list[str]:
-        done = subprocess.run(["bash", "--norc", "-c", typed], env=here, capture_output=True, text=True, timeout=60, check=True)
+        done = subprocess.run(
+            ["bash", "--norc", "-c", typed],
+            env=here,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        )
         return done.stdout.split()
 
     wait_until(lambda: completed() == [topic], "bash has the topic")

@@ -1,4 +1,6 @@
-"""`tailrace serve --check` says what a start would do or be refused for, and does nothing; logs under systemd's journal, and by level."""
+"""`tailrace serve --check` says what a start would do or be refused for, and does nothing; logs
+under systemd's journal, and by level.
+"""
 
 from __future__ import annotations
 
@@ -17,18 +19,20 @@ from typing import Any
 
 import pytest
 
-from appliance.host_checks import Level, host_checks
-from appliance.restart_policy import ExitCode
-from appliance.start_check import StartReport, check_start
+from appliance.observe.doctor_checks import Level, host_checks
+from appliance.observe.serve_dry_run import StartReport, check_start
+from appliance.supervise.restart_policy import ExitCode
 from tailrace import Admin, NewTopic
-from tailrace.private_appliance import EmbeddedAppliance, start_embedded
-from tests.appliance.test_cli import TAILRACE
+from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
+from tests.kit.cli import TAILRACE
 from tests.kit.processes import wait_until
 
 QUIET = ("http.listen", "")
 
 
-def check(*flags: tuple[str, Any], config: pathlib.Path | None = None, **environment: str) -> StartReport:
+def check(
+    *flags: tuple[str, Any], config: pathlib.Path | None = None, **environment: str
+) -> StartReport:
     return check_start(str(config) if config else None, environment, lambda: list(flags))
 
 
@@ -41,15 +45,34 @@ def serve(*arguments: str, **environment: str) -> subprocess.CompletedProcess[st
     """`tailrace serve`, which is expected to end by itself."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("TAILRACE_")}
     return subprocess.run(
-        [TAILRACE, "serve", *arguments], env={**kept, **environment}, capture_output=True, text=True, timeout=60, check=False
+        [TAILRACE, "serve", *arguments],
+        env={**kept, **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
 
 
-def test_it_shows_every_setting_with_where_it_came_from_and_makes_nothing(tmp_path: pathlib.Path) -> None:
+def test_it_shows_every_setting_with_where_it_came_from_and_makes_nothing(
+    tmp_path: pathlib.Path,
+) -> None:
     config = tmp_path / "tailrace.toml"
     config.write_text('slots = 100\n[flush]\nlinger_ms = 3\nbatch_size = "2MiB"\n')
-    arguments = ["--check", "--config", str(config), "--data-dir", str(tmp_path / "data"), "--listen", "tcp://127.0.0.1:0"]
-    environment = {"TAILRACE_FLUSH_LINGER_MS": "4", "TAILRACE_HTTP_LISTEN": "127.0.0.1:0", "TAILRACE_CONTEXT": "any"}
+    arguments = [
+        "--check",
+        "--config",
+        str(config),
+        "--data-dir",
+        str(tmp_path / "data"),
+        "--listen",
+        "tcp://127.0.0.1:0",
+    ]
+    environment = {
+        "TAILRACE_FLUSH_LINGER_MS": "4",
+        "TAILRACE_HTTP_LISTEN": "127.0.0.1:0",
+        "TAILRACE_CONTEXT": "any",
+    }
     done = serve(*arguments, "--set", "http.listen=", "--json", **environment)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
@@ -66,25 +89,39 @@ def test_it_shows_every_setting_with_where_it_came_from_and_makes_nothing(tmp_pa
     text = serve(*arguments, **environment).stdout
     assert "it would serve; nothing was started or written" in text
     assert re.search(r"flush\.linger_ms +4 +TAILRACE_FLUSH_LINGER_MS", text)
-    assert "--json goes with --check" in serve("--json").stderr
+    assert "--json needs --check" in serve("--json").stderr
 
 
 @pytest.mark.parametrize(
     ("arguments", "environment"),
-    [(["--set", "ring_byte=1"], {}), (["--set", "ring_bytes"], {}), ([], {"TAILRACE_RING_BYTE": "1"}), (["--config", "/nowhere"], {}),
+    [(["--set", "ring_byte=1"], {}), (["--set", "ring_bytes"], {}),
+    ([], {"TAILRACE_RING_BYTE": "1"}), (["--config", "/nowhere"], {}),
      (["--set", "log_level=loud"], {}), (["--set", "credit_bytes=1MiB"], {})],
 )  # fmt: skip
-def test_a_wrong_setting_is_the_same_refusal_as_that_of_serve(arguments: list[str], environment: dict[str, str]) -> None:
-    real, checked = serve(*arguments, **environment), serve("--check", "--json", *arguments, **environment)
+def test_a_wrong_setting_is_the_same_refusal_as_that_of_serve(
+    arguments: list[str], environment: dict[str, str]
+) -> None:
+    real, checked = (
+        serve(*arguments, **environment),
+        serve("--check", "--json", *arguments, **environment),
+    )
     assert real.returncode == checked.returncode == 2
     sentence = json.loads(checked.stdout)["checks"][-1]["detail"]
     assert sentence in real.stderr
 
 
-def test_what_is_in_use_is_the_same_refusal_as_that_of_serve(appliance: EmbeddedAppliance, tmp_path: pathlib.Path) -> None:
+def test_what_is_in_use_is_the_same_refusal_as_that_of_serve(
+    appliance: EmbeddedAppliance, tmp_path: pathlib.Path
+) -> None:
     for arguments, status in (
-        (["--data-dir", appliance.data_dir, "--listen", "tcp://127.0.0.1:0"], ExitCode.DATA_UNUSABLE),
-        (["--data-dir", str(tmp_path / "data"), "--listen", appliance.address], ExitCode.ADDRESS_IN_USE),
+        (
+            ["--data-dir", appliance.data_dir, "--listen", "tcp://127.0.0.1:0"],
+            ExitCode.DATA_UNUSABLE,
+        ),
+        (
+            ["--data-dir", str(tmp_path / "data"), "--listen", appliance.address],
+            ExitCode.ADDRESS_IN_USE,
+        ),
     ):
         checked = serve("--check", "--json", "--set", "http.listen=", *arguments)
         report = json.loads(checked.stdout)
@@ -101,54 +138,88 @@ def test_what_is_in_use_is_the_same_refusal_as_that_of_serve(appliance: Embedded
     ("cores", "flags", "said"),
     [
         ({0, 1}, [], "sleep at once: 1 of 1 workers share cores with others"),
-        (set(range(8)), [], "look for work for 100 us before they sleep: each front, worker and flusher has a core"),
+        (
+            set(range(8)),
+            [],
+            "look for work for 100 us before they sleep: each front, worker and flusher has a core",
+        ),
         (set(range(8)), [("fronts", 2)], "sleep at once: 2 cores for 3 fronts and flushers"),
-        ({0, 1}, [("busy_poll_us", 40)], "look for work for 40 us before they sleep: as busy_poll_us says"),
+        (
+            {0, 1},
+            [("busy_poll_us", 40)],
+            "look for work for 40 us before they sleep: as busy_poll_us says",
+        ),
     ],
 )
 def test_what_becomes_of_busy_poll_us_is_said(
-    cores: set[int], flags: list[tuple[str, object]], said: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    cores: set[int],
+    flags: list[tuple[str, object]],
+    said: str,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: cores)
     report = check_start(None, {}, lambda: [("data_dirs", [str(tmp_path / "data")]), *flags])
-    assert next(check.detail for check in report.checks if check.name == "busy poll") == f"fronts and workers {said}"
+    assert (
+        next(check.detail for check in report.checks if check.name == "busy poll")
+        == f"fronts and workers {said}"
+    )
     doctor = next(check.detail for check in host_checks([]) if check.name == "cores")
-    assert f"busy_poll_us comes to {100 if len(cores) > 2 else 0}: " in doctor
+    assert f"busy_poll_us is {100 if len(cores) > 2 else 0} with the default settings: " in doctor
 
 
-def test_directories_memory_and_addresses_that_cannot_be_used_are_said(tmp_path: pathlib.Path) -> None:
+def test_directories_memory_and_addresses_that_cannot_be_used_are_said(
+    tmp_path: pathlib.Path,
+) -> None:
     data, free = ("data_dirs", [str(tmp_path / "data")]), ("listen", ["tcp://127.0.0.1:0"])
     file = tmp_path / "file"
     file.touch()
     for path in (file, file / "below"):
         report = check(("data_dirs", [str(path)]), free, QUIET)
-        assert (report.exit_status, "where a directory belongs" in problem(report)) == (ExitCode.DATA_UNUSABLE, True)
+        assert (report.exit_status, "where a directory belongs" in problem(report)) == (
+            ExitCode.DATA_UNUSABLE,
+            True,
+        )
     open_to_all = tmp_path / "open"
     open_to_all.mkdir()
     open_to_all.chmod(0o777)
-    assert "every user of this host may write" in problem(check(("data_dirs", [str(open_to_all)]), free, QUIET))
+    assert "every user of this host may write" in problem(
+        check(("data_dirs", [str(open_to_all)]), free, QUIET)
+    )
     used = tmp_path / "used"
     used.mkdir(mode=0o700)
     (used / "journal").touch()
-    assert "says that this directory was used" in problem(check(("data_dirs", [str(used)]), free, QUIET))
+    assert "shows that this directory was used" in problem(
+        check(("data_dirs", [str(used)]), free, QUIET)
+    )
     too_much = check(data, free, QUIET, ("ring_bytes", 1 << 36))
-    assert (too_much.exit_status, "lower ring_bytes" in problem(too_much)) == (ExitCode.SHARED_MEMORY, True)
+    assert (too_much.exit_status, "lower ring_bytes" in problem(too_much)) == (
+        ExitCode.SHARED_MEMORY,
+        True,
+    )
     for address, sentence in (
         ("ipc:///nowhere/at/all.sock", "No such file"),
         ("tcp://no-such-host.invalid:7420", "no such host"),
         ("tcp://192.0.2.1:7420", "cannot listen on tcp://192.0.2.1:7420"),
     ):
         report = check(data, ("listen", [address]), QUIET)
-        assert (report.exit_status, sentence in problem(report)) == (ExitCode.ADDRESS_IN_USE, True), problem(report)
+        assert (report.exit_status, sentence in problem(report)) == (
+            ExitCode.ADDRESS_IN_USE,
+            True,
+        ), problem(report)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         report = check(data, free, ("http.listen", f"127.0.0.1:{taken.getsockname()[1]}"))
     assert report.exit_status == 0, "the console is no reason not to serve"
     assert [found.level for found in report.checks if found.name == "console"] == [Level.WARNING]
-    assert check(data, ("listen", ["tcp://*:0", f"ipc://{tmp_path}/t.sock"]), QUIET).exit_status == 0
+    assert (
+        check(data, ("listen", ["tcp://*:0", f"ipc://{tmp_path}/t.sock"]), QUIET).exit_status == 0
+    )
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "open", "used"]
 
 
-def test_a_full_disk_is_said_and_is_no_refusal(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_said_and_is_no_refusal(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     data = tmp_path / "data"
     start_embedded(data_dir=str(data)).stop()
     assert check(QUIET, ("data_dirs", str(data)), ("listen", "tcp://127.0.0.1:0")).exit_status == 0
@@ -163,13 +234,21 @@ def test_a_full_disk_is_said_and_is_no_refusal(tmp_path: pathlib.Path, monkeypat
     monkeypatch.setattr(os, "statvfs", full)
     report = check(QUIET, ("data_dirs", str(data)), ("listen", "tcp://127.0.0.1:0"))
     assert report.exit_status == 0
-    (warning,) = (found.detail for found in report.checks if found.name == f"data directory {data}" and found.level is Level.WARNING)
+    (warning,) = (
+        found.detail
+        for found in report.checks
+        if found.name == f"data directory {data}" and found.level is Level.WARNING
+    )
     assert "DISK_FULL" in warning
 
 
-def test_a_directory_that_the_catalog_lists_and_the_settings_do_not_is_said(tmp_path: pathlib.Path) -> None:
+def test_a_directory_that_the_catalog_lists_and_the_settings_do_not_is_said(
+    tmp_path: pathlib.Path,
+) -> None:
     first, second = str(tmp_path / "first"), str(tmp_path / "second")
-    running = start_embedded(data_dir=first, auto_create_topics=True, settings={"data_dirs": f"{first},{second}"})
+    running = start_embedded(
+        data_dir=first, auto_create_topics=True, settings={"data_dirs": f"{first},{second}"}
+    )
     try:
         with Admin(running.address) as admin:
             admin.create_topics(NewTopic("t", 4))
@@ -181,25 +260,45 @@ def test_a_directory_that_the_catalog_lists_and_the_settings_do_not_is_said(tmp_
     assert f"data_dirs lacks {second} with 2 partitions" in problem(report)
     both = check(("data_dirs", [first, second]), ("listen", ["tcp://127.0.0.1:0"]), QUIET)
     assert both.exit_status == 0
-    assert "2 partitions" in next(found.detail for found in both.checks if found.name == f"data directory {first}")
+    assert "2 partitions" in next(
+        found.detail for found in both.checks if found.name == f"data directory {first}"
+    )
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
 
 
-# ---- logs ----------------------------------------------------------------------------------------------------------------------------
+# ---- logs ----------------------------------------------------------------------------------------
 
 
 @contextmanager
-def logging_to(log: pathlib.Path, tmp_path: pathlib.Path, *arguments: str, **environment: str) -> Iterator[str]:
+def logging_to(
+    log: pathlib.Path, tmp_path: pathlib.Path, *arguments: str, **environment: str
+) -> Iterator[str]:
     """A served appliance whose standard error is `log`; its address."""
     address = f"ipc://{tmp_path}/t.sock"
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("TAILRACE_", "JOURNAL_STREAM"))}
-    command = [sys.executable, "-P", "-m", "appliance.supervisor", "--data-dir", str(tmp_path / "data"), "--listen", address, *arguments]
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("TAILRACE_", "JOURNAL_STREAM"))
+    }
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "appliance.supervise.supervisor",
+        "--data-dir",
+        str(tmp_path / "data"),
+        "--listen",
+        address,
+        *arguments,
+    ]
     with log.open("wb") as out:
         process = subprocess.Popen(command, env={**kept, **environment}, stdout=out, stderr=out)
     try:
         with Admin(address) as admin:
             wait_until(lambda: bool(admin.describe_cluster()["console"]), "the console serves")
-            console = next(p["pid"] for p in admin.describe_cluster()["processes"] if p["name"] == "console")
+            console = next(
+                p["pid"] for p in admin.describe_cluster()["processes"] if p["name"] == "console"
+            )
             os.kill(console, signal.SIGKILL)
             wait_until(lambda: "ended process=console" in log.read_text(), "its end is logged")
         yield address
@@ -208,7 +307,9 @@ def logging_to(log: pathlib.Path, tmp_path: pathlib.Path, *arguments: str, **env
         assert process.wait(30) == 0
 
 
-def test_under_the_journal_a_line_has_its_priority_and_no_time_of_its_own(tmp_path: pathlib.Path) -> None:
+def test_under_the_journal_a_line_has_its_priority_and_no_time_of_its_own(
+    tmp_path: pathlib.Path,
+) -> None:
     log = tmp_path / "log"
     log.touch()
     stream = f"{log.stat().st_dev}:{log.stat().st_ino}"
@@ -217,14 +318,29 @@ def test_under_the_journal_a_line_has_its_priority_and_no_time_of_its_own(tmp_pa
     lines = log.read_text().splitlines()
     assert any(line.startswith("<6>process=tr-supervisor-0 ready ") for line in lines)
     assert any(line.startswith("<6>process=tr-console-0 console ") for line in lines)
-    assert any(line.startswith("<4>process=tr-supervisor-0 ended process=console") for line in lines)
+    assert any(
+        line.startswith("<4>process=tr-supervisor-0 ended process=console") for line in lines
+    )
     assert not [line for line in lines if not line.startswith("<")], "a line without its priority"
 
 
-def test_elsewhere_a_line_has_its_time_and_log_level_says_which_there_are(tmp_path: pathlib.Path) -> None:
+def test_elsewhere_a_line_has_its_time_and_log_level_says_which_there_are(
+    tmp_path: pathlib.Path,
+) -> None:
     log = tmp_path / "log"
     # A journal's name in the environment, of an output that was redirected since.
-    with logging_to(log, tmp_path, "--set", "http.listen=127.0.0.1:0", "--set", "log_level=warning", JOURNAL_STREAM="1:2"):
+    with logging_to(
+        log,
+        tmp_path,
+        "--set",
+        "http.listen=127.0.0.1:0",
+        "--set",
+        "log_level=warning",
+        JOURNAL_STREAM="1:2",
+    ):
         pass
     lines = log.read_text().splitlines()
-    assert all(re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} (WARNING|ERROR) process=tr-", line) for line in lines), lines
+    assert all(
+        re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} (WARNING|ERROR) process=tr-", line)
+        for line in lines
+    ), lines

@@ -1,64 +1,43 @@
-"""What people see: tables that cut nothing which is copied, sizes and times of a topic, questions before something is deleted, misspelt variables."""
+"""What people see: tables that cut nothing which is copied, sizes and times of a topic, questions
+before something is deleted, misspelt variables.
+"""
 
 from __future__ import annotations
 
 import datetime as dt
-import errno
-import fcntl
 import json
 import os
-import pty
-import struct
 import subprocess
-import termios
 
 import pytest
 
+from appliance.cli.commands.topic import OLDEST_MAX
 from appliance.cli.output import print_table
-from appliance.cli.topic import OLDEST_MAX
 from tailrace import Admin, NewTopic, Producer
-from tailrace.private_appliance import EmbeddedAppliance
-from tests.appliance.test_cli import TAILRACE, run
+from tailrace.embedded_appliance import EmbeddedAppliance
+from tests.kit.cli import TAILRACE, on_terminal, run
 
 T0 = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)
 
 
-def on_terminal(appliance: EmbeddedAppliance, *arguments: str, typed: str = "", columns: int = 80) -> tuple[int, str]:
-    """(exit status, what the terminal shows, without colours) of a command with a terminal as its input and output."""
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-    environment = {**os.environ, "TAILRACE_BOOTSTRAP": appliance.address, "TERM": "dumb", "NO_COLOR": "1"}
-    environment.pop("COLUMNS", None)
-    process = subprocess.Popen([TAILRACE, *arguments], stdin=theirs, stdout=theirs, stderr=theirs, env=environment, start_new_session=True)
-    os.close(theirs)
-    shown = b""
-    try:
-        os.write(ours, typed.encode())
-        while True:
-            try:
-                piece = os.read(ours, 65536)
-            except OSError as error:  # Linux's way to say that nobody has the other end any more
-                if error.errno != errno.EIO:
-                    raise
-                break
-            if not piece:
-                break
-            shown += piece
-    finally:
-        os.close(ours)
-    return process.wait(60), shown.decode().replace("\r\n", "\n")
-
-
 def make(appliance: EmbeddedAppliance, topic: str, **configs: str) -> None:
     with Admin(appliance.address) as admin:
-        admin.create_topics(NewTopic(topic, 2, {name.replace("_", "."): value for name, value in configs.items()}))
+        admin.create_topics(
+            NewTopic(topic, 2, {name.replace("_", "."): value for name, value in configs.items()})
+        )
 
 
-def test_ids_are_whole_on_a_narrow_terminal_and_in_a_pipe(appliance: EmbeddedAppliance, topic: str) -> None:
+def test_ids_are_whole_on_a_narrow_terminal_and_in_a_pipe(
+    appliance: EmbeddedAppliance, topic: str
+) -> None:
     make(appliance, topic, delay_enabled="true")
     long_key = b"key-" + b"x" * 400 + b"-end\x1b[31m\n"
     with Producer(appliance.address) as producer:
-        delay_id = producer.send(topic, b"v", long_key, deliver_after=dt.timedelta(hours=2)).result(10).delay_id
+        delay_id = (
+            producer.send(topic, b"v", long_key, deliver_after=dt.timedelta(hours=2))
+            .result(10)
+            .delay_id
+        )
     assert delay_id is not None
     status, shown = on_terminal(appliance, "delay", "list", topic, columns=60)
     assert status == 0
@@ -77,8 +56,13 @@ def test_ids_are_whole_on_a_narrow_terminal_and_in_a_pipe(appliance: EmbeddedApp
     assert all(line == line.rstrip() for line in piped.splitlines())
 
 
-def test_numbers_are_to_the_right_also_beside_those_that_are_not_known(capsys: pytest.CaptureFixture[str]) -> None:
-    print_table(["TOPIC", "COMMITTED", "LAG", "MEMBER"], [["t", 5, "-", None], ["t", "-", "-", None], ["t", None, 1234, None]])
+def test_numbers_are_to_the_right_also_beside_those_that_are_not_known(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    print_table(
+        ["TOPIC", "COMMITTED", "LAG", "MEMBER"],
+        [["t", 5, "-", None], ["t", "-", "-", None], ["t", None, 1234, None]],
+    )
     assert capsys.readouterr().out == (
         "TOPIC  COMMITTED   LAG  MEMBER\n"
         "t              5     -\n"
@@ -87,28 +71,50 @@ def test_numbers_are_to_the_right_also_beside_those_that_are_not_known(capsys: p
     )  # fmt: skip
 
 
-def test_sentences_wrap_on_a_terminal_and_stay_whole_in_a_pipe(appliance: EmbeddedAppliance) -> None:
+def test_sentences_wrap_on_a_terminal_and_stay_whole_in_a_pipe(
+    appliance: EmbeddedAppliance,
+) -> None:
     arguments = ("doctor", "--bootstrap", "tcp://127.0.0.1:1", "--data-dir", "/")
     sentence = "start one with `tailrace serve`, or name its directories with --data-dir"
     shown = on_terminal(appliance, *arguments, columns=60)[1]
     assert sentence in " ".join(shown.split())
     assert sentence not in shown
     assert max(len(line) for line in shown.splitlines() if "--data-dir" in line) <= 60
-    assert sentence.encode() in subprocess.run([TAILRACE, *arguments], capture_output=True, timeout=60, check=False).stdout
+    assert (
+        sentence.encode()
+        in subprocess.run(
+            [TAILRACE, *arguments], capture_output=True, timeout=60, check=False
+        ).stdout
+    )
 
 
-def test_a_topic_is_described_with_sizes_and_times(appliance: EmbeddedAppliance, topic: str) -> None:
+def test_a_topic_is_described_with_sizes_and_times(
+    appliance: EmbeddedAppliance, topic: str
+) -> None:
     before = dt.datetime.now(dt.UTC)
     make(appliance, topic, retention_ms="-1")
     empty = json.loads(run(appliance, "topic", "describe", topic, "--json").stdout)
-    assert [(p["records"], p["oldest_timestamp"], p["newest_timestamp"]) for p in empty["partitions"]] == [(0, None, None)] * 2
+    assert [
+        (p["records"], p["oldest_timestamp"], p["newest_timestamp"]) for p in empty["partitions"]
+    ] == [(0, None, None)] * 2
     with Producer(appliance.address) as producer:
         for number in range(5):
-            producer.send(topic, b"v" * 100, partition=1, timestamp=T0 + dt.timedelta(days=number)).result(10)
+            producer.send(
+                topic, b"v" * 100, partition=1, timestamp=T0 + dt.timedelta(days=number)
+            ).result(10)
     found = json.loads(run(appliance, "topic", "describe", topic, "--json").stdout)
-    assert dt.timedelta(0) <= dt.datetime.fromisoformat(found["created"]) - before < dt.timedelta(minutes=2)
+    assert (
+        dt.timedelta(0)
+        <= dt.datetime.fromisoformat(found["created"]) - before
+        < dt.timedelta(minutes=2)
+    )
     partition = found["partitions"][1]
-    assert (partition["records"], partition["segments"], partition["beginning_offset"], partition["end_offset"]) == (5, 1, 0, 5)
+    assert (
+        partition["records"],
+        partition["segments"],
+        partition["beginning_offset"],
+        partition["end_offset"],
+    ) == (5, 1, 0, 5)
     assert partition["bytes"] > 500
     assert partition["oldest_timestamp"] == T0.timestamp() * 1000
     assert partition["newest_timestamp"] == (T0 + dt.timedelta(days=4)).timestamp() * 1000
@@ -118,10 +124,15 @@ def test_a_topic_is_described_with_sizes_and_times(appliance: EmbeddedAppliance,
     assert "2024-01-01T00:00:00Z  2024-01-05T00:00:00Z  " in text
     run(appliance, "topic", "delete-records", topic, "--partition", "1", "--before", "2")
     after = json.loads(run(appliance, "topic", "describe", topic, "--json").stdout)["partitions"][1]
-    assert (after["records"], after["oldest_timestamp"]) == (3, (T0 + dt.timedelta(days=2)).timestamp() * 1000)
+    assert (after["records"], after["oldest_timestamp"]) == (
+        3,
+        (T0 + dt.timedelta(days=2)).timestamp() * 1000,
+    )
 
 
-def test_of_many_partitions_the_first_ones_are_looked_into(appliance: EmbeddedAppliance, topic: str) -> None:
+def test_of_many_partitions_the_first_ones_are_looked_into(
+    appliance: EmbeddedAppliance, topic: str
+) -> None:
     with Admin(appliance.address) as admin, Producer(appliance.address) as producer:
         admin.create_topics(NewTopic(topic, OLDEST_MAX + 2))
         for partition in range(OLDEST_MAX + 2):
@@ -131,8 +142,14 @@ def test_of_many_partitions_the_first_ones_are_looked_into(appliance: EmbeddedAp
     assert all(p["newest_timestamp"] for p in found)
 
 
-@pytest.mark.parametrize("words", [["delete"], ["delete-records", "--partition", "1", "--before", "-1"]], ids=["delete", "delete-records"])
-def test_a_terminal_is_asked_before_something_is_deleted(appliance: EmbeddedAppliance, topic: str, words: list[str]) -> None:
+@pytest.mark.parametrize(
+    "words",
+    [["delete"], ["delete-records", "--partition", "1", "--before", "-1"]],
+    ids=["delete", "delete-records"],
+)
+def test_a_terminal_is_asked_before_something_is_deleted(
+    appliance: EmbeddedAppliance, topic: str, words: list[str]
+) -> None:
     make(appliance, topic)
     with Producer(appliance.address) as producer:
         producer.send(topic, b"v", partition=1).result(10)
@@ -154,14 +171,32 @@ def test_a_terminal_is_asked_before_something_is_deleted(appliance: EmbeddedAppl
     assert "[y/N]" not in shown
 
 
-def test_a_topic_that_is_not_there_is_not_asked_about(appliance: EmbeddedAppliance, topic: str) -> None:
+def test_a_topic_that_is_not_there_is_not_asked_about(
+    appliance: EmbeddedAppliance, topic: str
+) -> None:
     status, shown = on_terminal(appliance, "topic", "delete", topic, "--if-exists")
     assert (status, "there is no topic" in shown, "[y/N]" in shown) == (0, True, False)
 
 
 def test_a_misspelt_variable_is_said_and_others_are_not(appliance: EmbeddedAppliance) -> None:
-    environment = {**os.environ, "TAILRACE_BOOTSTRAP": appliance.address, "TAILRACE_RING_BYTES": "64MiB"}
-    for misspelt, said in (({}, b""), ({"TAILRACE_CONTXT": "x"}, b"TAILRACE_CONTXT names no setting; did you mean TAILRACE_CONTEXT?")):
-        done = subprocess.run([TAILRACE, "topic", "list"], env={**environment, **misspelt}, capture_output=True, timeout=60, check=True)
+    environment = {
+        **os.environ,
+        "TAILRACE_BOOTSTRAP": appliance.address,
+        "TAILRACE_RING_BYTES": "64MiB",
+    }
+    for misspelt, said in (
+        ({}, b""),
+        (
+            {"TAILRACE_CONTXT": "x"},
+            b"TAILRACE_CONTXT names no setting; did you mean TAILRACE_CONTEXT?",
+        ),
+    ):
+        done = subprocess.run(
+            [TAILRACE, "topic", "list"],
+            env={**environment, **misspelt},
+            capture_output=True,
+            timeout=60,
+            check=True,
+        )
         assert said in done.stderr
         assert bool(said) == bool(done.stderr)

@@ -1,4 +1,6 @@
-"""Changes of topics when something fails that nobody expected: the entry or the request is answered with an id, and the next one is served."""
+"""Changes of topics when something fails that nobody expected: the entry or the request is answered
+with an id, and the next one is served.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +10,18 @@ from typing import Any
 import orjson
 import pytest
 
-from appliance.catalog import Catalog, Topic
-from appliance.changes import DECIDED_AT_ONCE, INHERITED_PATIENCE_NS, Changes, Requester
-from appliance.topic_decisions import TopicDecisions
+from appliance.catalog.catalog import Catalog, Topic
+from appliance.control.topic_change_queue import (
+    DECIDED_AT_ONCE,
+    INHERITED_PATIENCE_NS,
+    Requester,
+    TopicChangeQueue,
+)
+from appliance.control.topic_commands import TopicCommands
 from shm.layout import SlotState
-from tailrace import hash_slots
-from tailrace.protocol.errors import ErrorCode
-from tailrace.protocol.wire import Api
+from tailrace.core import hash_slots
+from tailrace.core.error_codes import ErrorCode
+from tailrace.protocol.frame import Api
 
 
 class AppliedAtOnce:
@@ -37,7 +44,9 @@ DECIDED_ONLY = AppliedAtOnce(b"")
 
 
 class World:
-    """`appliance.telling` and `shm.runtime.boundary`, of which only what was told and answered is kept."""
+    """`appliance.control.metadata_publisher` and `shm.runtime.error_handler`, of which only what
+    was told and answered is kept.
+    """
 
     def __init__(self, directory: pathlib.Path) -> None:
         self.catalog = Catalog(f"{directory}/coordinator.db", 2000)
@@ -45,17 +54,18 @@ class World:
         self.topics: dict[str, Topic] = {}
         self.answers: list[tuple[ErrorCode, dict[str, Any]]] = []
         self.failures: list[str] = []
-        decisions = TopicDecisions(
-            self.catalog, self.topics, Any, lambda _: None, lambda: 5, ring_bytes=1 << 26, lane_bytes=1 << 22,  # type: ignore[arg-type,return-value]
+        decisions = TopicCommands(
+            self.catalog, self.topics, Any, lambda _: None, lambda: 5, ring_bytes=1 << 26,  # type: ignore[arg-type, return-value]
+            lane_bytes=1 << 22,
         )  # fmt: skip
         self.decisions = decisions
         self.changes = self.successor()
 
-    def successor(self) -> Changes:
-        """What a coordinator that starts now makes of the topics that are known."""
-        return Changes(self.catalog, self.topics, self, self.decisions, self, 1 << 19, 0)  # type: ignore[arg-type]
+    def successor(self) -> TopicChangeQueue:
+        """What a controller that starts now makes of the topics that are known."""
+        return TopicChangeQueue(self.catalog, self.topics, self, self.decisions, self, 1 << 19, 0)  # type: ignore[arg-type]
 
-    def caught(self, what: str, error: Exception) -> str:
+    def on_error(self, what: str, error: Exception) -> str:
         self.failures.append(f"{what} {error}")
         return "id=7"
 
@@ -63,13 +73,21 @@ class World:
         owner = next(topic for topic in self.topics.values() if row in topic.partitions)
         return AppliedAtOnce(owner.topic_id)
 
-    def answer(self, _front: int, _session: int, _correlation_id: int, code: ErrorCode, body: bytes) -> None:
+    def answer(
+        self, _front: int, _session: int, _correlation_id: int, code: ErrorCode, body: bytes
+    ) -> None:
         self.answers.append((code, orjson.loads(body)))
 
     def __getattr__(self, name: str) -> Any:
         if name == "placement":
             return self
-        assert name in ("tell_workers", "tell_readers", "give", "take_back", "lacks_memory"), name
+        assert name in (
+            "publish_to_workers",
+            "publish_to_readers",
+            "assign",
+            "release",
+            "lacks_memory",
+        ), name
         return lambda *_, **__: None
 
     def ask(self, names: list[str], now_ns: int = 0) -> None:
@@ -94,7 +112,9 @@ class World:
         return count
 
 
-def test_a_failure_that_nobody_expected_is_one_entrys_answer(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_that_nobody_expected_is_one_entrys_answer(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     world = World(tmp_path)
     create = world.catalog.create_topic
 
@@ -112,10 +132,14 @@ def test_a_failure_that_nobody_expected_is_one_entrys_answer(tmp_path: pathlib.P
     assert [result["code"] for result in answer["results"]] == [0, ErrorCode.INTERNAL_ERROR, 0]
     assert answer["results"][1]["message"] == "id=7"
     assert len(world.failures) == 1
-    assert sorted(world.topics) == [topic.name for topic in world.catalog.topics()] == ["one", "two"]
+    assert (
+        sorted(world.topics) == [topic.name for topic in world.catalog.topics()] == ["one", "two"]
+    )
 
 
-def test_a_failure_between_decision_and_news_is_carried_out_all_the_same(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_between_decision_and_news_is_carried_out_all_the_same(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     world = World(tmp_path)
     told: list[str] = []
 
@@ -124,14 +148,19 @@ def test_a_failure_between_decision_and_news_is_carried_out_all_the_same(tmp_pat
         if told == ["one"]:
             raise KeyError(7)
 
-    monkeypatch.setattr(world, "tell_workers", tell, raising=False)
+    monkeypatch.setattr(world, "publish_to_workers", tell, raising=False)
     world.ask(["one", "two"])
     world.run()
     assert told.count("two") == 1
-    assert {name: topic.state for name, topic in world.topics.items()} == {"one": "active", "two": "active"}
+    assert {name: topic.state for name, topic in world.topics.items()} == {
+        "one": "active",
+        "two": "active",
+    }
 
 
-def test_a_large_request_is_decided_a_few_at_a_time_and_before_what_came_later(tmp_path: pathlib.Path) -> None:
+def test_a_large_request_is_decided_a_few_at_a_time_and_before_what_came_later(
+    tmp_path: pathlib.Path,
+) -> None:
     world = World(tmp_path)
     names = [f"t{number}" for number in range(DECIDED_AT_ONCE * 4)]
     world.ask(names)
@@ -141,9 +170,16 @@ def test_a_large_request_is_decided_a_few_at_a_time_and_before_what_came_later(t
     assert world.answers[1][1]["results"][0]["code"] == ErrorCode.TOPIC_EXISTS
 
 
-def test_the_delay_log_of_a_topic_that_had_the_name_before_is_left_to_its_deletion(tmp_path: pathlib.Path) -> None:
+def test_the_delay_log_of_a_topic_that_had_the_name_before_is_left_to_its_deletion(
+    tmp_path: pathlib.Path,
+) -> None:
     world = World(tmp_path)
-    assert world.change(Api.CREATE_TOPICS, {"name": "later", "configs": {"delay.enabled": True}})["code"] == 0
+    assert (
+        world.change(Api.CREATE_TOPICS, {"name": "later", "configs": {"delay.enabled": True}})[
+            "code"
+        ]
+        == 0
+    )
     world.catalog.forget(world.topics.pop("later").topic_id)
     (name,) = world.topics
     log = world.topics[name] = world.catalog.mark_deleting(world.topics[name])
@@ -158,13 +194,17 @@ def test_the_delay_log_of_a_topic_that_had_the_name_before_is_left_to_its_deleti
     assert world.failures == []
 
 
-def test_fronts_wait_for_what_a_predecessor_decided_but_not_for_ever(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fronts_wait_for_what_a_predecessor_decided_but_not_for_ever(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     world = World(tmp_path)
     assert not world.changes.is_inheriting(0)
     world.ask(["one"])
     monkeypatch.setattr(AppliedAtOnce, "read", lambda _self, _slot: DECIDED_ONLY)
     world.changes.step(0)
-    assert not world.changes.is_inheriting(0), "it decided this itself: fronts hear of it when it is carried out"
+    assert not world.changes.is_inheriting(0), (
+        "it decided this itself: fronts hear of it when it is carried out"
+    )
     successor = world.successor()
     successor.step(0)
     assert successor.is_inheriting(0)
@@ -174,7 +214,9 @@ def test_fronts_wait_for_what_a_predecessor_decided_but_not_for_ever(tmp_path: p
     assert not world.successor().is_inheriting(0)
 
 
-def test_fronts_do_not_wait_for_a_disk_that_carries_nothing_out(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fronts_do_not_wait_for_a_disk_that_carries_nothing_out(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     world = World(tmp_path)
     world.ask(["one"])
     monkeypatch.setattr(AppliedAtOnce, "read", lambda _self, _slot: DECIDED_ONLY)
@@ -186,13 +228,21 @@ def test_fronts_do_not_wait_for_a_disk_that_carries_nothing_out(tmp_path: pathli
 
 
 class SlotWorld(World):
-    """With a topic of two partitions that has hash slots, and logs of which a test says where they end."""
+    """With a topic of two partitions that has hash slots, and logs of which a test says where they
+    end.
+    """
 
     def __init__(self, directory: pathlib.Path) -> None:
         super().__init__(directory)
         self.logs: dict[int, AppliedAtOnce] = {}
         self.told: list[Topic] = []
-        assert self.change(Api.CREATE_TOPICS, {"name": "orders", "partitions": 2, "configs": {"partitioner": "hash_slots"}})["code"] == 0
+        assert (
+            self.change(
+                Api.CREATE_TOPICS,
+                {"name": "orders", "partitions": 2, "configs": {"partitioner": "hash_slots"}},
+            )["code"]
+            == 0
+        )
         for partition, end in ((0, 100), (1, 50)):
             self.log(partition).log_end_offset = end
         self.decisions._state_of = lambda row: self.table(row).read(row.slot)
@@ -204,11 +254,16 @@ class SlotWorld(World):
     def table(self, row: Any) -> AppliedAtOnce:
         return self.log(row.partition)
 
-    def tell_readers(self, topic: Topic) -> None:
+    def publish_to_readers(self, topic: Topic) -> None:
         self.told.append(topic)
 
     def grow(self, count: int) -> None:
-        self.changes.take(Requester(0, 1, 1), Api.ALTER_TOPICS, orjson.dumps({"topics": [{"name": "orders", "partitions": count}]}), 0)
+        self.changes.take(
+            Requester(0, 1, 1),
+            Api.ALTER_TOPICS,
+            orjson.dumps({"topics": [{"name": "orders", "partitions": count}]}),
+            0,
+        )
 
     def hand_overs(self) -> dict[int, Any]:
         found = self.catalog.topic("orders")
@@ -216,7 +271,9 @@ class SlotWorld(World):
         return {row.partition: row.hand_over for row in found.partitions if row.hand_over}
 
 
-def test_readers_hear_of_another_slot_map_when_all_have_it_and_with_where_the_old_owners_ended(tmp_path: pathlib.Path) -> None:
+def test_readers_hear_of_another_slot_map_when_all_have_it_and_with_where_the_old_owners_ended(
+    tmp_path: pathlib.Path,
+) -> None:
     world = SlotWorld(tmp_path)
     world.log(1).applied_version = 1
     world.grow(4)
@@ -251,9 +308,10 @@ def test_two_changes_at_once_are_told_as_one_and_hand_over_both(tmp_path: pathli
     world.run()
     assert [topic.version for topic in world.told] == [3]
     births = hash_slots.births((2, 3, 5))
-    assert {partition: tuple(source for source, _ in found) for partition, found in world.hand_overs().items()} == {
-        partition: birth.sources for partition, birth in births.items()
-    }
+    assert {
+        partition: tuple(source for source, _ in found)
+        for partition, found in world.hand_overs().items()
+    } == {partition: birth.sources for partition, birth in births.items()}
 
 
 def test_a_successor_finds_out_what_its_predecessor_did_not_write(tmp_path: pathlib.Path) -> None:

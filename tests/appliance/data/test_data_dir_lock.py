@@ -1,4 +1,6 @@
-"""Files replaced whole or not at all, identities, manifests, and the specification of a child: by themselves."""
+"""Files replaced whole or not at all, identities, manifests, and the specification of a child: by
+themselves.
+"""
 
 from __future__ import annotations
 
@@ -11,19 +13,20 @@ import sys
 import psutil
 import pytest
 
-from appliance import manifest
-from appliance.host_checks import Level, host_checks
-from appliance.manifest import Manifest
-from appliance.ownership import DataDirectoryError, take
-from shm.runtime.process import SPEC_VARIABLE, ProcessSpec
+from appliance.data import region_manifest as manifest
+from appliance.data.data_dir_lock import DataDirectoryError, take
+from appliance.data.region_manifest import RegionManifest
+from appliance.observe.doctor_checks import Level, host_checks
+from shm.runtime.agent_runner import SPEC_VARIABLE, ProcessSpec
 from tailrace import kernel
-from tailrace.formats import checked_json
-from tailrace.formats.data_directory import decode_identity, read_identity
+from tailrace.format import checked_json
+from tailrace.format.data_dir import decode_identity, read_identity
 
 
-def told(generation: int) -> Manifest:
-    return Manifest(
-        generation=generation, boot_id="b", pid=1, shared_memory="s", path="/p", device=1, inode=2, regions={"ring-0": "/r", "table-0": "/t"}, old=[],
+def told(generation: int) -> RegionManifest:
+    return RegionManifest(
+        generation=generation, boot_id="b", pid=1, shared_memory="s", path="/p", device=1, inode=2,
+        regions={"ring-0": "/r", "table-0": "/t"}, old=[],
         directories=["d"], worker_directories={"0": "d"}, lost_memory=False,
     )  # fmt: skip
 
@@ -40,7 +43,9 @@ def test_a_short_write_is_finished(tmp_path: pathlib.Path, monkeypatch: pytest.M
     assert (tmp_path / "file").read_bytes() == data
 
 
-def test_a_write_that_fails_leaves_the_old_file_and_no_temporary(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_write_that_fails_leaves_the_old_file_and_no_temporary(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "file"
     checked_json.replace(str(path), b"old")
 
@@ -67,7 +72,9 @@ def test_links_at_both_names_are_replaced_and_never_followed(tmp_path: pathlib.P
     assert (tmp_path / "file").stat().st_mode & 0o777 == 0o600
 
 
-def test_of_two_manifests_the_newer_whole_one_counts_at_every_length_and_flip(tmp_path: pathlib.Path) -> None:
+def test_of_two_manifests_the_newer_whole_one_counts_at_every_length_and_flip(
+    tmp_path: pathlib.Path,
+) -> None:
     manifest.write(str(tmp_path), told(1))
     older = (tmp_path / "shm.json").read_bytes()
     manifest.write(str(tmp_path), told(2))
@@ -116,10 +123,16 @@ def test_doctor_says_who_else_may_read_or_write_and_that_machine_or_memory_are_u
 
     def found(mode: int) -> list[tuple[Level, str]]:
         tmp_path.chmod(mode)
-        return [(check.level, check.detail) for check in host_checks([str(tmp_path)]) if check.name == f"directory {tmp_path}"]
+        return [
+            (check.level, check.detail)
+            for check in host_checks([str(tmp_path)])
+            if check.name == f"directory {tmp_path}"
+        ]
 
     assert found(0o700) == []
-    assert [(level, "coordinator.db" in detail) for level, detail in found(0o755)] == [(Level.WARNING, True)]
+    assert [(level, "coordinator.db" in detail) for level, detail in found(0o755)] == [
+        (Level.WARNING, True)
+    ]
     assert [level for level, _ in found(0o770)] == [Level.WARNING]
     assert [level for level, _ in found(0o777)] == [Level.PROBLEM]
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
@@ -131,7 +144,9 @@ def test_doctor_says_who_else_may_read_or_write_and_that_machine_or_memory_are_u
     assert memory.detail.startswith(f"100 of {full.total >> 20} MiB")
 
 
-def test_doctor_says_which_kernel_is_used_and_that_none_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_says_which_kernel_is_used_and_that_none_is_compiled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def found() -> tuple[Level, str]:
         (check,) = [check for check in host_checks([]) if check.name == "kernel"]
         return check.level, check.detail
@@ -145,19 +160,27 @@ def test_doctor_says_which_kernel_is_used_and_that_none_is_compiled(monkeypatch:
     monkeypatch.delenv("TAILRACE_PURE")
     level, detail = found()
     assert level is Level.WARNING
-    assert detail.startswith("the kind: what is done for each record is several times slower; install")
+    assert detail.startswith("the kind: work for each record takes several times longer; install")
 
 
 def test_a_specification_larger_than_an_environment_variable_reaches_its_child() -> None:
     """12 fronts and 128 workers: 145 kB, where 128 KiB are the end."""
-    regions = {f"front-{f}>worker-{w}": f"/tailrace-0123456789ab-01234567-front-{f}.worker-{w}" for f in range(20) for w in range(128)}
+    regions = {
+        f"front-{f}>worker-{w}": f"/tailrace-0123456789ab-01234567-front-{f}.worker-{w}"
+        for f in range(20)
+        for w in range(128)
+    }
     spec = ProcessSpec(1, 0, 1, "00" * 16, os.getpid(), ["/data"], regions, {})
     fd = spec.to_inherited_file()
     try:
         assert os.fstat(fd).st_size > 128 << 10
-        program = "from shm.runtime.process import ProcessSpec; print(len(ProcessSpec.from_environment().regions))"
+        program = (
+            "from shm.runtime.agent_runner import ProcessSpec; "
+            "print(len(ProcessSpec.from_environment().regions))"
+        )
         ended = subprocess.run(
-            [sys.executable, "-P", "-c", program], env={**os.environ, SPEC_VARIABLE: str(fd)}, pass_fds=[fd], capture_output=True, text=True, timeout=60,
+            [sys.executable, "-P", "-c", program], env={**os.environ, SPEC_VARIABLE: str(fd)},
+            pass_fds=[fd], capture_output=True, text=True, timeout=60,
             check=True,
         )  # fmt: skip
     finally:

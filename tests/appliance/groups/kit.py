@@ -1,4 +1,6 @@
-"""A group service on a real database with a fake clock, and members as a client library would behave."""
+"""A group service on a real database with a fake clock, and members as a client library would
+behave.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +11,21 @@ from typing import Any
 
 import orjson
 
-from appliance.groups.assignor_plugins import Assignors
-from appliance.groups.limits import GroupLimits
-from appliance.groups.messages import Partition, Push, Requester, SessionKey, TopicView
-from appliance.groups.service import GroupService
-from appliance.groups.store import GroupStore
-from tailrace.errors import TailraceError
-from tailrace.protocol.wire import Api
+from appliance.groups.agent.service import GroupService
+from appliance.groups.base.assignor_plugins import Assignors
+from appliance.groups.base.limits import GroupLimits
+from appliance.groups.base.messages import (
+    GroupFailure,
+    Partition,
+    Push,
+    Requester,
+    SessionKey,
+    TopicView,
+)
+from appliance.groups.base.store import GroupStore
+from appliance.groups.share.share_service import ShareService
+from tailrace.core.errors import TailraceError
+from tailrace.protocol.frame import Api
 
 SECOND_NS = 1_000_000_000
 START_US = 1_700_000_000_000_000
@@ -35,7 +45,9 @@ class FakeTopics:
 
     def create(self, name: str, count: int, **settings: Any) -> str:
         topic_id = f"{next(self._made):032x}"
-        self._topics[name] = TopicView(name, topic_id, count, {key.replace("_", "."): value for key, value in settings.items()})
+        self._topics[name] = TopicView(
+            name, topic_id, count, {key.replace("_", "."): value for key, value in settings.items()}
+        )
         return topic_id
 
     def grow(self, name: str, count: int) -> None:
@@ -45,7 +57,10 @@ class FakeTopics:
     def set(self, name: str, **settings: Any) -> None:
         old = self._topics[name]
         self._topics[name] = TopicView(
-            name, old.topic_id, old.partition_count, {key.replace("_", "."): value for key, value in settings.items()}
+            name,
+            old.topic_id,
+            old.partition_count,
+            {key.replace("_", "."): value for key, value in settings.items()},
         )
 
     def delete(self, name: str) -> None:
@@ -70,7 +85,10 @@ class FakeTopics:
         return 0
 
     def bounds(self, topic_id: str, partition: int) -> tuple[int, int] | None:
-        beginning, end = self.beginning_offset(topic_id, partition), self.end_offset(topic_id, partition)
+        beginning, end = (
+            self.beginning_offset(topic_id, partition),
+            self.end_offset(topic_id, partition),
+        )
         return None if beginning is None or end is None else (beginning, end)
 
 
@@ -87,9 +105,11 @@ class Bench:
     """The service with its clock: what the process around it does, without the process."""
 
     def __init__(
-        self, path: Path, topics: FakeTopics | None = None, limits: GroupLimits | None = None, *, answer_max: int = 1 << 18,
-        assignors: Assignors | None = None,
+        self, path: Path, topics: FakeTopics | None = None, limits: GroupLimits | None = None, *,
+        answer_max: int = 1 << 18,
+        assignors: Assignors | None = None, with_share: bool = False,
     ) -> None:  # fmt: skip
+        self.with_share = with_share
         self.path = path / "groups.db"
         self.topics = FakeTopics(orders=4) if topics is None else topics
         self.limits = GroupLimits() if limits is None else limits
@@ -105,8 +125,9 @@ class Bench:
 
     def _open(self) -> None:
         self.store = GroupStore(str(self.path))
+        made = self.store, self.topics, self.limits, self.answer_max, self.now_ns, self.wall_us
         self.service = GroupService(
-            self.store, self.topics, self.limits, self.answer_max, self.now_ns, self.wall_us, assignors=self._assignors
+            *made, share=ShareService(*made) if self.with_share else None, assignors=self._assignors
         )
         self.finish_step()
 
@@ -123,20 +144,25 @@ class Bench:
 
     def finish_step(self) -> dict[int, Any]:
         """Commit, and take what is to be sent: correlation id -> answer, or Refused."""
-        self.service.step(self.now_ns)
         try:
+            self.service.step(self.now_ns)
             self.store.commit()
-        except TailraceError as error:
+        except (TailraceError, GroupFailure) as error:
             self.failures += 1
             self.store.rollback()
-            self.service.rolled_back(self.now_ns, error)
+            if isinstance(error, GroupFailure):
+                self.service.rolled_back(self.now_ns, TailraceError(repr(error.error)), error.group)
+            else:
+                self.service.rolled_back(self.now_ns, error)
         found: dict[int, Any] = {}
-        for answer in self.service.take_answers():
+        for answer in self.service.drain_answers():
             assert len(answer.body) <= self.answer_max
             assert answer.requester.correlation_id not in found, "a request has one answer"
             body = orjson.loads(answer.body)
-            found[answer.requester.correlation_id] = body if answer.code == 0 else Refused(answer.code, body["message"])
-        self.pushes += self.service.take_pushes()
+            found[answer.requester.correlation_id] = (
+                body if answer.code == 0 else Refused(answer.code, body["message"])
+            )
+        self.pushes += self.service.drain_pushes()
         return found
 
     def send(self, api: int, request: dict[str, Any], session: SessionKey = SOMEBODY) -> int:
@@ -163,7 +189,11 @@ class Bench:
         end_ns = self.now_ns + int(seconds * SECOND_NS)
         while self.now_ns < end_ns:
             deadline_ns = self.service.next_deadline_ns()
-            self.now_ns = end_ns if deadline_ns is None else min(end_ns, max(deadline_ns, self.now_ns + 1_000_000))
+            self.now_ns = (
+                end_ns
+                if deadline_ns is None
+                else min(end_ns, max(deadline_ns, self.now_ns + 1_000_000))
+            )
             self.finish_step()
 
     def offset(self, group: str, topic: str, partition: int) -> int:
@@ -179,7 +209,8 @@ class Client:
     """A member: what it knows is what answers told it."""
 
     def __init__(
-        self, bench: Bench, group: str = "billing", member_id: str = "m1", topics: Iterable[str] = ("orders",), *, session: int | None = None, **more: Any
+        self, bench: Bench, group: str = "billing", member_id: str = "m1",
+        topics: Iterable[str] = ("orders",), *, session: int | None = None, **more: Any
     ) -> None:  # fmt: skip
         self.bench = bench
         self.group = group
@@ -190,17 +221,22 @@ class Client:
         self.epoch = 0
         self.owned: set[Partition] = set()
         self.is_to_report = True
-        self.said = False
+        self.reported = False
         self.names: dict[str, str] = {}
         self.last: dict[str, Any] = {}
 
     def request(self) -> dict[str, Any]:
-        request: dict[str, Any] = {"group": self.group, "member_id": self.member_id, "member_epoch": self.epoch, **self.more}
+        request: dict[str, Any] = {
+            "group": self.group,
+            "member_id": self.member_id,
+            "member_epoch": self.epoch,
+            **self.more,
+        }
         if self.epoch == 0:
             self.owned = set()
             request["topics"] = self.topics
         request["owned"] = self.owned_by_topic() if self.is_to_report or self.epoch == 0 else None
-        self.said = request["owned"] is not None
+        self.reported = request["owned"] is not None
         self.is_to_report = False
         return request
 
@@ -225,18 +261,33 @@ class Client:
         self.last = answer
         self.epoch = answer["member_epoch"]
         if "assignment" in answer:
-            before, was_said = self.owned, self.said
-            self.owned = {(topic_id, partition) for topic_id, partitions in answer["assignment"].items() for partition in partitions}
+            before, was_said = self.owned, self.reported
+            self.owned = {
+                (topic_id, partition)
+                for topic_id, partitions in answer["assignment"].items()
+                for partition in partitions
+            }
             self.names.update(answer.get("topic_names", {}))
             self.is_to_report = not was_said or self.owned != before
 
     def leave(self, epoch: int = -1) -> None:
-        self.bench.ask(Api.GROUP_HEARTBEAT, self.session, group=self.group, member_id=self.member_id, member_epoch=epoch)
+        self.bench.ask(
+            Api.GROUP_HEARTBEAT,
+            self.session,
+            group=self.group,
+            member_id=self.member_id,
+            member_epoch=epoch,
+        )
 
     def commit(self, *offsets: list[Any]) -> list[Any]:
         """Returns what was refused. Raises TailraceError, Refused."""
         found: list[Any] = self.bench.ask(
-            Api.COMMIT_OFFSETS, self.session, group=self.group, member_id=self.member_id, member_epoch=self.epoch, offsets=list(offsets)
+            Api.COMMIT_OFFSETS,
+            self.session,
+            group=self.group,
+            member_id=self.member_id,
+            member_epoch=self.epoch,
+            offsets=list(offsets),
         )["refused"]
         return found
 

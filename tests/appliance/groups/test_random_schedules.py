@@ -1,6 +1,8 @@
-"""Groups under random schedules: members that join, leave, die and come back, answers that are lost, topics that grow and go, restarts, rollbacks.
+"""Groups under random schedules: members that join, leave, die and come back, answers that are
+lost, topics that grow and go, restarts, rollbacks.
 
-Every schedule is a seed. After each step the invariants are looked at; at the end all comes to rest, balanced.
+Every schedule is a seed. After each step the invariants are looked at; at the end all comes to
+rest, balanced.
 """
 
 from __future__ import annotations
@@ -11,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from appliance.groups import heartbeats
-from appliance.groups.messages import Partition, SessionKey
-from tailrace.errors import StorageError, TailraceError
-from tailrace.protocol.errors import ErrorCode
-from tailrace.protocol.wire import Api
+from appliance.groups.base.messages import Partition, SessionKey
+from appliance.groups.consumer import heartbeats
+from tailrace.core.error_codes import ErrorCode
+from tailrace.core.errors import StorageError, TailraceError
+from tailrace.protocol.frame import Api
 from tests.appliance.groups.kit import SECOND_NS, Bench, FakeTopics, Refused
 
 GROUP = "billing"
@@ -24,7 +26,9 @@ REJOIN = {ErrorCode.UNKNOWN_MEMBER, ErrorCode.FENCED_MEMBER}
 
 
 class Member:
-    """A member whose program is slow, and whose network loses answers. What it does is what service.py asks of clients."""
+    """A member whose program is slow, and whose network loses answers. What it does is what
+    service.py asks of clients.
+    """
 
     def __init__(self, number: int, topics: list[str], instance_id: str | None) -> None:
         self.member_id = f"m{number:03d}"
@@ -33,10 +37,10 @@ class Member:
         self.instance_id = instance_id
         self.epoch = 0
         self.owned: set[Partition] = set()
-        self.wanted: set[Partition] | None = None
+        self.requested: set[Partition] | None = None
         """The assignment it was told, until it has it so."""
         self.may_take = True
-        self.said: set[Partition] | None = None
+        self.reported: set[Partition] | None = None
         """In the heartbeat under way."""
         self.last_said: set[Partition] | None = None
         self.is_terse = number % 2 == 0
@@ -45,17 +49,26 @@ class Member:
         self.is_joined = False
 
     def request(self) -> dict[str, Any]:
-        request: dict[str, Any] = {"group": GROUP, "member_id": self.member_id, "member_epoch": self.epoch, "instance_id": self.instance_id}
+        request: dict[str, Any] = {
+            "group": GROUP,
+            "member_id": self.member_id,
+            "member_epoch": self.epoch,
+            "instance_id": self.instance_id,
+        }
         if self.epoch == 0:
-            self.owned, self.wanted = set(), None
-            request |= {"topics": self.topics, "session_timeout_ms": 10_000, "rebalance_timeout_ms": 20_000}
+            self.owned, self.requested = set(), None
+            request |= {
+                "topics": self.topics,
+                "session_timeout_ms": 10_000,
+                "rebalance_timeout_ms": 20_000,
+            }
         if self.is_to_report or self.epoch == 0:
             owned: dict[str, list[int]] = {}
             for topic_id, partition in self.owned:
                 owned.setdefault(topic_id, []).append(partition)
             request["owned"] = owned
             self.may_take = False
-        self.said = set(self.owned) if "owned" in request else None
+        self.reported = set(self.owned) if "owned" in request else None
         self.is_to_report = False
         return request
 
@@ -68,22 +81,28 @@ class Member:
             self.missed()
             if answer.code in REJOIN:
                 self.epoch, self.is_joined = 0, False
-                self.owned, self.wanted = set(), None
+                self.owned, self.requested = set(), None
             return
         assert answer["member_epoch"] >= self.epoch, "epochs never go back"
         self.epoch, self.is_joined, self.may_take = answer["member_epoch"], True, True
-        self.last_said = self.last_said if self.said is None else self.said
+        self.last_said = self.last_said if self.reported is None else self.reported
         if "assignment" in answer:
-            self.wanted = {(topic_id, partition) for topic_id, partitions in answer["assignment"].items() for partition in partitions}
-            if self.wanted == self.said or (self.is_terse and self.wanted == self.owned == self.last_said):
-                self.wanted = None
+            self.requested = {
+                (topic_id, partition)
+                for topic_id, partitions in answer["assignment"].items()
+                for partition in partitions
+            }
+            if self.requested == self.reported or (
+                self.is_terse and self.requested == self.owned == self.last_said
+            ):
+                self.requested = None
 
     def apply(self) -> None:
         """Its program polls: it takes and gives back what it was told."""
-        if self.wanted is not None:
-            self.owned = self.wanted if self.may_take else self.owned & self.wanted
-            if self.owned == self.wanted:
-                self.wanted = None
+        if self.requested is not None:
+            self.owned = self.requested if self.may_take else self.owned & self.requested
+            if self.owned == self.requested:
+                self.requested = None
             self.is_to_report = True
 
 
@@ -112,19 +131,24 @@ class Schedule:
         if self.fails and self.bench.store.is_in_transaction:
             raise StorageError("the disk is not what it was")
 
-    # ---- what happens ----------------------------------------------------------------------------------------------------------------
+    # ---- what happens ----------------------------------------------------------------------------
 
     def step(self) -> None:
         self.bench.now_ns += self.random.choice((0, 10_000_000, SECOND_NS // 2, 2 * SECOND_NS))
         self.random.choices(
-            (self.join, self.leave, self.die, self.change_topics, self.restart, self.exchange), weights=(8, 3, 3, 3, 2, 80)
+            (self.join, self.leave, self.die, self.change_topics, self.restart, self.exchange),
+            weights=(8, 3, 3, 3, 2, 80),
         )[0]()
         self.check()
 
     def join(self) -> None:
         if len(self.members) < 7:
             self.number += 1
-            names = ["orders", "clicks"] if self.is_equal else self.random.choice((["orders"], ["clicks"], ["orders", "clicks", "later"]))
+            names = (
+                ["orders", "clicks"]
+                if self.is_equal
+                else self.random.choice((["orders"], ["clicks"], ["orders", "clicks", "later"]))
+            )
             instance_id = f"pod-{self.random.randrange(4)}" if self.random.random() < 0.4 else None
             self.members.append(Member(self.number, names, instance_id))
         self.exchange()
@@ -159,7 +183,11 @@ class Schedule:
         elif kind == 2 and "later" in names:
             gone = self.topics.id_of("later")
             self.topics.delete("later")
-            self.committed = {partition: offset for partition, offset in self.committed.items() if partition[0] != gone}
+            self.committed = {
+                partition: offset
+                for partition, offset in self.committed.items()
+                if partition[0] != gone
+            }
         elif kind == 3:
             self.topics.set("orders", delivery_paused=self.random.random() < 0.5)
         self.bench.service.topics_changed(self.bench.now_ns)
@@ -182,11 +210,15 @@ class Schedule:
                 self._send_commit(member, commits)
             if self.random.random() < 0.6:
                 try:
-                    sent[self.bench.send(Api.GROUP_HEARTBEAT, member.request(), member.session)] = member
+                    sent[self.bench.send(Api.GROUP_HEARTBEAT, member.request(), member.session)] = (
+                        member
+                    )
                 except TailraceError as error:
                     member.answered(error)
         if self.random.random() < 0.1 and self.members:
-            self.bench.service.session_closed(self.random.choice(self.members).session, self.bench.now_ns)
+            self.bench.service.session_closed(
+                self.random.choice(self.members).session, self.bench.now_ns
+            )
         answers = self.bench.finish_step()
         self.fails = False
         for correlation_id, member in sent.items():
@@ -197,14 +229,32 @@ class Schedule:
         for correlation_id, (member, offsets) in commits.items():
             self._take_commit(member, offsets, answers[correlation_id])
 
-    def _send_commit(self, member: Member, commits: dict[int, tuple[Member, dict[Partition, int]]]) -> None:
+    def _send_commit(
+        self, member: Member, commits: dict[int, tuple[Member, dict[Partition, int]]]
+    ) -> None:
         """Of partitions that it owns, mostly."""
-        everything = [(topic.topic_id, partition) for topic in self.topics.topics() for partition in range(topic.partition_count)]
+        everything = [
+            (topic.topic_id, partition)
+            for topic in self.topics.topics()
+            for partition in range(topic.partition_count)
+        ]
         chosen = self.random.sample(everything, 1) + sorted(member.owned)
-        offsets = {one: self.random.randrange(1_000) for one in chosen if self.topics.by_id(one[0]) is not None}
-        entries = [[self.topics.by_id(topic_id).name, partition, offset] for (topic_id, partition), offset in offsets.items()]  # type: ignore[union-attr]
+        offsets = {
+            one: self.random.randrange(1_000)
+            for one in chosen
+            if self.topics.by_id(one[0]) is not None
+        }
+        entries = [
+            [self.topics.by_id(topic_id).name, partition, offset]  # type: ignore[union-attr]
+            for (topic_id, partition), offset in offsets.items()
+        ]
         epoch = member.epoch if self.random.random() < 0.8 else max(1, member.epoch - 1)
-        request = {"group": GROUP, "member_id": member.member_id, "member_epoch": epoch, "offsets": entries}
+        request = {
+            "group": GROUP,
+            "member_id": member.member_id,
+            "member_epoch": epoch,
+            "offsets": entries,
+        }
         try:
             commits[self.bench.send(Api.COMMIT_OFFSETS, request, member.session)] = member, offsets
         except TailraceError as error:
@@ -226,10 +276,16 @@ class Schedule:
         if isinstance(answer, Refused):
             assert answer.code == ErrorCode.STORAGE_ERROR
             return
-        refused = {(self.topics.id_of(topic), partition) for topic, partition, _, _ in answer["refused"]}
+        refused = {
+            (self.topics.id_of(topic), partition) for topic, partition, _, _ in answer["refused"]
+        }
         for partition, offset in offsets.items():
             if partition not in refused:
-                others = [one.member_id for one in self.members if one is not member and partition in one.owned and self._is_known(one)]
+                others = [
+                    one.member_id
+                    for one in self.members
+                    if one is not member and partition in one.owned and self._is_known(one)
+                ]
                 assert not others, f"{member.member_id} committed what {others} own"
                 self.committed[partition] = offset
 
@@ -237,7 +293,7 @@ class Schedule:
         group = self.bench.service._table.get(GROUP)
         return member.is_joined and group is not None and member.member_id in group.members
 
-    # ---- what must hold --------------------------------------------------------------------------------------------------------------
+    # ---- what must hold --------------------------------------------------------------------------
 
     def check(self) -> None:
         group = self.bench.service._table.get(GROUP)
@@ -250,7 +306,9 @@ class Schedule:
         for member in self.members:
             if self._is_known(member):
                 known = group.members[member.member_id]
-                assert member.owned <= known.assigned.keys() | known.revoking.keys(), "nobody owns what the group thinks is free"
+                assert member.owned <= known.assigned.keys() | known.revoking.keys(), (
+                    "nobody owns what the group thinks is free"
+                )
         for (topic_id, partition), offset in self.committed.items():
             row = self.bench.store.offset(group.group_id, topic_id, partition)
             assert row is not None
@@ -264,7 +322,9 @@ class Schedule:
             for member in self.members:
                 member.apply()
                 try:
-                    member.answered(self.bench.ask(Api.GROUP_HEARTBEAT, member.session, **member.request()))
+                    member.answered(
+                        self.bench.ask(Api.GROUP_HEARTBEAT, member.session, **member.request())
+                    )
                 except (TailraceError, Refused) as error:
                     member.answered(error)
                 self.check()
@@ -277,7 +337,12 @@ class Schedule:
             return
         assert group.state == "STABLE"
         names = {name for member in live for name in member.topics}
-        everything = {(t.topic_id, partition) for t in self.topics.topics() if t.name in names for partition in range(t.partition_count)}
+        everything = {
+            (t.topic_id, partition)
+            for t in self.topics.topics()
+            if t.name in names
+            for partition in range(t.partition_count)
+        }
         owned = [partition for member in live for partition in member.owned]
         assert sorted(owned) == sorted(everything), "every partition has one owner"
         loads = [len(member.owned) for member in live]
@@ -286,7 +351,9 @@ class Schedule:
 
 
 @pytest.mark.parametrize("block", range(6))
-def test_random_schedules_keep_ownership_epochs_and_offsets(tmp_path: Path, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_schedules_keep_ownership_epochs_and_offsets(
+    tmp_path: Path, block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if block % 3 == 2:  # groups of this size are large, too
         monkeypatch.setattr(heartbeats, "ASSIGNED_AT_ONCE_MEMBERS", 1)
         monkeypatch.setattr(heartbeats, "ASSIGN_PAUSE_NS_PER_MEMBER", SECOND_NS // 2)

@@ -1,15 +1,20 @@
-"""Members of a consumer group whose connection, front or process of groups is lost, and steps whose commit fails."""
+"""Members of a consumer group whose connection, front or process of groups is lost, and steps whose
+commit fails.
+"""
 
 from __future__ import annotations
 
-from appliance.groups.messages import SessionKey
-from tailrace.protocol.errors import ErrorCode
-from tailrace.protocol.wire import Api
+from appliance.groups.base.messages import SessionKey
+from tailrace.core.error_codes import ErrorCode
+from tailrace.protocol.frame import Api
 from tests.appliance.groups.kit import Bench, Client, settle
 
 
 def test_a_restart_keeps_epochs_assignments_and_offsets(bench: Bench) -> None:
-    one, two = Client(bench, member_id="m1", session_timeout_ms=6_000), Client(bench, member_id="m2")
+    one, two = (
+        Client(bench, member_id="m1", session_timeout_ms=6_000),
+        Client(bench, member_id="m2"),
+    )
     settle(one, two)
     topic, partition = one.partitions[0]
     assert one.commit([topic, partition, 17, -1, "half"]) == []
@@ -31,7 +36,7 @@ def test_a_commit_that_fails_leaves_the_group_as_the_disk_has_it(bench: Bench) -
     bench.service.settle()
     bench.store.rollback()
     bench.service.rolled_back(bench.now_ns)
-    (answer,) = bench.service.take_answers()
+    (answer,) = bench.service.drain_answers()
     assert answer.code == ErrorCode.STORAGE_ERROR
     assert bench.summary("billing")["members"] == 1
     one.heartbeat()
@@ -52,7 +57,9 @@ def test_a_dynamic_member_whose_connection_closed_has_a_moment_to_come_back(benc
     bench.service.session_closed(two.session, bench.now_ns)
     bench.wait(1.1)
     one.heartbeat()
-    assert len(one.partitions) == 4, "a consumer that was killed costs a second, not its session timeout"
+    assert len(one.partitions) == 4, (
+        "a consumer that was killed costs a second, not its session timeout"
+    )
     bench.service.session_closed(SessionKey(0, 424242), bench.now_ns)  # of nobody
 
 
@@ -125,7 +132,10 @@ def test_a_member_is_where_it_was_heard_last(bench: Bench) -> None:
 
 
 def test_connections_and_timers_are_known_when_a_step_was_rolled_back(bench: Bench) -> None:
-    one, two = Client(bench, member_id="m1", session_timeout_ms=10_000), Client(bench, member_id="m2")
+    one, two = (
+        Client(bench, member_id="m1", session_timeout_ms=10_000),
+        Client(bench, member_id="m2"),
+    )
     settle(one, two)
     bench.wait(4)
     bench.send(Api.GROUP_HEARTBEAT, {**two.request(), "topics": []}, two.session)
@@ -142,7 +152,9 @@ def test_connections_and_timers_are_known_when_a_step_was_rolled_back(bench: Ben
     bench.wait(1.1)
     assert bench.summary("billing")["members"] == 2, "m2 went with its connection"
     bench.wait(5)
-    assert bench.summary("billing")["members"] == 1, "ten seconds since m1 was heard, not since the rollback"
+    assert bench.summary("billing")["members"] == 1, (
+        "ten seconds since m1 was heard, not since the rollback"
+    )
 
 
 def test_what_a_member_asked_for_last_is_what_is_kept(bench: Bench) -> None:
@@ -153,7 +165,11 @@ def test_what_a_member_asked_for_last_is_what_is_kept(bench: Bench) -> None:
     settle(one)
     bench.restart()
     member, _ = bench.ask(Api.DESCRIBE_GROUP, group="billing")["members"]
-    assert (member["topics"], member["client_id"], member["session_timeout_ms"]) == (["clicks"], "app", 10_000)
+    assert (member["topics"], member["client_id"], member["session_timeout_ms"]) == (
+        ["clicks"],
+        "app",
+        10_000,
+    )
     one.more["session_timeout_ms"], one.topics, one.epoch = 20_000, ["orders", "clicks"], 0
     one.heartbeat()
     bench.restart()
@@ -161,8 +177,13 @@ def test_what_a_member_asked_for_last_is_what_is_kept(bench: Bench) -> None:
     assert (member["topics"], member["session_timeout_ms"]) == (["clicks", "orders"], 20_000)
 
 
-def test_members_of_a_front_that_was_killed_have_a_heartbeats_time_and_four_seconds_more(bench: Bench) -> None:
-    one, two = Client(bench, member_id="m1", heartbeat_interval_ms=3_000), Client(bench, member_id="m2", heartbeat_interval_ms=3_000)
+def test_members_of_a_front_that_was_killed_have_a_heartbeats_time_and_four_seconds_more(
+    bench: Bench,
+) -> None:
+    one, two = (
+        Client(bench, member_id="m1", heartbeat_interval_ms=3_000),
+        Client(bench, member_id="m2", heartbeat_interval_ms=3_000),
+    )
     settle(one, two)
     for client in (one, two):
         bench.service.session_closed(client.session, bench.now_ns, with_front=True)

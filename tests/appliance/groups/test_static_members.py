@@ -1,11 +1,18 @@
-"""Static members of a consumer group: an instance id has one member, and keeps its place through restarts."""
+"""Static members of a consumer group: an instance id has one member, and keeps its place through
+restarts.
+"""
 
 from __future__ import annotations
 
 import pytest
 
-from tailrace.errors import FencedMemberError, InstanceIdInUseError, InvalidRequestError, TailraceError
-from tailrace.protocol.errors import ErrorCode
+from tailrace.core.error_codes import ErrorCode
+from tailrace.core.errors import (
+    FencedMemberError,
+    InstanceIdInUseError,
+    InvalidRequestError,
+    TailraceError,
+)
 from tests.appliance.groups.kit import Bench, Client, settle
 
 

@@ -7,31 +7,47 @@ from typing import Any
 
 import pytest
 
-from appliance import group_metrics
-from appliance.group_metrics import ObservedGroups, group_families, observe_groups
+from appliance.observe import group_metrics
+from appliance.observe.group_metrics import ObservedGroups, group_families, observe_groups
 from tailrace import Admin
-from tailrace.errors import UnknownGroupError
+from tailrace.core.errors import UnknownGroupError
 
 
 class FakeAdmin(Admin):
-    """Groups g0, g1, ...: those with odd numbers have a member; each reads two partitions, and lags 5 behind in one."""
+    """Groups g0, g1, ...: those with odd numbers have a member; each reads two partitions, and lags
+    5 behind in one.
+    """
 
     count = 0
     gone = ""
 
     def list_groups(self) -> dict[str, dict[str, Any]]:
         return {
-            f"g{n}": {"group": f"g{n}", "kind": "consumer", "state": "STABLE" if n % 2 else "EMPTY", "members": n % 2}
+            f"g{n}": {
+                "group": f"g{n}",
+                "kind": "consumer",
+                "state": "STABLE" if n % 2 else "EMPTY",
+                "members": n % 2,
+            }
             for n in range(self.count)
         }
 
-    def describe_groups(self, groups: Any = None, *, members: bool = True, lag_seconds: bool = True) -> dict[str, dict[str, Any]]:
+    def describe_groups(
+        self, groups: Any = None, *, members: bool = True, lag_seconds: bool = True
+    ) -> dict[str, dict[str, Any]]:
         assert not members
         assert not lag_seconds
         if groups == self.gone:
             raise UnknownGroupError(groups)
         rows = [{"topic": "t", "partition": n, "lag": (5, None)[n]} for n in range(2)]
-        return {groups: {**self.list_groups()[groups], "member_count": 1, "rebalances": 3, "partitions": rows}}
+        return {
+            groups: {
+                **self.list_groups()[groups],
+                "member_count": 1,
+                "rebalances": 3,
+                "partitions": rows,
+            }
+        }
 
 
 @pytest.fixture
@@ -46,15 +62,32 @@ def fake() -> Iterator[Callable[..., ObservedGroups]]:
 
 
 def samples(observed: ObservedGroups) -> dict[str, float]:
-    return {f"{s.name} {' '.join(s.labels.values())}".strip(): s.value for family in group_families(observed) for s in family.samples}
+    return {
+        f"{s.name} {' '.join(s.labels.values())}".strip(): s.value
+        for family in group_families(observed)
+        for s in family.samples
+    }
 
 
 def test_lag_members_rebalances_and_states_are_shown(fake: Callable[..., ObservedGroups]) -> None:
     assert samples(fake(3, gone="g2")) == {
-        "tailrace_groups consumer EMPTY": 2, "tailrace_groups consumer STABLE": 1, "tailrace_groups_not_shown": 1, "tailrace_group_commits_total": 7,
-        "tailrace_group_members g0": 1, "tailrace_group_members g1": 1, "tailrace_group_rebalances_total g0": 3, "tailrace_group_rebalances_total g1": 3,
+        "tailrace_groups consumer EMPTY": 2, "tailrace_groups consumer STABLE": 1,
+        "tailrace_groups_truncated": 1, "tailrace_group_commits_total": 7,
+        "tailrace_group_members g0": 1, "tailrace_group_members g1": 1,
+        "tailrace_group_rebalances_total g0": 3, "tailrace_group_rebalances_total g1": 3,
         "tailrace_group_lag_records g0 t 0": 5, "tailrace_group_lag_records g1 t 0": 5,
     }  # fmt: skip
+
+
+def test_records_that_cannot_be_written_to_a_dead_letter_topic_are_shown(
+    fake: Callable[..., ObservedGroups],
+) -> None:
+    observed = fake(1)
+    for row in observed.described[0]["partitions"]:
+        row["at_delivery_limit"] = row["partition"] + 2
+    found = samples(observed)
+    name = "tailrace_group_at_delivery_limit_records g0 t"
+    assert (found[f"{name} 0"], found[f"{name} 1"]) == (2, 3)
 
 
 def test_there_are_as_many_series_as_there_may_be_and_groups_with_members_come_first(

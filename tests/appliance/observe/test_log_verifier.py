@@ -1,4 +1,6 @@
-"""`log verify` and what waits: bucket files are proven like segments, and each flipped byte of them is found."""
+"""`log verify` and what waits: bucket files are proven like segments, and each flipped byte of them
+is found.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tailrace.formats.partition_file import PARTITION_FILE, PartitionFile
-from tailrace.formats.pending_files import KIND_ROWS, PENDING_FILE, BucketEntry, Manifest
-from tailrace.schema import DEFAULT_SCHEMA, delay_schema, to_message
-from workers.delays.bucket_files import BucketFile
-from workers.delays.manifest import save_manifest
-from workers.files import DiskFiles
+from tailrace.format.delay_files import KIND_ROWS, PENDING_FILE, BucketEntry, Manifest
+from tailrace.format.partition_metadata import PARTITION_FILE, PartitionMetadata
+from tailrace.format.schema import DEFAULT_SCHEMA, delay_schema, to_message
+from workers.delays.store.bucket_files import BucketFile
+from workers.log.delay_manifest import save_manifest
+from workers.segment.files import DiskFiles
 
 TOPIC_ID = bytes(range(16))
 TICK = 1_700_000_006_144
@@ -27,7 +29,9 @@ def delay_log(tmp_path: pathlib.Path) -> pathlib.Path:
     """A delay log's directory with two rows in a bucket file."""
     directory = tmp_path / "later@delay-0"
     directory.mkdir()
-    identity = PartitionFile("later@delay", 0, TOPIC_ID, {1: to_message(delay_schema(DEFAULT_SCHEMA))})
+    identity = PartitionMetadata(
+        "later@delay", 0, TOPIC_ID, {1: to_message(delay_schema(DEFAULT_SCHEMA))}
+    )
     (directory / PARTITION_FILE).write_bytes(identity.encode())
     file = BucketFile(DiskFiles(), str(directory), BucketEntry(2, TICK, 7, 0, 0, 0, 0))
     file.append(KIND_ROWS, np.array([TICK + 5, TICK]), np.array([40, 41]), b"an Arrow message")
@@ -37,7 +41,18 @@ def delay_log(tmp_path: pathlib.Path) -> pathlib.Path:
 
 def verify(directory: pathlib.Path) -> tuple[int, dict[str, Any]]:
     done = subprocess.run(
-        [sys.executable, "-P", "-m", "appliance.cli.main", "log", "verify", "--json", str(directory)], capture_output=True, check=False
+        [
+            sys.executable,
+            "-P",
+            "-m",
+            "appliance.cli.main",
+            "log",
+            "verify",
+            "--json",
+            str(directory),
+        ],
+        capture_output=True,
+        check=False,
     )
     return done.returncode, json.loads(done.stdout)
 
@@ -65,4 +80,6 @@ def test_damage_to_what_waits_is_found_and_said(delay_log: pathlib.Path) -> None
     (delay_log / PENDING_FILE).write_bytes(b"{}")
     status, found = verify(delay_log)
     assert status == 1
-    assert any("nobody knows what waits" in finding["finding"] for finding in found["findings"])
+    assert any(
+        "the pending records are unknown" in finding["finding"] for finding in found["findings"]
+    )

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from appliance.children import NS_PER_MS, STOOD_STILL_NS, Child, look_at_beats
+from appliance.supervise.child_processes import NS_PER_MS, SUSPENDED_NS, Child, check_heartbeats
 from shm.control import Control
 from shm.layout import ControlLayout, ProcessWord, RegionKind, Role
 from tests.kit.memory import simulated
@@ -32,12 +32,14 @@ class World:
         self.control.process(Role.WORKER, 0).store(ProcessWord.BEAT, now_ns)
 
     def look(self, now_ns: int, late_ns: int = 0) -> bool:
-        return look_at_beats([self.child], self.control, HANG_TIMEOUT_MS, now_ns, late_ns)
+        return check_heartbeats([self.child], self.control, HANG_TIMEOUT_MS, now_ns, late_ns)
 
 
 @pytest.fixture
 def world() -> Iterator[World]:
-    with subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE
+    ) as process:
         pidfd = os.pidfd_open(process.pid)
         try:
             yield World(process, pidfd)
@@ -54,7 +56,9 @@ def test_a_process_without_a_beat_for_the_timeout_is_killed(world: World) -> Non
     assert world.process.wait(60) == -signal.SIGKILL
 
 
-def test_when_the_host_stood_still_no_process_is_to_blame(world: World, caplog: pytest.LogCaptureFixture) -> None:
+def test_when_the_host_stood_still_no_process_is_to_blame(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
     world.beat(1)
     assert world.look(1)
     stood_ns = 2 * TIMEOUT_NS
@@ -69,5 +73,5 @@ def test_when_the_host_stood_still_no_process_is_to_blame(world: World, caplog: 
 def test_a_look_that_is_a_little_late_changes_nothing(world: World) -> None:
     world.beat(1)
     assert world.look(1)
-    world.look(1 + TIMEOUT_NS, late_ns=STOOD_STILL_NS - 1)
+    world.look(1 + TIMEOUT_NS, late_ns=SUSPENDED_NS - 1)
     assert world.process.wait(60) == -signal.SIGKILL

@@ -1,4 +1,6 @@
-"""Fetches at a front: what waits, is large or comes in numbers is answered, and costs other clients nothing."""
+"""Fetches at a front: what waits, is large or comes in numbers is answered, and costs other clients
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +8,11 @@ import errno
 
 import pytest
 
-from netfront import fetch_progress, fetches, parked
-from tailrace.protocol import requests
-from tailrace.protocol.errors import ErrorCode
+from netfront.fetch import fetch_progress
+from netfront.fetch import fetch_service as fetches
+from netfront.fetch import purgatory as purgatory
+from tailrace.core.error_codes import ErrorCode
+from tailrace.protocol import messages as requests
 from tests.kit.fronts import FakeClient, FakeFront
 
 
@@ -22,19 +26,25 @@ def test_waiting_fetches_are_bounded_for_a_connection_and_in_all(
     assert list(heard) == wide[4:]
     assert heard[wide[4]][0] is ErrorCode.TOO_MANY_REQUESTS
     other = world.connect(b"other")
-    for _ in range(parked.SESSION_FETCHES_MAX + 1):
+    for _ in range(purgatory.SESSION_FETCHES_MAX + 1):
         last = other.fetch(topic[:1])
     world.settle()
     assert list(other.heard()) == [last]
-    monkeypatch.setattr(parked, "ENTRIES_MAX", world.front._fetches._parked.entry_count)
+    monkeypatch.setattr(purgatory, "ENTRIES_MAX", world.front._fetches._purgatory.entry_count)
     third = world.connect(b"third")
     asked = third.fetch(topic[:1])
     world.settle()
     assert third.heard()[asked][0] is ErrorCode.TOO_MANY_REQUESTS
-    assert len(world.front._fetch_wheel) == world.front._fetches._parked.fetch_count == 4 + parked.SESSION_FETCHES_MAX
+    assert (
+        len(world.front._fetch_wheel)
+        == world.front._fetches._purgatory.fetch_count
+        == 4 + purgatory.SESSION_FETCHES_MAX
+    )
 
 
-def test_a_batch_that_settles_costs_a_wide_waiting_fetch_of_other_partitions_nothing(world: FakeFront, client: FakeClient) -> None:
+def test_a_batch_that_settles_costs_a_wide_waiting_fetch_of_other_partitions_nothing(
+    world: FakeFront, client: FakeClient
+) -> None:
     topic = world.add_topic("t", 4_097)
     asked = [client.fetch(topic[1:], max_wait_ms=60_000) for _ in range(3)]
     world.settle()
@@ -55,19 +65,23 @@ def test_thousands_that_wait_for_one_batch_are_answered_in_slices(world: FakeFro
     topic = world.add_topic("t", 1)
     clients = [world.connect(b"c%d" % number) for number in range(3)]
     for client in clients:
-        for _ in range(parked.SESSION_FETCHES_MAX):
+        for _ in range(purgatory.SESSION_FETCHES_MAX):
             client.fetch(topic)
     world.settle()
     world.append(topic[0])
     first = sum(len(client.heard()) for client in clients)
-    assert 0 < first <= fetches.LOOKS_PER_STEP
+    assert 0 < first <= fetches.CHECKS_PER_STEP
     world.append(topic[0], b"yy")
     world.settle()
-    assert first + sum(len(client.heard()) for client in clients) == 3 * parked.SESSION_FETCHES_MAX
+    assert (
+        first + sum(len(client.heard()) for client in clients) == 3 * purgatory.SESSION_FETCHES_MAX
+    )
     assert not world.front._fetches._moved
 
 
-def test_fetches_of_a_dropped_partition_are_answered_and_forgotten(world: FakeFront, client: FakeClient) -> None:
+def test_fetches_of_a_dropped_partition_are_answered_and_forgotten(
+    world: FakeFront, client: FakeClient
+) -> None:
     topic = world.add_topic("t", 2)
     world.append(topic[1])
     served = client.fetch(topic[1:])
@@ -79,20 +93,25 @@ def test_fetches_of_a_dropped_partition_are_answered_and_forgotten(world: FakeFr
     assert service._entries._place_count == 1
     for assignment in topic:
         dropped = {field: getattr(assignment, field) for field in assignment.__dataclass_fields__}
-        world.coordinator.tell(type(assignment)(**{**dropped, "dropped": True, "version": 99}))
+        world.controller.tell(type(assignment)(**{**dropped, "dropped": True, "version": 99}))
     world.settle()
     heard = client.heard()
     assert set(heard) == {*waiting, wide}
     assert requests.decode_fetched(heard[waiting[0]][1])[0][0].error == ErrorCode.UNKNOWN_TOPIC
-    assert {entry.error for entry, _ in requests.decode_fetched(heard[wide][1])} == {ErrorCode.UNKNOWN_TOPIC, ErrorCode.OK}
-    assert not service._parked._by_slot
-    assert not service._parked.fetch_count
+    assert {entry.error for entry, _ in requests.decode_fetched(heard[wide][1])} == {
+        ErrorCode.UNKNOWN_TOPIC,
+        ErrorCode.OK,
+    }
+    assert not service._purgatory._by_slot
+    assert not service._purgatory.fetch_count
     assert not len(world.front._fetch_wheel)
     assert not service._entries._places
     assert service._entries._place_count == 0
 
 
-def test_a_fetch_waits_until_its_client_has_read_what_it_was_sent(world: FakeFront, client: FakeClient) -> None:
+def test_a_fetch_waits_until_its_client_has_read_what_it_was_sent(
+    world: FakeFront, client: FakeClient
+) -> None:
     topic = world.add_topic("t", 1)
     world.append(topic[0])
     world.transport.unsent[client.identity] = fetch_progress.SESSION_UNSENT_MAX_BYTES
@@ -106,10 +125,15 @@ def test_a_fetch_waits_until_its_client_has_read_what_it_was_sent(world: FakeFro
     world.step(after_ms=5)
     world.settle()
     assert len(client.heard()) == 10
-    assert world.front._fetches.next_deadline_ns() > world.now_ns or not world.front._fetches._held
+    assert (
+        world.front._fetches.next_deadline_ns() > world.now_ns
+        or not world.front._fetches._throttled
+    )
 
 
-def test_when_all_clients_have_much_unread_who_has_nothing_gets_little_and_nobody_much(world: FakeFront, client: FakeClient) -> None:
+def test_when_all_clients_have_much_unread_who_has_nothing_gets_little_and_nobody_much(
+    world: FakeFront, client: FakeClient
+) -> None:
     topic = world.add_topic("t", 1)
     for _ in range(10):
         world.append(topic[0], bytes(200_000))
@@ -129,7 +153,9 @@ def test_when_all_clients_have_much_unread_who_has_nothing_gets_little_and_nobod
     assert len(requests.decode_fetched(client.heard()[asked][1])[0][1]) == 2_000_000
 
 
-def test_a_fetch_that_wants_more_bytes_counts_what_comes_and_reads_it_twice_at_most(world: FakeFront, client: FakeClient) -> None:
+def test_a_fetch_that_wants_more_bytes_counts_what_comes_and_reads_it_twice_at_most(
+    world: FakeFront, client: FakeClient
+) -> None:
     topic = world.add_topic("t", 1)
     world.append(topic[0], bytes(10))
     asked = client.fetch(topic, min_bytes=1_000, max_wait_ms=60_000)
@@ -142,7 +168,9 @@ def test_a_fetch_that_wants_more_bytes_counts_what_comes_and_reads_it_twice_at_m
     assert len(data) == 1_000
 
 
-def test_a_fetch_that_wants_more_bytes_is_answered_with_what_there_is_when_its_time_is_up(world: FakeFront, client: FakeClient) -> None:
+def test_a_fetch_that_wants_more_bytes_is_answered_with_what_there_is_when_its_time_is_up(
+    world: FakeFront, client: FakeClient
+) -> None:
     topic = world.add_topic("t", 1)
     world.append(topic[0], bytes(10))
     asked = client.fetch(topic, min_bytes=1_000, max_wait_ms=100)
@@ -153,7 +181,9 @@ def test_a_fetch_that_wants_more_bytes_is_answered_with_what_there_is_when_its_t
     assert len(requests.decode_fetched(client.heard()[asked][1])[0][1]) == 20
 
 
-def test_a_fetch_that_names_a_partition_twice_is_refused(world: FakeFront, client: FakeClient) -> None:
+def test_a_fetch_that_names_a_partition_twice_is_refused(
+    world: FakeFront, client: FakeClient
+) -> None:
     topic = world.add_topic("t", 1)
     asked = client.fetch([*topic, *topic])
     world.settle()
@@ -179,7 +209,9 @@ def test_cold_reads_hold_a_bounded_number_of_descriptors_and_the_others_wait_the
     assert world.front._fetches._reading == 0
 
 
-def test_a_fetch_that_meets_too_few_descriptors_is_told_to_ask_again(world: FakeFront, client: FakeClient) -> None:
+def test_a_fetch_that_meets_too_few_descriptors_is_told_to_ask_again(
+    world: FakeFront, client: FakeClient
+) -> None:
     topic = world.add_topic("t", 1)
     world.append(topic[0])
     world.log.failure = OSError(errno.EMFILE, "too many open files")

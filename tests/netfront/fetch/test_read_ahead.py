@@ -1,4 +1,6 @@
-"""What a client will ask for next is read before it asks: the same bytes, none that are not its own, and no memory that is not given back."""
+"""What a client will ask for next is read before it asks: the same bytes, none that are not its
+own, and no memory that is not given back.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +9,20 @@ from typing import Any
 
 import pytest
 
-from netfront import next_reads
-from netfront.log_reader import LogReadError
-from netfront.next_reads import NextReads
-from shm.catalog_messages import Assignment
-from tailrace.protocol import requests
-from tailrace.protocol.errors import ErrorCode
+from netfront.fetch import read_ahead as read_ahead
+from netfront.fetch.log_reader import LogReadError
+from netfront.fetch.read_ahead import ReadAhead
+from shm.lane_messages import Assignment
+from tailrace.core.error_codes import ErrorCode
+from tailrace.protocol import messages as requests
 from tests.kit.fronts import FakeClient, FakeFront
 
 ROOM = 4
 """Bytes of an answer; a batch is one."""
 
 
-def ahead(world: FakeFront) -> NextReads:
-    return world.front._fetches._next_reads
+def ahead(world: FakeFront) -> ReadAhead:
+    return world.front._fetches._ahead
 
 
 def data_of(client: FakeClient, asked: int) -> bytes:
@@ -42,7 +44,9 @@ def read_first(world: FakeFront, client: FakeClient, assignment: Assignment) -> 
     assert data_of(client, asked) == b"abcd"
 
 
-def test_what_is_asked_for_behind_a_full_answer_is_there_already(world: FakeFront, client: FakeClient) -> None:
+def test_what_is_asked_for_behind_a_full_answer_is_there_already(
+    world: FakeFront, client: FakeClient
+) -> None:
     topic = filled(world)
     read_first(world, client, topic)
     assert world.log.reads == 2
@@ -57,7 +61,9 @@ def test_what_is_asked_for_behind_a_full_answer_is_there_already(world: FakeFron
         asked = client.fetch([topic], offset, max_bytes=ROOM, max_wait_ms=0)
         world.settle()
         assert data_of(client, asked) == data
-    assert (world.log.reads, ahead(world)._bytes) == (3, 0), "each batch is read once, and nothing behind the last"
+    assert (world.log.reads, ahead(world)._bytes) == (3, 0), (
+        "each batch is read once, and nothing behind the last"
+    )
 
 
 @pytest.mark.parametrize("how", ["seek", "smaller", "epoch", "cold", "damaged", "few"])
@@ -65,7 +71,9 @@ def test_what_was_not_asked_for_or_cannot_be_read_ahead_changes_no_answer(
     world: FakeFront, client: FakeClient, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = filled(world)
-    offset, room, expected = {"seek": (5, ROOM, b"fghi"), "smaller": (4, 2, b"ef")}.get(how, (4, ROOM, b"efgh"))
+    offset, room, expected = {"seek": (5, ROOM, b"fghi"), "smaller": (4, 2, b"ef")}.get(
+        how, (4, ROOM, b"efgh")
+    )
     real_read, log = world.log.read, world.log.logs[topic.slot]
 
     def read(*arguments: Any) -> Any:
@@ -84,7 +92,9 @@ def test_what_was_not_asked_for_or_cannot_be_read_ahead_changes_no_answer(
     if how == "epoch":
         log[4:8] = [b"E", b"F", b"G", b"H"]
         real_state = world.log.state
-        monkeypatch.setattr(world.log, "state", lambda route: real_state(route)._replace(leader_epoch=2))
+        monkeypatch.setattr(
+            world.log, "state", lambda route: real_state(route)._replace(leader_epoch=2)
+        )
         expected = b"EFGH"
     elif how == "few":
         log += [b"f", b"g", b"h"]
@@ -93,11 +103,13 @@ def test_what_was_not_asked_for_or_cannot_be_read_ahead_changes_no_answer(
     assert data_of(client, asked) == expected
 
 
-def test_nothing_is_kept_for_clients_that_go_and_partitions_that_are_dropped(world: FakeFront, client: FakeClient) -> None:
+def test_nothing_is_kept_for_clients_that_go_and_partitions_that_are_dropped(
+    world: FakeFront, client: FakeClient
+) -> None:
     topic = filled(world)
     read_first(world, client, topic)
     assert ahead(world)._bytes == ROOM
-    world.coordinator.tell(dataclasses.replace(topic, dropped=True, version=99))
+    world.controller.tell(dataclasses.replace(topic, dropped=True, version=99))
     world.settle()
     assert (ahead(world)._bytes, ahead(world)._by_session) == (0, {})
     other = world.connect(b"other")
@@ -113,13 +125,13 @@ def test_nothing_is_kept_for_clients_that_go_and_partitions_that_are_dropped(wor
 def test_reads_ahead_take_a_bounded_memory_and_those_that_nobody_asks_for_give_place(
     world: FakeFront, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(next_reads, "AHEAD_MAX_BYTES", 2 * ROOM)
+    monkeypatch.setattr(read_ahead, "AHEAD_MAX_BYTES", 2 * ROOM)
     topic = filled(world)
     clients = [world.connect(b"c%d" % number) for number in range(4)]
     for client in clients[:3]:
         read_first(world, client, topic)
     assert set(ahead(world)._by_session) == {1, 2}
-    world.step(after_ms=next_reads.AHEAD_MAX_NS // 1_000_000 + 1)
+    world.step(after_ms=read_ahead.AHEAD_MAX_NS // 1_000_000 + 1)
     read_first(world, clients[3], topic)
     assert set(ahead(world)._by_session) == {4}
     for client in clients:

@@ -1,4 +1,6 @@
-"""Offsets by time: the first record at or after it, against a search through every record; and what cannot be read is said not to be exact."""
+"""Offsets by time: the first record at or after it, against a search through every record; and what
+cannot be read is said not to be exact.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +15,17 @@ from typing import Any, cast
 import pyarrow as pa
 import pytest
 
-from netfront import unpacking
-from netfront.log_files import DiskLogFiles
-from netfront.log_reader import LogReader
-from netfront.time_search import FoundTime, TimeSearch
-from netfront.unpacking import PIECE_BYTES, UnpackError, unpacker_for
-from shm.catalog_messages import Assignment
+from netfront.fetch import decompression as unpacking
+from netfront.fetch.decompression import PIECE_BYTES, UnpackError, unpacker_for
+from netfront.fetch.file_reader import DiskFileReader
+from netfront.fetch.log_reader import LogReader
+from netfront.fetch.timestamp_lookup import FoundTime, TimestampLookup
+from shm.lane_messages import Assignment
 from shm.layout import SlotState
 from shm.partition_table import PartitionState
-from tailrace.delays import TICK_BITS, TICK_US
-from tailrace.formats import arrow_batch
-from tailrace.formats.batch_header import (
+from tailrace.batch import arrow_codec as arrow_batch
+from tailrace.core.delays import TICK_BITS, TICK_US
+from tailrace.format.batch_header import (
     ATTRIBUTE_CONTROL,
     ATTRIBUTE_DELAYED,
     ATTRIBUTE_LOG_APPEND_TIME,
@@ -35,9 +37,9 @@ from tailrace.formats.batch_header import (
     stamp_appended,
     verify_batch,
 )
-from tailrace.formats.segment import INDEX_SUFFIX, file_name
-from tailrace.formats.segment_index import IndexEntry, encode_entries, encode_header
-from tailrace.schema import DEFAULT_SCHEMA, delay_schema, to_message
+from tailrace.format.schema import DEFAULT_SCHEMA, delay_schema, to_message
+from tailrace.format.segment import INDEX_SUFFIX, file_name
+from tailrace.format.segment_index import IndexEntry, encode_entries, encode_header
 from tests.kit.descriptors import close_with
 
 TOPIC_ID = bytes(range(16))
@@ -61,7 +63,9 @@ Times = list[int | None]
 
 
 class Log:
-    """One partition's files, written as the flusher does, and what a search through every record finds in them."""
+    """One partition's files, written as the flusher does, and what a search through every record
+    finds in them.
+    """
 
     def __init__(self, directory: Path, schema: pa.Schema) -> None:
         self.schema = schema
@@ -74,9 +78,11 @@ class Log:
         self.ends = [0]
         """Offsets where batches end: where a watermark can be."""
         self._base = -1
-        files = DiskLogFiles()
+        files = DiskFileReader()
         close_with(self, files)
-        self.search = TimeSearch(LogReader(files, [os.fspath(directory)], cast(Any, [self]), 4))
+        self.search = TimestampLookup(
+            LogReader(files, [os.fspath(directory)], cast(Any, [self]), 4)
+        )
 
     def read(self, _slot: int) -> PartitionState:
         """As the partition table does."""
@@ -101,7 +107,9 @@ class Log:
         self.segment_path.write_bytes(to_message(self.schema))
         self.index_path.write_bytes(encode_header(self._base))
         self._largest = -(1 << 62)
-        self.state = self.state._replace(live_segment_base=self._base, segment_count=self.state.segment_count + 1)
+        self.state = self.state._replace(
+            active_segment_base=self._base, segment_count=self.state.segment_count + 1
+        )
 
     def append(self, times: Times, compression: str = "none", attributes: int = 0) -> None:
         """A batch whose records have these times; none: a control batch."""
@@ -109,21 +117,37 @@ class Log:
         known = [time for time in times if time is not None]
         largest = max(known, default=7)
         columns = [
-            pa.array([None if time is None else time // 1000 for time in times] if f.type.unit == "ms" else times, pa.int64()).view(f.type)
+            pa.array(
+                [None if time is None else time // 1000 for time in times]
+                if f.type.unit == "ms"
+                else times,
+                pa.int64(),
+            ).view(f.type)
             if pa.types.is_timestamp(f.type)
             else pa.nulls(count, f.type)
             for f in self.schema
         ]
         header = BatchHeader(
-            attributes=attributes, record_count=count, last_offset_delta=max(0, count - 1), first_timestamp_us=largest, max_timestamp_us=largest,
+            attributes=attributes, record_count=count, last_offset_delta=max(0, count - 1),
+            first_timestamp_us=largest, max_timestamp_us=largest,
             schema_id=self.route.schema_id,
         )  # fmt: skip
-        self.put(arrow_batch.encode_as(pa.RecordBatch.from_arrays(columns, schema=self.schema), header, SEED, compression))
-        has_times = self.schema.field("timestamp").type == DEFAULT_SCHEMA.field(0).type if "timestamp" in self.schema.names else False
+        self.put(
+            arrow_batch.encode_as(
+                pa.RecordBatch.from_arrays(columns, schema=self.schema), header, SEED, compression
+            )
+        )
+        has_times = (
+            self.schema.field("timestamp").type == DEFAULT_SCHEMA.field(0).type
+            if "timestamp" in self.schema.names
+            else False
+        )
         if not has_times or attributes & ATTRIBUTE_LOG_APPEND_TIME:
             times = [largest] * count
         start = self.state.high_watermark - max(1, count)
-        self.rows += [(start + number, largest if time is None else time) for number, time in enumerate(times)]
+        self.rows += [
+            (start + number, largest if time is None else time) for number, time in enumerate(times)
+        ]
 
     def put(self, batch: bytearray) -> None:
         if self._base < 0:
@@ -132,14 +156,23 @@ class Log:
             header = verify_batch(view, SEED)
             base_offset = self.state.log_end_offset
             stamp_appended(
-                view, header_position(view), header, base_offset=base_offset, append_time_us=1, leader_epoch=0, durable_offset=0, seed=SEED
+                view,
+                header_position(view),
+                header,
+                base_offset=base_offset,
+                append_time_us=1,
+                leader_epoch=0,
+                durable_offset=0,
+                seed=SEED,
             )
         position = self.segment_path.stat().st_size
         self._largest = max(self._largest, header.max_timestamp_us)
         with open(self.segment_path, "ab") as file:
             file.write(batch)
         with open(self.index_path, "ab") as file:
-            file.write(encode_entries([IndexEntry(base_offset, position, self._largest, len(batch))]))
+            file.write(
+                encode_entries([IndexEntry(base_offset, position, self._largest, len(batch))])
+            )
         following = base_offset + header.last_offset_delta + 1
         self.state = self.state._replace(log_end_offset=following, high_watermark=following)
         self.ends.append(following)
@@ -149,7 +182,11 @@ class Log:
 
     def expected(self, time: int) -> FoundTime | None:
         state = self.state
-        matching = (row for row in self.rows if state.log_start_offset <= row[0] < state.high_watermark and row[1] >= time)
+        matching = (
+            row
+            for row in self.rows
+            if state.log_start_offset <= row[0] < state.high_watermark and row[1] >= time
+        )
         first = next(matching, None)
         return None if first is None else FoundTime(*first, True)
 
@@ -182,7 +219,11 @@ def fill(log: Log, rng: random.Random, batches: int) -> None:
         if kind < 0.1:
             log.append([], attributes=ATTRIBUTE_CONTROL)
         else:
-            log.append(random_times(rng), rng.choice(["none", "lz4", "zstd"]), ATTRIBUTE_LOG_APPEND_TIME if kind > 0.9 else 0)
+            log.append(
+                random_times(rng),
+                rng.choice(["none", "lz4", "zstd"]),
+                ATTRIBUTE_LOG_APPEND_TIME if kind > 0.9 else 0,
+            )
 
 
 def test_the_first_record_at_or_after_a_time_is_found_wherever_it_lies(log: Log) -> None:
@@ -193,7 +234,11 @@ def test_the_first_record_at_or_after_a_time_is_found_wherever_it_lies(log: Log)
         end = rng.choice(log.ends)
         start = rng.randrange(end + 1)
         log.state = whole._replace(log_start_offset=start, high_watermark=end)
-        for time in (-(1 << 62), *(rng.randrange(-2, 62) * 1000 + rng.randrange(-1, 2) for _ in range(25)), 1 << 62):
+        for time in (
+            -(1 << 62),
+            *(rng.randrange(-2, 62) * 1000 + rng.randrange(-1, 2) for _ in range(25)),
+            1 << 62,
+        ):
             assert log.found(time) == log.expected(time), (start, end, time)
 
 
@@ -203,12 +248,15 @@ def test_an_empty_log_has_no_record_at_any_time(log: Log) -> None:
     assert log.found(0) is None
 
 
-def test_occurrences_in_a_typed_topic_have_their_own_time_whatever_the_column_says(tmp_path: Path) -> None:
+def test_occurrences_in_a_typed_topic_have_their_own_time_whatever_the_column_says(
+    tmp_path: Path,
+) -> None:
     log = Log(tmp_path, SCHEMAS["behind nested ones"])
     columns = pa.RecordBatch.from_pylist([{"timestamp": 5}, {"timestamp": 6}], schema=log.schema)
     for tick, first_us in ((7, 7_000), (8, 6_000)):
         header = BatchHeader(
-            attributes=ATTRIBUTE_DELAYED, record_count=2, last_offset_delta=1, first_timestamp_us=first_us, max_timestamp_us=tick * TICK_US,
+            attributes=ATTRIBUTE_DELAYED, record_count=2, last_offset_delta=1,
+            first_timestamp_us=first_us, max_timestamp_us=tick * TICK_US,
             schema_id=log.route.schema_id, min_tick=3 << TICK_BITS | tick,
         )  # fmt: skip
         assert header.has_one_time(is_typed=True) == (tick == 7)
@@ -222,8 +270,12 @@ def test_occurrences_in_a_typed_topic_have_their_own_time_whatever_the_column_sa
 
 @pytest.mark.parametrize("compression", ["none", "lz4", "zstd"])
 @pytest.mark.parametrize("at", [0, 1, 8 * 1024, 100_001, 149_999])
-def test_a_batch_of_many_pieces_is_looked_through_piece_by_piece(tmp_path: Path, compression: str, at: int) -> None:
-    """Times that a codec packs badly, or very well, with the record wanted in any piece; nulls behind it, and records before the log's start."""
+def test_a_batch_of_many_pieces_is_looked_through_piece_by_piece(
+    tmp_path: Path, compression: str, at: int
+) -> None:
+    """Times that a codec packs badly, or very well, with the record wanted in any piece; nulls
+    behind it, and records before the log's start.
+    """
     log = Log(tmp_path, DEFAULT_SCHEMA)
     rng = random.Random(at)
     times: Times = [rng.randrange(1 << 40) if at % 2 else 0 for _ in range(150_000)]
@@ -239,7 +291,9 @@ def test_a_batch_of_many_pieces_is_looked_through_piece_by_piece(tmp_path: Path,
 
 
 @pytest.mark.parametrize("compression", ["lz4", "zstd"])
-def test_a_host_without_a_codec_says_which_batch_to_look_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compression: str) -> None:
+def test_a_host_without_a_codec_says_which_batch_to_look_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compression: str
+) -> None:
     monkeypatch.setattr(unpacking, "_library", lambda _name: None)
     log = Log(tmp_path, DEFAULT_SCHEMA)
     log.append([1, 2, 3])
@@ -253,7 +307,12 @@ def test_a_host_without_a_codec_says_which_batch_to_look_in(tmp_path: Path, monk
 def damages(log: Log, position: int) -> Iterator[tuple[str, bytes]]:
     data = log.segment_path.read_bytes()
     header = header_position(data, position)
-    for name, at in (("prefix", position), ("metadata", position + 9), ("header", header + 40), ("magic", header + 133)):
+    for name, at in (
+        ("prefix", position),
+        ("metadata", position + 9),
+        ("header", header + 40),
+        ("magic", header + 133),
+    ):
         yield name, data[:at] + bytes([data[at] ^ 0xFF]) + data[at + 1 :]
     yield "cut off", data[: position + 100]
     yield "nothing", data[:position]
@@ -271,7 +330,9 @@ def test_where_a_batch_is_damaged_its_reader_is_led_to_it(tmp_path: Path) -> Non
         assert log.found(5) == FoundTime(3, -1, False), name
 
 
-def test_bits_flipped_anywhere_in_a_segment_never_raise_and_never_lead_outside_it(tmp_path: Path) -> None:
+def test_bits_flipped_anywhere_in_a_segment_never_raise_and_never_lead_outside_it(
+    tmp_path: Path,
+) -> None:
     log = Log(tmp_path, DEFAULT_SCHEMA)
     for compression in ("none", "lz4", "zstd"):
         log.append([5, None, 3, 900, 70, 1], compression)
@@ -337,7 +398,11 @@ def test_whatever_a_frame_holds_a_codec_returns_or_refuses_it(codec: str) -> Non
         assert unpacker is not None, "this machine has neither libzstd nor liblz4"
         try:
             step = rng.choice([1_000, 1 << 16])
-            pieces = [piece for at in range(0, len(bent), step) for piece in unpacker.feed(bytes(bent[at : at + step]))]
+            pieces = [
+                piece
+                for at in range(0, len(bent), step)
+                for piece in unpacker.feed(bytes(bent[at : at + step]))
+            ]
             assert bent != packed or b"".join(pieces) == plain
             assert all(0 < len(piece) <= PIECE_BYTES for piece in pieces)
         except UnpackError:
@@ -349,7 +414,10 @@ def test_whatever_a_frame_holds_a_codec_returns_or_refuses_it(codec: str) -> Non
 
 
 ZSTD_MAGIC, LZ4_MAGIC = bytes.fromhex("28b52ffd"), bytes.fromhex("04224d18")
-EMPTY = {ZSTD_MAGIC: ZSTD_MAGIC + b"\x20\x00\x01\x00\x00", LZ4_MAGIC: LZ4_MAGIC + b"\x60\x40\x82" + bytes(4)}
+EMPTY = {
+    ZSTD_MAGIC: ZSTD_MAGIC + b"\x20\x00\x01\x00\x00",
+    LZ4_MAGIC: LZ4_MAGIC + b"\x60\x40\x82" + bytes(4),
+}
 """A frame of nothing, by codec."""
 BEHIND = {
     "more of nothing": None,
@@ -362,22 +430,35 @@ BEHIND = {
 @pytest.mark.parametrize("magic", EMPTY, ids=["zstd", "lz4"])
 @pytest.mark.parametrize("behind", BEHIND)
 @pytest.mark.parametrize("step", [1, PIECE_BYTES])
-def test_behind_its_one_frame_a_buffer_has_nothing_to_unpack(magic: bytes, behind: str, step: int) -> None:
-    """A piece of thousands of frames that unpack to nothing would hold the loop for 0.1 s (measured)."""
+def test_behind_its_one_frame_a_buffer_has_nothing_to_unpack(
+    magic: bytes, behind: str, step: int
+) -> None:
+    """A piece of thousands of frames that unpack to nothing would hold the loop for 0.1 s
+    (measured).
+    """
     tail = ((BEHIND[behind] or EMPTY[magic]) * 5_000)[:PIECE_BYTES]
     full = bytes(
-        pa.Codec("zstd" if magic == ZSTD_MAGIC else "lz4").compress(bytes(PIECE_BYTES), asbytes=True)
+        pa.Codec("zstd" if magic == ZSTD_MAGIC else "lz4").compress(
+            bytes(PIECE_BYTES), asbytes=True
+        )
     )  # its last call fills a piece
     for frame, unpacked in ((EMPTY[magic], b""), (full, bytes(PIECE_BYTES))):
         unpacker = unpacker_for(magic)
         assert unpacker is not None
         with closing(unpacker):
-            assert b"".join(piece for at in range(0, len(frame), step) for piece in unpacker.feed(frame[at : at + step])) == unpacked
-            with pytest.raises(UnpackError, match="behind"):
+            assert (
+                b"".join(
+                    piece
+                    for at in range(0, len(frame), step)
+                    for piece in unpacker.feed(frame[at : at + step])
+                )
+                == unpacked
+            )
+            with pytest.raises(UnpackError, match="after its frame"):
                 list(unpacker.feed(tail))
         unpacker = unpacker_for(magic)
         assert unpacker is not None
-        with closing(unpacker), pytest.raises(UnpackError, match="behind"):
+        with closing(unpacker), pytest.raises(UnpackError, match="after its frame"):
             list(unpacker.feed(frame + tail))
 
 
@@ -394,22 +475,32 @@ def test_the_time_of_a_record_is_read_wherever_it_lies(log: Log) -> None:
         start = rng.randrange(end + 1)
         log.state = whole._replace(log_start_offset=start, high_watermark=end)
         for offset in (0, end - 1, end, end + 7, *(rng.randrange(end + 1) for _ in range(20))):
-            following = next(((o, time) for o, time in log.rows if max(start, offset) <= o < end), None)
-            assert time_at(log, offset) == (None if following is None else FoundTime(*following, True)), (start, end, offset)
+            following = next(
+                ((o, time) for o, time in log.rows if max(start, offset) <= o < end), None
+            )
+            assert time_at(log, offset) == (
+                None if following is None else FoundTime(*following, True)
+            ), (start, end, offset)
 
 
 @pytest.mark.parametrize("compression", ["none", "zstd"])
-def test_the_time_of_a_record_far_in_a_batch_is_read_in_pieces(tmp_path: Path, compression: str) -> None:
+def test_the_time_of_a_record_far_in_a_batch_is_read_in_pieces(
+    tmp_path: Path, compression: str
+) -> None:
     log = Log(tmp_path, DEFAULT_SCHEMA)
     rng = random.Random(2)
     log.append([rng.randrange(1 << 40) for _ in range(100_000)] + [None], compression)
     for offset in (0, 8_191, 99_999, 100_000):
         assert time_at(log, offset) == FoundTime(*log.rows[offset], True)
     steps = list(log.search.time_of(log.route, log.state, 99_999))
-    assert (len(steps) > 10) == (compression != "none"), "what is not compressed is read at its place"
+    assert (len(steps) > 10) == (compression != "none"), (
+        "what is not compressed is read at its place"
+    )
 
 
-def test_a_time_that_cannot_be_read_is_said_not_to_be_exact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_time_that_cannot_be_read_is_said_not_to_be_exact(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(unpacking, "_library", lambda _name: None)
     log = Log(tmp_path, DEFAULT_SCHEMA)
     log.append([1, 9, 3], "zstd")

@@ -1,35 +1,40 @@
-"""Requests that a front passes on to the coordinator and the scheduler: bounded, answered once, and answered when those are killed."""
+"""Requests that a front passes on to the controller and the scheduler: bounded, answered once, and
+answered when those are killed.
+"""
 
 from __future__ import annotations
 
 import orjson
 import pytest
 
-from netfront import deciders
-from tailrace.protocol.errors import ErrorCode
-from tailrace.protocol.wire import Api
+from netfront.forward import forwarder as forwarders
+from tailrace.core.error_codes import ErrorCode
+from tailrace.protocol.frame import Api
 from tests.kit.fronts import FakeClient, FakeFront, broken, message_of
 
 
-def test_an_answer_of_the_coordinator_that_cannot_be_passed_on_is_taken_once(
+def test_an_answer_of_the_controller_that_cannot_be_passed_on_is_taken_once(
     world: FakeFront, client: FakeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = client.send_json(Api.DESCRIBE_CLUSTER, {})
     world.step()
-    message = world.coordinator.take()
+    message = world.controller.take()
     assert message is not None
-    world.coordinator.answer(message, {"processes": []})
+    world.controller.answer(message, {"processes": []})
     with monkeypatch.context() as patch:
-        patch.setattr("netfront.replies.Replies.send", broken)
+        patch.setattr("netfront.session.responses.Responses.send", broken)
         world.settle()
     assert client.heard()[asked][0] is ErrorCode.INTERNAL_ERROR
-    assert world.coordinator.link.from_it.peek() is None
+    assert world.controller.link.from_it.peek() is None
 
 
-def test_requests_with_the_coordinator_are_bounded_for_a_connection_and_in_all(
+def test_requests_with_the_controller_are_bounded_for_a_connection_and_in_all(
     world: FakeFront, client: FakeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = [client.send_json(Api.DESCRIBE_CLUSTER, {}) for _ in range(deciders.SESSION_REQUESTS_MAX + 3)]
+    asked = [
+        client.send_json(Api.DESCRIBE_CLUSTER, {})
+        for _ in range(forwarders.SESSION_REQUESTS_MAX + 3)
+    ]
     world.settle()
     heard = client.heard()
     assert [heard[number][0] for number in asked[-3:]] == [ErrorCode.TOO_MANY_REQUESTS] * 3
@@ -38,54 +43,60 @@ def test_requests_with_the_coordinator_are_bounded_for_a_connection_and_in_all(
     asked_by_other = other.send_json(Api.DESCRIBE_CLUSTER, {})
     world.settle()
     assert not other.heard(), "another connection has room of its own"
-    while (message := world.coordinator.take()) is not None:
-        world.coordinator.answer(message, {"fine": True})
+    while (message := world.controller.take()) is not None:
+        world.controller.answer(message, {"fine": True})
     world.settle()
     assert {code for code, _ in client.heard().values()} == {ErrorCode.OK}
     assert asked_by_other in other.heard()
-    assert not world.front._decisions.coordinator._written
-    monkeypatch.setattr(world.front._decisions.coordinator.unanswered, "_all_max", 0)
+    assert not world.front._forwarding.controller._written
+    monkeypatch.setattr(world.front._forwarding.controller.pending_requests, "_all_max", 0)
     assert client.ask(Api.DESCRIBE_CLUSTER, {})[0] is ErrorCode.TOO_MANY_REQUESTS
 
 
-def test_bytes_that_wait_for_a_stopped_coordinator_are_bounded(world: FakeFront, client: FakeClient) -> None:
+def test_bytes_that_wait_for_a_stopped_controller_are_bounded(
+    world: FakeFront, client: FakeClient
+) -> None:
     payload = orjson.dumps({"x": "y" * 100_000})
     asked = [client.send(Api.CREATE_TOPICS, payload) for _ in range(60)]
     world.settle()
     heard = client.heard()
     assert heard
     assert {code for code, _ in heard.values()} == {ErrorCode.TOO_MANY_REQUESTS}
-    assert world.front._decisions.coordinator._queued_bytes <= deciders.SESSION_QUEUED_BYTES_MAX
+    assert world.front._forwarding.controller._queued_bytes <= forwarders.SESSION_QUEUED_BYTES_MAX
     assert len(heard) < len(asked)
 
 
-def test_a_connection_that_ends_leaves_no_request_behind(world: FakeFront, client: FakeClient) -> None:
+def test_a_connection_that_ends_leaves_no_request_behind(
+    world: FakeFront, client: FakeClient
+) -> None:
     for _ in range(20):
         client.send(Api.CREATE_TOPICS, orjson.dumps({"x": "y" * 100_000}))
     client.send_json(Api.LIST_DELAYS, {})
     client.fetch(world.add_topic("t", 3))
     world.settle()
-    world.front._keeper.drop(world.front._sessions.all()[0])
-    while world.coordinator.take() is not None:
+    world.front._session_lifecycle.drop(world.front._sessions.all()[0])
+    while world.controller.take() is not None:
         world.step()
     front = world.front
-    assert not front._decisions.coordinator._queue
-    assert not front._decisions.coordinator._queued_bytes_of
-    assert not front._decisions.coordinator._queued_bytes
-    assert not len(front._decisions.coordinator.unanswered)
-    assert not front._decisions.scheduler._written
-    assert not front._fetches._parked._own
-    assert not front._fetches._parked._by_slot
+    assert not front._forwarding.controller._queue
+    assert not front._forwarding.controller._queued_bytes_of
+    assert not front._forwarding.controller._queued_bytes
+    assert not len(front._forwarding.controller.pending_requests)
+    assert not front._forwarding.scheduler._written
+    assert not front._fetches._purgatory._own
+    assert not front._fetches._purgatory._by_slot
     assert not len(front._fetch_wheel)
-    assert not len(front._decisions.coordinator.unanswered.timeouts)
+    assert not len(front._forwarding.controller.pending_requests.timeouts)
 
 
-def test_a_correlation_id_that_is_under_way_is_not_taken_again(world: FakeFront, client: FakeClient) -> None:
+def test_a_correlation_id_that_is_under_way_is_not_taken_again(
+    world: FakeFront, client: FakeClient
+) -> None:
     client.send(Api.DESCRIBE_CLUSTER, b"{}", correlation_id=500)
     client.send(Api.DESCRIBE_CLUSTER, b"{}", correlation_id=500)
     world.settle()
     assert client.heard()[500][0] is ErrorCode.INVALID_REQUEST
-    assert len(world.front._decisions.coordinator.unanswered) == 1
+    assert len(world.front._forwarding.controller.pending_requests) == 1
 
 
 @pytest.mark.parametrize(
@@ -106,38 +117,46 @@ def test_a_correlation_id_that_is_under_way_is_not_taken_again(world: FakeFront,
 def test_what_a_killed_decider_had_taken_is_answered_and_what_it_had_not_waits_for_its_successor(
     world: FakeFront, client: FakeClient, api: Api, code: ErrorCode, says: str
 ) -> None:
-    decider = world.scheduler if api in (Api.LIST_DELAYS, Api.DESCRIBE_DELAYS, Api.CHANGE_DELAYS) else world.coordinator
+    forwarder = (
+        world.scheduler
+        if api in (Api.LIST_DELAYS, Api.DESCRIBE_DELAYS, Api.CHANGE_DELAYS)
+        else world.controller
+    )
     taken, left = client.send_json(api, {}), client.send_json(api, {})
     world.settle()
-    assert decider.take() is not None
-    decider.restart()
+    assert forwarder.take() is not None
+    forwarder.restart()
     world.step(after_ms=20)
     answer = client.heard()
     assert set(answer) == {taken}
     assert answer[taken][0] is code
     assert says in message_of(answer[taken])
-    message = decider.take()
+    message = forwarder.take()
     assert message is not None
-    decider.answer(message, {"by": "the successor"})
+    forwarder.answer(message, {"by": "the successor"})
     world.settle()
     assert client.heard()[left][0] is ErrorCode.OK
 
 
-def test_a_front_with_a_request_at_the_coordinator_looks_often_whether_it_lives(world: FakeFront, client: FakeClient) -> None:
+def test_a_front_with_a_request_at_the_controller_looks_often_whether_it_lives(
+    world: FakeFront, client: FakeClient
+) -> None:
     client.send_json(Api.CREATE_TOPICS, {})
     world.settle()
     deadline_ns = world.front.next_deadline_ns()
     assert deadline_ns is not None
-    assert deadline_ns - world.now_ns <= deciders.LOOK_INTERVAL_NS
+    assert deadline_ns - world.now_ns <= forwarders.CHECK_INTERVAL_NS
 
 
-def test_a_request_that_the_coordinator_never_answers_times_out_once(world: FakeFront, client: FakeClient) -> None:
+def test_a_request_that_the_controller_never_answers_times_out_once(
+    world: FakeFront, client: FakeClient
+) -> None:
     asked = client.send_json(Api.CREATE_TOPICS, {})
     world.settle()
-    message = world.coordinator.take()
+    message = world.controller.take()
     world.step(after_ms=40_000)
     assert client.heard()[asked][0] is ErrorCode.TIMED_OUT
     assert message is not None
-    world.coordinator.answer(message, {})
+    world.controller.answer(message, {})
     world.settle()
     assert not client.heard()

@@ -1,4 +1,6 @@
-"""Requests that a front passes on to the process of groups: started when it is first needed, told of sessions that end, heard when it has news."""
+"""Requests that a front passes on to the process of groups: started when it is first needed, told
+of sessions that end, heard when it has news.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +9,20 @@ from collections import deque
 import orjson
 import pytest
 
-from netfront import deciders
-from netfront.deciders import CLOSED_MAX, PATIENCE_NS
-from netfront.decisions import GATHERED_FROM, GROUPS_AT_ONCE_MAX
-from netfront.transport import Watched
-from shm.catalog_messages import LaneKind
+from netfront.forward import forwarder as forwarders
+from netfront.forward.forwarder import CLOSED_MAX, PATIENCE_NS
+from netfront.forward.forwarding_service import GATHERED_FROM, GROUPS_AT_ONCE_MAX
+from netfront.socket.transport import Watched
 from shm.lane import LaneMessage
-from tailrace.protocol.errors import ErrorCode
-from tailrace.protocol.wire import API_VERSIONS, PUSH_CORRELATION_ID, Api, decode_response_header, encode_request
+from shm.lane_messages import LaneKind
+from tailrace.core.error_codes import ErrorCode
+from tailrace.protocol.frame import (
+    API_VERSIONS,
+    PUSH_CORRELATION_ID,
+    Api,
+    decode_response_header,
+    encode_request,
+)
 from tests.kit.fronts import FakeClient, FakeFront, message_of
 
 
@@ -37,7 +45,9 @@ def last_headers(world: FakeFront, client: FakeClient) -> list[tuple[int, int, i
     return [(header.api, header.version, header.correlation_id) for header in headers]
 
 
-def test_the_first_request_has_the_process_started_and_waits_for_it(world: FakeFront, client: FakeClient) -> None:
+def test_the_first_request_has_the_process_started_and_waits_for_it(
+    world: FakeFront, client: FakeClient
+) -> None:
     asked = client.send_json(Api.GROUP_HEARTBEAT, {"group": "g"})
     world.settle()
     assert world.wants_groups
@@ -45,16 +55,24 @@ def test_the_first_request_has_the_process_started_and_waits_for_it(world: FakeF
     assert world.groups.take() is None
     deadline_ns = world.front.next_deadline_ns()
     assert deadline_ns is not None
-    assert deadline_ns - world.now_ns <= deciders.LOOK_INTERVAL_NS, "it looks again whether the process is there"
+    assert deadline_ns - world.now_ns <= forwarders.CHECK_INTERVAL_NS, (
+        "it looks again whether the process is there"
+    )
     start_groups(world)
     message = taken(world)
-    assert (message.kind, message.slot, bytes(message.payload)) == (LaneKind.REQUEST, Api.GROUP_HEARTBEAT, b'{"group":"g"}')
+    assert (message.kind, message.slot, bytes(message.payload)) == (
+        LaneKind.REQUEST,
+        Api.GROUP_HEARTBEAT,
+        b'{"group":"g"}',
+    )
     world.groups.answer(message, {"member_epoch": 1})
     world.settle()
     assert client.heard()[asked][0] is ErrorCode.OK
 
 
-def test_what_waits_for_a_process_that_never_comes_times_out(world: FakeFront, client: FakeClient) -> None:
+def test_what_waits_for_a_process_that_never_comes_times_out(
+    world: FakeFront, client: FakeClient
+) -> None:
     asked = client.send_json(Api.COMMIT_OFFSETS, {})
     world.settle()
     world.step(after_ms=20_000)
@@ -63,7 +81,9 @@ def test_what_waits_for_a_process_that_never_comes_times_out(world: FakeFront, c
     assert world.groups.take() is None, "it was answered: it is not done behind its client's back"
 
 
-def test_without_shared_memory_for_the_process_its_requests_are_refused_with_a_sentence(world: FakeFront, client: FakeClient) -> None:
+def test_without_shared_memory_for_the_process_its_requests_are_refused_with_a_sentence(
+    world: FakeFront, client: FakeClient
+) -> None:
     world.lacks_memory = True
     for api in (Api.GROUP_HEARTBEAT, Api.LIST_GROUPS):
         asked = client.send_json(api, {"group": "g"})
@@ -82,7 +102,10 @@ def test_without_shared_memory_for_the_process_its_requests_are_refused_with_a_s
 
 
 def test_to_list_groups_starts_no_process(world: FakeFront, client: FakeClient) -> None:
-    assert client.ask(Api.LIST_GROUPS, {"after": ""}) == (ErrorCode.OK, {"groups": [], "next": None})
+    assert client.ask(Api.LIST_GROUPS, {"after": ""}) == (
+        ErrorCode.OK,
+        {"groups": [], "next": None},
+    )
     assert not world.wants_groups
     world.has_groups = True
     asked = client.send_json(Api.LIST_GROUPS, {"after": ""})
@@ -91,7 +114,9 @@ def test_to_list_groups_starts_no_process(world: FakeFront, client: FakeClient) 
     assert asked not in client.heard()
 
 
-def test_the_process_is_told_of_the_end_of_sessions_that_asked_it_something_and_of_no_others(world: FakeFront, client: FakeClient) -> None:
+def test_the_process_is_told_of_the_end_of_sessions_that_asked_it_something_and_of_no_others(
+    world: FakeFront, client: FakeClient
+) -> None:
     other = world.connect(b"other")
     other.send_json(Api.DESCRIBE_CLUSTER, {})
     client.send_json(Api.GROUP_HEARTBEAT, {})
@@ -99,12 +124,12 @@ def test_the_process_is_told_of_the_end_of_sessions_that_asked_it_something_and_
     start_groups(world)
     word = taken(world).session
     for session in world.front._sessions.all():
-        world.front._keeper.drop(session)
+        world.front._session_lifecycle.drop(session)
     world.settle()
     closed = taken(world)
     assert (closed.kind, closed.session, len(closed.payload)) == (LaneKind.SESSION_CLOSED, word, 0)
     assert world.groups.take() is None
-    assert not world.front._decisions._group_sessions
+    assert not world.front._forwarding._group_sessions
 
 
 def test_the_end_of_a_connection_is_told_in_the_step_that_finds_it_for_no_other_may_come(
@@ -122,7 +147,9 @@ def test_the_end_of_a_connection_is_told_in_the_step_that_finds_it_for_no_other_
     assert (closed.kind, closed.session) == (LaneKind.SESSION_CLOSED, word)
 
 
-def test_a_handshake_anew_ends_the_session_before_for_groups_too(world: FakeFront, client: FakeClient) -> None:
+def test_a_handshake_anew_ends_the_session_before_for_groups_too(
+    world: FakeFront, client: FakeClient
+) -> None:
     world.has_groups = True
     client.send_json(Api.GROUP_HEARTBEAT, {})
     world.settle()
@@ -137,9 +164,9 @@ def test_a_handshake_anew_ends_the_session_before_for_groups_too(world: FakeFron
 
 
 def test_ends_of_sessions_that_wait_for_a_stopped_process_are_bounded(world: FakeFront) -> None:
-    groups = world.front._decisions.groups
+    groups = world.front._forwarding.groups
     for word in range(CLOSED_MAX + 100):
-        groups.tell_closed(word)
+        groups.queue_session_closed(word)
     assert len(groups._queue) == CLOSED_MAX
     world.has_groups = True
     world.connect(b"one more").send_json(Api.GROUP_HEARTBEAT, {})
@@ -151,20 +178,28 @@ def test_ends_of_sessions_that_wait_for_a_stopped_process_are_bounded(world: Fak
     assert count == CLOSED_MAX
 
 
-def test_news_of_the_process_reach_the_session_that_they_are_for(world: FakeFront, client: FakeClient) -> None:
+def test_news_of_the_process_reach_the_session_that_they_are_for(
+    world: FakeFront, client: FakeClient
+) -> None:
     other = world.connect(b"other")
     world.has_groups = True
     client.send_json(Api.GROUP_HEARTBEAT, {})
     world.settle()
     word = taken(world).session
     world.groups.push(word, Api.GROUP_HEARTBEAT, {"group": "g", "member_id": "m"})
-    world.groups.push(word + 1000, Api.GROUP_HEARTBEAT, {"group": "g", "member_id": "of a session that has ended"})
+    world.groups.push(
+        word + 1000, Api.GROUP_HEARTBEAT, {"group": "g", "member_id": "of a session that has ended"}
+    )
     last_headers(world, client)
     last_headers(world, other)
     world.settle()
     [frames] = world.transport.answers[client.identity]
     header = decode_response_header(frames[0])
-    assert (header.api, header.correlation_id, header.error) == (Api.GROUP_HEARTBEAT, PUSH_CORRELATION_ID, ErrorCode.OK)
+    assert (header.api, header.correlation_id, header.error) == (
+        Api.GROUP_HEARTBEAT,
+        PUSH_CORRELATION_ID,
+        ErrorCode.OK,
+    )
     assert orjson.loads(frames[1]) == {"group": "g", "member_id": "m"}
     assert header.generation == world.front._sessions.generation
     assert not world.transport.answers[other.identity]
@@ -203,12 +238,19 @@ def test_what_a_killed_process_of_groups_had_taken_is_answered(
 
 
 @pytest.mark.parametrize("way", ["answered", "late", "killed"])
-def test_an_answer_has_the_version_that_was_asked(world: FakeFront, client: FakeClient, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+def test_an_answer_has_the_version_that_was_asked(
+    world: FakeFront, client: FakeClient, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
     monkeypatch.setitem(API_VERSIONS, Api.GROUP_HEARTBEAT, (1, 3))
     world.has_groups = True
     last_headers(world, client)
     for version in (1, 2, 3):
-        world.transport.inbox.append([client.identity, *map(bytes, encode_request(Api.GROUP_HEARTBEAT, version, 100 + version, [b"{}"]))])
+        world.transport.inbox.append(
+            [
+                client.identity,
+                *map(bytes, encode_request(Api.GROUP_HEARTBEAT, version, 100 + version, [b"{}"])),
+            ]
+        )
     world.settle()
     messages = [taken(world) for _ in range(3)]
     if way == "answered":
@@ -218,21 +260,28 @@ def test_an_answer_has_the_version_that_was_asked(world: FakeFront, client: Fake
         world.groups.restart()
     world.step(after_ms=20_000 if way == "late" else 20)
     answers = [header for header in last_headers(world, client) if header[2] != PUSH_CORRELATION_ID]
-    assert sorted(answers) == [(Api.GROUP_HEARTBEAT, version, 100 + version) for version in (1, 2, 3)]
+    assert sorted(answers) == [
+        (Api.GROUP_HEARTBEAT, version, 100 + version) for version in (1, 2, 3)
+    ]
 
 
-def test_a_fetch_is_answered_in_the_version_that_was_asked(world: FakeFront, client: FakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fetch_is_answered_in_the_version_that_was_asked(
+    world: FakeFront, client: FakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     [route] = world.add_topic("t", 1)
     monkeypatch.setitem(API_VERSIONS, Api.FETCH, (2, 3))
     last_headers(world, client)
-    parked = client.fetch([route])
+    purgatory = client.fetch([route])
     world.settle()
     monkeypatch.setitem(API_VERSIONS, Api.FETCH, (2, 2))
     other = client.fetch([route])
     world.settle()
     world.append(route)
     world.settle()
-    assert sorted(header for header in last_headers(world, client) if header[2]) == [(Api.FETCH, 3, parked), (Api.FETCH, 2, other)][::-1]
+    assert (
+        sorted(header for header in last_headers(world, client) if header[2])
+        == [(Api.FETCH, 3, purgatory), (Api.FETCH, 2, other)][::-1]
+    )
 
 
 def passed_on(world: FakeFront) -> list[int]:
@@ -244,12 +293,19 @@ def passed_on(world: FakeFront) -> list[int]:
     return found
 
 
-def test_heartbeats_of_many_members_without_news_go_together_and_nothing_else_waits_for_them(world: FakeFront) -> None:
+def test_heartbeats_of_many_members_without_news_go_together_and_nothing_else_waits_for_them(
+    world: FakeFront,
+) -> None:
     start_groups(world)
     members = [FakeClient(world, b"member-%d" % number) for number in range(GATHERED_FROM)]
     quiet = {"group": "g", "member_epoch": 1, "topics": None, "owned": None}
 
-    def ask(member: int, number: int, news: dict[str, object] | None = None, api: Api = Api.GROUP_HEARTBEAT) -> None:
+    def ask(
+        member: int,
+        number: int,
+        news: dict[str, object] | None = None,
+        api: Api = Api.GROUP_HEARTBEAT,
+    ) -> None:
         members[member].send_json(api, {**quiet, "n": number, **(news or {})})
 
     for member in range(GATHERED_FROM - 1):
@@ -273,7 +329,8 @@ def test_heartbeats_of_many_members_without_news_go_together_and_nothing_else_wa
     ask(2, 4)
     assert passed_on(world) == []
     changes: list[dict[str, object]] = [
-        {"owned": {}}, {"topics": ["u"]}, {"member_epoch": -1}, {"member_epoch": "1"}, {"member_epoch": True},
+        {"owned": {}}, {"topics": ["u"]}, {"member_epoch": -1}, {"member_epoch": "1"},
+        {"member_epoch": True},
     ]  # fmt: skip
     for number, news in enumerate(changes, 5):
         ask(3, number, news)
@@ -291,7 +348,9 @@ def test_heartbeats_of_many_members_without_news_go_together_and_nothing_else_wa
     assert passed_on(world) == []
 
 
-def test_a_client_that_asks_for_much_at_once_waits_behind_itself_and_others_do_not(world: FakeFront, client: FakeClient) -> None:
+def test_a_client_that_asks_for_much_at_once_waits_behind_itself_and_others_do_not(
+    world: FakeFront, client: FakeClient
+) -> None:
     start_groups(world)
     other = world.connect(b"other")
     asked = [client.send_json(Api.DESCRIBE_GROUP, {"n": n}) for n in range(3 * GROUPS_AT_ONCE_MAX)]
@@ -305,19 +364,41 @@ def test_a_client_that_asks_for_much_at_once_waits_behind_itself_and_others_do_n
     world.groups.answer(lane[0], {})
     world.settle()
     lane.append(taken(world))
-    assert lane[-1].correlation_id == asked[GROUPS_AT_ONCE_MAX], "an answer makes room for the next, in order"
+    assert lane[-1].correlation_id == asked[GROUPS_AT_ONCE_MAX], (
+        "an answer makes room for the next, in order"
+    )
     assert world.groups.take() is None
     world.step(after_ms=20_000)  # what is with the process, and what waits for its turn, times out
     world.settle()
     heard = client.heard()
     assert {heard[number][0] for number in asked[1:]} == {ErrorCode.TIMED_OUT}
-    decider = world.front._decisions.groups
-    assert (decider._queued_bytes, decider._queued_bytes_of, decider._turns._waiting) == (0, {}, {})
+    forwarder = world.front._forwarding.groups
+    assert (
+        forwarder._queued_bytes,
+        forwarder._queued_bytes_of,
+        forwarder._fair_queue._waiting,
+    ) == (0, {}, {})
     again = [client.send_json(Api.DESCRIBE_GROUP, {}) for _ in range(3 * GROUPS_AT_ONCE_MAX)]
     world.settle()
-    assert [taken(world).correlation_id for _ in range(GROUPS_AT_ONCE_MAX)] == again[:GROUPS_AT_ONCE_MAX]
-    world.front._keeper.drop(next(session for session in world.front._sessions.all() if session.identity == client.identity))
+    assert [taken(world).correlation_id for _ in range(GROUPS_AT_ONCE_MAX)] == again[
+        :GROUPS_AT_ONCE_MAX
+    ]
+    world.front._session_lifecycle.drop(
+        next(
+            session
+            for session in world.front._sessions.all()
+            if session.identity == client.identity
+        )
+    )
     world.settle()
     assert taken(world).kind == LaneKind.SESSION_CLOSED
     assert world.groups.take() is None
-    assert (decider._queued_bytes, decider._turns._waiting, decider._turns._under_way.keys() & {lane[0].session}) == (0, {}, set())
+    assert (
+        forwarder._queued_bytes,
+        forwarder._fair_queue._waiting,
+        forwarder._fair_queue._under_way.keys() & {lane[0].session},
+    ) == (
+        0,
+        {},
+        set(),
+    )

@@ -1,4 +1,6 @@
-"""PRODUCE at a front, at random: three clients that come and go, two workers, lanes that fill up, timeouts; held against a model of who is told what."""
+"""PRODUCE at a front, at random: three clients that come and go, two workers, lanes that fill up,
+timeouts; held against a model of who is told what.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +9,9 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from netfront.credits import CreditLedger
+from netfront.socket.flow_control import CreditLedger
 from shm.lane import LaneMessage
-from tailrace.protocol.errors import ErrorCode
+from tailrace.core.error_codes import ErrorCode
 from tests.kit.fronts import FakeClient, FakeFront
 from tests.kit.produce import TIMED_OUT, batch, number_of, produced
 
@@ -61,7 +63,10 @@ class _Model:
                 self.order[partition].append(number)
             else:
                 request.expected[place] = int(code), -1
-        key = self.clients[client].identity, self.clients[client].produce(made, acks=acks, timeout_ms=timeout_ms)
+        key = (
+            self.clients[client].identity,
+            self.clients[client].produce(made, acks=acks, timeout_ms=timeout_ms),
+        )
         for place, number in enumerate(numbers):
             self.place_of[number] = key, place
         if acks:
@@ -81,7 +86,9 @@ class _Model:
         number = number_of(data)
         partition = next(p for p in range(4) if self.topic[p].slot == message.slot)
         assert partition % 2 == worker
-        assert self.order[partition].pop(0) == number, "a partition's batches come in the order in which they were sent"
+        assert self.order[partition].pop(0) == number, (
+            "a partition's batches come in the order in which they were sent"
+        )
         code = ErrorCode.CORRUPT_BATCH if refuses else ErrorCode.OK
         offset = self.world.workers[worker].answer(message, code)
         key, place = self.place_of[number]
@@ -94,9 +101,17 @@ class _Model:
         for client in self.clients:
             for correlation_id, answer in client.heard().items():
                 self._check(self.sent.pop((client.identity, correlation_id)), answer)
-        late = [request for request in self.sent.values() if request.deadline_ns <= self.world.now_ns - 1_000_000]
+        late = [
+            request
+            for request in self.sent.values()
+            if request.deadline_ns <= self.world.now_ns - 1_000_000
+        ]
         assert not late, "a request is answered when its timeout has passed"
-        assert not [request for request in self.sent.values() if len(request.expected) == len(request.numbers)], "all is known and not told"
+        assert not [
+            request
+            for request in self.sent.values()
+            if len(request.expected) == len(request.numbers)
+        ], "all is known and not told"
 
     def _check(self, request: _Sent, answer: tuple[ErrorCode, list[bytes]]) -> None:
         entries = produced(answer)
@@ -111,8 +126,12 @@ class _Model:
     def leave(self, client: int) -> None:
         session = self.world.front._sessions.by_identity(self.clients[client].identity)
         assert session is not None
-        self.world.front._keeper.drop(session)
-        self.sent = {key: request for key, request in self.sent.items() if key[0] != self.clients[client].identity}
+        self.world.front._session_lifecycle.drop(session)
+        self.sent = {
+            key: request
+            for key, request in self.sent.items()
+            if key[0] != self.clients[client].identity
+        }
         self.generations[client] += 1
         self.clients[client] = self._connect(client)
 
@@ -121,7 +140,9 @@ SIZES = (0, 100, 200, 200, 1_000, 1_020, 2_000)
 
 
 @pytest.mark.parametrize("seed", range(100))
-def test_whatever_comes_and_goes_every_request_is_answered_once_with_what_became_of_each_batch(seed: int) -> None:
+def test_whatever_comes_and_goes_every_request_is_answered_once_with_what_became_of_each_batch(
+    seed: int,
+) -> None:
     model, rng = _Model(), random.Random(seed)
     for _ in range(40):
         kind = rng.choices(("send", "work", "step", "leave"), (8, 8, 4, 1))[0]
@@ -138,7 +159,9 @@ def test_whatever_comes_and_goes_every_request_is_answered_once_with_what_became
         before = sum(map(len, model.order.values()))
         for worker in range(2):
             model.work(worker, 100, False)
-        assert sum(map(len, model.order.values())) < before, "what waits for room goes when there is room"
+        assert sum(map(len, model.order.values())) < before, (
+            "what waits for room goes when there is room"
+        )
     assert not model.sent
-    assert not len(model.world.front._produces._tickets)
+    assert not len(model.world.front._produce_service._pending_produces)
     assert all(s.credit.received == s.credit.released for s in model.world.front._sessions.all())

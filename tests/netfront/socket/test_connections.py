@@ -1,27 +1,34 @@
-"""What connections cost: who is closed for what, who is not, and when nothing more of a connection will come."""
+"""What connections cost: who is closed for what, who is not, and when nothing more of a connection
+will come.
+"""
 
 from __future__ import annotations
 
 import pytest
 
-from netfront.credits import Credit
-from netfront.peers import (
-    LOOK_COUNT,
-    LOOK_NS,
+from netfront.socket.connections import (
     MARK_BYTES,
     ROOM_NS,
     SESSION_SLACK_BYTES,
     STALLED_NS,
+    SWEEP_INTERVAL_NS,
+    SWEEP_PEERS,
     UNSHAKEN_NS,
+    Connections,
     Limits,
-    Peer,
-    Peers,
+    PeerConnection,
 )
+from netfront.socket.flow_control import Credit
 
 KIB = 1 << 10
 MIB = 1 << 20
 LIMITS = Limits(
-    connections_max=10, unshaken_peer_max=MIB, unshaken_max=2 * MIB, untaken_max=8 * MIB, unsent_max=4 * MIB, memory_growth_max=100 * MIB
+    connections_max=10,
+    unshaken_peer_max=MIB,
+    unshaken_max=2 * MIB,
+    untaken_max=8 * MIB,
+    unsent_max=4 * MIB,
+    memory_growth_max=100 * MIB,
 )
 
 
@@ -44,7 +51,7 @@ class FakeSockets:
     def waiting_bytes(self, fd: int) -> int:
         return self.waiting.get(fd, 0)
 
-    def hold_little_if_near(self, fd: int) -> bool:
+    def shrink_local_send_buffer(self, fd: int) -> bool:
         self.held.append(fd)
         return True
 
@@ -55,7 +62,7 @@ class FakeSockets:
     def private_bytes(self) -> int:
         return self.memory
 
-    def give_back_memory(self) -> None:
+    def trim_memory(self) -> None:
         pass
 
 
@@ -70,8 +77,8 @@ def sockets() -> FakeSockets:
 
 
 @pytest.fixture
-def peers(sockets: FakeSockets) -> Peers:
-    return Peers(sockets, LIMITS)
+def peers(sockets: FakeSockets) -> Connections:
+    return Connections(sockets, LIMITS)
 
 
 def everything_is_read() -> bool:
@@ -82,103 +89,129 @@ def not_everything() -> bool:
     return False
 
 
-def connect(peers: Peers, fd: int, now_ns: int = 0, *, shaken: bool = True, is_counted: bool = True) -> Peer:
+def connect(
+    peers: Connections, fd: int, now_ns: int = 0, *, shaken: bool = True, is_counted: bool = True
+) -> PeerConnection:
     peers.accepted(fd, is_counted, now_ns)
-    peer = peers.meet(b"%d" % fd, fd)
+    peer = peers.identify(b"%d" % fd, fd)
     assert peer is not None
     if shaken:
         peers.shaken(b"%d" % fd, Credit())
     return peer
 
 
-def test_what_came_out_as_whole_messages_costs_nothing(peers: Peers, sockets: FakeSockets) -> None:
+def test_what_came_out_as_whole_messages_costs_nothing(
+    peers: Connections, sockets: FakeSockets
+) -> None:
     peer = connect(peers, 1)
     for turn in range(100):
         sockets.received[1] = peer.taken = turn * 10 * MIB
-        peers.look(turn * LOOK_NS, everything_is_read)
+        peers.sweep(turn * SWEEP_INTERVAL_NS, everything_is_read)
     assert not sockets.closed
 
 
-def test_an_unfinished_message_is_bounded_by_the_handshake_and_the_credit(peers: Peers, sockets: FakeSockets) -> None:
-    stranger, client, producer = connect(peers, 1, shaken=False), connect(peers, 2), connect(peers, 3)
+def test_an_unfinished_message_is_bounded_by_the_handshake_and_the_credit(
+    peers: Connections, sockets: FakeSockets
+) -> None:
+    stranger, client, producer = (
+        connect(peers, 1, shaken=False),
+        connect(peers, 2),
+        connect(peers, 3),
+    )
     assert producer.credit is not None
     assert stranger.credit is None
     producer.credit.granted = 2 * MIB
     sockets.received = {1: MIB, 2: SESSION_SLACK_BYTES, 3: SESSION_SLACK_BYTES + 2 * MIB}
-    peers.look(0, everything_is_read)
+    peers.sweep(0, everything_is_read)
     assert not sockets.closed
     sockets.received = {fd: count + 1 for fd, count in sockets.received.items()}
-    peers.look(0, everything_is_read)
+    peers.sweep(0, everything_is_read)
     assert sockets.closed == [1, 2, 3]
     assert peers.closed_count == 3
-    peers.look(LOOK_NS, everything_is_read)
+    peers.sweep(SWEEP_INTERVAL_NS, everything_is_read)
     assert peers.closed_count == 3, "once"
     assert client.is_closing
 
 
-def test_what_the_front_has_not_come_to_is_not_its_senders_fault(peers: Peers, sockets: FakeSockets) -> None:
+def test_what_the_front_has_not_come_to_is_not_its_senders_fault(
+    peers: Connections, sockets: FakeSockets
+) -> None:
     connect(peers, 1)
     sockets.received[1] = 7 * MIB
-    peers.look(0, not_everything)
+    peers.sweep(0, not_everything)
     assert not sockets.closed
 
 
-def test_what_libzmq_has_not_read_yet_costs_the_front_nothing(peers: Peers, sockets: FakeSockets) -> None:
+def test_what_libzmq_has_not_read_yet_costs_the_front_nothing(
+    peers: Connections, sockets: FakeSockets
+) -> None:
     """Its thread may be starved of a core while a client sends whole requests."""
     connect(peers, 1)
     sockets.received[1] = 7 * MIB
     sockets.waiting[1] = 6 * MIB
-    peers.look(0, everything_is_read)
+    peers.sweep(0, everything_is_read)
     assert not sockets.closed
     sockets.waiting[1] = 0
-    peers.look(LOOK_NS, everything_is_read)
+    peers.sweep(SWEEP_INTERVAL_NS, everything_is_read)
     assert sockets.closed == [1]
 
 
-def test_whether_everything_was_read_is_asked_after_the_count(peers: Peers, sockets: FakeSockets) -> None:
-    """What is counted here is read between the two: were it asked before, a client that sent whole requests would be closed."""
+def test_whether_everything_was_read_is_asked_after_the_count(
+    peers: Connections, sockets: FakeSockets
+) -> None:
+    """What is counted here is read between the two: were it asked before, a client that sent whole
+    requests would be closed.
+    """
     peer = connect(peers, 1)
     sockets.received[1] = 7 * MIB
 
     def counted() -> bool:
         return peer.untaken == 0
 
-    peers.look(0, counted)
+    peers.sweep(0, counted)
     assert not sockets.closed
 
 
-def test_all_together_are_bounded_and_the_largest_goes_first(peers: Peers, sockets: FakeSockets) -> None:
+def test_all_together_are_bounded_and_the_largest_goes_first(
+    peers: Connections, sockets: FakeSockets
+) -> None:
     for fd in range(1, 6):
         peer = connect(peers, fd)
         assert peer.credit is not None
         peer.credit.granted = 5 * MIB
         sockets.received[fd] = MIB + fd * 400 * KIB
-    peers.look(0, not_everything)
+    peers.sweep(0, not_everything)
     assert sockets.closed == [5]
     for fd in range(1, 6):
         peers.disconnected(fd, 0, 0)
     assert peers.untaken_total == 0
 
 
-def test_without_a_handshake_all_together_have_little(peers: Peers, sockets: FakeSockets) -> None:
+def test_without_a_handshake_all_together_have_little(
+    peers: Connections, sockets: FakeSockets
+) -> None:
     for fd in range(1, 6):
         connect(peers, fd, shaken=False)
         sockets.received[fd] = 500 * KIB + fd
-    peers.look(0, everything_is_read)
+    peers.sweep(0, everything_is_read)
     assert sockets.closed == [5]
 
 
-def test_an_unfinished_message_without_a_handshake_has_some_seconds(peers: Peers, sockets: FakeSockets) -> None:
+def test_an_unfinished_message_without_a_handshake_has_some_seconds(
+    peers: Connections, sockets: FakeSockets
+) -> None:
     connect(peers, 1, shaken=False)
     connect(peers, 2, shaken=False)
     sockets.received = {1: 8 * KIB, 2: 300}
-    peers.look(UNSHAKEN_NS - 1, everything_is_read)
+    peers.sweep(UNSHAKEN_NS - 1, everything_is_read)
     assert not sockets.closed
-    peers.look(UNSHAKEN_NS, everything_is_read)
+    peers.sweep(UNSHAKEN_NS, everything_is_read)
     assert sockets.closed == [1], "who has sent nothing costs nothing"
 
 
-def test_with_all_connections_taken_the_oldest_without_a_session_makes_room(peers: Peers, sockets: FakeSockets) -> None:
+def test_with_all_connections_taken_the_oldest_without_a_session_makes_room(
+    peers: Connections, sockets: FakeSockets
+) -> None:
     for fd in range(1, 11):
         connect(peers, fd, shaken=fd not in (4, 7))
     connect(peers, 11, ROOM_NS, shaken=False)
@@ -191,16 +224,18 @@ def test_with_all_connections_taken_the_oldest_without_a_session_makes_room(peer
     assert sockets.closed == [4, 7, 13], "others have not had the time yet: this one"
 
 
-def test_who_takes_none_of_its_answers_is_closed_and_who_takes_them_slowly_is_not(peers: Peers, sockets: FakeSockets) -> None:
+def test_who_takes_none_of_its_answers_is_closed_and_who_takes_them_slowly_is_not(
+    peers: Connections, sockets: FakeSockets
+) -> None:
     marks = [FakeMark() for _ in range(3)]
     dead, slow = connect(peers, 1), connect(peers, 2)
     for peer, mark in ((dead, marks[0]), (slow, marks[1]), (slow, marks[2])):
-        assert peers.wants_mark(peer, MARK_BYTES)
+        assert peers.needs_mark(peer, MARK_BYTES)
         peers.mark(peer, mark, None, 0)
     assert peers.unsent_total == 3 * MARK_BYTES
     marks[1].done = True
     peers.settle(slow, STALLED_NS - 1)
-    peers.look(STALLED_NS, everything_is_read)
+    peers.sweep(STALLED_NS, everything_is_read)
     assert sockets.closed == [1]
     assert (slow.unsent, peers.unsent_total) == (MARK_BYTES, 2 * MARK_BYTES)
     marks[0].done = marks[2].done = True
@@ -208,11 +243,11 @@ def test_who_takes_none_of_its_answers_is_closed_and_who_takes_them_slowly_is_no
     assert peers.unsent_total == 0
 
 
-def test_buffers_come_back_in_any_order_over_connections(peers: Peers) -> None:
+def test_buffers_come_back_in_any_order_over_connections(peers: Connections) -> None:
     frozen, reader = connect(peers, 1), connect(peers, 2)
     first, second = FakeMark(), FakeMark()
     for peer, mark in ((frozen, first), (reader, second)):
-        peers.wants_mark(peer, MIB)
+        peers.needs_mark(peer, MIB)
         peers.mark(peer, mark, bytearray(peer.fd), 0)
     second.done = True
     assert peers.settle_some(4, 0) == [bytearray(2)]
@@ -220,80 +255,94 @@ def test_buffers_come_back_in_any_order_over_connections(peers: Peers) -> None:
     assert peers.settle_some(4, 0) == [bytearray(1)]
 
 
-def test_when_answers_fill_what_there_is_the_largest_that_stands_still_is_closed(peers: Peers, sockets: FakeSockets) -> None:
+def test_when_answers_fill_what_there_is_the_largest_that_stands_still_is_closed(
+    peers: Connections, sockets: FakeSockets
+) -> None:
     for fd in (1, 2, 3):
         peer = connect(peers, fd)
-        peers.wants_mark(peer, fd * MIB)
+        peers.needs_mark(peer, fd * MIB)
         peers.mark(peer, FakeMark(), None, 0 if fd < 3 else ROOM_NS)
-    peers.look(ROOM_NS, everything_is_read)
+    peers.sweep(ROOM_NS, everything_is_read)
     assert sockets.closed == [2], "the third one has begun a moment ago"
 
 
-def test_memory_that_is_short_closes_who_is_in_the_middle_of_something(peers: Peers, sockets: FakeSockets) -> None:
+def test_memory_that_is_short_closes_who_is_in_the_middle_of_something(
+    peers: Connections, sockets: FakeSockets
+) -> None:
     idle, busy, endless = connect(peers, 1), connect(peers, 2), connect(peers, 3)
     sockets.received = {1: 200, 2: 900 * KIB, 3: 100 * KIB}
-    peers.look(0, everything_is_read)
+    peers.sweep(0, everything_is_read)
     sockets.memory += LIMITS.memory_growth_max + 1
     busy.taken = 100 * KIB
-    peers.look(2 * LOOK_NS, everything_is_read)
+    peers.sweep(2 * SWEEP_INTERVAL_NS, everything_is_read)
     assert sockets.closed == [3]
     assert not idle.is_closing
     assert endless.is_closing
 
 
-def test_memory_that_is_short_closes_those_without_a_count_when_nobody_else_is_to_blame(peers: Peers, sockets: FakeSockets) -> None:
+def test_memory_that_is_short_closes_those_without_a_count_when_nobody_else_is_to_blame(
+    peers: Connections, sockets: FakeSockets
+) -> None:
     connect(peers, 1)
     connect(peers, 2, is_counted=False)
     connect(peers, 3, is_counted=False, shaken=False)
     sockets.received = {1: 200, 2: -1, 3: -1}
     sockets.memory += LIMITS.memory_growth_max + 1
-    peers.look(2 * LOOK_NS, everything_is_read)
+    peers.sweep(2 * SWEEP_INTERVAL_NS, everything_is_read)
     assert sockets.closed == [3]
     peers.disconnected(3, 0, 0)
-    peers.look(3 * ROOM_NS, everything_is_read)
+    peers.sweep(3 * ROOM_NS, everything_is_read)
     assert sockets.closed == [3, 2]
 
 
-def test_a_connection_has_ended_when_what_it_had_sent_was_read(peers: Peers) -> None:
+def test_a_connection_has_ended_when_what_it_had_sent_was_read(peers: Connections) -> None:
     connect(peers, 1)
     peers.disconnected(1, 0, 5)
-    assert peers.take_ended(LOOK_NS, 5) == [], "the socket has not been empty since"
-    assert peers.take_ended(0, 6) == [], "libzmq may still hand something over"
-    assert peers.take_ended(LOOK_NS, 6) == [b"1"]
+    assert peers.drain_ended(SWEEP_INTERVAL_NS, 5) == [], "the socket has not been empty since"
+    assert peers.drain_ended(0, 6) == [], "libzmq may still hand something over"
+    assert peers.drain_ended(SWEEP_INTERVAL_NS, 6) == [b"1"]
     assert not peers.has_ended
 
 
-def test_a_descriptor_that_means_another_connection_ends_the_one_before(peers: Peers) -> None:
+def test_a_descriptor_that_means_another_connection_ends_the_one_before(peers: Connections) -> None:
     connect(peers, 1)
-    assert peers.meet(b"later", 1) is peers.by_identity[b"later"]
-    assert peers.take_ended(0, 0) == [b"1"]
+    assert peers.identify(b"later", 1) is peers.by_identity[b"later"]
+    assert peers.drain_ended(0, 0) == [b"1"]
 
 
-def test_what_a_connection_sent_before_it_ended_is_not_taken_for_its_successors(peers: Peers) -> None:
-    """libzmq takes messages from connections in turn: the first of one that has ended may come behind the first of the next one with its descriptor."""
+def test_what_a_connection_sent_before_it_ended_is_not_taken_for_its_successors(
+    peers: Connections,
+) -> None:
+    """libzmq takes messages from connections in turn: the first of one that has ended may come
+    behind the first of the next one with its descriptor.
+    """
     peers.accepted(5, True, 0)
     peers.disconnected(5, 0, 0)
     lives = connect(peers, 5)
-    assert peers.meet(b"ended", 5) not in (None, lives)
-    assert peers.take_ended(LOOK_NS, 1) == [b"ended"]
+    assert peers.identify(b"ended", 5) not in (None, lives)
+    assert peers.drain_ended(SWEEP_INTERVAL_NS, 1) == [b"ended"]
     assert peers.by_identity == {b"5": lives}
 
 
-def test_who_was_displaced_though_it_lives_is_put_back_by_its_next_message(peers: Peers) -> None:
+def test_who_was_displaced_though_it_lives_is_put_back_by_its_next_message(
+    peers: Connections,
+) -> None:
     lives = connect(peers, 5)
     credit = lives.credit
-    assert peers.meet(b"of one that is forgotten", 5) is lives
+    assert peers.identify(b"of one that is forgotten", 5) is lives
     assert lives.credit is None
-    assert peers.take_ended(0, 0) == [b"5"]
-    assert peers.meet(b"5", 5) is lives
+    assert peers.drain_ended(0, 0) == [b"5"]
+    assert peers.identify(b"5", 5) is lives
     assert lives.credit is credit
-    assert peers.take_ended(0, 0) == [b"of one that is forgotten"]
+    assert peers.drain_ended(0, 0) == [b"of one that is forgotten"]
 
 
 def test_without_descriptors_nobody_is_told_that_connections_max_is_too_small(
-    peers: Peers, sockets: FakeSockets, caplog: pytest.LogCaptureFixture
+    peers: Connections, sockets: FakeSockets, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What fails is told where it fails (`accept_failed`); connections that come and go meanwhile are no news, by the hundred."""
+    """What fails is told where it fails (`accept_failed`); connections that come and go meanwhile
+    are no news, by the hundred.
+    """
     for fd in range(4):
         connect(peers, fd)
     peers.make_room(2)
@@ -302,45 +351,51 @@ def test_without_descriptors_nobody_is_told_that_connections_max_is_too_small(
         assert sockets.closed.pop() == fd
         peers.disconnected(fd, 1, 1)
     assert not caplog.records
-    peers.room_is_back()
+    peers.on_room_available()
     for fd in range(50, 58):
         peers.accepted(fd, True, 0)
     assert [record.getMessage().split()[0] for record in caplog.records] == ["connections_full"]
 
 
-def test_who_has_the_descriptor_of_one_that_is_to_be_closed_stays(peers: Peers, sockets: FakeSockets) -> None:
-    """What a connection that has ended sent before it is read when its successor has sent nothing yet, and is taken for its successor's."""
+def test_who_has_the_descriptor_of_one_that_is_to_be_closed_stays(
+    peers: Connections, sockets: FakeSockets
+) -> None:
+    """What a connection that has ended sent before it is read when its successor has sent nothing
+    yet, and is taken for its successor's.
+    """
     peers.accepted(5, True, 0)
     peers.disconnected(5, 1, 1)
     peers.accepted(5, True, 2)
-    successor = peers.meet(b"guilty", 5)
+    successor = peers.identify(b"guilty", 5)
     assert successor is not None
     assert not peers.is_sender(successor)
     peers.condemn(successor, "nonsense")
-    peers.look(LOOK_NS, everything_is_read)
-    peers.look(2 * LOOK_NS, everything_is_read)
+    peers.sweep(SWEEP_INTERVAL_NS, everything_is_read)
+    peers.sweep(2 * SWEEP_INTERVAL_NS, everything_is_read)
     assert sockets.closed == []
-    peers.take_ended(2 * LOOK_NS, 2)
+    peers.drain_ended(2 * SWEEP_INTERVAL_NS, 2)
     assert peers.is_sender(successor)
     peers.condemn(successor, "nonsense of its own")
-    peers.look(3 * LOOK_NS, everything_is_read)
+    peers.sweep(3 * SWEEP_INTERVAL_NS, everything_is_read)
     assert sockets.closed == [], "what it was sent has no time to leave"
-    peers.look(4 * LOOK_NS, everything_is_read)
+    peers.sweep(4 * SWEEP_INTERVAL_NS, everything_is_read)
     assert sockets.closed == [5]
 
 
 def test_many_connections_are_looked_at_in_turn(sockets: FakeSockets) -> None:
-    peers = Peers(sockets, LIMITS._replace(connections_max=10_000))
-    for fd in range(3 * LOOK_COUNT):
+    peers = Connections(sockets, LIMITS._replace(connections_max=10_000))
+    for fd in range(3 * SWEEP_PEERS):
         connect(peers, fd)
-        sockets.received[fd] = 4 * MIB if fd == 3 * LOOK_COUNT - 1 else 0
+        sockets.received[fd] = 4 * MIB if fd == 3 * SWEEP_PEERS - 1 else 0
     for turn in range(3):
         assert not sockets.closed
-        peers.look(turn * LOOK_NS, everything_is_read)
-    assert sockets.closed == [3 * LOOK_COUNT - 1]
+        peers.sweep(turn * SWEEP_INTERVAL_NS, everything_is_read)
+    assert sockets.closed == [3 * SWEEP_PEERS - 1]
 
 
-def test_what_the_kernel_holds_is_said_of_each_tcp_connection_and_no_other(peers: Peers, sockets: FakeSockets) -> None:
+def test_what_the_kernel_holds_is_said_of_each_tcp_connection_and_no_other(
+    peers: Connections, sockets: FakeSockets
+) -> None:
     peers.accepted(7, True, 0)
     peers.accepted(8, False, 0)
     peers.accepted(9, True, 0)

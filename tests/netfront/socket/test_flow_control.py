@@ -1,11 +1,13 @@
-"""Credits: the module's invariants under random use; everything within one budget however many connections; order; what lapsed is debt."""
+"""Credits: the module's invariants under random use; everything within one budget however many
+connections; order; what lapsed is debt.
+"""
 
 from __future__ import annotations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from netfront.credits import Credit, CreditLedger
+from netfront.socket.flow_control import Credit, CreditLedger
 
 BATCH = 100
 STEPS = st.lists(
@@ -20,7 +22,9 @@ STEPS = st.lists(
 
 @settings(max_examples=300, deadline=None)
 @given(STEPS, st.integers(100, 1000))
-def test_all_that_is_held_comes_out_of_the_budget_and_nobody_starves(steps: list[tuple[str, int, int]], budget: int) -> None:
+def test_all_that_is_held_comes_out_of_the_budget_and_nobody_starves(
+    steps: list[tuple[str, int, int]], budget: int
+) -> None:
     ledger = CreditLedger(budget, 400, BATCH)
     accounts: list[Credit] = []
     under_way: dict[Credit, list[int]] = {}
@@ -40,7 +44,7 @@ def test_all_that_is_held_comes_out_of_the_budget_and_nobody_starves(steps: list
                 if ledger.receive(account, size):
                     queue.append(size)
                 else:
-                    assert ledger.held_bytes > 2 * budget
+                    assert ledger.outstanding_bytes > 2 * budget
                     ledger.release(account, size)
             elif step == "release" and queue:
                 ledger.release(account, queue.pop(0))
@@ -52,12 +56,13 @@ def test_all_that_is_held_comes_out_of_the_budget_and_nobody_starves(steps: list
                 accounts.remove(account)
                 del under_way[account]
                 ledger.close(account)
-        assert ledger.held_bytes == sum(a.limit - a.released for a in accounts)
+        assert ledger.outstanding_bytes == sum(a.limit - a.released for a in accounts)
         assert sum(sum(queue) for queue in under_way.values()) <= 2 * budget
         for account in accounts:
             assert account.released <= account.received <= account.limit
             assert account.received - account.released == sum(under_way[account])
-    # However it came to this: when what is under way has left and what is not used was taken back, everyone who asks is served in its turn.
+    # However it came to this: when what is under way has left and what is not used was taken back,
+    # everyone who asks is served in its turn.
     for account in accounts:
         for size in under_way[account]:
             ledger.release(account, size)
@@ -70,7 +75,9 @@ def test_all_that_is_held_comes_out_of_the_budget_and_nobody_starves(steps: list
 
 @settings(max_examples=100, deadline=None)
 @given(st.integers(1, 2000), st.integers(100, 3000))
-def test_however_many_connect_and_send_no_more_is_under_way_than_the_budget(count: int, budget: int) -> None:
+def test_however_many_connect_and_send_no_more_is_under_way_than_the_budget(
+    count: int, budget: int
+) -> None:
     ledger = CreditLedger(budget, 400, BATCH)
     accounts = [ledger.open() for _ in range(count)]
     for account in accounts:
@@ -79,7 +86,7 @@ def test_however_many_connect_and_send_no_more_is_under_way_than_the_budget(coun
         if account.limit >= BATCH:
             ledger.receive(account, account.limit)
     assert sum(account.received for account in accounts) <= budget
-    assert ledger.held_bytes <= budget
+    assert ledger.outstanding_bytes <= budget
 
 
 def test_one_alone_gets_its_whole_window() -> None:
@@ -94,7 +101,7 @@ def test_one_alone_gets_its_whole_window() -> None:
 def test_connections_that_only_exist_leave_something_for_who_sends() -> None:
     ledger = CreditLedger(1000, 400, BATCH)
     opened = [ledger.open() for _ in range(1000)]
-    assert ledger.held_bytes <= 1000 - BATCH
+    assert ledger.outstanding_bytes <= 1000 - BATCH
     late = opened[-1]
     assert late.limit == 0
     assert ledger.ask(late, 10) == [late]

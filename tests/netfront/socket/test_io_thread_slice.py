@@ -1,4 +1,6 @@
-"""The time slice of libzmq's I/O thread: short while a front has little to do, never another policy."""
+"""The time slice of libzmq's I/O thread: short while a front has little to do, never another
+policy.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +10,19 @@ import threading
 import pytest
 import zmq
 
-from netfront.io_slice import BUSY_PER_S, SHORT_SLICE_NS, IoSlice, io_threads, set_slice_ns
+from netfront.socket.io_thread_slice import (
+    BUSY_PER_S,
+    SHORT_SLICE_NS,
+    IoThreadSlice,
+    io_threads,
+    set_slice_ns,
+)
 from tests.kit.processes import wait_until
 
 S = 1_000_000_000
 
 
-def noting() -> tuple[list[int], IoSlice]:
+def noting() -> tuple[list[int], IoThreadSlice]:
     """What is set, and what sets it."""
     calls: list[int] = []
 
@@ -22,23 +30,25 @@ def noting() -> tuple[list[int], IoSlice]:
         calls.append(slice_ns)
         return True
 
-    return calls, IoSlice(set_slice)
+    return calls, IoThreadSlice(set_slice)
 
 
 def test_it_is_short_while_little_moves_and_the_kernels_own_under_load() -> None:
     calls, io_slice = noting()
     moved = 0
-    for second, rate in enumerate((10, BUSY_PER_S - 1, BUSY_PER_S, 100 * BUSY_PER_S, BUSY_PER_S - 1, 0), start=1):
+    for second, rate in enumerate(
+        (10, BUSY_PER_S - 1, BUSY_PER_S, 100 * BUSY_PER_S, BUSY_PER_S - 1, 0), start=1
+    ):
         moved += rate
-        io_slice.look(second * S, moved)
+        io_slice.sample(second * S, moved)
     assert calls == [SHORT_SLICE_NS, 0, SHORT_SLICE_NS]
 
 
 def test_looks_that_follow_at_once_decide_nothing() -> None:
     calls, io_slice = noting()
-    io_slice.look(S, 0)
+    io_slice.sample(S, 0)
     for moment in range(100):
-        io_slice.look(S + moment, 1 + moment)
+        io_slice.sample(S + moment, 1 + moment)
     assert calls == [SHORT_SLICE_NS]
 
 
@@ -49,9 +59,9 @@ def test_what_cannot_be_set_is_tried_once() -> None:
         calls.append(slice_ns)
         return False
 
-    io_slice = IoSlice(refuse)
+    io_slice = IoThreadSlice(refuse)
     for second in range(1, 9):
-        io_slice.look(second * S, second % 2 * 100 * BUSY_PER_S)
+        io_slice.sample(second * S, second % 2 * 100 * BUSY_PER_S)
     assert len(calls) == 1
 
 
@@ -84,4 +94,6 @@ def test_a_threads_policy_and_nice_value_stay_and_others_are_left_alone() -> Non
 def test_libzmqs_io_threads_are_found_by_their_names() -> None:
     before = set(io_threads())
     with zmq.Context() as context, context.socket(zmq.PAIR):
-        wait_until(lambda: len(set(io_threads()) - before) == 1, "the thread has given itself its name")
+        wait_until(
+            lambda: len(set(io_threads()) - before) == 1, "the thread has given itself its name"
+        )

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 import zmq
 
-from netfront.message_socket import LENT_FROM_BYTES, MessageSocket
-from shm.cell import is_compiled
+from netfront.socket.message_socket import LENT_FROM_BYTES, MessageSocket
+from shm.atomic_word import is_compiled
 from tailrace import kernel
 
 
@@ -67,7 +67,9 @@ def test_a_message_of_a_known_identity_comes_whole_with_its_bytes_on_the_wire(pa
     assert pair.messages.try_receive({b"me": 1}, 16) is None
 
 
-def test_large_frames_of_batches_are_lent_and_stay_what_they_were_when_the_socket_is_closed(pair: Pair) -> None:
+def test_large_frames_of_batches_are_lent_and_stay_what_they_were_when_the_socket_is_closed(
+    pair: Pair,
+) -> None:
     large, small = bytes(range(256)) * (LENT_FROM_BYTES // 256), b"z" * (LENT_FROM_BYTES - 1)
     pair.client.send_multipart([large, large, large, small, b""])
     found = pair.receive({b"me": 1})
@@ -113,7 +115,9 @@ def test_a_client_that_is_not_there_is_an_error_and_leaves_the_socket_whole(pair
     assert pair.client.recv_multipart() == [b"after it"]
 
 
-def test_a_client_that_takes_nothing_is_an_error_before_any_of_its_message_is_queued(pair: Pair) -> None:
+def test_a_client_that_takes_nothing_is_an_error_before_any_of_its_message_is_queued(
+    pair: Pair,
+) -> None:
     pair.client.send(b"here")
     pair.receive({b"me": 1})
 

@@ -1,4 +1,6 @@
-"""What every transport of a front keeps to (`netfront.transport.Transport`): the real one over ZeroMQ, and the simulated one that schedules are played on."""
+"""What every transport of a front keeps to (`netfront.socket.transport.Transport`): the real one
+over ZeroMQ, and the simulated one that schedules are played on.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +13,21 @@ from typing import Protocol
 import pytest
 import zmq
 
-from netfront.credits import Credit
-from netfront.peers import Limits
-from netfront.router import Router
-from netfront.transport import Transport
+from netfront.socket.connections import Limits
+from netfront.socket.flow_control import Credit
+from netfront.socket.router import Router
+from netfront.socket.transport import Transport
 from tests.kit.processes import wait_until
 from tests.sim.network import Network, SimSocket
 
 MIB = 1 << 20
 LIMITS = Limits(
-    connections_max=100, unshaken_peer_max=MIB, unshaken_max=2 * MIB, untaken_max=8 * MIB, unsent_max=64 * MIB, memory_growth_max=512 * MIB
+    connections_max=100,
+    unshaken_peer_max=MIB,
+    unshaken_max=2 * MIB,
+    untaken_max=8 * MIB,
+    unsent_max=64 * MIB,
+    memory_growth_max=512 * MIB,
 )
 TIMEOUT_MS = 30_000
 
@@ -36,7 +43,12 @@ class Client(Protocol):
 class Bench:
     """A transport, and clients of it."""
 
-    def __init__(self, transport: Transport, connect: Callable[[], Client], wake: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        connect: Callable[[], Client],
+        wake: Callable[[], None] = lambda: None,
+    ) -> None:
         """`wake`: what the front's loop does before a step, for this transport."""
         self.transport = transport
         self.connect = connect
@@ -145,7 +157,9 @@ def test_there_is_nothing_before_something_was_sent(bench: Bench) -> None:
     bench.transport.close_peer(b"nobody", "it is not there")
 
 
-def test_messages_come_whole_and_those_of_a_connection_in_order_under_one_identity(bench: Bench) -> None:
+def test_messages_come_whole_and_those_of_a_connection_in_order_under_one_identity(
+    bench: Bench,
+) -> None:
     clients = [bench.greet() for _ in range(3)]
     assert len({identity for _, identity in clients}) == 3
     for number in range(50):
@@ -160,7 +174,9 @@ def test_messages_come_whole_and_those_of_a_connection_in_order_under_one_identi
     assert bench.transport.try_receive() is None
 
 
-def test_answers_reach_their_client_in_order_and_their_frames_may_be_changed_afterwards(bench: Bench) -> None:
+def test_answers_reach_their_client_in_order_and_their_frames_may_be_changed_afterwards(
+    bench: Bench,
+) -> None:
     (one, first), (other, second) = bench.greet(), bench.greet()
     frame = bytearray(b"a" * 100)
     for number in range(20):
@@ -168,22 +184,30 @@ def test_answers_reach_their_client_in_order_and_their_frames_may_be_changed_aft
         assert bench.transport.try_send(first, [b"%d" % number, memoryview(frame)])
     assert bench.transport.try_send(second, [b"only"])
     frame[:] = bytes(100)
-    assert [one.receive() for _ in range(20)] == [[b"%d" % n, b"%c" % (65 + n) + b"a" * 99] for n in range(20)]
+    assert [one.receive() for _ in range(20)] == [
+        [b"%d" % n, b"%c" % (65 + n) + b"a" * 99] for n in range(20)
+    ]
     assert other.receive() == [b"only"]
 
 
 @pytest.mark.parametrize("sizes", [(10, 100), (200_000, 70_000, 1), (64 << 10, 1 << 20)])
-def test_buffers_hold_what_was_asked_for_and_are_sent_behind_their_frames(bench: Bench, sizes: Sequence[int]) -> None:
+def test_buffers_hold_what_was_asked_for_and_are_sent_behind_their_frames(
+    bench: Bench, sizes: Sequence[int]
+) -> None:
     client, identity = bench.greet()
     for size in sizes:
         buffer = bench.transport.new_buffer(size)
         assert len(buffer) >= size
         buffer[:size] = b"%c" % (size % 251) * size
         assert bench.transport.try_send_buffer(identity, [b"head"], memoryview(buffer)[:size])
-    assert [client.receive() for _ in sizes] == [[b"head", b"%c" % (size % 251) * size] for size in sizes]
+    assert [client.receive() for _ in sizes] == [
+        [b"head", b"%c" % (size % 251) * size] for size in sizes
+    ]
 
 
-def test_what_a_client_sent_before_it_closed_is_read_and_then_it_has_ended_and_cannot_be_reached(bench: Bench) -> None:
+def test_what_a_client_sent_before_it_closed_is_read_and_then_it_has_ended_and_cannot_be_reached(
+    bench: Bench,
+) -> None:
     staying, stays = bench.greet()
     client, identity = bench.greet()
     for number in range(10):
@@ -204,7 +228,9 @@ def test_what_a_client_sent_before_it_closed_is_read_and_then_it_has_ended_and_c
     assert staying.receive() == [b"you are here"]
 
 
-def test_a_connection_that_is_closed_gets_what_it_was_sent_and_comes_back_as_another(bench: Bench) -> None:
+def test_a_connection_that_is_closed_gets_what_it_was_sent_and_comes_back_as_another(
+    bench: Bench,
+) -> None:
     client, identity = bench.greet()
     assert bench.transport.try_send(identity, [b"why"])
     assert client.receive() == [b"why"]
@@ -219,7 +245,9 @@ def test_a_connection_that_is_closed_gets_what_it_was_sent_and_comes_back_as_ano
     received: list[list[bytes]] = []
 
     def has_come_back() -> bool:
-        client.send(b"again")  # once more: libzmq drops what is sent before the client's end of the connection has noticed
+        client.send(
+            b"again"
+        )  # once more: libzmq drops what is sent before the client's end of the connection has noticed  # noqa: E501
         bench.watch()
         message = bench.transport.try_receive()
         if message is not None:

@@ -1,4 +1,6 @@
-"""What becomes of an exception that nobody expected, and of text that a client put into a log line."""
+"""What becomes of an exception that nobody expected, and of text that a client put into a log
+line.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,8 @@ import pytest
 
 from shm.control import Control
 from shm.layout import ControlLayout, ProcessWord, RegionKind, Role
-from shm.runtime.boundary import Boundary
-from shm.runtime.log_lines import BURST_LINES, LINES_PER_S, OneLineFormatter, RateLimit
+from shm.runtime.error_handler import CountedErrorHandler
+from shm.runtime.log_format import BURST_LINES, LINES_PER_S, OneLineFormatter, RateLimit
 from tests.kit.memory import simulated
 
 
@@ -17,20 +19,22 @@ def record(message: str, level: int = logging.INFO) -> logging.LogRecord:
     return logging.LogRecord("tailrace", level, "file.py", 1, message, None, None)
 
 
-def test_a_failure_is_counted_said_with_its_place_and_has_an_id_of_its_own(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failure_is_counted_said_with_its_place_and_has_an_id_of_its_own(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     slot = Control(simulated(RegionKind.CONTROL, ControlLayout().size, 0)).process(Role.WORKER, 1)
     slot.store(ProcessWord.GENERATION, 3)
-    boundary = Boundary(slot)
+    error_handler = CountedErrorHandler(slot)
     sentences = []
     for _ in range(2):
         try:
             raise KeyError(7)
         except KeyError as error:
-            sentences.append(boundary.caught("api=6", error))
+            sentences.append(error_handler.on_error("api=6", error))
     assert slot.load(ProcessWord.INTERNAL_ERRORS) == 2
     assert "id=worker-1.3.1" in sentences[0]
     assert "id=worker-1.3.2" in sentences[1]
-    assert "id=worker-1.3.1 api=6 reason='KeyError: 7' at=test_boundary.py:" in caplog.text
+    assert "id=worker-1.3.1 api=6 reason='KeyError: 7' at=test_error_handler.py:" in caplog.text
 
 
 def test_text_of_a_client_cannot_begin_a_log_line() -> None:

@@ -1,11 +1,13 @@
-"""The timing wheel against a sorted list, with time jumping, standing still and running backwards."""
+"""The timing wheel against a sorted list, with time jumping, standing still and running
+backwards.
+"""
 
 from __future__ import annotations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workers.timing_wheel import Timer, TimingWheel
+from shm.runtime.timing_wheel import Timer, TimingWheel
 
 TICK = 1000
 STEP = st.one_of(
@@ -19,7 +21,9 @@ STEP = st.one_of(
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(STEP, max_size=80), st.integers(0, 10**15), st.integers(1, 7))
-def test_wheel_fires_what_a_sorted_list_would(steps: list[tuple[str, int]], start: int, limit: int) -> None:
+def test_wheel_fires_what_a_sorted_list_would(
+    steps: list[tuple[str, int]], start: int, limit: int
+) -> None:
     wheel: TimingWheel[int] = TimingWheel(start, TICK)
     now = latest = start
     pending: dict[int, tuple[int, Timer[int]]] = {}
@@ -42,10 +46,13 @@ def test_wheel_fires_what_a_sorted_list_would(steps: list[tuple[str, int]], star
                 deadline = wheel.next_deadline_ns()
                 if not some and (deadline is None or deadline // TICK > now // TICK):
                     break
-            due = {key for key, (deadline, _) in pending.items() if -(-deadline // TICK) <= now // TICK}
+            due = {
+                key for key, (deadline, _) in pending.items() if -(-deadline // TICK) <= now // TICK
+            }
             assert set(fired) >= due
             for key in fired:
-                # Never early, by the latest time the wheel was ever told: a clock that goes back takes nothing back.
+                # Never early, by the latest time the wheel was ever told: a clock that goes back
+                # takes nothing back.
                 assert -(-pending[key][0] // TICK) <= latest // TICK
                 del pending[key]
         assert len(wheel) == len(pending)

@@ -1,4 +1,6 @@
-"""The sink's staging and commit against a real appliance, without Spark: what is killed where, who repeats what, and what is in the topic afterwards."""
+"""The sink's staging and commit against a real appliance, without Spark: what is killed where, who
+repeats what, and what is in the topic afterwards.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,6 @@ import signal
 import subprocess
 import sys
 import threading
-from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -16,61 +17,31 @@ import pyarrow as pa
 import pytest
 
 import tailrace
-from spark_bridge import sink_commit, sink_stage
-from spark_bridge.sink import StagedTask, commit_staged, forget, forget_query
-from spark_bridge.sink_commit import CRASH_VARIABLE, Committer, Fenced
-from spark_bridge.sink_log import Manifest
-from spark_bridge.sink_options import SinkOptions, parse_sink_options
-from spark_bridge.sink_stage import Stager, log_topic, stage_prefix
+from spark_bridge.sink import commit as sink_commit
+from spark_bridge.sink import staging as sink_stage
+from spark_bridge.sink.commit import CRASH_VARIABLE, Committer, Fenced
+from spark_bridge.sink.decision_log import Manifest
+from spark_bridge.sink.options import SinkOptions
+from spark_bridge.sink.staging import Stager, log_topic, stage_prefix
+from spark_bridge.sink.writer import StagedTask, commit_staged, forget, forget_query
 from tailrace import Admin, NewTopic, Producer
-from tailrace.errors import SchemaMismatchError, TailraceError, UnknownTopicError
-from tailrace.private_appliance import EmbeddedAppliance, start_embedded
-from tailrace.records import TopicPartition
-from tailrace.topics import TopicInfo
+from tailrace.client.topic_metadata import TopicInfo
+from tailrace.core.errors import SchemaMismatchError, TailraceError, UnknownTopicError
+from tailrace.core.topic_partition import TopicPartition
+from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
+from tests.kit.sink import ROWS, check_once, make, options_of, stage, values_in
 
-ROWS = 500
 COMMIT = """
 import pickle, sys
-from spark_bridge.sink import commit_staged
+from spark_bridge.sink.writer import commit_staged
 with open(sys.argv[1], "rb") as file:
     commit_staged(*pickle.load(file))
 """
 
 
-def options_of(appliance: EmbeddedAppliance, topic: str) -> SinkOptions:
-    return parse_sink_options({"bootstrap": appliance.address, "topic": topic})
-
-
-def make(appliance: EmbeddedAppliance, topic: str, partitions: int = 3, **configs: object) -> None:
-    with Admin(appliance.address) as admin:
-        admin.create_topics(NewTopic(topic, partitions, configs))
-
-
-def stage(options: SinkOptions, batch_id: int, identity: str, run: str = "run-1", tasks: int = 2) -> list[StagedTask]:
-    """The rows of a batch, always the same ones, as so many tasks stage them."""
-    made = []
-    for task in range(tasks):
-        stager = Stager(options, identity, task)
-        try:
-            numbers = range(task, ROWS, tasks)
-            values = pa.array([b"%d/%d" % (batch_id, n) for n in numbers])
-            stager.add(pa.RecordBatch.from_arrays([pa.array([b"%d" % n for n in numbers]), values], ["key", "value"]))
-            made.append(StagedTask(identity, run, stager.finish()))
-        finally:
-            stager.close()
-    return made
-
-
-def values_in(appliance: EmbeddedAppliance, topic: str) -> list[bytes]:
-    return [bytes(value) for value in tailrace.scan(topic, appliance.address, columns=["value"]).read_all().column("value").to_pylist()]
-
-
-def check_once(appliance: EmbeddedAppliance, topic: str, batches: int) -> None:
-    counted = Counter(values_in(appliance, topic))
-    assert counted == Counter(b"%d/%d" % (batch, n) for batch in range(batches) for n in range(ROWS))
-
-
-def commit_and_die(options: SinkOptions, tasks: list[StagedTask], batch_id: int, place: str, path: Path) -> None:
+def commit_and_die(
+    options: SinkOptions, tasks: list[StagedTask], batch_id: int, place: str, path: Path
+) -> None:
     """A driver that is killed at a place of its commit."""
     path.write_bytes(pickle.dumps((options, tasks, batch_id)))
     done = subprocess.run(
@@ -83,10 +54,12 @@ def commit_and_die(options: SinkOptions, tasks: list[StagedTask], batch_id: int,
     assert done.returncode == -9, done.stderr.decode()
 
 
-# ---- what a commit does ------------------------------------------------------------------------------------------------------------------------
+# ---- what a commit does --------------------------------------------------------------------------
 
 
-def test_nothing_is_visible_before_the_commit_and_all_is_after_it(appliance: EmbeddedAppliance, topic: str) -> None:
+def test_nothing_is_visible_before_the_commit_and_all_is_after_it(
+    appliance: EmbeddedAppliance, topic: str
+) -> None:
     make(appliance, topic)
     options, sink = options_of(appliance, topic), f"query:{topic}"
     tasks = stage(options, 0, sink)
@@ -98,30 +71,50 @@ def test_nothing_is_visible_before_the_commit_and_all_is_after_it(appliance: Emb
 def test_rows_are_published_once_and_in_order_however_they_are_cut_into_pieces(
     appliance: EmbeddedAppliance, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Pieces of a few rows, some without a key, and one partition that gets so few that the limit on held batches sends them."""
+    """Pieces of a few rows, some without a key, and one partition that gets so few that the limit
+    on held batches sends them.
+    """
     monkeypatch.setattr(sink_stage, "PIECE_BYTES", 300)
-    monkeypatch.setattr(sink_stage, "HELD_BYTES", 4_000)
+    monkeypatch.setattr(sink_stage, "BUFFERED_MAX_BYTES", 4_000)
     make(appliance, topic, 3)
     options, sink = options_of(appliance, topic), f"query:{topic}"
     stager = Stager(options, sink, 0)
     partitions = [2 if n == 7 else None if n % 3 else n % 2 for n in range(ROWS)]
     for first in range(0, ROWS, 100):
         chosen = range(first, first + 100)
-        columns = [[b"0/%d" % n for n in chosen], pa.array([partitions[n] for n in chosen], pa.int32())]
+        columns = [
+            [b"0/%d" % n for n in chosen],
+            pa.array([partitions[n] for n in chosen], pa.int32()),
+        ]
         stager.add(pa.record_batch(columns, ["value", "partition"]))
     tasks = [StagedTask(sink, "run-1", stager.finish())]
     stager.close()
-    few = [rows for batches in tasks[0].staged.batches.values() for _, rows, target in batches if tasks[0].staged.targets[target][2] == 2]
+    few = [
+        rows
+        for batches in tasks[0].staged.batches.values()
+        for _, rows, target in batches
+        if tasks[0].staged.targets[target][2] == 2
+    ]
     assert commit_staged(options, tasks, 0)
     check_once(appliance, topic, 1)
     assert len(few) > 1, "rows without a key were spread, and what waited for long was sent"
-    read = tailrace.scan(topic, appliance.address, columns=["partition", "value"]).read_all().to_pylist()
+    read = (
+        tailrace.scan(topic, appliance.address, columns=["partition", "value"])
+        .read_all()
+        .to_pylist()
+    )
     for partition in (0, 1):
-        own = [int(row["value"][2:]) for row in read if row["partition"] == partition and partitions[int(row["value"][2:])] == partition]
+        own = [
+            int(row["value"][2:])
+            for row in read
+            if row["partition"] == partition and partitions[int(row["value"][2:])] == partition
+        ]
         assert own == [n for n in range(ROWS) if partitions[n] == partition]
 
 
-def test_a_batch_that_is_committed_again_is_recognised_with_other_staged_rows_too(appliance: EmbeddedAppliance, topic: str) -> None:
+def test_a_batch_that_is_committed_again_is_recognised_with_other_staged_rows_too(
+    appliance: EmbeddedAppliance, topic: str
+) -> None:
     make(appliance, topic)
     options, sink = options_of(appliance, topic), f"query:{topic}"
     for batch_id in (0, 1):
@@ -132,16 +125,31 @@ def test_a_batch_that_is_committed_again_is_recognised_with_other_staged_rows_to
     check_once(appliance, topic, 2)
 
 
-def test_keys_lie_where_a_producer_puts_them_and_in_order(appliance: EmbeddedAppliance, topic: str) -> None:
+def test_keys_lie_where_a_producer_puts_them_and_in_order(
+    appliance: EmbeddedAppliance, topic: str
+) -> None:
     make(appliance, topic, 4)
     options = options_of(appliance, topic)
     commit_staged(options, stage(options, 0, f"query:{topic}", tasks=1), 0)
     with Producer(appliance.address) as producer:
-        wanted = {n: producer.send(topic, b"produced", b"%d" % n).result(30).partition for n in range(ROWS)}
-    rows = tailrace.scan(topic, appliance.address, columns=["key", "value", "partition", "offset"]).read_all().to_pylist()
-    assert {int(row["key"]): row["partition"] for row in rows if row["value"] != b"produced"} == wanted
+        requested = {
+            n: producer.send(topic, b"produced", b"%d" % n).result(30).partition
+            for n in range(ROWS)
+        }
+    rows = (
+        tailrace.scan(topic, appliance.address, columns=["key", "value", "partition", "offset"])
+        .read_all()
+        .to_pylist()
+    )
+    assert {
+        int(row["key"]): row["partition"] for row in rows if row["value"] != b"produced"
+    } == requested
     for partition in range(4):
-        numbers = [int(row["key"]) for row in rows if row["partition"] == partition and row["value"] != b"produced"]
+        numbers = [
+            int(row["key"])
+            for row in rows
+            if row["partition"] == partition and row["value"] != b"produced"
+        ]
         assert numbers
         assert numbers == sorted(numbers)
 
@@ -151,12 +159,21 @@ def test_hash_slots_are_obeyed(appliance: EmbeddedAppliance, topic: str) -> None
     options = options_of(appliance, topic)
     commit_staged(options, stage(options, 0, f"query:{topic}"), 0)
     with Producer(appliance.address) as producer:
-        wanted = {n: producer.send(topic, b"produced", b"%d" % n).result(30).partition for n in range(ROWS)}
-    rows = tailrace.scan(topic, appliance.address, columns=["key", "value", "partition"]).read_all().to_pylist()
-    assert {int(row["key"]): row["partition"] for row in rows if row["value"] != b"produced"} == wanted
+        requested = {
+            n: producer.send(topic, b"produced", b"%d" % n).result(30).partition
+            for n in range(ROWS)
+        }
+    rows = (
+        tailrace.scan(topic, appliance.address, columns=["key", "value", "partition"])
+        .read_all()
+        .to_pylist()
+    )
+    assert {
+        int(row["key"]): row["partition"] for row in rows if row["value"] != b"produced"
+    } == requested
 
 
-def test_a_batch_staged_before_hash_slots_moved_is_refused_as_a_whole_and_taken_when_it_is_staged_again(
+def test_a_batch_staged_before_hash_slots_moved_is_refused_as_a_whole_and_taken_when_it_is_staged_again(  # noqa: E501
     appliance: EmbeddedAppliance, topic: str
 ) -> None:
     make(appliance, topic, 2, partitioner="hash_slots")
@@ -164,14 +181,18 @@ def test_a_batch_staged_before_hash_slots_moved_is_refused_as_a_whole_and_taken_
     tasks = stage(options, 0, sink)
     with Admin(appliance.address) as admin:
         admin.create_partitions({topic: 3})
-    with pytest.raises(TailraceError, match="partitions were added to a topic while the batch was staged"):
+    with pytest.raises(
+        TailraceError, match="partitions were added to a topic while the batch was staged"
+    ):
         commit_staged(options, tasks, 0)
     assert values_in(appliance, topic) == []
     assert commit_staged(options, stage(options, 0, sink), 0)
     check_once(appliance, topic, 1)
 
 
-def test_topics_of_the_sink_are_in_no_list_and_go_with_forget(appliance: EmbeddedAppliance, topic: str) -> None:
+def test_topics_of_the_sink_are_in_no_list_and_go_with_forget(
+    appliance: EmbeddedAppliance, topic: str
+) -> None:
     make(appliance, topic)
     options, sink = options_of(appliance, topic), f"query:{topic}"
     commit_staged(options, stage(options, 0, sink), 0)
@@ -180,7 +201,11 @@ def test_topics_of_the_sink_are_in_no_list_and_go_with_forget(appliance: Embedde
         assert topic in admin.describe_topics()
         assert log_topic(sink) in admin.list_topics(internal=True)
         forget_query(topic, appliance.address)
-        assert not [name for name in admin.list_topics(internal=True) if name == log_topic(sink) or name.startswith(stage_prefix(sink))]
+        assert not [
+            name
+            for name in admin.list_topics(internal=True)
+            if name == log_topic(sink) or name.startswith(stage_prefix(sink))
+        ]
 
 
 def test_what_was_staged_is_deleted_and_the_log_stays_short(
@@ -192,16 +217,28 @@ def test_what_was_staged_is_deleted_and_the_log_stays_short(
     for batch_id in range(60):
         assert commit_staged(options, stage(options, batch_id, sink, tasks=1), batch_id)
     with Admin(appliance.address) as admin:
-        stages = [name for name in admin.list_topics(internal=True) if name.startswith(stage_prefix(sink))]
-        left = admin.offsets({TopicPartition(stages[0], 0): "latest", TopicPartition(log_topic(sink), 0): "latest"})
-    assert [found["beginning"] == found["end"] for key, found in left.items() if key.topic == stages[0]] == [True]
-    assert [0 < found["end"] - found["beginning"] < 120 for key, found in left.items() if key.topic != stages[0]] == [True]
+        stages = [
+            name for name in admin.list_topics(internal=True) if name.startswith(stage_prefix(sink))
+        ]
+        left = admin.offsets(
+            {TopicPartition(stages[0], 0): "latest", TopicPartition(log_topic(sink), 0): "latest"}
+        )
+    assert [
+        found["beginning"] == found["end"] for key, found in left.items() if key.topic == stages[0]
+    ] == [True]
+    assert [
+        0 < found["end"] - found["beginning"] < 120
+        for key, found in left.items()
+        if key.topic != stages[0]
+    ] == [True]
     assert not commit_staged(options, stage(options, 59, sink, tasks=1), 59)
     assert commit_staged(options, stage(options, 60, sink, tasks=1), 60)
     check_once(appliance, topic, 61)
 
 
-def test_tasks_that_begin_at_once_make_the_staging_topic_together(appliance: EmbeddedAppliance, topic: str) -> None:
+def test_tasks_that_begin_at_once_make_the_staging_topic_together(
+    appliance: EmbeddedAppliance, topic: str
+) -> None:
     make(appliance, topic)
     options, sink = options_of(appliance, topic), f"query:{topic}"
     staged: list[StagedTask] = []
@@ -211,7 +248,11 @@ def test_tasks_that_begin_at_once_make_the_staging_topic_together(appliance: Emb
         stager = Stager(options, sink, task)
         try:
             begin.wait(30)
-            stager.add(pa.RecordBatch.from_arrays([pa.array([b"0/%d" % n for n in range(task, ROWS, 8)])], ["value"]))
+            stager.add(
+                pa.RecordBatch.from_arrays(
+                    [pa.array([b"0/%d" % n for n in range(task, ROWS, 8)])], ["value"]
+                )
+            )
             staged.append(StagedTask(sink, "run", stager.finish()))
         finally:
             stager.close()
@@ -225,7 +266,7 @@ def test_tasks_that_begin_at_once_make_the_staging_topic_together(appliance: Emb
     check_once(appliance, topic, 1)
 
 
-# ---- drivers that are killed -------------------------------------------------------------------------------------------------------------------
+# ---- drivers that are killed ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("place", ["after_manifest", "in_publish", "before_done", "after_done"])
@@ -236,7 +277,9 @@ def test_a_driver_killed_at_each_place_publishes_each_row_once(
     options, sink = options_of(appliance, topic), f"query:{topic}"
     assert commit_staged(options, stage(options, 0, sink), 0)
     commit_and_die(options, stage(options, 1, sink), 1, place, tmp_path / "commit")
-    commit_and_die(options, stage(options, 1, sink, "run-2"), 1, "in_publish", tmp_path / "again") if place == "after_manifest" else None
+    commit_and_die(
+        options, stage(options, 1, sink, "run-2"), 1, "in_publish", tmp_path / "again"
+    ) if place == "after_manifest" else None
     commit_staged(options, stage(options, 1, sink, "run-3"), 1)
     assert commit_staged(options, stage(options, 2, sink, "run-3"), 2)
     check_once(appliance, topic, 3)
@@ -266,14 +309,24 @@ def test_a_batch_of_which_a_part_was_published_goes_on_after_its_producer_was_fo
         running.stop()
 
 
-def test_two_drivers_that_finish_the_same_batch_at_once_publish_it_once(appliance: EmbeddedAppliance, topic: str, tmp_path: Path) -> None:
+def test_two_drivers_that_finish_the_same_batch_at_once_publish_it_once(
+    appliance: EmbeddedAppliance, topic: str, tmp_path: Path
+) -> None:
     make(appliance, topic)
     options, sink = options_of(appliance, topic), f"query:{topic}"
     for batch_id in range(5):
-        commit_and_die(options, stage(options, batch_id, sink, f"run-{batch_id}"), batch_id, "in_publish", tmp_path / "commit")
+        commit_and_die(
+            options,
+            stage(options, batch_id, sink, f"run-{batch_id}"),
+            batch_id,
+            "in_publish",
+            tmp_path / "commit",
+        )
         errors: list[BaseException] = []
 
-        def finish(run: str, batch_id: int = batch_id, errors: list[BaseException] = errors) -> None:
+        def finish(
+            run: str, batch_id: int = batch_id, errors: list[BaseException] = errors
+        ) -> None:
             try:
                 commit_staged(options, stage(options, batch_id, sink, run), batch_id)
             except Fenced:
@@ -290,7 +343,9 @@ def test_two_drivers_that_finish_the_same_batch_at_once_publish_it_once(applianc
     check_once(appliance, topic, 5)
 
 
-def test_a_run_that_another_has_taken_over_from_is_refused(appliance: EmbeddedAppliance, topic: str) -> None:
+def test_a_run_that_another_has_taken_over_from_is_refused(
+    appliance: EmbeddedAppliance, topic: str
+) -> None:
     make(appliance, topic)
     options, sink = options_of(appliance, topic), f"query:{topic}"
     commit_staged(options, stage(options, 0, sink, "old"), 0)
@@ -301,7 +356,7 @@ def test_a_run_that_another_has_taken_over_from_is_refused(appliance: EmbeddedAp
     check_once(appliance, topic, 2)
 
 
-# ---- what cannot be finished -------------------------------------------------------------------------------------------------------------------
+# ---- what cannot be finished ---------------------------------------------------------------------
 
 
 def deleted_topic(admin: Admin, topic: str, _sink: str) -> None:
@@ -310,17 +365,24 @@ def deleted_topic(admin: Admin, topic: str, _sink: str) -> None:
 
 
 def deleted_stage(admin: Admin, _topic: str, sink: str) -> None:
-    admin.delete_topics([name for name in admin.list_topics(internal=True) if name.startswith(stage_prefix(sink))])
+    admin.delete_topics(
+        [name for name in admin.list_topics(internal=True) if name.startswith(stage_prefix(sink))]
+    )
 
 
 def deleted_staged_rows(admin: Admin, _topic: str, sink: str) -> None:
-    stages = [name for name in admin.list_topics(internal=True) if name.startswith(stage_prefix(sink))]
+    stages = [
+        name for name in admin.list_topics(internal=True) if name.startswith(stage_prefix(sink))
+    ]
     admin.delete_records({TopicPartition(stages[0], partition): -1 for partition in range(4)})
 
 
 @pytest.mark.parametrize("loss", [deleted_topic, deleted_stage, deleted_staged_rows])
 def test_a_decided_batch_that_is_nowhere_and_cannot_be_finished_is_written_from_the_new_rows(
-    appliance: EmbeddedAppliance, topic: str, loss: Callable[[Admin, str, str], None], tmp_path: Path
+    appliance: EmbeddedAppliance,
+    topic: str,
+    loss: Callable[[Admin, str, str], None],
+    tmp_path: Path,
 ) -> None:
     make(appliance, topic)
     options, sink = options_of(appliance, topic), f"query:{topic}"
@@ -339,24 +401,33 @@ def test_a_batch_that_is_there_in_part_and_cannot_be_finished_says_what_is_there
     commit_and_die(options, stage(options, 0, sink), 0, "in_publish", tmp_path / "commit")
     with Admin(appliance.address) as admin:
         deleted_stage(admin, topic, sink)
-    with pytest.raises(TailraceError, match=r"batch 0 is published in part and cannot be finished .* of \d+ rows in"):
+    with pytest.raises(
+        TailraceError,
+        match=r"batch 0 is published in part and cannot be finished .* of \d+ rows in",
+    ):
         commit_staged(options, stage(options, 0, sink, "run-2"), 0)
 
 
-# ---- without a query ---------------------------------------------------------------------------------------------------------------------------
+# ---- without a query -----------------------------------------------------------------------------
 
 
-def test_a_job_without_a_name_leaves_no_topic_behind(appliance: EmbeddedAppliance, topic: str) -> None:
+def test_a_job_without_a_name_leaves_no_topic_behind(
+    appliance: EmbeddedAppliance, topic: str
+) -> None:
     make(appliance, topic)
     options, sink = options_of(appliance, topic), f"job:{topic}"
     commit_staged(options, stage(options, 0, sink), 0)
     forget(sink, appliance.address)
     check_once(appliance, topic, 1)
     with Admin(appliance.address) as admin:
-        assert not [name for name in admin.list_topics(internal=True) if name.startswith(stage_prefix(sink))]
+        assert not [
+            name for name in admin.list_topics(internal=True) if name.startswith(stage_prefix(sink))
+        ]
 
 
-def test_a_topic_that_is_not_there_and_columns_that_do_not_fit_are_said_by_the_task(appliance: EmbeddedAppliance, topic: str) -> None:
+def test_a_topic_that_is_not_there_and_columns_that_do_not_fit_are_said_by_the_task(
+    appliance: EmbeddedAppliance, topic: str
+) -> None:
     with pytest.raises(UnknownTopicError, match="to write to"):
         stage(options_of(appliance, f"no-{topic}"), 0, "job:x")
     with Admin(appliance.address) as admin:
@@ -365,7 +436,9 @@ def test_a_topic_that_is_not_there_and_columns_that_do_not_fit_are_said_by_the_t
         stage(options_of(appliance, topic), 0, "job:x")
 
 
-def test_an_appliance_killed_and_restarted_while_a_batch_is_decided_publishes_each_row_once(topic: str, tmp_path: Path) -> None:
+def test_an_appliance_killed_and_restarted_while_a_batch_is_decided_publishes_each_row_once(
+    topic: str, tmp_path: Path
+) -> None:
     """See tests/crash/spark_sink.py for kills at random."""
     data_dir, listen = str(tmp_path / "data"), f"ipc://{tmp_path}/socket"
     running = start_embedded(auto_create_topics=False, data_dir=data_dir, listen=listen)

@@ -11,38 +11,47 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_bridge import sink_rows
-from spark_bridge.sink_log import State, follow, taken_over
-from spark_bridge.sink_options import parse_sink_options
-from tailrace.errors import InvalidRecordError, InvalidSettingError, SchemaMismatchError
-from tailrace.hash_slots import owners_after, ranges_of, slot_of
-from tailrace.partitioners import partition_for_key
-from tailrace.schema import DEFAULT_SCHEMA, to_message
-from tailrace.topics import TopicInfo
+from spark_bridge.sink import rows as sink_rows
+from spark_bridge.sink.decision_log import State, follow, taken_over
+from spark_bridge.sink.options import parse_sink_options
+from tailrace.client.partitioners import partition_for_key
+from tailrace.client.topic_metadata import TopicInfo
+from tailrace.core.errors import InvalidRecordError, InvalidSettingError, SchemaMismatchError
+from tailrace.core.hash_slots import owners_after, ranges_of, slot_of
+from tailrace.format.schema import DEFAULT_SCHEMA, to_message
 
 KEYS = st.lists(st.one_of(st.none(), st.binary(max_size=40)), min_size=1, max_size=60)
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
 
-def topic(partitions: int = 4, schema: pa.Schema | None = None, hash_slots: bool = False) -> TopicInfo:
+def topic(
+    partitions: int = 4, schema: pa.Schema | None = None, hash_slots: bool = False
+) -> TopicInfo:
     """A topic that no appliance has."""
     described: dict[str, Any] = {
-        "name": "t", "topic_id": "00" * 16, "version": 1, "typed": schema is not None, "schema_id": 1, "settings": {}, "partitions": [{}] * partitions,
+        "name": "t", "topic_id": "00" * 16, "version": 1, "typed": schema is not None,
+        "schema_id": 1, "settings": {}, "partitions": [{}] * partitions,
         "schema": base64.b64encode(to_message(DEFAULT_SCHEMA if schema is None else schema)),
     }  # fmt: skip
     if hash_slots:
         ranges = ranges_of(owners_after((partitions,)))
-        described |= {"slot_map_version": 1, "partitions": [{"slots": ranges[p]} for p in range(partitions)]}
+        described |= {
+            "slot_map_version": 1,
+            "partitions": [{"slots": ranges[p]} for p in range(partitions)],
+        }
     return TopicInfo(described)
 
 
-# ---- options -----------------------------------------------------------------------------------------------------------------------------------
+# ---- options -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("options", "sentence"),
-    [({"topc": "t"}, "did you mean topic"), ({"kafka.acks": "all"}, r"unknown option 'kafka\.acks'"), ({"topic": " "}, "topic is empty"),
-     ({"txnAppId": "a"}, "belong together"), ({"txnAppId": "a", "txnVersion": "x"}, "txnVersion is 'x'"), ({"publishTimeoutMs": "0"}, "publishTimeoutMs"),
+    [({"topc": "t"}, "did you mean topic"),
+    ({"kafka.acks": "all"}, r"unknown option 'kafka\.acks'"), ({"topic": " "}, "topic is empty"),
+     ({"txnAppId": "a"}, "belong together"),
+     ({"txnAppId": "a", "txnVersion": "x"}, "txnVersion is 'x'"),
+     ({"publishTimeoutMs": "0"}, "publishTimeoutMs"),
      ({"bootstrap": "tcp://a:1", "kafka.bootstrap.servers": "tcp://b:1"}, "name two appliances")],
 )  # fmt: skip
 def test_wrong_options_of_a_write_name_the_option(options: dict[str, str], sentence: str) -> None:
@@ -51,44 +60,63 @@ def test_wrong_options_of_a_write_name_the_option(options: dict[str, str], sente
 
 
 def test_options_are_taken_in_any_case_and_under_kafkas_names() -> None:
-    options = parse_sink_options({"Kafka.Bootstrap.Servers": "tcp://a:1", "PATH": "orders", "checkpointLocation": "/tmp/c"})
+    options = parse_sink_options(
+        {"Kafka.Bootstrap.Servers": "tcp://a:1", "PATH": "orders", "checkpointLocation": "/tmp/c"}
+    )
     assert (options.bootstrap, options.topic) == ("tcp://a:1", "orders")
 
 
-# ---- keys --------------------------------------------------------------------------------------------------------------------------------------
+# ---- keys ----------------------------------------------------------------------------------------
 
 
 @given(KEYS, st.integers(0, 5), st.integers(1, 300))
-def test_keys_go_where_a_producer_sends_them(keys: list[bytes | None], start: int, partitions: int) -> None:
+def test_keys_go_where_a_producer_sends_them(
+    keys: list[bytes | None], start: int, partitions: int
+) -> None:
     column = pa.array(keys, pa.binary()).slice(min(start, len(keys) - 1))
-    wanted = [sink_rows.NO_KEY if key is None else partition_for_key(key, partitions) for key in column.to_pylist()]
-    assert sink_rows.key_numbers(column, topic(partitions)).tolist() == wanted
+    requested = [
+        sink_rows.NO_KEY if key is None else partition_for_key(key, partitions)
+        for key in column.to_pylist()
+    ]
+    assert sink_rows.key_numbers(column, topic(partitions)).tolist() == requested
 
 
 @given(KEYS)
 def test_keys_of_hash_slots_go_to_the_owner_of_their_slot(keys: list[bytes | None]) -> None:
     owners = owners_after((5,))
-    wanted = [sink_rows.NO_KEY if key is None else owners[slot_of(key)] for key in keys]
-    assert sink_rows.key_numbers(pa.array(keys, pa.binary()), topic(5, hash_slots=True)).tolist() == wanted
+    requested = [sink_rows.NO_KEY if key is None else owners[slot_of(key)] for key in keys]
+    assert (
+        sink_rows.key_numbers(pa.array(keys, pa.binary()), topic(5, hash_slots=True)).tolist()
+        == requested
+    )
 
 
 def test_rows_of_a_partition_keep_their_order() -> None:
     batch = pa.record_batch({"n": list(range(100))})
-    pieces = {number: sink_rows.joined([part]) for number, part in sink_rows.split(batch, np.arange(100) % 7)}
-    assert {number: piece.column("n").to_pylist() for number, piece in pieces.items()} == {p: list(range(p, 100, 7)) for p in range(7)}
+    pieces = {
+        number: sink_rows.joined([part])
+        for number, part in sink_rows.split(batch, np.arange(100) % 7)
+    }
+    assert {number: piece.column("n").to_pylist() for number, piece in pieces.items()} == {
+        p: list(range(p, 100, 7)) for p in range(7)
+    }
 
 
 @given(st.lists(st.tuples(KEYS, st.integers(1, 4), st.integers(0, 60)), min_size=1, max_size=4))
-def test_a_piece_has_the_rows_of_its_parts_wherever_they_are_cut(given_parts: list[tuple[list[bytes | None], int, int]]) -> None:
+def test_a_piece_has_the_rows_of_its_parts_wherever_they_are_cut(
+    given_parts: list[tuple[list[bytes | None], int, int]],
+) -> None:
     parts: list[sink_rows.Part] = []
-    wanted: list[Any] = []
+    requested: list[Any] = []
     for keys, partitions, at in given_parts:
         batch = pa.record_batch({"key": pa.array(keys, pa.binary()), "n": range(len(keys))})
         numbers = np.arange(len(keys)) * 7 % partitions
-        wanted += [row for row, number in zip(batch.to_pylist(), numbers, strict=True) if number == 0]
+        requested += [
+            row for row, number in zip(batch.to_pylist(), numbers, strict=True) if number == 0
+        ]
         part = dict(sink_rows.split(batch, numbers))[0]
         parts += [piece for piece in part.cut(min(at, part.row_count)) if piece.row_count]
-    assert sink_rows.joined(parts).to_pylist() == wanted
+    assert sink_rows.joined(parts).to_pylist() == requested
 
 
 def test_a_batch_of_one_partition_is_not_copied() -> None:
@@ -96,17 +124,22 @@ def test_a_batch_of_one_partition_is_not_copied() -> None:
     assert sink_rows.joined([part for _, part in sink_rows.split(batch, np.array([3, 3]))]) is batch
 
 
-# ---- columns -----------------------------------------------------------------------------------------------------------------------------------
+# ---- columns -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("columns", "has_topic", "sentence"),
-    [({"value": pa.string()}, False, "topic option required when no 'topic' attribute is present"), ({"key": pa.binary()}, True, "'value' not found"),
-     ({"value": pa.int64()}, True, "value attribute unsupported type int64"), ({"value": pa.string(), "key": pa.int32()}, True, "key attribute"),
-     ({"value": pa.string(), "topic": pa.int32()}, False, "topic attribute"), ({"value": pa.string(), "partition": pa.int64()}, True, "partition attr"),
+    [({"value": pa.string()}, False, "topic option required when no 'topic' attribute is present"),
+    ({"key": pa.binary()}, True, "'value' not found"),
+     ({"value": pa.int64()}, True, "value attribute unsupported type int64"),
+     ({"value": pa.string(), "key": pa.int32()}, True, "key attribute"),
+     ({"value": pa.string(), "topic": pa.int32()}, False, "topic attribute"),
+     ({"value": pa.string(), "partition": pa.int64()}, True, "partition attr"),
      ({"value": pa.string(), "headers": pa.list_(pa.string())}, True, "headers attribute")],
 )  # fmt: skip
-def test_columns_that_kafkas_sink_refuses_are_refused_by_name(columns: dict[str, pa.DataType], has_topic: bool, sentence: str) -> None:
+def test_columns_that_kafkas_sink_refuses_are_refused_by_name(
+    columns: dict[str, pa.DataType], has_topic: bool, sentence: str
+) -> None:
     with pytest.raises(SchemaMismatchError, match=sentence):
         sink_rows.check_columns(pa.schema(columns.items()), topic() if has_topic else None, None)
 
@@ -128,10 +161,14 @@ def test_columns_of_kafkas_sink_are_taken() -> None:
 
 @pytest.mark.parametrize(
     ("columns", "key_column", "sentence"),
-    [({"n": pa.int64()}, None, "missing word"), ({"n": pa.int64(), "word": pa.string(), "more": pa.int8()}, None, "not in the topic: more"),
-     ({"n": pa.list_(pa.int8()), "word": pa.string()}, None, "column 'n'"), ({"n": pa.int64(), "word": pa.string()}, "wrd", "keyColumn is 'wrd'")],
+    [({"n": pa.int64()}, None, "missing word"),
+    ({"n": pa.int64(), "word": pa.string(), "more": pa.int8()}, None, "not in the topic: more"),
+     ({"n": pa.list_(pa.int8()), "word": pa.string()}, None, "column 'n'"),
+     ({"n": pa.int64(), "word": pa.string()}, "wrd", "keyColumn is 'wrd'")],
 )  # fmt: skip
-def test_what_does_not_fit_a_typed_topic_is_named(columns: dict[str, pa.DataType], key_column: str | None, sentence: str) -> None:
+def test_what_does_not_fit_a_typed_topic_is_named(
+    columns: dict[str, pa.DataType], key_column: str | None, sentence: str
+) -> None:
     typed = topic(schema=pa.schema([("n", pa.int64()), ("word", pa.utf8())]))
     with pytest.raises(SchemaMismatchError, match=sentence):
         sink_rows.check_columns(pa.schema(columns.items()), typed, key_column)
@@ -139,24 +176,44 @@ def test_what_does_not_fit_a_typed_topic_is_named(columns: dict[str, pa.DataType
 
 def test_a_partition_or_a_topic_that_is_not_there_is_refused() -> None:
     batch = pa.record_batch({"value": [b"a", b"b"], "partition": pa.array([1, 4], pa.int32())})
-    with pytest.raises(InvalidRecordError, match=r"names partition 4 .*, which has 0 to 3; without the column `partition` the key says it"):
+    with pytest.raises(
+        InvalidRecordError,
+        match=r"has partition 4 .*, which has 0 to 3; without the column `partition` the key",
+    ):
         sink_rows.partitions_of(sink_rows.default_rows(batch), batch, topic(4), None)
     with pytest.raises(InvalidRecordError, match="null topic present in the data"):
-        sink_rows.by_topic(pa.record_batch({"value": [b"a"], "topic": pa.array([None], pa.string())}))
+        sink_rows.by_topic(
+            pa.record_batch({"value": [b"a"], "topic": pa.array([None], pa.string())})
+        )
 
 
 def test_a_row_without_a_partition_of_its_own_goes_by_its_key() -> None:
-    batch = pa.record_batch({"key": [b"k", b"k", None], "value": [b"a"] * 3, "partition": pa.array([3, None, None], pa.int32())})
+    batch = pa.record_batch(
+        {
+            "key": [b"k", b"k", None],
+            "value": [b"a"] * 3,
+            "partition": pa.array([3, None, None], pa.int32()),
+        }
+    )
     numbers = sink_rows.partitions_of(sink_rows.default_rows(batch), batch, topic(4), None)
     assert numbers.tolist() == [3, partition_for_key(b"k", 4), sink_rows.NO_KEY]
 
 
-# ---- decisions ---------------------------------------------------------------------------------------------------------------------------------
+# ---- decisions -----------------------------------------------------------------------------------
 
 
 def record(on: int, run: str = "a", published: int = -1, kind: str = "done") -> dict[str, Any]:
     """A record of the log."""
-    return {"on": on, "kind": kind, "run": run, "fenced": [], "published": published, "producer": 1, "epoch": 0, "manifest": None}
+    return {
+        "on": on,
+        "kind": kind,
+        "run": run,
+        "fenced": [],
+        "published": published,
+        "producer": 1,
+        "epoch": 0,
+        "manifest": None,
+    }
 
 
 def test_of_two_records_made_on_the_same_one_the_first_counts() -> None:
@@ -164,7 +221,9 @@ def test_of_two_records_made_on_the_same_one_the_first_counts() -> None:
     for offset, run in ((1, "b"), (2, "c")):
         state = follow(state, offset, record(0, run))
     assert (state.at, state.run) == (1, "b")
-    assert follow(state, 3, record(2)) is state, "a record made on one that does not count does not count"
+    assert follow(state, 3, record(2)) is state, (
+        "a record made on one that does not count does not count"
+    )
 
 
 def test_a_run_that_was_taken_over_is_remembered() -> None:

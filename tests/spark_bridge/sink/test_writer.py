@@ -1,4 +1,6 @@
-"""The sink in a real Spark: batch and streaming writes, what is refused, replayed batches, and kills of the driver."""
+"""The sink in a real Spark: batch and streaming writes, what is refused, replayed batches, and
+kills of the driver.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ import pytest
 
 import tailrace
 from tailrace import Admin, NewTopic, Producer
-from tailrace.private_appliance import EmbeddedAppliance, start_embedded
+from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
 from tests.crash import spark_sink
 from tests.kit.processes import wait_until
 
@@ -28,18 +30,28 @@ def make(appliance: EmbeddedAppliance, *topics: NewTopic) -> None:
 
 
 def write(frame: Any, appliance: EmbeddedAppliance, **options: str) -> None:
-    writer = frame.write.format("tailrace").option("kafka.bootstrap.servers", appliance.address).mode("append")
+    writer = (
+        frame.write.format("tailrace")
+        .option("kafka.bootstrap.servers", appliance.address)
+        .mode("append")
+    )
     for name, value in options.items():
         writer = writer.option(name, value)
     writer.save()
 
 
 def rows_of(appliance: EmbeddedAppliance, topic: str, *columns: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = tailrace.scan(topic, appliance.address, columns=list(columns) or None).read_all().to_pylist()
+    found: list[dict[str, Any]] = (
+        tailrace.scan(topic, appliance.address, columns=list(columns) or None)
+        .read_all()
+        .to_pylist()
+    )
     return found
 
 
-def test_a_batch_write_has_kafkas_columns(spark: Any, appliance: EmbeddedAppliance, topic: str) -> None:
+def test_a_batch_write_has_kafkas_columns(
+    spark: Any, appliance: EmbeddedAppliance, topic: str
+) -> None:
     make(appliance, NewTopic(topic, 4))
     frame = spark.range(1000).selectExpr(
         "cast(id as string) as key",
@@ -48,17 +60,25 @@ def test_a_batch_write_has_kafkas_columns(spark: Any, appliance: EmbeddedApplian
     )
     write(frame, appliance, topic=topic)
     rows = rows_of(appliance, topic, "key", "value", "headers", "partition", "offset")
-    assert sorted((int(r["key"]), int(r["value"])) for r in rows) == [(n, 2 * n) for n in range(1000)]
+    assert sorted((int(r["key"]), int(r["value"])) for r in rows) == [
+        (n, 2 * n) for n in range(1000)
+    ]
     assert rows[0]["headers"] == [{"key": "h", "value": b"v"}]
     with Producer(appliance.address) as producer:
-        wanted = {n: producer.send(topic, b"", b"%d" % n).result(30).partition for n in range(0, 1000, 50)}
-    assert {int(r["key"]): r["partition"] for r in rows if int(r["key"]) % 50 == 0} == wanted
+        requested = {
+            n: producer.send(topic, b"", b"%d" % n).result(30).partition for n in range(0, 1000, 50)
+        }
+    assert {int(r["key"]): r["partition"] for r in rows if int(r["key"]) % 50 == 0} == requested
 
 
-def test_the_column_topic_says_where_rows_go_and_partition_which(spark: Any, appliance: EmbeddedAppliance, topic: str) -> None:
+def test_the_column_topic_says_where_rows_go_and_partition_which(
+    spark: Any, appliance: EmbeddedAppliance, topic: str
+) -> None:
     make(appliance, NewTopic(f"{topic}-0", 2), NewTopic(f"{topic}-1", 2))
     frame = spark.range(200).selectExpr(
-        f"concat('{topic}-', cast(id % 2 as string)) as topic", "cast(id as string) as value", "cast(1 as int) as partition"
+        f"concat('{topic}-', cast(id % 2 as string)) as topic",
+        "cast(id as string) as value",
+        "cast(1 as int) as partition",
     )
     write(frame, appliance)
     for number in (0, 1):
@@ -67,17 +87,36 @@ def test_the_column_topic_says_where_rows_go_and_partition_which(spark: Any, app
         assert {r["partition"] for r in rows} == {1}
 
 
-def test_a_typed_topic_takes_its_columns_by_name(spark: Any, appliance: EmbeddedAppliance, topic: str) -> None:
-    make(appliance, NewTopic(topic, 2, schema=pa.schema([("n", pa.int64()), ("word", pa.utf8()), ("at", pa.timestamp("us", "UTC"))])))
-    frame = spark.range(300).selectExpr("concat('w', cast(id % 3 as string)) as word", "timestamp_micros(id) as at", "id as n")
+def test_a_typed_topic_takes_its_columns_by_name(
+    spark: Any, appliance: EmbeddedAppliance, topic: str
+) -> None:
+    make(
+        appliance,
+        NewTopic(
+            topic,
+            2,
+            schema=pa.schema(
+                [("n", pa.int64()), ("word", pa.utf8()), ("at", pa.timestamp("us", "UTC"))]
+            ),
+        ),
+    )
+    frame = spark.range(300).selectExpr(
+        "concat('w', cast(id % 3 as string)) as word", "timestamp_micros(id) as at", "id as n"
+    )
     write(frame, appliance, topic=topic, keyColumn="word")
     rows = rows_of(appliance, topic, "n", "word", "at", "_partition")
     assert sorted((r["n"], r["word"]) for r in rows) == [(n, f"w{n % 3}") for n in range(300)]
     assert len({(r["word"], r["_partition"]) for r in rows}) == 3
 
 
-def test_what_is_wrong_is_said_before_a_row_is_staged(spark: Any, appliance: EmbeddedAppliance, topic: str) -> None:
-    make(appliance, NewTopic(topic, schema=pa.schema([("n", pa.int64()), ("word", pa.utf8())])), NewTopic(f"{topic}-plain"))
+def test_what_is_wrong_is_said_before_a_row_is_staged(
+    spark: Any, appliance: EmbeddedAppliance, topic: str
+) -> None:
+    make(
+        appliance,
+        NewTopic(topic, schema=pa.schema([("n", pa.int64()), ("word", pa.utf8())])),
+        NewTopic(f"{topic}-plain"),
+    )
     for columns, options, sentence in (
         (["id as n"], {"topic": topic}, "missing word"),
         (["id as n", "array(id) as word"], {"topic": topic}, "column 'word' is"),
@@ -89,7 +128,9 @@ def test_what_is_wrong_is_said_before_a_row_is_staged(spark: Any, appliance: Emb
         with pytest.raises(Exception, match=sentence):
             write(spark.range(3).selectExpr(*columns), appliance, **options)
     with pytest.raises(Exception, match="a topic is a log, which is appended to"):
-        spark.range(3).selectExpr("'a' as value").write.format("tailrace").option("topic", topic).mode("overwrite").save()
+        spark.range(3).selectExpr("'a' as value").write.format("tailrace").option(
+            "topic", topic
+        ).mode("overwrite").save()
 
 
 def test_a_named_batch_write_that_is_repeated_writes_nothing_and_a_failed_one_leaves_nothing(
@@ -101,11 +142,17 @@ def test_a_named_batch_write_that_is_repeated_writes_nothing_and_a_failed_one_le
         write(frame, appliance, topic=topic, txnAppId=topic, txnVersion=version)
     assert len(rows_of(appliance, topic, "value")) == 100
     with pytest.raises(Exception, match="boom"):
-        write(spark.range(50).selectExpr("cast(if(id = 40, raise_error('boom'), id) as string) as value"), appliance, topic=topic)
+        write(
+            spark.range(50).selectExpr(
+                "cast(if(id = 40, raise_error('boom'), id) as string) as value"
+            ),
+            appliance,
+            topic=topic,
+        )
     assert len(rows_of(appliance, topic, "value")) == 100
 
 
-def test_a_stream_restarted_from_its_checkpoint_writes_each_row_once_though_its_last_batch_comes_again(
+def test_a_stream_restarted_from_its_checkpoint_writes_each_row_once_though_its_last_batch_comes_again(  # noqa: E501
     spark: Any, appliance: EmbeddedAppliance, topic: str, tmp_path: Path
 ) -> None:
     make(appliance, NewTopic(topic, 3))
@@ -122,26 +169,36 @@ def test_a_stream_restarted_from_its_checkpoint_writes_each_row_once_though_its_
     assert spark_sink.counted(appliance.address, topic) == Counter(range(400))
 
 
+@pytest.mark.long
 def test_a_driver_killed_in_its_commit_and_started_again_writes_each_row_once(
     spark: Any, appliance: EmbeddedAppliance, topic: str, tmp_path: Path
 ) -> None:
-    """test_sink_commit.py kills at each place; here everything of Spark dies with it, and another Spark goes on."""
+    """test_sink_commit.py kills at each place; here everything of Spark dies with it, and another
+    Spark goes on.
+    """
     make(appliance, NewTopic(topic, 3))
     for number in range(2):
         spark_sink.write_input(tmp_path / "in", number, 200)
     killed = spark_sink.start_driver(appliance.address, topic, tmp_path, crash="in_publish:1")
     assert killed.wait() != 0
-    assert spark_sink.committed(tmp_path) < spark_sink.planned(tmp_path), (tmp_path / "driver.log").read_text()
+    assert spark_sink.committed(tmp_path) < spark_sink.planned(tmp_path), (
+        tmp_path / "driver.log"
+    ).read_text()
     spark_sink.run_query(spark, appliance.address, topic, tmp_path)
     assert spark_sink.counted(appliance.address, topic) == Counter(range(400))
 
 
-def test_python_workers_and_the_appliance_killed_under_a_stream_cost_no_row_and_repeat_none(spark: Any, topic: str, tmp_path: Path) -> None:
+@pytest.mark.long
+def test_python_workers_and_the_appliance_killed_under_a_stream_cost_no_row_and_repeat_none(
+    spark: Any, topic: str, tmp_path: Path
+) -> None:
     """tests/crash/spark_sink.py kills at random."""
     address = f"ipc://{tmp_path}/socket"
 
     def start() -> EmbeddedAppliance:
-        return start_embedded(auto_create_topics=False, data_dir=str(tmp_path / "data"), listen=address)
+        return start_embedded(
+            auto_create_topics=False, data_dir=str(tmp_path / "data"), listen=address
+        )
 
     running = start()
     try:
@@ -156,7 +213,9 @@ def test_python_workers_and_the_appliance_killed_under_a_stream_cost_no_row_and_
                     process.kill()
         ended(query)
         query = spark_sink.start_query(spark, address, topic, tmp_path)
-        wait_until(lambda: spark_sink.committed(tmp_path) >= 4 or not query.isActive, "two more", 120)
+        wait_until(
+            lambda: spark_sink.committed(tmp_path) >= 4 or not query.isActive, "two more", 120
+        )
         os.kill(running.pid, signal.SIGKILL)
         running.stop()
         running = start()

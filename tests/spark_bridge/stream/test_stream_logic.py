@@ -1,4 +1,6 @@
-"""What a streaming read decides, without Spark and without an appliance: options, positions, limits, tasks, losses."""
+"""What a streaming read decides, without Spark and without an appliance: options, positions,
+limits, tasks, losses.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +11,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_bridge.stream_losses import Losses
-from spark_bridge.stream_offsets import Delay, Position, decode, limited
-from spark_bridge.stream_options import parse_stream_options
-from spark_bridge.stream_progress import behind
-from spark_bridge.stream_tasks import TASK_BYTES, divided
-from spark_bridge.stream_view import Held, View
-from tailrace.errors import InvalidRequestError, InvalidSettingError, OffsetOutOfRangeError, UnknownTopicError
-from tailrace.records import TopicPartition
+from spark_bridge.stream.data_loss import Losses
+from spark_bridge.stream.offsets import Delay, Position, decode, limited
+from spark_bridge.stream.options import parse_stream_options
+from spark_bridge.stream.progress import behind
+from spark_bridge.stream.tasks import TASK_BYTES, divided
+from spark_bridge.stream.topic_view import LogExtent, View
+from tailrace.core.errors import (
+    InvalidRequestError,
+    InvalidSettingError,
+    OffsetOutOfRangeError,
+    UnknownTopicError,
+)
+from tailrace.core.topic_partition import TopicPartition
 from tailrace.scanning.planner import PartitionRange
 
 ID, OTHER_ID = b"\1" * 16, b"\2" * 16
@@ -33,16 +40,29 @@ class Info:
 def view(topic_id: bytes = ID, **held: tuple[int, int]) -> View:
     """Of topic "t": p0=(beginning, end)."""
     infos: Any = {"t": Info(topic_id)} if held else {}
-    return View(infos, {TopicPartition("t", int(name[1:])): Held(*bounds, 100 * (bounds[1] - bounds[0])) for name, bounds in held.items()})
+    return View(
+        infos,
+        {
+            TopicPartition("t", int(name[1:])): LogExtent(*bounds, 100 * (bounds[1] - bounds[0]))
+            for name, bounds in held.items()
+        },
+    )
 
 
-# ---- options -----------------------------------------------------------------------------------------------------------------------------------
+# ---- options -------------------------------------------------------------------------------------
 
 
 def test_a_stream_begins_at_the_end_and_fails_on_data_loss_unless_it_is_told_otherwise() -> None:
     options = parse_stream_options({"subscribe": "t"})
-    assert (options.read.starting, options.read.fail_on_data_loss, options.max_offsets, options.max_bytes) == ("latest", True, None, None)
-    told = parse_stream_options({"subscribe": "t", "STARTINGOFFSETS": "earliest", "failondataloss": "False"})
+    assert (
+        options.read.starting,
+        options.read.fail_on_data_loss,
+        options.max_offsets,
+        options.max_bytes,
+    ) == ("latest", True, None, None)
+    told = parse_stream_options(
+        {"subscribe": "t", "STARTINGOFFSETS": "earliest", "failondataloss": "False"}
+    )
     assert (told.read.starting, told.read.fail_on_data_loss) == ("earliest", False)
 
 
@@ -56,16 +76,26 @@ def test_limits_are_read_with_their_units() -> None:
             "maxBytesPerTrigger": "64MiB",
         }
     )
-    assert (options.max_offsets, options.min_offsets, options.max_trigger_delay_ms, options.max_bytes) == (500, 50, 120_000, 64 << 20)
+    assert (
+        options.max_offsets,
+        options.min_offsets,
+        options.max_trigger_delay_ms,
+        options.max_bytes,
+    ) == (500, 50, 120_000, 64 << 20)
 
 
 @pytest.mark.parametrize(
     ("options", "sentence"),
-    [({"maxOffsetPerTrigger": "5"}, "'maxoffsetpertrigger'.*did you mean maxOffsetsPerTrigger"), ({"failOnDataLos": "true"}, "did you mean failOnDataLoss"),
-     ({"startingOfsets": "earliest"}, "did you mean startingOffsets"), ({"maxOffsetsPerTrigger": "many"}, "option maxOffsetsPerTrigger is 'many'"),
-     ({"maxOffsetsPerTrigger": "0"}, "from 1 on"), ({"failOnDataLoss": "maybe"}, "takes true or false"),
-     ({"maxTriggerDelay": "soon"}, "option maxTriggerDelay is 'soon'.*15m"), ({"maxBytesPerTrigger": "big"}, "option maxBytesPerTrigger.*64MiB"),
-     ({"minOffsetsPerTrigger": "9", "maxOffsetsPerTrigger": "8"}, "minOffsetsPerTrigger is 9 and maxOffsetsPerTrigger 8"),
+    [({"maxOffsetPerTrigger": "5"}, "'maxoffsetpertrigger'.*did you mean maxOffsetsPerTrigger"),
+    ({"failOnDataLos": "true"}, "did you mean failOnDataLoss"),
+     ({"startingOfsets": "earliest"}, "did you mean startingOffsets"),
+     ({"maxOffsetsPerTrigger": "many"}, "option maxOffsetsPerTrigger is 'many'"),
+     ({"maxOffsetsPerTrigger": "0"}, "from 1 on"),
+     ({"failOnDataLoss": "maybe"}, "takes true or false"),
+     ({"maxTriggerDelay": "soon"}, "option maxTriggerDelay is 'soon'.*15m"),
+     ({"maxBytesPerTrigger": "big"}, "option maxBytesPerTrigger.*64MiB"),
+     ({"minOffsetsPerTrigger": "9", "maxOffsetsPerTrigger": "8"}, ("minOffsetsPerTrigger is 9 and "
+                                                                  "maxOffsetsPerTrigger 8")),
      ({"endingoffsets": "latest"}, "option endingOffsets is for batch reads")],
 )  # fmt: skip
 def test_wrong_options_are_refused_by_name(options: dict[str, str], sentence: str) -> None:
@@ -73,11 +103,14 @@ def test_wrong_options_are_refused_by_name(options: dict[str, str], sentence: st
         parse_stream_options({"subscribe": "t", **options})
 
 
-# ---- positions ---------------------------------------------------------------------------------------------------------------------------------
+# ---- positions -----------------------------------------------------------------------------------
 
 
 def test_offsets_are_written_as_kafkas_source_writes_them_with_the_topics_id() -> None:
-    position = Position({TopicPartition("b", 0): 7, TopicPartition("a", 1): 5, TopicPartition("a", 0): 3}, {"b": OTHER_ID, "a": ID})
+    position = Position(
+        {TopicPartition("b", 0): 7, TopicPartition("a", 1): 5, TopicPartition("a", 0): 3},
+        {"b": OTHER_ID, "a": ID},
+    )
     assert json.dumps(position.encode()) == json.dumps(
         {"a": {"0": 3, "1": 5}, "b": {"0": 7}, "@topicIds": {"a": ID.hex(), "b": OTHER_ID.hex()}}
     )
@@ -85,7 +118,11 @@ def test_offsets_are_written_as_kafkas_source_writes_them_with_the_topics_id() -
 
 @pytest.mark.parametrize(
     "position",
-    [Position({}, {}), Position({KEYS[0]: 3}, {"t": ID}, is_first=True), Position({KEYS[1]: 9}, {"t": ID}, {KEYS[1]: 4}, {"t": ID})],
+    [
+        Position({}, {}),
+        Position({KEYS[0]: 3}, {"t": ID}, is_first=True),
+        Position({KEYS[1]: 9}, {"t": ID}, {KEYS[1]: 4}, {"t": ID}),
+    ],
 )
 def test_a_position_comes_back_from_its_json(position: Position) -> None:
     assert decode(json.loads(json.dumps(position.encode()))) == position
@@ -94,18 +131,23 @@ def test_a_position_comes_back_from_its_json(position: Position) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        '{"t": {"0": 3}}', '{"t": 3, "@topicIds": {}}', '{"offset": 12}', '{"@topicIds": {"t": "no hex"}}', "[1]",
-        '{"t": {"0": -7}, "@topicIds": {"t": "00"}}', '{"t": {"0": 1.5}, "@topicIds": {"t": "00"}}', '{"other": {"0": 3}, "@topicIds": {"t": "00"}}',
+        '{"t": {"0": 3}}', '{"t": 3, "@topicIds": {}}', '{"offset": 12}',
+        '{"@topicIds": {"t": "no hex"}}', "[1]",
+        '{"t": {"0": -7}, "@topicIds": {"t": "00"}}', '{"t": {"0": 1.5}, "@topicIds": {"t": "00"}}',
+        ('{"other": {"0": 3}, "@topicIds": {"t": '
+                                                                                                     '"00"}}'),
     ],
 )  # fmt: skip
 def test_the_checkpoint_of_another_source_is_refused(text: str) -> None:
-    with pytest.raises(InvalidRequestError, match="the checkpoint is another source's"):
+    with pytest.raises(InvalidRequestError, match="the checkpoint belongs to another source"):
         decode(json.loads(text))
 
 
-# ---- admission control -------------------------------------------------------------------------------------------------------------------------
+# ---- admission control ---------------------------------------------------------------------------
 
-partitions = st.dictionaries(st.sampled_from(KEYS), st.tuples(st.integers(0, 10**12), st.integers(0, 10**6)), min_size=1)
+partitions = st.dictionaries(
+    st.sampled_from(KEYS), st.tuples(st.integers(0, 10**12), st.integers(0, 10**6)), min_size=1
+)
 
 
 @given(partitions, st.integers(1, 10**6))
@@ -125,21 +167,25 @@ def test_a_limit_is_kept_but_for_one_offset_a_partition_and_every_query_gets_on(
 
 def test_partitions_advance_in_proportion_to_what_they_have_left() -> None:
     begins = dict.fromkeys(KEYS[:3], 100)
-    assert limited(begins, {KEYS[0]: 700, KEYS[1]: 400, KEYS[2]: 100}, 90) == {KEYS[0]: 160, KEYS[1]: 130, KEYS[2]: 100}
+    assert limited(begins, {KEYS[0]: 700, KEYS[1]: 400, KEYS[2]: 100}, 90) == {
+        KEYS[0]: 160,
+        KEYS[1]: 130,
+        KEYS[2]: 100,
+    }
 
 
 def test_too_few_offsets_wait_until_the_delay_is_over() -> None:
     delay = Delay(10, 1_000)
-    assert not delay.holds_back(3, 0)  # the first batch is let through
-    assert delay.holds_back(3, 500)
-    assert not delay.holds_back(10, 600)
-    assert delay.holds_back(9, 1_599)
-    assert not delay.holds_back(9, 1_600)
-    assert not delay.holds_back(0, 9_000)
-    assert not delay.holds_back(1, 9_000)  # nothing at all did not use the delay up
+    assert not delay.should_wait(3, 0)  # the first batch is let through
+    assert delay.should_wait(3, 500)
+    assert not delay.should_wait(10, 600)
+    assert delay.should_wait(9, 1_599)
+    assert not delay.should_wait(9, 1_600)
+    assert not delay.should_wait(0, 9_000)
+    assert not delay.should_wait(1, 9_000)  # nothing at all did not use the delay up
 
 
-# ---- tasks -------------------------------------------------------------------------------------------------------------------------------------
+# ---- tasks ---------------------------------------------------------------------------------------
 
 
 def ranges_of(*sizes: int) -> list[PartitionRange]:
@@ -152,17 +198,30 @@ def test_a_small_batch_of_many_partitions_is_one_task() -> None:
 
 
 def test_one_large_partition_is_cut_for_all_cores_and_large_records_count() -> None:
-    assert [[(r.start, r.end) for r in task] for task in divided(ranges_of(10**6), {}, 2)] == [[(10, 500_010)], [(500_010, 1_000_010)]]
+    assert [[(r.start, r.end) for r in task] for task in divided(ranges_of(10**6), {}, 2)] == [
+        [(10, 500_010)],
+        [(500_010, 1_000_010)],
+    ]
     assert len(divided(ranges_of(8), {("t", 0): TASK_BYTES}, 4)) == 4
 
 
 @given(
-    st.lists(st.integers(1, 200_000), min_size=1, max_size=12), st.integers(1, 8), st.integers(1, 40),
-    st.lists(st.floats(0, 10_000), min_size=12, max_size=12), st.none() | st.integers(10_000, 50_000),
+    st.lists(st.integers(1, 200_000), min_size=1, max_size=12), st.integers(1, 8),
+    st.integers(1, 40),
+    st.lists(st.floats(0, 10_000), min_size=12, max_size=12),
+    st.none() | st.integers(10_000, 50_000),
 )  # fmt: skip
-def test_tasks_hold_every_offset_once_in_order(sizes: list[int], most: int, least: int, averages: list[float], cap: int | None) -> None:
+def test_tasks_hold_every_offset_once_in_order(
+    sizes: list[int], most: int, least: int, averages: list[float], cap: int | None
+) -> None:
     ranges = ranges_of(*sizes)
-    tasks = divided(ranges, {("t", number): average for number, average in enumerate(averages)}, most, least, cap)
+    tasks = divided(
+        ranges,
+        {("t", number): average for number, average in enumerate(averages)},
+        most,
+        least,
+        cap,
+    )
     if cap is None:
         assert len(tasks) <= max(most, least)
     flat = [r for task in tasks for r in task]
@@ -178,27 +237,31 @@ def test_tasks_hold_every_offset_once_in_order(sizes: list[int], most: int, leas
     assert joined == ranges
 
 
-# ---- losses ------------------------------------------------------------------------------------------------------------------------------------
+# ---- losses --------------------------------------------------------------------------------------
 
 
 def test_what_retention_took_is_named_or_counted_once() -> None:
-    wanted = PartitionRange("t", ID, 0, 5, 20)
-    with pytest.raises(OffsetOutOfRangeError, match=r"offsets 5 to 11 of t-0 were deleted .* failOnDataLoss=false"):
-        Losses(True).what_is_there(wanted, Held(12, 30, 0))
+    requested = PartitionRange("t", ID, 0, 5, 20)
+    with pytest.raises(
+        OffsetOutOfRangeError, match=r"offsets 5 to 11 of t-0 were deleted .* failOnDataLoss=false"
+    ):
+        Losses(True).without_lost(requested, LogExtent(12, 30, 0))
     losses = Losses(False)
     for _ in range(2):  # a batch may be planned twice
-        there = losses.what_is_there(wanted, Held(12, 30, 0))
+        there = losses.without_lost(requested, LogExtent(12, 30, 0))
         assert (there.start, there.end) == (12, 20)
     assert losses.offsets == 7
-    gone = losses.what_is_there(PartitionRange("t", ID, 1, 5, 20), Held(25, 30, 0))
+    gone = losses.without_lost(PartitionRange("t", ID, 1, 5, 20), LogExtent(25, 30, 0))
     assert gone.start >= gone.end
     assert losses.offsets == 22
 
 
 def test_a_log_that_ends_before_what_was_read_is_named() -> None:
-    with pytest.raises(OffsetOutOfRangeError, match="t-0 ends at offset 30, and the query's checkpoint says 40"):
-        Losses(True).what_is_there(PartitionRange("t", ID, 0, 40, 40), Held(0, 30, 0))
-    there = Losses(False).what_is_there(PartitionRange("t", ID, 0, 25, 40), Held(0, 30, 0))
+    with pytest.raises(
+        OffsetOutOfRangeError, match="t-0 ends at offset 30, and the query's checkpoint is at 40"
+    ):
+        Losses(True).without_lost(PartitionRange("t", ID, 0, 40, 40), LogExtent(0, 30, 0))
+    there = Losses(False).without_lost(PartitionRange("t", ID, 0, 25, 40), LogExtent(0, 30, 0))
     assert (there.start, there.end) == (25, 30)
 
 
@@ -206,15 +269,21 @@ def test_another_topic_of_the_same_name_is_told_apart_from_a_deleted_one() -> No
     position = Position({KEYS[0]: 3}, {"t": ID})
     with pytest.raises(UnknownTopicError, match="topic 't', which the query reads, was deleted"):
         Losses(True).check_topics(position, view())
-    with pytest.raises(UnknownTopicError, match=r"'t' is not the one that the query's checkpoint is of .* new checkpointLocation"):
+    with pytest.raises(
+        UnknownTopicError,
+        match=r"'t' was deleted and created again .* new checkpointLocation",
+    ):
         Losses(True).check_topics(position, view(OTHER_ID, p0=(0, 3)))
     Losses(False).check_topics(position, view(OTHER_ID, p0=(0, 3)))
     Losses(True).check_topics(position, view(p0=(0, 3)))
 
 
 def test_how_far_a_query_is_behind() -> None:
-    told = behind(Position({KEYS[0]: 10, KEYS[1]: 2}, {"t": ID}), view(p0=(0, 30), p1=(5, 9), p2=(0, 0)), 3)
+    told = behind(
+        Position({KEYS[0]: 10, KEYS[1]: 2}, {"t": ID}), view(p0=(0, 30), p1=(5, 9), p2=(0, 0)), 3
+    )
     assert told == {
-        "minOffsetsBehindLatest": 0, "maxOffsetsBehindLatest": 20, "avgOffsetsBehindLatest": 8.0, "offsetsBehindLatest": 24,
+        "minOffsetsBehindLatest": 0, "maxOffsetsBehindLatest": 20, "avgOffsetsBehindLatest": 8.0,
+        "offsetsBehindLatest": 24,
         "estimatedTotalBytesBehindLatest": 2_400, "offsetsLost": 3,
     }  # fmt: skip

@@ -1,4 +1,6 @@
-"""Streaming queries in a real Spark: what `test_stream_reader` shows of the reader alone holds when Spark calls it."""
+"""Streaming queries in a real Spark: what `test_stream_reader` shows of the reader alone holds when
+Spark calls it.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from spark_bridge.stream_progress import metrics
+from spark_bridge.stream.progress import metrics
 from tailrace import Admin, NewTopic, Producer
-from tailrace.private_appliance import EmbeddedAppliance, start_embedded
+from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
 
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore")]
 
@@ -30,7 +32,11 @@ def send(appliance: EmbeddedAppliance, topic: str, *numbers: int) -> None:
 
 
 def stream(spark: Any, appliance: EmbeddedAppliance, topic: str, **options: str) -> Any:
-    reader = spark.readStream.format("tailrace").option("bootstrap", appliance.address).option("subscribe", topic)
+    reader = (
+        spark.readStream.format("tailrace")
+        .option("bootstrap", appliance.address)
+        .option("subscribe", topic)
+    )
     for name, value in {"startingOffsets": "earliest", **options}.items():
         reader = reader.option(name, value)
     return reader.load()
@@ -53,14 +59,26 @@ class Output:
 
 
 def start(frame: Any, output: Output, checkpoint: pathlib.Path, **trigger: Any) -> Any:
-    return frame.writeStream.foreachBatch(output).option("checkpointLocation", str(checkpoint)).trigger(**trigger).start()
+    return (
+        frame.writeStream.foreachBatch(output)
+        .option("checkpointLocation", str(checkpoint))
+        .trigger(**trigger)
+        .start()
+    )
 
 
 def test_an_option_out_of_range_is_named_by_the_query_that_fails(
     spark: Any, appliance: EmbeddedAppliance, made: str, tmp_path: pathlib.Path
 ) -> None:
-    query = start(stream(spark, appliance, made, maxOffsetsPerTrigger="0"), Output(), tmp_path, availableNow=True)
-    with pytest.raises(Exception, match="option maxOffsetsPerTrigger is '0'; it takes a whole number from 1 on") as caught:
+    query = start(
+        stream(spark, appliance, made, maxOffsetsPerTrigger="0"),
+        Output(),
+        tmp_path,
+        availableNow=True,
+    )
+    with pytest.raises(
+        Exception, match="option maxOffsetsPerTrigger is '0'; it takes a whole number from 1 on"
+    ) as caught:
         query.awaitTermination(120)
     assert "UnboundLocalError" not in str(caught.value)
 
@@ -70,12 +88,23 @@ def test_a_query_reads_what_there_was_in_batches_and_goes_on_from_its_checkpoint
 ) -> None:
     send(appliance, made, *range(100))
     output = Output()
-    output.before = lambda number: send(appliance, made, 100 + number)  # which comes too late for Trigger.AvailableNow
-    query = start(stream(spark, appliance, made, maxOffsetsPerTrigger="40"), output, tmp_path, availableNow=True)
+    output.before = lambda number: send(
+        appliance, made, 100 + number
+    )  # which comes too late for Trigger.AvailableNow
+    query = start(
+        stream(spark, appliance, made, maxOffsetsPerTrigger="40"),
+        output,
+        tmp_path,
+        availableNow=True,
+    )
     assert query.awaitTermination(120)
     assert output.rows == list(range(100))
     assert [len(rows) for rows in output.batches.values()] == [40, 40, 20]
-    assert [metrics(progress)[0]["offsetsBehindLatest"] for progress in query.recentProgress] == [60, 20, 0]
+    assert [metrics(progress)[0]["offsetsBehindLatest"] for progress in query.recentProgress] == [
+        60,
+        20,
+        0,
+    ]
     (source,) = json.loads(query.lastProgress.json)["sources"]
     assert source["endOffset"][made] == {"0": 50, "1": 50}
     first = json.loads((tmp_path / "offsets/0").read_text().splitlines()[-1])
@@ -92,7 +121,9 @@ def test_a_query_reads_what_there_was_in_batches_and_goes_on_from_its_checkpoint
 def test_a_batch_that_failed_is_repeated_with_the_same_rows_also_the_first_of_all(
     spark: Any, appliance: EmbeddedAppliance, made: str, tmp_path: pathlib.Path
 ) -> None:
-    """The first batch of a query that begins at the end: Spark's checkpoint does not say where that was."""
+    """The first batch of a query that begins at the end: Spark's checkpoint does not say where that
+    was.
+    """
     send(appliance, made, 0, 1)
     output = Output()
 
@@ -107,7 +138,12 @@ def test_a_batch_that_failed_is_repeated_with_the_same_rows_also_the_first_of_al
         query.awaitTermination(120)
     send(appliance, made, 6, 7)
     output.before = lambda _number: None
-    query = start(stream(spark, appliance, made, startingOffsets="latest"), output, tmp_path, availableNow=True)
+    query = start(
+        stream(spark, appliance, made, startingOffsets="latest"),
+        output,
+        tmp_path,
+        availableNow=True,
+    )
     assert query.awaitTermination(120)
     assert output.batches == {0: [], 1: [4, 5, 6, 7]}
 
@@ -123,7 +159,12 @@ def test_a_running_query_takes_partitions_that_are_added_and_outlives_a_restart_
             admin.create_topics([NewTopic("t", 2)])
         send(appliance, "t", 0, 1)
         output = Output()
-        query = start(stream(spark, appliance, "t"), output, tmp_path / "checkpoint", processingTime="0 seconds")
+        query = start(
+            stream(spark, appliance, "t"),
+            output,
+            tmp_path / "checkpoint",
+            processingTime="0 seconds",
+        )
         query.processAllAvailable()
         with Admin(appliance.address) as admin:
             admin.create_partitions({"t": 3})
@@ -132,13 +173,17 @@ def test_a_running_query_takes_partitions_that_are_added_and_outlives_a_restart_
         query.processAllAvailable()
         assert output.rows == [0, 1, 2]
         appliance.stop()
-        appliance = start_embedded(data_dir=data, listen=appliance.address, auto_create_topics=False)
+        appliance = start_embedded(
+            data_dir=data, listen=appliance.address, auto_create_topics=False
+        )
         send(appliance, "t", 3, 4)
         query.processAllAvailable()
         assert output.rows == [0, 1, 2, 3, 4]
         with Admin(appliance.address) as admin:
             admin.delete_topics("t")
-        with pytest.raises(Exception, match=r"topic 't', which the query reads, was deleted.*failOnDataLoss"):
+        with pytest.raises(
+            Exception, match=r"topic 't', which the query reads, was deleted.*failOnDataLoss"
+        ):
             query.awaitTermination(120)
     finally:
         if query is not None:
@@ -146,8 +191,12 @@ def test_a_running_query_takes_partitions_that_are_added_and_outlives_a_restart_
         appliance.stop()
 
 
-def test_what_is_wrong_with_a_stream_is_said_by_spark(spark: Any, appliance: EmbeddedAppliance, made: str, tmp_path: pathlib.Path) -> None:
-    with pytest.raises(Exception, match=r"unknown option 'maxoffsetpertrigger'.*did you mean maxOffsetsPerTrigger"):
+def test_what_is_wrong_with_a_stream_is_said_by_spark(
+    spark: Any, appliance: EmbeddedAppliance, made: str, tmp_path: pathlib.Path
+) -> None:
+    with pytest.raises(
+        Exception, match=r"unknown option 'maxoffsetpertrigger'.*did you mean maxOffsetsPerTrigger"
+    ):
         stream(spark, appliance, made, maxOffsetPerTrigger="5")
     frame = stream(spark, appliance, made)
     output = Output()
@@ -155,5 +204,5 @@ def test_what_is_wrong_with_a_stream_is_said_by_spark(spark: Any, appliance: Emb
     with Admin(appliance.address) as admin:
         admin.delete_topics(made)
         admin.create_topics([NewTopic(made, 2)])
-    with pytest.raises(Exception, match=r"is not the one that the query's checkpoint is of.*new checkpointLocation"):
+    with pytest.raises(Exception, match=r"was deleted and created again.*new checkpointLocation"):
         start(frame, output, tmp_path, availableNow=True).awaitTermination(120)

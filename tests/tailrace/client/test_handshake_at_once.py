@@ -1,12 +1,15 @@
-"""A handshake that is answered in the step in which a connection is opened again: whoever waits to send is told, and does not sleep until its time is up."""
+"""A handshake that is answered in the step in which a connection is opened again: whoever waits to
+send is told, and does not sleep until its time is up.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tailrace.connection import HANDSHAKE_RETRY_NS, Connection
-from tailrace.environment import Environment
-from tailrace.protocol.wire import Api
+from tailrace.client.connection import HANDSHAKE_RETRY_NS, Connection
+from tailrace.client.runtime import Runtime
+from tailrace.client.steps import call_json_now
+from tailrace.protocol.frame import Api
 from tests.kit.scripted_front import ScriptedFront
 
 TIMEOUT_MS = 30_000
@@ -24,8 +27,10 @@ class Clock:
 
 def connected(front: ScriptedFront) -> tuple[Connection, Clock]:
     clock = Clock()
-    environment = Environment(lambda: clock.now_ns, lambda _: front.connect(), clock.sleep, lambda: 0.5, has_threads=False)
-    return Connection("tcp://127.0.0.1:1", "test", environment), clock
+    runtime = Runtime(
+        lambda: clock.now_ns, lambda _: front.connect(), clock.sleep, lambda: 0.5, has_threads=False
+    )
+    return Connection("tcp://127.0.0.1:1", "test", runtime), clock
 
 
 def test_a_request_leaves_at_once() -> None:
@@ -33,11 +38,11 @@ def test_a_request_leaves_at_once() -> None:
     connection, clock = connected(front)
     connection.process()
     front.restart()
-    begun_ns = clock.now_ns
-    answer = connection.call_json(Api.METADATA, {"topics": ["t"]}, TIMEOUT_MS)
+    started_ns = clock.now_ns
+    answer = call_json_now(connection, Api.METADATA, {"topics": ["t"]}, TIMEOUT_MS)
     assert [topic["name"] for topic in answer["topics"]] == ["t"]
     assert connection.opened_count == 2
-    assert clock.now_ns - begun_ns < HANDSHAKE_RETRY_NS
+    assert clock.now_ns - started_ns < HANDSHAKE_RETRY_NS
 
 
 def test_a_step_is_due_until_what_came_was_seen() -> None:

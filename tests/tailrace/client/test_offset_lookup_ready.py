@@ -1,4 +1,6 @@
-"""Offsets of partitions that are being opened, as all are for a moment after an appliance's start."""
+"""Offsets of partitions that are being opened, as all are for a moment after an appliance's
+start.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from tailrace import offset_lookup
-from tailrace.errors import RequestTimeoutError, UnknownTopicError
-from tailrace.offset_lookup import ready_offsets
-from tailrace.protocol.errors import ErrorCode
-from tailrace.records import TopicPartition
+from tailrace.client import list_offsets as offset_lookup
+from tailrace.client.list_offsets import ready_offsets
+from tailrace.core.error_codes import ErrorCode
+from tailrace.core.errors import RequestTimeoutError, UnknownTopicError
+from tailrace.core.topic_partition import TopicPartition
 
 KEYS = [TopicPartition("t", number) for number in range(3)]
 
@@ -23,8 +25,10 @@ class Opening:
         self.code = code
         self.asked: list[list[int]] = []
 
-    def offsets(self, wanted: Mapping[TopicPartition, str]) -> dict[TopicPartition, dict[str, Any]]:
-        self.asked.append([key.partition for key in wanted])
+    def offsets(
+        self, requested: Mapping[TopicPartition, str]
+    ) -> dict[TopicPartition, dict[str, Any]]:
+        self.asked.append([key.partition for key in requested])
         return {
             key: {
                 "topic": "t",
@@ -32,13 +36,17 @@ class Opening:
                 "offset": 7,
                 "code": int(ErrorCode.OK if key.partition < len(self.asked) else self.code),
             }
-            for key in wanted
+            for key in requested
         }
 
 
-def test_a_partition_that_is_being_opened_is_asked_for_again_and_others_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A scan that began while the appliance recovered ended with `Try again shortly; the SDK does`, and so did a continuous export, which waits."""
-    monkeypatch.setattr(offset_lookup, "ASK_AGAIN_S", 0)
+def test_a_partition_that_is_being_opened_is_asked_for_again_and_others_are_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A scan that began while the appliance recovered ended with `Try again shortly; the SDK does`,
+    and so did a continuous export, which waits.
+    """
+    monkeypatch.setattr(offset_lookup, "RETRY_INTERVAL_S", 0)
     opening = Opening()
     found = ready_offsets(opening.offsets, KEYS, "latest", 60_000)
     assert {key: item["offset"] for key, item in found.items()} == dict.fromkeys(KEYS, 7)
@@ -47,7 +55,9 @@ def test_a_partition_that_is_being_opened_is_asked_for_again_and_others_are_not(
 
 
 def test_it_is_not_waited_for_without_end_and_other_refusals_are_raised_at_once() -> None:
-    with pytest.raises(RequestTimeoutError, match="t-1 is being opened by the appliance, for 0 ms now"):
+    with pytest.raises(
+        RequestTimeoutError, match="t-1 is being opened by the appliance, for 0 ms now"
+    ):
         ready_offsets(Opening().offsets, KEYS, "latest", 0)
     unknown = Opening(ErrorCode.UNKNOWN_TOPIC)
     with pytest.raises(UnknownTopicError):

@@ -6,8 +6,16 @@ import zlib
 
 import pytest
 
-from tailrace.errors import InvalidRecordError, InvalidSettingError
-from tailrace.partitioners import NAMES, DefaultPartitioner, StickyPartitioner, chosen_by, murmur2, partition_for_key, plain_name
+from tailrace.client.partitioners import (
+    NAMES,
+    DefaultPartitioner,
+    StickyPartitioner,
+    chosen_by,
+    murmur2,
+    partition_for_key,
+    plain_name,
+)
+from tailrace.core.errors import InvalidRecordError, InvalidSettingError
 
 
 # From org.apache.kafka.common.utils.UtilsTest#testMurmur2.
@@ -30,7 +38,9 @@ def test_keys_go_where_kafka_puts_them() -> None:
     # toPositive(murmur2("foobar")) % 10, computed from the vector above.
     assert partition_for_key(b"foobar", 10) == (-790332482 & 0x7FFFFFFF) % 10
     partitioner = DefaultPartitioner()
-    assert [partitioner("t", b"foobar", n) for n in (10, 7)] == [partition_for_key(b"foobar", n) for n in (10, 7)]
+    assert [partitioner("t", b"foobar", n) for n in (10, 7)] == [
+        partition_for_key(b"foobar", n) for n in (10, 7)
+    ]
 
 
 def test_records_without_a_key_stay_until_the_batch_is_sent_then_move() -> None:
@@ -51,7 +61,7 @@ def test_round_robin_takes_each_partition_in_turn_for_each_topic() -> None:
 def test_sticky_does_not_look_at_keys_and_moves_with_every_batch() -> None:
     choose = chosen_by("sticky")
     assert isinstance(choose, StickyPartitioner)
-    assert choose.tells_every_batch
+    assert choose.notifies_every_batch
     assert not choose.remembers_keys
     first = choose("t", b"a", 5)
     assert {choose("t", key, 5) for key in (b"b", None, b"c")} == {first}
@@ -59,7 +69,10 @@ def test_sticky_does_not_look_at_keys_and_moves_with_every_batch() -> None:
     assert choose("t", b"a", 5) != first
 
 
-@pytest.mark.parametrize(("key", "partition"), [(b"0", 0), (b"7", 3), (b"-1", 3), (b"+6", 2), (b"12345678901234567890123", 3)])
+@pytest.mark.parametrize(
+    ("key", "partition"),
+    [(b"0", 0), (b"7", 3), (b"-1", 3), (b"+6", 2), (b"12345678901234567890123", 3)],
+)
 def test_modulo_is_of_the_number(key: bytes, partition: int) -> None:
     assert chosen_by("modulo")("t", key, 4) == partition == int(key) % 4
 
@@ -90,5 +103,7 @@ def test_names_of_other_clients_are_taken(written: str, meant: str) -> None:
 
 
 def test_a_name_that_there_is_not_is_refused_with_those_that_there_are() -> None:
-    with pytest.raises(InvalidSettingError, match=r"fnv1a.*murmur2, sticky, round_robin, modulo, hash_slots"):
+    with pytest.raises(
+        InvalidSettingError, match=r"fnv1a.*murmur2, sticky, round_robin, modulo, hash_slots"
+    ):
         chosen_by("fnv1a")

@@ -11,7 +11,13 @@ from typing import Any
 import pytest
 import zmq
 
-from tailrace.environment import FINE_BELOW_NS, NEAR_SEND_BUFFER_BYTES, SELECT_FDS_MAX, DealerSocket, sleep_on
+from tailrace.client.runtime import (
+    FINE_BELOW_NS,
+    NEAR_SEND_BUFFER_BYTES,
+    SELECT_FDS_MAX,
+    DealerSocket,
+    sleep_on,
+)
 
 SHORT_NS, LONG_NS = FINE_BELOW_NS // 2, FINE_BELOW_NS * 500
 
@@ -38,7 +44,8 @@ def test_nothing_is_readable_when_the_time_is_up(fds: tuple[int, int], timeout_n
 
 
 def test_short_times_are_not_rounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    fd = 7  # any that select takes: how many files the tests' process has open is nothing to this test
+    # any that select takes: how many files the tests' process has open is nothing to this test
+    fd = 7
     asked: list[Any] = []
 
     def noted(*arguments: Any) -> tuple[list[int], list[int], list[int]]:

@@ -1,4 +1,6 @@
-"""Hash slots: Redis Cluster's vectors, maps that are balanced and move no more than they must, and the texts that they are kept as."""
+"""Hash slots: Redis Cluster's vectors, maps that are balanced and move no more than they must, and
+the texts that they are kept as.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +12,36 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tailrace.hash_slots import SLOT_COUNT, births, hand_over_of, missing_sources, owners_after, owners_in, ranges_of, slot_of, slots_in
+from tailrace.core.hash_slots import (
+    SLOT_COUNT,
+    births,
+    hand_over_of,
+    missing_sources,
+    owners_after,
+    owners_in,
+    ranges_of,
+    slot_of,
+    slots_in,
+)
 
-GOLDEN = pathlib.Path(__file__).parent.parent / "golden" / "slot_maps.json"
+GOLDEN = pathlib.Path(__file__).parents[2] / "golden" / "slot_maps.json"
 HISTORIES = ((1,), (3,), (1024,), (4, 6, 7, 11), (1, 2, 3, 4, 5), (7, 1024))
-histories = st.lists(st.integers(1, 200), min_size=1, max_size=6, unique=True).map(sorted).map(tuple)
+histories = (
+    st.lists(st.integers(1, 200), min_size=1, max_size=6, unique=True).map(sorted).map(tuple)
+)
 
 
 @pytest.mark.parametrize(
     ("key", "slot"),
-    # Redis Cluster's specification: CRC16 of "123456789" is 0x31C3; the others are what CLUSTER KEYSLOT returns.
-    [(b"123456789", 0x31C3 % SLOT_COUNT), (b"foo", 12182), (b"bar", 5061), (b"hello", 866), (b"", 0)],
+    # Redis Cluster's specification: CRC16 of "123456789" is 0x31C3; the others are what CLUSTER
+    # KEYSLOT returns.
+    [
+        (b"123456789", 0x31C3 % SLOT_COUNT),
+        (b"foo", 12182),
+        (b"bar", 5061),
+        (b"hello", 866),
+        (b"", 0),
+    ],
 )
 def test_slots_are_redis_clusters(key: bytes, slot: int) -> None:
     assert slot_of(key) == slot
@@ -43,7 +64,8 @@ def test_adding_partitions_moves_only_what_the_new_ones_get(counts: tuple[int, .
     before, after = owners_after(counts[:-1]), owners_after(counts)
     moved = [(old, new) for old, new in zip(before, after, strict=True) if old != new]
     assert all(old < counts[-2] <= new for old, new in moved)
-    # No map that is balanced moves fewer: each new partition needs its share, and those with one more are old ones where there are any.
+    # No map that is balanced moves fewer: each new partition needs its share, and those with one
+    # more are old ones where there are any.
     share, larger = divmod(SLOT_COUNT, counts[-1])
     keep_more = min(larger, sum(size > share for size in Counter(before).values()))
     assert len(moved) == share * (counts[-1] - counts[-2]) + larger - keep_more
@@ -55,10 +77,17 @@ def test_a_partition_that_was_added_knows_who_gave_it_its_slots(counts: tuple[in
     found = births(counts)
     assert set(found) == set(range(counts[0], counts[-1]))
     for partition, birth in found.items():
-        before, after = owners_after(counts[: birth.version - 1]), owners_after(counts[: birth.version])
-        assert set(birth.sources) == {before[slot] for slot in range(SLOT_COUNT) if after[slot] == partition}
+        before, after = (
+            owners_after(counts[: birth.version - 1]),
+            owners_after(counts[: birth.version]),
+        )
+        assert set(birth.sources) == {
+            before[slot] for slot in range(SLOT_COUNT) if after[slot] == partition
+        }
         assert missing_sources(counts, partition, []) == list(birth.sources)
-        assert missing_sources(counts, partition, [(birth.sources[0], 7)]) == list(birth.sources[1:])
+        assert missing_sources(counts, partition, [(birth.sources[0], 7)]) == list(
+            birth.sources[1:]
+        )
     assert missing_sources(counts, 0, []) == missing_sources((), 0, []) == []
 
 
@@ -81,7 +110,8 @@ def test_what_is_no_range_is_refused(text: str) -> None:
 def test_maps_and_births_are_the_golden_ones() -> None:
     """They are a format: a catalog is made again from the history alone."""
     found = [
-        [list(counts), {str(p): r for p, r in sorted(ranges_of(owners_after(counts)).items())}, {str(p): list(b) for p, b in births(counts).items()}]
+        [list(counts), {str(p): r for p, r in sorted(ranges_of(owners_after(counts)).items())},
+        {str(p): list(b) for p, b in births(counts).items()}]
         for counts in HISTORIES
     ]  # fmt: skip
     assert orjson.dumps(found) == GOLDEN.read_bytes()

@@ -1,4 +1,6 @@
-"""Recurrences: what is due until a tick, by whatever step one goes there, is what going through one by one finds."""
+"""Recurrences: what is due until a tick, by whatever step one goes there, is what going through one
+by one finds.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tailrace.delays import TICK_US, tick_of
-from tailrace.recurrence import MISSED, MISSED_AT_ONCE, ON_TIME_TICKS, Recurrence
+from tailrace.core.delays import TICK_US, tick_of
+from tailrace.core.recurrence import MISSED, MISSED_AT_ONCE, ON_TIME_TICKS, Recurrence
 
 BEGIN_US = 1_700_000_000_000_000
 DAY_US = 86_400_000_000
-intervals = st.integers(10_000, 100 * DAY_US).map(lambda us: Recurrence.every(dt.timedelta(microseconds=us)))
+intervals = st.integers(10_000, 100 * DAY_US).map(
+    lambda us: Recurrence.every(dt.timedelta(microseconds=us))
+)
 crons = st.sampled_from(["*/5 * * * *", "30 2 * * *", "0 9 1 1 *", "15 4 29 2 *"]).map(
     lambda text: Recurrence.cron(text, zone="Europe/Berlin")
 )
@@ -35,8 +39,16 @@ def one_by_one(recurrence: Recurrence, due_us: int, tick: int) -> tuple[list[int
 
 
 @settings(max_examples=300, deadline=None)
-@given(intervals | crons, st.sampled_from(MISSED), st.integers(0, 400), st.integers(0, 3_000), st.integers(0, 300_000_000))
-def test_jumping_finds_what_going_one_by_one_does(of: Recurrence, missed: str, occurrence: int, steps: int, ahead_us: int) -> None:
+@given(
+    intervals | crons,
+    st.sampled_from(MISSED),
+    st.integers(0, 400),
+    st.integers(0, 3_000),
+    st.integers(0, 300_000_000),
+)
+def test_jumping_finds_what_going_one_by_one_does(
+    of: Recurrence, missed: str, occurrence: int, steps: int, ahead_us: int
+) -> None:
     recurrence = Recurrence(of.every_us, of.expression, of.zone, missed)
     due_us = recurrence.after(BEGIN_US + occurrence * 3_600_000_000)
     assert due_us is not None
@@ -54,14 +66,19 @@ def test_an_occurrence_is_known_by_its_tick(recurrence: Recurrence, back: int) -
 
 @pytest.mark.parametrize("missed", ["last", "none"])
 def test_a_year_of_missed_occurrences_is_jumped_over(missed: str) -> None:
-    for recurrence in (Recurrence.every(dt.timedelta(milliseconds=10), missed=missed), Recurrence.cron("* * * * *", missed=missed)):
+    for recurrence in (
+        Recurrence.every(dt.timedelta(milliseconds=10), missed=missed),
+        Recurrence.cron("* * * * *", missed=missed),
+    ):
         due, upcoming = recurrence.due_until(BEGIN_US, (BEGIN_US + 365 * DAY_US) // TICK_US)
         assert upcoming is not None
         assert upcoming > BEGIN_US + 365 * DAY_US
         assert len(due) <= (1 if missed == "last" else ON_TIME_TICKS // 10 + 1)
 
 
-@pytest.mark.parametrize("recurrence", [Recurrence.every(dt.timedelta(milliseconds=10)), Recurrence.cron("* * * * *")])
+@pytest.mark.parametrize(
+    "recurrence", [Recurrence.every(dt.timedelta(milliseconds=10)), Recurrence.cron("* * * * *")]
+)
 def test_a_year_of_occurrences_that_are_all_wanted_comes_in_pieces(recurrence: Recurrence) -> None:
     due_us, found = BEGIN_US // 60_000_000 * 60_000_000, []
     for _ in range(5):
@@ -72,4 +89,6 @@ def test_a_year_of_occurrences_that_are_all_wanted_comes_in_pieces(recurrence: R
         assert upcoming is not None
         found += due
         due_us = upcoming
-    assert len({later - earlier for earlier, later in pairwise(found)}) == 1, "none is missing between the pieces"
+    assert len({later - earlier for earlier, later in pairwise(found)}) == 1, (
+        "none is missing between the pieces"
+    )

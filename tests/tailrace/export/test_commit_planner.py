@@ -1,17 +1,23 @@
-"""Which offsets a commit takes: each once, in order, and no partition waits for another's backlog."""
+"""Which offsets a commit takes: each once, in order, and no partition waits for another's
+backlog.
+"""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailrace.exporting.steps import due_ends, lag, next_ranges
+from tailrace.export.commit_planner import due_ends, lag, next_ranges
 
-LAGS = st.dictionaries(st.integers(0, 9), st.tuples(st.integers(0, 50), st.integers(0, 300)), max_size=8)
+LAGS = st.dictionaries(
+    st.integers(0, 9), st.tuples(st.integers(0, 50), st.integers(0, 300)), max_size=8
+)
 
 
 @given(LAGS, st.integers(1, 120))
-def test_steps_bring_every_offset_once_within_their_bounds(lags: dict[int, tuple[int, int]], rows_max: int) -> None:
+def test_steps_bring_every_offset_once_within_their_bounds(
+    lags: dict[int, tuple[int, int]], rows_max: int
+) -> None:
     positions = {p: start for p, (start, _) in lags.items()}
     ends = {p: start + missing for p, (start, missing) in lags.items()}
     total, count = lag(positions, ends), 0

@@ -6,9 +6,9 @@ from typing import Any, NoReturn
 
 import pytest
 
-from tailrace.errors import NotReachableError, RequestTimeoutError, TailraceError
-from tailrace.exporting import source
-from tailrace.exporting.source import TopicSource
+from tailrace.core.errors import NotReachableError, RequestTimeoutError, TailraceError
+from tailrace.export import source
+from tailrace.export.source import TopicSource
 
 
 class Away:
@@ -18,7 +18,14 @@ class Away:
         self.error: type[TailraceError] = NotReachableError
         self.timeouts: list[tuple[int, int | None]] = []
 
-    def admin(self, _bootstrap: str, *, client_id: str, request_timeout_ms: int, connect_timeout_ms: int | None) -> Any:
+    def admin(
+        self,
+        _bootstrap: str,
+        *,
+        client_id: str,
+        request_timeout_ms: int,
+        connect_timeout_ms: int | None,
+    ) -> Any:
         self.timeouts.append((request_timeout_ms, connect_timeout_ms))
         return self
 
@@ -29,7 +36,9 @@ class Away:
         pass
 
 
-def looks(where: TopicSource, away: Away, errors: list[type[TailraceError]]) -> list[tuple[int, int | None]]:
+def looks(
+    where: TopicSource, away: Away, errors: list[type[TailraceError]]
+) -> list[tuple[int, int | None]]:
     away.timeouts = []
     for away.error in errors:
         with pytest.raises(away.error):
@@ -37,15 +46,19 @@ def looks(where: TopicSource, away: Away, errors: list[type[TailraceError]]) -> 
     return away.timeouts
 
 
-def test_looks_of_a_continuous_export_are_short_while_the_appliance_is_away_and_longer_while_it_is_slow(
+def test_looks_of_a_continuous_export_are_short_while_the_appliance_is_away_and_longer_while_it_is_slow(  # noqa: E501
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Ctrl-C and SIGTERM wait for the look that is under way: it was one of 30 seconds, at whose end systemd, or Docker, had killed it."""
+    """Ctrl-C and SIGTERM wait for the look that is under way: it was one of 30 seconds, at whose
+    end systemd, or Docker, had killed it.
+    """
     away = Away()
     monkeypatch.setattr(source, "Admin", away.admin)
     where = TopicSource("t", "tcp://127.0.0.1:9", 30_000, 3_000)
     assert looks(where, away, [NotReachableError] * 2) == [(30_000, 3_000)] * 2
-    where.look_briefly()
+    where.use_short_timeouts()
     assert looks(where, away, [NotReachableError] * 2) == [(5_000, 2_000)] * 2
-    assert looks(where, away, [RequestTimeoutError] * 5) == [(ms, 2_000) for ms in (5_000, 10_000, 20_000, 30_000, 30_000)]
+    assert looks(where, away, [RequestTimeoutError] * 5) == [
+        (ms, 2_000) for ms in (5_000, 10_000, 20_000, 30_000, 30_000)
+    ]
     assert looks(where, away, [NotReachableError] * 2) == [(30_000, 2_000), (5_000, 2_000)]

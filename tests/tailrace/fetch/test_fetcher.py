@@ -1,4 +1,6 @@
-"""What a consumer asks for: never more than it may keep, and of every partition in its turn. An appliance of a dozen lines answers."""
+"""What a consumer asks for: never more than it may keep, and of every partition in its turn. An
+appliance of a dozen lines answers.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +10,13 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailrace.fetcher import Fetcher, PartitionCursor
-from tailrace.protocol import requests
-from tailrace.protocol.errors import ErrorCode
-from tailrace.protocol.requests import FetchedEntry, FetchRequest
+from tailrace.client.settings import ConsumerSettings
+from tailrace.core.error_codes import ErrorCode
+from tailrace.core.topic_partition import TopicPartition
+from tailrace.fetch.fetcher import Fetcher, PartitionPosition
+from tailrace.protocol import messages as requests
+from tailrace.protocol.messages import FetchedEntry, FetchRequest
 from tailrace.protocol.session import Response
-from tailrace.records import TopicPartition
-from tailrace.settings import ConsumerSettings
 from tests.kit.batches import TOPIC_ID, make_batch, stamped
 
 BATCH_BYTES = len(make_batch(1))
@@ -22,7 +24,9 @@ INFO: Any = SimpleNamespace(topic_id=TOPIC_ID)
 
 
 class Appliance:
-    """Every partition has records without end, a batch for each; an answer is filled from its first partition on, as a front's is."""
+    """Every partition has records without end, a batch for each; an answer is filled from its first
+    partition on, as a front's is.
+    """
 
     is_ready = True
     session = SimpleNamespace(generation=1)
@@ -38,19 +42,30 @@ class Appliance:
         """The oldest request."""
         request, on_response = self.asked.pop(0)
         entries, data = [], b""
-        for wanted in request.entries:
+        for requested in request.entries:
             given = b""
-            while len(data) + len(given) + BATCH_BYTES <= request.max_bytes and len(given) + BATCH_BYTES <= wanted.max_bytes:
-                given += stamped(make_batch(1), wanted.offset + len(given) // BATCH_BYTES)
-            entries.append(FetchedEntry(wanted.topic_id, wanted.partition, 0, 0, len(given), 1 << 40, 0, -1))
+            while (
+                len(data) + len(given) + BATCH_BYTES <= request.max_bytes
+                and len(given) + BATCH_BYTES <= requested.max_bytes
+            ):
+                given += stamped(make_batch(1), requested.offset + len(given) // BATCH_BYTES)
+            entries.append(
+                FetchedEntry(
+                    requested.topic_id, requested.partition, 0, 0, len(given), 1 << 40, 0, -1
+                )
+            )
             data += given
         on_response(Response(1, 1, ErrorCode.OK, [requests.encode_fetched(entries), data]))
 
 
-def reader(partition_count: int, **settings: Any) -> tuple[Appliance, Fetcher, list[PartitionCursor], ConsumerSettings]:
+def reader(
+    partition_count: int, **settings: Any
+) -> tuple[Appliance, Fetcher, list[PartitionPosition], ConsumerSettings]:
     appliance = Appliance()
-    made = ConsumerSettings(bootstrap="tcp://127.0.0.1:1", **settings)
-    cursors = [PartitionCursor(TopicPartition("t", number), INFO) for number in range(partition_count)]
+    made = ConsumerSettings(bootstrap_servers="tcp://127.0.0.1:1", **settings)
+    cursors = [
+        PartitionPosition(TopicPartition("t", number), INFO) for number in range(partition_count)
+    ]
     for cursor in cursors:
         cursor.seek(0)
     connection: Any = appliance
@@ -58,7 +73,9 @@ def reader(partition_count: int, **settings: Any) -> tuple[Appliance, Fetcher, l
 
 
 def test_an_answer_that_has_room_for_few_partitions_is_for_each_in_its_turn() -> None:
-    appliance, fetcher, cursors, _ = reader(7, fetch_max_bytes=2 * BATCH_BYTES + 500, max_partition_fetch_bytes=BATCH_BYTES + 500)
+    appliance, fetcher, cursors, _ = reader(
+        7, fetch_max_bytes=2 * BATCH_BYTES + 500, max_partition_fetch_bytes=BATCH_BYTES + 500
+    )
     fed: list[set[int]] = []
     for _ in range(7):
         assert fetcher.begin(cursors)
@@ -71,7 +88,9 @@ def test_an_answer_that_has_room_for_few_partitions_is_for_each_in_its_turn() ->
 
 
 def test_a_partition_that_is_paused_with_much_buffered_keeps_none_from_being_read() -> None:
-    appliance, fetcher, cursors, _ = reader(2, fetch_max_bytes=4 * BATCH_BYTES, max_partition_fetch_bytes=4 * BATCH_BYTES)
+    appliance, fetcher, cursors, _ = reader(
+        2, fetch_max_bytes=4 * BATCH_BYTES, max_partition_fetch_bytes=4 * BATCH_BYTES
+    )
     cursors[1].pause(by_user=True)
     assert fetcher.begin(cursors)
     appliance.answer()
@@ -81,12 +100,19 @@ def test_a_partition_that_is_paused_with_much_buffered_keeps_none_from_being_rea
     assert fetcher.begin(cursors)
 
 
-@given(st.integers(1, 9), st.integers(2, 8), st.integers(2, 8), st.lists(st.integers(0, 8), max_size=60))
+@given(
+    st.integers(1, 9),
+    st.integers(2, 8),
+    st.integers(2, 8),
+    st.lists(st.integers(0, 8), max_size=60),
+)
 def test_with_one_request_at_a_time_less_than_twice_fetch_max_bytes_is_kept(
     partition_count: int, most: int, most_of_one: int, taken: list[int]
 ) -> None:
     appliance, fetcher, cursors, settings = reader(
-        partition_count, fetch_max_bytes=most * BATCH_BYTES + 300, max_partition_fetch_bytes=most_of_one * BATCH_BYTES + 300
+        partition_count,
+        fetch_max_bytes=most * BATCH_BYTES + 300,
+        max_partition_fetch_bytes=most_of_one * BATCH_BYTES + 300,
     )
     for number in taken:
         if fetcher.begin(cursors):

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
-from tailrace.errors import TailraceError
-from tailrace.fetcher import PartitionCursor
-from tailrace.hash_slots import HandOver
-from tailrace.held_back import ASK_AGAIN_NS, HeldBack
-from tailrace.offset_lookup import At
-from tailrace.protocol.errors import ErrorCode
-from tailrace.records import TopicPartition
+from tailrace.client.list_offsets import At
+from tailrace.client.steps import lifted, run_at_once
+from tailrace.core.error_codes import ErrorCode
+from tailrace.core.errors import TailraceError
+from tailrace.core.hash_slots import HandOver
+from tailrace.core.topic_partition import TopicPartition
+from tailrace.fetch.fetcher import PartitionPosition
+from tailrace.fetch.hash_slot_barrier import RETRY_INTERVAL_NS, HashSlotBarrier
 
 
 class Reader:
@@ -22,13 +23,16 @@ class Reader:
 
     def __init__(self, hand_overs: dict[int, HandOver], partitions: Iterable[int]) -> None:
         info: Any = SimpleNamespace(topic_id=b"t" * 16, hand_overs=hand_overs)
-        self.cursors = {TopicPartition("t", number): PartitionCursor(TopicPartition("t", number), info) for number in partitions}
+        self.cursors = {
+            TopicPartition("t", number): PartitionPosition(TopicPartition("t", number), info)
+            for number in partitions
+        }
         self.ends: dict[int, int] | None = None
         self.asked = 0
         self.now_ns = 0
         self.unread: dict[TopicPartition, int] = {}
-        self.held_back = HeldBack(self._offsets, self.unread.get, lambda: self.now_ns)
-        self.held_back.arm(self.cursors)
+        self.barrier = HashSlotBarrier(lifted(self._offsets), self.unread.get, lambda: self.now_ns)
+        self.barrier.arm(self.cursors)
 
     def _offsets(self, keys: Iterable[TopicPartition], at: At) -> dict[TopicPartition, int]:
         self.asked += 1
@@ -40,7 +44,7 @@ class Reader:
         """The partitions that wait when the cursors stand there."""
         for cursor, position in zip(self.cursors.values(), positions, strict=False):
             cursor.position = position
-        self.held_back.look()
+        run_at_once(self.barrier.step())
         return [key.partition for key, cursor in self.cursors.items() if cursor.is_paused]
 
 
@@ -53,7 +57,7 @@ def test_each_waits_for_all_that_gave_it_slots_also_for_those_that_wait_themselv
     assert reader.waiting_at(10, 20, 4, 0) == [3]
     assert reader.waiting_at(10, 20, 5, 0) == []
     assert reader.waiting_at(0, 0, 0, 0) == [], "positions that go on do not go back but by a seek"
-    reader.held_back.sought()
+    reader.barrier.on_seek()
     assert reader.waiting_at(0, 20, 0, 0) == [2, 3]
     assert reader.asked == 1
 
@@ -61,7 +65,9 @@ def test_each_waits_for_all_that_gave_it_slots_also_for_those_that_wait_themselv
 def test_what_is_not_read_here_is_not_waited_for_and_what_was_given_up_lets_go() -> None:
     reader = Reader({2: ((0, 10), (1, 20))}, [1, 2])
     assert reader.waiting_at(19, 0) == [2]
-    reader.held_back.arm({key: cursor for key, cursor in reader.cursors.items() if key.partition == 2})
+    reader.barrier.arm(
+        {key: cursor for key, cursor in reader.cursors.items() if key.partition == 2}
+    )
     assert reader.waiting_at(19, 0) == []
     assert Reader({2: ((0, 10),)}, [2]).waiting_at(0) == []
 
@@ -71,7 +77,7 @@ def test_a_log_that_was_cut_is_read_when_it_ends() -> None:
     assert reader.waiting_at(7, 0) == [1]
     reader.ends = {0: 8}
     assert reader.waiting_at(8, 0) == [1], "it is not asked again at once"
-    reader.now_ns += ASK_AGAIN_NS
+    reader.now_ns += RETRY_INTERVAL_NS
     assert reader.waiting_at(7, 0) == [1]
     assert reader.waiting_at(8, 0) == []
     assert reader.asked == 2

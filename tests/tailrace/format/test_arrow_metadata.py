@@ -7,14 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.default_schema import DEFAULT_DELAY_SCHEMA_MESSAGE, DEFAULT_SCHEMA_MESSAGE
-from tailrace.formats.arrow_metadata import ArrowMetadataError, read_record_batch, read_schema
-from tailrace.schema import DEFAULT_SCHEMA, delay_schema, to_message
+from appliance.config.default_schema import DEFAULT_DELAY_SCHEMA_MESSAGE, DEFAULT_SCHEMA_MESSAGE
+from tailrace.format.arrow_metadata import ArrowMetadataError, read_record_batch, read_schema
+from tailrace.format.schema import DEFAULT_SCHEMA, delay_schema, to_message
 
 TYPES = [
-    pa.int8(), pa.uint64(), pa.float16(), pa.float64(), pa.bool_(), pa.binary(), pa.utf8(), pa.date32(), pa.date64(), pa.time32("ms"), pa.time64("us"),
-    pa.timestamp("us", "UTC"), pa.duration("us"), pa.decimal128(10, 2), pa.decimal256(50, 2), pa.binary(7), pa.list_(pa.int32()), pa.list_(pa.utf8(), 3),
-    pa.struct([("a", pa.int32()), ("b", pa.list_(pa.binary()))]), pa.map_(pa.utf8(), pa.int64()), pa.month_day_nano_interval(),
+    pa.int8(), pa.uint64(), pa.float16(), pa.float64(), pa.bool_(), pa.binary(), pa.utf8(),
+    pa.date32(), pa.date64(), pa.time32("ms"), pa.time64("us"),
+    pa.timestamp("us", "UTC"), pa.duration("us"), pa.decimal128(10, 2), pa.decimal256(50, 2),
+    pa.binary(7), pa.list_(pa.int32()), pa.list_(pa.utf8(), 3),
+    pa.struct([("a", pa.int32()), ("b", pa.list_(pa.binary()))]), pa.map_(pa.utf8(), pa.int64()),
+    pa.month_day_nano_interval(),
 ]  # fmt: skip
 
 
@@ -48,14 +51,17 @@ def test_types_that_are_not_canonical_are_refused_by_name(kind: pa.DataType) -> 
         read_schema(pa.schema([pa.field("odd", kind)]).serialize().to_pybytes())
 
 
-def test_the_coordinators_default_schema_is_the_clients() -> None:
+def test_the_controllers_default_schema_is_the_clients() -> None:
     assert to_message(DEFAULT_SCHEMA) == DEFAULT_SCHEMA_MESSAGE
     assert to_message(delay_schema(DEFAULT_SCHEMA)) == DEFAULT_DELAY_SCHEMA_MESSAGE
 
 
 @given(st.binary(max_size=300))
 def test_random_bytes_never_crash(data: bytes) -> None:
-    for read in (lambda: read_schema(b"\xff\xff\xff\xff" + data), lambda: read_record_batch(data, 0)):
+    for read in (
+        lambda: read_schema(b"\xff\xff\xff\xff" + data),
+        lambda: read_record_batch(data, 0),
+    ):
         try:
             read()
         except ArrowMetadataError:

@@ -1,4 +1,6 @@
-"""Every byte of a schema or batch message bent, every length: a layout or ArrowMetadataError, nothing else; and what is accepted, pyarrow opens."""
+"""Every byte of a schema or batch message bent, every length: a layout or ArrowMetadataError,
+nothing else; and what is accepted, pyarrow opens.
+"""
 
 from __future__ import annotations
 
@@ -10,28 +12,44 @@ from collections.abc import Callable, Iterator
 import pyarrow as pa
 import pytest
 
-from tailrace.formats.arrow_metadata import FIELDS_MAX, ArrowMetadataError, read_record_batch, read_schema
+from tailrace.format.arrow_metadata import (
+    FIELDS_MAX,
+    ArrowMetadataError,
+    read_record_batch,
+    read_schema,
+)
 
 GOLDEN = {
-    "plain": pa.schema([("timestamp", pa.timestamp("us", "UTC")), ("key", pa.binary()), ("x", pa.float32()), ("n", pa.uint16()), ("d", pa.date32())]),
+    "plain": pa.schema([("timestamp", pa.timestamp("us", "UTC")), ("key", pa.binary()),
+    ("x", pa.float32()), ("n", pa.uint16()), ("d", pa.date32())]),
     "times": pa.schema(
-        [("a", pa.time32("ms")), ("b", pa.time64("ns")), ("c", pa.duration("s")), ("d", pa.month_day_nano_interval()), ("e", pa.decimal128(9, 2))]
+        [("a", pa.time32("ms")), ("b", pa.time64("ns")), ("c", pa.duration("s")),
+        ("d", pa.month_day_nano_interval()), ("e", pa.decimal128(9, 2))]
     ),
     "nested": pa.schema(
-        [("l", pa.list_(pa.struct([("k", pa.utf8()), ("v", pa.list_(pa.int8(), 3))]))), ("m", pa.map_(pa.utf8(), pa.bool_())), ("f", pa.binary(5))]
+        [("l", pa.list_(pa.struct([("k", pa.utf8()), ("v", pa.list_(pa.int8(), 3))]))),
+        ("m", pa.map_(pa.utf8(), pa.bool_())), ("f", pa.binary(5))]
     ),
-    "with metadata": pa.schema([pa.field("a", pa.int64(), metadata={"unit": "m"})], metadata={"origin": "a test"}),
+    "with metadata": pa.schema([pa.field("a", pa.int64(), metadata={"unit": "m"})],
+    metadata={"origin": "a test"}),
 }  # fmt: skip
 VALUES = (0, 1, 4, 7, 0x7F, 0x80, 0xFF)
 
 
 def bent(message: bytes) -> Iterator[bytes]:
     for index in range(len(message)):
-        for value in {*VALUES, message[index] ^ 1, message[index] ^ 0x10, (message[index] + 4) % 256}:
+        for value in {
+            *VALUES,
+            message[index] ^ 1,
+            message[index] ^ 0x10,
+            (message[index] + 4) % 256,
+        }:
             yield message[:index] + bytes([value]) + message[index + 1 :]
     for length in range(len(message)):
         yield message[:length]
-    for index in range(0, len(message) - 3, 4):  # offsets that are in range, and lead somewhere else
+    for index in range(
+        0, len(message) - 3, 4
+    ):  # offsets that are in range, and lead somewhere else
         for value in range(0, len(message), 12):
             yield message[:index] + struct.pack("<I", value) + message[index + 4 :]
 
@@ -68,7 +86,13 @@ def test_a_bent_schema_is_refused_or_one_that_pyarrow_opens(name: str) -> None:
     taken = accepted(read_schema, bent(message))
     assert taken, "nothing bent was accepted: names and units may be bent"
     piped = b"".join(struct.pack("<I", len(each)) + each for each in set(taken))
-    opened = subprocess.run([sys.executable, "-c", OPEN_EACH], input=piped, capture_output=True, check=False, timeout=120)
+    opened = subprocess.run(
+        [sys.executable, "-c", OPEN_EACH],
+        input=piped,
+        capture_output=True,
+        check=False,
+        timeout=120,
+    )
     assert opened.returncode == 0, opened.stderr.decode()[-2000:]
 
 
@@ -83,12 +107,18 @@ def test_a_bent_record_batch_gives_its_numbers_or_is_refused(name: str) -> None:
 
 
 def test_columns_are_counted_where_many_offsets_lead_to_one_table() -> None:
-    """Structs of structs, the offsets of each vector of children all turned to the last child: 200^8 columns in some kilobytes."""
+    """Structs of structs, the offsets of each vector of children all turned to the last child:
+    200^8 columns in some kilobytes.
+    """
     kind: pa.DataType = pa.int8()
     for _ in range(8):
         kind = pa.struct([("a", kind), *((f"c{i}", pa.int8()) for i in range(200))])
     message = bytearray(pa.schema([("a", kind)]).serialize().to_pybytes())
-    vectors = [at for at in range(8, len(message) - 4, 4) if struct.unpack_from("<I", message, at)[0] == 201]
+    vectors = [
+        at
+        for at in range(8, len(message) - 4, 4)
+        if struct.unpack_from("<I", message, at)[0] == 201
+    ]
     assert len(vectors) == 8
     for vector in vectors:
         first = vector + 4
@@ -103,11 +133,16 @@ def test_columns_are_counted_where_many_offsets_lead_to_one_table() -> None:
     ("schema", "reason"),
     [
         (pa.schema([pa.field("a", pa.timestamp("us", "5"))]), "time zone"),
-        (pa.schema([pa.field("a", pa.binary(), metadata={"ARROW:extension:name": "arrow.uuid"})]), "extension"),
+        (
+            pa.schema(
+                [pa.field("a", pa.binary(), metadata={"ARROW:extension:name": "arrow.uuid"})]
+            ),
+            "extension",
+        ),
         (pa.schema([("a", pa.decimal128(3, 200))]), "scale"),
         (pa.schema([("a", pa.list_(pa.int8(), 1 << 25))]), "size"),
         (pa.schema([("n" * 1001, pa.int8())]), "1000 are allowed"),
-        (pa.schema([]), "without columns"),
+        (pa.schema([]), "has no columns"),
         (pa.schema([("a", pa.int8())], metadata={f"k{i}": "v" for i in range(300)}), "metadata"),
     ],
 )

@@ -10,15 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailrace.formats import batch_header as bh
-from tailrace.schema import DEFAULT_SCHEMA
+from tailrace.format import batch_header as bh
+from tailrace.format.schema import DEFAULT_SCHEMA
 from tests.kit.batches import SEED, TOPIC_ID, make_batch
 
-GOLDEN = pathlib.Path(__file__).parent.parent / "golden"
+GOLDEN = pathlib.Path(__file__).parents[2] / "golden"
 
 
 def golden_batch() -> bytes:
-    """The batch whose bytes are kept: a change of them is a change of format and means a new version."""
+    """The batch whose bytes are kept: a change of them is a change of format and means a new
+    version.
+    """
     data = make_batch(3, producer_id=7, epoch=2, sequence=40)
     with memoryview(data) as view:
         header = bh.read_header(view)
@@ -39,7 +41,8 @@ def test_header_bytes_are_the_golden_ones() -> None:
     data = golden_batch()
     position = bh.header_position(data)
     golden = (GOLDEN / "batch_header_v1.bin").read_bytes()
-    # The header alone, without what the body's bytes decide (checksums, length): those are pyarrow's to lay out.
+    # The header alone, without what the body's bytes decide (checksums, length): those are
+    # pyarrow's to lay out.
     assert data[position + 4 : position + 8] == golden[4:8]
     assert data[position + 16 : position + bh.HEADER_BYTES] == golden[16:]
 
@@ -49,13 +52,22 @@ def test_golden_batch_is_read() -> None:
     header = bh.verify_batch(memoryview(data), SEED)
     assert (header.base_offset, header.next_offset, header.record_count) == (1000, 1003, 3)
     assert (header.producer_id, header.producer_epoch, header.base_sequence) == (7, 2, 40)
-    assert (header.leader_epoch, header.durable_offset, header.append_time_us) == (4, 990, 1_700_000_000_500_000)
+    assert (header.leader_epoch, header.durable_offset, header.append_time_us) == (
+        4,
+        990,
+        1_700_000_000_500_000,
+    )
     batch = pa.ipc.read_record_batch(pa.ipc.read_message(data), DEFAULT_SCHEMA)
     assert batch.column(2).to_pylist() == [b"value-0", b"value-1", b"value-2"]
 
 
 def test_a_batch_is_an_ordinary_arrow_message() -> None:
-    stream = DEFAULT_SCHEMA.serialize().to_pybytes() + bytes(make_batch(5)) + bytes(make_batch(2, compression="zstd")) + bh.END_OF_STREAM
+    stream = (
+        DEFAULT_SCHEMA.serialize().to_pybytes()
+        + bytes(make_batch(5))
+        + bytes(make_batch(2, compression="zstd"))
+        + bh.END_OF_STREAM
+    )
     assert pa.ipc.open_stream(stream).read_all().num_rows == 7
 
 
@@ -75,8 +87,12 @@ def test_every_truncation_is_detected() -> None:
             bh.verify_batch(memoryview(data)[:length], SEED)
 
 
-@pytest.mark.parametrize(("offset", "form", "value"), [(132, "<I", 0x12345678), (130, "<H", 2), (128, "<H", 144)])
-def test_another_magic_version_or_length_is_refused_with_a_sentence(offset: int, form: str, value: int) -> None:
+@pytest.mark.parametrize(
+    ("offset", "form", "value"), [(132, "<I", 0x12345678), (130, "<H", 2), (128, "<H", 144)]
+)
+def test_another_magic_version_or_length_is_refused_with_a_sentence(
+    offset: int, form: str, value: int
+) -> None:
     data = make_batch()
     struct.pack_into(form, data, bh.header_position(data) + offset, value)
     with pytest.raises(bh.BatchFormatError, match=r"magic|version|header length"):
@@ -117,11 +133,16 @@ def test_random_bytes_are_refused_and_never_crash(data: bytes) -> None:
 
 
 @given(
-    st.integers(0, 2**62), st.integers(0, 2**31 - 2), st.integers(-(2**62), 2**62), st.integers(-1, 2**62), st.integers(-1, 2**31 - 1), st.integers(-1, 32767)
+    st.integers(0, 2**62), st.integers(0, 2**31 - 2), st.integers(-(2**62), 2**62),
+    st.integers(-1, 2**62), st.integers(-1, 2**31 - 1), st.integers(-1, 32767)
 )  # fmt: skip
-def test_header_fields_survive_a_round_trip(base: int, delta: int, stamp: int, producer: int, sequence: int, epoch: int) -> None:
+def test_header_fields_survive_a_round_trip(
+    base: int, delta: int, stamp: int, producer: int, sequence: int, epoch: int
+) -> None:
     header = bh.BatchHeader(
-        attributes=bh.ATTRIBUTE_SPARSE, base_offset=base, last_offset_delta=delta, record_count=1, max_timestamp_us=stamp, producer_id=producer,
-        base_sequence=sequence, producer_epoch=epoch, batch_length=2048, due_us=stamp, delay_position=base, min_tick=delta,
+        attributes=bh.ATTRIBUTE_SPARSE, base_offset=base, last_offset_delta=delta, record_count=1,
+        max_timestamp_us=stamp, producer_id=producer,
+        base_sequence=sequence, producer_epoch=epoch, batch_length=2048, due_us=stamp,
+        delay_position=base, min_tick=delta,
     )  # fmt: skip
     assert bh.header_at(header.to_bytes(), 0, 1024) == header

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tailrace.formats import arrow_batch
-from tailrace.formats.arrow_metadata import SchemaLayout, read_schema
-from tailrace.formats.batch_header import (
+from tailrace.batch import arrow_codec as arrow_batch
+from tailrace.format.arrow_metadata import SchemaLayout, read_schema
+from tailrace.format.batch_header import (
     ATTRIBUTE_DELAYED,
     ATTRIBUTE_LOG_APPEND_TIME,
     ATTRIBUTE_SPARSE,
@@ -26,8 +26,15 @@ from tailrace.formats.batch_header import (
     read_header,
     verify_batch,
 )
-from tailrace.formats.structure import UnpackedTooLargeError, UnsafeBatchError, check_structure, rows_max, unpacked_bytes, unpacked_max
-from tailrace.schema import DEFAULT_SCHEMA, to_message
+from tailrace.format.batch_validation import (
+    UnpackedTooLargeError,
+    UnsafeBatchError,
+    rows_max,
+    unpacked_bytes,
+    unpacked_max,
+    validate_batch,
+)
+from tailrace.format.schema import DEFAULT_SCHEMA, to_message
 from tests.kit.batches import SEED, make_batch, reseal, with_wild_buffer
 
 LAYOUT = read_schema(to_message(DEFAULT_SCHEMA))
@@ -37,23 +44,29 @@ LAYOUT = read_schema(to_message(DEFAULT_SCHEMA))
 @pytest.mark.parametrize("count", [1, 7, 8, 9, 1000])
 def test_good_batches_pass(compression: str, count: int) -> None:
     data = make_batch(count, compression=compression)
-    check_structure(data, verify_batch(memoryview(data), SEED), LAYOUT)
+    validate_batch(data, verify_batch(memoryview(data), SEED), LAYOUT)
 
 
 def test_wild_offsets_under_a_right_checksum_are_refused() -> None:
     data = with_wild_buffer(make_batch(50))
     header = verify_batch(memoryview(data), SEED)  # both checksums are right
     with pytest.raises(UnsafeBatchError, match="outside the body"):
-        check_structure(data, header, LAYOUT)
+        validate_batch(data, header, LAYOUT)
 
 
 def test_such_a_batch_does_harm_a_reader_that_trusts_it() -> None:
     """Why the check exists: a reader that does not validate dies or fails on it."""
     code = (
-        "import sys, pyarrow as pa; from tailrace.schema import DEFAULT_SCHEMA; data = sys.stdin.buffer.read();"
+        "import sys, pyarrow as pa; from tailrace.format.schema import DEFAULT_SCHEMA; data = "
+        "sys.stdin.buffer.read();"
         "print(pa.ipc.read_record_batch(pa.ipc.read_message(data), DEFAULT_SCHEMA).to_pydict())"
     )
-    done = subprocess.run([sys.executable, "-c", code], input=bytes(with_wild_buffer(make_batch(50))), capture_output=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        input=bytes(with_wild_buffer(make_batch(50))),
+        capture_output=True,
+        check=False,
+    )
     assert done.returncode != 0
 
 
@@ -63,14 +76,14 @@ def test_another_number_of_rows_than_the_header_says_is_refused() -> None:
     struct.pack_into("<II", data, position + 24, 2, 3)
     reseal(data)
     with pytest.raises(UnsafeBatchError, match="claims 4 rows"):
-        check_structure(data, verify_batch(memoryview(data), SEED), LAYOUT)
+        validate_batch(data, verify_batch(memoryview(data), SEED), LAYOUT)
 
 
 def test_a_batch_of_another_schema_is_refused() -> None:
     layout = read_schema(to_message(pa.schema([("a", pa.int64())])))
     data = make_batch(4)
     with pytest.raises(UnsafeBatchError, match="columns"):
-        check_structure(data, verify_batch(memoryview(data), SEED), layout)
+        validate_batch(data, verify_batch(memoryview(data), SEED), layout)
 
 
 def test_a_column_shorter_than_the_rows_is_refused() -> None:
@@ -81,7 +94,7 @@ def test_a_column_shorter_than_the_rows_is_refused() -> None:
         schema_id=1, seed=SEED, compression="none", first_timestamp_us=0, max_timestamp_us=0,
     )  # fmt: skip
     with pytest.raises(UnsafeBatchError, match="3 values need 24"):
-        check_structure(short, verify_batch(memoryview(short), SEED), layout)
+        validate_batch(short, verify_batch(memoryview(short), SEED), layout)
 
 
 def test_a_compressed_bomb_is_refused() -> None:
@@ -93,15 +106,17 @@ def test_a_compressed_bomb_is_refused() -> None:
             struct.pack_into("<q", data, at, 1 << 45)
             break
     reseal(data)
-    with pytest.raises(UnsafeBatchError, match="unpacks to more"):
-        check_structure(data, verify_batch(memoryview(data), SEED), LAYOUT)
+    with pytest.raises(UnsafeBatchError, match="unpacks to"):
+        validate_batch(data, verify_batch(memoryview(data), SEED), LAYOUT)
 
 
 MESSAGE_BYTES = 1 << 20
 
 
 def bomb(rows: pa.RecordBatch) -> bytearray:
-    data = arrow_batch.encode(rows, schema_id=1, seed=SEED, compression="zstd", first_timestamp_us=0, max_timestamp_us=0)
+    data = arrow_batch.encode(
+        rows, schema_id=1, seed=SEED, compression="zstd", first_timestamp_us=0, max_timestamp_us=0
+    )
     assert len(data) < 200_000
     return data
 
@@ -111,13 +126,17 @@ def layout_of(rows: pa.RecordBatch) -> SchemaLayout:
 
 
 def test_what_unpacks_to_much_more_than_a_message_is_refused() -> None:
-    rows = pa.RecordBatch.from_pydict({"a": [b"x" * (unpacked_max(MESSAGE_BYTES) + 1)]}, schema=pa.schema([("a", pa.binary())]))
+    rows = pa.RecordBatch.from_pydict(
+        {"a": [b"x" * (unpacked_max(MESSAGE_BYTES) + 1)]}, schema=pa.schema([("a", pa.binary())])
+    )
     data = bomb(rows)
     header = verify_batch(memoryview(data), SEED)
     assert unpacked_bytes(data, header) > 16 * MESSAGE_BYTES
-    check_structure(data, header, layout_of(rows))  # the largest max.message.bytes allows it: readers go by that
-    with pytest.raises(UnpackedTooLargeError, match="unpacks to more"):
-        check_structure(data, header, layout_of(rows), max_message_bytes=MESSAGE_BYTES)
+    validate_batch(
+        data, header, layout_of(rows)
+    )  # the largest max.message.bytes allows it: readers go by that
+    with pytest.raises(UnpackedTooLargeError, match="unpacks to"):
+        validate_batch(data, header, layout_of(rows), max_message_bytes=MESSAGE_BYTES)
 
 
 @pytest.mark.parametrize("limit", [1024, MESSAGE_BYTES, 64 << 20])
@@ -125,7 +144,9 @@ def test_a_batch_unpacked_to_its_bound_passes(limit: int) -> None:
     size = unpacked_max(limit) - 64
     rows = pa.RecordBatch.from_pydict({"a": [b"x" * size]}, schema=pa.schema([("a", pa.binary())]))
     data = bomb(rows)
-    check_structure(data, verify_batch(memoryview(data), SEED), layout_of(rows), max_message_bytes=limit)
+    validate_batch(
+        data, verify_batch(memoryview(data), SEED), layout_of(rows), max_message_bytes=limit
+    )
 
 
 @pytest.mark.parametrize(
@@ -134,33 +155,54 @@ def test_a_batch_unpacked_to_its_bound_passes(limit: int) -> None:
         pa.RecordBatch.from_arrays([pa.nulls(100_000_000)], ["a"]),
         pa.RecordBatch.from_arrays([pa.nulls(1 << 17)], ["a"]),
         pa.RecordBatch.from_arrays([pa.array(np.zeros(12_000_000, bool))], ["a"]),
-        pa.RecordBatch.from_arrays([pa.FixedSizeListArray.from_arrays(pa.nulls(1 << 24), 1 << 24)], ["a"]),
-        pa.RecordBatch.from_arrays([pa.ListArray.from_arrays(pa.array([0, 100_000_000], pa.int32()), pa.nulls(100_000_000))], ["a"]),
-        pa.RecordBatch.from_arrays([pa.ListArray.from_arrays(pa.array([0, 100_000_000], pa.int32()), pa.array(np.zeros(100_000_000, bool)))], ["a"]),
-        pa.RecordBatch.from_arrays([pa.StructArray.from_arrays([pa.nulls(100_000_000)], ["b"])], ["a"]),
+        pa.RecordBatch.from_arrays([pa.FixedSizeListArray.from_arrays(pa.nulls(1 << 24), 1 << 24)],
+        ["a"]),
+        pa.RecordBatch.from_arrays([pa.ListArray.from_arrays(pa.array([0, 100_000_000], pa.int32()),
+        pa.nulls(100_000_000))], ["a"]),
+        pa.RecordBatch.from_arrays([pa.ListArray.from_arrays(pa.array([0, 100_000_000], pa.int32()),
+        pa.array(np.zeros(100_000_000, bool)))], ["a"]),
+        pa.RecordBatch.from_arrays([pa.StructArray.from_arrays([pa.nulls(100_000_000)], ["b"])],
+        ["a"]),
     ],
-    ids=["null rows", "fewer null rows", "bool rows", "a wide list of nulls", "a list of nulls", "a list of bools", "structs of nulls"],
+    ids=["null rows", "fewer null rows", "bool rows", "a wide list of nulls", "a list of nulls",
+    "a list of bools", "structs of nulls"],
 )  # fmt: skip
 def test_rows_and_values_that_cost_no_bytes_are_refused(rows: pa.RecordBatch) -> None:
     data = bomb(rows)
     assert len(data) < 20_000
-    with pytest.raises(UnpackedTooLargeError, match=r"rows in|values in|unpacks to more"):
-        check_structure(data, verify_batch(memoryview(data), SEED), layout_of(rows), max_message_bytes=MESSAGE_BYTES)
+    with pytest.raises(UnpackedTooLargeError, match=r"rows in|values in|unpacks to"):
+        validate_batch(
+            data,
+            verify_batch(memoryview(data), SEED),
+            layout_of(rows),
+            max_message_bytes=MESSAGE_BYTES,
+        )
 
 
 @pytest.mark.parametrize("compression", ["none", "zstd"])
 def test_the_narrowest_rows_of_a_full_message_pass(compression: str) -> None:
-    rows = pa.RecordBatch.from_arrays([pa.array(np.arange(MESSAGE_BYTES - 4096) % 100, pa.int8())], ["a"])
-    data = arrow_batch.encode(rows, schema_id=1, seed=SEED, compression=compression, first_timestamp_us=0, max_timestamp_us=0)
+    rows = pa.RecordBatch.from_arrays(
+        [pa.array(np.arange(MESSAGE_BYTES - 4096) % 100, pa.int8())], ["a"]
+    )
+    data = arrow_batch.encode(
+        rows,
+        schema_id=1,
+        seed=SEED,
+        compression=compression,
+        first_timestamp_us=0,
+        max_timestamp_us=0,
+    )
     assert rows.num_rows < rows_max(MESSAGE_BYTES)
-    check_structure(data, verify_batch(memoryview(data), SEED), layout_of(rows), max_message_bytes=MESSAGE_BYTES)
+    validate_batch(
+        data, verify_batch(memoryview(data), SEED), layout_of(rows), max_message_bytes=MESSAGE_BYTES
+    )
 
 
 def test_a_compressed_buffer_shorter_than_its_values_is_refused() -> None:
     rows = pa.RecordBatch.from_arrays([pa.array(np.zeros(10_000, np.int8))], ["a"])
     layout = read_schema(pa.schema([("a", pa.int64())]).serialize().to_pybytes())
     with pytest.raises(UnsafeBatchError, match="10000 values need 80000"):
-        check_structure(bomb(rows), verify_batch(memoryview(bomb(rows)), SEED), layout)
+        validate_batch(bomb(rows), verify_batch(memoryview(bomb(rows)), SEED), layout)
 
 
 def test_a_delay_log_takes_only_what_can_be_delivered_uncompressed() -> None:
@@ -170,13 +212,24 @@ def test_a_delay_log_takes_only_what_can_be_delivered_uncompressed() -> None:
         rows = pa.RecordBatch.from_pydict(columns, schema=schema)
         data = bomb(rows)
         header = verify_batch(memoryview(data), SEED)
-        uncompressed = arrow_batch.encode(rows, schema_id=1, seed=SEED, compression="none", first_timestamp_us=0, max_timestamp_us=0)
+        uncompressed = arrow_batch.encode(
+            rows,
+            schema_id=1,
+            seed=SEED,
+            compression="none",
+            first_timestamp_us=0,
+            max_timestamp_us=0,
+        )
         assert (len(uncompressed) <= MESSAGE_BYTES) is expected
         if expected:
-            check_structure(data, header, layout_of(rows), max_message_bytes=MESSAGE_BYTES, is_delay_log=True)
+            validate_batch(
+                data, header, layout_of(rows), max_message_bytes=MESSAGE_BYTES, is_delay_log=True
+            )
             continue
-        with pytest.raises(UnpackedTooLargeError, match="delivered uncompressed"):
-            check_structure(data, header, layout_of(rows), max_message_bytes=MESSAGE_BYTES, is_delay_log=True)
+        with pytest.raises(UnpackedTooLargeError, match="uncompressed batch"):
+            validate_batch(
+                data, header, layout_of(rows), max_message_bytes=MESSAGE_BYTES, is_delay_log=True
+            )
 
 
 @pytest.mark.parametrize(
@@ -194,7 +247,9 @@ def test_a_delay_log_takes_only_what_can_be_delivered_uncompressed() -> None:
         ({"reserved_b": 1}, BatchFormatError),
     ],
 )
-def test_what_only_the_appliance_may_say_is_refused_from_outside(change: dict[str, int], error: type[Exception]) -> None:
+def test_what_only_the_appliance_may_say_is_refused_from_outside(
+    change: dict[str, int], error: type[Exception]
+) -> None:
     data = make_batch(3)
     position = header_position(data)
     header = replace(read_header(data), **change)
@@ -202,22 +257,26 @@ def test_what_only_the_appliance_may_say_is_refused_from_outside(change: dict[st
     reseal(data)
     header = verify_batch(memoryview(data), SEED)
     with pytest.raises(error):
-        check_structure(data, header, LAYOUT)
+        validate_batch(data, header, LAYOUT)
     if not header.attributes & ATTRIBUTE_SPARSE:
-        check_structure(data, header, LAYOUT, is_ours=True)
+        validate_batch(data, header, LAYOUT, is_ours=True)
 
 
 def test_unset_fields_may_be_minus_one_or_zero() -> None:
     data = make_batch(3)
     position = header_position(data)
-    data[position : position + 136] = replace(read_header(data), due_us=0, delay_position=0, min_tick=0).to_bytes()
-    check_structure(data, read_header(data), LAYOUT)
+    data[position : position + 136] = replace(
+        read_header(data), due_us=0, delay_position=0, min_tick=0
+    ).to_bytes()
+    validate_batch(data, read_header(data), LAYOUT)
 
 
 @settings(max_examples=300, deadline=None)
 @given(st.integers(8, 600), st.binary(min_size=1, max_size=8))
 def test_what_passes_can_be_read(at: int, junk: bytes) -> None:
-    """Bend the flatbuffer anywhere, make the checksums right: whatever passes the check is read by pyarrow without harm."""
+    """Bend the flatbuffer anywhere, make the checksums right: whatever passes the check is read by
+    pyarrow without harm.
+    """
     data = make_batch(20)
     end = header_position(data)
     at = min(at, end - len(junk))
@@ -225,11 +284,13 @@ def test_what_passes_can_be_read(at: int, junk: bytes) -> None:
     reseal(data)
     try:
         header = verify_batch(memoryview(data), SEED)
-        check_structure(data, header, LAYOUT)
+        validate_batch(data, header, LAYOUT)
     except (BatchFormatError, UnsafeBatchError):
         return
     try:
-        batch = pa.ipc.read_record_batch(pa.ipc.read_message(pa.py_buffer(bytes(data))), DEFAULT_SCHEMA)
+        batch = pa.ipc.read_record_batch(
+            pa.ipc.read_message(pa.py_buffer(bytes(data))), DEFAULT_SCHEMA
+        )
         batch.validate(full=True)
     except (pa.ArrowInvalid, OSError):
         return
@@ -237,8 +298,17 @@ def test_what_passes_can_be_read(at: int, junk: bytes) -> None:
 
 
 def test_the_check_needs_no_arrow_library() -> None:
-    modules = "workers.worker, workers.flusher, netfront.front, appliance.supervisor, appliance.coordinator"
+    modules = (
+        "workers.append.worker, workers.flush.flusher, netfront.front, "
+        "appliance.supervise.supervisor, appliance.control.controller"
+    )
     code = f"import sys, {modules}; print('pyarrow' in sys.modules, 'numpy' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=pathlib.Path(__file__).parents[2])
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=pathlib.Path(__file__).parents[3],
+    )
     assert done.stdout.split() == ["False", "False"]
     assert read_header(make_batch()).record_count == 3

@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 
 from tailrace import Consumer
-from tailrace.errors import TailraceError
+from tailrace.core.errors import TailraceError
 from tests.kit.processes import wait_until
 
 
-def test_a_thread_that_fails_again_and_again_says_why_to_every_poll(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tailrace.groups.driver.FAILURE_PAUSE_NS", 0)
+def test_a_thread_that_fails_again_and_again_says_why_to_every_poll(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tailrace.group.heartbeat.FAILURE_PAUSE_NS", 0)
     with Consumer("t", bootstrap="tcp://127.0.0.1:1", group_id="g") as consumer:
         assert consumer._group is not None
         thread = consumer._group._thread

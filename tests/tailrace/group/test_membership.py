@@ -1,4 +1,6 @@
-"""A member's side of a group, against the appliance's own service in memory: what is taken when, what is told when, what a lost answer costs."""
+"""A member's side of a group, against the appliance's own service in memory: what is taken when,
+what is told when, what a lost answer costs.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +13,20 @@ from typing import Any
 import orjson
 import pytest
 
-from appliance.groups.messages import SessionKey
-from tailrace.errors import InstanceIdInUseError, InvalidRequestError, TailraceError
-from tailrace.groups.membership import HEARTBEAT_SLOTS, NS_PER_MS, POLLING_NS, ChangeKind, MemberIdentity, Membership, Partition, Phase
-from tailrace.protocol.errors import ErrorCode
-from tailrace.protocol.wire import Api
+from appliance.groups.base.messages import SessionKey
+from tailrace.core.error_codes import ErrorCode
+from tailrace.core.errors import InstanceIdInUseError, InvalidRequestError, TailraceError
+from tailrace.group.membership import (
+    HEARTBEAT_SLOTS,
+    NS_PER_MS,
+    POLLING_NS,
+    ChangeKind,
+    MemberIdentity,
+    Membership,
+    Partition,
+    Phase,
+)
+from tailrace.protocol.frame import Api
 from tests.appliance.groups.kit import SECOND_NS, Bench, FakeTopics, Refused
 
 GROUP = "billing"
@@ -23,15 +34,32 @@ Heard = tuple[ErrorCode, str, dict[str, Any]]
 
 
 class Member:
-    """A membership, a connection to the bench that may fail, and a consumer that does what it is told when it polls."""
+    """A membership, a connection to the bench that may fail, and a consumer that does what it is
+    told when it polls.
+    """
 
     numbers = itertools.count(1)
 
-    def __init__(self, bench: Bench, *topics: str, instance_id: str | None = None, max_poll_interval_ms: int = 300_000) -> None:
+    def __init__(
+        self,
+        bench: Bench,
+        *topics: str,
+        instance_id: str | None = None,
+        max_poll_interval_ms: int = 300_000,
+    ) -> None:
         number = next(self.numbers)
         self.bench = bench
         self.session = SessionKey(0, number)
-        identity = MemberIdentity(GROUP, f"m{number:05d}", instance_id, "test", "sticky", 10_000, 3_000, max_poll_interval_ms)
+        identity = MemberIdentity(
+            GROUP,
+            f"m{number:05d}",
+            instance_id,
+            "test",
+            "sticky",
+            10_000,
+            3_000,
+            max_poll_interval_ms,
+        )
         self.membership = Membership(identity, bench.now_ns)
         self.membership.subscribe(topics or ("orders",), False, bench.now_ns)
         self.has: set[Partition] = set()
@@ -87,8 +115,8 @@ class Member:
             else:
                 assert change.partitions == self.has
                 self.has.clear()
-                self.membership.lost_told(now_ns)
-        error = self.membership.take_error(now_ns)
+                self.membership.ack_lost(now_ns)
+        error = self.membership.pop_error(now_ns)
         if error is not None:
             self.errors.append(error)
 
@@ -137,11 +165,15 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
     found.close()
 
 
-def test_nothing_is_taken_before_the_appliance_knows_and_quiet_heartbeats_say_nothing(bench: Bench) -> None:
+def test_nothing_is_taken_before_the_appliance_knows_and_quiet_heartbeats_say_nothing(
+    bench: Bench,
+) -> None:
     one = Member(bench)
     one.beat()
     one.poll()
-    assert (one.has, one.membership.phase) == (set(), Phase.MEMBER), "assigned, and not reported yet"
+    assert (one.has, one.membership.phase) == (set(), Phase.MEMBER), (
+        "assigned, and not reported yet"
+    )
     assert one.beat(), "at once"
     one.poll()
     assert len(one.has) == 4
@@ -149,7 +181,12 @@ def test_nothing_is_taken_before_the_appliance_knows_and_quiet_heartbeats_say_no
     bench.now_ns += 3 * SECOND_NS
     assert one.beat()
     join, claim, quiet = one.heartbeats
-    assert (join["member_epoch"], join["topics"], join["owned"], join["session_timeout_ms"]) == (0, ["orders"], {}, 10_000)
+    assert (join["member_epoch"], join["topics"], join["owned"], join["session_timeout_ms"]) == (
+        0,
+        ["orders"],
+        {},
+        10_000,
+    )
     assert sum(map(len, claim["owned"].values())) == 4
     assert (quiet["topics"], quiet["owned"]) == (None, None)
     assert "session_timeout_ms" not in quiet
@@ -187,7 +224,9 @@ def test_a_slow_consumer_holds_its_own_partitions_only(bench: Bench) -> None:
     assert len(one.has) == len(two.has) == 2
 
 
-def test_a_lost_answer_is_told_all_again_and_an_answer_that_comes_too_late_is_ignored(bench: Bench) -> None:
+def test_a_lost_answer_is_told_all_again_and_an_answer_that_comes_too_late_is_ignored(
+    bench: Bench,
+) -> None:
     one = Member(bench)
     sent = one.send()
     assert sent is not None
@@ -199,7 +238,9 @@ def test_a_lost_answer_is_told_all_again_and_an_answer_that_comes_too_late_is_ig
     bench.now_ns += 3 * SECOND_NS
     sent = one.send()
     assert sent is not None
-    assert one.membership.due_ns() == bench.now_ns + 10_000 // 3 * NS_PER_MS, "given up in time to be heard of again"
+    assert one.membership.due_ns() == bench.now_ns + 10_000 // 3 * NS_PER_MS, (
+        "given up in time to be heard of again"
+    )
     bench.now_ns += 4 * SECOND_NS
     settle(one)
     assert one.heartbeats[-1]["topics"] == ["orders"], "all is told again"
@@ -231,7 +272,7 @@ def test_a_fenced_member_loses_all_and_joins_again_when_it_is_told(bench: Bench)
     assert not one.beat(), "its consumer still reads"
     one.told.clear()
     one.poll()
-    assert one.told == [(ChangeKind.LOSE, 2)]
+    assert one.told == [(ChangeKind.LOST, 2)]
     come_to_rest(one, two)
     assert len(one.has) == 2
 
@@ -253,7 +294,7 @@ def test_a_member_that_is_not_polled_leaves_and_says_so_at_the_next_poll(bench: 
     assert change is not None
     assert "max_poll_interval_ms (5000 ms)" in change.reason
     come_to_rest(one, two)
-    assert one.told[0] == (ChangeKind.LOSE, 2)
+    assert one.told[0] == (ChangeKind.LOST, 2)
     assert len(one.has) == 2
     one.membership.polled_ns = POLLING_NS
     bench.now_ns += 100_000 * SECOND_NS
@@ -261,7 +302,9 @@ def test_a_member_that_is_not_polled_leaves_and_says_so_at_the_next_poll(bench: 
     assert one.membership.phase is Phase.MEMBER
 
 
-def test_an_instance_that_lives_refuses_another_and_one_that_went_gives_its_place(bench: Bench) -> None:
+def test_an_instance_that_lives_refuses_another_and_one_that_went_gives_its_place(
+    bench: Bench,
+) -> None:
     one = Member(bench, instance_id="pod")
     settle(one)
     two = Member(bench, instance_id="pod")
@@ -278,11 +321,18 @@ def test_an_instance_that_lives_refuses_another_and_one_that_went_gives_its_plac
     assert one.membership.phase is Phase.REFUSED
 
 
-def test_what_cannot_be_is_raised_once_for_each_try_and_what_passes_is_tried_again_quietly(bench: Bench) -> None:
+def test_what_cannot_be_is_raised_once_for_each_try_and_what_passes_is_tried_again_quietly(
+    bench: Bench,
+) -> None:
     one = Member(bench)
     sent = one.send()
     assert sent is not None
-    for code in (ErrorCode.NOT_READY, ErrorCode.TOO_MANY_REQUESTS, ErrorCode.STORAGE_ERROR, ErrorCode.UNKNOWN_MEMBER):
+    for code in (
+        ErrorCode.NOT_READY,
+        ErrorCode.TOO_MANY_REQUESTS,
+        ErrorCode.STORAGE_ERROR,
+        ErrorCode.UNKNOWN_MEMBER,
+    ):
         one.hear(sent[0], (code, "later", {}))
         assert one.send() is None, "after a pause"
         bench.now_ns += 2 * SECOND_NS
@@ -324,7 +374,9 @@ def test_leaving_ends_whatever_the_appliance_says(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("seed", range(25))
-def test_random_schedules_never_let_two_read_a_partition_and_come_to_rest(tmp_path: Path, seed: int) -> None:
+def test_random_schedules_never_let_two_read_a_partition_and_come_to_rest(
+    tmp_path: Path, seed: int
+) -> None:
     chance = random.Random(seed)
     topics = FakeTopics(orders=5, clicks=3)
     bench = Bench(tmp_path, topics)
@@ -385,7 +437,9 @@ def check(bench: Bench, members: list[Member]) -> None:
                 assert readers.setdefault(partition, name) == name, f"{partition} has two readers"
 
 
-def test_what_is_confirmed_stays_claimed_while_something_else_is_to_be_given_up(bench: Bench) -> None:
+def test_what_is_confirmed_stays_claimed_while_something_else_is_to_be_given_up(
+    bench: Bench,
+) -> None:
     one = Member(bench)
     topic = bench.topics.id_of("orders")
 
@@ -394,7 +448,12 @@ def test_what_is_confirmed_stays_claimed_while_something_else_is_to_be_given_up(
         bench.now_ns += 3 * SECOND_NS
         due = one.membership.step(bench.now_ns)
         assert due is not None
-        answer = {"member_epoch": 1, "assignment": {topic: list(partitions)}, "topic_names": {topic: "orders"}, "catalog_version": 1}
+        answer = {
+            "member_epoch": 1,
+            "assignment": {topic: list(partitions)},
+            "topic_names": {topic: "orders"},
+            "catalog_version": 1,
+        }
         one.hear(due[0], (ErrorCode.OK, "", answer))
         return due[1]
 
@@ -412,13 +471,15 @@ def test_what_is_confirmed_stays_claimed_while_something_else_is_to_be_given_up(
     assert one.has == {(topic, 1)}
 
 
-def test_heartbeats_without_news_come_at_moments_that_members_share_and_never_later_than_the_interval(bench: Bench) -> None:
+def test_heartbeats_without_news_come_at_moments_that_members_share_and_never_later_than_the_interval(  # noqa: E501
+    bench: Bench,
+) -> None:
     bench.topics.create("wide", 40)
     members = [Member(bench, "wide") for _ in range(40)]
     come_to_rest(*members)
     for member in members:
         member.beat()
-    begun_ns = bench.now_ns
+    started_ns = bench.now_ns
 
     def due_of(member: Member) -> int:
         due_ns = member.membership.due_ns()
@@ -426,13 +487,15 @@ def test_heartbeats_without_news_come_at_moments_that_members_share_and_never_la
         return due_ns
 
     sent_ns: dict[Member, list[int]] = {member: [] for member in members}
-    while bench.now_ns < begun_ns + 9 * SECOND_NS:
+    while bench.now_ns < started_ns + 9 * SECOND_NS:
         member = min(members, key=due_of)
         sent_ns[member].append(due_of(member))
         bench.now_ns = max(bench.now_ns, due_of(member)) + NS_PER_MS // 3  # its thread is late
         assert member.beat()
     for times in sent_ns.values():
-        assert begun_ns < times[0] <= begun_ns + 3 * SECOND_NS
-        assert {later - earlier for earlier, later in itertools.pairwise(times)} == {3 * SECOND_NS}, "the rate is what was asked for"
+        assert started_ns < times[0] <= started_ns + 3 * SECOND_NS
+        assert {later - earlier for earlier, later in itertools.pairwise(times)} == {
+            3 * SECOND_NS
+        }, "the rate is what was asked for"
     moments = {times[0] % (3 * SECOND_NS) for times in sent_ns.values()}
     assert HEARTBEAT_SLOTS // 2 < len(moments) <= HEARTBEAT_SLOTS, "shared, and not one for all"

@@ -1,4 +1,6 @@
-"""Commits: in order whatever is sent again, together where they wait, each ended once. The appliance is a list of requests here."""
+"""Commits: in order whatever is sent again, together where they wait, each ended once. The
+appliance is a list of requests here.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +11,17 @@ import orjson
 import pytest
 
 from tailrace import OffsetAndMetadata, TopicPartition
-from tailrace.errors import (
+from tailrace.core.error_codes import ErrorCode
+from tailrace.core.errors import (
     CommitFailedError,
     InvalidRequestError,
     OffsetOutOfRangeError,
     RequestTimeoutError,
     StorageError,
     TailraceError,
+    UnknownTopicIdError,
 )
-from tailrace.groups.offsets import COMMITS_AT_ONCE, CommitQueue, commit_error, offsets_of
-from tailrace.protocol.errors import ErrorCode
+from tailrace.group.offset_commit import COMMITS_AT_ONCE, CommitQueue, commit_error, offsets_of
 from tailrace.protocol.session import Response
 
 MS = 1_000_000
@@ -52,7 +55,9 @@ class Appliance:
         """Do what the oldest request asks for, and answer it."""
         request, on_response = self.requests.pop(0)
         for topic, partition, offset, *_ in request["offsets"]:
-            assert offset >= self.stored.get((topic, partition), 0), "an older offset after a newer one"
+            assert offset >= self.stored.get((topic, partition), 0), (
+                "an older offset after a newer one"
+            )
             self.stored[topic, partition] = offset
         return on_response(answer(refused=[]))
 
@@ -75,9 +80,9 @@ class Queue:
         self.is_member = True
         self.refused_count = 0
         self.called: list[tuple[int, type[TailraceError] | None]] = []
-        self.queue = CommitQueue(self.appliance, self._who, self._refused)  # type: ignore[arg-type]
+        self.queue = CommitQueue(self.appliance, self._member_fields, self._refused)  # type: ignore[arg-type]
 
-    def _who(self) -> dict[str, Any]:
+    def _member_fields(self) -> dict[str, Any]:
         if not self.is_member:
             raise CommitFailedError("no member")
         return {"group": "g"}
@@ -90,12 +95,12 @@ class Queue:
             self.called.append((number, None if error is None else type(error)))
 
         self.queue.add({key: OffsetAndMetadata(number) for key in keys or KEYS[:1]}, note, 1_000)
-        self.pump()
+        self.poll()
 
-    def pump(self, later_ms: int = 0) -> None:
+    def poll(self, later_ms: int = 0) -> None:
         self.appliance.time_ns += later_ms * MS
-        self.queue.pump(self.appliance.time_ns)
-        self.queue.call_back()
+        self.queue.poll(self.appliance.time_ns)
+        self.queue.run_callbacks()
 
 
 def test_what_waits_goes_out_together_and_each_is_called_back_in_order() -> None:
@@ -104,18 +109,22 @@ def test_what_waits_goes_out_together_and_each_is_called_back_in_order() -> None
         one.commit(number)
     assert len(one.appliance.requests) == 1
     one.appliance.take()
-    one.pump()
-    assert [request["offsets"] for request, _ in one.appliance.requests] == [[["t", 0, 499, -1, ""]]]
+    one.poll()
+    assert [request["offsets"] for request, _ in one.appliance.requests] == [
+        [["t", 0, 499, -1, ""]]
+    ]
     assert one.called == [(1, None)]
     one.appliance.take()
-    one.pump()
+    one.poll()
     assert one.called == [(number, None) for number in range(1, 500)]
     assert not one.queue
     assert one.queue.due_ns() is None
 
 
 @pytest.mark.parametrize("code", [None, ErrorCode.NOT_READY, ErrorCode.TOO_MANY_REQUESTS])
-def test_what_was_lost_or_could_not_be_done_is_sent_again_before_what_followed(code: ErrorCode | None) -> None:
+def test_what_was_lost_or_could_not_be_done_is_sent_again_before_what_followed(
+    code: ErrorCode | None,
+) -> None:
     one = Queue()
     one.commit(1)
     one.commit(2)
@@ -124,12 +133,12 @@ def test_what_was_lost_or_could_not_be_done_is_sent_again_before_what_followed(c
             one.appliance.lose()
         else:
             one.appliance.fail(code)
-        one.pump(100)
+        one.poll(100)
         assert one.appliance.requests[0][0]["offsets"][0][2] == 1
     one.appliance.take()
-    one.pump()
+    one.poll()
     one.appliance.take()
-    one.pump()
+    one.poll()
     assert one.appliance.stored == {("t", 0): 2}
     assert one.called == [(1, None), (2, None)]
 
@@ -140,12 +149,16 @@ def test_refusals_end_the_commits_that_they_are_about_and_no_others() -> None:
     one.commit(2, KEYS[0], KEYS[1])
     one.commit(3, KEYS[2])
     one.appliance.take()
-    one.pump()
+    one.poll()
     one.appliance.fail(refused=[["t", 1, int(ErrorCode.OFFSET_OUT_OF_RANGE), "too far"]])
-    one.pump()
+    one.poll()
     assert one.called == [(1, None), (2, OffsetOutOfRangeError), (3, None)]
     told = str(commit_error(ErrorCode.OFFSET_OUT_OF_RANGE, "too far"))
-    assert told == "too far. Give the offset of the next record to read: from 0 to the end of the log. [OFFSET_OUT_OF_RANGE]"
+    assert (
+        told
+        == "too far. Give the offset of the next record to read: from 0 to the end of the log. "
+        "[OFFSET_OUT_OF_RANGE]"
+    )
     assert one.refused_count == 0
     one.commit(4, KEYS[0])
     one.appliance.fail(refused=[["t", 0, int(ErrorCode.PARTITION_NOT_OWNED), "gone"]])
@@ -153,12 +166,12 @@ def test_refusals_end_the_commits_that_they_are_about_and_no_others() -> None:
     one.appliance.fail(ErrorCode.UNKNOWN_MEMBER, message="gone")
     one.commit(6)
     one.appliance.fail(ErrorCode.STORAGE_ERROR, message="broken")
-    one.pump()
+    one.poll()
     assert one.called[3:] == [(4, CommitFailedError), (5, CommitFailedError), (6, StorageError)]
     assert one.refused_count == 2, "the member asks what it has"
     one.commit(7)
     one.appliance.fail(refused=[["t", 0, int(ErrorCode.NOT_READY), "later"]])
-    one.pump(100)
+    one.poll(100)
     one.appliance.take()
     one.is_member = False
     one.commit(8)
@@ -168,18 +181,18 @@ def test_refusals_end_the_commits_that_they_are_about_and_no_others() -> None:
 def test_a_commit_without_an_answer_ends_in_time_and_its_late_answer_is_ignored() -> None:
     one = Queue()
     one.commit(1)
-    one.pump(999)
+    one.poll(999)
     one.commit(2)
     assert one.called == []
-    one.pump(1)
+    one.poll(1)
     assert one.called == [(1, RequestTimeoutError)]
-    one.pump()
+    one.poll()
     assert len(one.appliance.requests) == 2
     one.appliance.take()
-    one.pump()
+    one.poll()
     assert one.called == [(1, RequestTimeoutError)], "that was the first one's"
     one.appliance.take()
-    one.pump()
+    one.poll()
     assert one.called == [(1, RequestTimeoutError), (2, None)]
 
 
@@ -188,11 +201,11 @@ def test_more_partitions_than_one_request_takes_are_committed_in_several() -> No
     one.commit(1, *(TopicPartition("t", number) for number in range(COMMITS_AT_ONCE + 5)))
     assert len(one.appliance.requests[0][0]["offsets"]) == COMMITS_AT_ONCE
     one.appliance.take()
-    one.pump()
+    one.poll()
     assert one.called == []
     assert len(one.appliance.requests[0][0]["offsets"]) == 5
     one.appliance.take()
-    one.pump()
+    one.poll()
     assert one.called == [(1, None)]
 
 
@@ -204,11 +217,11 @@ def test_a_callback_may_commit_and_what_it_raises_is_its_own() -> None:
         raise RuntimeError("on purpose")
 
     one.queue.add({KEYS[0]: OffsetAndMetadata(1)}, again, 1_000)
-    one.pump()
+    one.poll()
     one.appliance.take()
-    one.pump()
+    one.poll()
     one.appliance.take()
-    one.pump()
+    one.poll()
     assert one.called == [(2, None)]
 
 
@@ -218,9 +231,18 @@ def test_offsets_are_taken_as_users_give_them() -> None:
 
     given = {KEYS[0]: 1, KEYS[1]: OffsetAndMetadata(2, None, None), ("t", 2): KafkaPythons()}
     assert offsets_of(given) == {
-        KEYS[0]: OffsetAndMetadata(1), KEYS[1]: OffsetAndMetadata(2, "", -1), KEYS[2]: OffsetAndMetadata(5, "note", 3)
+        KEYS[0]: OffsetAndMetadata(1), KEYS[1]: OffsetAndMetadata(2, "", -1),
+        KEYS[2]: OffsetAndMetadata(5, "note", 3)
     }  # fmt: skip
-    for wrong in (None, 5, {KEYS[0]: None}, {KEYS[0]: True}, {KEYS[0]: -1}, {"t": 1}, {KEYS[0]: OffsetAndMetadata(1, 5)}):  # type: ignore[arg-type]
+    for wrong in (
+        None,
+        5,
+        {KEYS[0]: None},
+        {KEYS[0]: True},
+        {KEYS[0]: -1},
+        {"t": 1},
+        {KEYS[0]: OffsetAndMetadata(1, 5)},  # type: ignore[arg-type]
+    ):
         with pytest.raises(InvalidRequestError):
             offsets_of(wrong)
 
@@ -236,3 +258,37 @@ def test_an_offset_with_metadata_is_an_int() -> None:
     assert hash(one) == hash(7)
     assert pickle.loads(pickle.dumps(one)) == copy.deepcopy(one) == one
     assert repr(one) == "OffsetAndMetadata(offset=7, metadata='x', leader_epoch=2)"
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_commit_says_which_topic_was_read_when_it_was_made_where_the_appliance_understands_that(
+    version: int,
+) -> None:
+    one, ids = Queue(), {KEYS[0]: "a" * 32}
+    one.appliance.version = lambda _api: version  # type: ignore[attr-defined]
+    one.queue = CommitQueue(
+        one.appliance,  # type: ignore[arg-type]
+        one._member_fields,
+        one._refused,
+        lambda key: ids.get(key, ""),
+    )
+    one.commit(5, *KEYS[:2])
+    known = ["a" * 32] if version == 2 else []
+    assert one.appliance.requests[0][0]["offsets"] == [
+        ["t", 0, 5, -1, "", *known],
+        ["t", 1, 5, -1, ""],
+    ]
+    one.commit(6)
+    ids[KEYS[0]] = "b" * 32  # the topic was made again before the commit is sent
+    one.appliance.take()
+    one.poll()
+    assert one.appliance.requests[0][0]["offsets"] == [["t", 0, 6, -1, "", *known]]
+
+
+def test_a_commit_for_a_topic_that_was_made_again_ends_with_an_error_of_its_own() -> None:
+    one = Queue()
+    one.commit(5)
+    one.appliance.fail(refused=[["t", 0, int(ErrorCode.UNKNOWN_TOPIC_ID), "made again"]])
+    one.poll()
+    assert one.called == [(5, UnknownTopicIdError)]
+    assert one.refused_count == 0, "the membership is as it was"

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from tailrace import RebalanceListener, TopicPartition
-from tailrace.errors import InvalidRequestError
-from tailrace.groups.listener import hooks_of
-from tailrace.groups.subscription import TOPICS_AT_ONCE, named_topics, subscription_of
+from tailrace.client.steps import lifted, run_at_once
+from tailrace.core.errors import InvalidRequestError
+from tailrace.group.rebalance_listener import callbacks_of
+from tailrace.group.subscription import TOPICS_AT_ONCE, named_topics, subscription_of
 
 KEYS = [TopicPartition("t", 0)]
 
@@ -29,7 +30,9 @@ KEYS = [TopicPartition("t", 0)]
         (["^a", "b", re.compile("c")], None, ["b"], ["^a", "c"]),
     ],
 )
-def test_names_and_patterns(topics: Any, pattern: Any, names: list[str], patterns: list[str]) -> None:
+def test_names_and_patterns(
+    topics: Any, pattern: Any, names: list[str], patterns: list[str]
+) -> None:
     found = subscription_of(topics, pattern)
     assert found.names == names
     assert sorted(one.pattern for one in found.patterns) == sorted(patterns)
@@ -37,7 +40,17 @@ def test_names_and_patterns(topics: Any, pattern: Any, names: list[str], pattern
 
 @pytest.mark.parametrize(
     ("topics", "pattern"),
-    [(None, None), (["a"], "b"), (5, None), ([5], None), (None, 5), (None, "("), ("^(", None), (None, ""), (None, re.compile(b"a"))],
+    [
+        (None, None),
+        (["a"], "b"),
+        (5, None),
+        ([5], None),
+        (None, 5),
+        (None, "("),
+        ("^(", None),
+        (None, ""),
+        (None, re.compile(b"a")),
+    ],
 )
 def test_what_makes_no_sense_is_refused_with_a_sentence(topics: Any, pattern: Any) -> None:
     with pytest.raises(InvalidRequestError):
@@ -64,12 +77,18 @@ def test_patterns_match_from_the_beginning_of_a_name() -> None:
         ("lone.*", ["lone.a.retry", "lone.dlq"]),  # made for no topic that there is
     ],
 )
-def test_a_pattern_leaves_out_what_groups_have_made_for_themselves_unless_it_spells_it(pattern: str, matched: list[str]) -> None:
+def test_a_pattern_leaves_out_what_groups_have_made_for_themselves_unless_it_spells_it(
+    pattern: str, matched: list[str]
+) -> None:
     found = subscription_of(None, pattern)
     made = ["orders.billing.retry", "orders.eu.a.b.retry", "orders.dlq", "orders.billing.retry.dlq"]
-    found.match(["orders", "orders.x", "orders.eu", "orders.retry", "lone.dlq", "lone.a.retry", *made])
+    found.match(
+        ["orders", "orders.x", "orders.eu", "orders.retry", "lone.dlq", "lone.a.retry", *made]
+    )
     assert found.matched == matched
-    assert subscription_of(made, None).topics == sorted(made), "by their names they are read as any others"
+    assert subscription_of(made, None).topics == sorted(made), (
+        "by their names they are read as any others"
+    )
 
 
 def test_listeners_of_every_client() -> None:
@@ -84,23 +103,23 @@ def test_listeners_of_every_client() -> None:
         def on_partitions_assigned(self, assigned: Any) -> None: ...
 
     ours = Ours()
-    hooks = hooks_of(ours, None, None, None, None)
-    for hook in (hooks.revoked, hooks.lost, hooks.assigned):
+    callbacks = callbacks_of(ours, None, None, None, None)
+    for hook in (callbacks.revoked, callbacks.lost, callbacks.assigned):
         assert hook is not None
         hook(KEYS)
     assert ours.told == [KEYS, KEYS], "lost is revoked where nobody says otherwise"
-    hooks = hooks_of(KafkaPythons(), None, None, None, None)
-    assert (hooks.revoked, hooks.lost, hooks.assigned is None) == (None, None, False)
+    callbacks = callbacks_of(KafkaPythons(), None, None, None, None)
+    assert (callbacks.revoked, callbacks.lost, callbacks.assigned is None) == (None, None, False)
     called: list[Any] = []
-    hooks = hooks_of(None, "consumer", None, lambda *given: called.append(given), None)
-    for hook in (hooks.revoked, hooks.lost):
+    callbacks = callbacks_of(None, "consumer", None, lambda *given: called.append(given), None)
+    for hook in (callbacks.revoked, callbacks.lost):
         assert hook is not None
         hook(KEYS)
     assert called == [("consumer", KEYS)] * 2
-    assert hooks.assigned is None
+    assert callbacks.assigned is None
     for given in ((Ours, None), (5, None), (ours, print), (None, 5)):
         with pytest.raises(InvalidRequestError):
-            hooks_of(given[0], None, given[1], None, None)
+            callbacks_of(given[0], None, given[1], None, None)
 
 
 def test_names_of_topics_that_an_answer_had_no_room_for_are_looked_up_until_all_are_known() -> None:
@@ -110,11 +129,17 @@ def test_names_of_topics_that_an_answer_had_no_room_for_are_looked_up_until_all_
         asked.append(request["topics"])
         return {
             "topics": [
-                {"name": name, "code": 1} if name == "t3" else {"name": name, "topic_id": f"id-{name}"} for name in request["topics"]
+                {"name": name, "code": 1}
+                if name == "t3"
+                else {"name": name, "topic_id": f"id-{name}"}
+                for name in request["topics"]
             ]
         }
 
     names = [f"t{number}" for number in range(3 * TOPICS_AT_ONCE)]
-    assert named_topics(call, names, {"id-t5", f"id-t{TOPICS_AT_ONCE}"}) == {"id-t5": "t5", f"id-t{TOPICS_AT_ONCE}": f"t{TOPICS_AT_ONCE}"}
+    assert run_at_once(named_topics(lifted(call), names, {"id-t5", f"id-t{TOPICS_AT_ONCE}"})) == {
+        "id-t5": "t5",
+        f"id-t{TOPICS_AT_ONCE}": f"t{TOPICS_AT_ONCE}",
+    }
     assert len(asked) == 2, "no further than needed"
-    assert named_topics(call, names, {"id-gone", "id-t3"}) == {}
+    assert run_at_once(named_topics(lifted(call), names, {"id-gone", "id-t3"})) == {}

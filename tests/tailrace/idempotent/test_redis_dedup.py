@@ -34,7 +34,9 @@ def client(socket_path: str) -> Iterator[Any]:
 
 def test_a_key_is_new_once_for_all_clients_with_its_prefix(client: Any, socket_path: str) -> None:
     guard = RedisGuard(client, "orders:", ttl=dt.timedelta(hours=1))
-    assert [guard.first_time(key) for key in (b"a", "a", 5, "5", record(3), record(3), record(4))] == [
+    assert [
+        guard.first_time(key) for key in (b"a", "a", 5, "5", record(3), record(3), record(4))
+    ] == [
         True,
         False,
         True,

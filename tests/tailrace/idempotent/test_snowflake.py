@@ -1,4 +1,6 @@
-"""Ids: each larger than the one before and of no other generator, whatever the clock, the threads and fork() do."""
+"""Ids: each larger than the one before and of no other generator, whatever the clock, the threads
+and fork() do.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace import ClientClosedError, IdGenerator, InvalidRequestError
-from tailrace.ids import EPOCH_MS, SEQUENCE_MAX, derived_instance, parts
+from tailrace.idempotent.snowflake import EPOCH_MS, SEQUENCE_MAX, derived_instance, parts
 
 NOW_MS = 1_790_000_000_000
 
@@ -27,7 +29,12 @@ class Clock:
 
 
 @given(
-    steps=st.lists(st.tuples(st.one_of(st.integers(-5, 5), st.integers(-(10**10), 10**10)), st.integers(0, 10_000)), max_size=30),
+    steps=st.lists(
+        st.tuples(
+            st.one_of(st.integers(-5, 5), st.integers(-(10**10), 10**10)), st.integers(0, 10_000)
+        ),
+        max_size=30,
+    ),
     instance=st.integers(0, 1023),
 )
 def test_ids_ascend_whatever_the_clock_does(steps: list[tuple[int, int]], instance: int) -> None:
@@ -39,7 +46,9 @@ def test_ids_ascend_whatever_the_clock_does(steps: list[tuple[int, int]], instan
         highest_ms = max(highest_ms, clock.now_ms)
         made += ids.take(count)
         taken += count
-        assert parts(made[-1]).timestamp <= highest_ms + taken // (SEQUENCE_MAX + 1) + 1, "ahead of the clock by no more than was taken"
+        assert parts(made[-1]).timestamp <= highest_ms + taken // (SEQUENCE_MAX + 1) + 1, (
+            "ahead of the clock by no more than was taken"
+        )
     assert made == sorted(set(made))
     assert all(0 <= number < 2**63 and number >> 12 & 1023 == instance for number in made)
 
@@ -50,7 +59,9 @@ def test_an_id_says_when_and_where_it_was_made(ms: int, instance: int) -> None:
     first, second = ids.take(2)
     assert parts(first) == (EPOCH_MS + ms, instance, 0)
     assert IdGenerator.parts(second) == (EPOCH_MS + ms, instance, 1)
-    assert parts(first).datetime == dt.datetime(2020, 1, 1, tzinfo=dt.UTC) + dt.timedelta(milliseconds=ms)
+    assert parts(first).datetime == dt.datetime(2020, 1, 1, tzinfo=dt.UTC) + dt.timedelta(
+        milliseconds=ms
+    )
     # The one at the bottom of the layout's drawing: no bit is anywhere else.
     assert first == ms << 22 | instance << 12
 
@@ -61,7 +72,9 @@ def test_ids_of_two_instances_differ_and_those_of_a_successor_come_behind() -> N
     assert not {*one.take(5000)} & {*other.take(5000)}
     last = one.next_id()
     clock.now_ms -= 3_600_000
-    assert next(IdGenerator(1, wall_ms=clock)) < last, "a successor does not know that the clock went back"
+    assert next(IdGenerator(1, wall_ms=clock)) < last, (
+        "a successor does not know that the clock went back"
+    )
     assert next(IdGenerator(1, after=last, wall_ms=clock)) > last
     assert next(IdGenerator(1000, after=last, wall_ms=clock)) > last
 

@@ -1,4 +1,6 @@
-"""Offsets in the transaction of the results: each record is applied once, over every kind of connection and whatever two consumers do to each other."""
+"""Offsets in the transaction of the results: each record is applied once, over every kind of
+connection and whatever two consumers do to each other.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,16 @@ import sqlalchemy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailrace import InvalidRequestError, InvalidSettingError, OffsetOutOfRangeError, Record, TopicBatch, TopicPartition
+from tailrace import (
+    InvalidRequestError,
+    InvalidSettingError,
+    OffsetOutOfRangeError,
+    Record,
+    TopicBatch,
+    TopicPartition,
+)
 from tailrace.idempotent import OffsetsMovedError, SqlSink
-from tailrace.share.records import with_delivery_count
+from tailrace.share.record import with_delivery_count
 from tests.kit.databases import CONNECT, Databases, LogReader, record, write
 
 ORDERS = TopicPartition("orders", 0)
@@ -49,7 +58,13 @@ def fails() -> None:
     raise ZeroDivisionError
 
 
-def apply(sink: SqlSink, records: list[Record], meanwhile: Callable[[], object] = lambda: None, *, before: bool = False) -> list[int]:
+def apply(
+    sink: SqlSink,
+    records: list[Record],
+    meanwhile: Callable[[], object] = lambda: None,
+    *,
+    before: bool = False,
+) -> list[int]:
     """The offsets that were new. `meanwhile` is called behind the changes, or before them."""
     with sink.transaction(records) as tx:
         if before:
@@ -79,15 +94,21 @@ def test_what_was_applied_is_skipped_and_what_fails_leaves_nothing(databases: Da
     assert applied(databases) == [(0, offset) for offset in range(6)] + [(1, 0)]
 
 
-def test_a_consumer_is_led_behind_what_is_applied_and_a_hole_is_refused(databases: Databases) -> None:
+def test_a_consumer_is_led_behind_what_is_applied_and_a_hole_is_refused(
+    databases: Databases,
+) -> None:
     logs = {ORDERS: [5, 6, 7, 9, 10], OTHER: []}
     reader, sink = LogReader(logs), SqlSink(databases.connect(), "billing")
     assert sink.seek(reader) == {ORDERS: 5, OTHER: 0}, "where the consumer would begin"
-    # That is stored before anything is applied: a consumer that would begin further on the next time is led back.
+    # That is stored before anything is applied: a consumer that would begin further on the next
+    # time is led back.
     late = LogReader(logs)
     late.seek(ORDERS, 9)
     again = SqlSink(databases.connect(), "billing")
-    with pytest.raises(InvalidRequestError, match=r"applied up to offset 5, and this batch begins at 9.*Call seek\(consumer\)"):
+    with pytest.raises(
+        InvalidRequestError,
+        match=r"applied up to offset 5, and this batch begins at 9.*Call seek\(consumer\)",
+    ):
         apply(again, late.poll(ORDERS, 1))
     assert again.seek(late, [ORDERS]) == {ORDERS: 5}
     assert apply(again, late.poll(ORDERS, 3)) == [5, 6, 7]
@@ -103,16 +124,20 @@ def test_a_consumer_is_led_behind_what_is_applied_and_a_hole_is_refused(database
     assert applied(databases) == [(0, offset) for offset in (5, 6, 7, 9, 10)]
 
 
-def test_a_topic_made_again_begins_anew_and_a_log_that_lost_records_is_refused(databases: Databases) -> None:
+def test_a_topic_made_again_begins_anew_and_a_log_that_lost_records_is_refused(
+    databases: Databases,
+) -> None:
     sink = SqlSink(databases.connect(), "billing")
     reader = LogReader({ORDERS: [0, 1, 2]})
     sink.seek(reader)
     apply(sink, reader.poll(ORDERS, 3))
-    with pytest.raises(OffsetOutOfRangeError, match="applied up to offset 3, and its log ends at 2"):
+    with pytest.raises(
+        OffsetOutOfRangeError, match="applied up to offset 3, and its log ends at 2"
+    ):
         sink.seek(LogReader({ORDERS: [0, 1]}))
-    made_again = LogReader({ORDERS: [0, 1]}, topic_id=b"2" * 16)
-    assert sink.seek(made_again) == {ORDERS: 0}
-    assert apply(sink, made_again.poll(ORDERS, 2)) == [0, 1]
+    topic_recreation = LogReader({ORDERS: [0, 1]}, topic_id=b"2" * 16)
+    assert sink.seek(topic_recreation) == {ORDERS: 0}
+    assert apply(sink, topic_recreation.poll(ORDERS, 2)) == [0, 1]
     sink.move({ORDERS: 1, OTHER: 40})
     assert sink.positions([ORDERS, OTHER]) == {ORDERS: 1, OTHER: 40}
     assert apply(sink, [record(0), record(1)]) == [1]
@@ -120,13 +145,24 @@ def test_a_topic_made_again_begins_anew_and_a_log_that_lost_records_is_refused(d
 
 def test_columns_are_cut_where_what_was_applied_ends(databases: Databases) -> None:
     def batch(offsets: list[int]) -> TopicBatch:
-        return TopicBatch("orders", 0, offsets[0], pa.record_batch({"n": offsets}), pa.array(offsets, pa.int64()), 0, 0)
+        return TopicBatch(
+            "orders",
+            0,
+            offsets[0],
+            pa.record_batch({"n": offsets}),
+            pa.array(offsets, pa.int64()),
+            0,
+            0,
+        )
 
     sink = SqlSink(databases.connect(), "billing")
     with sink.transaction(batch([0, 1, 2])) as tx:
         assert tx.records.offsets.to_pylist() == [0, 1, 2]
     with sink.transaction(batch([1, 2, 4, 5])) as tx:  # 3 is a hole in the log
-        assert (tx.records.batch.to_pydict(), tx.records.offsets.to_pylist()) == ({"n": [4, 5]}, [4, 5])
+        assert (tx.records.batch.to_pydict(), tx.records.offsets.to_pylist()) == (
+            {"n": [4, 5]},
+            [4, 5],
+        )
         assert (tx.records.base_offset, tx.skipped) == (4, 2)
     with sink.transaction([batch([4, 5]), batch([6, 7])]) as several:
         assert [part.offsets.to_pylist() for part in several.records] == [[6, 7]]
@@ -137,35 +173,58 @@ def test_columns_are_cut_where_what_was_applied_ends(databases: Databases) -> No
 
 @pytest.mark.parametrize("kind", ["another driver", "sqlalchemy", "duckdb"])
 @pytest.mark.parametrize("is_first", [True, False])
-def test_of_two_transactions_over_the_same_records_one_is_rolled_back(kind: str, is_first: bool, tmp_path: pathlib.Path) -> None:
+def test_of_two_transactions_over_the_same_records_one_is_rolled_back(
+    kind: str, is_first: bool, tmp_path: pathlib.Path
+) -> None:
     databases = Databases(kind, tmp_path)
     with_table(databases)
-    zombie, successor = SqlSink(databases.connect(), "billing"), SqlSink(databases.connect(), "billing")
+    zombie, successor = (
+        SqlSink(databases.connect(), "billing"),
+        SqlSink(databases.connect(), "billing"),
+    )
     if not is_first:
         apply(zombie, [record(0)])
-    with pytest.raises((OffsetsMovedError, duckdb.Error)) as raised:  # DuckDB alone lets two write at once
-        apply(zombie, [record(1), record(2)], lambda: apply(successor, [record(1)]), before=kind != "duckdb")
+    with pytest.raises(
+        (OffsetsMovedError, duckdb.Error)
+    ) as raised:  # DuckDB alone lets two write at once
+        apply(
+            zombie,
+            [record(1), record(2)],
+            lambda: apply(successor, [record(1)]),
+            before=kind != "duckdb",
+        )
     if kind != "duckdb":
         assert isinstance(raised.value, OffsetsMovedError)
         assert "another consumer of 'billing' has moved the offset of orders-0" in str(raised.value)
         assert "call seek(consumer)" in str(raised.value)
     assert applied(databases) == [(0, 0)] * (not is_first) + [(0, 1)]
-    assert apply(zombie, [record(1), record(2)]) == [2], "what the successor has not applied is free"
+    assert apply(zombie, [record(1), record(2)]) == [2], (
+        "what the successor has not applied is free"
+    )
     databases.close()
 
 
-def test_a_connection_that_makes_something_else_of_its_rows_is_read_all_the_same(tmp_path: pathlib.Path) -> None:
+def test_a_connection_that_makes_something_else_of_its_rows_is_read_all_the_same(
+    tmp_path: pathlib.Path,
+) -> None:
     connection = sqlite3.connect(tmp_path / "results")
     sink = SqlSink(connection, "billing")
     with sink.transaction([record(7)]):
         pass
-    for made in (sqlite3.Row, lambda cursor, row: dict(zip([column[0] for column in cursor.description], row, strict=True))):
+    for made in (
+        sqlite3.Row,
+        lambda cursor, row: dict(
+            zip([column[0] for column in cursor.description], row, strict=True)
+        ),
+    ):
         connection.row_factory = made
         assert sink.positions([ORDERS]) == {ORDERS: 8}
     connection.close()
 
 
-def test_two_consumers_that_begin_a_partition_at_once_begin_at_the_same_offset(tmp_path: pathlib.Path) -> None:
+def test_two_consumers_that_begin_a_partition_at_once_begin_at_the_same_offset(
+    tmp_path: pathlib.Path,
+) -> None:
     databases = Databases("another driver", tmp_path)
     connection = databases.connect()
     sink, other = SqlSink(connection, "billing"), SqlSink(databases.connect(), "billing")
@@ -182,12 +241,17 @@ def polled(reader: LogReader, sink: SqlSink, key: TopicPartition) -> list[int]:
 
 
 STEP = st.tuples(
-    st.integers(0, 1), st.sampled_from(["apply", "fail", "overtaken", "seek", "restart"]), st.integers(0, 1), st.integers(1, 4)
+    st.integers(0, 1),
+    st.sampled_from(["apply", "fail", "overtaken", "seek", "restart"]),
+    st.integers(0, 1),
+    st.integers(1, 4),
 )
 
 
 @given(steps=st.lists(STEP, max_size=25))
-def test_whatever_two_consumers_do_each_record_is_applied_once_and_none_is_missed(steps: list[tuple[int, str, int, int]]) -> None:
+def test_whatever_two_consumers_do_each_record_is_applied_once_and_none_is_missed(
+    steps: list[tuple[int, str, int, int]],
+) -> None:
     logs = {ORDERS: list(range(30)), OTHER: [n for n in range(30) if n % 7]}
     with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
         databases = Databases("another driver", pathlib.Path(directory))
@@ -204,7 +268,10 @@ def test_whatever_two_consumers_do_each_record_is_applied_once_and_none_is_misse
                 pairs[who] = LogReader(logs), SqlSink(databases.connect(), "g")
                 pairs[who][1].seek(pairs[who][0])
             else:
-                happens: dict[str, Callable[[], object]] = {"fail": fails, "overtaken": partial(polled, *pairs[1 - who], key)}
+                happens: dict[str, Callable[[], object]] = {
+                    "fail": fails,
+                    "overtaken": partial(polled, *pairs[1 - who], key),
+                }
                 try:
                     apply(sink, reader.poll(key, count), happens.get(what, list), before=True)
                 except (
@@ -214,7 +281,9 @@ def test_whatever_two_consumers_do_each_record_is_applied_once_and_none_is_misse
                 ):  # the last: another sink, behind a hole, is not led there
                     sink.seek(reader)
         for key, end in pairs[0][1].positions(list(logs)).items():
-            found = [offset for partition, offset in applied(databases) if partition == key.partition]
+            found = [
+                offset for partition, offset in applied(databases) if partition == key.partition
+            ]
             assert found == [offset for offset in logs[key] if end is not None and offset < end]
         databases.close()
 
@@ -240,7 +309,10 @@ def test_bad_input_is_refused_with_a_sentence(tmp_path: pathlib.Path) -> None:
         ((connection, ""), "group is ''"),
         ((connection, "g" * 250), "1 to 249"),
         (("sqlite:///x", "g"), "is no connection"),
-        ((sqlalchemy.create_engine(f"sqlite:///{path}", isolation_level="AUTOCOMMIT"), "g"), "commits each statement by itself"),
+        (
+            (sqlalchemy.create_engine(f"sqlite:///{path}", isolation_level="AUTOCOMMIT"), "g"),
+            "commits each statement by itself",
+        ),
     ):
         with pytest.raises(InvalidSettingError, match=says):
             SqlSink(*arguments)
@@ -251,10 +323,17 @@ def test_bad_input_is_refused_with_a_sentence(tmp_path: pathlib.Path) -> None:
         SqlSink(connection, "g", paramstyle="percent")
     connection.execute("CREATE TABLE mine (n INTEGER)")
     connection.execute("INSERT INTO mine VALUES (1)")
-    with pytest.raises(InvalidRequestError, match="has an open transaction"), sink.transaction([record(0)]):
+    with (
+        pytest.raises(InvalidRequestError, match="has an open transaction"),
+        sink.transaction([record(0)]),
+    ):
         pytest.fail("the caller's transaction is not ours to commit")
     connection.rollback()
-    with pytest.raises(InvalidRequestError, match="was ended inside the block"), sink.transaction([record(0)]) as tx, tx.connection:
+    with (
+        pytest.raises(InvalidRequestError, match="was ended inside the block"),
+        sink.transaction([record(0)]) as tx,
+        tx.connection,
+    ):
         tx.cursor.execute("INSERT INTO mine VALUES (2)")
     assert sink.positions([ORDERS]) == {ORDERS: None}
     with pytest.raises(InvalidRequestError, match="an offset is -1"):
@@ -267,7 +346,10 @@ def test_bad_input_is_refused_with_a_sentence(tmp_path: pathlib.Path) -> None:
 def test_a_hundred_partitions_of_two_topics_are_moved_at_once(tmp_path: pathlib.Path) -> None:
     databases = Databases("sqlalchemy", tmp_path)
     sink = SqlSink(databases.connect(), "billing", table="tailrace_offsets_2")
-    keys = [TopicPartition(topic, partition) for topic, partition in itertools.product(("a", "b"), range(600))]
+    keys = [
+        TopicPartition(topic, partition)
+        for topic, partition in itertools.product(("a", "b"), range(600))
+    ]
     with sink.transaction([record(7, key.partition, key.topic) for key in keys]):
         pass
     assert sink.positions(keys) == dict.fromkeys(keys, 8)

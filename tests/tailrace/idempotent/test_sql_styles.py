@@ -1,4 +1,6 @@
-"""The SQL helpers over drivers of each parameter style, as strict as those of PostgreSQL and MySQL, and over SQLAlchemy's dialects."""
+"""The SQL helpers over drivers of each parameter style, as strict as those of PostgreSQL and MySQL,
+and over SQLAlchemy's dialects.
+"""
 
 from __future__ import annotations
 
@@ -50,19 +52,27 @@ class Cursor:
 
     def execute(self, text: str, values: Any = None) -> None:
         if self._owner.has_failed:
-            raise DatabaseError("current transaction is aborted, commands ignored until end of transaction block")
+            raise DatabaseError(
+                "current transaction is aborted, commands ignored until end of transaction block"
+            )
         text, given = self._owner.translated(text, values)
         try:
             self._cursor.execute(text, given)
         except sqlite3.Error as error:
             self._owner.has_failed = True
-            raise (IntegrityError if isinstance(error, sqlite3.IntegrityError) else DatabaseError)(str(error)) from error
+            raise (IntegrityError if isinstance(error, sqlite3.IntegrityError) else DatabaseError)(
+                str(error)
+            ) from error
         self.rowcount = self._cursor.rowcount
 
     def fetchall(self) -> list[Any]:
         rows = self._cursor.fetchall()
         names = [column[0] for column in self._cursor.description]
-        return [dict(zip(names, row, strict=True)) for row in rows] if self._owner.makes_dicts else rows
+        return (
+            [dict(zip(names, row, strict=True)) for row in rows]
+            if self._owner.makes_dicts
+            else rows
+        )
 
     def close(self) -> None:
         self._cursor.close()
@@ -80,7 +90,9 @@ class Driver:
     def translated(self, text: str, values: Any) -> tuple[str, Any]:
         """For SQLite. What is not of this style is refused, as a driver would."""
         for style, mark in MARKS.items():
-            if style != self.style and not (style in ("numeric", "named") and self.style in ("numeric", "named")):
+            if style != self.style and not (
+                style in ("numeric", "named") and self.style in ("numeric", "named")
+            ):
                 assert not re.search(mark, text), f"{text!r} has a mark of {style}"
         found = re.findall(MARKS[self.style], text)
         if values is None:
@@ -135,7 +147,9 @@ def apply(sink: SqlSink, offset: int, meanwhile: Callable[[Any], None] = lambda 
 
 
 @pytest.mark.parametrize("makes_dicts", [False, True])
-def test_offsets_keys_and_versions_with_every_style(style: str, makes_dicts: bool, tmp_path: pathlib.Path) -> None:
+def test_offsets_keys_and_versions_with_every_style(
+    style: str, makes_dicts: bool, tmp_path: pathlib.Path
+) -> None:
     path = str(tmp_path / "results")
     one, two = (Driver(path, style, makes_dicts=makes_dicts) for _ in range(2))
     reader = LogReader({ORDERS: range(10)})
@@ -146,7 +160,9 @@ def test_offsets_keys_and_versions_with_every_style(style: str, makes_dicts: boo
         assert [item.offset for item in tx.records] == [0, 1]
         assert seen.first_time(b"a")
         assert not seen.first_time(b"a")
-        tx.cursor.execute("CREATE TABLE accounts (id INTEGER PRIMARY KEY, version INTEGER, balance INTEGER)")
+        tx.cursor.execute(
+            "CREATE TABLE accounts (id INTEGER PRIMARY KEY, version INTEGER, balance INTEGER)"
+        )
         tx.cursor.execute("INSERT INTO accounts VALUES (7, 1, 100)")
     assert sink.positions([ORDERS]) == {ORDERS: 2}
     with sink.transaction([record(1), record(2)]) as tx:
@@ -171,8 +187,12 @@ def test_offsets_keys_and_versions_with_every_style(style: str, makes_dicts: boo
         connection.close()
 
 
-def test_two_who_begin_a_partition_at_once_with_every_style(style: str, tmp_path: pathlib.Path) -> None:
-    """A key that is violated fails PostgreSQL's transaction: it is rolled back, and the other's row is found."""
+def test_two_who_begin_a_partition_at_once_with_every_style(
+    style: str, tmp_path: pathlib.Path
+) -> None:
+    """A key that is violated fails PostgreSQL's transaction: it is rolled back, and the other's row
+    is found.
+    """
     path = str(tmp_path / "results")
     one, two = Driver(path, style), Driver(path, style)
     sink, other = SqlSink(one, "billing"), SqlSink(two, "billing")
@@ -191,8 +211,12 @@ def test_two_who_begin_a_partition_at_once_with_every_style(style: str, tmp_path
 
 @pytest.mark.parametrize("dialect", ["qmark", "named"])
 @pytest.mark.parametrize("is_engine", [True, False])
-def test_sqlalchemy_in_the_style_of_its_dialect(dialect: Any, is_engine: bool, tmp_path: pathlib.Path) -> None:
-    engine = sqlalchemy.create_engine(f"sqlite:///{tmp_path}/results", paramstyle=dialect, poolclass=sqlalchemy.pool.NullPool)
+def test_sqlalchemy_in_the_style_of_its_dialect(
+    dialect: Any, is_engine: bool, tmp_path: pathlib.Path
+) -> None:
+    engine = sqlalchemy.create_engine(
+        f"sqlite:///{tmp_path}/results", paramstyle=dialect, poolclass=sqlalchemy.pool.NullPool
+    )
     assert engine.dialect.paramstyle == dialect
     given: Any = engine if is_engine else engine.connect()
     sink, seen = SqlSink(given, "billing"), DedupTable(given)
@@ -202,8 +226,15 @@ def test_sqlalchemy_in_the_style_of_its_dialect(dialect: Any, is_engine: bool, t
         with sink.transaction([record(first), record(first + 1)]) as tx:
             assert seen.first_time(record(first), tx.connection)
             assert not seen.first_time(record(first), tx.connection)
-            tx.cursor.execute(sqlalchemy.text("CREATE TABLE IF NOT EXISTS accounts (id INTEGER, version INTEGER, balance INTEGER)"))
-            tx.cursor.execute(sqlalchemy.text("INSERT INTO accounts VALUES (:id, 1, 100)"), {"id": first})
+            tx.cursor.execute(
+                sqlalchemy.text(
+                    "CREATE TABLE IF NOT EXISTS accounts (id INTEGER, version INTEGER, balance "
+                    "INTEGER)"
+                )
+            )
+            tx.cursor.execute(
+                sqlalchemy.text("INSERT INTO accounts VALUES (:id, 1, 100)"), {"id": first}
+            )
             assert update_if_version(tx.connection, "accounts", first, 1, {"balance": 90})
 
     def fails(cursor: Any) -> None:
@@ -213,7 +244,9 @@ def test_sqlalchemy_in_the_style_of_its_dialect(dialect: Any, is_engine: bool, t
     with pytest.raises(ZeroDivisionError):
         apply(sink, 4, fails)
     with engine.connect() as connection:
-        assert connection.exec_driver_sql("SELECT id, version, balance FROM accounts ORDER BY id").fetchall() == [(0, 2, 90), (2, 2, 90)]
+        assert connection.exec_driver_sql(
+            "SELECT id, version, balance FROM accounts ORDER BY id"
+        ).fetchall() == [(0, 2, 90), (2, 2, 90)]
     assert SqlSink(engine, "billing").positions([ORDERS]) == {ORDERS: 4}
     if not is_engine:
         given.close()

@@ -1,4 +1,6 @@
-"""The compiled kernel against its reference, byte for byte; and which of them is chosen, or refused."""
+"""The compiled kernel against its reference, byte for byte; and which of them is chosen, or
+refused.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +21,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tailrace
-from appliance.restart_policy import ExitCode
+from appliance.supervise.restart_policy import ExitCode
 from tailrace import kernel, launcher
-from tailrace.formats import arrow_batch
-from tailrace.formats.batch_header import HEADER_BYTES
+from tailrace.core.records import Record
+from tailrace.format.batch_header import HEADER_BYTES
+from tailrace.format.schema import DEFAULT_SCHEMA, HEADER_TYPE
 from tailrace.kernel import reference
-from tailrace.records import Record
-from tailrace.schema import DEFAULT_SCHEMA, HEADER_TYPE
+from tailrace.kernel.reference_arrow import default_rows, null_headers
 
 NOT_COMPILED = "no kernel is compiled here (make kernel)"
 compiled_only = pytest.mark.skipif(kernel.compiled_file() is None, reason=NOT_COMPILED)
@@ -35,8 +37,10 @@ NAME = st.text(st.characters(exclude_categories=["Cs"]), max_size=6)
 HEADERS = st.none() | st.lists(st.tuples(NAME, CELL), max_size=3)
 RECORD = st.tuples(CELL, CELL, STAMP, HEADERS)
 PLAIN_RECORD = st.tuples(CELL, CELL, STAMP, st.none())
-RECORDS = st.lists(RECORD, min_size=1, max_size=40) | st.lists(PLAIN_RECORD, min_size=1, max_size=40)
-ROOT = pathlib.Path(__file__).parents[2]
+RECORDS = st.lists(RECORD, min_size=1, max_size=40) | st.lists(
+    PLAIN_RECORD, min_size=1, max_size=40
+)
+ROOT = pathlib.Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="module")
@@ -61,12 +65,14 @@ def state(rows: Any) -> tuple[Any, ...]:
     return len(rows), rows.keys(), rows.values(), list(rows.stamps_us()), rows.ends_without_key()
 
 
-# ---- one truth --------------------------------------------------------------------------------------------------------------------------
+# ---- one truth -----------------------------------------------------------------------------------
 
 
 @compiled_only
 @given(RECORDS, st.sampled_from([0, HEADER_BYTES]))
-def test_a_buffer_of_records_makes_the_references_message(native: ModuleType, records: list[tuple[Any, ...]], gap: int) -> None:
+def test_a_buffer_of_records_makes_the_references_message(
+    native: ModuleType, records: list[tuple[Any, ...]], gap: int
+) -> None:
     ours, truth = filled(native, records), filled(reference, records)
     assert state(ours) == state(truth)
     assert ours.message(gap) == truth.message(gap)
@@ -90,9 +96,14 @@ def test_a_buffer_of_records_makes_the_references_message(native: ModuleType, re
 
 @compiled_only
 @given(RECORDS, st.data())
-def test_picked_rows_are_the_references(native: ModuleType, records: list[tuple[Any, ...]], data: st.DataObject) -> None:
+def test_picked_rows_are_the_references(
+    native: ModuleType, records: list[tuple[Any, ...]], data: st.DataObject
+) -> None:
     chosen = data.draw(st.lists(st.integers(0, len(records) - 1), min_size=1, max_size=60))
-    ours, truth = filled(native, records).picked(chosen), filled(reference, records).picked(iter(chosen))
+    ours, truth = (
+        filled(native, records).picked(chosen),
+        filled(reference, records).picked(iter(chosen)),
+    )
     assert state(ours) == state(truth)
     assert ours.message() == truth.message()
 
@@ -106,14 +117,20 @@ def test_a_row_that_is_not_there_and_bytes_beyond_arrows_offsets_are_refused(nam
         with pytest.raises(IndexError, match=f"there are rows 0 to 1, not {row}"):
             filled(module, [(b"k", b"v", 1, None)] * 2).picked([row])
     rows = filled(module, [(b"k", b"12345", 1, None)], data_max=9)
-    steps: list[Callable[[], Any]] = [lambda: rows.add(b"k", b"12345", 1, None)] * 2 + [rows.message]
-    with pytest.raises(OverflowError, match="have more than 9 bytes"):  # the reference looks when it encodes
+    steps: list[Callable[[], Any]] = [lambda: rows.add(b"k", b"12345", 1, None)] * 2 + [
+        rows.message
+    ]
+    with pytest.raises(
+        OverflowError, match="have more than 9 bytes"
+    ):  # the reference looks when it encodes
         [step() for step in steps]
 
 
 @compiled_only
 @given(RECORDS, RECORD)
-def test_a_record_that_is_refused_leaves_nothing(native: ModuleType, records: list[tuple[Any, ...]], record: tuple[Any, ...]) -> None:
+def test_a_record_that_is_refused_leaves_nothing(
+    native: ModuleType, records: list[tuple[Any, ...]], record: tuple[Any, ...]
+) -> None:
     rows = filled(native, records, data_max=900)
     before, message = state(rows), rows.message()
     for bad in (
@@ -134,7 +151,10 @@ def test_a_record_that_is_refused_leaves_nothing(native: ModuleType, records: li
 @compiled_only
 @given(st.lists(st.binary(min_size=1, max_size=3000), min_size=50, max_size=400))
 def test_buffers_that_grow_keep_what_they_hold(native: ModuleType, values: list[bytes]) -> None:
-    records = [(value[:3], value * 9, len(value), [("n", value)] if len(value) % 5 == 0 else None) for value in values]
+    records = [
+        (value[:3], value * 9, len(value), [("n", value)] if len(value) % 5 == 0 else None)
+        for value in values
+    ]
     assert filled(native, records).message() == filled(reference, records).message()
 
 
@@ -168,21 +188,37 @@ def test_keys_have_kafkas_hash_in_both(native: ModuleType, key: bytes) -> None:
 
 
 def columns(records: list[tuple[Any, ...]], start: int) -> tuple[Any, ...]:
-    batch = arrow_batch.default_rows([r[2] for r in records], [r[0] for r in records], [r[1] for r in records], [r[3] for r in records])
+    batch = default_rows(
+        [r[2] for r in records],
+        [r[0] for r in records],
+        [r[1] for r in records],
+        [r[3] for r in records],
+    )
     batch = batch.slice(start)
-    return batch.column(0).view(pa.int64()).to_numpy(), batch.column(1), batch.column(2), batch.column(3)
+    return (
+        batch.column(0).view(pa.int64()).to_numpy(),
+        batch.column(1),
+        batch.column(2),
+        batch.column(3),
+    )
 
 
 @compiled_only
 @given(RECORDS, st.data())
-def test_records_are_made_as_the_reference_makes_them(native: ModuleType, records: list[tuple[Any, ...]], data: st.DataObject) -> None:
+def test_records_are_made_as_the_reference_makes_them(
+    native: ModuleType, records: list[tuple[Any, ...]], data: st.DataObject
+) -> None:
     start = data.draw(st.integers(0, len(records) - 1))
     arguments = (Record, "topic", 3, 2**40, 1, *columns(records, start))
     ours = native.records(*arguments)
     assert ours == reference.records(*arguments)
     assert {type(record) for record in ours} <= {Record}
-    assert [tuple(map(type, record)) for record in ours] == [tuple(map(type, record)) for record in reference.records(*arguments)]
-    assert len({id(record.headers) for record in ours}) == len(ours), "a user may change the list of one"
+    assert [tuple(map(type, record)) for record in ours] == [
+        tuple(map(type, record)) for record in reference.records(*arguments)
+    ]
+    assert len({id(record.headers) for record in ours}) == len(ours), (
+        "a user may change the list of one"
+    )
 
 
 @compiled_only
@@ -201,13 +237,23 @@ def test_records_that_are_taken_in_parts_are_those_taken_at_once(
                 before = len(found)
                 rows.take(found, count)
                 assert len(found) - before == max(0, min(count, len(whole) - before))
-                assert (len(rows), rows.next_offset) == (len(whole) - len(found), 2**40 + len(found))
+                assert (len(rows), rows.next_offset) == (
+                    len(whole) - len(found),
+                    2**40 + len(found),
+                )
             assert found == whole
 
 
 @compiled_only
 def test_the_collector_has_no_records_to_look_at_and_is_left_as_it_was(native: ModuleType) -> None:
-    arguments = (Record, "t", 0, 0, 0, *columns([(b"k", b"v", 1, None), (b"k", b"v", 1, [("a", b"b")])], 0))
+    arguments = (
+        Record,
+        "t",
+        0,
+        0,
+        0,
+        *columns([(b"k", b"v", 1, None), (b"k", b"v", 1, [("a", b"b")])], 0),
+    )
     for is_enabled in (True, False):
         (gc.enable if is_enabled else gc.disable)()
         try:
@@ -223,17 +269,23 @@ def test_the_collector_has_no_records_to_look_at_and_is_left_as_it_was(native: M
 @compiled_only
 def test_columns_that_contradict_themselves_raise_and_crash_nothing(native: ModuleType) -> None:
     good = pa.array([b"one", b"two"], pa.binary())
-    none = arrow_batch.null_headers(2)
+    none = null_headers(2)
     stamps = np.zeros(2, np.int64)
 
     offsets = np.array([0, 3, 6], np.int32)
-    changing = pa.Array.from_buffers(pa.binary(), 2, [None, pa.py_buffer(offsets), good.buffers()[2]])
+    changing = pa.Array.from_buffers(
+        pa.binary(), 2, [None, pa.py_buffer(offsets), good.buffers()[2]]
+    )
     for wild in ((0, 3, 2**30), (-8, 3, 6), (0, 5, 3), (0, -1, 6), (7, 7, 7)):
         offsets[:] = wild
         for pair in ((changing, good), (good, changing)):
             with pytest.raises(ValueError, match="offsets exceed the data"):
                 native.records(Record, "t", 0, 0, 0, stamps, *pair, none)
-    for wrong in ((good.slice(1), good, none), (good, good, arrow_batch.null_headers(3)), (good, pa.array([b"one"], pa.binary()), none)):
+    for wrong in (
+        (good.slice(1), good, none),
+        (good, good, null_headers(3)),
+        (good, pa.array([b"one"], pa.binary()), none),
+    ):
         with pytest.raises(ValueError, match="different lengths"):
             native.records(Record, "t", 0, 0, 0, stamps, *wrong)
     for no_record in (list, type("WithAttributes", (Record,), {}), "Record"):
@@ -241,8 +293,16 @@ def test_columns_that_contradict_themselves_raise_and_crash_nothing(native: Modu
             native.records(no_record, "t", 0, 0, 0, stamps, good, good, none)
     lists = pa.array([[{"key": "a", "value": b"b"}], None], HEADER_TYPE)
     offsets = np.array([0, 1, 1], np.int32)
-    lists = pa.Array.from_buffers(HEADER_TYPE, 2, [lists.buffers()[0], pa.py_buffer(offsets)], children=[lists.values], null_count=1)
-    assert native.records(Record, "t", 0, 0, 0, stamps, good, good, lists)[0].headers == [("a", b"b")]
+    lists = pa.Array.from_buffers(
+        HEADER_TYPE,
+        2,
+        [lists.buffers()[0], pa.py_buffer(offsets)],
+        children=[lists.values],
+        null_count=1,
+    )
+    assert native.records(Record, "t", 0, 0, 0, stamps, good, good, lists)[0].headers == [
+        ("a", b"b")
+    ]
     offsets[1:] = 9
     with pytest.raises(ValueError, match="offsets exceed the data"):
         native.records(Record, "t", 0, 0, 0, stamps, good, good, lists)
@@ -259,20 +319,27 @@ def test_columns_that_contradict_themselves_raise_and_crash_nothing(native: Modu
     assert gc.isenabled()
 
 
-# ---- which one --------------------------------------------------------------------------------------------------------------------------
+# ---- which one -----------------------------------------------------------------------------------
 
 
 def said(root: pathlib.Path, wish: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "TAILRACE_PURE": wish, "PYTHONPATH": str(root)}
+    runtime = {**os.environ, "TAILRACE_PURE": wish, "PYTHONPATH": str(root)}
     return subprocess.run(
-        [sys.executable, "-P", "-m", "tailrace.kernel"], env=environment, cwd="/", capture_output=True, text=True, timeout=60
+        [sys.executable, "-P", "-m", "tailrace.kernel"],
+        env=runtime,
+        cwd="/",
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
 
 
 @pytest.fixture
 def tree(tmp_path: pathlib.Path) -> pathlib.Path:
     """A copy of the package."""
-    shutil.copytree(ROOT / "tailrace", tmp_path / "tailrace", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        ROOT / "tailrace", tmp_path / "tailrace", ignore=shutil.ignore_patterns("__pycache__")
+    )
     return tmp_path
 
 
@@ -282,15 +349,19 @@ def without_compiled(tree: pathlib.Path) -> pathlib.Path:
     return tree / "tailrace" / "kernel" / kernel.compiled_name()
 
 
-def test_without_a_compiled_kernel_the_reference_is_used_unless_that_is_forbidden(tree: pathlib.Path) -> None:
+def test_without_a_compiled_kernel_the_reference_is_used_unless_that_is_forbidden(
+    tree: pathlib.Path,
+) -> None:
     without_compiled(tree)
-    assert said(tree, "").stdout.startswith("tailrace: kernel: Python, because none is compiled here; several times slower")
+    assert said(tree, "").stdout.startswith(
+        "tailrace: kernel: Python, because none is compiled here; several times slower"
+    )
     assert said(tree, "1").stdout.startswith("tailrace: kernel: Python, because TAILRACE_PURE=1")
     refused = said(tree, "0")
     assert refused.returncode
-    assert "TAILRACE_PURE=0, and no compiled kernel lies in" in refused.stderr
+    assert "TAILRACE_PURE=0, but there is no compiled kernel in" in refused.stderr
     assert "run `make kernel`" in refused.stderr
-    assert "TAILRACE_PURE is 'yes'; it takes 1" in said(tree, "yes").stderr
+    assert "TAILRACE_PURE is 'yes'; set it to 1" in said(tree, "yes").stderr
 
 
 @compiled_only
@@ -300,16 +371,26 @@ def test_the_compiled_kernel_is_used_unless_python_is_asked_for(tree: pathlib.Pa
     assert said(tree, "1").stdout.startswith("tailrace: kernel: Python, because TAILRACE_PURE=1")
 
 
-@pytest.mark.parametrize("module", ["appliance.cli.main", "appliance.supervisor", "workers.worker"])
+@pytest.mark.parametrize(
+    "module", ["appliance.cli.main", "appliance.supervise.supervisor", "workers.append.worker"]
+)
 def test_a_program_that_cannot_use_its_kernel_says_so_in_a_sentence(module: str) -> None:
     code = f"from tailrace import launcher; launcher._run({module!r}, ['doctor'])"
-    environment = {**os.environ, "TAILRACE_PURE": "yes", "PYTHONPATH": str(ROOT)}
+    runtime = {**os.environ, "TAILRACE_PURE": "yes", "PYTHONPATH": str(ROOT)}
     ended = subprocess.run(
-        [sys.executable, "-P", "-c", code], env=environment, cwd="/", capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-P", "-c", code],
+        env=runtime,
+        cwd="/",
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert ended.returncode == launcher.EXIT_CONFIG
     assert (
-        ended.stderr == "tailrace: TAILRACE_PURE is 'yes'; it takes 1 (use Python), 0 (go on with the compiled kernel only), or nothing\n"
+        ended.stderr
+        == "tailrace: TAILRACE_PURE is 'yes'; set it to 1 (use Python) or 0 (require the compiled "
+        "kernel), or leave it unset\n"
     )
 
 
@@ -318,24 +399,36 @@ def refuses(tree: pathlib.Path, sentence: str) -> None:
         refused = said(tree, wish)
         assert refused.returncode, refused.stdout
         assert sentence in refused.stderr
-        assert "run `make kernel` in a checkout, else install tailrace again; or set TAILRACE_PURE=1" in refused.stderr
+        assert (
+            "run `make kernel` in a checkout, else install tailrace again; or set TAILRACE_PURE=1"
+            in refused.stderr
+        )
     assert said(tree, "1").returncode == 0
 
 
 @compiled_only
 def test_a_compiled_kernel_of_another_version_or_source_is_refused(tree: pathlib.Path) -> None:
-    package, sources = tree / "tailrace" / "__init__.py", [*(tree / "tailrace" / "kernel").glob("_*.p[xy][ix]")]
+    package, sources = (
+        tree / "tailrace" / "__init__.py",
+        [*(tree / "tailrace" / "kernel").glob("_*.p[xy][ix]")],
+    )
     assert len(sources) > 1
     for source in sources:
         text = source.read_text()
         source.write_text(text + "# changed\n")
-        refuses(tree, f"was made from {kernel.stamp()}, and this is tailrace {tailrace.__version__}-")
+        refuses(
+            tree, f"was built from {kernel.stamp()}, but this is tailrace {tailrace.__version__}-"
+        )
         source.write_text(text)
     for source in sources:
         source.unlink()
     assert said(tree, "0").returncode == 0, "without its source the version counts"
-    package.write_text(package.read_text().replace(f'__version__ = "{tailrace.__version__}"', '__version__ = "9.9"'))
-    refuses(tree, f"was made from {kernel.stamp()}, and this is tailrace 9.9")
+    package.write_text(
+        package.read_text().replace(
+            f'__version__ = "{tailrace.__version__}"', '__version__ = "9.9"'
+        )
+    )
+    refuses(tree, f"was built from {kernel.stamp()}, but this is tailrace 9.9")
 
 
 def test_a_half_built_kernel_is_refused(tree: pathlib.Path) -> None:
@@ -350,22 +443,39 @@ def test_a_half_built_kernel_is_refused(tree: pathlib.Path) -> None:
         refuses(tree, f"the compiled kernel {file} cannot be loaded")
 
 
-def test_a_kernel_that_is_refused_ends_a_program_with_its_sentence_and_is_not_tried_again(tree: pathlib.Path) -> None:
+def test_a_kernel_that_is_refused_ends_a_program_with_its_sentence_and_is_not_tried_again(
+    tree: pathlib.Path,
+) -> None:
     for name in ("appliance", "netfront", "shm", "workers"):
         shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
     file = without_compiled(tree)
     file.write_bytes(b"half")
     shutil.copy(ROOT / "pyproject.toml", tree)
-    command = [sys.executable, "-P", str(tree / "tailrace" / "launcher.py"), "appliance.cli.main", "doctor"]
-    environment = {**os.environ, "TAILRACE_PURE": "", "PYTHONPATH": str(tree)}
-    ended = subprocess.run(command, env=environment, cwd="/", capture_output=True, text=True, timeout=60)
+    command = [
+        sys.executable,
+        "-P",
+        str(tree / "tailrace" / "launcher.py"),
+        "appliance.cli.main",
+        "doctor",
+    ]
+    runtime = {**os.environ, "TAILRACE_PURE": "", "PYTHONPATH": str(tree)}
+    ended = subprocess.run(
+        command, env=runtime, cwd="/", capture_output=True, text=True, timeout=60
+    )
     assert (ended.returncode, ended.stdout) == (ExitCode.CONFIG, "")
     (line,) = ended.stderr.splitlines()
-    assert line.startswith(f"tailrace: the compiled kernel {file} cannot be loaded (the file is cut short): run `make kernel`")
+    assert line.startswith(
+        f"tailrace: the compiled kernel {file} cannot be loaded (the file is truncated): run "
+        "`make kernel`"
+    )
 
 
-def test_columns_of_as_many_partitions_as_fill_at_once_are_used_again_and_no_more_than_8_mib() -> None:
-    """What the C library has given out, in a process of its own: 64 small batches that were filled and cleared keep theirs, 600 not all."""
+def test_columns_of_as_many_partitions_as_fill_at_once_are_used_again_and_no_more_than_8_mib() -> (
+    None
+):
+    """What the C library has given out, in a process of its own: 64 small batches that were filled
+    and cleared keep theirs, 600 not all.
+    """
     program = """if True:
         import ctypes, sys
         from tailrace import kernel
@@ -393,8 +503,14 @@ def test_columns_of_as_many_partitions_as_fill_at_once_are_used_again_and_no_mor
         again, _ = filled_and_cleared(64, 200)
         _, many = filled_and_cleared(600, 200)
         print(full - before, after - before, again - before, many - before)
-    """
-    answer = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, check=True, timeout=60).stdout.split()
+    """  # noqa: E501
+    answer = subprocess.run(
+        [sys.executable, "-P", "-c", program],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    ).stdout.split()
     if answer == ["none"]:
         pytest.skip("the kernel in Python, or a C library that does not count")
     full, after, again, many = map(int, answer)

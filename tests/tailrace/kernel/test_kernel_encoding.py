@@ -1,4 +1,6 @@
-"""A producer's batch in bytes: the compiled functions against their reference, and what both make against the header's own check."""
+"""A producer's batch in bytes: the compiled functions against their reference, and what both make
+against the header's own check.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace import kernel
-from tailrace.formats.batch_header import verify_batch
-from tailrace.kernel import reference, reference_encoding
+from tailrace.format.batch_header import verify_batch
+from tailrace.kernel import reference, reference_codec
 
-compiled_only = pytest.mark.skipif(kernel.compiled_file() is None, reason="no kernel is compiled here (make kernel)")
+compiled_only = pytest.mark.skipif(
+    kernel.compiled_file() is None, reason="no kernel is compiled here (make kernel)"
+)
 CELL = st.none() | st.binary(max_size=20)
 HEADERS = st.none() | st.lists(st.tuples(st.text("abc", max_size=4), CELL), max_size=3)
 RECORDS = st.lists(st.tuples(CELL, CELL, st.integers(0, 2**62), HEADERS), min_size=1, max_size=40)
 U32 = st.integers(0, 2**32 - 1)
-IDENTITY = st.tuples(st.integers(0, 2**63 - 1), st.integers(0, 2**15 - 1), st.integers(0, 2**31 - 1))
+IDENTITY = st.tuples(
+    st.integers(0, 2**63 - 1), st.integers(0, 2**15 - 1), st.integers(0, 2**31 - 1)
+)
 
 
 @compiled_only
@@ -32,14 +38,20 @@ def test_batches_are_encoded_and_numbered_as_the_reference_does(
     for record in records:
         rows.add(*record)
         expected_rows.add(*record)
-    batch, expected = native.encoded_batch(rows, schema_id, seed), reference_encoding.encoded_batch(expected_rows, schema_id, seed)
+    batch, expected = (
+        native.encoded_batch(rows, schema_id, seed),
+        reference_codec.encoded_batch(expected_rows, schema_id, seed),
+    )
     assert batch == expected
     native.stamp_batch(batch, *identity, seed)
-    reference_encoding.stamp_batch(expected, *identity, seed)
+    reference_codec.stamp_batch(expected, *identity, seed)
     assert batch == expected
     header = verify_batch(memoryview(batch), seed)
     assert (header.producer_id, header.producer_epoch, header.base_sequence) == identity
-    assert (header.record_count, header.max_timestamp_us) == (len(records), max(record[2] for record in records))
+    assert (header.record_count, header.max_timestamp_us) == (
+        len(records),
+        max(record[2] for record in records),
+    )
 
 
 @compiled_only
@@ -48,7 +60,13 @@ def test_what_is_no_batch_is_not_written_to() -> None:
     assert native is not None
     with pytest.raises(ValueError, match="record"):
         native.encoded_batch(native.RecordBuffer(), 1, 1)
-    for junk in (b"", b"\xff" * 7, b"\xff" * 300, b"\xff" * 4 + b"\x00" * 300, b"\xff" * 4 + (400).to_bytes(4, "little") + b"\x00" * 300):
+    for junk in (
+        b"",
+        b"\xff" * 7,
+        b"\xff" * 300,
+        b"\xff" * 4 + b"\x00" * 300,
+        b"\xff" * 4 + (400).to_bytes(4, "little") + b"\x00" * 300,
+    ):
         batch = bytearray(junk)
         with pytest.raises(ValueError, match="header"):
             native.stamp_batch(batch, 1, 1, 1, 1)
@@ -57,7 +75,9 @@ def test_what_is_no_batch_is_not_written_to() -> None:
     rows.add(None, b"x", 5)
     batch = native.encoded_batch(rows, 1, 1)
     position = 8 + int.from_bytes(batch[4:8], "little") - 136
-    batch[position + 112 : position + 116] = b"\xff" * 4  # an extension that would begin before the batch
+    batch[position + 112 : position + 116] = (
+        b"\xff" * 4
+    )  # an extension that would begin before the batch
     before = bytes(batch)
     with pytest.raises(ValueError, match="header"):
         native.stamp_batch(batch, 1, 1, 1, 1)
@@ -68,7 +88,7 @@ def test_a_header_with_an_extension_is_sealed_with_it() -> None:
     rows = kernel.RecordBuffer()
     rows.add(b"key", b"value", 5)
     stamped = []
-    for stamp in (kernel.stamp_batch, reference_encoding.stamp_batch):
+    for stamp in (kernel.stamp_batch, reference_codec.stamp_batch):
         batch = kernel.encoded_batch(rows, 1, 9)
         position = 8 + int.from_bytes(batch[4:8], "little") - 136
         batch[position + 112 : position + 116] = (8).to_bytes(4, "little")

@@ -1,4 +1,6 @@
-"""The kernel's reading of PRODUCE requests against the decoders of the protocol: what it takes they take, with the same result; what they refuse it leaves."""
+"""The kernel's reading of PRODUCE requests against the decoders of the protocol: what it takes they
+take, with the same result; what they refuse it leaves.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +11,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace import kernel
-from tailrace.kernel.reference_requests import PlainProduce
-from tailrace.protocol import requests
-from tailrace.protocol.wire import FRAMES_MAX, Api, WireError, check_body, decode_request_header, encode_request, frames_max
+from tailrace.kernel.reference_codec import PlainProduce
+from tailrace.protocol import messages as requests
+from tailrace.protocol.frame import (
+    FRAMES_MAX,
+    Api,
+    WireError,
+    check_body,
+    decode_request_header,
+    encode_request,
+    frames_max,
+)
 
-pytestmark = pytest.mark.skipif(kernel.compiled is None, reason="the reference leaves every request to the decoders")
+pytestmark = pytest.mark.skipif(
+    kernel.compiled is None, reason="the reference leaves every request to the decoders"
+)
 
 
 def by_decoders(frames: list[bytes]) -> PlainProduce | None:
-    """As the front reads it without the kernel; None: it is refused, or it is no PRODUCE request of version 2."""
+    """As the front reads it without the kernel; None: it is refused, or it is no PRODUCE request of
+    version 2.
+    """
     message = frames[1:]
     try:
         header = decode_request_header(message[0] if message else b"")
@@ -31,7 +45,14 @@ def by_decoders(frames: list[bytes]) -> PlainProduce | None:
         batches = requests.cut_batches(entries, body[1:])
     except WireError:
         return None
-    return header.correlation_id, acks, timeout_ms, list(entries), batches, header.body_length - len(body[0])
+    return (
+        header.correlation_id,
+        acks,
+        timeout_ms,
+        list(entries),
+        batches,
+        header.body_length - len(body[0]),
+    )
 
 
 def framed(api: Api, version: int, number: int, body: list[bytes]) -> list[bytes]:
@@ -42,7 +63,15 @@ def framed(api: Api, version: int, number: int, body: list[bytes]) -> list[bytes
 def messages(draw: st.DrawFn) -> list[bytes]:
     """Frames of sound requests."""
     lengths = draw(st.lists(st.integers(0, 40), min_size=1, max_size=6))
-    entries = [(draw(st.binary(min_size=16, max_size=16)), draw(st.integers(-1, 9)), draw(st.integers(0, 3)), n) for n in lengths]
+    entries = [
+        (
+            draw(st.binary(min_size=16, max_size=16)),
+            draw(st.integers(-1, 9)),
+            draw(st.integers(0, 3)),
+            n,
+        )
+        for n in lengths
+    ]
     bodies: list[bytes] = []
     for length in lengths:
         batch = draw(st.binary(min_size=length, max_size=length))
@@ -50,7 +79,9 @@ def messages(draw: st.DrawFn) -> list[bytes]:
             bodies[-1] += batch
         else:
             bodies.append(batch)
-    request = requests.ProduceBatches(draw(st.sampled_from([0, 1, -1])), draw(st.integers(0, 2**32 - 1)), entries)
+    request = requests.ProduceBatches(
+        draw(st.sampled_from([0, 1, -1])), draw(st.integers(0, 2**32 - 1)), entries
+    )
     head = requests.encode_produce_batches(request)
     return framed(Api.PRODUCE, 2, draw(st.integers(0, 2**64 - 1)), [head, *bodies])
 
@@ -66,12 +97,16 @@ def test_what_is_sound_is_read_alike(frames: list[bytes]) -> None:
 
 @given(frames=messages(), lent=st.sets(st.integers(3, 9)))
 def test_frames_of_batches_may_be_views(frames: list[bytes], lent: set[int]) -> None:
-    views: list[Any] = [memoryview(frame) if number in lent else frame for number, frame in enumerate(frames)]
+    views: list[Any] = [
+        memoryview(frame) if number in lent else frame for number, frame in enumerate(frames)
+    ]
     assert kernel.read_produce(views) == kernel.read_produce(frames) == by_decoders(views)
 
 
 @given(frames=messages(), data=st.data())
-def test_what_is_damaged_is_read_alike_or_left_to_the_decoders(frames: list[bytes], data: st.DataObject) -> None:
+def test_what_is_damaged_is_read_alike_or_left_to_the_decoders(
+    frames: list[bytes], data: st.DataObject
+) -> None:
     how = data.draw(st.sampled_from(["byte", "cut", "longer", "drop", "twice", "more"]))
     number = data.draw(st.integers(0, len(frames) - 1))
     frame = frames[number]
@@ -93,7 +128,13 @@ def test_what_is_damaged_is_read_alike_or_left_to_the_decoders(frames: list[byte
 
 def test_other_requests_and_what_is_no_request_are_left() -> None:
     head = requests.encode_produce(requests.ProduceRequest(bytes(16), 0, 1, 0))
-    for frames in ([], [b"me"], [b"me", b""], framed(Api.PING, 1, 1, []), framed(Api.PRODUCE, 1, 1, [head, b"x"])):
+    for frames in (
+        [],
+        [b"me"],
+        [b"me", b""],
+        framed(Api.PING, 1, 1, []),
+        framed(Api.PRODUCE, 1, 1, [head, b"x"]),
+    ):
         assert kernel.read_produce(frames) is None
 
 

@@ -1,13 +1,14 @@
-"""`send` for records that need no thought does exactly what it does for those that do: the same records, the same errors.
+"""`send` for records that need no thought does exactly what it does for those that do: the same
+records, the same errors.
 
-Run with the compiled kernel and with TAILRACE_PURE=1: each decides for itself what needs no thought.
+Run with the compiled kernel and with TAILRACE_PURE=1: each decides for itself what needs no
+thought.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import partial
 from time import time_ns
@@ -17,17 +18,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailrace.environment import Environment
-from tailrace.errors import TailraceError
-from tailrace.partitioners import DefaultPartitioner
-from tailrace.producer import Producer
-from tailrace.schema import DEFAULT_SCHEMA, to_message
-from tailrace.topics import TopicInfo
-from tests.kit.scripted_front import NobodyThere
+from tailrace.client.partitioners import DefaultPartitioner
+from tailrace.core.errors import TailraceError
+from tailrace.producer.producer import Producer
+from tests.kit.lone_producers import PARTITIONS, ignore, producer
 
 LONG_WAY: Any = Producer.send.__wrapped__  # type: ignore[attr-defined]
-PARTITIONS = 3
-LIMIT_BYTES = 60_000
 
 
 class Bytes(bytes):
@@ -42,54 +38,42 @@ class Number(int):
     pass
 
 
-def ignore(_metadata: object, _error: object) -> None:
-    pass
-
-
 PART = (
     st.none() | st.binary(max_size=30)
-    | st.sampled_from([b"k1", b"k2", "k1", "\u00e9t\u00e9", "\ud800", Bytes(b"k1"), Text("k2"), 7, 2.5, ["k"], b"x" * 70_000])
-    | st.binary(max_size=9).map(bytearray) | st.binary(max_size=9).map(memoryview) | st.just(memoryview(b"abcdef")[::2])
+    | st.sampled_from([b"k1", b"k2", "k1", "\u00e9t\u00e9", "\ud800", Bytes(b"k1"), Text("k2"), 7,
+    2.5, ["k"], b"x" * 70_000])
+    | st.binary(max_size=9).map(bytearray) | st.binary(max_size=9).map(memoryview) | st.just(memoryview(b"abcdef")[::2])  # noqa: E501
 )  # fmt: skip
 PAIR = st.tuples(
     st.sampled_from(["a", "trace", "\u00e9", "", Text("t"), "\ud800", b"bytes", None]),
-    st.none() | st.binary(max_size=5) | st.sampled_from([bytearray(b"ab"), memoryview(b"cd"), Bytes(b"ef"), "text", 3]),
+    st.none()
+    | st.binary(max_size=5)
+    | st.sampled_from([bytearray(b"ab"), memoryview(b"cd"), Bytes(b"ef"), "text", 3]),
 )
 HEADERS = (
     st.none() | st.lists(PAIR, max_size=3) | st.lists(PAIR, max_size=2).map(tuple)
-    | st.sampled_from([[], (), {}, 5, "ab", [("a",)], [["a", b"list"]], [("a", b"b", b"c")], [None]])
+    | st.sampled_from([[], (), {}, 5, "ab", [("a",)], [["a", b"list"]], [("a", b"b", b"c")],
+    [None]])
 )  # fmt: skip
-PARTITION = st.none() | st.integers(-1, PARTITIONS) | st.sampled_from([True, Number(1), 1.0, "1", 2**70])
+PARTITION = (
+    st.none() | st.integers(-1, PARTITIONS) | st.sampled_from([True, Number(1), 1.0, "1", 2**70])
+)
 TIMESTAMP = st.none() | st.integers(-5, 5) | st.sampled_from(
-    [0, 2**63 // 1000 - 1, -(2**63 // 1000), 2**63, 2**80, True, Number(9), 1.5, "now", datetime(2026, 1, 2, 3, 4, 5, 6), datetime(1960, 1, 1, tzinfo=UTC)]
+    [0, 2**63 // 1000 - 1, -(2**63 // 1000), 2**63, 2**80, True, Number(9), 1.5, "now",
+    datetime(2026, 1, 2, 3, 4, 5, 6), datetime(1960, 1, 1, tzinfo=UTC)]
 )  # fmt: skip
 TOPIC = st.sampled_from(["t", "t", "t", "t", Text("t"), "other", ["t"], 3])
 CALLBACK = st.none() | st.sampled_from([ignore, 7, "", "callback"])
 COMMON = st.tuples(
-    st.just("t"), st.binary(max_size=50), st.none() | st.binary(max_size=9), st.none(), st.none(), st.none(), st.none() | st.just(print)
+    st.just("t"),
+    st.binary(max_size=50),
+    st.none() | st.binary(max_size=9),
+    st.none(),
+    st.none(),
+    st.none(),
+    st.none() | st.just(print),
 )
 ANY = st.tuples(TOPIC, PART, PART, HEADERS, PARTITION, TIMESTAMP, CALLBACK)
-
-
-@contextmanager
-def producer(**settings: Any) -> Iterator[Producer]:
-    """A producer that knows a topic and is connected to nothing."""
-    environment = Environment(lambda: 1_000_000_000, lambda _: NobodyThere(), lambda _fds, _ns: None, lambda: 0.5, has_threads=False)
-    made = Producer("tcp://127.0.0.1:1", environment=environment, linger_ms=1000, max_block_ms=0, **settings)
-    if type(made._partitioner) is DefaultPartitioner:
-        made._partitioner = DefaultPartitioner(seed=1)
-    described: dict[str, Any] = {
-        "name": "t", "topic_id": "00" * 16, "version": 1, "typed": False, "schema_id": 1, "schema": "", "partitions": [{}] * PARTITIONS,
-        "settings": {"max.message.bytes": LIMIT_BYTES, "delay.enabled": False, "delay.levels": "", "durability": "memory"},
-    }  # fmt: skip
-    info = TopicInfo(described)
-    info._schema = DEFAULT_SCHEMA
-    info.schema_message = to_message(DEFAULT_SCHEMA)
-    made._routes._adopt(info)
-    try:
-        yield made
-    finally:
-        made._sender.stop()
 
 
 def outcome(send: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -104,10 +88,13 @@ def outcome(send: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[Any, 
 def batches(made: Producer) -> list[tuple[Any, ...]]:
     """What it holds, by partition, timestamps that were not given left out."""
     held = []
-    for queue in made._sender.accumulator.queues.values():
+    for queue in made._sender_thread.accumulator.queues.values():
         for batch in queue.batches():
             rows = batch.rows
-            stamps = [stamp if abs(stamp - time_ns() // 1000) > 10**9 else "now" for stamp in rows.stamps_us()]
+            stamps = [
+                stamp if abs(stamp - time_ns() // 1000) > 10**9 else "now"
+                for stamp in rows.stamps_us()
+            ]
             headers = rows.frame().column(3).to_pylist() if rows else []
             held.append(
                 (
@@ -157,7 +144,7 @@ def test_what_is_changed_after_send_was_copied() -> None:
         key[:], value[:], content[:] = b"KEY", b"VALUE", b"CONTENT"
         headers.clear()
         plain[0] = ("other", b"")
-        (batch,) = made._sender.accumulator.unended()
+        (batch,) = made._sender_thread.accumulator.incomplete()
         rows = batch.rows.frame().to_pylist()
         assert [(row["key"], row["value"], row["headers"]) for row in rows] == [
             (b"key", b"value", [{"key": "name", "value": b"content"}])
@@ -173,7 +160,13 @@ def test_threads_that_send_at_once_lose_and_mix_nothing() -> None:
         def send(number: int) -> None:
             begin.wait()
             handles[number] = [
-                made.send("t", b"%d-%d" % (number, i), b"%d" % (i % 7), [("n", b"%d" % i)] if i % 3 == 0 else None) for i in range(each)
+                made.send(
+                    "t",
+                    b"%d-%d" % (number, i),
+                    b"%d" % (i % 7),
+                    [("n", b"%d" % i)] if i % 3 == 0 else None,
+                )
+                for i in range(each)
             ]
 
         running = [threading.Thread(target=send, args=(number,)) for number in range(threads)]
@@ -181,16 +174,20 @@ def test_threads_that_send_at_once_lose_and_mix_nothing() -> None:
             thread.start()
         for thread in running:
             thread.join()
-        values = {id(batch): batch.rows.values() for batch in made._sender.accumulator.unended()}
+        values = {
+            id(batch): batch.rows.values() for batch in made._sender_thread.accumulator.incomplete()
+        }
         assert sum(map(len, values.values())) == each * threads
         for number, given_back in handles.items():
-            assert [values[id(batch)][row] for batch, row in given_back] == [b"%d-%d" % (number, i) for i in range(each)]
+            assert [values[id(batch)][row] for batch, row in given_back] == [
+                b"%d-%d" % (number, i) for i in range(each)
+            ]
 
 
 def test_a_closed_producer_takes_nothing() -> None:
     with producer() as made:
         made.send("t", b"v", b"k")
-        made._sender.stop()
+        made._sender_thread.stop()
         for arguments in (("t", b"v", b"k"), ("t", b"v", b"k", None, 0), ("t", b"v")):
             with pytest.raises(TailraceError, match="closed"):
                 made.send(*arguments)

@@ -11,14 +11,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tailrace.delivery import Delivery
-from tailrace.errors import DeliveryTimeoutError, TailraceError
-from tailrace.formats.batch_header import REMEMBERED_BATCHES, REMEMBERED_BATCHES_ONCE
-from tailrace.partition_queue import PartitionQueue
-from tailrace.produce_request import OWN_FRAME_BYTES, SLOW_NS, OutgoingRequest
-from tailrace.protocol import requests
-from tailrace.protocol.errors import ErrorCode
-from tailrace.protocol.wire import PRODUCE_FRAMES_MAX
+from tailrace.core.error_codes import ErrorCode
+from tailrace.core.errors import DeliveryTimeoutError, TailraceError
+from tailrace.format.batch_header import REMEMBERED_BATCHES, REMEMBERED_BATCHES_ONCE
+from tailrace.producer.in_flight_requests import OWN_FRAME_BYTES, SLOW_NS, InFlightRequest
+from tailrace.producer.partition_queue import PartitionQueue
+from tailrace.producer.sender import Sender
+from tailrace.protocol import messages as requests
+from tailrace.protocol.frame import PRODUCE_FRAMES_MAX
 from tests.kit.scripted_front import MS, Driven, ScriptedFront
 
 Made = Callable[..., Driven]
@@ -29,7 +29,9 @@ def made() -> Iterator[Made]:
     """A producer, with the front that the arguments with these names describe."""
     all_made: list[Driven] = []
 
-    def make(*, produce_version: int = 2, partitions: int = 3, credit: int = 1 << 40, **settings: Any) -> Driven:
+    def make(
+        *, produce_version: int = 2, partitions: int = 3, credit: int = 1 << 40, **settings: Any
+    ) -> Driven:
         driven = Driven(ScriptedFront(produce_version, partitions, credit), **settings)
         all_made.append(driven)
         return driven
@@ -48,7 +50,9 @@ def frame(size: int) -> pa.Table:
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_without_linger_a_record_leaves_at_once_when_nothing_is_under_way(made: Made, version: int) -> None:
+def test_without_linger_a_record_leaves_at_once_when_nothing_is_under_way(
+    made: Made, version: int
+) -> None:
     driven = made(produce_version=version, linger_ms=0)
     (handle,) = send(driven, 0)
     assert [asked.places for asked in driven.front.asked] == [[(0, 0, 1)]]
@@ -57,7 +61,9 @@ def test_without_linger_a_record_leaves_at_once_when_nothing_is_under_way(made: 
     assert handle.result(0).offset == 0
 
 
-def test_what_comes_while_a_request_is_under_way_leaves_with_its_answer_in_one_request_across_partitions(made: Made) -> None:
+def test_what_comes_while_a_request_is_under_way_leaves_with_its_answer_in_one_request_across_partitions(  # noqa: E501
+    made: Made,
+) -> None:
     driven = made(linger_ms=0)
     send(driven, 0)
     later = send(driven, 0, 40) + send(driven, 1, 20) + send(driven, 2, 10)
@@ -74,7 +80,9 @@ def test_what_comes_while_a_request_is_under_way_leaves_with_its_answer_in_one_r
     assert driven.producer.metrics()["batches_sent"] == 4
 
 
-def test_linger_is_over_while_a_request_is_under_way_and_the_batch_goes_on_filling(made: Made) -> None:
+def test_linger_is_over_while_a_request_is_under_way_and_the_batch_goes_on_filling(
+    made: Made,
+) -> None:
     driven = made(linger_ms=5)
     send(driven, 0)
     driven.turn(6)
@@ -103,8 +111,15 @@ def test_lingering_batches_do_not_leave_before_their_time_with_others(made: Made
 
 @pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize("limit", [1, 5])
-def test_not_more_requests_than_the_setting_says_are_under_way(made: Made, version: int, limit: int) -> None:
-    driven = made(produce_version=version, partitions=20, max_in_flight_requests_per_connection=limit, batch_size=4096)
+def test_not_more_requests_than_the_setting_says_are_under_way(
+    made: Made, version: int, limit: int
+) -> None:
+    driven = made(
+        produce_version=version,
+        partitions=20,
+        max_in_flight_requests_per_connection=limit,
+        batch_size=4096,
+    )
     for partition in range(20):
         send(driven, partition, 2, 5000)
         assert len(driven.front.asked) <= limit
@@ -132,8 +147,15 @@ def test_full_batches_leave_beside_a_request_of_unfilled_ones(made: Made) -> Non
 
 
 @pytest.mark.parametrize("idempotent", [True, False])
-def test_with_one_request_under_way_records_of_a_partition_keep_their_order_when_one_is_refused(made: Made, idempotent: bool) -> None:
-    driven = made(max_in_flight_requests_per_connection=1, enable_idempotence=idempotent, batch_size=1024, linger_ms=0)
+def test_with_one_request_under_way_records_of_a_partition_keep_their_order_when_one_is_refused(
+    made: Made, idempotent: bool
+) -> None:
+    driven = made(
+        max_in_flight_requests_per_connection=1,
+        enable_idempotence=idempotent,
+        batch_size=1024,
+        linger_ms=0,
+    )
     handles = send(driven, 0, 30, 500)
     appended: list[int] = []
     is_refused = False
@@ -142,12 +164,24 @@ def test_with_one_request_under_way_records_of_a_partition_keep_their_order_when
             driven.turn(200)
             continue
         asked = driven.front.asked[0]
-        assert len(asked.batches) == 1 or idempotent, "a later one could be appended before an earlier one that is sent again"
+        assert len(asked.batches) == 1 or idempotent, (
+            "a later one could be appended before an earlier one that is sent again"
+        )
         codes = [ErrorCode.OK] * len(asked.batches)
         if appended and not is_refused:
-            is_refused, codes = True, [ErrorCode.TIMED_OUT if n == 0 else ErrorCode.OUT_OF_ORDER_SEQUENCE for n in range(len(codes))]
+            is_refused, codes = (
+                True,
+                [
+                    ErrorCode.TIMED_OUT if n == 0 else ErrorCode.OUT_OF_ORDER_SEQUENCE
+                    for n in range(len(codes))
+                ],
+            )
         driven.front.answer(asked, codes)
-        appended += [batch.header.record_count for batch, code in zip(asked.batches, codes, strict=True) if code is ErrorCode.OK]
+        appended += [
+            batch.header.record_count
+            for batch, code in zip(asked.batches, codes, strict=True)
+            if code is ErrorCode.OK
+        ]
         driven.turn()
     assert is_refused
     assert sum(appended) == 30
@@ -191,7 +225,9 @@ def test_a_request_that_is_refused_as_a_whole_is_sent_again_whole(made: Made) ->
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_a_lost_connection_sends_everything_again_in_order_and_with_its_sequences(made: Made, version: int) -> None:
+def test_a_lost_connection_sends_everything_again_in_order_and_with_its_sequences(
+    made: Made, version: int
+) -> None:
     driven = made(produce_version=version, batch_size=1024, linger_ms=0)
     handles = send(driven, 0, 6, 600)
     sent = [place for asked in driven.front.asked for place in asked.places]
@@ -207,9 +243,17 @@ def test_a_lost_connection_sends_everything_again_in_order_and_with_its_sequence
 
 
 @pytest.mark.parametrize(
-    "body", [b"", b"\0" * 8, b"\0" * 50, requests.encode_produced_batches([requests.ProducedEntry(0, 0, 0, 0, 0)] * 2)]
+    "body",
+    [
+        b"",
+        b"\0" * 8,
+        b"\0" * 50,
+        requests.encode_produced_batches([requests.ProducedEntry(0, 0, 0, 0, 0)] * 2),
+    ],
 )
-def test_an_answer_that_tells_of_other_batches_ends_the_connection_and_no_record(made: Made, body: bytes) -> None:
+def test_an_answer_that_tells_of_other_batches_ends_the_connection_and_no_record(
+    made: Made, body: bytes
+) -> None:
     driven = made(linger_ms=0)
     (handle,) = send(driven, 0)
     driven.front.answer_oddly(body)
@@ -235,7 +279,9 @@ def test_all_bytes_of_a_request_are_within_credit(made: Made) -> None:
     assert driven.front.asked[0].places == [(2, 0, 1)]
 
 
-def test_what_lacks_credit_leaves_at_once_when_more_has_come_that_nobody_has_read(made: Made) -> None:
+def test_what_lacks_credit_leaves_at_once_when_more_has_come_that_nobody_has_read(
+    made: Made,
+) -> None:
     driven = made(linger_ms=0, credit=2500)
     send(driven, 0, 1, 1500)
     driven.front.answer()
@@ -263,7 +309,9 @@ def test_large_batches_are_frames_of_their_own_and_never_too_many(made: Made) ->
     driven = made(partitions=12, max_request_size=8 << 20, max_in_flight_requests_per_connection=1)
     driven.producer.send_arrow("t", frame(10), partition=0)
     for partition in range(12):
-        driven.producer.send_arrow("t", frame(OWN_FRAME_BYTES if partition % 2 else 100), partition=partition)
+        driven.producer.send_arrow(
+            "t", frame(OWN_FRAME_BYTES if partition % 2 else 100), partition=partition
+        )
     driven.front.answer()
     driven.turn()
     assert driven.front.asked[0].frame_count == PRODUCE_FRAMES_MAX
@@ -275,13 +323,13 @@ def test_large_batches_are_frames_of_their_own_and_never_too_many(made: Made) ->
 
 def test_the_helper_is_rung_once_for_all_batches_that_begin_before_it_looks(made: Made) -> None:
     driven = made(partitions=20, linger_ms=5)
-    sender = driven.producer._sender
+    sender = driven.producer._sender_thread
     send(driven, 0)
     driven.turn(6)
     driven.front.answer()
     driven.turn()
     for _ in range(2):
-        sender.look_after()
+        sender.run_timers()
         for partition in range(20):
             send(driven, partition)
         assert os.eventfd_read(sender.wake_fd) == 1
@@ -321,8 +369,12 @@ def test_records_that_are_given_up_do_not_hold_a_request_s_place_for_ever(made: 
     assert second.result(0).offset == 1
 
 
-@pytest.mark.parametrize(("version", "window"), [(1, REMEMBERED_BATCHES_ONCE), (2, REMEMBERED_BATCHES)])
-def test_a_partition_never_has_more_under_way_than_its_worker_remembers(made: Made, version: int, window: int) -> None:
+@pytest.mark.parametrize(
+    ("version", "window"), [(1, REMEMBERED_BATCHES_ONCE), (2, REMEMBERED_BATCHES)]
+)
+def test_a_partition_never_has_more_under_way_than_its_worker_remembers(
+    made: Made, version: int, window: int
+) -> None:
     driven = made(produce_version=version)
     handles = [driven.producer.send_arrow("t", frame(100), partition=0) for _ in range(3 * window)]
     sent = 0
@@ -371,7 +423,9 @@ def test_a_frame_is_cut_by_bytes_whatever_batch_size_says(made: Made, batch_size
 
 
 @pytest.mark.parametrize("settings", [{"max_request_size": 50_000}, {"buffer_memory": 200_000}])
-def test_a_frame_is_cut_to_what_a_request_and_the_buffer_may_hold(made: Made, settings: dict[str, int]) -> None:
+def test_a_frame_is_cut_to_what_a_request_and_the_buffer_may_hold(
+    made: Made, settings: dict[str, int]
+) -> None:
     driven = made(**settings)
     uneven = pa.table({"value": pa.array([b"x"] * 500 + [b"y" * 3000] * 20, pa.binary())})
     handle = driven.producer.send_arrow("t", uneven, partition=0)
@@ -392,12 +446,16 @@ def test_without_answers_requests_leave_one_after_the_other(made: Made) -> None:
     assert all(handle.done() for handle in handles)
 
 
-def test_a_send_in_the_midst_of_sending_leaves_with_the_next_request_and_none_twice(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_send_in_the_midst_of_sending_leaves_with_the_next_request_and_none_twice(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
     driven = made(linger_ms=0)
     nested: list[Any] = []
     refused: list[TailraceError] = []
 
-    def interrupted(body: OutgoingRequest, *args: Any, ask: Callable[..., Any] = OutgoingRequest.body) -> Any:
+    def interrupted(
+        body: InFlightRequest, *args: Any, ask: Callable[..., Any] = InFlightRequest.body
+    ) -> Any:
         if not nested:  # as a signal's handler, or what the collector ends
             nested.extend(send(driven, 0) + send(driven, 1))
             with pytest.raises(TailraceError, match="in the midst of its own work") as caught:
@@ -405,7 +463,7 @@ def test_a_send_in_the_midst_of_sending_leaves_with_the_next_request_and_none_tw
             refused.append(caught.value)
         return ask(body, *args)
 
-    monkeypatch.setattr(OutgoingRequest, "body", interrupted)
+    monkeypatch.setattr(InFlightRequest, "body", interrupted)
     (first,) = send(driven, 0)
     places: list[tuple[int, int, int]] = []
     while driven.front.asked:
@@ -417,7 +475,9 @@ def test_a_send_in_the_midst_of_sending_leaves_with_the_next_request_and_none_tw
     assert refused
 
 
-def test_what_has_just_become_due_leaves_before_the_socket_is_asked_for_answers(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_has_just_become_due_leaves_before_the_socket_is_asked_for_answers(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
     driven = made(linger_ms=0)
     socket: Any = driven.front._socket
     send(driven, 0)
@@ -438,7 +498,9 @@ def test_what_has_just_become_due_leaves_before_the_socket_is_asked_for_answers(
     monkeypatch.setattr(socket, "try_send", sending)
     monkeypatch.setattr(socket, "try_receive", receiving)
     send(driven, 0)
-    assert done == ["send", "receive"], "and it is asked once, or nobody would be woken by the answer"
+    assert done == ["send", "receive"], (
+        "and it is asked once, or nobody would be woken by the answer"
+    )
 
 
 def test_an_answer_that_comes_while_sending_lets_the_next_request_leave_in_the_same_turn(
@@ -463,7 +525,9 @@ def test_an_answer_that_comes_while_sending_lets_the_next_request_leave_in_the_s
 
 
 @pytest.mark.parametrize("place", ["number", "close_open"])
-def test_a_request_that_a_signal_has_cut_off_is_made_again_in_order(made: Made, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+def test_a_request_that_a_signal_has_cut_off_is_made_again_in_order(
+    made: Made, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
     driven = made(linger_ms=5)
     handles = [*send(driven, 0, 2), *send(driven, 1, 3), *send(driven, 2)]
     done, calls = getattr(PartitionQueue, place), []
@@ -489,8 +553,9 @@ def test_a_request_that_a_signal_has_cut_off_is_made_again_in_order(made: Made, 
 
 
 class Interruption:
-    """A signal's handler that raises at the given one of the points at which Python runs handlers while a request is put together: where a function
-    begins, and where one written in C has returned.
+    """A signal's handler that raises at the given one of the points at which Python runs handlers
+    while a request is put together: where a function begins, and where one written in C has
+    returned.
     """
 
     def __init__(self, point: int) -> None:
@@ -501,7 +566,7 @@ class Interruption:
         if event not in ("call", "c_return") or self.was_made:
             return
         above: types.FrameType | None = frame
-        while above is not None and above.f_code is not Delivery._gather.__code__:
+        while above is not None and above.f_code is not Sender._gather.__code__:
             above = above.f_back
         if above is None:
             return
@@ -511,7 +576,9 @@ class Interruption:
             raise KeyboardInterrupt
 
 
-def test_wherever_a_signal_cuts_off_what_gathers_batches_each_is_sent_once_in_order_and_the_books_are_right(made: Made) -> None:
+def test_wherever_a_signal_cuts_off_what_gathers_batches_each_is_sent_once_in_order_and_the_books_are_right(  # noqa: E501
+    made: Made,
+) -> None:
     for point in range(10_000):
         driven = made(linger_ms=5)
         send(driven, 2)
@@ -543,15 +610,21 @@ def test_wherever_a_signal_cuts_off_what_gathers_batches_each_is_sent_once_in_or
                     assert place[1] == sequence, point
                     sequence += place[2]
             assert sequence == sent, point
-        accumulator = driven.producer._sender.accumulator
-        assert (accumulator.buffered_bytes, accumulator.unended_count, accumulator.in_flight_count) == (0, 0, 0), point
+        accumulator = driven.producer._sender_thread.accumulator
+        assert (
+            accumulator.buffered_bytes,
+            accumulator.incomplete_count,
+            accumulator.in_flight_count,
+        ) == (0, 0, 0), point
         if not interruption.was_made:
             break
     assert point > 50
 
 
 def test_credit_is_asked_for_seldom_while_nothing_comes() -> None:
-    """Hundreds of producers that wait for credit would ask so often that the appliance had no time to give any."""
+    """Hundreds of producers that wait for credit would ask so often that the appliance had no time
+    to give any.
+    """
     front = ScriptedFront(credit=0)
     driven = Driven(front, linger_ms=0)
     driven.producer.send("t", b"x", partition=0)

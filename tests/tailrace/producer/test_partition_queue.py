@@ -1,18 +1,22 @@
-"""What a producer may send next: the partition remembers some batches, and a timed-out one may have been appended."""
+"""What a producer may send next: the partition remembers some batches, and a timed-out one may have
+been appended.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
-from tailrace.formats import arrow_batch
-from tailrace.partition_queue import PartitionQueue
-from tailrace.producer_batch import ProducerBatch
-from tailrace.topics import TopicInfo
+from tailrace.batch import arrow_codec as arrow_batch
+from tailrace.client.topic_metadata import TopicInfo
+from tailrace.kernel.reference_arrow import default_rows
+from tailrace.producer.partition_queue import PartitionQueue
+from tailrace.producer.producer_batch import ProducerBatch
 
 
 def test_a_later_answer_does_not_let_a_sixth_sequence_out_before_the_oldest_is_settled() -> None:
     described: dict[str, Any] = {
-        "name": "t", "topic_id": "00" * 16, "version": 1, "typed": False, "schema_id": 1, "schema": "", "settings": {}, "partitions": [{}],
+        "name": "t", "topic_id": "00" * 16, "version": 1, "typed": False, "schema_id": 1,
+        "schema": "", "settings": {}, "partitions": [{}],
     }  # fmt: skip
     info = TopicInfo(described)
     queue = PartitionQueue(info, 0)
@@ -20,8 +24,10 @@ def test_a_later_answer_does_not_let_a_sixth_sequence_out_before_the_oldest_is_s
     for number in range(5):
         batch = ProducerBatch(queue, info, 0, 0, (number,))  # type: ignore[arg-type]
         batch.count = 1
-        rows = arrow_batch.default_rows([1], [None], [b"x"], None)
-        batch.data = arrow_batch.encode(rows, schema_id=1, seed=0, compression="none", first_timestamp_us=1, max_timestamp_us=1)
+        rows = default_rows([1], [None], [b"x"], None)
+        batch.data = arrow_batch.encode(
+            rows, schema_id=1, seed=0, compression="none", first_timestamp_us=1, max_timestamp_us=1
+        )
         assert not queue.window_is_full(5)
         queue.number(batch, 7, 0)
         queue.in_flight.append(batch)

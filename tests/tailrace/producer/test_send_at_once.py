@@ -1,7 +1,8 @@
-"""`send` from many threads, from collectors and handlers in the midst of `send`, and over a fork: nothing lost, mixed, counted twice or waited for without end.
+"""`send` from many threads, from collectors and handlers in the midst of `send`, and over a fork:
+nothing lost, mixed, counted twice or waited for without end.
 
-Run with the compiled kernel and with TAILRACE_PURE=1. The compiled one takes no lock while nobody has it (`tailrace/kernel/_locking.pxi`): here is
-what would go wrong if that were not as good.
+Run with the compiled kernel and with TAILRACE_PURE=1. The compiled one takes no lock while nobody
+has it (`tailrace/kernel/_locking.pxi`): here is what would go wrong if that were not as good.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from typing import Any
 import pytest
 
 from tailrace import kernel
-from tailrace.errors import ClientClosedError
+from tailrace.core.errors import ClientClosedError
 from tailrace.kernel import reference
-from tailrace.producer import Producer
-from tailrace.producer_batch import BATCH_OVERHEAD_BYTES, RECORD_OVERHEAD_BYTES, BatchState
-from tests.tailrace.test_quick_send import ignore, producer
+from tailrace.producer.producer import Producer
+from tailrace.producer.producer_batch import BATCH_OVERHEAD_BYTES, RECORD_OVERHEAD_BYTES, BatchState
+from tests.kit.lone_producers import ignore, producer
 
 HEADERS: list[Any] = [("h", bytearray(b"v"))]
 """They need thought."""
@@ -58,29 +59,47 @@ def at_once(*bodies: Callable[[], None]) -> None:
 
 
 def held(made: Producer) -> dict[int, list[Any]]:
-    """The values of each batch, by its id. What is closed has as many rows as it was counted to have then, and each took the room that it takes, once."""
-    for batch in made._sender.accumulator.unended():
+    """The values of each batch, by its id. What is closed has as many rows as it was counted to
+    have then, and each took the room that it takes, once.
+    """
+    for batch in made._sender_thread.accumulator.incomplete():
         rows = batch.rows
         assert batch.count == (0 if batch.state is BatchState.OPEN else len(rows))
         assert batch.room >= 0
-        sizes = [len(key or b"") + len(value) + RECORD_OVERHEAD_BYTES for key, value in zip(rows.keys(), rows.values(), strict=True)]
-        sizes += [16 + len(h["key"]) + len(h["value"]) for headers in rows.frame().column(3).to_pylist() for h in headers or ()]
+        sizes = [
+            len(key or b"") + len(value) + RECORD_OVERHEAD_BYTES
+            for key, value in zip(rows.keys(), rows.values(), strict=True)
+        ]
+        sizes += [
+            16 + len(h["key"]) + len(h["value"])
+            for headers in rows.frame().column(3).to_pylist()
+            for h in headers or ()
+        ]
         assert batch.reserved_bytes - batch.room == BATCH_OVERHEAD_BYTES + sum(sizes)
-    return {id(batch): batch.rows.values() for batch in made._sender.accumulator.unended()}
+    return {
+        id(batch): batch.rows.values() for batch in made._sender_thread.accumulator.incomplete()
+    }
 
 
 @pytest.mark.usefixtures("hasty")
 def test_batches_that_are_closed_while_threads_send_take_nothing_more_and_lose_nothing() -> None:
     each, threads = 1_500, 6
     with producer(buffer_memory=1 << 30, batch_size=4 << 20) as made:
-        made._routes.by_topic["t"].capacity_bytes = 4 << 20
+        made._metadata.by_topic["t"].capacity_bytes = 4 << 20
         made.send("t", b"first", b"k")
-        accumulator, lock = made._sender.accumulator, made._sender.lock
+        accumulator, lock = made._sender_thread.accumulator, made._sender_thread.lock
         handles: list[list[tuple[Any, int]]] = [[] for _ in range(threads)]
 
         def send(number: int) -> None:
             for i in range(each):
-                handles[number].append(made.send("t", b"%d-%d" % (number, i) + bytes(3000), b"k", HEADERS if i % 7 == 0 else None))
+                handles[number].append(
+                    made.send(
+                        "t",
+                        b"%d-%d" % (number, i) + bytes(3000),
+                        b"k",
+                        HEADERS if i % 7 == 0 else None,
+                    )
+                )
                 if i % 50 == 0:
                     with lock:
                         accumulator.close_all()
@@ -89,24 +108,32 @@ def test_batches_that_are_closed_while_threads_send_take_nothing_more_and_lose_n
         values = held(made)
         assert len(values) > 10, "closed again and again"
         assert sum(map(len, values.values())) == each * threads + 1
-        assert accumulator.buffered_bytes == sum(batch.reserved_bytes for batch in accumulator.unended())
-        order = {id(batch): place for place, batch in enumerate(accumulator.unended())}
+        assert accumulator.buffered_bytes == sum(
+            batch.reserved_bytes for batch in accumulator.incomplete()
+        )
+        order = {id(batch): place for place, batch in enumerate(accumulator.incomplete())}
         for number, given_back in enumerate(handles):
-            assert [values[id(batch)][row] for batch, row in given_back] == [b"%d-%d" % (number, i) + bytes(3000) for i in range(each)]
-            assert (places := [(order[id(batch)], row) for batch, row in given_back]) == sorted(places), "the order of each thread's calls"
+            assert [values[id(batch)][row] for batch, row in given_back] == [
+                b"%d-%d" % (number, i) + bytes(3000) for i in range(each)
+            ]
+            assert (places := [(order[id(batch)], row) for batch, row in given_back]) == sorted(
+                places
+            ), "the order of each thread's calls"
 
 
 @pytest.mark.usefixtures("hasty")
 def test_nothing_is_added_to_a_batch_while_another_thread_has_the_lock() -> None:
     with producer(buffer_memory=1 << 30, batch_size=4 << 20) as made:
-        made._routes.by_topic["t"].capacity_bytes = 4 << 20
-        queue = made._routes.by_topic["t"].queues[made.send("t", b"first", b"k").resolve()[0].partition]
+        made._metadata.by_topic["t"].capacity_bytes = 4 << 20
+        queue = made._metadata.by_topic["t"].queues[
+            made.send("t", b"first", b"k").resolve()[0].partition
+        ]
         done = threading.Event()
 
         def look() -> None:
             try:
                 for _ in range(200):
-                    with made._sender.lock:
+                    with made._sender_thread.lock:
                         batch: Any = queue.open
                         before = len(batch.rows), batch.room
                         for _ in range(20_000):
@@ -127,9 +154,11 @@ def test_nothing_is_added_to_a_batch_while_another_thread_has_the_lock() -> None
 def test_a_send_waits_while_another_thread_has_the_lock(callback: Any) -> None:
     with producer() as made:
         made.send("t", b"first", b"k", on_delivery=callback)
-        (batch,) = made._sender.accumulator.unended()
-        sender = threading.Thread(target=made.send, args=("t", b"second", b"k"), kwargs={"on_delivery": callback})
-        with made._sender.lock:
+        (batch,) = made._sender_thread.accumulator.incomplete()
+        sender = threading.Thread(
+            target=made.send, args=("t", b"second", b"k"), kwargs={"on_delivery": callback}
+        )
+        with made._sender_thread.lock:
             sender.start()
             sender.join(0.1)
             assert (len(batch.rows), sender.is_alive()) == (1, True)
@@ -137,11 +166,13 @@ def test_a_send_waits_while_another_thread_has_the_lock(callback: Any) -> None:
         assert batch.rows.values() == [b"first", b"second"]
 
 
-def test_a_send_in_the_midst_of_a_send_of_the_same_thread_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_send_in_the_midst_of_a_send_of_the_same_thread_is_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A signal's handler, or an object's end, may send while this thread is within `send`."""
     with producer() as made:
         made.send("t", b"first", b"k")
-        with made._sender.lock:
+        with made._sender_thread.lock:
             made.send("t", b"within", b"k")
         ((first, within),) = held(made).values()
         assert (first, within) == (b"first", b"within")
@@ -168,10 +199,18 @@ def test_what_the_collector_ends_may_send() -> None:
             for i in range(sent):
                 Sends(made, given_back)
                 # Also the way that is not quick, and one that opens batches.
-                given_back.append(made.send("t", b"mine", b"k", HEADERS if i % 2 else None, on_delivery=ignore if i % 3 else None))
+                given_back.append(
+                    made.send(
+                        "t",
+                        b"mine",
+                        b"k",
+                        HEADERS if i % 2 else None,
+                        on_delivery=ignore if i % 3 else None,
+                    )
+                )
                 if i % 100 == 0:
-                    with made._sender.lock:
-                        made._sender.accumulator.close_all()
+                    with made._sender_thread.lock:
+                        made._sender_thread.accumulator.close_all()
         finally:
             gc.set_threshold(*threshold)
         gc.collect()
@@ -204,13 +243,20 @@ def test_a_bytearray_that_another_thread_resizes_is_sent_as_it_was_at_one_time()
                 done.set()
 
         at_once(resize, send)
-        for batch in made._sender.accumulator.unended():
-            assert set(batch.rows.values()) | set(batch.rows.keys()) <= {b"a" * 100, b"b" * 3000, b"a" * 64, b"b" * 64}
+        for batch in made._sender_thread.accumulator.incomplete():
+            assert set(batch.rows.values()) | set(batch.rows.keys()) <= {
+                b"a" * 100,
+                b"b" * 3000,
+                b"a" * 64,
+                b"b" * 64,
+            }
 
 
 @pytest.mark.parametrize("turn", range(3))
 @pytest.mark.usefixtures("hasty")
-def test_a_fork_in_the_midst_of_sends_leaves_the_child_an_error_and_the_parent_everything(turn: int) -> None:
+def test_a_fork_in_the_midst_of_sends_leaves_the_child_an_error_and_the_parent_everything(
+    turn: int,
+) -> None:
     each, threads = 2_000, 3
     with producer(buffer_memory=1 << 30) as made:
         made.send("t", b"first", b"k")
@@ -259,22 +305,29 @@ def test_callbacks_of_quick_sends_are_called_with_their_records_fate_and_in_orde
     with producer() as made:
         made.send("t", b"none", b"k")
         for number in range(5):
-            made.send("t", b"%d" % number, b"k", on_delivery=lambda metadata, error, number=number: told.append((number, metadata.offset)))  # type: ignore[misc]
+            made.send(
+                "t",
+                b"%d" % number,
+                b"k",
+                on_delivery=lambda metadata, error, number=number: told.append(  # type: ignore[misc]
+                    (number, metadata.offset)
+                ),
+            )
             made.send("t", b"none", b"k")
-        with made._sender.lock:
-            accumulator = made._sender.accumulator
-            (batch,) = accumulator.unended()
+        with made._sender_thread.lock:
+            accumulator = made._sender_thread.accumulator
+            (batch,) = accumulator.incomplete()
             queue = accumulator.queue_of_open(batch)
             assert queue is not None
             accumulator.close_batch(queue)
             batch.encode("none")
             accumulator.end(batch, 1000, None)
             queue.clear()
-        made._sender.make_callbacks()
+        made._sender_thread.make_callbacks()
         assert told == [(number, 1001 + 2 * number) for number in range(5)]
 
 
-# ---- the lock ---------------------------------------------------------------------------------------------------------------------------
+# ---- the lock ------------------------------------------------------------------------------------
 
 
 @pytest.fixture(params=["kernel", "reference"])
@@ -339,12 +392,18 @@ def test_a_lock_that_a_thread_of_the_parent_had_is_free_in_a_child(lock: Any) ->
     assert lock.acquire(blocking=False)
     lock.release()
     leave.set()
-    threading.excepthook, before = lambda _: None, threading.excepthook  # it cannot let go what it does not have any more
+    threading.excepthook, before = (
+        lambda _: None,
+        threading.excepthook,
+    )  # it cannot let go what it does not have any more
     holder.join()
     threading.excepthook = before
 
 
-@pytest.mark.skipif(threading.current_thread() is not threading.main_thread(), reason="signals come to the main thread")
+@pytest.mark.skipif(
+    threading.current_thread() is not threading.main_thread(),
+    reason="signals come to the main thread",
+)
 def test_who_waits_for_the_lock_is_interrupted_by_a_signals_handler_that_raises(lock: Any) -> None:
     class Interrupted(Exception):
         pass
@@ -379,12 +438,16 @@ def test_who_waits_for_the_lock_is_interrupted_by_a_signals_handler_that_raises(
         pass
 
 
-def test_where_a_library_has_put_its_own_lock_in_the_place_of_pythons_that_one_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    """gevent's threads are not the system's: a lock of the system's would be that of all of them."""
+def test_where_a_library_has_put_its_own_lock_in_the_place_of_pythons_that_one_is_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """gevent's threads are not the system's: a lock of the system's would be that of all of
+    them.
+    """
     monkeypatch.setattr(threading, "RLock", threading._PyRLock)  # type: ignore[attr-defined]
     assert type(kernel.new_lock()).__module__ == "threading"
     with producer() as made:
-        assert type(made._sender.lock).__module__ == "threading"
+        assert type(made._sender_thread.lock).__module__ == "threading"
         for number in range(4):
             made.send("t", b"%d" % number, b"k", on_delivery=ignore if number % 2 else None)
         assert list(held(made).values()) == [[b"0", b"1", b"2", b"3"]]

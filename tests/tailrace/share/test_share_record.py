@@ -8,7 +8,7 @@ import pickle
 import pytest
 
 from tailrace import Record, ShareRecord
-from tailrace.share.records import with_delivery_count
+from tailrace.share.record import with_delivery_count
 
 PLAIN = Record("t", 1, 2, 3, 0, b"k", b"v", [("h", b"x")], 3_000)
 
@@ -17,7 +17,12 @@ def test_it_is_a_record_that_knows_its_delivery_count() -> None:
     (record,) = with_delivery_count([PLAIN], 7)
     assert isinstance(record, Record)
     assert isinstance(record, ShareRecord)
-    assert (record.delivery_count, record.topic, record.offset, record.datetime) == (7, "t", 2, PLAIN.datetime)
+    assert (record.delivery_count, record.topic, record.offset, record.datetime) == (
+        7,
+        "t",
+        2,
+        PLAIN.datetime,
+    )
     assert tuple(record) == (*PLAIN, 7)
     assert repr(record).endswith("timestamp_us=3000, delivery_count=7)")
     changed = record._replace(value=b"w")

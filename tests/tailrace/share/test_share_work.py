@@ -1,4 +1,6 @@
-"""What a share consumer sends and believes, without an appliance: its requests' answers are the test's."""
+"""What a share consumer sends and believes, without an appliance: its requests' answers are the
+test's.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +11,15 @@ from typing import Any
 import orjson
 import pytest
 
-from tailrace import connection as connection_module
 from tailrace.aio import AsyncShareConsumer
-from tailrace.connection import UNREACHABLE_AFTER_NS
-from tailrace.environment import REAL
-from tailrace.errors import (
+from tailrace.client import connection as connection_module
+from tailrace.client.call import PendingCall
+from tailrace.client.connection import UNREACHABLE_AFTER_NS
+from tailrace.client.runtime import SYSTEM
+from tailrace.client.settings import build
+from tailrace.client.steps import lifted, run_at_once
+from tailrace.core.error_codes import ErrorCode
+from tailrace.core.errors import (
     DiskFullError,
     InvalidRequestError,
     LockLostError,
@@ -22,34 +28,33 @@ from tailrace.errors import (
     StorageError,
     TailraceError,
 )
-from tailrace.groups.membership import Phase
-from tailrace.pending_call import PendingCall
-from tailrace.protocol.errors import ErrorCode
+from tailrace.core.records import Record
+from tailrace.core.topic_partition import TopicPartition
+from tailrace.group.membership import Phase
+from tailrace.protocol.frame import Api
 from tailrace.protocol.session import Response, State
-from tailrace.protocol.wire import Api
-from tailrace.records import Record, TopicPartition
-from tailrace.settings import build
-from tailrace.share.feed import Piece, Run
+from tailrace.share.acknowledgements import Acknowledgement
+from tailrace.share.acquired_ranges import AcquiredRange, FetchedRange
+from tailrace.share.consumer import ShareConsumer
+from tailrace.share.poll_loop import SharePollLoop
 from tailrace.share.requests import Acquired
 from tailrace.share.settings import ShareConsumerSettings
 from tailrace.share.undeliverable import REJECTED
-from tailrace.share.work import ShareWork
-from tailrace.share_consumer import ShareConsumer
 from tests.kit.aio import run
 from tests.kit.batches import TOPIC_ID
-from tests.tailrace.share.test_share_reading import described
+from tests.kit.topics import described
 
 KEY = TopicPartition("t", 0)
 NEVER_NS = 1 << 62
 
 
-class Environment:
+class Runtime:
     """REAL, with a clock that the test moves and without threads."""
 
     has_threads = False
 
     def __init__(self) -> None:
-        self._real = REAL
+        self._real = SYSTEM
         self.now_ns = 1_000_000_000
 
     def __getattr__(self, name: str) -> Any:
@@ -64,35 +69,40 @@ class PendingAnswer:
 
     def __init__(self, answer: dict[str, Any] | TailraceError | None) -> None:
         self._answer = answer
-        self.may_be_done = isinstance(answer, RequestTimeoutError)
-        self.step_again_ns = NEVER_NS
+        self.outcome_unknown = isinstance(answer, RequestTimeoutError)
+        self.wake_ns = NEVER_NS
 
     def step(self) -> Response | None:
         if self._answer is None:
             return None
         if isinstance(self._answer, TailraceError):
             raise self._answer
-        return Response(2, Api.SHARE_ACQUIRE, ErrorCode.OK, [memoryview(orjson.dumps(self._answer))])
+        return Response(
+            2, Api.SHARE_ACQUIRE, ErrorCode.OK, [memoryview(orjson.dumps(self._answer))]
+        )
 
 
 class Consumer:
     """A member that has joined."""
 
     def __init__(self) -> None:
-        settings = build(ShareConsumerSettings, {"group_id": "g", "bootstrap": "tcp://127.0.0.1:1"})
-        self.environment = Environment()
-        self.work = ShareWork(settings, self.environment, lambda _api, _request: {"topics": [described()]})  # type: ignore[arg-type]
-        self.work.subscribe("t")
-        self.work.membership.phase = Phase.MEMBER
-        self.work.membership.epoch = 3
-        self.work.membership.has_news = False
+        settings = build(
+            ShareConsumerSettings, {"group_id": "g", "bootstrap_servers": "tcp://127.0.0.1:1"}
+        )
+        self.runtime = Runtime()
+        self.poll_loop = SharePollLoop(settings, self.runtime)  # type: ignore[arg-type]
+        self.poll_loop.fetch_loop._call = lifted(lambda _api, _request: {"topics": [described()]})
+        run_at_once(self.poll_loop.subscribe("t"))
+        self.poll_loop.membership.phase = Phase.MEMBER
+        self.poll_loop.membership.epoch = 3
+        self.poll_loop.membership.has_events = False
 
     def answer(self, answer: dict[str, Any] | TailraceError | None) -> None:
         """To the request that is under way."""
-        self.work.requests._call = PendingAnswer(answer)  # type: ignore[assignment]
+        self.poll_loop.requests._call = PendingAnswer(answer)  # type: ignore[assignment]
 
     def sent(self) -> tuple[Api, dict[str, Any]]:
-        request = self.work.requests._request
+        request = self.poll_loop.requests._request
         assert request is not None
         return request[0], request[1]
 
@@ -101,127 +111,183 @@ class Consumer:
 def consumer() -> Iterator[Consumer]:
     made = Consumer()
     yield made
-    made.work.thread.stop()
-    made.work.connection.close()
+    made.poll_loop.thread.stop()
+    made.poll_loop.connection.close()
 
 
 def test_what_was_said_is_sent_though_something_acquired_cannot_be_read(consumer: Consumer) -> None:
-    work = consumer.work
-    work.reading.acquired([Acquired(TOPIC_ID.hex(), 0, 10, 19, 1, False, NEVER_NS)])
-    work.held.hold(KEY, 0, 1)
-    work.turn(100)
-    assert not work.requests.is_busy, "there is nothing to say, and nothing more to acquire before that is read"
-    work.held.accept_rest()
-    work.turn(100)
+    poll_loop = consumer.poll_loop
+    poll_loop.fetch_loop.acquired([Acquired(TOPIC_ID.hex(), 0, 10, 19, 1, False, NEVER_NS)])
+    poll_loop.acknowledgements.add(KEY, 0, 1)
+    poll_loop.run_once(100)
+    assert not poll_loop.requests.is_busy, (
+        "there is nothing to say, and nothing more to acquire before that is read"
+    )
+    poll_loop.acknowledgements.accept_remaining()
+    poll_loop.run_once(100)
     api, body = consumer.sent()
-    assert (api, body["acknowledge"]) == (Api.SHARE_ACKNOWLEDGE, [[TOPIC_ID.hex(), 0, 0, 1, "accept"]])
+    assert (api, body["acknowledge"]) == (
+        Api.SHARE_ACKNOWLEDGE,
+        [[TOPIC_ID.hex(), 0, 0, 1, "accept"]],
+    )
 
 
-def test_an_answer_that_was_overtaken_by_the_loss_of_the_membership_gives_nothing(consumer: Consumer) -> None:
-    work = consumer.work
-    work.turn(100)
+def test_an_answer_that_was_overtaken_by_the_loss_of_the_membership_gives_nothing(
+    consumer: Consumer,
+) -> None:
+    poll_loop = consumer.poll_loop
+    poll_loop.run_once(100)
     assert consumer.sent()[1]["member_epoch"] == 3
-    work.membership.epoch = 9  # removed meanwhile, and joined again
-    acquired = {"acquired": [[TOPIC_ID.hex(), 0, 0, 5, 1]], "dead": [], "ends": [], "lock_ms": 3_600_000, "refused": []}
+    poll_loop.membership.epoch = 9  # removed meanwhile, and joined again
+    acquired = {
+        "acquired": [[TOPIC_ID.hex(), 0, 0, 5, 1]],
+        "dead": [],
+        "ends": [],
+        "lock_ms": 3_600_000,
+        "refused": [],
+    }
     consumer.answer(acquired)
-    work.turn(100)
-    assert not work.reading.has_runs
-    work.turn(100)
+    poll_loop.run_once(100)
+    assert not poll_loop.fetch_loop.has_ranges
+    poll_loop.run_once(100)
     consumer.answer(acquired)
-    work.turn(100)
-    assert work.reading.has_runs, "the same answer to a request of now"
+    poll_loop.run_once(100)
+    assert poll_loop.fetch_loop.has_ranges, "the same answer to a request of now"
 
 
-def test_a_commit_that_finds_a_request_under_way_waits_for_what_was_said_alone(consumer: Consumer) -> None:
-    work = consumer.work
-    work.turn(100)  # another task's poll
-    work.held.hold(KEY, 0, 0, "accept")
+def test_a_commit_that_finds_a_request_under_way_waits_for_what_was_said_alone(
+    consumer: Consumer,
+) -> None:
+    poll_loop = consumer.poll_loop
+    poll_loop.run_once(100)  # another task's poll
+    poll_loop.acknowledgements.add(KEY, 0, 0, "accept")
     consumer.answer(None)
-    number = work.flush_step(0)
-    assert not work.is_flushed(number)
-    assert work.flush_again_ns(NEVER_NS) == NEVER_NS
+    number = poll_loop.flush_step(0)
+    assert not poll_loop.is_flushed(number)
+    assert poll_loop.next_flush_ns(NEVER_NS) == NEVER_NS
     consumer.answer({"acquired": [], "dead": [], "ends": [], "lock_ms": 0, "refused": []})
-    number = work.flush_step(number)
-    assert not work.is_flushed(number)
-    assert work.flush_again_ns(NEVER_NS) <= consumer.environment.now_ns, "the next one is to be begun at once"
-    number = work.flush_step(number)
+    number = poll_loop.flush_step(number)
+    assert not poll_loop.is_flushed(number)
+    assert poll_loop.next_flush_ns(NEVER_NS) <= consumer.runtime.now_ns, (
+        "the next one is to be begun at once"
+    )
+    number = poll_loop.flush_step(number)
     assert consumer.sent()[0] is Api.SHARE_ACKNOWLEDGE
     consumer.answer({"refused": [[TOPIC_ID.hex(), 0, 0, 0, 51, "too late"]]})
-    number = work.flush_step(number)
-    work.turn(100)  # a poll goes on, again and again
-    assert work.is_flushed(number)
-    refused = work.requests.take_refused()
+    number = poll_loop.flush_step(number)
+    poll_loop.run_once(100)  # a poll goes on, again and again
+    assert poll_loop.is_flushed(number)
+    refused = poll_loop.requests.drain_failed()
     assert isinstance(refused, LockLostError)
     assert list(refused.refused) == [("t", 0, 0, 0)]
 
 
 def test_what_waits_to_be_handed_out_is_dropped_with_its_lock(consumer: Consumer) -> None:
-    work = consumer.work
+    poll_loop = consumer.poll_loop
     for first, until_ns in ((0, 2_000_000_000), (3, 5_000_000_000)):
-        records = [Record("t", 0, offset, 0, 0, None, b"", [], 0) for offset in range(first, first + 3)]
-        work.ahead.add(KEY, Piece(Run(first, first + 2, 1, False, until_ns), first, first + 2, records))
-    assert [record.offset for record in work.hand_out(2)] == [0, 1]
-    consumer.environment.now_ns = 3_000_000_000
-    assert [record.offset for record in work.hand_out(2)] == [3, 4]
-    assert work.counters["locks_lost"] == 1
-    assert [record.offset for record in work.hand_out(9)] == [5]
-    assert [work.held.has("t", 0, offset) for offset in range(6)] == [True, True, False, True, True, True]
+        records = [
+            Record("t", 0, offset, 0, 0, None, b"", [], 0) for offset in range(first, first + 3)
+        ]
+        poll_loop.buffered.add(
+            KEY,
+            FetchedRange(
+                AcquiredRange(first, first + 2, 1, False, until_ns), first, first + 2, records
+            ),
+        )
+    assert [record.offset for record in poll_loop.collect(2)] == [0, 1]
+    consumer.runtime.now_ns = 3_000_000_000
+    assert [record.offset for record in poll_loop.collect(2)] == [3, 4]
+    assert poll_loop.counters["locks_lost"] == 1
+    assert [record.offset for record in poll_loop.collect(9)] == [5]
+    poll_loop.settle_last()
+    assert [poll_loop.acknowledgements.has("t", 0, offset) for offset in range(6)] == [
+        True,
+        True,
+        False,
+        True,
+        True,
+        True,
+    ]
+    assert Acknowledgement(KEY, 2, 2, "unread") in poll_loop.acknowledgements.acknowledged(9), (
+        "nobody was given it: that it was acquired is no delivery"
+    )
 
 
-def test_what_is_tried_again_is_said_once_and_what_is_not_is_raised(consumer: Consumer, caplog: pytest.LogCaptureFixture) -> None:
-    work = consumer.work
-    work.held.hold(KEY, 0, 0, "accept")
+def test_what_is_tried_again_is_said_once_and_what_is_not_is_raised(
+    consumer: Consumer, caplog: pytest.LogCaptureFixture
+) -> None:
+    poll_loop = consumer.poll_loop
+    poll_loop.acknowledgements.add(KEY, 0, 0, "accept")
     for _ in range(3):
-        consumer.environment.now_ns += 1_000_000_000
-        work.turn(100)
+        consumer.runtime.now_ns += 1_000_000_000
+        poll_loop.run_once(100)
         consumer.answer(DiskFullError("no space"))
-        work.turn(100)
+        poll_loop.run_once(100)
     assert caplog.text.count("share_request_failed") == 1
-    assert work.held.has_said, "it is sent again"
-    consumer.environment.now_ns += 1_000_000_000
-    work.turn(100)
+    assert poll_loop.acknowledgements.has_acknowledged, "it is sent again"
+    consumer.runtime.now_ns += 1_000_000_000
+    poll_loop.run_once(100)
     consumer.answer(StorageError("the disk"))
     with pytest.raises(StorageError):
-        work.turn(100)
-    assert work.held.has_said
+        poll_loop.run_once(100)
+    assert poll_loop.acknowledgements.has_acknowledged
 
 
 @pytest.mark.parametrize("refusal", [StorageError("the disk"), DiskFullError("no space")])
 def test_a_request_without_an_answer_goes_on_with_its_number_whatever_hinders_its_second_copy(
     consumer: Consumer, refusal: TailraceError
 ) -> None:
-    work = consumer.work
-    work.held.hold(KEY, 0, 2, "accept")
-    number = work.flush_step(0)
+    poll_loop = consumer.poll_loop
+    poll_loop.acknowledgements.add(KEY, 0, 2, "accept")
+    number = poll_loop.flush_step(0)
     first = consumer.sent()
     for error in (RequestTimeoutError("no answer"), refusal, refusal):
-        consumer.environment.now_ns += 1_000_000_000
+        consumer.runtime.now_ns += 1_000_000_000
         consumer.answer(error)
         with pytest.raises(type(error)):
-            work.flush_step(number)
-        assert consumer.sent() == first, "it may have been carried out: a new number would be refused, as the records are done with"
-        assert not work.is_flushed(work.flush_step(0))
-    consumer.environment.now_ns += 1_000_000_000
-    assert work.flush_again_ns(NEVER_NS) <= consumer.environment.now_ns
+            poll_loop.flush_step(number)
+        assert consumer.sent() == first, (
+            "it may have been carried out: a new number would be refused, as the records are done "
+            "with"
+        )
+        assert not poll_loop.is_flushed(poll_loop.flush_step(0))
+    consumer.runtime.now_ns += 1_000_000_000
+    assert poll_loop.next_flush_ns(NEVER_NS) <= consumer.runtime.now_ns
     consumer.answer({"refused": []})
-    assert work.is_flushed(work.flush_step(0)), "the answer from the appliance's memory"
-    assert work.requests.take_refused() is None
-    assert not work.held
+    assert poll_loop.is_flushed(poll_loop.flush_step(0)), "the answer from the appliance's memory"
+    assert poll_loop.requests.drain_failed() is None
+    assert not poll_loop.acknowledgements
 
 
-def test_a_request_that_waits_to_be_sent_again_is_not_sent_at_once_or_with_another_time(consumer: Consumer) -> None:
-    work, environment = consumer.work, consumer.environment
-    work.turn(100)
+def test_a_request_that_waits_to_be_sent_again_is_not_sent_at_once_or_with_another_time(
+    consumer: Consumer,
+) -> None:
+    poll_loop, runtime = consumer.poll_loop, consumer.runtime
+    poll_loop.run_once(100)
     for error in (RequestTimeoutError("no answer"), DiskFullError("no space")):
         consumer.answer(error)
-        work.turn(100)
-    begun_ns, environment.now_ns = environment.now_ns, environment.now_ns + 1_000_000
-    assert work.requests.next_step_ns() == begun_ns + 100_000_000, "a disk that is full is not asked without a pause"
-    environment.now_ns += 10_000_000_000
-    consumer.answer({"acquired": [[TOPIC_ID.hex(), 0, 0, 5, 1]], "dead": [], "ends": [], "lock_ms": 30_000, "refused": []})
-    work.turn(100)
-    ((run,),) = [feed.runs for feed in work.reading._feeds.values()]
-    assert run.locked_until_ns == begun_ns + 30_000_000_000, "the locks may be as old as the first copy"
+        poll_loop.run_once(100)
+    started_ns, runtime.now_ns = runtime.now_ns, runtime.now_ns + 1_000_000
+    assert poll_loop.requests.next_step_ns() == started_ns + 100_000_000, (
+        "a disk that is full is not asked without a pause"
+    )
+    runtime.now_ns += 10_000_000_000
+    consumer.answer(
+        {
+            "acquired": [[TOPIC_ID.hex(), 0, 0, 5, 1]],
+            "dead": [],
+            "ends": [],
+            "lock_ms": 30_000,
+            "refused": [],
+        }
+    )
+    poll_loop.run_once(100)
+    ((run,),) = [
+        acquired_ranges.runs for acquired_ranges in poll_loop.fetch_loop._acquired.values()
+    ]
+    assert run.locked_until_ns == started_ns + 30_000_000_000, (
+        "the locks may be as old as the first copy"
+    )
 
 
 @pytest.mark.parametrize("kind", [ShareConsumer, AsyncShareConsumer])
@@ -233,7 +299,7 @@ def test_poll_raises_that_the_appliance_is_away(kind: Any, monkeypatch: pytest.M
 
     async def main() -> None:
         consumer = kind(bootstrap="tcp://127.0.0.1:1", group_id="g")
-        consumer._work.subscribed = ["t"]
+        consumer._poll_loop.subscribed = ["t"]
         try:
             assert await done(consumer.poll()) == []
             for _ in range(2):
@@ -270,54 +336,68 @@ def test_a_call_tells_whether_a_copy_of_it_may_have_been_carried_out() -> None:
     refused = Response(2, Api.SHARE_ACQUIRE, ErrorCode.DISK_FULL, [])
     for lost in (False, True):
         call = PendingCall(Front(), Api.SHARE_ACQUIRE, [b""], 1_000, None, 0)  # type: ignore[arg-type]
-        seen = [call.may_be_done]
+        seen = [call.outcome_unknown]
         call.step()
-        seen.append(call.may_be_done)
+        seen.append(call.outcome_unknown)
         if lost:
             answers.pop()(None)
             call.step()  # sends it again
         answers.pop()(refused)
         with pytest.raises(DiskFullError):
             call.step()
-        assert [*seen, call.may_be_done] == [False, True, lost], "before it is sent, under way, and after an answer"
+        assert [*seen, call.outcome_unknown] == [False, True, lost], (
+            "before it is sent, under way, and after an answer"
+        )
 
 
-def test_an_appliance_that_is_away_for_long_is_told_by_each_poll_until_it_is_back(consumer: Consumer) -> None:
-    work, environment = consumer.work, consumer.environment
-    work.check_reachable()
-    environment.now_ns += UNREACHABLE_AFTER_NS
-    work.check_reachable()
-    environment.now_ns += 1
+def test_an_appliance_that_is_away_for_long_is_told_by_each_poll_until_it_is_back(
+    consumer: Consumer,
+) -> None:
+    poll_loop, runtime = consumer.poll_loop, consumer.runtime
+    poll_loop.check_reachable()
+    runtime.now_ns += UNREACHABLE_AFTER_NS
+    poll_loop.check_reachable()
+    runtime.now_ns += 1
     for _ in range(2):
-        with pytest.raises(NotReachableError, match=r"no appliance answers at tcp://127\.0\.0\.1:1"):
-            work.check_reachable()
-    work.connection.session.state = State.READY
-    assert work.connection.is_ready
-    work.check_reachable()
-    work.connection.session.state = State.HANDSHAKING
-    work.check_reachable()
+        with pytest.raises(
+            NotReachableError, match=r"no appliance answers at tcp://127\.0\.0\.1:1"
+        ):
+            poll_loop.check_reachable()
+    poll_loop.connection.session.state = State.READY
+    assert poll_loop.connection.is_ready
+    poll_loop.check_reachable()
+    poll_loop.connection.session.state = State.HANDSHAKING
+    poll_loop.check_reachable()
 
 
 @pytest.mark.parametrize(
     ("outcome", "reason", "sentence"),
-    [("accept", "no", "dlq.reason"), ("RENEW", "no", "dlq.reason"), ("release", "", "dlq.reason"), ("reject", ValueError("x"), "as text"),
+    [("accept", "no", "dlq.reason"), ("RENEW", "no", "dlq.reason"), ("release", "", "dlq.reason"),
+    ("reject", ValueError("x"), "as text"),
      ("reject", b"x", "as text"), ("drop", "x", "allowed are")],
 )  # fmt: skip
-def test_a_reason_is_text_and_for_what_is_rejected(consumer: Consumer, outcome: str, reason: Any, sentence: str) -> None:
-    work = consumer.work
+def test_a_reason_is_text_and_for_what_is_rejected(
+    consumer: Consumer, outcome: str, reason: Any, sentence: str
+) -> None:
+    poll_loop = consumer.poll_loop
     record = Record("t", 0, 0, 0, 0, None, b"", [], 0)
-    work.held.hold(KEY, 0, 0)
+    poll_loop.acknowledgements.add(KEY, 0, 0)
     with pytest.raises(InvalidRequestError, match=sentence):
-        work.acknowledge(record, outcome, reason)
-    assert work.held.said_of("t", 0, 0) is None, "nothing was said"
+        poll_loop.acknowledge(record, outcome, reason)
+    assert poll_loop.acknowledgements.outcome_of("t", 0, 0) is None, "nothing was said"
 
 
 def test_the_last_reason_counts_and_is_bounded(consumer: Consumer) -> None:
-    work = consumer.work
+    poll_loop = consumer.poll_loop
     record = Record("t", 0, 0, 0, 0, None, b"", [], 0)
-    work.held.hold(KEY, 0, 0)
-    for reason, kept in (("no such customer", "no such customer"), ("x" * 5_000, "x" * 1_000), (None, REJECTED), ("", REJECTED)):
-        work.acknowledge(record, "reject", reason)
-        (one,) = given_up = work.undeliverable.take(with_rejected=True)
+    poll_loop.acknowledgements.add(KEY, 0, 0)
+    for reason, kept in (
+        ("no such customer", "no such customer"),
+        ("x" * 5_000, "x" * 1_000),
+        (None, REJECTED),
+        ("", REJECTED),
+    ):
+        poll_loop.acknowledge(record, "reject", reason)
+        (one,) = given_up = poll_loop.undeliverable.take(with_rejected=True)
         assert one.letter.reason == kept
-        work.undeliverable.put_back(given_up)
+        poll_loop.undeliverable.put_back(given_up)

@@ -1,4 +1,6 @@
-"""The worker under messages that it cannot handle, logs that it cannot open, and a table that changes while it looks."""
+"""The worker under messages that it cannot handle, logs that it cannot open, and a table that
+changes while it looks.
+"""
 
 from __future__ import annotations
 
@@ -11,23 +13,25 @@ from typing import Any
 import pytest
 
 from shm.control import Control
-from shm.invariants import CheckedWords
+from shm.invariants import CheckedBuffer
 from shm.layout import ProcessWord, Role, SlotState, Verdict
 from shm.ring import Ring, RingWriter
-from tailrace.formats.batch_header import checksum_seed
-from tailrace.protocol.errors import ErrorCode
+from tailrace.core.error_codes import ErrorCode
+from tailrace.format.batch_header import checksum_seed
 from tests.kit.batches import TOPIC_ID, make_batch
 from tests.kit.logs import Bench, assignment, bench, simulated_regions
 from tests.kit.simdisk import SimDisk, SimFiles
-from workers import batch_checks, partitions, producer_snapshots, producer_state
-from workers import worker as worker_module
-from workers.flusher import FlusherSettings
-from workers.log_set import LogSet
-from workers.partition_log import PartitionLog
-from workers.partitions import OPEN_RETRY_NS
-from workers.producer_state import ProducerTable
-from workers.ring_index import RingIndex
-from workers.worker import Worker
+from workers.append import batch_validation as batch_checks
+from workers.append import partitions
+from workers.append import worker as worker_module
+from workers.append.descriptor_index import DescriptorIndex
+from workers.append.partitions import OPEN_RETRY_NS
+from workers.append.worker import Worker
+from workers.flush.flusher import FlusherSettings
+from workers.log import producer_snapshots, producer_state
+from workers.log.log_set import LogSet
+from workers.log.partition_log import PartitionLog
+from workers.log.producer_state import ProducerTable
 
 
 def failures(it: Bench) -> int:
@@ -42,8 +46,9 @@ def known(it: Bench) -> tuple[Any, ...]:
 @pytest.mark.parametrize(
     ("owner", "name"),
     [
-        (batch_checks, "verify_batch"), (batch_checks, "check_structure"), (ProducerTable, "decide"), (worker_module, "header_position"),
-        (worker_module, "stamp_appended"), (RingWriter, "append"),
+        (batch_checks, "verify_batch"), (batch_checks, "validate_batch"), (ProducerTable, "decide"),
+        (worker_module, "header_position"),
+        (worker_module, "stamp_appended"), (RingWriter, "write"),
     ],
 )  # fmt: skip
 def test_a_batch_that_fails_anywhere_is_refused_leaves_nothing_and_is_not_read_again(
@@ -52,7 +57,12 @@ def test_a_batch_that_fails_anywhere_is_refused_leaves_nothing_and_is_not_read_a
     with bench(str(tmp_path)) as it:
         it.send(make_batch(2, producer_id=9, sequence=0))
         it.settle()
-        before, tail, original, calls = known(it), it.worker._ring.tail, getattr(owner, name), []
+        before, tail, original, calls = (
+            known(it),
+            it.worker._ring.next_position,
+            getattr(owner, name),
+            [],
+        )
 
         def fail(*args: Any, **kwargs: Any) -> Any:
             calls.append(1)
@@ -65,7 +75,7 @@ def test_a_batch_that_fails_anywhere_is_refused_leaves_nothing_and_is_not_read_a
         it.step_worker()
         assert it.answers()[-1] == (ErrorCode.INTERNAL_ERROR, 2)
         assert (known(it), failures(it)) == (before, 1)
-        assert it.worker._ring.tail == tail
+        assert it.worker._ring.next_position == tail
         assert not it.step_worker(), "it is read again"
         it.send(make_batch(3, producer_id=9, sequence=2))
         it.settle()
@@ -92,7 +102,9 @@ def test_a_failure_behind_the_descriptor_ends_the_process_and_its_successor_appe
         assert it.answers() == [(0, 0)]
 
 
-def test_an_assignment_with_a_schema_that_cannot_be_read_takes_no_other_partition_with_it(tmp_path: pathlib.Path) -> None:
+def test_an_assignment_with_a_schema_that_cannot_be_read_takes_no_other_partition_with_it(
+    tmp_path: pathlib.Path,
+) -> None:
     with bench(str(tmp_path)) as it:
         it.settle()
         for number, payload in enumerate((b"no schema at all", b"\xff\xff\xff\xff" + bytes(60))):
@@ -104,12 +116,19 @@ def test_an_assignment_with_a_schema_that_cannot_be_read_takes_no_other_partitio
         results = [result for result, _ in it.answers()]
         assert results[-2:] == [ErrorCode.INTERNAL_ERROR, 0]
         assert failures(it) == 2
-        it.assignments = [*it.assignments, replace(assignment(partition=1, slot=1), schema=b"no schema at all")]
+        it.assignments = [
+            *it.assignments,
+            replace(assignment(partition=1, slot=1), schema=b"no schema at all"),
+        ]
         it.kill_worker()
         it.send(make_batch(2))
         it.settle()
         assert it.answers()[-1] == (0, 2), "a successor that is fed the same goes on"
-        it.assign(replace(assignment(partition=1, slot=1, version=2), schema=b"no schema at all", dropped=True))
+        it.assign(
+            replace(
+                assignment(partition=1, slot=1, version=2), schema=b"no schema at all", dropped=True
+            )
+        )
         it.settle()
         it.send(make_batch(2), slot=1)
         it.settle()
@@ -140,7 +159,11 @@ def test_a_log_that_the_flusher_cannot_open_takes_no_other_with_it(
         it.settle()
         assert it.answers()[-1] == (0, 0)
         shown = it.table.read(1)
-        assert (shown.state, shown.applied_version, shown.reason) == (SlotState.UNREADABLE, 7, ErrorCode.INTERNAL_ERROR)
+        assert (shown.state, shown.applied_version, shown.reason) == (
+            SlotState.UNREADABLE,
+            7,
+            ErrorCode.INTERNAL_ERROR,
+        )
         assert it.flusher_slot.load(ProcessWord.INTERNAL_ERRORS) == 1
         it.send(make_batch(2, seed=checksum_seed(TOPIC_ID, 1)), slot=1)
         it.settle()
@@ -176,15 +199,28 @@ def test_files_that_cannot_be_read_now_make_a_partition_wait_and_not_the_worker_
 
 @pytest.mark.parametrize("at", range(25))
 def test_a_log_that_is_brought_online_under_load_is_taken_up_at_its_end(at: int) -> None:
-    """The worker looks between any two stores by which the flusher shows the new epoch: it must not take up the old one's end."""
+    """The worker looks between any two stores by which the flusher shows the new epoch: it must not
+    take up the old one's end.
+    """
     regions = simulated_regions()
-    it = Bench("/disk", regions, SimFiles(SimDisk(["/disk"])), FlusherSettings(journal_bytes=1 << 16), assignments=[assignment()])
+    it = Bench(
+        "/disk",
+        regions,
+        SimFiles(SimDisk(["/disk"])),
+        FlusherSettings(journal_bytes=1 << 16),
+        assignments=[assignment()],
+    )
     it.send(make_batch(12))
     it.settle()
     state = it.table.read(0)
-    anew = state._replace(leader_epoch=1, log_end_offset=10, high_watermark=10, last_append_us=state.last_append_us + 1)
+    anew = state._replace(
+        leader_epoch=1,
+        log_end_offset=10,
+        high_watermark=10,
+        last_append_us=state.last_append_us + 1,
+    )
     words = regions["table"].words
-    assert isinstance(words, CheckedWords)
+    assert isinstance(words, CheckedBuffer)
     words._check = None  # its watermark goes back: a reader's view of a log whose memory was lost
     left = at
 
@@ -200,14 +236,22 @@ def test_a_log_that_is_brought_online_under_load_is_taken_up_at_its_end(at: int)
     words.before = None
     it.send(make_batch(2))
     it.step_worker()
-    found = [d for d in map(it.ring.descriptor, range(it.ring.head.load())) if d.leader_epoch == 1]
+    found = [
+        d
+        for d in map(it.ring.descriptor, range(it.ring.producer_position.load()))
+        if d.leader_epoch == 1
+    ]
     assert [d.base_offset for d in found] == list(range(10, 10 + 2 * len(found), 2))
     assert found
 
 
-def test_opening_many_partitions_reads_each_descriptor_once_and_not_once_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_opening_many_partitions_reads_each_descriptor_once_and_not_once_for_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     partitions, descriptors = 16, 1024
-    topics = [assignment(partition, slot=partition, topic_id=TOPIC_ID) for partition in range(partitions)]
+    topics = [
+        assignment(partition, slot=partition, topic_id=TOPIC_ID) for partition in range(partitions)
+    ]
     it = Bench(
         "/disk",
         simulated_regions(1 << 22, descriptors),
@@ -217,11 +261,19 @@ def test_opening_many_partitions_reads_each_descriptor_once_and_not_once_for_eac
     )
     for number in range(descriptors + 100):
         slot = number % partitions
-        it.send(make_batch(1, producer_id=slot, sequence=number // partitions, seed=checksum_seed(TOPIC_ID, slot)), slot=slot)
+        it.send(
+            make_batch(
+                1,
+                producer_id=slot,
+                sequence=number // partitions,
+                seed=checksum_seed(TOPIC_ID, slot),
+            ),
+            slot=slot,
+        )
         if number % 64 == 0:
             it.settle()
     it.settle()
-    assert it.ring.head.load() == descriptors + 100
+    assert it.ring.producer_position.load() == descriptors + 100
     snapshots = [it.worker._partitions[slot].producers.to_snapshot() for slot in range(partitions)]
     reads, original = 0, Ring.descriptor
 
@@ -235,21 +287,29 @@ def test_opening_many_partitions_reads_each_descriptor_once_and_not_once_for_eac
     it.kill_worker()
     it.step_worker()
     assert len(it.worker._partitions) == partitions
-    assert reads <= 3 * descriptors + 100, "one pass for the lanes, one for the index, one over what the index tells"
-    assert [it.worker._partitions[slot].producers.to_snapshot() for slot in range(partitions)] == snapshots
+    assert reads <= 3 * descriptors + 100, (
+        "one pass for the lanes, one for the index, one over what the index tells"
+    )
+    assert [
+        it.worker._partitions[slot].producers.to_snapshot() for slot in range(partitions)
+    ] == snapshots
 
 
-def test_the_index_holds_no_more_than_twice_the_ring_and_what_the_ring_has(tmp_path: pathlib.Path) -> None:
+def test_the_index_holds_no_more_than_twice_the_ring_and_what_the_ring_has(
+    tmp_path: pathlib.Path,
+) -> None:
     with bench(str(tmp_path)) as it:
         it.settle()
         ring = it.worker._ring
-        index = RingIndex(ring)
+        index = DescriptorIndex(ring)
         for number in range(1000):
             it.send(make_batch(1))
             it.settle()
             if number % 100 == 50:
                 found = [descriptor.base_offset for descriptor in index.batches_of(0)]
-                assert found == list(range(max(0, ring.next_number - ring.capacity), ring.next_number))
+                assert found == list(
+                    range(max(0, ring.next_number - ring.capacity), ring.next_number)
+                )
                 assert sum(map(len, index._numbers.values())) <= 2 * ring.capacity
         assert list(index.batches_of(1)) == []
 
@@ -267,16 +327,23 @@ def test_producers_beyond_what_a_partition_or_its_worker_remembers_are_refused_a
         it.kill_flusher()
 
         def results(slot: int, producers: range, sequence: int) -> list[int]:
-            seen = it.ring.head.load()
+            seen = it.ring.producer_position.load()
             for number in producers:
-                it.send(make_batch(1, producer_id=number, sequence=sequence, seed=checksum_seed(TOPIC_ID, slot)), slot=slot)
+                it.send(
+                    make_batch(
+                        1, producer_id=number, sequence=sequence, seed=checksum_seed(TOPIC_ID, slot)
+                    ),
+                    slot=slot,
+                )
             it.settle()
             return [result for result, _ in it.answers()[seen:]]
 
         refused = int(ErrorCode.TOO_MANY_PRODUCERS)
         assert results(0, range(6), 0) == [0] * 4 + [refused] * 2, "a partition's"
         assert results(1, range(6), 0) == [0] * 4 + [refused] * 2
-        assert results(2, range(6), 0) == [0] * 2 + [refused] * 4, "the worker's; so many each partition may have"
+        assert results(2, range(6), 0) == [0] * 2 + [refused] * 4, (
+            "the worker's; so many each partition may have"
+        )
         assert results(0, range(4), 1) == [0] * 4, "who is known goes on"
         it.kill_worker()
         assert results(0, range(6), 2) == [0] * 4 + [ErrorCode.UNKNOWN_SEQUENCE] * 2
@@ -300,7 +367,9 @@ def test_the_state_of_a_slot_is_what_a_worker_looks_at(tmp_path: pathlib.Path) -
 def test_a_batch_that_a_second_flusher_cannot_place_either_takes_only_its_log_offline(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first one ends: what is wrong only in its memory is mended by the start of another, and nothing is refused."""
+    """The first one ends: what is wrong only in its memory is mended by the start of another, and
+    nothing is refused.
+    """
     with bench(str(tmp_path)) as it:
         it.assignments = [assignment(partition, slot=partition) for partition in range(2)]
         it.kill_worker()
@@ -325,9 +394,14 @@ def test_a_batch_that_a_second_flusher_cannot_place_either_takes_only_its_log_of
         it.kill_flusher()
         it.settle()
         assert failures == 2
-        assert (it.table.read(0).state, it.table.read(0).log_end_offset) == (SlotState.OFFLINE_FOR_WRITES, 0)
+        assert (it.table.read(0).state, it.table.read(0).log_end_offset) == (
+            SlotState.OFFLINE_FOR_WRITES,
+            0,
+        )
         assert (it.table.read(1).state, it.table.read(1).high_watermark) == (SlotState.ONLINE, 2)
-        verdicts = [it.ring.outcome(number).verdict for number in range(it.ring.head.load())]
+        verdicts = [
+            it.ring.outcome(number).verdict for number in range(it.ring.producer_position.load())
+        ]
         assert verdicts[-2:] == [Verdict.FAILED, Verdict.DURABLE]
         assert it.flusher_slot.load(ProcessWord.INTERNAL_ERRORS) == 1
         monkeypatch.undo()

@@ -1,97 +1,41 @@
-"""Delayed records against a model: random delays, cancels and reschedulings, kills anywhere, power loss, a clock that is set: each comes once, none early."""
+"""A scheduler that is killed, refused or interrupted at one place: each row comes once, none
+early.
+"""
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
-from shm.catalog_messages import Assignment
 from shm.crash_points import armed
-from tailrace import recurrence
-from tailrace.delays import NONE_DELIVERED, TICK_BITS, TICK_US
-from tailrace.formats import arrow_batch
-from tailrace.formats.batch_header import BatchHeader
-from tailrace.formats.pending_files import BUCKET_SUFFIX
-from tailrace.protocol.errors import ErrorCode
+from shm.lane_messages import Assignment
+from tailrace.batch import arrow_codec as arrow_batch
+from tailrace.core.delays import NONE_DELIVERED, TICK_BITS, TICK_US
+from tailrace.core.error_codes import ErrorCode
+from tailrace.format.batch_header import BatchHeader
+from tailrace.format.delay_files import BUCKET_SUFFIX
+from tailrace.kernel.reference_arrow import default_rows
 from tests.kit.batches import reseal
-from tests.kit.delays import LOG_SEED, SCHEMA, DelayWorld, Killed, tick_of
-from workers.delays import bucket_files, delivery, listing, marks, pending_store
-
-MS, SECOND = 1_000, 1_000_000
-SPANS = (0, 50 * MS, 2 * SECOND, 60 * SECOND, 7_200 * SECOND, 10 * 86_400 * SECOND, 900 * 86_400 * SECOND)
+from tests.kit.delays import LOG_SEED, MS, SCHEMA, SECOND, DelayWorld, Killed, make_small
+from workers.delays import delivery_marks as marks
+from workers.delays.store import pending_store
 
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files, batches and intervals so small that a schedule sees all of them."""
-    monkeypatch.setattr(pending_store, "SAVE_BYTES", 4_000)
-    monkeypatch.setattr(pending_store, "SAVE_AFTER_NS", 300_000_000)
-    monkeypatch.setattr(delivery, "DELIVERY_ROWS", 5)
-    monkeypatch.setattr(pending_store, "TIDY_INTERVAL_NS", 200_000_000)
-
-
-def run(seed: int, steps: int = 150, *, recurring: bool = False) -> DelayWorld:
-    world = DelayWorld(seed)
-    rng = world.rng
-    sets_clock = rng.random() < 0.3
-    if recurring:
-        for _ in range(rng.randint(1, 3)):
-            world.schedule_recurring(rng.randint(20 * MS, 3_600 * SECOND), rng.choice((7 * SECOND, 300 * SECOND, 86_400 * SECOND)))
-    for _ in range(steps):
-        what = rng.random()
-        if what < 0.35:
-            span = rng.choice(SPANS)
-            world.schedule([rng.randint(0, span) for _ in range(rng.randint(1, 20))])
-        elif what < 0.5 and world.rows:
-            row = rng.choice(list(world.rows.values()))
-            if row.fate == "waits":
-                world.change(row, None if rng.random() < 0.5 else world.wall_us + rng.randint(0, rng.choice(SPANS)))
-        elif what < 0.7:
-            jump = rng.randint(-3_600, 3_600) * SECOND if sets_clock and rng.random() < 0.2 else 0
-            world.pass_time(rng.randint(1, rng.choice((20 * MS, 3 * SECOND, 60 * SECOND, 3_600 * SECOND))), jump)
-        elif what < 0.76:
-            world.kill_scheduler_soon()
-        elif what < 0.80:
-            world.restart_scheduler()
-        elif what < 0.82:
-            world.restart_everything(power=rng.random() < 0.5)
-        elif what < 0.84:
-            world.bench.kill_worker()
-        elif what < 0.86:
-            world.bench.kill_flusher()
-        for _ in range(rng.randint(0, 8)):
-            world.step()
-    world.finish()
-    return world
-
-
-@pytest.mark.parametrize("chunk", range(4))
-def test_each_delayed_record_comes_once_and_none_early(chunk: int) -> None:
-    for seed in range(chunk * 10, chunk * 10 + 10):
-        try:
-            run(seed)
-        except BaseException:
-            print(f"seed {seed}")
-            raise
-
-
-@pytest.mark.parametrize("seeds", [range(10), [*range(10, 18), 49]])
-def test_each_occurrence_of_a_recurring_record_comes_once(seeds: Sequence[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recurrence, "MISSED_AT_ONCE", 50)
-    monkeypatch.setattr(delivery, "DELIVERY_ROWS", 50)
-    for seed in seeds:
-        try:
-            run(seed, 60, recurring=True)
-        except BaseException:
-            print(f"seed {seed}")
-            raise
+    make_small(monkeypatch)
 
 
 @pytest.mark.parametrize(
-    "name", ["scheduler.after_delivery", "scheduler.before_manifest", "scheduler.after_manifest", "scheduler.after_move"]
+    "name",
+    [
+        "scheduler.after_delivery",
+        "scheduler.before_manifest",
+        "scheduler.after_manifest",
+        "scheduler.after_move",
+    ],
 )
 @pytest.mark.parametrize("visit", [1, 2, 5])
 def test_a_scheduler_killed_at_a_named_place_delivers_each_once(name: str, visit: int) -> None:
@@ -189,9 +133,11 @@ def test_a_kill_behind_a_damaged_chunk_loses_no_more_than_that() -> None:
 
 @pytest.mark.parametrize("steps", range(6))
 @pytest.mark.parametrize("delivered", [0, 1])
-def test_rows_saved_while_they_were_handed_out_wait_again_when_the_clock_is_set_back(steps: int, delivered: int) -> None:
-    """`steps` between the end of the saving and the setting back: the file is not loaded yet, or is loaded without what was handed out. `delivered`: how many
-    rows of that came in time.
+def test_rows_saved_while_they_were_handed_out_wait_again_when_the_clock_is_set_back(
+    steps: int, delivered: int
+) -> None:
+    """`steps` between the end of the saving and the setting back: the file is not loaded yet, or is
+    loaded without what was handed out. `delivered`: how many rows of that came in time.
     """
     world = DelayWorld(7)
 
@@ -221,7 +167,9 @@ def test_rows_saved_while_they_were_handed_out_wait_again_when_the_clock_is_set_
 
 
 def test_a_row_saved_to_a_bucket_that_is_being_loaded_is_delivered() -> None:
-    """The bucket takes several steps to load; nothing was saved for long, so that is done between them."""
+    """The bucket takes several steps to load; nothing was saved for long, so that is done between
+    them.
+    """
     world = DelayWorld(3)
     begin_us = ((world.wall_us // TICK_US >> 12) + 4 << 12) * TICK_US
     for number in range(12):
@@ -242,13 +190,22 @@ def test_a_row_saved_to_a_bucket_that_is_being_loaded_is_delivered() -> None:
 
 
 @pytest.mark.parametrize("steps", range(7))
-def test_rows_released_while_their_bucket_is_being_moved_come_once(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A mark is on its way while a bucket that begins before it is saved, and comes `steps` later: before, in and behind its being moved to lower buckets."""
+def test_rows_released_while_their_bucket_is_being_moved_come_once(
+    steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mark is on its way while a bucket that begins before it is saved, and comes `steps` later:
+    before, in and behind its being moved to lower buckets.
+    """
     monkeypatch.setattr(pending_store, "SAVE_AFTER_NS", 1_000_000)
     world = DelayWorld(3)
     begin_us = ((world.wall_us // TICK_US >> 18) + 1 << 18) * TICK_US
     world.pass_time(begin_us - 20 * MS - world.wall_us)
-    world.schedule([begin_us + due - world.wall_us for due in (2 * MS, 258_100 * MS, 259 * SECOND, 260 * SECOND, 262 * SECOND)])
+    world.schedule(
+        [
+            begin_us + due - world.wall_us
+            for due in (2 * MS, 258_100 * MS, 259 * SECOND, 260 * SECOND, 262 * SECOND)
+        ]
+    )
 
     def step() -> None:
         world.partition.step(world.now_ns, world.wall_us)
@@ -296,7 +253,9 @@ def test_a_delivery_that_is_refused_while_a_lost_mark_waits_for_it_does_not_make
     _rest(world)
     world.pass_time(SECOND)
     _rest(world)
-    assert [target.slot for target, _ in kept] == [1, 1], "two marks: the first is slow, the second gets lost"
+    assert [target.slot for target, _ in kept] == [1, 1], (
+        "two marks: the first is slow, the second gets lost"
+    )
     send(*kept[0])
     world.settle()
     _rest(world)
@@ -307,13 +266,17 @@ def test_a_delivery_that_is_refused_while_a_lost_mark_waits_for_it_does_not_make
         world.pass_time(SECOND)
         _rest(world)
         assert [target.slot for target, _ in kept] == [1, 1] + [0] * tries
-        assert world.partition.next_deadline_ns() == world.now_ns + SECOND * 1000, "until it is sent again there is nothing to do"
+        assert world.partition.next_deadline_ns() == world.now_ns + SECOND * 1000, (
+            "until it is sent again there is nothing to do"
+        )
     monkeypatch.setattr(world.partition, "_send", send)
     world.finish()
 
 
 @pytest.mark.parametrize("passed", [0, 1])
-def test_a_full_lane_is_tried_again_a_little_later_and_not_without_a_pause(passed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_lane_is_tried_again_a_little_later_and_not_without_a_pause(
+    passed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     world = DelayWorld(2)
     send = world.partition._send
     takes = [True] * passed
@@ -323,9 +286,9 @@ def test_a_full_lane_is_tried_again_a_little_later_and_not_without_a_pause(passe
     for _ in range(passed):  # what the lane took is lost, and sent again
         world.pass_time(SECOND)
         _rest(world)
-    assert world.partition.next_deadline_ns() == world.now_ns + marks.TRY_AGAIN_NS
+    assert world.partition.next_deadline_ns() == world.now_ns + marks.RETRY_INTERVAL_NS
     monkeypatch.setattr(world.partition, "_send", send)
-    world.pass_time(marks.TRY_AGAIN_NS // 1000)
+    world.pass_time(marks.RETRY_INTERVAL_NS // 1000)
     assert world.step(), "it is tried when the deadline comes"
     world.finish()
 
@@ -335,7 +298,12 @@ def test_a_mark_that_comes_behind_the_end_of_its_topic_is_refused_and_the_worker
     world.schedule([SECOND])
     world.bench.assign(replace(world.topic, dropped=True, version=2))
     world.settle()
-    mark = world.partition._marks.encode(1 << TICK_BITS | world.wall_us // TICK_US, NONE_DELIVERED, world.log.schema_id, world.wall_us)
+    mark = world.partition._marks.encode(
+        1 << TICK_BITS | world.wall_us // TICK_US,
+        NONE_DELIVERED,
+        world.log.schema_id,
+        world.wall_us,
+    )
     assert world.partition._send(world.log, mark)
     before = world.bench.table.read(1).high_watermark
     world.settle()
@@ -343,10 +311,14 @@ def test_a_mark_that_comes_behind_the_end_of_its_topic_is_refused_and_the_worker
     assert world.bench.answers()[-1][0] == ErrorCode.UNKNOWN_SEQUENCE
 
 
-def test_rows_with_wild_offsets_under_right_checksums_are_refused_and_the_rest_is_delivered() -> None:
+def test_rows_with_wild_offsets_under_right_checksums_are_refused_and_the_rest_is_delivered() -> (
+    None
+):
     world = DelayWorld(5)
     world.schedule([SECOND] * 3)
-    rows = arrow_batch.with_delays(arrow_batch.default_rows([1], [b"k"], [b"bad"], None), SCHEMA, [world.wall_us], None)
+    rows = arrow_batch.with_delays(
+        default_rows([1], [b"k"], [b"bad"], None), SCHEMA, [world.wall_us], None
+    )
     data = arrow_batch.encode_as(rows, BatchHeader(record_count=1, schema_id=1), LOG_SEED, "none")
     at = data.rindex(struct.pack("<ii", 0, len(b"bad")))
     data[at : at + 8] = struct.pack("<ii", 0, 1 << 30)
@@ -355,53 +327,3 @@ def test_rows_with_wild_offsets_under_right_checksums_are_refused_and_the_rest_i
     world.schedule([2 * SECOND] * 3)
     world.finish()
     assert world.partition.describe()["lost_rows"] == 1
-
-
-def test_far_rows_lie_in_few_files_and_none_are_left_behind() -> None:
-    world = DelayWorld(1)
-    for _ in range(20):
-        world.schedule([world.rng.randint(0, 900 * 86_400 * SECOND) for _ in range(50)])
-        world.pass_time(400 * MS)
-        while world.step():
-            pass
-    described = world.partition.describe()
-    assert described["pending"] == 1000
-    assert described["memory_bytes"] < 50_000
-    assert 0 < described["files"] <= 64 * bucket_files.LEVELS_USED
-    world.finish()
-    while world.step() or world.partition.next_deadline_ns():
-        world.pass_time(300 * MS)
-    assert not [name for name in world.disk.names if name.endswith(BUCKET_SUFFIX)]
-
-
-@pytest.mark.parametrize("limit", [1, 7, 1_000])
-def test_pages_list_each_pending_row_once_in_due_order_from_memory_and_files(limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listing, "KEY_SCAN_ROWS", 9)
-    world = DelayWorld(limit)
-    for number in range(6):
-        world.schedule([world.rng.choice(SPANS[3:]) + world.rng.randint(0, 5_000) for _ in range(30)])
-        if number < 5:
-            world.pass_time(400 * MS)
-            while world.step():
-                pass
-    waiting = sorted((row.due_us, row.offset) for row in world.rows.values())
-    for row in world.rows.values():
-        if row.offset % 3 == 0:
-            world.change(row, None)
-    waiting = [each for each in waiting if each[1] % 3]
-
-    def listed(begin_tick: int, end_tick: int, key: bytes | None) -> list[tuple[int, int]]:
-        found: list[tuple[int, int]] = []
-        begin: tuple[int, int] | None = (begin_tick, 0)
-        while begin is not None:
-            rows, reached = world.partition.listed(begin, end_tick, limit, key)
-            assert len(rows) <= limit
-            found += [(row["due_us"], row["offset"]) for row in rows]
-            begin = None if reached is None else (reached[0], reached[1] + 1)
-        return found
-
-    by_tick = sorted(waiting, key=lambda each: (tick_of(each[0]), each[1]))
-    first, middle = tick_of(by_tick[0][0]), tick_of(by_tick[len(by_tick) // 2][0])
-    assert listed(0, 1 << 43, None) == by_tick
-    assert listed(first, middle, None) == [each for each in by_tick if tick_of(each[0]) < middle]
-    assert listed(0, 1 << 43, b"no such key") == []

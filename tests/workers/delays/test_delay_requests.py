@@ -1,4 +1,6 @@
-"""Requests about delayed records, whatever is in them: each is answered once, by an answer that fits, and none costs another anything."""
+"""Requests about delayed records, whatever is in them: each is answered once, by an answer that
+fits, and none costs another anything.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +13,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shm.catalog_messages import Assignment
-from tailrace.delays import delay_id
-from tailrace.formats import arrow_batch
-from tailrace.protocol.errors import ErrorCode
-from tailrace.protocol.wire import Api
+from shm.lane_messages import Assignment
+from tailrace.batch import arrow_codec as arrow_batch
+from tailrace.core.delays import delay_id
+from tailrace.core.error_codes import ErrorCode
+from tailrace.kernel.reference_arrow import default_rows
+from tailrace.protocol.frame import Api
 from tests.kit.batches import TOPIC_ID
 from tests.kit.delays import LOG_ID, SCHEMA, DelayWorld
-from tests.workers.delays.test_hostile_batches import encoded, foreign, put
-from workers.delays import request_fields, requests
+from tests.kit.foreign_rows import encoded, foreign, put
+from workers.delays import request_validation as request_fields
+from workers.delays import requests
 from workers.delays.requests import DelayRequests, Requester
 
 SECOND, DAY = 1_000_000, 86_400_000_000
@@ -37,7 +41,8 @@ class Asking:
         self.opening: list[Assignment] = []
         self.requests = DelayRequests(
             {PLACE: self.world.partition}, lambda: self.opening, self.world.partition._send,
-            lambda requester, code, value: self.answers.append((requester, code, value)), self._caught, lambda: self.world.wall_us, page_bytes,
+            lambda requester, code, value: self.answers.append((requester, code, value)),
+            self._caught, lambda: self.world.wall_us, page_bytes,
         )  # fmt: skip
 
     def _caught(self, _: str, error: Exception) -> str:
@@ -46,7 +51,9 @@ class Asking:
 
     def ask(self, api: int, request: Any, session: int = 1) -> None:
         payload = request if isinstance(request, bytes) else orjson.dumps(request)
-        self.requests.serve(Requester(0, session, len(self.answers)), api, payload, self.world.now_ns)
+        self.requests.serve(
+            Requester(0, session, len(self.answers)), api, payload, self.world.now_ns
+        )
 
     def pass_time(self, seconds: int) -> None:
         for _ in range(seconds * 10):
@@ -69,22 +76,39 @@ def ids(count: int = 4, topic_id: bytes = LOG_ID) -> list[str]:
 
 
 odd = st.recursive(
-    st.none() | st.booleans() | st.integers(-(1 << 63), (1 << 64) - 1) | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=20)
-    | st.sampled_from(["t", "t@delay", *ids(), *ids(1, TOPIC_ID), delay_id(LOG_ID, 0, -5, -5), delay_id(LOG_ID, -1, 1 << 62, 1 << 62), "00ff"]),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(["delay_id", "due_us", "a"]), inner, max_size=3), max_leaves=8,
+    st.none() | st.booleans() | st.integers(-(1 << 63), (1 << 64) - 1) | st.floats(allow_nan=False,
+    allow_infinity=False) | st.text(max_size=20)
+    | st.sampled_from(["t", "t@delay", *ids(), *ids(1, TOPIC_ID), delay_id(LOG_ID, 0, -5, -5),
+    delay_id(LOG_ID, -1, 1 << 62, 1 << 62), "00ff"]),
+    lambda inner: st.lists(inner,
+    max_size=4) | st.dictionaries(st.sampled_from(["delay_id", "due_us", "a"]), inner, max_size=3),
+    max_leaves=8,
 )  # fmt: skip
 fields = ["topic", "partition", "limit", "after", "key", "from_us", "to_us", "changes"]
-bodies = st.dictionaries(st.sampled_from(fields), odd, max_size=8).map(lambda body: {"topic": "t", **body})
-changes = st.fixed_dictionaries({"changes": st.lists(st.fixed_dictionaries({"delay_id": odd, "due_us": odd}) | odd, max_size=6)})
+bodies = st.dictionaries(st.sampled_from(fields), odd, max_size=8).map(
+    lambda body: {"topic": "t", **body}
+)
+changes = st.fixed_dictionaries(
+    {"changes": st.lists(st.fixed_dictionaries({"delay_id": odd, "due_us": odd}) | odd, max_size=6)}
+)
 numbers = st.integers(-(1 << 63), (1 << 63) - 1)
 lists = st.fixed_dictionaries(
-    {"topic": st.just("t"), "after": st.lists(numbers, min_size=3, max_size=3), "from_us": numbers, "to_us": numbers}
+    {
+        "topic": st.just("t"),
+        "after": st.lists(numbers, min_size=3, max_size=3),
+        "from_us": numbers,
+        "to_us": numbers,
+    }
 )
 
 
 @settings(max_examples=60)
-@given(st.lists(st.tuples(st.sampled_from(APIS), bodies | changes | lists), min_size=1, max_size=12))
-def test_whatever_is_asked_is_answered_once_and_expected(asked: list[tuple[int, dict[str, Any]]]) -> None:
+@given(
+    st.lists(st.tuples(st.sampled_from(APIS), bodies | changes | lists), min_size=1, max_size=12)
+)
+def test_whatever_is_asked_is_answered_once_and_expected(
+    asked: list[tuple[int, dict[str, Any]]],
+) -> None:
     asking = Asking()
     asking.world.schedule([DAY] * 4)
     for api, request in asked:
@@ -96,7 +120,17 @@ def test_whatever_is_asked_is_answered_once_and_expected(asked: list[tuple[int, 
 
 
 @pytest.mark.parametrize(
-    "body", [b"", b"{", b"[]", b"5", b"[" * 1_000, b'{"topic":' * 900 + b"1" + b"}" * 900, b"\xff\xfe", b'{"after": {}, "topic": "t"}']
+    "body",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"5",
+        b"[" * 1_000,
+        b'{"topic":' * 900 + b"1" + b"}" * 900,
+        b"\xff\xfe",
+        b'{"after": {}, "topic": "t"}',
+    ],
 )
 def test_what_is_no_request_is_refused(body: bytes) -> None:
     asking = Asking()
@@ -107,7 +141,9 @@ def test_what_is_no_request_is_refused(body: bytes) -> None:
     assert not asking.failures
 
 
-def test_what_nobody_expected_is_answered_and_the_next_request_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_nobody_expected_is_answered_and_the_next_request_is_served(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     asking = Asking()
     asking.world.schedule([DAY])
 
@@ -124,16 +160,25 @@ def test_what_nobody_expected_is_answered_and_the_next_request_is_served(monkeyp
 def test_a_page_of_a_list_ends_by_bytes_and_the_next_goes_on() -> None:
     asking = Asking(page_bytes=8_000)
     keys = [b"%03d" % n * 200 for n in range(60)]
-    rows = arrow_batch.default_rows([1] * 60, list(keys), [b"v"] * 60, None)
+    rows = default_rows([1] * 60, list(keys), [b"v"] * 60, None)
     for start in range(0, 60, 20):
         assert (
-            put(asking.world, encoded(arrow_batch.with_delays(rows.slice(start, 20), SCHEMA, [asking.world.wall_us + DAY] * 20, None)))
+            put(
+                asking.world,
+                encoded(
+                    arrow_batch.with_delays(
+                        rows.slice(start, 20), SCHEMA, [asking.world.wall_us + DAY] * 20, None
+                    )
+                ),
+            )
             == 20
         )
     found: list[bytes] = []
     after, pages = None, 0
     while pages == 0 or after is not None:
-        code, answer = asking.answered(Api.LIST_DELAYS, {"topic": "t", "limit": 1_000, "after": after})
+        code, answer = asking.answered(
+            Api.LIST_DELAYS, {"topic": "t", "limit": 1_000, "after": after}
+        )
         assert code is ErrorCode.OK
         assert len(orjson.dumps(answer)) < 9_500
         found += [base64.b64decode(row["key"]) for row in answer["delays"]]
@@ -144,10 +189,19 @@ def test_a_page_of_a_list_ends_by_bytes_and_the_next_goes_on() -> None:
 
 def test_a_key_that_is_too_long_to_be_shown_is_left_out_and_its_length_said() -> None:
     asking = Asking()
-    rows = arrow_batch.default_rows([1] * 2, [b"k" * 5_000, b"short"], [b"v"] * 2, None)
-    assert put(asking.world, encoded(arrow_batch.with_delays(rows, SCHEMA, [asking.world.wall_us + DAY] * 2, None))) == 2
+    rows = default_rows([1] * 2, [b"k" * 5_000, b"short"], [b"v"] * 2, None)
+    assert (
+        put(
+            asking.world,
+            encoded(arrow_batch.with_delays(rows, SCHEMA, [asking.world.wall_us + DAY] * 2, None)),
+        )
+        == 2
+    )
     _, answer = asking.answered(Api.LIST_DELAYS, {"topic": "t"})
-    assert [(row["key"], row.get("key_bytes")) for row in answer["delays"]] == [(None, 5_000), (base64.b64encode(b"short").decode(), None)]
+    assert [(row["key"], row.get("key_bytes")) for row in answer["delays"]] == [
+        (None, 5_000),
+        (base64.b64encode(b"short").decode(), None),
+    ]
     _, answer = asking.answered(Api.LIST_DELAYS, {"topic": "t", "key": b"short".hex()})
     assert len(answer["delays"]) == 1
 
@@ -155,7 +209,9 @@ def test_a_key_that_is_too_long_to_be_shown_is_left_out_and_its_length_said() ->
 @pytest.mark.parametrize("due_us", [-(1 << 63), (1 << 63) - 1, -1])
 def test_a_due_time_that_no_calendar_has_is_listed_as_one_that_it_has(due_us: int) -> None:
     asking = Asking()
-    assert put(asking.world, encoded(arrow_batch.with_delays(foreign(1), SCHEMA, [due_us], None))) == 1
+    assert (
+        put(asking.world, encoded(arrow_batch.with_delays(foreign(1), SCHEMA, [due_us], None))) == 1
+    )
     _, answer = asking.answered(Api.LIST_DELAYS, {"topic": "t"})
     for row in answer["delays"]:
         assert 0 <= row["due_us"] < 253_402_300_799_000_000
@@ -166,29 +222,50 @@ def test_the_same_record_named_twice_is_changed_once() -> None:
     asking.world.schedule([DAY] * 2)
     first = delay_id(LOG_ID, 0, 0, asking.world.rows["r0"].due_us)
     soon = asking.world.wall_us + 2 * DAY
-    items = [{"delay_id": first, "due_us": soon}, {"delay_id": first, "due_us": None}, {"delay_id": first, "due_us": soon}]
+    items = [
+        {"delay_id": first, "due_us": soon},
+        {"delay_id": first, "due_us": None},
+        {"delay_id": first, "due_us": soon},
+    ]
     code, answer = asking.answered(Api.CHANGE_DELAYS, {"changes": items})
     assert code is ErrorCode.OK
-    assert [result["code"] for result in answer["results"]] == [0, ErrorCode.UNKNOWN_DELAY, ErrorCode.UNKNOWN_DELAY]
+    assert [result["code"] for result in answer["results"]] == [
+        0,
+        ErrorCode.UNKNOWN_DELAY,
+        ErrorCode.UNKNOWN_DELAY,
+    ]
     assert asking.world.partition.pending_count() == 2
 
 
-def test_what_is_rescheduled_at_once_is_cut_into_batches_that_the_log_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_rescheduled_at_once_is_cut_into_batches_that_the_log_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     asking = Asking()
     for number in range(6):
-        row = arrow_batch.with_delays(foreign(1, b"%d" % number * 30_000), SCHEMA, [asking.world.wall_us + DAY], None)
+        row = arrow_batch.with_delays(
+            foreign(1, b"%d" % number * 30_000), SCHEMA, [asking.world.wall_us + DAY], None
+        )
         assert put(asking.world, encoded(row)) == 1
     items = [{"delay_id": each, "due_us": asking.world.wall_us + 2 * DAY} for each in ids(6)]
     code, answer = asking.answered(Api.CHANGE_DELAYS, {"changes": items})
     assert code is ErrorCode.OK
-    assert [result["code"] for result in answer["results"]] == [0] * 6, "no batch was larger than the lane"
+    assert [result["code"] for result in answer["results"]] == [0] * 6, (
+        "no batch was larger than the lane"
+    )
     monkeypatch.setattr(requests, "CHANGE_BYTES", 100_000)
-    items = [{"delay_id": result["delay_id"], "due_us": asking.world.wall_us + 3 * DAY} for result in answer["results"]]
+    items = [
+        {"delay_id": result["delay_id"], "due_us": asking.world.wall_us + 3 * DAY}
+        for result in answer["results"]
+    ]
     code, answer = asking.answered(Api.CHANGE_DELAYS, {"changes": items})
-    assert [result["code"] for result in answer["results"]] == [0] * 3 + [ErrorCode.REQUEST_TOO_LARGE] * 3
+    assert [result["code"] for result in answer["results"]] == [0] * 3 + [
+        ErrorCode.REQUEST_TOO_LARGE
+    ] * 3
 
 
-def test_requests_that_wait_are_bounded_for_a_session_and_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_that_wait_are_bounded_for_a_session_and_for_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(requests, "DEFERRED_MAX", 40)
     asking = Asking()
     request = {"changes": [{"delay_id": delay_id(LOG_ID, 0, 1 << 40, 0), "due_us": None}]}
@@ -200,17 +277,26 @@ def test_requests_that_wait_are_bounded_for_a_session_and_for_all(monkeypatch: p
     assert len(refused) == 4 * (requests.SESSION_MAX + 4) - 40
     asking.pass_time(7)
     assert len(asking.answers) == 4 * (requests.SESSION_MAX + 4)
-    assert {code for _, code, _ in asking.answers[len(refused) :]} == {ErrorCode.OK}, "they were told that there is no such record"
+    assert {code for _, code, _ in asking.answers[len(refused) :]} == {ErrorCode.OK}, (
+        "they were told that there is no such record"
+    )
 
 
 def test_changes_whose_outcome_is_not_known_are_bounded_for_a_session() -> None:
     asking = Asking()
     asking.world.schedule([DAY] * 40)
     for offset in range(40):
-        asking.ask(Api.CHANGE_DELAYS, {"changes": [{"delay_id": delay_id(LOG_ID, 0, offset, 0), "due_us": None}]})
-    assert [code for _, code, _ in asking.answers] == [ErrorCode.TOO_MANY_REQUESTS] * (40 - requests.SESSION_MAX)
+        asking.ask(
+            Api.CHANGE_DELAYS,
+            {"changes": [{"delay_id": delay_id(LOG_ID, 0, offset, 0), "due_us": None}]},
+        )
+    assert [code for _, code, _ in asking.answers] == [ErrorCode.TOO_MANY_REQUESTS] * (
+        40 - requests.SESSION_MAX
+    )
     asking.pass_time(1)
-    assert [code for _, code, _ in asking.answers[40 - requests.SESSION_MAX :]] == [ErrorCode.OK] * requests.SESSION_MAX
+    assert [code for _, code, _ in asking.answers[40 - requests.SESSION_MAX :]] == [
+        ErrorCode.OK
+    ] * requests.SESSION_MAX
 
 
 def test_tokens_that_a_client_guesses_decide_nothing() -> None:
@@ -219,14 +305,21 @@ def test_tokens_that_a_client_guesses_decide_nothing() -> None:
     first = delay_id(LOG_ID, 0, 0, asking.world.rows["r0"].due_us)
     forged = arrow_batch.with_delays(foreign(3), SCHEMA, [asking.world.wall_us + DAY] * 3, None)
     for token in (1, 2, 1 << 32, 1 << 32 | 1, 1 << 33):
-        put(asking.world, encoded(forged, due_us=token))  # the worker refuses it; an older one did not
-    code, answer = asking.answered(Api.CHANGE_DELAYS, {"changes": [{"delay_id": first, "due_us": asking.world.wall_us + 2 * DAY}]})
+        put(
+            asking.world, encoded(forged, due_us=token)
+        )  # the worker refuses it; an older one did not
+    code, answer = asking.answered(
+        Api.CHANGE_DELAYS,
+        {"changes": [{"delay_id": first, "due_us": asking.world.wall_us + 2 * DAY}]},
+    )
     assert code is ErrorCode.OK
     assert answer["results"][0]["code"] == 0
     tokens = set()
     for number in range(20):
         asking.requests._add_parts(
-            requests.PendingChange(Requester(0, number, 0), [{}], [], 0), PLACE, [(0, asking.world.partition.cancellation(1))]
+            requests.PendingChange(Requester(0, number, 0), [{}], [], 0),
+            PLACE,
+            [(0, asking.world.partition.cancellation(1))],
         )
         tokens |= set(asking.world.partition.changes)
     assert len(tokens) == 20
@@ -240,7 +333,10 @@ def test_partitions_are_described_page_by_page() -> None:
     code, answer = asking.answered(Api.DESCRIBE_DELAYS, {"limit": 1})
     assert code is ErrorCode.OK
     assert (len(answer["partitions"]), answer["after"]) == (1, ["t", 0])
-    assert asking.answered(Api.DESCRIBE_DELAYS, {"after": ["t", 0]})[1] == {"partitions": [], "after": None}
+    assert asking.answered(Api.DESCRIBE_DELAYS, {"after": ["t", 0]})[1] == {
+        "partitions": [],
+        "after": None,
+    }
     assert request_fields.DESCRIBE_LIMIT == 1_000
     assert isinstance(answer["partitions"][0]["lost_rows"], int)
 
@@ -248,7 +344,9 @@ def test_partitions_are_described_page_by_page() -> None:
 def test_a_list_copies_keys_and_no_values() -> None:
     asking = Asking()
     for _ in range(20):
-        row = arrow_batch.with_delays(foreign(1, b"x" * 50_000), SCHEMA, [asking.world.wall_us + DAY], None)
+        row = arrow_batch.with_delays(
+            foreign(1, b"x" * 50_000), SCHEMA, [asking.world.wall_us + DAY], None
+        )
         put(asking.world, encoded(row))
     asking.answered(Api.LIST_DELAYS, {"topic": "t"})
     before = pa.total_allocated_bytes()

@@ -1,4 +1,6 @@
-"""The scheduler's boundaries: what goes wrong in one partition or request costs no other, and a message is not read again."""
+"""The scheduler's boundaries: what goes wrong in one partition or request costs no other, and a
+message is not read again.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +12,16 @@ from typing import Any
 import orjson
 import pytest
 
-from shm.catalog_messages import LaneKind
 from shm.control import Control
 from shm.doorbell import Doorbell
 from shm.lane import LaneReader, LaneWriter
+from shm.lane_messages import LaneKind
 from shm.layout import ControlLayout, LaneLayout, ProcessWord, RegionKind, Role, TableLayout
 from shm.partition_table import PartitionTable
 from shm.region import Region
-from shm.runtime.boundary import Boundary
-from tailrace.protocol.errors import ErrorCode
-from tailrace.protocol.wire import Api
+from shm.runtime.error_handler import CountedErrorHandler
+from tailrace.core.error_codes import ErrorCode
+from tailrace.protocol.frame import Api
 from tests.kit import memory
 from tests.kit.delays import BEGIN_US, DelayWorld
 from tests.kit.simdisk import SimDisk, SimFiles
@@ -37,30 +39,47 @@ class Running:
     """A scheduler of several delay logs without files, over simulated memory."""
 
     def __init__(self, names: list[str]) -> None:
-        regions = {name: lane() for name in ("coordinator", "worker", "requests", "answers")}
-        self.slot = Control(memory.simulated(RegionKind.CONTROL, ControlLayout().size, 0)).process(Role.SCHEDULER, 0)
+        regions = {name: lane() for name in ("controller", "worker", "requests", "answers")}
+        self.slot = Control(memory.simulated(RegionKind.CONTROL, ControlLayout().size, 0)).process(
+            Role.SCHEDULER, 0
+        )
         self.bell = Doorbell.create()
-        self.ask_lane, self.answers = LaneWriter(regions["requests"]), LaneReader(regions["answers"])
-        feed = LaneWriter(regions["coordinator"])
+        self.ask_lane, self.answers = (
+            LaneWriter(regions["requests"]),
+            LaneReader(regions["answers"]),
+        )
+        feed = LaneWriter(regions["controller"])
         world = DelayWorld(0)
         disk = SimDisk()
         files = SimFiles(disk)
         for number, name in enumerate(names):
             topic_id, log_id = bytes([number]) * 16, bytes([number + 100]) * 16
             files.make_directory(f"/data/{name}@delay-0")
-            topic = replace(world.topic, topic=name, topic_id=topic_id, slot=2 * number, delay_log=log_id.hex())
-            log = replace(world.log, topic=f"{name}@delay", topic_id=log_id, slot=2 * number + 1, delay_of=topic_id.hex())
+            topic = replace(
+                world.topic, topic=name, topic_id=topic_id, slot=2 * number, delay_log=log_id.hex()
+            )
+            log = replace(
+                world.log,
+                topic=f"{name}@delay",
+                topic_id=log_id,
+                slot=2 * number + 1,
+                delay_of=topic_id.hex(),
+            )
             for item in (topic, log):
                 assert feed.try_write(LaneKind.ASSIGN, 0, 0, 0, 0, 0, (item.encode(),))
         assert feed.try_write(LaneKind.FED, 0, 0, 0, 1, 0, (b"",))
-        feed.publish()
+        feed.commit()
         self.now_ns = SECOND_NS
         self.scheduler = Scheduler(
-            files=files, data_dirs=["/data"], tables=[PartitionTable(memory.simulated(RegionKind.TABLE, TableLayout(16).size, 16))],
-            from_coordinator=LaneReader(regions["coordinator"]), generation=1, workers={},
+            files=files, data_dirs=["/data"],
+            tables=[PartitionTable(memory.simulated(RegionKind.TABLE, TableLayout(16).size, 16))],
+            from_controller=LaneReader(regions["controller"]), generation=1, workers={},
             connect_worker=lambda _: WorkerLink(LaneWriter(regions["worker"]), self.bell),
-            fronts=[FrontLink(LaneReader(regions["requests"]), LaneWriter(regions["answers"]), self.bell)], is_running=lambda: True,
-            wall_us=lambda: BEGIN_US, on_ready=lambda: None, incarnations=itertools.count(1), boundary=Boundary(self.slot), start_ns=self.now_ns,
+            fronts=[FrontLink(LaneReader(regions["requests"]), LaneWriter(regions["answers"]),
+            self.bell)], is_running=lambda: True,
+            wall_us=lambda: BEGIN_US, on_ready=lambda: None, incarnations=itertools.count(1),
+            error_handler=CountedErrorHandler(self.slot),
+            start_ns=self.now_ns,
         )  # fmt: skip
 
     def step(self, seconds: float = 0) -> None:
@@ -68,8 +87,16 @@ class Running:
         self.scheduler.step(self.now_ns)
 
     def ask(self, api: int, body: Any) -> None:
-        assert self.ask_lane.try_write(LaneKind.REQUEST, int(api), 0, 5, 7, 0, (body if isinstance(body, bytes) else orjson.dumps(body),))
-        self.ask_lane.publish()
+        assert self.ask_lane.try_write(
+            LaneKind.REQUEST,
+            int(api),
+            0,
+            5,
+            7,
+            0,
+            (body if isinstance(body, bytes) else orjson.dumps(body),),
+        )
+        self.ask_lane.commit()
 
     def answered(self) -> Iterator[tuple[int, dict[str, Any]]]:
         while (message := self.answers.peek()) is not None:
@@ -81,7 +108,9 @@ class Running:
         return {partition.topic.topic for partition in self.scheduler._open.values()}
 
 
-def test_a_partition_that_fails_is_closed_said_and_tried_again_later_each_time_and_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_partition_that_fails_is_closed_said_and_tried_again_later_each_time_and_others_go_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     running = Running(["good", "bad"])
     running.step()
     assert running.open_topics() == {"good", "bad"}
@@ -110,7 +139,9 @@ def _unknown_type(_: bytes) -> None:
     raise KeyError("as pyarrow does for a type that it does not know")
 
 
-def test_a_delay_log_that_cannot_be_opened_keeps_no_other_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_delay_log_that_cannot_be_opened_keeps_no_other_from_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     running = Running(["bad", "good"])
     with monkeypatch.context() as patch:
         patch.setattr("workers.delays.log_batches.from_message", _unknown_type)
@@ -120,7 +151,9 @@ def test_a_delay_log_that_cannot_be_opened_keeps_no_other_from_it(monkeypatch: p
     assert running.open_topics() == {"bad", "good"}
 
 
-def test_a_request_that_fails_is_answered_and_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_that_fails_is_answered_and_not_read_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     running = Running(["t"])
     running.step()
 
@@ -153,7 +186,7 @@ def test_answers_that_nobody_takes_hold_back_requests(monkeypatch: pytest.Monkey
     answered = 0
     for _ in range(600):
         if running.ask_lane.try_write(LaneKind.REQUEST, int(Api.LIST_DELAYS), 0, 5, 7, 0, (b"{}",)):
-            running.ask_lane.publish()
+            running.ask_lane.commit()
             sent += 1
         running.step()
         assert len(running.scheduler._fronts[0].outbox.waiting) <= 3 + module.REQUESTS_AT_ONCE

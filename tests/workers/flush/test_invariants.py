@@ -1,4 +1,6 @@
-"""The invariant checks find what they are for: each is broken once, in memory, between two steps; and what they have found."""
+"""The invariant checks find what they are for: each is broken once, in memory, between two steps;
+and what they have found.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +12,15 @@ from collections.abc import Callable
 import pytest
 
 from shm.invariants import InvariantError
-from tailrace.formats.partition_file import Damage, Epoch
-from tailrace.formats.segment import SEGMENT_SUFFIX, file_name
+from tailrace.format.partition_metadata import DamagedRange, Epoch
+from tailrace.format.segment import SEGMENT_SUFFIX, file_name
 from tests.kit.batches import make_batch
 from tests.kit.logs import Bench, assignment, bench, simulated_regions
 from tests.kit.simdisk import SimDisk, SimFiles
-from workers.flusher import FlusherSettings
-from workers.invariants import check_flusher, check_worker
-from workers.live_segment import LiveSegment
-from workers.partition_log import PartitionLog
+from workers.flush.flusher import FlusherSettings
+from workers.flush.invariants import check_flusher, check_worker
+from workers.log.active_segment import ActiveSegment
+from workers.log.partition_log import PartitionLog
 
 
 def log_of(it: Bench) -> PartitionLog:
@@ -27,7 +29,7 @@ def log_of(it: Bench) -> PartitionLog:
     return log
 
 
-def live_of(it: Bench) -> LiveSegment:
+def live_of(it: Bench) -> ActiveSegment:
     live = log_of(it).live
     assert live is not None
     return live
@@ -46,13 +48,22 @@ def check_both(it: Bench) -> None:
         (lambda it: setattr(live_of(it), "synced_end", live_of(it).end + 1), "synced to"),
         (lambda it: setattr(live_of(it), "base", 9), "segment 9 is live"),
         (lambda it: setattr(log_of(it).file, "epochs", [Epoch(1, 5), Epoch(0, 0)]), "epochs"),
-        (lambda it: setattr(log_of(it).file, "damage", [Damage(0, 0, 0, 0, 3), Damage(0, 0, 0, 2, 4)]), "damage"),
+        (
+            lambda it: setattr(
+                log_of(it).file,
+                "damage",
+                [DamagedRange(0, 0, 0, 0, 3), DamagedRange(0, 0, 0, 2, 4)],
+            ),
+            "damage",
+        ),
         (lambda it: log_of(it).producers.record(7, 0, 0, 1, 40, 42, 1), "producer 7"),
-        (lambda it: setattr(it.flusher._stages[0], "cursor", 99), "cursor 99"),
+        (lambda it: setattr(it.flusher._followers[0], "cursor", 99), "cursor 99"),
         (lambda it: it.worker._partitions[0].producers.record(7, 0, 0, 1, 40, 42, 1), "producer 7"),
     ],
 )
-def test_a_broken_invariant_is_found(tmp_path: pathlib.Path, break_it: Callable[[Bench], None], said: str) -> None:
+def test_a_broken_invariant_is_found(
+    tmp_path: pathlib.Path, break_it: Callable[[Bench], None], said: str
+) -> None:
     with bench(str(tmp_path)) as it:
         it.send(make_batch(3, producer_id=1))
         it.settle()
@@ -63,15 +74,28 @@ def test_a_broken_invariant_is_found(tmp_path: pathlib.Path, break_it: Callable[
 
 
 def test_retention_keeps_the_segment_that_took_the_place_of_an_empty_one() -> None:
-    """A sync fails when a segment is to be closed: the empty one that is written anew begins where the next one does."""
+    """A sync fails when a segment is to be closed: the empty one that is written anew begins where
+    the next one does.
+    """
     disk = SimDisk(("/data",))
     item = assignment(durability="memory", segment_bytes=65536)
-    it = Bench("/data", simulated_regions(), SimFiles(disk), FlusherSettings(journal_bytes=1 << 20), assignments=[item])
+    it = Bench(
+        "/data",
+        simulated_regions(),
+        SimFiles(disk),
+        FlusherSettings(journal_bytes=1 << 20),
+        assignments=[item],
+    )
     it.settle()
     failed: list[str] = []
 
     def refuse_once(operation: str, path: str) -> None:
-        if operation == "sync" and path.endswith(SEGMENT_SUFFIX) and not failed and log_of(it).next_offset:
+        if (
+            operation == "sync"
+            and path.endswith(SEGMENT_SUFFIX)
+            and not failed
+            and log_of(it).next_offset
+        ):
             failed.append(path)
             raise OSError(errno.EIO, os.strerror(errno.EIO), path)
 

@@ -1,4 +1,6 @@
-"""A file that is whole, but another kind under this name, is damage like any other: checksums prove bytes, not meanings."""
+"""A file that is whole, but another kind under this name, is damage like any other: checksums prove
+bytes, not meanings.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +8,18 @@ import pathlib
 
 import pytest
 
-from tailrace.formats import checked_json
-from tailrace.formats.data_directory import decode_identity
-from tailrace.formats.partition_file import PartitionFile
-from tailrace.formats.pending_files import PENDING_VERSION, Manifest, PendingDamagedError
-from workers.checkpoint import load_checkpoint
-from workers.files import DiskFiles
-from workers.producer_snapshots import decode_producers, encode_producers
-from workers.producer_state import ProducerTable
+from tailrace.format import checked_json
+from tailrace.format.data_dir import decode_identity
+from tailrace.format.delay_files import PENDING_VERSION, Manifest, PendingDamagedError
+from tailrace.format.partition_metadata import PartitionMetadata
+from workers.log.producer_snapshots import decode_producers, encode_producers
+from workers.log.producer_state import ProducerTable
+from workers.segment.checkpoint import load_checkpoint
+from workers.segment.files import DiskFiles
 
 TOPIC_ID = bytes(range(16))
 KINDS = {
-    "partition.json": PartitionFile("t", 0, TOPIC_ID, {}).encode(),
+    "partition.json": PartitionMetadata("t", 0, TOPIC_ID, {}).encode(),
     "pending.json": checked_json.encode({"version": PENDING_VERSION}),
     "producers": encode_producers(ProducerTable()),
     "a list": checked_json.encode([]),
@@ -36,7 +38,7 @@ def test_a_checkpoint(tmp_path: pathlib.Path, kind: str) -> None:
 def test_the_others(kind: str) -> None:
     data = KINDS[kind]
     assert decode_identity(data) is None
-    assert kind == "partition.json" or PartitionFile.decode(data) is None
+    assert kind == "partition.json" or PartitionMetadata.decode(data) is None
     assert kind in ("producers", "a list") or decode_producers(data) is None
     with pytest.raises(PendingDamagedError):
         Manifest.decode(data)

@@ -1,4 +1,6 @@
-"""Deduplication: Kafka's rules, one row each; and a model of producers that come, go and retry while the table forgets."""
+"""Deduplication: Kafka's rules, one row each; and a model of producers that come, go and retry
+while the table forgets.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +11,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tailrace.formats.batch_header import REMEMBERED_BATCHES
-from tailrace.protocol.errors import ErrorCode
-from workers import producer_state
-from workers.producer_state import Decision, ProducerTable
+from tailrace.core.error_codes import ErrorCode
+from tailrace.format.batch_header import REMEMBERED_BATCHES
+from workers.log import producer_state
+from workers.log.producer_state import Decision, ProducerTable
 
 LAST = 2**31 - 1
 END = (REMEMBERED_BATCHES + 2) * 10
@@ -42,7 +44,9 @@ def table(batches: int = REMEMBERED_BATCHES + 2, epoch: int = 1) -> ProducerTabl
         (8, 0, 1, Decision.REFUSE, ErrorCode.UNKNOWN_SEQUENCE),
     ],
 )
-def test_decision(producer: int, epoch: int, sequence: int, decision: Decision, code: ErrorCode) -> None:
+def test_decision(
+    producer: int, epoch: int, sequence: int, decision: Decision, code: ErrorCode
+) -> None:
     verdict = table().decide(producer, epoch, sequence, 9)
     assert (verdict.decision, verdict.code) == (decision, code)
 
@@ -81,7 +85,7 @@ def test_recording_twice_or_backwards_changes_nothing() -> None:
     assert result.to_snapshot() == table().to_snapshot()
 
 
-# ---- many producers ----------------------------------------------------------------------------------------------------------------------
+# ---- many producers ------------------------------------------------------------------------------
 
 MINUTE_US = 60_000_000
 RETRIED_FOR_US = 5 * MINUTE_US
@@ -99,7 +103,9 @@ STEPS = st.lists(
 
 @dataclass
 class Client:
-    """A producer as the SDK is one: it sends again what it knows no answer to until its time is over, and takes a new epoch when it is not known any more."""
+    """A producer as the SDK is one: it sends again what it knows no answer to until its time is
+    over, and takes a new epoch when it is not known any more.
+    """
 
     number: int
     epoch: int = 0
@@ -110,7 +116,9 @@ class Client:
 
 
 class Partition:
-    """A worker's table and the flusher's copy; every batch's answer is lost, so each is sent again."""
+    """A worker's table and the flusher's copy; every batch's answer is lost, so each is sent
+    again.
+    """
 
     def __init__(self, limit: int) -> None:
         self.worker, self.flusher = ProducerTable(), ProducerTable()
@@ -128,7 +136,9 @@ class Partition:
             offset = len(self.log)
             self.log.append((client.number, batch))
             for table in (self.worker, self.flusher):
-                table.record(client.number, client.epoch, sequence, 0, offset, offset + 1, self.now_us)
+                table.record(
+                    client.number, client.epoch, sequence, 0, offset, offset + 1, self.now_us
+                )
         elif verdict.original is not None:
             assert self.log[verdict.original.base_offset] == (client.number, batch)
         return verdict.code
@@ -143,12 +153,18 @@ def play(steps: list[tuple[str, int]], limit: int = 6) -> Partition:
         elif step == "restart":
             partition.worker = ProducerTable.from_snapshot(partition.flusher.to_snapshot())
         elif step == "send" or client.unanswered is not None:
-            if client.unanswered is None or step == "send":  # the batch before was answered, or is given up
+            if (
+                client.unanswered is None or step == "send"
+            ):  # the batch before was answered, or is given up
                 client.last_batch += 1
                 client.unanswered = client.last_batch, client.next_sequence, partition.now_us
             batch, sequence, since_us = client.unanswered
             if partition.now_us - since_us > RETRIED_FOR_US:
-                client.unanswered, client.epoch, client.next_sequence = None, client.epoch + 1, 0  # what it knows no fate of leaves a gap
+                client.unanswered, client.epoch, client.next_sequence = (
+                    None,
+                    client.epoch + 1,
+                    0,
+                )  # what it knows no fate of leaves a gap
                 continue
             code = partition.produce(client, batch, sequence)
             if code is ErrorCode.UNKNOWN_SEQUENCE:
@@ -171,13 +187,19 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(producer_state, "KEPT", 3)
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(STEPS)
-def test_nothing_that_may_be_sent_again_is_forgotten_however_many_producers_come(steps: list[tuple[str, int]]) -> None:
+def test_nothing_that_may_be_sent_again_is_forgotten_however_many_producers_come(
+    steps: list[tuple[str, int]],
+) -> None:
     play(steps)
 
 
-def test_the_model_finds_a_table_that_forgets_who_may_retry(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_model_finds_a_table_that_forgets_who_may_retry(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(producer_state, "IDLE_US", 2 * MINUTE_US)
     with pytest.raises(AssertionError, match="appended twice"):
         play([("send", 0), ("wait", 3), *[("send", n) for n in range(1, 6)], ("retry", 0)])

@@ -1,4 +1,6 @@
-"""Recovery: the table row by row; torn tails cut and counted; corruption told from a torn tail; indexes made again."""
+"""Recovery: the table row by row; torn tails cut and counted; corruption told from a torn tail;
+indexes made again.
+"""
 
 from __future__ import annotations
 
@@ -8,20 +10,25 @@ import random
 import orjson
 import pytest
 
-from tailrace.formats.batch_header import ATTRIBUTE_CONTROL, CONTROL_DELAY_MARK, END_OF_STREAM, BatchHeader
-from tailrace.formats.partition_file import Damage, PartitionFile
-from tailrace.formats.segment import Ending, file_name
-from tailrace.schema import DEFAULT_SCHEMA, to_message
+from tailrace.format.batch_header import (
+    ATTRIBUTE_CONTROL,
+    CONTROL_DELAY_MARK,
+    END_OF_STREAM,
+    BatchHeader,
+)
+from tailrace.format.partition_metadata import DamagedRange, PartitionMetadata
+from tailrace.format.schema import DEFAULT_SCHEMA, to_message
+from tailrace.format.segment import Ending, file_name
 from tests.kit.batches import TIME_US, make_batch, stamped
 from tests.kit.logs import assignment, bench
 from tests.kit.simdisk import SimDisk, SimFiles
-from workers.checkpoint import CHECKPOINT_FILES, SealedSegment
-from workers.files import DiskFiles
-from workers.live_segment import PendingBatch
-from workers.partition_log import PartitionLog
-from workers.producer_snapshots import decode_producers, encode_producers, record_producer
-from workers.producer_state import ProducerTable
-from workers.recovery import Action, Hints, RecoveredLog, decide, recover_log
+from workers.log.active_segment import PendingBatch
+from workers.log.partition_log import PartitionLog
+from workers.log.producer_snapshots import decode_producers, encode_producers, record_producer
+from workers.log.producer_state import ProducerTable
+from workers.log.recovery import Action, Hints, RecoveredLog, decide, recover_log
+from workers.segment.checkpoint import CHECKPOINT_FILES, SealedSegment
+from workers.segment.files import DiskFiles
 
 
 @pytest.mark.parametrize(
@@ -43,7 +50,9 @@ def test_the_table(ending: Ending, elsewhere: bool, durable: bool, action: Actio
     assert decide(ending, elsewhere=elsewhere, durable=durable) is action
 
 
-def segment(tmp_path: pathlib.Path, counts: tuple[int, ...] = (3, 4, 5), *, settle_each: bool = True) -> pathlib.Path:
+def segment(
+    tmp_path: pathlib.Path, counts: tuple[int, ...] = (3, 4, 5), *, settle_each: bool = True
+) -> pathlib.Path:
     """A live segment with batches of these many records."""
     with bench(str(tmp_path)) as b:
         sequence = 0
@@ -57,11 +66,13 @@ def segment(tmp_path: pathlib.Path, counts: tuple[int, ...] = (3, 4, 5), *, sett
     return tmp_path / "t-0" / ("0" * 20 + ".arrows")
 
 
-def recover(path: pathlib.Path, *, checkpoint: bool = False, hints: Hints | None = None) -> RecoveredLog:
+def recover(
+    path: pathlib.Path, *, checkpoint: bool = False, hints: Hints | None = None
+) -> RecoveredLog:
     """What recovery makes of the log of `path`; without its checkpoints, unless they are wanted."""
     for name in () if checkpoint else CHECKPOINT_FILES:
         path.with_name(name).unlink(missing_ok=True)
-    known = PartitionFile.decode(path.with_name("partition.json").read_bytes())
+    known = PartitionMetadata.decode(path.with_name("partition.json").read_bytes())
     assert known is not None
     return recover_log(DiskFiles(), str(path.parent), known, hints or Hints())
 
@@ -72,14 +83,20 @@ def test_an_intact_live_segment_is_appended_to(tmp_path: pathlib.Path) -> None:
     assert (found.next_offset, found.cut_bytes, found.live_base, found.damage) == (12, 0, 0, [])
 
 
-def test_a_tail_torn_at_every_byte_of_the_last_batch_is_cut_and_counted(tmp_path: pathlib.Path) -> None:
+def test_a_tail_torn_at_every_byte_of_the_last_batch_is_cut_and_counted(
+    tmp_path: pathlib.Path,
+) -> None:
     path = segment(tmp_path, settle_each=False)
     whole = path.read_bytes()
     batch = len(make_batch(5))
     for length in range(len(whole) - batch + 1, len(whole), 7):
         path.write_bytes(whole[:length])
         found = recover(path)
-        assert (found.next_offset, found.cut_bytes, found.live_base) == (7, length - (len(whole) - batch), 0)
+        assert (found.next_offset, found.cut_bytes, found.live_base) == (
+            7,
+            length - (len(whole) - batch),
+            0,
+        )
         assert path.stat().st_size == len(whole) - batch
 
 
@@ -93,7 +110,9 @@ def test_zeroes_and_garbage_behind_the_last_batch_are_cut(tmp_path: pathlib.Path
         assert path.read_bytes() == whole
 
 
-def test_a_damaged_middle_is_corruption_where_a_later_batch_knows_it_was_durable(tmp_path: pathlib.Path) -> None:
+def test_a_damaged_middle_is_corruption_where_a_later_batch_knows_it_was_durable(
+    tmp_path: pathlib.Path,
+) -> None:
     path = segment(tmp_path)
     whole = path.read_bytes()
     data = bytearray(whole)
@@ -103,24 +122,35 @@ def test_a_damaged_middle_is_corruption_where_a_later_batch_knows_it_was_durable
     found = recover(path, hints=Hints(quarantine=str(tmp_path / "quarantine")))
     first = len(to_message(DEFAULT_SCHEMA))
     end = first + len(make_batch(3))
-    assert found.damage == [Damage(0, first, end, 0, 3)]
-    assert (found.next_offset, found.cut_bytes, found.live_base, found.valid_end) == (12, 0, 0, len(whole)), "the log goes on"
+    assert found.damage == [DamagedRange(0, first, end, 0, 3)]
+    assert (found.next_offset, found.cut_bytes, found.live_base, found.valid_end) == (
+        12,
+        0,
+        0,
+        len(whole),
+    ), "the log goes on"
     assert path.read_bytes() == data, "a corrupt file is kept as it is"
     kept = tmp_path / "quarantine" / f"t-0-{0:020d}-{first}"
     assert kept.with_suffix(".bytes").read_bytes() == data[first:end]
     assert orjson.loads(kept.with_suffix(".json").read_bytes())["last_offset"] == 2
 
 
-def test_a_last_batch_that_a_checkpoint_knew_is_reported_as_lost_not_cut(tmp_path: pathlib.Path) -> None:
+def test_a_last_batch_that_a_checkpoint_knew_is_reported_as_lost_not_cut(
+    tmp_path: pathlib.Path,
+) -> None:
     path = segment(tmp_path)
     whole = path.read_bytes()
     path.write_bytes(whole[:-10])
     found = recover(path, checkpoint=True)
     assert [(d.start, d.end) for d in found.damage] == [(7, 12)]
-    assert (found.next_offset, found.cut_bytes, found.live_base) == (12, 0, -1), "the next batch begins a new segment behind what is lost"
+    assert (found.next_offset, found.cut_bytes, found.live_base) == (12, 0, -1), (
+        "the next batch begins a new segment behind what is lost"
+    )
 
 
-def test_what_the_journal_or_a_ring_holds_is_cut_and_not_called_corruption(tmp_path: pathlib.Path) -> None:
+def test_what_the_journal_or_a_ring_holds_is_cut_and_not_called_corruption(
+    tmp_path: pathlib.Path,
+) -> None:
     path = segment(tmp_path)
     data = bytearray(path.read_bytes())
     data[bytes(data).index(b"value-0value-1")] ^= 1
@@ -129,7 +159,9 @@ def test_what_the_journal_or_a_ring_holds_is_cut_and_not_called_corruption(tmp_p
     assert (found.next_offset, found.damage) == (0, [])
 
 
-def test_only_what_follows_the_checkpoint_is_read_and_a_damaged_one_falls_back_to_the_other(tmp_path: pathlib.Path) -> None:
+def test_only_what_follows_the_checkpoint_is_read_and_a_damaged_one_falls_back_to_the_other(
+    tmp_path: pathlib.Path,
+) -> None:
     path = segment(tmp_path)
     found = recover(path, checkpoint=True)
     assert found.next_offset == 12
@@ -163,7 +195,9 @@ def test_an_index_that_is_not_right_is_made_again(tmp_path: pathlib.Path, damage
     if damage == "missing":
         index.unlink()
     else:
-        index.write_bytes({"short": good[:-5], "wrong": good[:-8] + b"\xff" * 8, "empty": b""}[damage])
+        index.write_bytes(
+            {"short": good[:-5], "wrong": good[:-8] + b"\xff" * 8, "empty": b""}[damage]
+        )
     recover(path)
     assert index.read_bytes() == good
 
@@ -193,14 +227,18 @@ class CountingFiles(DiskFiles):
         return data
 
 
-def test_recovery_of_50_gb_reads_little_more_than_what_follows_the_checkpoint(tmp_path: pathlib.Path) -> None:
+def test_recovery_of_50_gb_reads_little_more_than_what_follows_the_checkpoint(
+    tmp_path: pathlib.Path,
+) -> None:
     segment_bytes, segment_count, segment_records = 256 << 20, 200, 1000
     item = assignment()
     log = PartitionLog(DiskFiles(), str(tmp_path), item)
     log.open("first")
     log.next_offset = log.high_watermark = segment_count * segment_records
     log.roll()
-    for number in range(segment_count):  # sparse, but for the mark at the end: what is sealed is not read
+    for number in range(
+        segment_count
+    ):  # sparse, but for the mark at the end: what is sealed is not read
         base = number * segment_records
         with open(tmp_path / "t-0" / file_name(base), "wb") as file:
             file.write(item.schema)
@@ -211,19 +249,29 @@ def test_recovery_of_50_gb_reads_little_more_than_what_follows_the_checkpoint(tm
         if number == 2:
             log.checkpoint(sync=True)
         offset = log.next_offset
-        log.place(PendingBatch(offset, offset + 100, TIME_US, TIME_US, stamped(make_batch(100), offset)))
+        log.place(
+            PendingBatch(offset, offset + 100, TIME_US, TIME_US, stamped(make_batch(100), offset))
+        )
         log.write_pending()
         log.sync()
         log.settled()
     files = CountingFiles()
     again = PartitionLog(files, str(tmp_path), item)
     recovered = again.open("second")
-    assert (again.next_offset, len(again.sealed), recovered.damage) == (segment_count * segment_records + 300, segment_count, [])
+    assert (again.next_offset, len(again.sealed), recovered.damage) == (
+        segment_count * segment_records + 300,
+        segment_count,
+        [],
+    )
     assert again.size_bytes > 50_000_000_000
-    assert files.read_bytes < 100_000, "recovery must not read what was sealed or lies before the checkpoint"
+    assert files.read_bytes < 100_000, (
+        "recovery must not read what was sealed or lies before the checkpoint"
+    )
 
 
-def test_what_a_loss_of_power_takes_of_a_partition_without_a_segment_is_made_again_and_what_was_synced_since_is_there() -> None:
+def test_what_a_loss_of_power_takes_of_a_partition_without_a_segment_is_made_again_and_what_was_synced_since_is_there() -> (  # noqa: E501
+    None
+):
     for seed in range(300):
         rng = random.Random(seed)
         disk = SimDisk()
@@ -234,7 +282,12 @@ def test_what_a_loss_of_power_takes_of_a_partition_without_a_segment_is_made_aga
 
         second = PartitionLog(SimFiles(disk), "/data", assignment(version=2, retention_ms=1000))
         recovered = second.open("second")
-        assert (second.next_offset, second.refusal, recovered.damage, second.file.damage) == (0, "", [], [])
+        assert (second.next_offset, second.refusal, recovered.damage, second.file.damage) == (
+            0,
+            "",
+            [],
+            [],
+        )
         second.roll()
         second.place(PendingBatch(0, 100, TIME_US, TIME_US, stamped(make_batch(100), 0)))
         second.write_pending()
@@ -244,7 +297,7 @@ def test_what_a_loss_of_power_takes_of_a_partition_without_a_segment_is_made_aga
         third = PartitionLog(SimFiles(disk), "/data", assignment(version=2, retention_ms=1000))
         described = disk.names["/data/t-0/partition.json"]
         assert described is not None
-        known = PartitionFile.decode(bytes(described.durable))
+        known = PartitionMetadata.decode(bytes(described.durable))
         assert known is not None
         assert known.topic_id == third.assignment.topic_id
         assert (third.open("third").damage, third.next_offset, third.refusal) == ([], 100, "")
@@ -253,5 +306,7 @@ def test_what_a_loss_of_power_takes_of_a_partition_without_a_segment_is_made_aga
 def test_a_control_record_of_another_type_closes_nothing() -> None:
     table = ProducerTable()
     for control_type, expected in ((1, 0), (CONTROL_DELAY_MARK, 77)):
-        record_producer(table, BatchHeader(attributes=ATTRIBUTE_CONTROL, control_type=control_type, min_tick=77))
+        record_producer(
+            table, BatchHeader(attributes=ATTRIBUTE_CONTROL, control_type=control_type, min_tick=77)
+        )
         assert table.open_ordinal == expected

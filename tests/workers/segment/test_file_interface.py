@@ -1,4 +1,6 @@
-"""The file interface's conformance suite: the real disk and the simulated one behave alike, in what they return and in what they raise."""
+"""The file interface's conformance suite: the real disk and the simulated one behave alike, in what
+they return and in what they raise.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +10,16 @@ import pathlib
 
 import pytest
 
-from tailrace.formats.files import IOV_MAX, NO_PLAIN_FILE, TEMPORARY_SUFFIX, DiskFiles, Files, replace_file
+from tailrace.format.files import (
+    IOV_MAX,
+    NO_PLAIN_FILE,
+    TEMPORARY_SUFFIX,
+    DiskFiles,
+    Files,
+    replace_file,
+)
 from tests.kit.simdisk import SimDisk, SimFiles
-from workers.files import read_whole, remove_tree, write_durably
+from workers.segment.files import read_whole, remove_tree, write_durably
 
 
 @pytest.fixture(params=["disk", "simulated"])
@@ -28,13 +37,19 @@ def put(files: Files, path: str, data: bytes) -> None:
     files.close(fd)
 
 
-def test_bytes_lie_where_they_were_written_and_a_gap_reads_as_zeroes(place: tuple[Files, str]) -> None:
+def test_bytes_lie_where_they_were_written_and_a_gap_reads_as_zeroes(
+    place: tuple[Files, str],
+) -> None:
     files, root = place
     fd = files.open_for_write(f"{root}/a")
     assert (files.size(fd), files.read_at(fd, 10, 0)) == (0, b"")
     files.write_at(fd, [b"one", b"", memoryview(b"two"), bytearray(b"three")], 4)
     assert files.read_at(fd, 100, 0) == b"\0\0\0\0onetwothree"
-    assert (files.read_at(fd, 3, 4), files.read_at(fd, 3, 14), files.read_at(fd, 3, 50)) == (b"one", b"e", b"")
+    assert (files.read_at(fd, 3, 4), files.read_at(fd, 3, 14), files.read_at(fd, 3, 50)) == (
+        b"one",
+        b"e",
+        b"",
+    )
     files.write_at(fd, [b"TWO"], 7)
     files.write_at(fd, [], 0)
     many = [b"%d," % number for number in range(3 * IOV_MAX + 1)]
@@ -49,6 +64,29 @@ def test_bytes_lie_where_they_were_written_and_a_gap_reads_as_zeroes(place: tupl
     with pytest.raises(OSError) as error:
         files.read_at(fd, 1, 0)
     assert error.value.errno == errno.EBADF
+
+
+def test_a_file_that_is_removed_or_replaced_is_known_by_its_descriptor(
+    place: tuple[Files, str],
+) -> None:
+    files, root = place
+    for name in ("kept", "removed", "replaced", "other"):
+        put(files, f"{root}/{name}", b"x")
+    fds = {
+        name: files.open_for_read(f"{root}/{name}")
+        for name in ("kept", "removed", "replaced", "other")
+    }
+    assert not any(files.is_removed(fd) for fd in fds.values())
+    files.unlink(f"{root}/removed")
+    files.rename(f"{root}/other", f"{root}/replaced")
+    assert {name: files.is_removed(fd) for name, fd in fds.items()} == {
+        "kept": False,
+        "removed": True,
+        "replaced": True,
+        "other": False,
+    }
+    for fd in fds.values():
+        files.close(fd)
 
 
 def test_opening_keeps_what_is_there_and_says_what_is_not(place: tuple[Files, str]) -> None:
@@ -73,7 +111,9 @@ def test_opening_keeps_what_is_there_and_says_what_is_not(place: tuple[Files, st
         assert error.value.errno in NO_PLAIN_FILE
 
 
-def test_directories_are_listed_in_order_and_without_what_lies_deeper(place: tuple[Files, str]) -> None:
+def test_directories_are_listed_in_order_and_without_what_lies_deeper(
+    place: tuple[Files, str],
+) -> None:
     files, root = place
     for name in ("b", "a", "a.b"):
         put(files, f"{root}/{name}", b"")
@@ -81,7 +121,13 @@ def test_directories_are_listed_in_order_and_without_what_lies_deeper(place: tup
     put(files, f"{root}/d/inner", b"")
     assert files.list(root) == ["a", "a.b", "b", "d"]
     assert files.list(f"{root}/d") == ["inner"]
-    assert [files.exists(f"{root}/{name}") for name in ("a", "d", "d/inner", "none", "inner")] == [True, True, True, False, False]
+    assert [files.exists(f"{root}/{name}") for name in ("a", "d", "d/inner", "none", "inner")] == [
+        True,
+        True,
+        True,
+        False,
+        False,
+    ]
     with pytest.raises(FileNotFoundError):
         files.list(f"{root}/none")
     with pytest.raises(FileNotFoundError):
@@ -93,13 +139,19 @@ def test_directories_are_listed_in_order_and_without_what_lies_deeper(place: tup
     files.sync_directory(root)
 
 
-def test_a_rename_replaces_a_file_takes_a_directory_with_what_it_has_and_keeps_what_is_open(place: tuple[Files, str]) -> None:
+def test_a_rename_replaces_a_file_takes_a_directory_with_what_it_has_and_keeps_what_is_open(
+    place: tuple[Files, str],
+) -> None:
     files, root = place
     put(files, f"{root}/new", b"new")
     put(files, f"{root}/old", b"old")
     fd = files.open_for_read(f"{root}/old")
     files.rename(f"{root}/new", f"{root}/old")
-    assert (files.list(root), read_whole(files, f"{root}/old"), files.read_at(fd, 10, 0)) == (["old"], b"new", b"old")
+    assert (files.list(root), read_whole(files, f"{root}/old"), files.read_at(fd, 10, 0)) == (
+        ["old"],
+        b"new",
+        b"old",
+    )
     files.close(fd)
     with pytest.raises(FileNotFoundError):
         files.rename(f"{root}/none", f"{root}/old")
@@ -117,12 +169,18 @@ def test_a_rename_replaces_a_file_takes_a_directory_with_what_it_has_and_keeps_w
         files.rename(f"{root}/f", f"{root}/old")
 
 
-def test_what_is_removed_is_gone_by_name_and_readable_where_it_is_open(place: tuple[Files, str]) -> None:
+def test_what_is_removed_is_gone_by_name_and_readable_where_it_is_open(
+    place: tuple[Files, str],
+) -> None:
     files, root = place
     put(files, f"{root}/a", b"still")
     fd = files.open_for_read(f"{root}/a")
     files.unlink(f"{root}/a")
-    assert (files.exists(f"{root}/a"), files.read_at(fd, 10, 0), files.size(fd)) == (False, b"still", 5)
+    assert (files.exists(f"{root}/a"), files.read_at(fd, 10, 0), files.size(fd)) == (
+        False,
+        b"still",
+        5,
+    )
     files.close(fd)
     with pytest.raises(FileNotFoundError):
         files.unlink(f"{root}/a")
@@ -153,7 +211,9 @@ def test_room_is_known_and_can_be_taken(place: tuple[Files, str]) -> None:
     files.close(fd)
 
 
-def test_a_small_file_is_replaced_whole_also_where_a_kill_left_its_temporary(place: tuple[Files, str]) -> None:
+def test_a_small_file_is_replaced_whole_also_where_a_kill_left_its_temporary(
+    place: tuple[Files, str],
+) -> None:
     files, root = place
     for data, leftover in ((b"first", b""), (b"", b"left by a kill, and longer"), (b"third", b"x")):
         if leftover:

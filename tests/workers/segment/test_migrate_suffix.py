@@ -1,4 +1,6 @@
-"""A data directory of format 3, whose segments end in `.arrow`: renamed at start, also halfway; two different files for one offset are refused."""
+"""A data directory of format 3, whose segments end in `.arrow`: renamed at start, also halfway; two
+different files for one offset are refused.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +10,17 @@ from datetime import timedelta
 import pyarrow as pa
 import pytest
 
-from appliance import log_check
+from appliance.observe import log_verifier as log_check
 from shm.crash_points import armed
 from tailrace import Admin, Consumer, NewTopic, Producer
-from tailrace.formats import checked_json
-from tailrace.formats.partition_file import FORMAT_VERSION, PARTITION_FILE, PartitionFile
-from tailrace.formats.segment import OLD_SEGMENT_SUFFIX, SEGMENT_SUFFIX
-from tailrace.private_appliance import start_embedded
+from tailrace.embedded_appliance import start_embedded
+from tailrace.format import checked_json
+from tailrace.format.partition_metadata import FORMAT_VERSION, PARTITION_FILE, PartitionMetadata
+from tailrace.format.segment import OLD_SEGMENT_SUFFIX, SEGMENT_SUFFIX
 from tests.kit.batches import make_batch
 from tests.kit.logs import bench
-from workers.files import DiskFiles
-from workers.segment_suffix import rename_segments
+from workers.segment.files import DiskFiles
+from workers.segment.migrate_suffix import rename_segments
 
 
 def suffixes(directory: pathlib.Path) -> list[str]:
@@ -53,14 +55,21 @@ def test_a_kill_at_each_rename_leaves_what_the_next_start_finishes(tmp_path: pat
             (directory / f"{stem}.index").write_bytes(b"index")
         with armed("recovery.in_suffix_change", kill, killed_at), pytest.raises(Killed):
             rename_segments(DiskFiles(), str(directory))
-        assert suffixes(directory) == [OLD_SEGMENT_SUFFIX] * (3 - killed_at) + [SEGMENT_SUFFIX] * killed_at
+        assert (
+            suffixes(directory)
+            == [OLD_SEGMENT_SUFFIX] * (3 - killed_at) + [SEGMENT_SUFFIX] * killed_at
+        )
         assert rename_segments(DiskFiles(), str(directory)) == 3 - killed_at
         assert rename_segments(DiskFiles(), str(directory)) == 0
-        assert {path.stem: path.read_bytes() for path in directory.glob(f"*{SEGMENT_SUFFIX}")} == contents
+        assert {
+            path.stem: path.read_bytes() for path in directory.glob(f"*{SEGMENT_SUFFIX}")
+        } == contents
         assert suffixes(directory) == [SEGMENT_SUFFIX] * 3
 
 
-def test_a_copy_under_both_names_goes_and_two_different_files_are_refused_untouched(tmp_path: pathlib.Path) -> None:
+def test_a_copy_under_both_names_goes_and_two_different_files_are_refused_untouched(
+    tmp_path: pathlib.Path,
+) -> None:
     old, new = tmp_path / f"{5:020d}{OLD_SEGMENT_SUFFIX}", tmp_path / f"{5:020d}{SEGMENT_SUFFIX}"
     old.write_bytes(b"same")
     new.write_bytes(b"same")
@@ -75,10 +84,15 @@ def test_a_copy_under_both_names_goes_and_two_different_files_are_refused_untouc
 
 def test_links_from_one_name_to_the_other_never_cost_the_bytes(tmp_path: pathlib.Path) -> None:
     """Some had given tools, which go by the suffix, a link with the new one."""
-    for number, (is_new_link, is_old_link) in enumerate([(True, False), (False, True), (False, False)]):
+    for number, (is_new_link, is_old_link) in enumerate(
+        [(True, False), (False, True), (False, False)]
+    ):
         directory = tmp_path / str(number)
         directory.mkdir()
-        old, new = directory / f"{5:020d}{OLD_SEGMENT_SUFFIX}", directory / f"{5:020d}{SEGMENT_SUFFIX}"
+        old, new = (
+            directory / f"{5:020d}{OLD_SEGMENT_SUFFIX}",
+            directory / f"{5:020d}{SEGMENT_SUFFIX}",
+        )
         (new if is_old_link else old).write_bytes(b"the only copy")
         if is_new_link:
             new.symlink_to(old.name)
@@ -96,7 +110,11 @@ def test_links_from_one_name_to_the_other_never_cost_the_bytes(tmp_path: pathlib
         path.symlink_to(elsewhere)
     with pytest.raises(OSError, match="move one of the two out of the directory"):
         rename_segments(DiskFiles(), str(directory))
-    assert (old.is_symlink(), new.is_symlink(), elsewhere.read_bytes()) == (True, True, b"the only copy")
+    assert (old.is_symlink(), new.is_symlink(), elsewhere.read_bytes()) == (
+        True,
+        True,
+        b"the only copy",
+    )
 
 
 def test_names_that_only_look_like_segments_are_left_alone(tmp_path: pathlib.Path) -> None:
@@ -106,7 +124,9 @@ def test_names_that_only_look_like_segments_are_left_alone(tmp_path: pathlib.Pat
     assert suffixes(tmp_path) == [OLD_SEGMENT_SUFFIX] * 5
 
 
-def test_worker_and_flusher_go_on_behind_renamed_segments_whichever_have_their_new_name(tmp_path: pathlib.Path) -> None:
+def test_worker_and_flusher_go_on_behind_renamed_segments_whichever_have_their_new_name(
+    tmp_path: pathlib.Path,
+) -> None:
     with bench(str(tmp_path)) as b:
         directory = tmp_path / "t-0"
         sent = 0
@@ -130,11 +150,18 @@ def test_worker_and_flusher_go_on_behind_renamed_segments_whichever_have_their_n
         assert sum(values) == sent
 
 
-def test_an_appliance_serves_a_directory_of_the_previous_format_without_its_catalog_too(tmp_path: pathlib.Path) -> None:
+def test_an_appliance_serves_a_directory_of_the_previous_format_without_its_catalog_too(
+    tmp_path: pathlib.Path,
+) -> None:
     topics = ("plain", "later")
     running = start_embedded(data_dir=str(tmp_path), auto_create_topics=False)
     with Admin(running.address) as admin, Producer(running.address, acks="all") as producer:
-        admin.create_topics([NewTopic("plain", 2, {"segment.bytes": 65536}), NewTopic("later", 1, {"delay.enabled": True})])
+        admin.create_topics(
+            [
+                NewTopic("plain", 2, {"segment.bytes": 65536}),
+                NewTopic("later", 1, {"delay.enabled": True}),
+            ]
+        )
         for number in range(60):
             producer.send("plain", b"%d" % number + bytes(4000), partition=number % 2).result(20)
         producer.send("later", b"due now").result(20)
@@ -144,7 +171,9 @@ def test_an_appliance_serves_a_directory_of_the_previous_format_without_its_cata
     for directory in directories:
         make_old(directory, keep=1 if directory.name == "plain-1" else 0)
     found = log_check.check([str(directory) for directory in directories])
-    assert (found.records, found.worst) == (62, log_check.Severity.REPAIRABLE), "`log verify` reads both suffixes"
+    assert (found.records, found.worst) == (62, log_check.Severity.REPAIRABLE), (
+        "`log verify` reads both suffixes"
+    )
     for path in tmp_path.glob("coordinator.db*"):
         path.unlink()
 
@@ -167,5 +196,5 @@ def test_an_appliance_serves_a_directory_of_the_previous_format_without_its_cata
     assert found.worst is None
     for directory in directories:
         data = (directory / PARTITION_FILE).read_bytes()
-        assert PartitionFile.decode(data) is not None
+        assert PartitionMetadata.decode(data) is not None
         assert f'"format":{FORMAT_VERSION}'.encode() in data

@@ -1,11 +1,17 @@
-"""The timing wheel's second face (see `workers.timing_wheel` for the idea and the bucket table): rows by the thousand, in numpy arrays.
+"""Array timing wheel: rows by the thousand in numpy arrays (see `shm.runtime.timing_wheel` for the
+algorithm).
 
-A row is (tick, offset, reference), 64 bits each. Rows that are added together stay together: a bucket holds pieces of arrays, and moving a bucket down a
-level, or handing it out, is a few array operations, whatever their number.
+A row is (tick, offset, reference), 64 bits each. Rows that are added together stay together: a
+bucket holds pieces of arrays. Moving a bucket down a level, or releasing it, is a few array
+operations for any number of rows.
 
 Owner: one process. Pure: time is passed in, as ticks.
-Invariants: `advance(tick)` hands out every row whose tick is at or below, and no other, ordered by (tick, offset); time that runs backwards or stands still
-    moves nothing; rows may be added for ticks that have passed, and come out with the next `advance`.
+
+Invariants:
+- `advance(tick)` returns every row with a tick at or below, and no other, ordered by (tick,
+  offset).
+- Time that does not advance moves nothing.
+- Rows may be added for past ticks. The next `advance` returns them.
 """
 
 from __future__ import annotations
@@ -16,7 +22,7 @@ from typing import Any
 import numpy as np
 
 Rows = np.ndarray[Any, np.dtype[np.int64]]
-"""Shape (n, 3): tick, offset, reference."""
+"""Array of shape (n, 3): tick, offset, reference."""
 
 _BITS = 6
 _BUCKETS = 1 << _BITS
@@ -29,12 +35,14 @@ def no_rows() -> Rows:
     return np.empty((0, 3), np.int64)
 
 
-def rows_of(ticks: np.ndarray[Any, Any], offsets: np.ndarray[Any, Any], references: np.ndarray[Any, Any]) -> Rows:
+def rows_of(
+    ticks: np.ndarray[Any, Any], offsets: np.ndarray[Any, Any], references: np.ndarray[Any, Any]
+) -> Rows:
     return np.stack((ticks, offsets, references), axis=1).astype(np.int64, copy=False)
 
 
 def split(rows: Rows, labels: np.ndarray[Any, Any]) -> list[tuple[int, Rows]]:
-    """Rows by label, each with its rows in the order they had."""
+    """Return rows by label, in their original order."""
     if not len(rows):
         return []
     if (labels == labels[0]).all():
@@ -42,11 +50,14 @@ def split(rows: Rows, labels: np.ndarray[Any, Any]) -> list[tuple[int, Rows]]:
     order = np.argsort(labels, kind="stable")
     found, starts = np.unique(labels[order], return_index=True)
     ends = [*starts[1:], len(rows)]
-    return [(int(label), rows[order[start:end]]) for label, start, end in zip(found, starts, ends, strict=True)]
+    return [
+        (int(label), rows[order[start:end]])
+        for label, start, end in zip(found, starts, ends, strict=True)
+    ]
 
 
 def levels_of(ticks: np.ndarray[Any, Any], current: int) -> np.ndarray[Any, Any]:
-    """For ticks behind `current`: the lowest level whose 64 buckets reach each."""
+    """Return the lowest level whose 64 buckets reach each tick, for ticks after `current`."""
     levels = np.zeros(len(ticks), np.int64)
     for level in range(1, LEVELS):
         levels += (ticks >> (_BITS * (level - 1))) - (current >> (_BITS * (level - 1))) >= _BUCKETS
@@ -60,7 +71,7 @@ class ArrayWheel:
         self.current = current
         self._due: list[Rows] = []
         self._levels: list[dict[int, list[Rows]]] = [{} for _ in range(LEVELS)]
-        """Per level: first tick of a bucket >> its level's bits -> pieces."""
+        """Pieces by level and bucket (first tick >> bits of the level)."""
         self._count = 0
         self._earliest: int | None = None
 
@@ -68,7 +79,7 @@ class ArrayWheel:
         return self._count
 
     def add(self, rows: Rows) -> None:
-        """O(rows), in a few array operations."""
+        """Add rows in a few array operations."""
         if not len(rows):
             return
         self._count += len(rows)
@@ -89,7 +100,7 @@ class ArrayWheel:
                 self._levels[level].setdefault(bucket, []).append(piece)
 
     def earliest(self) -> int:
-        """The tick of the row that is due first; NEVER when there is none."""
+        """Return the tick of the earliest row, or NEVER."""
         if self._earliest is None:
             pieces = list(self._due)
             for buckets in self._levels:
@@ -99,7 +110,7 @@ class ArrayWheel:
         return self._earliest
 
     def advance(self, tick: int) -> Rows:
-        """Move time to `tick` and take out what is due, in order of (tick, offset)."""
+        """Move time to `tick` and take out due rows, in order of (tick, offset)."""
         pieces, self._due = self._due, []
         taken = [piece[piece[:, 0] <= tick] for piece in pieces]
         self._due = [piece[piece[:, 0] > tick] for piece in pieces if (piece[:, 0] > tick).any()]
@@ -119,20 +130,34 @@ class ArrayWheel:
         self._count -= len(rows)
         return rows[np.lexsort((rows[:, 1], rows[:, 0]))]
 
-    def take_all(self) -> Rows:
-        """Every row, in no order; the wheel is empty then."""
-        pieces = [*self._due, *(piece for buckets in self._levels for found in buckets.values() for piece in found)]
-        self._due, self._levels, self._count, self._earliest = [], [{} for _ in range(LEVELS)], 0, NEVER
+    def acquire_all(self) -> Rows:
+        """Take out every row, unordered."""
+        pieces = [
+            *self._due,
+            *(piece for buckets in self._levels for found in buckets.values() for piece in found),
+        ]
+        self._due, self._levels, self._count, self._earliest = (
+            [],
+            [{} for _ in range(LEVELS)],
+            0,
+            NEVER,
+        )
         return np.concatenate(pieces) if pieces else no_rows()
 
-    def look(self, wanted: Callable[[Rows], np.ndarray[Any, Any]]) -> Rows:
-        """The rows for which `wanted`, given a piece, says so."""
-        pieces = [*self._due, *(piece for buckets in self._levels for found in buckets.values() for piece in found)]
-        found = [piece[wanted(piece)] for piece in pieces]
+    def select(self, requested: Callable[[Rows], np.ndarray[Any, Any]]) -> Rows:
+        """Return the rows that `requested` selects.
+
+        It is called with each piece and returns a mask.
+        """
+        pieces = [
+            *self._due,
+            *(piece for buckets in self._levels for found in buckets.values() for piece in found),
+        ]
+        found = [piece[requested(piece)] for piece in pieces]
         return np.concatenate(found) if found else no_rows()
 
     def set_back(self, tick: int) -> None:
-        """The clock was set back: place everything anew, seen from `tick`."""
-        rows = self.take_all()
+        """Place all rows again as of `tick`, after the clock was set back."""
+        rows = self.acquire_all()
         self.current = tick
         self.add(rows)

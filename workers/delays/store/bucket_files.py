@@ -1,12 +1,18 @@
-"""Bucket files: delayed rows on the disk, by when they are due; the timing wheel's far slots.
+"""Bucket files: delayed rows on disk by due time, as the far buckets of the timing wheel.
 
-A bucket of level L is for 64**L ticks of a millisecond (from level 2 on: 4 s, 4 min, 4.7 h, 12 days, 2 years, 139 years). A row goes to the lowest level
-whose 64 buckets reach its tick, so at most some hundred files are there, however many rows; when a bucket's time comes near, its rows are moved to lower
-buckets, and those of the lowest level into memory.
+A bucket of level L covers 64**L ticks of a millisecond (from level 2 on: 4 s, 4 min, 4.7 h, 12
+days, 2 years, 139 years). A row goes to the lowest level whose 64 buckets reach its tick, so there
+are at most some hundred files for any number of rows. When a bucket's time approaches, its rows
+move to lower buckets, and those of the lowest level into memory.
 
-Owner: the scheduler. The manifest says which bytes of a file count; the layout is in `tailrace.formats.pending_files`.
-Invariants: a chunk never changes; rows of a chunk ascend in offset.
-Crash: what was appended behind the manifest's end is overwritten.
+Owner: the scheduler. The manifest says which bytes of a file are valid.
+`tailrace.format.delay_files` has the layout.
+
+Invariants:
+- A chunk never changes.
+- Rows of a chunk ascend in offset.
+
+Crash: bytes after the manifest's end of a file are overwritten.
 """
 
 from __future__ import annotations
@@ -17,7 +23,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tailrace.formats.pending_files import (
+from tailrace.format.delay_files import (
     HEAD_BYTES,
     KIND_CANCELLED,
     KIND_ROWS,
@@ -27,39 +33,43 @@ from tailrace.formats.pending_files import (
     proven,
     walk_chunks,
 )
-from workers.delays.array_wheel import levels_of
-from workers.files import Files
+from workers.delays.store.array_wheel import levels_of
+from workers.segment.files import Files
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 LOWEST_LEVEL = 2
 LEVELS_USED = 7
 """64 ** 7 ticks are 139 years, longer than any delay."""
 KEYS_KEPT = 500_000
-"""Rows."""
+"""Largest number of rows in the key cache."""
 _keys: dict[tuple[str, int, int], tuple[Ints, Ints]] = {}
-"""(path, position, checksum) of a chunk -> its keys; the last ones."""
+"""Cache of chunk keys by (path, position, checksum), least recently used first."""
 _BITS = 6
 
 
 def buckets_of(ticks: Ints, current: int) -> tuple[Ints, Ints]:
-    """(level, first tick) of the bucket of each tick. Nothing goes below the lowest level."""
+    """Return (level, first tick) of each tick's bucket. The lowest level is LOWEST_LEVEL."""
     levels = np.maximum(levels_of(np.maximum(ticks, current), current), LOWEST_LEVEL)
     return levels, ticks >> (_BITS * levels) << (_BITS * levels)
 
 
-def is_above(ticks: Ints, offsets: Ints, key: tuple[int, int]) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Which rows come behind (tick, offset)."""
-    above: np.ndarray[Any, np.dtype[np.bool_]] = (ticks > key[0]) | ((ticks == key[0]) & (offsets > key[1]))
+def is_above(
+    ticks: Ints, offsets: Ints, key: tuple[int, int]
+) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Return one boolean per row: True if it comes after (tick, offset)."""
+    above: np.ndarray[Any, np.dtype[np.bool_]] = (ticks > key[0]) | (
+        (ticks == key[0]) & (offsets > key[1])
+    )
     return above
 
 
 def width_of(level: int) -> int:
-    """Ticks that a bucket is for."""
+    """Return the number of ticks that a bucket covers."""
     return 1 << (_BITS * level)
 
 
 class BucketFile:
-    """One file; it is open only within a call."""
+    """One bucket file. It is open only within a call."""
 
     def __init__(self, files: Files, directory: str, entry: BucketEntry) -> None:
         self.entry = entry
@@ -67,23 +77,26 @@ class BucketFile:
         self.name = entry.file_name
         self.path = f"{directory}/{self.name}"
         self.unsaved_cancels: set[int] = set()
-        """Offsets of rows here whose cancelling is in the delay log only."""
+        """Offsets of rows here whose cancellation is in the delay log only."""
         self.is_loaded = False
-        """Whether its rows are in memory: nothing is appended any more."""
+        """True if its rows are in memory. Nothing more is appended."""
         self.is_making = False
-        """Whether it is being written, of rows that are in memory until it is: it is not to be loaded yet."""
+        """True while it is being written with rows that are in memory.
+
+        It must not be loaded yet.
+        """
         self.is_damaged = False
-        """Whether some of it could not be read."""
+        """True if part of it could not be read."""
         self._chunks: list[Chunk] | None = None
         self._cancelled: Ints | None = None
-        """Sorted; 8 bytes each, for as many as the file has rows."""
+        """Sorted offsets of cancelled rows, 8 bytes each, at most as many as rows."""
 
     @property
     def is_to_load(self) -> bool:
         return not self.is_loaded and not self.is_making
 
     @property
-    def takes_rows(self) -> bool:
+    def accepts_rows(self) -> bool:
         return not self.is_loaded and self.entry.delivered_tick < 0
 
     @property
@@ -91,10 +104,21 @@ class BucketFile:
         return self.entry.start + width_of(self.entry.level) - 1
 
     def append(self, kind: int, ticks: Ints, offsets: Ints, body: Any) -> None:
-        """Write a chunk behind the end; it counts when the manifest says so. Raises OSError."""
-        keys = [offsets.tobytes()] if kind == KIND_CANCELLED else [ticks.tobytes(), offsets.tobytes()]
+        """Append a chunk. It is valid when the manifest includes it. Raises OSError."""
+        keys = (
+            [offsets.tobytes()] if kind == KIND_CANCELLED else [ticks.tobytes(), offsets.tobytes()]
+        )
         span = (int(ticks.min()), int(ticks.max())) if len(ticks) else (0, 0)
-        chunk = Chunk(self.entry.end, kind, len(offsets), 0, len(body), int(offsets[0]), int(offsets[-1]), *span)
+        chunk = Chunk(
+            self.entry.end,
+            kind,
+            len(offsets),
+            0,
+            len(body),
+            int(offsets[0]),
+            int(offsets[-1]),
+            *span,
+        )
         chunk = chunk.sealed([*keys, body])
         chunks = self.chunks()
         fd = self._files.open_for_write(self.path)
@@ -113,7 +137,7 @@ class BucketFile:
             self._cancelled = np.union1d(self.cancelled(), offsets)
 
     def sync(self) -> None:
-        """Make what was appended durable, but for the file's name. Raises OSError."""
+        """Sync the appended bytes. The file's name is synced with its directory. Raises OSError."""
         fd = self._files.open_for_write(self.path)
         try:
             self._files.sync_data(fd)
@@ -121,14 +145,22 @@ class BucketFile:
             self._files.close(fd)
 
     def chunks(self) -> list[Chunk]:
-        """Every chunk between the entry's begin and end. Raises OSError, PendingDamagedError."""
+        """Return the chunks between the entry's begin and end.
+
+        Raises OSError, PendingDamagedError.
+        """
         if self._chunks is None:
             self._chunks = []
             if self.entry.end > self.entry.begin:
                 fd = self._open()
                 try:
                     self._chunks = list(
-                        walk_chunks(lambda n, at: self._files.read_at(fd, n, at), self.entry.begin, self.entry.end, self.entry.first_crc)
+                        walk_chunks(
+                            lambda n, at: self._files.read_at(fd, n, at),
+                            self.entry.begin,
+                            self.entry.end,
+                            self.entry.first_crc,
+                        )
                     )
                 except PendingDamagedError as error:
                     raise PendingDamagedError(f"{self.path}: {error}") from None
@@ -143,7 +175,10 @@ class BucketFile:
             raise PendingDamagedError(f"{self.path} is missing") from None
 
     def prove(self, chunk: Chunk) -> memoryview:
-        """What lies behind the head, as its checksum says. Raises OSError, PendingDamagedError."""
+        """Return a chunk's content after its head, verified by its checksum.
+
+        Raises OSError, PendingDamagedError.
+        """
         fd = self._open()
         try:
             return proven(lambda n, at: self._files.read_at(fd, n, at), chunk)
@@ -153,8 +188,9 @@ class BucketFile:
             self._files.close(fd)
 
     def keys_of(self, chunk: Chunk) -> tuple[Ints, Ints]:
-        """(ticks, offsets) of a chunk of rows; not proven by the checksum. Those that were asked for last are kept, for all files together. Raises OSError,
-        PendingDamagedError.
+        """Return (ticks, offsets) of a chunk of rows. Only the extremes in its head are checked.
+
+        Recent ones are cached, for all files together. Raises OSError, PendingDamagedError.
         """
         place = (self.path, chunk.position, chunk.crc)
         keys = _keys.pop(place, None)
@@ -174,47 +210,84 @@ class BucketFile:
         if len(data) < chunk.keys:
             raise PendingDamagedError(f"{self.path} ends inside the chunk at {chunk.position}")
         keys = np.frombuffer(data, np.int64)
-        return keys[: chunk.rows], keys[chunk.rows :]
+        ticks, offsets = keys[: chunk.rows], keys[chunk.rows :]
+        found = (
+            (int(offsets[0]), int(offsets[-1]), int(ticks.min()), int(ticks.max()))
+            if chunk.rows
+            else chunk[5:]
+        )
+        if found != chunk[5:]:  # otherwise a list would silently omit a row with another tick
+            raise PendingDamagedError(
+                f"{self.path} has other rows at {chunk.position} than its head says"
+            )
+        return ticks, offsets
 
     def read_rows(self, chunk: Chunk, schema: pa.Schema) -> tuple[Ints, Ints, pa.RecordBatch]:
-        """(ticks, offsets, rows) of a chunk, proven. Raises OSError, PendingDamagedError."""
+        """Return (ticks, offsets, rows) of a chunk, verified.
+
+        Raises OSError, PendingDamagedError.
+        """
         data = self.prove(chunk)
         keys = np.frombuffer(data[: chunk.keys], np.int64)
         try:
-            rows = pa.ipc.read_record_batch(pa.ipc.read_message(pa.py_buffer(data[chunk.keys :])), schema)
+            rows = pa.ipc.read_record_batch(
+                pa.ipc.read_message(pa.py_buffer(data[chunk.keys :])), schema
+            )
         except (pa.ArrowException, OSError, ValueError, LookupError) as error:
-            raise PendingDamagedError(f"{self.path} has rows at {chunk.position} that cannot be read: {error}") from None
+            raise PendingDamagedError(
+                f"{self.path} has rows at {chunk.position} that cannot be read: {error}"
+            ) from None
         return keys[: chunk.rows], keys[chunk.rows :], rows
 
     def cancelled(self) -> Ints:
-        """Offsets that saved cancellations name, sorted. Raises OSError, PendingDamagedError."""
+        """Return the offsets of saved cancellations, sorted.
+
+        Raises OSError, PendingDamagedError.
+        """
         if self._cancelled is None:
             chunks = [chunk for chunk in self.chunks() if chunk.kind == KIND_CANCELLED]
             self._cancelled = np.unique(
-                np.concatenate([np.empty(0, np.int64), *(np.frombuffer(self.prove(chunk), np.int64) for chunk in chunks)])
+                np.concatenate(
+                    [
+                        np.empty(0, np.int64),
+                        *(np.frombuffer(self.prove(chunk), np.int64) for chunk in chunks),
+                    ]
+                )
             )
         return self._cancelled
 
     def _is_cancelled(self, offset: int) -> bool:
         cancelled = self.cancelled()
         place = int(np.searchsorted(cancelled, offset))
-        return offset in self.unsaved_cancels or (place < len(cancelled) and int(cancelled[place]) == offset)
+        return offset in self.unsaved_cancels or (
+            place < len(cancelled) and int(cancelled[place]) == offset
+        )
 
     def row_chunks(self) -> Iterator[Chunk]:
         return (chunk for chunk in self.chunks() if chunk.kind == KIND_ROWS)
 
-    def left(self, ticks: Ints, offsets: Ints, *, as_saved: bool = False) -> np.ndarray[Any, np.dtype[np.bool_]]:
-        """Which of these rows are neither cancelled nor delivered before the clock was set back. `as_saved`: by what the manifest's cursor covers."""
+    def left(
+        self, ticks: Ints, offsets: Ints, *, as_saved: bool = False
+    ) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """Return one boolean per row: True if it is neither cancelled nor delivered before the
+        clock was set back.
+
+        `as_saved` ignores cancellations after the manifest's cursor.
+        """
         left = is_above(ticks, offsets, (self.entry.delivered_tick, self.entry.delivered_offset))
         gone = self.cancelled()
         if self.unsaved_cancels and not as_saved:
-            gone = np.union1d(gone, np.fromiter(self.unsaved_cancels, np.int64, len(self.unsaved_cancels)))
+            gone = np.union1d(
+                gone, np.fromiter(self.unsaved_cancels, np.int64, len(self.unsaved_cancels))
+            )
         if len(gone):
             left &= ~np.isin(offsets, gone)
         return left
 
     def find(self, offset: int, released: int) -> tuple[Chunk, int] | None:
-        """(chunk, row) of a row that is here, not cancelled, and due after the tick `released`. Raises OSError, PendingDamagedError."""
+        """Return (chunk, row) of a row that is here, not cancelled, and due after the tick
+        `released`. Raises OSError, PendingDamagedError.
+        """
         if self._is_cancelled(offset):
             return None
         for chunk in self.row_chunks():
@@ -222,18 +295,22 @@ class BucketFile:
                 ticks, offsets = self.keys_of(chunk)
                 row = int(np.searchsorted(offsets, offset))
                 if offsets[row] == offset:
-                    is_done = (int(ticks[row]), offset) <= (self.entry.delivered_tick, self.entry.delivered_offset)
+                    is_done = (int(ticks[row]), offset) <= (
+                        self.entry.delivered_tick,
+                        self.entry.delivered_offset,
+                    )
                     return None if is_done or ticks[row] <= released else (chunk, row)
         return None
 
     def forget_chunk(self, chunk: Chunk) -> None:
-        """Its rows were moved elsewhere, those before it too; neither they nor their cancellations count here any more. Raises OSError."""
+        """Remove a chunk whose rows, and those before it, were moved elsewhere. Raises OSError."""
         try:
             offsets = self.keys_of(chunk)[1]
             self.entry.cancelled -= int(np.isin(self.cancelled(), offsets).sum())
             self.unsaved_cancels -= set(offsets.tolist())
         except PendingDamagedError:
-            self.entry.cancelled = 0  # unknown: too few, so that nothing counts as finished that is not
+            # unknown: an undercount never makes an unfinished file count as finished
+            self.entry.cancelled = 0
         self.entry.rows -= chunk.rows
         self.entry.begin = chunk.end
         if self._chunks is not None:

@@ -1,9 +1,16 @@
-"""A partition's bucket files as one set, and the manifest that says which of their bytes count.
+"""Bucket set: a partition's bucket files, and the manifest that says which of their bytes are
+valid.
 
-Owner: the scheduler, one for each partition; `workers.delays.pending_store` decides what is saved, moved and removed.
-Invariants: a file is removed after the manifest has forgotten it; a bucket's rows go to one file until that is loaded or takes no more; damaged chunks are
-    counted, logged and left out, never skipped silently.
-Crash: begin with the manifest; files and bytes that it does not name are not there, and unreferenced files are removed at the next start.
+Owner: the scheduler, one for each partition. `workers.delays.store.pending_store` decides what is
+saved, moved and removed.
+
+Invariants:
+- A file is removed after the manifest has dropped it.
+- A bucket's rows go to one file until that is loaded or full.
+- Damaged chunks are counted, logged and left out, never skipped silently.
+
+Crash: begin with the manifest. Bytes that it does not name are ignored, and unreferenced files are
+removed at the next start.
 """
 
 from __future__ import annotations
@@ -16,12 +23,19 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tailrace.formats import arrow_batch
-from tailrace.formats.pending_files import BUCKET_SUFFIX, DAMAGED_SUFFIX, KIND_ROWS, BucketEntry, Chunk, PendingDamagedError
-from workers.delays.array_wheel import NEVER
-from workers.delays.bucket_files import LOWEST_LEVEL, BucketFile, Ints, buckets_of, width_of
-from workers.delays.manifest import load_manifest, save_manifest
-from workers.files import Files
+from tailrace.batch import arrow_codec
+from tailrace.format.delay_files import (
+    BUCKET_SUFFIX,
+    DAMAGED_SUFFIX,
+    KIND_ROWS,
+    BucketEntry,
+    Chunk,
+    PendingDamagedError,
+)
+from workers.delays.store.array_wheel import NEVER
+from workers.delays.store.bucket_files import LOWEST_LEVEL, BucketFile, Ints, buckets_of, width_of
+from workers.log.delay_manifest import load_manifest, save_manifest
+from workers.segment.files import Files
 
 logger = logging.getLogger(__name__)
 
@@ -31,59 +45,77 @@ _START_MASK = (1 << _LEVEL_SHIFT) - 1
 
 
 class BucketSet:
-    """See the module's docstring."""
+    """Bucket files of one partition."""
 
     def __init__(self, files: Files, directory: str, topic_id: bytes, schema: pa.Schema) -> None:
-        """Of the delay log in `directory`. Raises OSError, PendingDamagedError."""
+        """Load the manifest of the delay log in `directory`.
+
+        Raises OSError, PendingDamagedError.
+        """
         self._files = files
         self._directory = directory
         self._schema = schema
         self.manifest = load_manifest(files, directory, topic_id)
         self.all = [BucketFile(files, directory, entry) for entry in self.manifest.files]
         self.lost_rows = 0
-        """How many were in chunks that are damaged."""
+        """Number of rows in damaged chunks."""
         self._remove_unreferenced_files()
 
     def _remove_unreferenced_files(self) -> None:
-        """What a kill left of files that no manifest names."""
+        """Remove files that no manifest names, left by a kill."""
         named = {file.name for file in self.all}
         for name in self._files.list(self._directory):
             if name.endswith(BUCKET_SUFFIX) and name not in named:
                 self._files.unlink(f"{self._directory}/{name}")
 
-    # ---- looking ---------------------------------------------------------------------------------------------------------------------
+    # ---- lookup ----------------------------------------------------------------------------------
 
     def to_load(self) -> list[BucketFile]:
-        """Files whose rows are on the disk only."""
+        """Return files whose rows are on disk only."""
         return [file for file in self.all if file.is_to_load]
 
     def late(self, tick: int) -> list[BucketFile]:
-        """Those of `to_load` in which something may be due by `tick`."""
+        """Return the files of `to_load` with rows that may be due by `tick`."""
         return [file for file in self.all if file.entry.start <= tick and file.is_to_load]
 
     def next_tick(self) -> int:
-        """When a file is to be loaded, or moved nearer; NEVER when there is none."""
+        """Return the tick at which the next file must be loaded or moved nearer, or NEVER."""
         tick = NEVER
         for file in self.to_load():
-            lead = LOAD_AHEAD_TICKS + (width_of(file.entry.level - 1) if file.entry.level > LOWEST_LEVEL else 0)
+            lead = LOAD_AHEAD_TICKS + (
+                width_of(file.entry.level - 1) if file.entry.level > LOWEST_LEVEL else 0
+            )
             tick = min(tick, file.entry.start - lead)
         return tick
 
     def pending_count(self) -> int:
-        """Rows that are on the disk only, less those that are cancelled."""
-        return sum(file.entry.rows - file.entry.cancelled - len(file.unsaved_cancels) for file in self.to_load())
+        """Return the number of rows that are on disk only and not cancelled."""
+        return sum(
+            file.entry.rows - file.entry.cancelled - len(file.unsaved_cancels)
+            for file in self.to_load()
+        )
 
-    def places_of(self, offset: int, hint: int | None, released: int) -> list[tuple[BucketFile, Chunk, int]]:
-        """(file, chunk, row) of a row, wherever it is pending behind the tick `released`: in two files while it is moved. `hint`: the tick at which it is
-        probably due. Raises OSError.
+    def places_of(
+        self, offset: int, hint: int | None, released: int
+    ) -> list[tuple[BucketFile, Chunk, int]]:
+        """Return (file, chunk, row) of each place where a row is pending after the tick `released`:
+        two while it is moved.
+
+        `hint` is the probable due tick. Raises OSError.
         """
         if hint is not None:
-            found = self._look_in([file for file in self.all if file.entry.start <= hint <= file.last_tick], offset, released)
+            found = self._find_in(
+                [file for file in self.all if file.entry.start <= hint <= file.last_tick],
+                offset,
+                released,
+            )
             if found:
                 return found
-        return self._look_in(self.all, offset, released)
+        return self._find_in(self.all, offset, released)
 
-    def _look_in(self, files: list[BucketFile], offset: int, released: int) -> list[tuple[BucketFile, Chunk, int]]:
+    def _find_in(
+        self, files: list[BucketFile], offset: int, released: int
+    ) -> list[tuple[BucketFile, Chunk, int]]:
         found = []
         for file in files:
             try:
@@ -95,13 +127,18 @@ class BucketSet:
                 found.append((file, *place))
         return found
 
-    def good_chunks(self, file: BucketFile, only: Ints | None = None) -> Iterator[tuple[Chunk, Ints, Ints, pa.RecordBatch]]:
-        """(chunk, ticks, offsets, rows) of a file; `only`: of chunks that may have some of these offsets. A damaged one is set aside when it is not needed any
-        more.
+    def intact_chunks(
+        self, file: BucketFile, only: Ints | None = None
+    ) -> Iterator[tuple[Chunk, Ints, Ints, pa.RecordBatch]]:
+        """Yield (chunk, ticks, offsets, rows) of a file. `only` selects chunks that may have some
+        of these offsets. A damaged file is kept aside when it is removed.
         """
         try:
             for chunk in list(file.row_chunks()):
-                if only is not None and not ((chunk.first_offset <= only) & (only <= chunk.last_offset)).any():
+                if (
+                    only is not None
+                    and not ((chunk.first_offset <= only) & (only <= chunk.last_offset)).any()
+                ):
                     continue
                 try:
                     yield chunk, *file.read_rows(chunk, self._schema)
@@ -114,25 +151,43 @@ class BucketSet:
 
     def _note_lost(self, rows: int, error: PendingDamagedError) -> None:
         self.lost_rows += rows
-        logger.error("delays_lost directory=%s rows=%d reason=%r", self._directory, rows, str(error))
+        logger.error(
+            "delays_lost directory=%s rows=%d reason=%r", self._directory, rows, str(error)
+        )
 
-    def left(self, file: BucketFile, ticks: Ints, offsets: Ints, *, as_saved: bool = False) -> np.ndarray[Any, np.dtype[np.bool_]]:
-        """See `BucketFile.left`. Cancellations that cannot be read are lost: better a record too many than one too few."""
+    def left(
+        self, file: BucketFile, ticks: Ints, offsets: Ints, *, as_saved: bool = False
+    ) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """Call `BucketFile.left`. Cancellations that cannot be read are lost: an extra delivery is
+        better than a missing one.
+        """
         try:
             return file.left(ticks, offsets, as_saved=as_saved)
         except PendingDamagedError as error:
             logger.error("cancellations_lost directory=%s reason=%r", self._directory, str(error))
             return np.ones(len(ticks), bool)
 
-    # ---- writing ---------------------------------------------------------------------------------------------------------------------
+    # ---- writing ---------------------------------------------------------------------------------
 
-    def open_bucket(self, label: int, but: BucketFile | None = None, *, is_making: bool = False) -> BucketFile:
-        """The file to which rows of a bucket are appended; a new one where there is none that takes more. `is_making`: a new one is not to be loaded yet."""
+    def open_bucket(
+        self, label: int, but: BucketFile | None = None, *, is_making: bool = False
+    ) -> BucketFile:
+        """Return the file to which a bucket's rows are appended, a new one if needed. `is_making`
+        marks a new file as not to be loaded yet.
+        """
         level, start = label >> _LEVEL_SHIFT, label & _START_MASK
-        taking = [f for f in self.all if f.entry.level == level and f.entry.start == start and f.takes_rows and f is not but]
+        taking = [
+            f
+            for f in self.all
+            if f.entry.level == level and f.entry.start == start and f.accepts_rows and f is not but
+        ]
         if taking:
             return taking[-1]
-        file = BucketFile(self._files, self._directory, BucketEntry(level, start, self.manifest.next_number, 0, 0, 0, 0))
+        file = BucketFile(
+            self._files,
+            self._directory,
+            BucketEntry(level, start, self.manifest.next_number, 0, 0, 0, 0),
+        )
         self.manifest.next_number += 1
         file.is_making = is_making
         self.all.append(file)
@@ -140,16 +195,25 @@ class BucketSet:
 
     @staticmethod
     def append(file: BucketFile, ticks: Any, offsets: Any, rows: pa.RecordBatch) -> None:
-        """A chunk at the end of a bucket's file. Raises OSError."""
-        body = arrow_batch.cut_out(rows, 0, rows.num_rows).serialize()
-        file.append(KIND_ROWS, np.ascontiguousarray(ticks), np.ascontiguousarray(offsets), memoryview(body))
+        """Append a chunk to a bucket's file. Raises OSError."""
+        body = arrow_codec.cut_out(rows, 0, rows.num_rows).serialize()
+        file.append(
+            KIND_ROWS, np.ascontiguousarray(ticks), np.ascontiguousarray(offsets), memoryview(body)
+        )
 
     def sync_names(self) -> None:
         """Raises OSError."""
         self._files.sync_directory(self._directory)
 
-    def save_manifest(self, cursor: int | None = None, closed: int = 0, recurring: list[dict[str, Any]] | None = None) -> None:
-        """What was appended and forgotten counts from now on; with `cursor`: the delay log below it is not needed any more. Raises OSError."""
+    def save_manifest(
+        self,
+        cursor: int | None = None,
+        closed: int = 0,
+        recurring: list[dict[str, Any]] | None = None,
+    ) -> None:
+        """Save the manifest, which makes appended and dropped chunks effective. With `cursor`, the
+        delay log below it is not needed any more. Raises OSError.
+        """
         manifest = replace(self.manifest, files=[replace(file.entry) for file in self.all])
         if cursor is not None:
             manifest.cursor, manifest.closed, manifest.recurring = cursor, closed, recurring or []
@@ -157,7 +221,9 @@ class BucketSet:
         self.manifest = manifest
 
     def remove(self, gone: Sequence[BucketFile]) -> None:
-        """The manifest forgets them first. What is damaged is set aside, for people. Raises OSError."""
+        """Remove files, after the manifest has dropped them. A damaged one is renamed and kept for
+        operators. Raises OSError.
+        """
         self.all = [file for file in self.all if file not in gone]
         self.save_manifest()
         for file in gone:
@@ -170,12 +236,12 @@ class BucketSet:
 
 
 def label_of(level: int, start: int) -> int:
-    """A bucket, as one number."""
+    """Return a bucket as one number."""
     return level << _LEVEL_SHIFT | start
 
 
 def labels_of(ticks: Ints, current: int) -> Ints:
-    """The bucket of each tick, as one number."""
+    """Return the bucket of each tick as one number."""
     levels, starts = buckets_of(ticks, current)
     labels: Ints = levels << _LEVEL_SHIFT | starts
     return labels

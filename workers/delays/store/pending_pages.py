@@ -1,7 +1,8 @@
-"""What waits, page by page, in due order: for those who list it.
+"""Pending pages: pages of pending rows in due order, for listings.
 
-A page is chosen by its rows' keys (tick, offset), from memory and from every file that may have some of it; only then are the rows of the page read. So a page
-costs the keys of the files that it is in, and holds no more rows than it has.
+A page is selected by its rows' keys (tick, offset), from memory and from every file that may have
+some. Only the rows of the page are then read. A page costs the keys of its files and holds no more
+rows than it has.
 
 Owner: the scheduler. Reads only.
 """
@@ -16,10 +17,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tailrace.formats.pending_files import PendingDamagedError
-from workers.delays.array_wheel import NEVER
-from workers.delays.bucket_files import BucketFile, Ints, is_above
-from workers.delays.pending_rows import PendingRows
+from tailrace.format.delay_files import PendingDamagedError
+from workers.delays.store.array_wheel import NEVER
+from workers.delays.store.bucket_files import BucketFile, Ints, is_above
+from workers.delays.store.pending_rows import PendingRows
 
 logger = logging.getLogger(__name__)
 
@@ -30,13 +31,13 @@ _TICK, _OFFSET, _SOURCE, _PLACE = range(4)
 
 @dataclass(slots=True)
 class _Page:
-    """The first rows that were found so far."""
+    """Smallest rows found so far, up to the limit."""
 
     limit: int
     keys: np.ndarray[Any, np.dtype[np.int64]]
-    """(tick, offset, number of the source, place in it) of each, in order."""
+    """(tick, offset, number of the source, place in it) of each row, in order."""
     sources: list[Callable[[Ints], pa.RecordBatch]]
-    """From places to rows."""
+    """Functions from places to rows, by source."""
 
     @property
     def is_full(self) -> bool:
@@ -44,13 +45,24 @@ class _Page:
 
     @property
     def last_tick(self) -> int:
-        """Behind which nothing comes into the page."""
+        """Tick of the last row of a full page, else NEVER. Later rows cannot enter the page."""
         return int(self.keys[-1, _TICK]) if self.is_full else NEVER
 
-    def offer(self, ticks: Ints, offsets: Ints, places: Ints, read: Callable[[Ints], pa.RecordBatch]) -> None:
-        """Rows of a source; of those that are here already (what is being saved is in memory too) the first one's stay."""
-        near = ticks <= (np.partition(ticks, self.limit - 1)[self.limit - 1] if len(ticks) > self.limit else NEVER)
-        keys = np.stack((ticks, offsets, np.full(len(ticks), len(self.sources)), places), axis=1)[near]
+    def offer(
+        self, ticks: Ints, offsets: Ints, places: Ints, read: Callable[[Ints], pa.RecordBatch]
+    ) -> None:
+        """Add rows of a source.
+
+        If a row is there already (a row being saved is in memory too), the first stays.
+        """
+        near = ticks <= (
+            np.partition(ticks, self.limit - 1)[self.limit - 1]
+            if len(ticks) > self.limit
+            else NEVER
+        )
+        keys = np.stack((ticks, offsets, np.full(len(ticks), len(self.sources)), places), axis=1)[
+            near
+        ]
         self.sources.append(read)
         keys = np.concatenate([self.keys, keys])
         keys = keys[np.lexsort((keys[:, _SOURCE], keys[:, _OFFSET], keys[:, _TICK]))]
@@ -59,7 +71,7 @@ class _Page:
         self.keys = keys[is_first][: self.limit]
 
     def read(self) -> list[Listed]:
-        """The page's rows, in order of (tick, offset). Raises OSError."""
+        """Return the page's rows, in order of (tick, offset). Raises OSError."""
         found: dict[int, Listed] = {}
         for number in np.unique(self.keys[:, _SOURCE]).tolist():
             mine = np.flatnonzero(self.keys[:, _SOURCE] == number)
@@ -69,7 +81,12 @@ class _Page:
                 logger.error("bucket_damaged reason=%r", str(error))
                 continue
             for row, place in enumerate(mine.tolist()):
-                found[place] = int(self.keys[place, _TICK]), int(self.keys[place, _OFFSET]), rows, row
+                found[place] = (
+                    int(self.keys[place, _TICK]),
+                    int(self.keys[place, _OFFSET]),
+                    rows,
+                    row,
+                )
         return [found[place] for place in sorted(found)]
 
 
@@ -83,17 +100,25 @@ def page_of(
     columns: list[int],
     shown: Callable[[pa.RecordBatch], pa.RecordBatch],
 ) -> tuple[list[Listed], tuple[int, int] | None]:
-    """The first `limit` pending rows with (tick, offset) >= `begin` and tick < `end_tick`, in order; and the key of the last one when more may come behind.
-    `files`: those whose rows are not in memory. `columns`: places of the columns that are wanted, no others are copied; `shown`: what is kept of them. Rows of
-    a damaged chunk are left out, and said. Raises OSError.
+    """Return the first `limit` pending rows with (tick, offset) >= `begin` and tick < `end_tick`,
+    in order.
+
+    Also return the key of the last row, or None if there are no more. `files` are those whose rows
+    are not in memory. `columns` are the columns to copy, `shown` reduces them. Rows of a damaged
+    chunk are left out and logged. Raises OSError.
     """
 
     def within(ticks: Ints, offsets: Ints) -> np.ndarray[Any, np.dtype[np.bool_]]:
         return is_above(ticks, offsets, (begin[0], begin[1] - 1)) & (ticks < end_tick)
 
     page = _Page(limit, np.empty((0, 4), np.int64), [])
-    waiting = rows.still_alive(rows.wheel.look(lambda piece: within(piece[:, 0], piece[:, 1])))
-    page.offer(waiting[:, 0], waiting[:, 1], np.arange(len(waiting)), lambda places: shown(rows.columns_of(waiting[places], columns)))
+    waiting = rows.still_alive(rows.wheel.select(lambda piece: within(piece[:, 0], piece[:, 1])))
+    page.offer(
+        waiting[:, 0],
+        waiting[:, 1],
+        np.arange(len(waiting)),
+        lambda places: shown(rows.columns_of(waiting[places], columns)),
+    )
     for file in sorted(files, key=lambda file: file.entry.start):
         if file.last_tick < begin[0] or file.entry.start >= end_tick:
             continue
@@ -101,15 +126,23 @@ def page_of(
             break
         try:
             for chunk in list(file.row_chunks()):
-                if chunk.max_tick < begin[0] or chunk.min_tick >= end_tick or chunk.min_tick > page.last_tick:
+                if (
+                    chunk.max_tick < begin[0]
+                    or chunk.min_tick >= end_tick
+                    or chunk.min_tick > page.last_tick
+                ):
                     continue
                 ticks, offsets = file.keys_of(chunk)
                 places = np.flatnonzero(within(ticks, offsets))
                 ticks, offsets = ticks[places], offsets[places]
                 left = file.left(ticks, offsets)
 
-                def read(places: Ints, file: BucketFile = file, chunk: Any = chunk) -> pa.RecordBatch:
-                    return shown(file.read_rows(chunk, schema)[2].select(columns).take(pa.array(places)))
+                def read(
+                    places: Ints, file: BucketFile = file, chunk: Any = chunk
+                ) -> pa.RecordBatch:
+                    return shown(
+                        file.read_rows(chunk, schema)[2].select(columns).take(pa.array(places))
+                    )
 
                 page.offer(ticks[left], offsets[left], places[left], read)
         except PendingDamagedError as error:

@@ -1,10 +1,14 @@
-"""Delayed rows in memory: the batches they came in, and the wheel that knows when each is due.
+"""Pending rows in memory: the batches they came in, and the timing wheel of their due ticks.
 
-A reference is (run number << 32) | row. A run is a batch of rows that were read together, from the delay log or from a bucket file.
+A reference is (run number << 32) | row. A run is a batch of rows that were read together, from the
+delay log or from a bucket file.
 
 Owner: the scheduler, one for each partition.
-Invariants: a row is alive until it is released or cancelled, each once; `release` hands out what is due in order of (tick, offset); a run goes when its last
-    row has gone.
+
+Invariants:
+- A row is alive until it is released or cancelled, each once.
+- `release` returns due rows in order of (tick, offset).
+- A run is dropped with its last row.
 """
 
 from __future__ import annotations
@@ -16,18 +20,18 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from workers.delays.array_wheel import ArrayWheel, Rows, rows_of
+from workers.delays.store.array_wheel import ArrayWheel, Rows, rows_of
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 Bools = np.ndarray[Any, np.dtype[np.bool_]]
 _ROW_BITS = 32
 _ROW_MASK = (1 << _ROW_BITS) - 1
 SAVED = "saved"
-"""Source of runs that were saved while some of their rows were on their way."""
+"""Source of runs that were saved while some of their rows were being delivered."""
 RECURRING = "recurring"
-"""Source of the run of a row that recurs (see `workers.delays.recurring_rows`)."""
+"""Source of a recurring row's run (see `workers.delays.store.recurring_rows`)."""
 ROW_BYTES = 41
-"""What a row takes beside its columns: offset, tick, whether it is alive, and its place in the wheel."""
+"""Memory of a row beside its columns: offset, tick, alive flag, and its place in the wheel."""
 
 
 @dataclass(slots=True)
@@ -38,13 +42,15 @@ class Run:
     ticks: Ints
     rows: pa.RecordBatch
     alive: np.ndarray[Any, np.dtype[np.bool_]]
-    """Which wait in the wheel and are not cancelled."""
+    """True for rows that wait in the wheel and are not cancelled."""
     left: int
-    """How many rows have not been taken out."""
+    """Number of rows that have not been taken out."""
     cancelled: set[int]
-    """Offsets."""
+    """Offsets of cancelled rows."""
     source: str
-    """The bucket file that has them; "" while they are in the delay log only; SAVED; RECURRING."""
+    """Name of the bucket file with these rows, "" if they are in the delay log
+    only, SAVED, or RECURRING.
+    """
 
     @property
     def nbytes(self) -> int:
@@ -52,7 +58,7 @@ class Run:
 
 
 def gather(pieces: list[tuple[pa.RecordBatch, Ints]], order: Ints | None = None) -> pa.RecordBatch:
-    """Rows of several batches as one: of each the rows named, one after the other, then by `order`. They take memory of their own."""
+    """Copy the named rows of several batches into one batch, ordered by `order`."""
     table = pa.Table.from_batches([batch.take(pa.array(rows)) for batch, rows in pieces])
     if order is not None:
         table = table.take(pa.array(order))
@@ -64,24 +70,28 @@ def table_of(batches: list[pa.RecordBatch]) -> pa.Table:
 
 
 def one_batch(table: pa.Table) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays([pa.concat_arrays(column.chunks) for column in table.columns], schema=table.schema)
+    return pa.RecordBatch.from_arrays(
+        [pa.concat_arrays(column.chunks) for column in table.columns], schema=table.schema
+    )
 
 
 class PendingRows:
-    """See the module's docstring."""
+    """Pending rows of one partition in memory."""
 
     def __init__(self, current_tick: int) -> None:
         self.wheel = ArrayWheel(current_tick)
         self._runs: dict[int, Run] = {}
         self._together: dict[int, Run] = {}
-        """Those of several rows."""
+        """Runs of several rows."""
         self._alone: dict[int, list[int]] = {}
-        """Offset -> runs that have only this row (what recurs, what was rescheduled): there may be thousands, too many to look at each."""
+        """Runs with a single row, by offset (recurring and rescheduled rows). There may be
+        thousands, too many to search.
+        """
         self._next_run = 0
         self.unsaved_bytes = 0
-        """Of runs that are in the delay log only."""
+        """Bytes of runs that are in the delay log only."""
         self._cancelled_count = 0
-        """How many rows in the wheel are cancelled."""
+        """Number of cancelled rows in the wheel."""
 
     def __len__(self) -> int:
         return len(self.wheel) - self._cancelled_count
@@ -91,12 +101,14 @@ class PendingRows:
         return sum(run.nbytes for run in self._runs.values())
 
     def add(self, offsets: Ints, ticks: Ints, rows: pa.RecordBatch, source: str = "") -> None:
-        """Rows by ascending offset."""
+        """Add rows, by ascending offset."""
         if not len(offsets):
             return
         number = self._next_run
         self._next_run += 1
-        run = self._runs[number] = Run(offsets, ticks, rows, np.ones(len(offsets), bool), len(offsets), set(), source)
+        run = self._runs[number] = Run(
+            offsets, ticks, rows, np.ones(len(offsets), bool), len(offsets), set(), source
+        )
         if len(offsets) == 1:
             self._alone.setdefault(int(offsets[0]), []).append(number)
         else:
@@ -106,7 +118,7 @@ class PendingRows:
         self.wheel.add(rows_of(ticks, offsets, (number << _ROW_BITS) + np.arange(len(offsets))))
 
     def find(self, offset: int) -> tuple[int, int] | None:
-        """(run, row) of a row that is alive."""
+        """Return (run, row) of a row that is alive, or None."""
         for number in self._alone.get(offset, ()):
             if self._runs[number].alive[0]:
                 return number, 0
@@ -121,19 +133,22 @@ class PendingRows:
         return self._runs[place[0]].source
 
     def row_at(self, place: tuple[int, int]) -> pa.RecordBatch:
-        """The row, as a batch of one."""
+        """Return the row as a batch of one."""
         run = self._runs[place[0]]
         return gather([(run.rows, np.array([place[1]]))])
 
     def cancel(self, place: tuple[int, int]) -> None:
-        """The row is not to be handed out; it is forgotten when its tick comes, or when rows are saved."""
+        """Cancel a row. It is dropped when its tick comes, or when rows are saved."""
         run = self._runs[place[0]]
         run.alive[place[1]] = False
         run.cancelled.add(int(run.offsets[place[1]]))
         self._cancelled_count += 1
 
     def release(self, tick: int) -> Rows:
-        """Take out what is due up to `tick`, alive, in order. Each has to be given to `done` when it is delivered."""
+        """Take out rows due up to `tick` that are alive, in order.
+
+        Pass each to `done` when it is delivered.
+        """
         rows = self.wheel.advance(tick)
         if not len(rows):
             return rows
@@ -144,10 +159,12 @@ class PendingRows:
         return due
 
     def _take_out(self, rows: Rows) -> None:
-        """They have left the wheel: `find` does not find them any more."""
+        """Mark rows that left the wheel as not alive, so that `find` does not return them."""
         for number in np.unique(rows[:, 2] >> _ROW_BITS).tolist():
             if number in self._runs:
-                self._runs[number].alive[rows[rows[:, 2] >> _ROW_BITS == number, 2] & _ROW_MASK] = False
+                self._runs[number].alive[rows[rows[:, 2] >> _ROW_BITS == number, 2] & _ROW_MASK] = (
+                    False
+                )
 
     def _forget_cancelled(self, rows: Rows) -> None:
         self._cancelled_count -= len(rows)
@@ -158,13 +175,13 @@ class PendingRows:
         alive = np.zeros(len(rows), bool)
         for number in np.unique(numbers):
             run = self._runs.get(int(number))
-            if run is not None:  # else all of it was delivered meanwhile
+            if run is not None:  # otherwise all of it was delivered
                 mine = numbers == number
                 alive[mine] = run.alive[places[mine]]
         return alive
 
     def done(self, rows: Rows) -> None:
-        """Rows that were handed out are not needed any more."""
+        """Release rows that were taken out and are delivered."""
         if not len(rows):
             return
         numbers, counts = np.unique(rows[:, 2] >> _ROW_BITS, return_counts=True)
@@ -188,7 +205,9 @@ class PendingRows:
             self.unsaved_bytes -= run.nbytes
 
     def count_of_bytes(self, rows: Rows, byte_count: int) -> int:
-        """How many of these (not none) take about so many bytes; one at least. By the mean of each row's run."""
+        """Return how many of these rows (at least one) take about `byte_count`. Sizes are the mean
+        of each row's run.
+        """
         numbers = rows[:, 2] >> _ROW_BITS
         sizes = np.zeros(len(rows), np.int64)
         for number in np.unique(numbers).tolist():
@@ -197,7 +216,7 @@ class PendingRows:
         return max(1, int(np.searchsorted(np.cumsum(sizes), byte_count, "right")))
 
     def columns_of(self, rows: Rows, columns: list[int] | None = None) -> pa.RecordBatch:
-        """The rows that these refer to, in their order; all of their columns, or those at these places."""
+        """Return the referenced rows in their order, with all columns or those at these indices."""
         numbers, places = rows[:, 2] >> _ROW_BITS, rows[:, 2] & _ROW_MASK
         if (numbers == numbers[0]).all():
             return gather([(self._columns_at(int(numbers[0]), columns), places)])
@@ -213,19 +232,25 @@ class PendingRows:
         return rows if columns is None else rows.select(columns)
 
     def are_from(self, rows: Rows, source: str) -> np.ndarray[Any, np.dtype[np.bool_]]:
-        """Which rows belong to runs of this source."""
-        numbers = np.array([number for number, run in self._runs.items() if run.source == source], np.int64)
+        """Return one boolean per row: True if its run has this source."""
+        numbers = np.array(
+            [number for number, run in self._runs.items() if run.source == source], np.int64
+        )
         return np.isin(rows[:, 2] >> _ROW_BITS, numbers)
 
     def recur(self, rows: Rows) -> Bools:
-        """Which of these rows are occurrences of a row that recurs."""
+        """Return one boolean per row: True if it is an occurrence of a recurring row."""
         numbers = rows[:, 2] >> _ROW_BITS
-        recurring = [number for number in np.unique(numbers).tolist() if self._runs[number].source == RECURRING]
+        recurring = [
+            number
+            for number in np.unique(numbers).tolist()
+            if self._runs[number].source == RECURRING
+        ]
         found: Bools = np.isin(numbers, recurring) if recurring else np.zeros(len(rows), bool)
         return found
 
     def expect(self, reference: int, count: int) -> None:
-        """A row (the only one of its run) will be done so many times."""
+        """Set how many times a row, the only one of its run, will be passed to `done`."""
         number = reference >> _ROW_BITS
         self._runs[number].left = count
         if not count:
@@ -235,35 +260,45 @@ class PendingRows:
         return rows[self._are_alive(rows)] if len(rows) else rows
 
     def still_there(self, rows: Rows) -> Rows:
-        """Those whose run has not gone: all rows of one that has are delivered."""
+        """Return the rows whose run still exists. A dropped run has been delivered."""
         numbers = np.fromiter(self._runs, np.int64, len(self._runs))
         kept: Rows = rows[np.isin(rows[:, 2] >> _ROW_BITS, numbers)]
         return kept
 
     def cancelled_among(self, rows: Rows) -> list[int]:
-        """Offsets of those that were cancelled."""
-        gone = set[int]().union(*(self._runs[number].cancelled for number in np.unique(rows[:, 2] >> _ROW_BITS).tolist()))
+        """Return the offsets of the cancelled rows among these."""
+        gone = set[int]().union(
+            *(
+                self._runs[number].cancelled
+                for number in np.unique(rows[:, 2] >> _ROW_BITS).tolist()
+            )
+        )
         return sorted(gone.intersection(rows[:, 1].tolist()))
 
     def unsaved_runs(self) -> list[int]:
-        """Runs that are in the delay log only."""
+        """Return the runs that are in the delay log only."""
         return [number for number, run in self._runs.items() if not run.source]
 
     def rows_of_runs(self, runs: list[int]) -> Rows:
-        """What waits of these runs, by offset, alive or not; it stays."""
+        """Return the waiting rows of these runs, by offset, alive or not.
+
+        They stay in the wheel.
+        """
         numbers = np.array(runs, np.int64)
-        found = self.wheel.look(lambda piece: np.isin(piece[:, 2] >> _ROW_BITS, numbers))
+        found = self.wheel.select(lambda piece: np.isin(piece[:, 2] >> _ROW_BITS, numbers))
         ordered: Rows = found[np.argsort(found[:, 1], kind="stable")]
         return ordered
 
     def saved(self, runs: list[int]) -> None:
-        """What waits of these runs is in bucket files: it leaves memory, and comes back from there when it is due."""
+        """Drop the waiting rows of these runs, which are in bucket files now and
+        are loaded again when due.
+        """
         numbers = np.array(runs, np.int64)
-        everything = self.wheel.take_all()
+        everything = self.wheel.acquire_all()
         mine = np.isin(everything[:, 2] >> _ROW_BITS, numbers)
         for number in runs:
             run = self._runs.get(number)
-            if run is not None:  # some of its rows may be on their way
+            if run is not None:  # some of its rows may be in delivery
                 self.unsaved_bytes -= run.nbytes
                 run.source = SAVED
         self.wheel.add(everything[~mine])
@@ -274,7 +309,9 @@ class PendingRows:
         self._forget_cancelled(gone[~alive])
 
     def put_back(self, rows: Rows) -> Ints:
-        """Rows that were released and not delivered wait again; but not those in bucket files, which have to come from there. Returns their offsets."""
+        """Return released, undelivered rows to the wheel, except those in bucket files, which are
+        loaded from there. Return the offsets of these.
+        """
         in_files = self.are_from(rows, SAVED)
         offsets: Ints = rows[in_files, 1]
         self.done(rows[in_files])
@@ -285,9 +322,11 @@ class PendingRows:
         return offsets
 
     def set_back(self, tick: int, ticks_of: Callable[[pa.RecordBatch], Ints]) -> None:
-        """The clock was set back to `tick`: rows that are in the delay log only are due when `ticks_of` says."""
+        """Recompute due ticks with `ticks_of` after the clock was set back to `tick`, for rows that
+        are in the delay log only.
+        """
         unsaved = self.unsaved_runs()
-        rows = self.wheel.take_all()
+        rows = self.wheel.acquire_all()
         for number in unsaved:
             run = self._runs[number]
             run.ticks = ticks_of(run.rows)

@@ -1,14 +1,20 @@
-"""What waits in one partition: rows in memory, rows in bucket files, and the manifest that says which bytes of those count.
+"""Pending store of a partition: rows in memory, rows in bucket files, and their manifest.
 
-What is due soon is in memory; what is far away is moved nearer, bucket by bucket, before its time. Saving, moving and cleaning up are jobs that are done a
-little at a time, one at a time, between deliveries.
+Rows due soon are in memory. Far rows are moved nearer, bucket by bucket, before their time. Saving,
+moving and cleaning up are jobs, done one at a time in small steps between deliveries.
 
 Owner: the scheduler, one for each partition.
-Invariants: below the manifest's cursor everything is delivered, cancelled, or in the files that it names; what a job writes counts when the manifest says so,
-    at once; a file is removed after the manifest has forgotten it. What is cancelled behind the cursor stays in its file, cancelled in memory only: the log is
-    read again from the cursor after a restart, and what replaces it must find it there. No job writes while a file is being loaded, and none is half done when
-    rows are released from files: each row that waits is in memory or in one file that is to be loaded.
-Crash: begin with the manifest; files and bytes that it does not name are not there.
+
+Invariants:
+- Below the manifest's cursor every row is delivered, cancelled, or in the files that it names.
+- A job's output becomes valid at once, with the manifest. A file is removed after the manifest has
+  dropped it.
+- A row cancelled behind the cursor stays in its file, cancelled in memory only. After a restart the
+  log is read again from the cursor, and a replacement must find its row.
+- No job writes while a file is loaded, and none is half done when rows are released from files.
+  Each waiting row is in memory or in one file to be loaded.
+
+Crash: begin with the manifest. Files and bytes that it does not name are ignored.
 """
 
 from __future__ import annotations
@@ -20,61 +26,71 @@ import numpy as np
 import pyarrow as pa
 
 from shm.crash_points import crash_point
-from tailrace.formats.pending_files import KIND_CANCELLED
-from workers.delays.array_wheel import NEVER, Rows, no_rows, split
-from workers.delays.bucket_files import LOWEST_LEVEL, BucketFile, Ints, is_above, width_of
-from workers.delays.bucket_set import LOAD_AHEAD_TICKS, BucketSet, label_of, labels_of
-from workers.delays.pending_pages import Listed, page_of
-from workers.delays.pending_rows import PendingRows
-from workers.files import Files
+from tailrace.format.delay_files import KIND_CANCELLED
+from workers.delays.store.array_wheel import NEVER, Rows, no_rows, split
+from workers.delays.store.bucket_files import LOWEST_LEVEL, BucketFile, Ints, is_above, width_of
+from workers.delays.store.bucket_set import LOAD_AHEAD_TICKS, BucketSet, label_of, labels_of
+from workers.delays.store.pending_pages import Listed, page_of
+from workers.delays.store.pending_rows import PendingRows
+from workers.segment.files import Files
 
 SAVE_BYTES = 16 << 20
-"""So much in memory that only the delay log has is saved to bucket files."""
+"""Bytes of rows only in memory and in the delay log above which they are saved to bucket files."""
 SAVE_AFTER_NS = 10_000_000_000
 UNSAVED_MAX_BYTES = 64 << 20
-"""Beyond this the delay log is not read on."""
+"""Bytes of such rows above which the delay log is not read on."""
 TIDY_INTERVAL_NS = 5_000_000_000
 
 
 class PendingStore:
-    """See the module's docstring."""
+    """Pending rows of one partition."""
 
-    def __init__(self, files: Files, directory: str, topic_id: bytes, schema: pa.Schema, now_ns: int) -> None:
-        """`directory`, `topic_id`, `schema`: the delay log's. Raises OSError, PendingDamagedError."""
+    def __init__(
+        self, files: Files, directory: str, topic_id: bytes, schema: pa.Schema, now_ns: int
+    ) -> None:
+        """`directory`, `topic_id` and `schema` are the delay log's.
+
+        Raises OSError, PendingDamagedError.
+        """
         self._schema = schema
         self._buckets = BucketSet(files, directory, topic_id, schema)
         self.rows = PendingRows(0)
         self.released = -1
-        """The tick up to which rows were handed out by this incarnation, in the epoch of the clock that is now."""
+        """Tick up to which this incarnation has released rows, in the current
+        epoch of the clock.
+        """
         self._job: Iterator[None] | None = None
         self._loading: Iterator[None] | None = None
         self._saving: dict[BucketFile, int] = {}
-        """Files to which what is in memory is being saved, and from where on."""
+        """Files being saved to, with their end before that."""
         self._now_ns = self._saved_ns = self._tidied_ns = now_ns
         self._now_tick = 0
 
     @property
     def cursor(self) -> int:
-        """Up to here the delay log is not needed any more."""
+        """Offset below which the delay log is not needed any more."""
         return self._buckets.manifest.cursor
 
     @property
     def closed(self) -> int:
-        """The ordinal below which all were closed at the cursor."""
+        """Ordinal below which everything was closed at the cursor."""
         return self._buckets.manifest.closed
 
     @property
     def recurring(self) -> list[dict[str, Any]]:
-        """What recurred at the cursor."""
+        """Recurring rows at the cursor."""
         return self._buckets.manifest.recurring
 
     def is_full(self) -> bool:
-        """Whether so much is in memory that nothing more is to come before some is saved."""
+        """True if no more rows may be read before some are saved."""
         return self.rows.unsaved_bytes > UNSAVED_MAX_BYTES
 
     @property
     def is_busy(self) -> bool:
-        """Whether a job is half done: the clock must not be set back under it, or what it saves has ticks of before."""
+        """True while a job is half done.
+
+        The clock must not be set back then, or the job would save old ticks.
+        """
         return self._job is not None
 
     @property
@@ -83,29 +99,37 @@ class PendingStore:
 
     @property
     def is_behind(self) -> bool:
-        """Whether nothing was saved for long, since there was always something to deliver: the log behind the cursor grows."""
+        """True if nothing was saved for long, because there was always a delivery. The log behind
+        the cursor grows.
+        """
         return self._now_ns - self._saved_ns > 3 * SAVE_AFTER_NS
 
     def set_time(self, now_ns: int, now_tick: int) -> None:
         self._now_ns, self._now_tick = now_ns, now_tick
 
     def note_first_unsaved(self, age_us: int) -> None:
-        """What the cursor stands before was read; so old it is. In time it is to be saved: at once after a restart, if a predecessor did not live to."""
+        """Note the age of the first row after the cursor. It decides when to save: at once after a
+        restart if a predecessor did not.
+        """
         self._saved_ns = self._now_ns - max(0, age_us) * 1000
 
-    # ---- what is due -----------------------------------------------------------------------------------------------------------------
+    # ---- what is due -----------------------------------------------------------------------------
 
     def first_tick(self) -> int:
-        """At or before which nothing that waits is due; NEVER when nothing waits. A bucket on the disk counts by its first tick."""
+        """Return a lower bound of the ticks of all waiting rows, or NEVER. A bucket on disk counts
+        by its first tick.
+        """
         starts = [file.entry.start for file in self._buckets.to_load()]
         return min([self.rows.wheel.earliest(), *starts])
 
     def next_file_tick(self) -> int:
-        """When a file is to be loaded, or moved nearer; NEVER when there is none."""
+        """Return the tick at which a file must be loaded or moved nearer, or NEVER."""
         return self._buckets.next_tick()
 
     def next_deadline_ns(self, read_offset: int, *, is_settled: bool) -> int | None:
-        """When something is to be saved or removed; not before what was released is delivered."""
+        """Return the time of the next save or removal, or None while released
+        rows are not delivered.
+        """
         deadlines: list[int] = []
         if not is_settled:
             return None
@@ -116,20 +140,29 @@ class PendingStore:
         return min(deadlines, default=None)
 
     def release(self, tick: int) -> Rows:
-        """Take out what is due up to `tick`, in order. Raises OSError."""
-        if self.is_late(tick):  # in its time it is there already; after a restart it may not be
+        """Take out rows due up to `tick`, in order. Raises OSError."""
+        if self.is_late(tick):  # normally it is loaded in time, but not after a restart
             self._finish_loading()
-            self._finish_job()  # rows that are half moved are in two files
+            self._finish_job()  # half-moved rows are in two files
             for file in self._buckets.late(tick):
                 self._load(file)
         rows = self.rows.release(tick)
         self.released = max(self.released, tick)
         return rows
 
-    def set_back(self, tick: int, delivered: tuple[int, int], ready: Rows, ticks_of: Callable[[pa.RecordBatch], Ints]) -> None:
-        """The clock was set back to `tick`, when rows up to `delivered` were. Those behind wait again, though they were released. What was saved since it was
-        released comes from its file, also from one that was loaded since, without it. What only the log has is placed anew, by `ticks_of`; the rest keeps the
-        tick that it was saved with. Raises OSError.
+    def set_back(
+        self,
+        tick: int,
+        delivered: tuple[int, int],
+        ready: Rows,
+        ticks_of: Callable[[pa.RecordBatch], Ints],
+    ) -> None:
+        """Set the clock back to `tick`, with rows up to `delivered` delivered. Raises OSError.
+
+        - Released rows after `delivered` wait again.
+        - Rows saved since their release are loaded from their file again.
+        - Rows that only the log has get new ticks from `ticks_of`. The others keep the tick they
+          were saved with.
         """
         self._finish_loading()
         was_not = is_above(ready[:, 0], ready[:, 1], delivered)
@@ -144,13 +177,17 @@ class PendingStore:
             file.entry.delivered_tick, file.entry.delivered_offset = max(
                 (file.entry.delivered_tick, file.entry.delivered_offset), delivered
             )
-        self.released = min(self.released, tick)  # the clock may have gone forward again since the mark was asked for
+        # the clock may have gone forward again since the mark was requested
+        self.released = min(self.released, tick)
         self.rows.set_back(tick, ticks_of)
 
-    # ---- cancelling ------------------------------------------------------------------------------------------------------------------
+    # ---- cancelling ------------------------------------------------------------------------------
 
     def cancel(self, offset: int, hint: int | None = None) -> bool:
-        """Whether the row was pending, and is not any more. `hint`: the tick at which it is probably due. Raises OSError."""
+        """Cancel a row.
+
+        Return True if it was pending. `hint` is the probable due tick. Raises OSError.
+        """
         found = False
         place = self.rows.find(offset)
         if place is not None:
@@ -165,13 +202,13 @@ class PendingStore:
         return found
 
     def waits(self, offset: int, hint: int | None = None) -> bool:
-        """Whether this row is pending. Raises OSError."""
+        """True if this row is pending. Raises OSError."""
         return self.rows.find(offset) is not None or any(
             file.is_to_load for file, _, _ in self._buckets.places_of(offset, hint, self.released)
         )
 
     def row_of(self, offset: int, hint: int | None = None) -> pa.RecordBatch | None:
-        """A pending row, as a batch of one; None: it is not pending. Raises OSError."""
+        """Return a pending row as a batch of one, or None. Raises OSError."""
         place = self.rows.find(offset)
         if place is not None:
             return self.rows.row_at(place)
@@ -180,20 +217,22 @@ class PendingStore:
                 return file.read_rows(chunk, self._schema)[2].slice(row, 1)
         return None
 
-    # ---- from the disk into memory ---------------------------------------------------------------------------------------------------
+    # ---- from the disk into memory ---------------------------------------------------------------
 
     def is_late(self, tick: int) -> bool:
-        """Whether something that is due by then is on the disk only."""
+        """True if rows due by then are on disk only."""
         return bool(self._buckets.late(tick))
 
-    def load_due_soon(self) -> int:
-        """Load what is due soon; move what is due later than that, but not by much, to lower buckets."""
+    def load_upcoming(self) -> int:
+        """Load rows that are due soon, and move those due a little later to lower buckets."""
         if self._loading is not None:
             if next(self._loading, self) is self:
                 self._loading = None
             return 1
         horizon = self._now_tick + LOAD_AHEAD_TICKS
-        for file in sorted(self._buckets.all, key=lambda file: (file.entry.start, file.entry.level)):
+        for file in sorted(
+            self._buckets.all, key=lambda file: (file.entry.start, file.entry.level)
+        ):
             if not file.is_to_load or file.entry.start > horizon + width_of(file.entry.level - 1):
                 continue
             if file.entry.level == LOWEST_LEVEL:
@@ -202,43 +241,66 @@ class PendingStore:
                     return 1
             elif self._job is None:
                 self._job = self._move_down(file)
-                return self._go_on()
+                return self._resume()
         return 0
 
-    def _load(self, file: BucketFile, behind: tuple[int, int] | None = None, begin: int = 0, only: Ints | None = None) -> None:
-        """All of it at once; see `_load_by_chunks`."""
+    def _load(
+        self,
+        file: BucketFile,
+        behind: tuple[int, int] | None = None,
+        begin: int = 0,
+        only: Ints | None = None,
+    ) -> None:
+        """Load a file completely (see `_load_by_chunks`)."""
         for _ in self._load_by_chunks(file, behind, begin, only):
             pass
 
     def _load_by_chunks(
-        self, file: BucketFile, behind: tuple[int, int] | None = None, begin: int = 0, only: Ints | None = None
+        self,
+        file: BucketFile,
+        behind: tuple[int, int] | None = None,
+        begin: int = 0,
+        only: Ints | None = None,
     ) -> Iterator[None]:
-        """All rows of a file, from a position on, into memory that come behind (tick, offset), else those that were not handed out by this incarnation. What is
-        being saved is in memory. `only`: rows of these offsets, no others.
+        """Load a file's rows after (tick, offset) `behind`, by default those not released by this
+        incarnation.
+
+        Only chunks from position `begin` on are read. Rows being saved are in memory already.
+        `only` selects offsets.
         """
         end = self._saving.get(file, file.entry.end)
         floor = (self.released, NEVER) if behind is None else behind
-        for chunk, ticks, offsets, rows in self._buckets.good_chunks(file, only):
+        for chunk, ticks, offsets, rows in self._buckets.intact_chunks(file, only):
             if begin <= chunk.position < end:
-                wanted = self._buckets.left(file, ticks, offsets) & is_above(ticks, offsets, floor)
+                requested = self._buckets.left(file, ticks, offsets) & is_above(
+                    ticks, offsets, floor
+                )
                 if only is not None:
-                    wanted &= np.isin(offsets, only)
-                if not wanted.all():
-                    ticks, offsets, rows = ticks[wanted], offsets[wanted], rows.filter(pa.array(wanted))
+                    requested &= np.isin(offsets, only)
+                if not requested.all():
+                    ticks, offsets, rows = (
+                        ticks[requested],
+                        offsets[requested],
+                        rows.filter(pa.array(requested)),
+                    )
                 self.rows.add(offsets, ticks, rows, file.name)
             yield
         file.is_loaded = True
 
     def _finish_loading(self) -> None:
-        """What was begun a chunk at a time is wanted now."""
+        """Complete a load in progress."""
         for _ in self._loading or ():
             pass
         self._loading = None
 
     def _move_down(self, file: BucketFile) -> Iterator[None]:
-        """Rows of a bucket to lower ones, a chunk at a time; or, where most of it is cancelled, to a new file of the same bucket."""
-        to_lower = file.entry.start <= self._now_tick + LOAD_AHEAD_TICKS + width_of(file.entry.level - 1)
-        for chunk, ticks, offsets, rows in self._buckets.good_chunks(file):
+        """Move a bucket's rows to lower buckets, a chunk at a time, or to a new file of the same
+        bucket if most are cancelled.
+        """
+        to_lower = file.entry.start <= self._now_tick + LOAD_AHEAD_TICKS + width_of(
+            file.entry.level - 1
+        )
+        for chunk, ticks, offsets, rows in self._buckets.intact_chunks(file):
             left = self._buckets.left(file, ticks, offsets, as_saved=True)
             ticks, offsets, rows = ticks[left], offsets[left], rows.filter(pa.array(left))
             touched: dict[BucketFile, None] = {}  # in the order of writing
@@ -246,10 +308,16 @@ class PendingStore:
                 labels = labels_of(ticks, max(self._now_tick, file.entry.start))
             else:
                 labels = np.full(len(ticks), label_of(file.entry.level, file.entry.start))
-            places = np.stack((ticks, offsets, np.arange(len(ticks))), axis=1) if len(ticks) else no_rows()
+            places = (
+                np.stack((ticks, offsets, np.arange(len(ticks))), axis=1)
+                if len(ticks)
+                else no_rows()
+            )
             for label, piece in split(places, labels):
                 target = self._buckets.open_bucket(label, file)
-                self._buckets.append(target, piece[:, 0], piece[:, 1], rows.take(pa.array(piece[:, 2])))
+                self._buckets.append(
+                    target, piece[:, 0], piece[:, 1], rows.take(pa.array(piece[:, 2]))
+                )
                 target.unsaved_cancels |= file.unsaved_cancels.intersection(piece[:, 1].tolist())
                 touched[target] = None
                 yield
@@ -262,28 +330,38 @@ class PendingStore:
             crash_point("scheduler.after_move")
         self._buckets.remove([file])
 
-    # ---- from memory to the disk -----------------------------------------------------------------------------------------------------
+    # ---- from memory to the disk -----------------------------------------------------------------
 
-    def tidy(self, read_offset: int, closed: int, recurring: Callable[[], list[dict[str, Any]]], *, is_settled: bool) -> int:
-        """When there is nothing else to do: save, move, clean up. A little at a time. `read_offset`: how far the delay log was read; `is_settled`: whether
-        everything that was released is delivered. Raises OSError.
+    def tidy(
+        self,
+        read_offset: int,
+        closed: int,
+        recurring: Callable[[], list[dict[str, Any]]],
+        *,
+        is_settled: bool,
+    ) -> int:
+        """Save, move or clean up in a small step, when there is no other work. Raises OSError.
+
+        `read_offset` is the end of the delay log read so far. `is_settled` is True if everything
+        released is delivered.
         """
         if self._job is not None:
-            return self._go_on()
-        if (
-            not is_settled or self._loading is not None
-        ):  # a file to which rows came while it was being loaded would count as loaded without them
+            return self._resume()
+        # rows appended to a file while it is loading would count as loaded
+        if not is_settled or self._loading is not None:
             return 0
-        is_time = self.rows.unsaved_bytes > SAVE_BYTES or self._now_ns - self._saved_ns >= SAVE_AFTER_NS
+        is_time = (
+            self.rows.unsaved_bytes > SAVE_BYTES or self._now_ns - self._saved_ns >= SAVE_AFTER_NS
+        )
         if read_offset > self.cursor and is_time:
             self._job = self._save(read_offset, closed, recurring())
-            return self._go_on()
+            return self._resume()
         if self._now_ns - self._tidied_ns >= TIDY_INTERVAL_NS:
             self._tidied_ns = self._now_ns
             return self._clean_up()
         return 0
 
-    def _go_on(self) -> int:
+    def _resume(self) -> int:
         assert self._job is not None
         try:
             next(self._job)
@@ -292,7 +370,7 @@ class PendingStore:
         return 1
 
     def _save(self, cursor: int, closed: int, recurring: list[dict[str, Any]]) -> Iterator[None]:
-        """Everything that only the delay log has into bucket files; then the cursor moves."""
+        """Save everything that only the delay log has to bucket files, then move the cursor."""
         runs = self.rows.unsaved_runs()
         rows = self.rows.still_alive(self.rows.rows_of_runs(runs))
         touched: dict[BucketFile, None] = {}  # in the order of writing
@@ -304,7 +382,8 @@ class PendingStore:
                 touched[file] = None
         yield
         for label, piece in split(rows, labels_of(rows[:, 0], self._now_tick)) if len(rows) else []:
-            # What is cancelled since is saved as it was at the cursor: read again, what replaces it must find it.
+            # Rows cancelled meanwhile are saved as they were at the cursor. After a restart a
+            # replacement must find its row.
             kept = self.rows.still_there(piece)
             if len(kept):
                 target = self._buckets.open_bucket(label, is_making=True)
@@ -325,21 +404,25 @@ class PendingStore:
         saving, self._saving = self._saving, {}
         for file, begin in saving.items():
             file.is_making = False
-            if file.is_loaded:  # while it was written
+            if file.is_loaded:  # while it was being written
                 self._load(file, begin=begin)
         self._saved_ns = self._now_ns
 
     def _finish_job(self) -> None:
-        """What was begun a little at a time has to be done now."""
+        """Complete a job in progress."""
         while self._job is not None:
-            self._go_on()
+            self._resume()
 
     def _is_finished(self, file: BucketFile) -> bool:
-        """Whether nothing in it is needed any more. What is cancelled behind the cursor is: read again, what replaces it must find it."""
+        """True if no row in the file is needed any more. A row cancelled behind the cursor is
+        needed: after a restart its replacement must find it.
+        """
         entry = file.entry
         if file.unsaved_cancels:
             return False
-        return (file.is_loaded and not self.rows.has_run_of(file.name)) or (entry.rows <= entry.cancelled and not file.is_loaded)
+        return (file.is_loaded and not self.rows.has_run_of(file.name)) or (
+            entry.rows <= entry.cancelled and not file.is_loaded
+        )
 
     def _clean_up(self) -> int:
         finished = [file for file in self._buckets.all if self._is_finished(file)]
@@ -355,17 +438,17 @@ class PendingStore:
                 and entry.end - entry.begin > SAVE_BYTES // 16
             ):
                 self._job = self._move_down(file)
-                return self._go_on()
+                return self._resume()
         return 0
 
-    # ---- showing ---------------------------------------------------------------------------------------------------------------------
+    # ---- showing ---------------------------------------------------------------------------------
 
     def __len__(self) -> int:
         return len(self.rows) + self._buckets.pending_count()
 
     @property
     def lost_rows(self) -> int:
-        """How many were in chunks that are damaged."""
+        """Number of rows in damaged chunks."""
         return self._buckets.lost_rows
 
     @property
@@ -373,16 +456,29 @@ class PendingStore:
         return len(self._buckets.all)
 
     def counts_ahead(self, edges: list[int]) -> list[int]:
-        """How many rows are due before each of these ticks and not before the one before it; last, how many later. A file counts by its first tick."""
+        """Return how many rows are due before each of these ticks and not before the previous one,
+        then how many later. A file counts by its first tick.
+        """
         counts = np.zeros(len(edges) + 1, np.int64)
-        waiting = self.rows.still_alive(self.rows.wheel.look(lambda piece: np.ones(len(piece), bool)))
+        waiting = self.rows.still_alive(
+            self.rows.wheel.select(lambda piece: np.ones(len(piece), bool))
+        )
         np.add.at(counts, np.searchsorted(edges, waiting[:, 0], "right"), 1)
         for file in self._buckets.to_load():
-            counts[np.searchsorted(edges, file.entry.start, "right")] += file.entry.rows - file.entry.cancelled
+            counts[np.searchsorted(edges, file.entry.start, "right")] += (
+                file.entry.rows - file.entry.cancelled
+            )
         return [int(count) for count in counts]
 
     def page(
-        self, begin: tuple[int, int], end_tick: int, limit: int, columns: list[int], shown: Callable[[pa.RecordBatch], pa.RecordBatch]
+        self,
+        begin: tuple[int, int],
+        end_tick: int,
+        limit: int,
+        columns: list[int],
+        shown: Callable[[pa.RecordBatch], pa.RecordBatch],
     ) -> tuple[list[Listed], tuple[int, int] | None]:
         """See `page_of`. Raises OSError."""
-        return page_of(self.rows, self._buckets.to_load(), self._schema, begin, end_tick, limit, columns, shown)
+        return page_of(
+            self.rows, self._buckets.to_load(), self._schema, begin, end_tick, limit, columns, shown
+        )

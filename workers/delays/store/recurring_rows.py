@@ -1,9 +1,15 @@
-"""Recurring rows: each waits in memory at its next occurrence; when that is due, the row stands for itself as often as it is to be delivered.
+"""Recurring rows: each waits in memory for its next occurrence, and is expanded to its occurrences
+when due.
 
-Owner: the scheduler, one for each partition. What recurs is in the manifest whole, since it is never done.
-Invariants: rows <= ROWS_MAX, their bytes <= BYTES_MAX, occurrences that are handed out in one step <= about EXPANDED_MAX (with missed="none" fifty each);
-    a recurring row is the only one of its run in `PendingRows`, under the source RECURRING; the occurrences of a tick are decided by the row, its due time and
-    the tick alone, so that reading the log again decides the same.
+Owner: the scheduler, one for each partition. The manifest has all recurring rows, since they are
+never done.
+
+Invariants:
+- Rows <= ROWS_MAX, their bytes <= BYTES_MAX.
+- Occurrences released in one step <= about EXPANDED_MAX (fifty each with missed="none").
+- A recurring row is the only one of its run in `PendingRows`, with the source RECURRING.
+- The occurrences of a tick depend only on the row, its due time and the tick. Reading the log again
+  gives the same.
 """
 
 from __future__ import annotations
@@ -17,20 +23,20 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tailrace.delays import DUE_TICK_MAX, TICK_US, tick_of
-from tailrace.recurrence import Recurrence, RecurrenceError
-from workers.delays.array_wheel import NEVER, Rows
-from workers.delays.bucket_files import is_above
-from workers.delays.pending_rows import RECURRING, Bools, PendingRows, one_batch
+from tailrace.core.delays import DUE_TICK_MAX, TICK_US, tick_of
+from tailrace.core.recurrence import Recurrence, RecurrenceError
+from workers.delays.store.array_wheel import NEVER, Rows
+from workers.delays.store.bucket_files import is_above
+from workers.delays.store.pending_rows import RECURRING, Bools, PendingRows, one_batch
 
 ROWS_MAX = 10_000
 BYTES_MAX = 8 << 20
-"""Each is in memory, and in the manifest whenever that is written."""
+"""Each row is in memory, and in the manifest whenever that is written."""
 EXPANDED_MAX = 50_000
-"""Occurrences of all of them, when each has been missed often."""
+"""Occurrences of all rows together when each was missed often."""
 
 Refuse = Callable[[int, pa.RecordBatch, str], None]
-"""(offset, row, reason): it cannot recur any more."""
+"""(offset, row, reason): the row cannot recur any more."""
 
 
 _TIMESTAMP = pa.timestamp("us", "UTC")
@@ -38,7 +44,7 @@ _TIMESTAMP = pa.timestamp("us", "UTC")
 
 @dataclass(slots=True)
 class Recurring:
-    """A recurring row, and its next occurrence."""
+    """A recurring row with its next occurrence."""
 
     recurrence: Recurrence
     due_us: int
@@ -46,22 +52,29 @@ class Recurring:
 
 
 class RecurringRows:
-    """See the module's docstring."""
+    """Recurring rows of one partition."""
 
-    def __init__(self, rows: PendingRows, schema: pa.Schema, described: list[dict[str, Any]], refuse: Refuse) -> None:
-        """`described`: what `describe` returned before. Raises OSError."""
+    def __init__(
+        self, rows: PendingRows, schema: pa.Schema, described: list[dict[str, Any]], refuse: Refuse
+    ) -> None:
+        """`described` is an earlier result of `describe`. Raises OSError."""
         self._rows = rows
         self._refuse = refuse
         self._items: dict[int, Recurring] = {}
-        """By offset in the delay log; ROWS_MAX at most."""
+        """Rows by offset in the delay log, at most ROWS_MAX."""
         self._byte_count = 0
         self._reach: int | None = None
-        """See `reach`; None: to be looked for anew."""
+        """Cached result of `reach`, None after a change."""
         for item in described:
-            row = pa.ipc.read_record_batch(pa.ipc.read_message(pa.py_buffer(base64.b64decode(item["row"]))), schema)
+            row = pa.ipc.read_record_batch(
+                pa.ipc.read_message(pa.py_buffer(base64.b64decode(item["row"]))), schema
+            )
             try:
-                self._keep(item["offset"], Recurring(Recurrence.from_json(item["repeat"]), item["due_us"], row))
-            except RecurrenceError as error:  # a time zone that is not there any more
+                self._keep(
+                    item["offset"],
+                    Recurring(Recurrence.from_json(item["repeat"]), item["due_us"], row),
+                )
+            except RecurrenceError as error:  # for example a removed time zone
                 refuse(item["offset"], row, str(error))
 
     def __len__(self) -> int:
@@ -70,15 +83,26 @@ class RecurringRows:
     def __contains__(self, offset: int) -> bool:
         return offset in self._items
 
-    def add(self, offset: int, recurrence: Recurrence, due_us: int, row: pa.RecordBatch, min_tick: int, append_us: int) -> None:
-        """`due_us`: its first occurrence; it counts as due at `min_tick` at the earliest. `append_us`: since when it is there. Raises RecurrenceError."""
+    def add(
+        self,
+        offset: int,
+        recurrence: Recurrence,
+        due_us: int,
+        row: pa.RecordBatch,
+        min_tick: int,
+        append_us: int,
+    ) -> None:
+        """Add a row. `due_us` is its first occurrence, due at `min_tick` at the earliest.
+        `append_us` is when it was appended. Raises RecurrenceError.
+        """
         first_us = recurrence.first_from(due_us, append_us)
         if first_us is None:
-            raise RecurrenceError("it has no occurrence any more")
+            raise RecurrenceError("it has no further occurrence")
         row = one_batch(pa.Table.from_batches([row]))
         if len(self._items) >= ROWS_MAX or self._byte_count + row.nbytes > BYTES_MAX:
             raise RecurrenceError(
-                f"{len(self._items)} records of {self._byte_count} bytes recur in this partition; {ROWS_MAX} of {BYTES_MAX} bytes are allowed"
+                f"{len(self._items)} records of {self._byte_count} bytes recur in this partition; "
+                f"the limits are {ROWS_MAX} records and {BYTES_MAX} bytes"
             )
         self._keep(offset, Recurring(recurrence, max(first_us, (min_tick - 1) * TICK_US + 1), row))
 
@@ -97,24 +121,34 @@ class RecurringRows:
     def _place(self, offset: int) -> None:
         item = self._items[offset]
         self._reach = None
-        self._rows.add(np.array([offset]), np.array([min(tick_of(item.due_us), DUE_TICK_MAX)]), item.row, RECURRING)
+        self._rows.add(
+            np.array([offset]),
+            np.array([min(tick_of(item.due_us), DUE_TICK_MAX)]),
+            item.row,
+            RECURRING,
+        )
 
     def cancel(self, offset: int) -> bool:
-        """Whether it recurred, and does not any more. Its occurrence that waits in memory is cancelled there."""
+        """Stop a row's recurrence.
+
+        Return True if it recurred. The caller cancels its occurrence in memory.
+        """
         return self._drop(offset) is not None
 
     def row_of(self, offset: int) -> pa.RecordBatch | None:
-        """As a batch of one of the delay log's schema; None: it does not recur."""
+        """Return a recurring row as a batch of one in the delay log's schema, or None."""
         item = self._items.get(offset)
         return None if item is None else item.row
 
     def upcoming(self, offset: int) -> tuple[int, Recurrence] | None:
-        """(when it is due next, microseconds since 1970, how it recurs)."""
+        """Return (next due time in microseconds since 1970, recurrence), or None."""
         item = self._items.get(offset)
         return None if item is None else (item.due_us, item.recurrence)
 
     def expand(self, rows: Rows, tick: int) -> Rows:
-        """Of rows that were released up to `tick`: in the place of each recurring row its occurrences; the next is placed."""
+        """Replace recurring rows among those released up to `tick` by their occurrences, and
+        schedule the next ones.
+        """
         is_mine = np.isin(rows[:, 1], np.fromiter(self._items, np.int64, len(self._items)))
         found = []
         for row in rows[is_mine]:
@@ -136,7 +170,9 @@ class RecurringRows:
         return merged[np.lexsort((merged[:, 1], merged[:, 0]))]
 
     def reach(self) -> int:
-        """Up to which tick at most everything may be closed at once: what was missed in a long time is delivered piece by piece."""
+        """Return the latest tick that may be closed at once. After a long outage missed occurrences
+        are delivered in pieces.
+        """
         if self._reach is None:
             at_once = EXPANDED_MAX // max(1, len(self._items))
             reaches = (item.recurrence.reach(item.due_us, at_once) for item in self._items.values())
@@ -144,7 +180,9 @@ class RecurringRows:
         return self._reach
 
     def take_back(self, rows: Rows, delivered: tuple[int, int]) -> Rows:
-        """The clock was set back: of rows that were handed out, occurrences behind (tick, offset) wait again. Returns the rows that do not recur."""
+        """Take back released occurrences after `delivered` (tick, offset), because the clock was
+        set back. Return the rows that do not recur.
+        """
         is_mine = np.isin(rows[:, 1], np.fromiter(self._items, np.int64, len(self._items)))
         mine = rows[is_mine]
         for offset in np.unique(mine[is_above(mine[:, 0], mine[:, 1], delivered), 1]).tolist():
@@ -159,7 +197,7 @@ class RecurringRows:
         return rows[~is_mine]
 
     def describe(self) -> list[dict[str, Any]]:
-        """For the manifest."""
+        """Return the rows for the manifest."""
         return [
             {
                 "offset": offset,
@@ -172,7 +210,11 @@ class RecurringRows:
 
 
 def with_occurrence_times(batch: pa.RecordBatch, rows: Rows, recur: Bools) -> pa.RecordBatch:
-    """`batch`, of the default schema, is `rows`: those that recur get the time of their occurrence as their timestamp."""
+    """Return `batch` (of `rows`, in the default schema) with occurrence times as
+    timestamps of recurring rows.
+    """
     place = batch.schema.get_field_index("timestamp")
     times = pa.array(rows[:, 0] * TICK_US, pa.int64()).view(_TIMESTAMP)
-    return batch.set_column(place, batch.schema.field(place), pc.if_else(pa.array(recur), times, batch.column(place)))
+    return batch.set_column(
+        place, batch.schema.field(place), pc.if_else(pa.array(recur), times, batch.column(place))
+    )

@@ -10,17 +10,21 @@ from typing import Any
 
 import pytest
 
-from appliance.groups.assignor_plugins import ENTRY_POINTS, Assignors
-from appliance.groups.assignors import Members, Topics
-from tailrace.errors import UnsupportedAssignorError
+from appliance.groups.base.assignor_plugins import ENTRY_POINTS, Assignors
+from appliance.groups.base.assignors import Members, Topics
+from tailrace.core.errors import UnsupportedAssignorError
 from tests.appliance.groups.kit import Bench, Client, FakeTopics, settle
 
-THIS = "tests.appliance.groups.test_assignor_plugins"
+THIS = "tests.appliance.groups.base.test_assignor_plugins"
 NOT_A_FUNCTION = 17
 
 
 def all_to_the_last(members: Members, topics: Topics) -> Any:
-    return {max(members): [(topic, partition) for topic, count in topics.items() for partition in range(count)]}
+    return {
+        max(members): [
+            (topic, partition) for topic, count in topics.items() for partition in range(count)
+        ]
+    }
 
 
 def raises(members: Members, topics: Topics) -> Any:
@@ -65,15 +69,24 @@ def never_ends(members: Members, topics: Topics) -> Any:
 
 
 def forgets_one(members: Members, topics: Topics) -> Any:
-    return {member: partitions[1:] for member, partitions in all_to_the_last(members, topics).items()}
+    return {
+        member: partitions[1:] for member, partitions in all_to_the_last(members, topics).items()
+    }
 
 
 def makes_one_up(members: Members, topics: Topics) -> Any:
-    return {member: [*partitions, ("orders", 99)] for member, partitions in all_to_the_last(members, topics).items()}
+    return {
+        member: [*partitions, ("orders", 99)]
+        for member, partitions in all_to_the_last(members, topics).items()
+    }
 
 
 def ignores_subscriptions(members: Members, topics: Topics) -> Any:
-    return {min(members): [(topic, partition) for topic, count in topics.items() for partition in range(count)]}
+    return {
+        min(members): [
+            (topic, partition) for topic, count in topics.items() for partition in range(count)
+        ]
+    }
 
 
 def assignors(*names: str) -> Assignors:
@@ -110,18 +123,25 @@ def test_a_plugin_decides(tmp_path: Path) -> None:
         ("there_is_no_such_thing", "AttributeError"),
     ],
 )
-def test_a_plugin_that_is_wrong_costs_only_its_group(tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, reason: str) -> None:
+def test_a_plugin_that_is_wrong_costs_only_its_group(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, reason: str
+) -> None:
     bench = Bench(tmp_path, FakeTopics(orders=3, clicks=3), assignors=assignors(name))
     one = Client(bench, member_id="m1", topics=["orders"], assignor=name)
     two = Client(bench, member_id="m2", topics=["orders", "clicks"], assignor=name)
     other = Client(bench, group="other", member_id="m3")
     with caplog.at_level(logging.WARNING):
         settle(one, two, other)
-    assert sorted(one.partitions + two.partitions) == [(topic, number) for topic in ("clicks", "orders") for number in range(3)]
+    assert sorted(one.partitions + two.partitions) == [
+        (topic, number) for topic in ("clicks", "orders") for number in range(3)
+    ]
     trouble = bench.summary("billing")["trouble"]
     assert reason in trouble
     assert "sticky decides instead" in trouble
-    assert any("group=billing" in record.message and "fallback=sticky" in record.message for record in caplog.records)
+    assert any(
+        "group=billing" in record.message and "fallback=sticky" in record.message
+        for record in caplog.records
+    )
     assert bench.summary("other")["trouble"] == ""
     assert len(other.partitions) == 3
     bench.restart()

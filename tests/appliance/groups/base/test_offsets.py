@@ -7,11 +7,17 @@ from typing import Any
 
 import pytest
 
-from appliance.groups.expiry import EMPTY_KEPT_MS
-from appliance.groups.limits import COMMITS_MAX, GroupLimits
-from tailrace.errors import GroupNotEmptyError, InvalidRequestError, TailraceError, UnknownGroupError, UnknownMemberError
-from tailrace.protocol.errors import ErrorCode
-from tailrace.protocol.wire import Api
+from appliance.groups.base.limits import COMMITS_MAX, GroupLimits
+from appliance.groups.consumer.offset_expiry import EMPTY_KEPT_MS
+from tailrace.core.error_codes import ErrorCode
+from tailrace.core.errors import (
+    GroupNotEmptyError,
+    InvalidRequestError,
+    TailraceError,
+    UnknownGroupError,
+    UnknownMemberError,
+)
+from tailrace.protocol.frame import Api
 from tests.appliance.groups.kit import Bench, Client, FakeTopics, settle
 
 MINUTE_S = 60
@@ -25,8 +31,17 @@ def fetched(bench: Bench, group: str, partitions: Any = None) -> list[Any]:
 def test_a_commit_is_kept_with_metadata_and_leader_epoch(bench: Bench) -> None:
     one = Client(bench)
     settle(one)
-    assert one.commit(["orders", 0, 10, 3, "checked"], ["orders", 1, 1_000], ["orders", 2, 0, None, None]) == []
-    assert fetched(bench, "billing") == [["orders", 0, 10, 3, "checked"], ["orders", 1, 1_000, -1, ""], ["orders", 2, 0, -1, ""]]
+    assert (
+        one.commit(
+            ["orders", 0, 10, 3, "checked"], ["orders", 1, 1_000], ["orders", 2, 0, None, None]
+        )
+        == []
+    )
+    assert fetched(bench, "billing") == [
+        ["orders", 0, 10, 3, "checked"],
+        ["orders", 1, 1_000, -1, ""],
+        ["orders", 2, 0, -1, ""],
+    ]
     assert fetched(bench, "billing", [["orders", 3], ["orders", 0], ["nowhere", 0]]) == [
         ["nowhere", 0, -1, -1, ""], ["orders", 0, 10, 3, "checked"], ["orders", 3, -1, -1, ""],
     ]  # fmt: skip
@@ -48,7 +63,9 @@ def test_a_commit_is_kept_with_metadata_and_leader_epoch(bench: Bench) -> None:
         (["starting", 0, 5], ErrorCode.NOT_READY),
     ],
 )
-def test_what_cannot_be_committed_is_refused_and_the_rest_kept(bench: Bench, entry: list[Any], code: ErrorCode) -> None:
+def test_what_cannot_be_committed_is_refused_and_the_rest_kept(
+    bench: Bench, entry: list[Any], code: ErrorCode
+) -> None:
     bench.topics.ends[bench.topics.create("starting", 1), 0] = None
     one = Client(bench, topics=["orders", "starting"])
     settle(one)
@@ -60,8 +77,10 @@ def test_what_cannot_be_committed_is_refused_and_the_rest_kept(bench: Bench, ent
 
 @pytest.mark.parametrize(
     "offsets",
-    [None, 5, {}, [5], [[]], [["orders", 0]], [["orders", 0, 1, 2, "m", 6]], [["orders", "0", 1]], [["orders", 0, True]], [["orders", 0, 1.5]],
-     [["orders", 0, 1 << 63]], [["orders", 1 << 63, 1]], [["orders", 1 << 63, None]], [["orders", 0, 1, -2]], [["orders", 0, 1, -1, 7]],
+    [None, 5, {}, [5], [[]], [["orders", 0]], [["orders", 0, 1, 2, "m", 6]], [["orders", "0", 1]],
+    [["orders", 0, True]], [["orders", 0, 1.5]],
+     [["orders", 0, 1 << 63]], [["orders", 1 << 63, 1]], [["orders", 1 << 63, None]],
+     [["orders", 0, 1, -2]], [["orders", 0, 1, -1, 7]],
      [[None, 0, 1]], [["orders", 0, 1]] * (COMMITS_MAX + 1)],
 )  # fmt: skip
 def test_a_commit_that_is_none_changes_nothing(bench: Bench, offsets: Any) -> None:
@@ -73,13 +92,31 @@ def test_a_commit_that_is_none_changes_nothing(bench: Bench, offsets: Any) -> No
 
 def test_commits_of_members_that_are_none(bench: Bench) -> None:
     with pytest.raises(UnknownMemberError):
-        bench.ask(Api.COMMIT_OFFSETS, group="billing", member_id="m1", member_epoch=1, offsets=[["orders", 0, 1]])
+        bench.ask(
+            Api.COMMIT_OFFSETS,
+            group="billing",
+            member_id="m1",
+            member_epoch=1,
+            offsets=[["orders", 0, 1]],
+        )
     settle(Client(bench))
     with pytest.raises(UnknownMemberError):
-        bench.ask(Api.COMMIT_OFFSETS, group="billing", member_id="m2", member_epoch=1, offsets=[["orders", 0, 1]])
+        bench.ask(
+            Api.COMMIT_OFFSETS,
+            group="billing",
+            member_id="m2",
+            member_epoch=1,
+            offsets=[["orders", 0, 1]],
+        )
     for epoch in (None, "1", -3, 1.0):
         with pytest.raises(InvalidRequestError, match="member_epoch"):
-            bench.ask(Api.COMMIT_OFFSETS, group="billing", member_id="m1", member_epoch=epoch, offsets=[["orders", 0, 1]])
+            bench.ask(
+                Api.COMMIT_OFFSETS,
+                group="billing",
+                member_id="m1",
+                member_epoch=epoch,
+                offsets=[["orders", 0, 1]],
+            )
 
 
 def test_a_commit_of_an_earlier_ownership_is_fenced(bench: Bench) -> None:
@@ -94,8 +131,15 @@ def test_a_commit_of_an_earlier_ownership_is_fenced(bench: Bench) -> None:
     old_epoch = loser.epoch - 1
 
     def commit(partition: tuple[str, int], epoch: int) -> list[Any]:
-        request: dict[str, Any] = {"member_id": loser.member_id, "member_epoch": epoch, "offsets": [[*partition, 5]]}
-        return [code for *_, code, _ in bench.ask(Api.COMMIT_OFFSETS, group="billing", **request)["refused"]]
+        request: dict[str, Any] = {
+            "member_id": loser.member_id,
+            "member_epoch": epoch,
+            "offsets": [[*partition, 5]],
+        }
+        return [
+            code
+            for *_, code, _ in bench.ask(Api.COMMIT_OFFSETS, group="billing", **request)["refused"]
+        ]
 
     assert commit(kept, old_epoch) == [], "it owned the partition then, and does now"
     assert commit(lost, old_epoch) == [ErrorCode.FENCED_MEMBER]
@@ -105,7 +149,9 @@ def test_a_commit_of_an_earlier_ownership_is_fenced(bench: Bench) -> None:
             one.leave()
     settle(loser)
     assert lost in loser.partitions, "it is its own again"
-    assert commit(lost, old_epoch) == [ErrorCode.FENCED_MEMBER], "a commit from before somebody else had it"
+    assert commit(lost, old_epoch) == [ErrorCode.FENCED_MEMBER], (
+        "a commit from before somebody else had it"
+    )
     assert commit(lost, loser.epoch) == []
 
 
@@ -126,11 +172,25 @@ def test_a_member_commits_what_it_is_giving_back(bench: Bench) -> None:
 
 def test_commits_from_outside_make_a_group_and_are_altered_by_operators(bench: Bench) -> None:
     assert bench.ask(Api.COMMIT_OFFSETS, group="tool", offsets=[["orders", 0, 5]])["refused"] == []
-    assert bench.ask(Api.COMMIT_OFFSETS, group="tool", member_id=None, member_epoch=-1, offsets=[["orders", 1, 6]])["refused"] == []
+    assert (
+        bench.ask(
+            Api.COMMIT_OFFSETS,
+            group="tool",
+            member_id=None,
+            member_epoch=-1,
+            offsets=[["orders", 1, 6]],
+        )["refused"]
+        == []
+    )
     assert bench.summary("tool")["state"] == "EMPTY"
     alter: dict[str, Any] = {
         "group": "tool",
-        "offsets": [["orders", 0, None], ["orders", 1, 7, "by hand"], ["nowhere", 0, None], ["orders", 2, 5_000]],
+        "offsets": [
+            ["orders", 0, None],
+            ["orders", 1, 7, "by hand"],
+            ["nowhere", 0, None],
+            ["orders", 2, 5_000],
+        ],
     }
     refused = bench.ask(Api.ALTER_GROUP_OFFSETS, **alter)["refused"]
     assert [(topic, code) for topic, _, code, _ in refused] == [
@@ -142,7 +202,10 @@ def test_commits_from_outside_make_a_group_and_are_altered_by_operators(bench: B
     with pytest.raises(GroupNotEmptyError):
         bench.ask(Api.ALTER_GROUP_OFFSETS, **alter)
     one.leave()
-    assert bench.ask(Api.ALTER_GROUP_OFFSETS, group="fresh", offsets=[["orders", 0, 3]])["refused"] == []
+    assert (
+        bench.ask(Api.ALTER_GROUP_OFFSETS, group="fresh", offsets=[["orders", 0, 3]])["refused"]
+        == []
+    )
     assert bench.offset("fresh", "orders", 0) == 3
 
 
@@ -156,7 +219,11 @@ def test_a_topic_that_is_deleted_and_made_again_has_no_offsets(bench: Bench) -> 
     bench.topics.create("orders", 4)
     bench.service.topics_changed(bench.now_ns)
     bench.finish_step()
-    assert bench.offset("billing", "orders", 0) == -1
+    assert fetched(bench, "billing") == [], "nothing of the old topic is committed in the new one"
+    [[_, _, begins, *_, committed_ms]] = bench.ask(
+        Api.FETCH_OFFSETS, group="billing", partitions=[["orders", 0]]
+    )["offsets"]
+    assert (begins, committed_ms) == (0, -1), "all of it is new to the group"
     bench.wait(0.1)
     assert gone not in bench.store.all_offset_topics(), "the rows are gone, too"
     settle(one)
@@ -168,12 +235,17 @@ def test_deleted_groups_have_nothing(bench: Bench) -> None:
     settle(one)
     one.commit(["orders", 0, 5])
     bench.ask(Api.COMMIT_OFFSETS, group="tool", offsets=[["orders", 0, 5]])
-    results = bench.ask(Api.DELETE_GROUPS, groups=["billing", "tool", "nobody", 7, "x" * 10_000])["results"]
+    results = bench.ask(Api.DELETE_GROUPS, groups=["billing", "tool", "nobody", 7, "x" * 10_000])[
+        "results"
+    ]
     assert [one["code"] for one in results] == [
-        ErrorCode.GROUP_NOT_EMPTY, 0, ErrorCode.UNKNOWN_GROUP, ErrorCode.INVALID_GROUP, ErrorCode.INVALID_GROUP,
+        ErrorCode.GROUP_NOT_EMPTY, 0, ErrorCode.UNKNOWN_GROUP, ErrorCode.INVALID_GROUP,
+        ErrorCode.INVALID_GROUP,
     ]  # fmt: skip
     one.leave()
-    assert [one["code"] for one in bench.ask(Api.DELETE_GROUPS, groups=["billing"])["results"]] == [0]
+    assert [one["code"] for one in bench.ask(Api.DELETE_GROUPS, groups=["billing"])["results"]] == [
+        0
+    ]
     bench.restart()
     for group in ("billing", "tool"):
         assert fetched(bench, group) == []
@@ -199,7 +271,9 @@ def test_offsets_expire_when_the_group_has_been_empty_for_the_retention(tmp_path
     assert bench.offset("billing", "orders", 0) == 5
     bench.ask(Api.COMMIT_OFFSETS, group="billing", offsets=[["orders", 1, 6]])
     bench.wait(10 * MINUTE_S)
-    assert [one[:3] for one in fetched(bench, "billing")] == [["orders", 1, 6]], "what was committed since stays"
+    assert [one[:3] for one in fetched(bench, "billing")] == [["orders", 1, 6]], (
+        "what was committed since stays"
+    )
     bench.wait(55 * MINUTE_S)
     with pytest.raises(UnknownGroupError):
         bench.summary("billing")
@@ -231,7 +305,9 @@ def test_groups_without_offsets_go_soon_after_their_last_member(bench: Bench) ->
 
 
 def test_offsets_of_topics_that_went_while_the_process_was_down_expire(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, FakeTopics(orders=2, clicks=2), limits=GroupLimits(offsets_retention_minutes=60))
+    bench = Bench(
+        tmp_path, FakeTopics(orders=2, clicks=2), limits=GroupLimits(offsets_retention_minutes=60)
+    )
     one = Client(bench, topics=["orders", "clicks"], session_timeout_ms=1_800_000)
     settle(one)
     one.commit(["orders", 0, 5], ["clicks", 1, 6])
@@ -252,15 +328,24 @@ def test_offsets_of_one_step_are_all_kept_or_all_forgotten(bench: Bench) -> None
     one = Client(bench)
     settle(one)
     one.commit(["orders", 0, 5])
-    request = {"group": "billing", "member_id": "m1", "member_epoch": one.epoch, "offsets": [["orders", 0, 6]]}
+    request = {
+        "group": "billing",
+        "member_id": "m1",
+        "member_epoch": one.epoch,
+        "offsets": [["orders", 0, 6]],
+    }
     sent = bench.send(Api.COMMIT_OFFSETS, request)
     read = bench.send(Api.FETCH_OFFSETS, {"group": "billing", "partitions": [["orders", 0]]})
     other = bench.send(Api.FETCH_OFFSETS, {"group": "tool", "partitions": [["orders", 0]]})
     bench.service.settle()
     bench.store.rollback()
     bench.service.rolled_back(bench.now_ns, TailraceError("the disk is full", ErrorCode.DISK_FULL))
-    answers = {answer.requester.correlation_id: answer.code for answer in bench.service.take_answers()}
-    assert answers == {sent: ErrorCode.DISK_FULL, read: ErrorCode.DISK_FULL, other: 0}, "what it read was undone"
+    answers = {
+        answer.requester.correlation_id: answer.code for answer in bench.service.drain_answers()
+    }
+    assert answers == {sent: ErrorCode.DISK_FULL, read: ErrorCode.DISK_FULL, other: 0}, (
+        "what it read was undone"
+    )
     assert bench.offset("billing", "orders", 0) == 5
     one.heartbeat()
     assert one.commit(["orders", 0, 7]) == []

@@ -9,25 +9,62 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from appliance.groups import membership, table
-from appliance.groups.limits import DELETED_AT_ONCE_MAX, PARTITIONS_ASKED_MAX, REBALANCE_TIMEOUT_MAX_MS, TOPICS_MAX, GroupLimits
-from appliance.groups.messages import Requester
-from appliance.groups.requests import group_in
-from tailrace.errors import GroupFullError, InvalidGroupError, InvalidRequestError, NotSupportedError, TailraceError
-from tailrace.protocol.errors import ErrorCode
-from tailrace.protocol.wire import Api
+from appliance.groups.base.limits import (
+    DELETED_AT_ONCE_MAX,
+    PARTITIONS_ASKED_MAX,
+    REBALANCE_TIMEOUT_MAX_MS,
+    TOPICS_MAX,
+    GroupLimits,
+)
+from appliance.groups.base.messages import Requester
+from appliance.groups.base.request_validation import group_in
+from appliance.groups.consumer import group_table as table
+from appliance.groups.consumer import membership
+from tailrace.core.error_codes import ErrorCode
+from tailrace.core.errors import (
+    GroupFullError,
+    InvalidGroupError,
+    InvalidRequestError,
+    NotSupportedError,
+    TailraceError,
+)
+from tailrace.protocol.frame import Api
 from tests.appliance.groups.kit import Bench, Client, settle
 
 OF_ONE_GROUP = (
-    Api.GROUP_HEARTBEAT, Api.COMMIT_OFFSETS, Api.FETCH_OFFSETS, Api.DESCRIBE_GROUP, Api.ALTER_GROUP_OFFSETS, Api.SHARE_ACQUIRE, Api.SHARE_ACKNOWLEDGE,
+    Api.GROUP_HEARTBEAT, Api.COMMIT_OFFSETS, Api.FETCH_OFFSETS, Api.DESCRIBE_GROUP,
+    Api.ALTER_GROUP_OFFSETS, Api.SHARE_ACQUIRE, Api.SHARE_ACKNOWLEDGE,
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", [None, "", 5, ["billing"], {"a": 1}, "x" * 250, "x" * 10_000, "a\nb", "a\0", "\x7f", "a\x85b", "tab\t"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        None,
+        "",
+        5,
+        ["billing"],
+        {"a": 1},
+        "x" * 250,
+        "x" * 10_000,
+        "a\nb",
+        "a\0",
+        "\x7f",
+        "a\x85b",
+        "tab\t",
+    ],
+)
 def test_group_names_that_are_not_allowed(bench: Bench, name: Any) -> None:
     for api in OF_ONE_GROUP:
         with pytest.raises(InvalidGroupError) as caught:
-            bench.ask(api, group=name, member_id="m1", member_epoch=0, topics=[], offsets=[["orders", 0, 1]])
+            bench.ask(
+                api,
+                group=name,
+                member_id="m1",
+                member_epoch=0,
+                topics=[],
+                offsets=[["orders", 0, 1]],
+            )
         assert len(str(caught.value)) < 400, "it does not repeat ten thousand characters"
     assert bench.ask(Api.LIST_GROUPS)["groups"] == []
 
@@ -74,9 +111,14 @@ def test_group_names_that_are_allowed(name: str) -> None:
         ({"owned": {"x" * 65: [0]}}, "owned"),
     ],
 )
-def test_heartbeats_that_are_none_are_refused_and_change_nothing(bench: Bench, change: dict[str, Any], field: str) -> None:
+def test_heartbeats_that_are_none_are_refused_and_change_nothing(
+    bench: Bench, change: dict[str, Any], field: str
+) -> None:
     with pytest.raises(InvalidRequestError, match=field):
-        bench.ask(Api.GROUP_HEARTBEAT, **{"group": "billing", "member_id": "m1", "member_epoch": 0, "topics": [], **change})
+        bench.ask(
+            Api.GROUP_HEARTBEAT,
+            **{"group": "billing", "member_id": "m1", "member_epoch": 0, "topics": [], **change},
+        )
     assert bench.service.summary("billing") is None
     assert not bench.store.is_in_transaction
 
@@ -88,7 +130,9 @@ def test_heartbeats_that_are_none_are_refused_and_change_nothing(bench: Bench, c
         (Api.FETCH_OFFSETS, "partitions", ["orders", 0], PARTITIONS_ASKED_MAX),
     ],
 )
-def test_a_list_that_is_too_long_is_refused(bench: Bench, api: Api, field: str, entry: Any, most: int) -> None:
+def test_a_list_that_is_too_long_is_refused(
+    bench: Bench, api: Api, field: str, entry: Any, most: int
+) -> None:
     allowed: dict[str, Any] = {field: [entry] * most}
     bench.ask(api, group="billing", **allowed)
     too_long: dict[str, Any] = {field: [entry] * (most + 1)}
@@ -117,10 +161,24 @@ def test_limits_of_members_and_groups(tmp_path: Any) -> None:
 
 def test_without_share_groups_a_request_of_them_is_refused_with_a_sentence(bench: Bench) -> None:
     with pytest.raises(NotSupportedError):
-        bench.ask(Api.GROUP_HEARTBEAT, group="queue", kind="share", member_id="m1", member_epoch=0, topics=["orders"])
+        bench.ask(
+            Api.GROUP_HEARTBEAT,
+            group="queue",
+            kind="share",
+            member_id="m1",
+            member_epoch=0,
+            topics=["orders"],
+        )
     settle(Client(bench))
     with pytest.raises(InvalidGroupError, match="consumer group"):
-        bench.ask(Api.GROUP_HEARTBEAT, group="billing", kind="share", member_id="m1", member_epoch=0, topics=["orders"])
+        bench.ask(
+            Api.GROUP_HEARTBEAT,
+            group="billing",
+            kind="share",
+            member_id="m1",
+            member_epoch=0,
+            topics=["orders"],
+        )
     with pytest.raises(InvalidGroupError, match="share groups"):
         bench.ask(Api.SHARE_ACQUIRE, group="billing", member_id="m1", member_epoch=1, max_records=5)
     with pytest.raises(InvalidRequestError, match="99"):
@@ -134,7 +192,9 @@ VALUES: st.SearchStrategy[Any] = st.recursive(
     | st.floats(allow_nan=False)
     | st.text(max_size=5)
     | st.sampled_from(["orders", "billing", "m1", "share"]),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=3)
+    ),
     max_leaves=6,
 )
 FIELDS = (
@@ -153,19 +213,32 @@ FIELDS = (
 )
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=100)
-@given(api=st.sampled_from([*OF_ONE_GROUP, Api.LIST_GROUPS, Api.DELETE_GROUPS]), request=st.dictionaries(st.sampled_from(FIELDS), VALUES))
-def test_whatever_a_request_holds_it_is_answered_or_refused(bench: Bench, api: int, request: dict[str, Any]) -> None:
-    for more in ({}, {"group": "billing"}, {"group": "billing", "member_id": "m1", "member_epoch": 0, "topics": ["orders"]}):
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=100
+)
+@given(
+    api=st.sampled_from([*OF_ONE_GROUP, Api.LIST_GROUPS, Api.DELETE_GROUPS]),
+    request=st.dictionaries(st.sampled_from(FIELDS), VALUES),
+)
+def test_whatever_a_request_holds_it_is_answered_or_refused(
+    bench: Bench, api: int, request: dict[str, Any]
+) -> None:
+    for more in (
+        {},
+        {"group": "billing"},
+        {"group": "billing", "member_id": "m1", "member_epoch": 0, "topics": ["orders"]},
+    ):
         with suppress(TailraceError):
             bench.service.handle(Requester(0, 1, 1), api, {**request, **more}, bench.now_ns)
         bench.service.step(bench.now_ns)
         bench.store.commit()
-        assert all(len(answer.body) <= bench.answer_max for answer in bench.service.take_answers())
-        bench.service.take_pushes()
+        assert all(len(answer.body) <= bench.answer_max for answer in bench.service.drain_answers())
+        bench.service.drain_pushes()
 
 
-def test_members_and_subscriptions_of_all_groups_together_are_bounded(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_members_and_subscriptions_of_all_groups_together_are_bounded(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(membership, "MEMBERS_IN_ALL_MAX", 2)
     one, two = Client(bench, group="a", member_id="m1"), Client(bench, group="b", member_id="m2")
     settle(one, two)
@@ -188,7 +261,9 @@ def test_members_and_subscriptions_of_all_groups_together_are_bounded(bench: Ben
     one.heartbeat(topics=long)
 
 
-def test_partitions_that_all_groups_together_subscribe_to_are_bounded(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_partitions_that_all_groups_together_subscribe_to_are_bounded(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(table, "PARTITIONS_FOLLOWED_MAX", 13)
     bench.topics.create("more", 5)
     one, two = Client(bench, group="a", member_id="m1"), Client(bench, group="b", member_id="m2")

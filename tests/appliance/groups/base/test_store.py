@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from appliance.groups import store as store_module
-from appliance.groups.store import GroupRow, GroupStore, MemberRow, OffsetRow, ShareRow
-from tailrace.errors import DiskFullError, StorageError
-from tailrace.protocol.errors import ErrorCode
-from tailrace.protocol.wire import Api
+from appliance.groups.base import store as store_module
+from appliance.groups.base.store import GroupRow, GroupStore, MemberRow, OffsetRow, ShareRow
+from tailrace.core.error_codes import ErrorCode
+from tailrace.core.errors import DiskFullError, StorageError
+from tailrace.protocol.frame import Api
 from tests.appliance.groups.kit import Bench, Client, Refused, settle
 
 GROUP = GroupRow(1, "billing", "consumer", 1, "sticky", 0, 5, 0, "{}")
@@ -49,7 +49,11 @@ def test_rows_come_back_and_go_with_their_group(tmp_path: Path) -> None:
     store.put_offsets([offset._replace(committed=6)])
     store.put_groups([GROUP._replace(epoch=9)])
     store.rollback()
-    assert (store.groups("consumer"), store.groups("share"), store.members(1)) == ([GROUP], [], [member])
+    assert (store.groups("consumer"), store.groups("share"), store.members(1)) == (
+        [GROUP],
+        [],
+        [member],
+    )
     assert (store.offset(1, "t", 0), store.share_states(1)) == (offset, [share])
     store.delete_share_states([(1, "t", 0)])
     assert store.share_states(1) == []
@@ -88,9 +92,9 @@ def test_a_database_of_another_version_or_program_stays_as_it_is(tmp_path: Path)
     path = tmp_path / "groups.db"
     GroupStore(str(path)).close()
     with sqlite3.connect(path) as database:
-        database.execute("UPDATE meta SET value = 2 WHERE name = 'schema_version'")
+        database.execute("UPDATE meta SET value = 3 WHERE name = 'schema_version'")
     database.close()
-    with pytest.raises(StorageError, match="schema version 2, this build reads 1"):
+    with pytest.raises(StorageError, match="schema version 3, this build reads 2"):
         GroupStore(str(path))
     other = tmp_path / "other.db"
     with sqlite3.connect(other) as database:
@@ -103,7 +107,9 @@ def test_a_database_of_another_version_or_program_stays_as_it_is(tmp_path: Path)
     database.close()
 
 
-def test_while_another_process_holds_the_database_changes_are_refused_and_undone(bench: Bench) -> None:
+def test_while_another_process_holds_the_database_changes_are_refused_and_undone(
+    bench: Bench,
+) -> None:
     one = Client(bench)
     settle(one)
     one.commit(["orders", 0, 5])
@@ -142,7 +148,9 @@ def test_a_full_disk_refuses_what_grows_and_takes_it_when_there_is_room(bench: B
     with pytest.raises(Refused) as caught:
         one.commit(*([["orders", number, 6, -1, big] for number in range(4)]))
     assert caught.value.code == ErrorCode.DISK_FULL
-    assert [row[:3] for row in bench.ask(Api.FETCH_OFFSETS, group="billing")["offsets"]] == [["orders", 0, 5]], "all of it, or nothing"
+    assert [row[:3] for row in bench.ask(Api.FETCH_OFFSETS, group="billing")["offsets"]] == [
+        ["orders", 0, 5]
+    ], "all of it, or nothing"
     epoch = one.epoch
     one.heartbeat()
     assert one.epoch == epoch
@@ -198,7 +206,9 @@ def test_a_database_that_is_removed_while_it_is_in_use_is_written_again(
     assert (bench.offset("billing", "orders", 0), bench.offset("billing", "orders", 1)) == (5, 4)
 
 
-def test_a_database_that_is_removed_while_nothing_is_committed_is_written_again_soon(bench: Bench) -> None:
+def test_a_database_that_is_removed_while_nothing_is_committed_is_written_again_soon(
+    bench: Bench,
+) -> None:
     bench.ask(Api.COMMIT_OFFSETS, group="g", offsets=[["orders", 0, 5]])
     bench.path.unlink()
     bench.wait(61)
@@ -207,7 +217,9 @@ def test_a_database_that_is_removed_while_nothing_is_committed_is_written_again_
     assert bench.offset("g", "orders", 0) == 5
 
 
-def test_a_file_that_takes_the_place_of_a_database_in_use_is_left_alone_and_named(bench: Bench) -> None:
+def test_a_file_that_takes_the_place_of_a_database_in_use_is_left_alone_and_named(
+    bench: Bench,
+) -> None:
     bench.ask(Api.COMMIT_OFFSETS, group="g", offsets=[["orders", 0, 5]])
     aside = bench.path.with_name("aside")
     bench.path.rename(aside)
@@ -225,8 +237,10 @@ def test_a_file_that_takes_the_place_of_a_database_in_use_is_left_alone_and_name
 
 @pytest.mark.parametrize(
     "damage",
-    ["UPDATE members SET settings = '[[\"orders\"]'", "UPDATE members SET assignment = '[]'", "UPDATE members SET target = '7'",
-     "UPDATE members SET settings = '[]'", "UPDATE groups SET detail = '{}'", "UPDATE groups SET detail = 'x'"],
+    ["UPDATE members SET settings = '[[\"orders\"]'", "UPDATE members SET assignment = '[]'",
+    "UPDATE members SET target = '7'",
+     "UPDATE members SET settings = '[]'", "UPDATE groups SET detail = '{}'",
+     "UPDATE groups SET detail = 'x'"],
 )  # fmt: skip
 def test_rows_that_cannot_be_read_are_named_with_what_to_do(bench: Bench, damage: str) -> None:
     settle(Client(bench))
@@ -235,5 +249,7 @@ def test_rows_that_cannot_be_read_are_named_with_what_to_do(bench: Bench, damage
     with database:
         database.execute(damage)
     database.close()
-    with pytest.raises(StorageError, match=r"rows of the group 'billing' cannot be read.*move it away"):
+    with pytest.raises(
+        StorageError, match=r"rows of the group 'billing' cannot be read.*move it away"
+    ):
         bench.restart()

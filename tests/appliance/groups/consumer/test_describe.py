@@ -8,11 +8,11 @@ from typing import Any
 import orjson
 import pytest
 
-from appliance.groups.describing import FRAME_BYTES
-from appliance.groups.limits import GroupLimits
-from appliance.groups.messages import Requester
-from tailrace.errors import GroupFullError, InvalidRequestError, UnknownGroupError
-from tailrace.protocol.wire import Api
+from appliance.groups.base.limits import GroupLimits
+from appliance.groups.base.messages import Requester
+from appliance.groups.consumer.describe import FRAME_BYTES
+from tailrace.core.errors import GroupFullError, InvalidRequestError, UnknownGroupError
+from tailrace.protocol.frame import Api
 from tests.appliance.groups.kit import Bench, Client, FakeTopics, settle
 
 
@@ -40,24 +40,35 @@ def test_a_group_is_described_with_members_and_lag(bench: Bench) -> None:
     answer = bench.ask(Api.DESCRIBE_GROUP, group="billing", part="members")
     assert answer["next"] is None
     assert answer["group"] == {
-        "group": "billing", "kind": "consumer", "state": "STABLE", "members": 1, "assignor": "sticky", "epoch": 1, "rebalances": 1,
+        "group": "billing", "kind": "consumer", "state": "STABLE", "members": 1,
+        "assignor": "sticky", "epoch": 1, "rebalances": 1,
         "created_ms": answer["group"]["created_ms"], "empty_since_ms": 0, "trouble": "",
     }  # fmt: skip
     assert answer["members"] == [
         {
-            "member_id": "m1", "instance_id": "pod-0", "client_id": "app-1", "epoch": 1, "state": "STABLE", "topics": ["orders"],
-            "owned": {"orders": [0, 1, 2, 3]}, "target": {"orders": [0, 1, 2, 3]}, "last_heartbeat_ms_ago": 2_000, "session_timeout_ms": 45_000,
+            "member_id": "m1", "instance_id": "pod-0", "client_id": "app-1", "epoch": 1,
+            "state": "STABLE", "topics": ["orders"],
+            "owned": {"orders": [0, 1, 2, 3]}, "target": {"orders": [0, 1, 2, 3]},
+            "last_heartbeat_ms_ago": 2_000, "session_timeout_ms": 45_000,
             "stuck": "",
         }
     ]  # fmt: skip
     partitions = bench.ask(Api.DESCRIBE_GROUP, group="billing", part="partitions")["partitions"]
-    assert [(one["partition"], one["committed"], one["end"], one["lag"], one["member_id"]) for one in partitions] == [
-        (0, 400, 1_000, 600, "m1"), (1, 1_000, 1_000, 0, "m1"), (2, -1, 1_000, None, "m1"), (3, -1, -1, None, "m1"),
+    assert [(one["partition"], one["committed"], one["end"], one["lag"],
+    one["member_id"]) for one in partitions] == [
+        (0, 400, 1_000, 600, "m1"), (1, 1_000, 1_000, 0, "m1"), (2, -1, 1_000, None, "m1"),
+        (3, -1, -1, None, "m1"),
     ]  # fmt: skip
-    assert (partitions[0]["topic"], partitions[0]["metadata"], partitions[0]["beginning"]) == ("orders", "note", 0)
+    assert (partitions[0]["topic"], partitions[0]["metadata"], partitions[0]["beginning"]) == (
+        "orders",
+        "note",
+        0,
+    )
     one.leave()
     partitions = bench.ask(Api.DESCRIBE_GROUP, group="billing", part="partitions")["partitions"]
-    assert [(one["partition"], one["member_id"]) for one in partitions] == [(0, None), (1, None)], "without members, what was committed"
+    assert [(one["partition"], one["member_id"]) for one in partitions] == [(0, None), (1, None)], (
+        "without members, what was committed"
+    )
 
 
 def test_what_cannot_be_described(bench: Bench) -> None:
@@ -65,8 +76,10 @@ def test_what_cannot_be_described(bench: Bench) -> None:
         bench.ask(Api.DESCRIBE_GROUP, group="billing")
     settle(Client(bench))
     for wrong in (
-        {"part": "all"}, {"after": 5}, {"part": "partitions", "after": "orders"}, {"part": "partitions", "after": ["orders"]},
-        {"part": "partitions", "after": ["orders", 1 << 63]}, {"part": "partitions", "after": ["orders", -2]},
+        {"part": "all"}, {"after": 5}, {"part": "partitions", "after": "orders"},
+        {"part": "partitions", "after": ["orders"]},
+        {"part": "partitions", "after": ["orders", 1 << 63]},
+        {"part": "partitions", "after": ["orders", -2]},
     ):  # fmt: skip
         with pytest.raises(InvalidRequestError):
             bench.ask(Api.DESCRIBE_GROUP, group="billing", **wrong)
@@ -79,18 +92,34 @@ def test_what_cannot_be_described(bench: Bench) -> None:
 
 
 def test_partitions_and_offsets_come_in_pages_without_gaps(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, FakeTopics(**{f"t{number:02d}": 50 for number in range(20)}), answer_max=8_192)
+    bench = Bench(
+        tmp_path, FakeTopics(**{f"t{number:02d}": 50 for number in range(20)}), answer_max=8_192
+    )
     names = [topic.name for topic in bench.topics.topics()]
     one = Client(bench, topics=[names[0]])
     settle(one)
     for name in names:
-        member: dict[str, Any] = {"member_id": "m1", "member_epoch": one.epoch} if name == names[0] else {}
+        member: dict[str, Any] = (
+            {"member_id": "m1", "member_epoch": one.epoch} if name == names[0] else {}
+        )
         for first in range(0, 50, 10):
-            entries = [[name, partition, partition, -1, "metadata" * 20] for partition in range(first, first + 10, 2)]
-            assert bench.ask(Api.COMMIT_OFFSETS, group="billing", **member, offsets=entries)["refused"] == []
-    described, count = pages(bench, Api.DESCRIBE_GROUP, "partitions", group="billing", part="partitions")
+            entries = [
+                [name, partition, partition, -1, "metadata" * 20]
+                for partition in range(first, first + 10, 2)
+            ]
+            assert (
+                bench.ask(Api.COMMIT_OFFSETS, group="billing", **member, offsets=entries)["refused"]
+                == []
+            )
+    described, count = pages(
+        bench, Api.DESCRIBE_GROUP, "partitions", group="billing", part="partitions"
+    )
     assert count > 10
-    expected = [(name, partition) for name in names for partition in range(0, 50, 1 if name == names[0] else 2)]
+    expected = [
+        (name, partition)
+        for name in names
+        for partition in range(0, 50, 1 if name == names[0] else 2)
+    ]
     assert [(one["topic"], one["partition"]) for one in described] == expected
     fetched, _ = pages(bench, Api.FETCH_OFFSETS, "offsets", group="billing", partitions=None)
     assert [(topic, partition) for topic, partition, *_ in fetched] == [
@@ -108,12 +137,20 @@ def test_one_group_with_10_000_members(tmp_path: Path) -> None:
     bench = Bench(tmp_path, FakeTopics(orders=1_000), answer_max=1 << 16)
     for number in range(10_000):
         request = {
-            "group": "crowd", "member_id": f"m{number:05d}", "member_epoch": 0, "topics": ["orders"], "client_id": f"app-{number}", "owned": {},
+            "group": "crowd", "member_id": f"m{number:05d}", "member_epoch": 0,
+            "topics": ["orders"], "client_id": f"app-{number}", "owned": {},
         }  # fmt: skip
-        bench.service.handle(Requester(number % 4, number, number), Api.GROUP_HEARTBEAT, request, bench.now_ns)
+        bench.service.handle(
+            Requester(number % 4, number, number), Api.GROUP_HEARTBEAT, request, bench.now_ns
+        )
     answers = bench.finish_step()
     assert len(answers) == 10_000
-    assert sum(len(one["assignment"].get(bench.topics.id_of("orders"), ())) for one in answers.values()) == 1_000
+    assert (
+        sum(
+            len(one["assignment"].get(bench.topics.id_of("orders"), ())) for one in answers.values()
+        )
+        == 1_000
+    )
     assert bench.summary("crowd")["epoch"] == 1
     with pytest.raises(GroupFullError):
         Client(bench, group="crowd", member_id="one too many").heartbeat()
@@ -166,6 +203,7 @@ def test_list_shows_members_and_states(bench: Bench) -> None:
     bench.ask(Api.COMMIT_OFFSETS, group="c", offsets=[["orders", 0, 5]])
     listed = bench.ask(Api.LIST_GROUPS, after="")["groups"]
     assert [(one["group"], one["state"], one["members"], one["kind"]) for one in listed] == [
-        ("a", "STABLE", 1, "consumer"), ("b", "RECONCILING", 2, "consumer"), ("c", "EMPTY", 0, "consumer"),
+        ("a", "STABLE", 1, "consumer"), ("b", "RECONCILING", 2, "consumer"),
+        ("c", "EMPTY", 0, "consumer"),
     ]  # fmt: skip
     assert GroupLimits().groups_max == 100_000

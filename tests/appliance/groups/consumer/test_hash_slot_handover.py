@@ -1,4 +1,6 @@
-"""Hash slots and groups: nobody gets a partition that was added before the group has read what its keys left elsewhere."""
+"""Hash slots and groups: nobody gets a partition that was added before the group has read what its
+keys left elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +8,16 @@ import dataclasses
 
 import pytest
 
-from appliance.groups.hand_over import PATIENCE_NS, is_drained
-from appliance.groups.topics_view import CatalogTopics
-from tailrace.hash_slots import HandOver
-from tailrace.protocol.wire import Api
+from appliance.groups.base.topic_image import CatalogTopicImage
+from appliance.groups.consumer.hash_slot_handover import PATIENCE_NS, is_drained
+from tailrace.core.hash_slots import HandOver
+from tailrace.protocol.frame import Api
 from tests.appliance.groups.kit import SECOND_NS, Bench, Client, FakeTopics, settle
 from tests.kit.logs import assignment
 
 
 @pytest.mark.parametrize(
-    ("committed", "beginnings", "ends", "drained"),
+    ("committed", "start_offsets", "ends", "drained"),
     [
         ({}, {}, {}, False),
         ({0: 10}, {}, {}, False),
@@ -29,9 +31,9 @@ from tests.kit.logs import assignment
     ],
 )
 def test_drained_is_what_all_sources_say(
-    committed: dict[int, int], beginnings: dict[int, int], ends: dict[int, int], drained: bool
+    committed: dict[int, int], start_offsets: dict[int, int], ends: dict[int, int], drained: bool
 ) -> None:
-    assert is_drained(((0, 10), (2, 20)), committed, beginnings, ends) is drained
+    assert is_drained(((0, 10), (2, 20)), committed, start_offsets, ends) is drained
     assert is_drained((), committed)
 
 
@@ -39,7 +41,9 @@ class SlotTopics(FakeTopics):
     """Topics of which a test says who handed slots over."""
 
     def hand_over(self, name: str, count: int, hand_overs: dict[int, HandOver]) -> None:
-        self._topics[name] = dataclasses.replace(self._topics[name], partition_count=count, hand_overs=hand_overs)
+        self._topics[name] = dataclasses.replace(
+            self._topics[name], partition_count=count, hand_overs=hand_overs
+        )
 
 
 def grown(bench: Bench, *clients: Client) -> SlotTopics:
@@ -60,7 +64,9 @@ def slots(bench: Bench) -> Bench:
     return bench
 
 
-def test_a_partition_that_was_added_comes_when_its_sources_are_read_and_its_member_hears_of_it(slots: Bench) -> None:
+def test_a_partition_that_was_added_comes_when_its_sources_are_read_and_its_member_hears_of_it(
+    slots: Bench,
+) -> None:
     one, two = Client(slots, member_id="m1"), Client(slots, member_id="m2")
     grown(slots, one, two)
     assert sorted(one.partitions + two.partitions) == [("orders", 0), ("orders", 1)]
@@ -79,10 +85,15 @@ def test_a_partition_that_was_added_comes_when_its_sources_are_read_and_its_memb
     assert ("orders", 2) in next_owner.partitions
     settle(one, two)
     assert slots.summary("billing")["state"] == "STABLE"
-    assert "waits_for" not in slots.ask(Api.DESCRIBE_GROUP, group="billing", part="partitions")["partitions"][2]
+    assert (
+        "waits_for"
+        not in slots.ask(Api.DESCRIBE_GROUP, group="billing", part="partitions")["partitions"][2]
+    )
 
 
-def test_it_is_held_back_also_behind_a_restart_and_from_members_that_come_later(slots: Bench) -> None:
+def test_it_is_held_back_also_behind_a_restart_and_from_members_that_come_later(
+    slots: Bench,
+) -> None:
     one = Client(slots, member_id="m1")
     grown(slots, one)
     slots.restart()
@@ -110,7 +121,7 @@ def test_a_commit_that_is_rolled_back_frees_nothing(slots: Bench) -> None:
     slots.service.settle()
     slots.store.rollback()
     slots.service.rolled_back(slots.now_ns)
-    slots.service.take_answers()
+    slots.service.drain_answers()
     settle(one)
     assert len(one.partitions) == 2
     assert one.commit(*offsets) == []
@@ -118,16 +129,22 @@ def test_a_commit_that_is_rolled_back_frees_nothing(slots: Bench) -> None:
     assert len(one.partitions) == 3
 
 
-def test_what_retention_has_taken_is_not_waited_for(slots: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_retention_has_taken_is_not_waited_for(
+    slots: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     one = Client(slots, member_id="m1")
     topics = grown(slots, one)
     assert one.commit(["orders", 0, 100], ["orders", 1, 10]) == []
-    monkeypatch.setattr(topics, "beginning_offset", lambda _topic, partition: 50 if partition == 1 else 0)
+    monkeypatch.setattr(
+        topics, "beginning_offset", lambda _topic, partition: 50 if partition == 1 else 0
+    )
     one.heartbeat()
     assert len(one.partitions) == 3
 
 
-def test_a_group_that_commits_nothing_waits_no_longer_than_is_patient_and_one_that_does_waits(slots: Bench) -> None:
+def test_a_group_that_commits_nothing_waits_no_longer_than_is_patient_and_one_that_does_waits(
+    slots: Bench,
+) -> None:
     silent, commits = Client(slots, "silent", "m1"), Client(slots, "commits", "m2")
     grown(slots, silent, commits)
     assert commits.commit(["orders", 0, 100], ["orders", 1, 10]) == []
@@ -140,9 +157,13 @@ def test_a_group_that_commits_nothing_waits_no_longer_than_is_patient_and_one_th
     assert (len(silent.partitions), len(commits.partitions)) == (3, 2)
 
 
-def test_the_coordinators_news_says_what_was_handed_over() -> None:
-    topics = CatalogTopics([])
+def test_the_controllers_news_says_what_was_handed_over() -> None:
+    topics = CatalogTopicImage([])
     for partition, hand_over in ((0, []), (1, []), (2, [[0, 100], [1, 50]])):
-        topics.apply(dataclasses.replace(assignment(partition=partition), slot_counts=[2, 3], hand_over=hand_over))
+        topics.apply(
+            dataclasses.replace(
+                assignment(partition=partition), slot_counts=[2, 3], hand_over=hand_over
+            )
+        )
     (view,) = topics.topics()
     assert view.hand_overs == {2: ((0, 100), (1, 50))}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tailrace.errors import FencedMemberError, TailraceError, UnknownMemberError
-from tailrace.protocol.errors import ErrorCode
-from tailrace.protocol.wire import Api
+from tailrace.core.error_codes import ErrorCode
+from tailrace.core.errors import FencedMemberError, TailraceError, UnknownMemberError
+from tailrace.protocol.frame import Api
 from tests.appliance.groups.kit import Bench, Client, settle
 
 
@@ -17,7 +17,9 @@ def test_the_first_member_gets_all_partitions_with_its_first_answer(bench: Bench
     assert one.partitions == [("orders", partition) for partition in range(4)]
     assert "assignment" in one.last
     one.heartbeat()
-    assert one.last["assignment"] == answer["assignment"], "an answer to a heartbeat with `owned` has the assignment"
+    assert one.last["assignment"] == answer["assignment"], (
+        "an answer to a heartbeat with `owned` has the assignment"
+    )
     one.heartbeat()
     assert "assignment" not in one.last, "it is what the member said it owns"
     assert bench.summary("billing")["state"] == "STABLE"
@@ -36,7 +38,10 @@ def test_a_member_that_leaves_frees_its_partitions_at_once(bench: Bench) -> None
 
 
 def test_a_silent_member_is_removed_after_its_session_timeout(bench: Bench) -> None:
-    one, two = Client(bench, member_id="m1", session_timeout_ms=10_000), Client(bench, member_id="m2", session_timeout_ms=6_000)
+    one, two = (
+        Client(bench, member_id="m1", session_timeout_ms=10_000),
+        Client(bench, member_id="m2", session_timeout_ms=6_000),
+    )
     settle(one, two)
     bench.wait(5)
     one.heartbeat()
@@ -55,7 +60,13 @@ def test_a_heartbeat_of_a_past_or_future_epoch_is_fenced(bench: Bench) -> None:
         settle(one, Client(bench, member_id=f"m{number}"))
     for epoch in (1, one.epoch + 1):
         with pytest.raises(FencedMemberError):
-            bench.ask(Api.GROUP_HEARTBEAT, one.session, group="billing", member_id="m1", member_epoch=epoch)
+            bench.ask(
+                Api.GROUP_HEARTBEAT,
+                one.session,
+                group="billing",
+                member_id="m1",
+                member_epoch=epoch,
+            )
     one.heartbeat()
 
 
@@ -69,9 +80,17 @@ def test_commits_are_fenced_by_ownership(bench: Bench) -> None:
     assert "m2" in sentence
     assert (bench.offset("billing", *mine), bench.offset("billing", *other)) == (6, -1)
     with pytest.raises(TailraceError) as caught:
-        bench.ask(Api.COMMIT_OFFSETS, group="billing", member_id="m1", member_epoch=one.epoch + 1, offsets=[[*mine, 9]])
+        bench.ask(
+            Api.COMMIT_OFFSETS,
+            group="billing",
+            member_id="m1",
+            member_epoch=one.epoch + 1,
+            offsets=[[*mine, 9]],
+        )
     assert caught.value.code == ErrorCode.FENCED_MEMBER
-    ((*_, code, _),) = bench.ask(Api.COMMIT_OFFSETS, group="billing", offsets=[[*mine, 9]])["refused"]
+    ((*_, code, _),) = bench.ask(Api.COMMIT_OFFSETS, group="billing", offsets=[[*mine, 9]])[
+        "refused"
+    ]
     assert code == ErrorCode.PARTITION_NOT_OWNED, "from outside only what nobody owns"
 
 

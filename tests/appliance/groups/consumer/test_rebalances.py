@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from appliance.groups import heartbeats
-from tailrace.errors import UnknownMemberError
-from tailrace.protocol.wire import Api
+from appliance.groups.consumer import heartbeats
+from tailrace.core.errors import UnknownMemberError
+from tailrace.protocol.frame import Api
 from tests.appliance.groups.kit import Bench, Client, FakeTopics, settle
 
 
@@ -18,18 +18,24 @@ def test_a_second_member_takes_over_what_the_first_has_given_back(bench: Bench) 
     two.heartbeat()
     assert two.partitions == [], "all of them are still the first one's"
     assert bench.summary("billing")["state"] == "RECONCILING"
-    assert [push.session for push in bench.pushes] == [one.session.session], "the first one hears that it has to give something back"
+    assert [push.session for push in bench.pushes] == [one.session.session], (
+        "the first one hears that it has to give something back"
+    )
     bench.pushes.clear()
     kept = one.heartbeat()["assignment"]
     assert sum(map(len, kept.values())) == 2
     two.heartbeat()
     assert two.partitions == []
     one.heartbeat()
-    assert [push.session for push in bench.pushes] == [two.session.session], "what the first one gave back is free"
+    assert [push.session for push in bench.pushes] == [two.session.session], (
+        "what the first one gave back is free"
+    )
     two.heartbeat()
     assert len(two.partitions) == 2
     settle(one, two)
-    assert sorted(one.partitions + two.partitions) == [("orders", partition) for partition in range(4)]
+    assert sorted(one.partitions + two.partitions) == [
+        ("orders", partition) for partition in range(4)
+    ]
     assert bench.summary("billing")["state"] == "STABLE"
 
 
@@ -43,10 +49,19 @@ def test_a_member_that_gives_nothing_back_is_named_and_then_removed(bench: Bench
         for _ in range(seconds):
             bench.wait(1)
             two.heartbeat()
-            bench.ask(Api.GROUP_HEARTBEAT, one.session, group="billing", member_id="m1", member_epoch=one.epoch)
+            bench.ask(
+                Api.GROUP_HEARTBEAT,
+                one.session,
+                group="billing",
+                member_id="m1",
+                member_epoch=one.epoch,
+            )
 
     beat_without_polling(20)
-    members = {member["member_id"]: member for member in bench.ask(Api.DESCRIBE_GROUP, group="billing", part="members")["members"]}
+    members = {
+        member["member_id"]: member
+        for member in bench.ask(Api.DESCRIBE_GROUP, group="billing", part="members")["members"]
+    }
     assert members["m2"]["stuck"] == ""
     assert members["m1"]["state"] == "REVOKING"
     assert "has not given back orders-" in members["m1"]["stuck"]
@@ -76,13 +91,20 @@ def test_many_joins_in_one_step_are_one_rebalance(bench: Bench) -> None:
     for correlation_id, answer in bench.finish_step().items():
         sent[correlation_id].take(answer)
     assert bench.summary("billing")["epoch"] == 1
-    assert sorted(partition for one in clients for partition in one.partitions) == [("orders", number) for number in range(4)]
+    assert sorted(partition for one in clients for partition in one.partitions) == [
+        ("orders", number) for number in range(4)
+    ]
 
 
-def test_when_one_of_200_members_dies_five_partitions_change_hands_and_no_other_stops(tmp_path: Path) -> None:
+def test_when_one_of_200_members_dies_five_partitions_change_hands_and_no_other_stops(
+    tmp_path: Path,
+) -> None:
     bench = Bench(tmp_path, FakeTopics(**{f"t{number}": 100 for number in range(10)}))
     names = [f"t{number}" for number in range(10)]
-    clients = [Client(bench, member_id=f"m{number:03d}", topics=names, session=number) for number in range(200)]
+    clients = [
+        Client(bench, member_id=f"m{number:03d}", topics=names, session=number)
+        for number in range(200)
+    ]
 
     def beat(some: list[Client]) -> None:
         sent = {bench.send(Api.GROUP_HEARTBEAT, one.request(), one.session): one for one in some}
@@ -98,11 +120,17 @@ def test_when_one_of_200_members_dies_five_partitions_change_hands_and_no_other_
     bench.service.session_closed(dead.session, bench.now_ns)
     bench.wait(1.001)
     pushed = {push.session for push in bench.pushes}
-    assert len(pushed) == 5, "those who get one of its partitions hear of it at once, nobody else is woken"
+    assert len(pushed) == 5, (
+        "those who get one of its partitions hear of it at once, nobody else is woken"
+    )
     beat([one for one in left if one.session.session in pushed])
-    assert sum(len(one.owned) for one in left) == 1_000, "every partition is owned again after one heartbeat of those"
+    assert sum(len(one.owned) for one in left) == 1_000, (
+        "every partition is owned again after one heartbeat of those"
+    )
     beat(left)
-    assert all(before[one.member_id] <= one.owned for one in left), "what a member keeps it never gives up"
+    assert all(before[one.member_id] <= one.owned for one in left), (
+        "what a member keeps it never gives up"
+    )
     bench.close()
 
 
@@ -118,7 +146,9 @@ def test_who_is_heard_in_the_step_of_a_change_hears_of_it(bench: Bench) -> None:
     assert bench.pushes == [], "its answer has the news"
 
 
-def test_a_large_group_is_assigned_anew_at_intervals(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_group_is_assigned_anew_at_intervals(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(heartbeats, "ASSIGNED_AT_ONCE_MEMBERS", 2)
     monkeypatch.setattr(heartbeats, "ASSIGN_PAUSE_NS_PER_MEMBER", 10_000_000)
     clients = [Client(bench, member_id=f"m{number}") for number in range(6)]
@@ -128,7 +158,10 @@ def test_a_large_group_is_assigned_anew_at_intervals(bench: Bench, monkeypatch: 
     for one in clients[3:]:
         one.heartbeat()
         assert (one.epoch, one.partitions) == (3, [])
-    assert (bench.summary("billing")["epoch"], bench.summary("billing")["state"]) == (3, "ASSIGNING")
+    assert (bench.summary("billing")["epoch"], bench.summary("billing")["state"]) == (
+        3,
+        "ASSIGNING",
+    )
     bench.restart()
     assert bench.summary("billing")["epoch"] == 4, "what was not assigned yet is at the next start"
     bench.wait(0.1)
@@ -147,7 +180,9 @@ def test_a_large_group_is_assigned_anew_at_intervals(bench: Bench, monkeypatch: 
     assert bench.summary("billing")["state"] == "EMPTY"
 
 
-def test_a_member_from_which_something_is_taken_back_before_it_took_it_need_not_say_so(bench: Bench) -> None:
+def test_a_member_from_which_something_is_taken_back_before_it_took_it_need_not_say_so(
+    bench: Bench,
+) -> None:
     one = Client(bench, member_id="m1")
     settle(one)
     two = Client(bench, member_id="m2")
@@ -157,9 +192,17 @@ def test_a_member_from_which_something_is_taken_back_before_it_took_it_need_not_
 
     def hear() -> set[int]:
         """m2 asks, and says nothing of what it has: nothing, as it said when it joined."""
-        answer = bench.ask(Api.GROUP_HEARTBEAT, two.session, group="billing", member_id="m2", member_epoch=two.epoch)
+        answer = bench.ask(
+            Api.GROUP_HEARTBEAT,
+            two.session,
+            group="billing",
+            member_id="m2",
+            member_epoch=two.epoch,
+        )
         two.epoch = answer["member_epoch"]
-        return {partition for partitions in answer["assignment"].values() for partition in partitions}
+        return {
+            partition for partitions in answer["assignment"].values() for partition in partitions
+        }
 
     told = hear()
     assert len(told) == 2

@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from appliance.groups.share import codec
-from appliance.groups.share.spans import ACKNOWLEDGED, ARCHIVED, Kind, Spans, State
-from tailrace.formats.checksum import crc32c
+from appliance.groups.share.offset_ranges import ACKNOWLEDGED, ARCHIVED, Kind, OffsetRanges, State
+from tailrace.format.crc32c import crc32c
 
 GOLDEN = pathlib.Path(__file__).parents[3] / "golden/share_partition_v1.bin"
 
 
-def specimen() -> Spans:
-    spans = Spans(1_000_000)
+def specimen() -> OffsetRanges:
+    spans = OffsetRanges(1_000_000)
     spans.append(3, State(Kind.ACQUIRED, 1, "0f" * 16))
     spans.append(300, ACKNOWLEDGED)
     spans.append(1, State(Kind.AVAILABLE, 2))
@@ -37,13 +37,15 @@ STATES = st.one_of(
     st.just(ACKNOWLEDGED),
     st.just(ARCHIVED),
     st.integers(1, 1 << 30).map(lambda count: State(Kind.AVAILABLE, count)),
-    st.tuples(st.integers(1, 1 << 30), st.text(max_size=40)).map(lambda given: State(Kind.ACQUIRED, *given)),
+    st.tuples(st.integers(1, 1 << 30), st.text(max_size=40)).map(
+        lambda given: State(Kind.ACQUIRED, *given)
+    ),
 )
 
 
 @given(st.integers(0, 1 << 60), st.lists(st.tuples(st.integers(1, 1 << 40), STATES), max_size=20))
 def test_there_and_back(start: int, runs: list[tuple[int, State]]) -> None:
-    spans = Spans(start)
+    spans = OffsetRanges(start)
     for count, state in runs:
         if len(spans) or state.kind in (Kind.AVAILABLE, Kind.ACQUIRED):
             spans.append(count, state)

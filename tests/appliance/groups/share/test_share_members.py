@@ -9,9 +9,14 @@ from typing import Any
 import orjson
 import pytest
 
-from appliance.groups.messages import SessionKey
-from tailrace.errors import FencedMemberError, InvalidRequestError, TailraceError, UnknownMemberError
-from tailrace.protocol.wire import Api
+from appliance.groups.base.messages import SessionKey
+from tailrace.core.errors import (
+    FencedMemberError,
+    InvalidRequestError,
+    TailraceError,
+    UnknownMemberError,
+)
+from tailrace.protocol.frame import Api
 from tests.appliance.groups.share.world import MS, S, World
 
 
@@ -118,7 +123,14 @@ def test_a_join_that_makes_no_sense_is_refused_and_makes_no_group(
     world: World, changes: dict[str, Any], error: type[TailraceError]
 ) -> None:
     world.topics.make("t")
-    request = {"group": "g", "kind": "share", "member_id": "m", "member_epoch": 0, "topics": ["t"], **changes}
+    request = {
+        "group": "g",
+        "kind": "share",
+        "member_id": "m",
+        "member_epoch": 0,
+        "topics": ["t"],
+        **changes,
+    }
     with pytest.raises(error):
         world.request(Api.GROUP_HEARTBEAT, request)
     assert world.groups.count() == 0
@@ -135,9 +147,13 @@ def test_subscriptions_of_members_that_went_are_forgotten(world: World) -> None:
     assert stays.acquire(1)["acquired"] == []
 
 
-def test_a_member_whose_row_is_damaged_joins_again_and_the_others_stay(world: World, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_member_whose_row_is_damaged_joins_again_and_the_others_stay(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
     topic = world.topics.make("t", end=10)
-    stays, goes = (world.join("g", name, "t", offset_reset="earliest") for name in ("stays", "goes"))
+    stays, goes = (
+        world.join("g", name, "t", offset_reset="earliest") for name in ("stays", "goes")
+    )
     assert goes.acquire(3)["acquired"] == [[topic, 0, 0, 2, 1]]
     world.store.write_many("UPDATE members SET settings = '[' WHERE member_id = ?", [("goes",)])
     world.commit()

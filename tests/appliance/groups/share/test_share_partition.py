@@ -1,4 +1,6 @@
-"""The state of a share partition: by hand where a rule is shown, against a plain model of one entry per record where all of them meet."""
+"""The state of a share partition: by hand where a rule is shown, against a plain model of one entry
+per record where all of them meet.
+"""
 
 from __future__ import annotations
 
@@ -8,20 +10,27 @@ from dataclasses import dataclass
 import pytest
 
 from appliance.groups.share import codec
+from appliance.groups.share.offset_ranges import ACKNOWLEDGED, ARCHIVED, Kind, OffsetRanges, State
 from appliance.groups.share.share_partition import LOCK_TICK_NS, Acquired, SharePartition
-from appliance.groups.share.spans import Kind
 
 LOCK_NS = 20 * LOCK_TICK_NS
 LIMIT, LOCKS_MAX = 3, 50
 
 
 def acquire(
-    partition: SharePartition, member: str, count: int, end: int = 1_000, now_ns: int = 0, locks_max: int = 2_000
+    partition: SharePartition,
+    member: str,
+    count: int,
+    end: int = 1_000,
+    now_ns: int = 0,
+    locks_max: int = 2_000,
 ) -> list[Acquired]:
     return partition.acquire(member, count, end, LIMIT, locks_max, now_ns, LOCK_NS)
 
 
-def acknowledge(partition: SharePartition, member: str, first: int, last: int, outcome: str, now_ns: int = 0) -> list[tuple[int, int]]:
+def acknowledge(
+    partition: SharePartition, member: str, first: int, last: int, outcome: str, now_ns: int = 0
+) -> list[tuple[int, int]]:
     return partition.acknowledge(member, first, last, outcome, now_ns, LOCK_NS)
 
 
@@ -49,12 +58,39 @@ def test_a_released_record_comes_again_with_a_higher_count_and_at_the_limit_it_i
     assert (partition.start_offset, len(partition.spans)) == (1, 0)
 
 
+def test_what_no_program_was_given_has_no_delivery_while_its_lock_lasts_and_when_it_has_passed() -> (  # noqa: E501
+    None
+):
+    partition = SharePartition.starting_at(0)
+    acquire(partition, "a", 4)
+    assert acknowledge(partition, "a", 0, 1, "unread") == []
+    assert acquire(partition, "b", 1) == [Acquired(0, 0, 1, False)], "as if nobody had had it"
+    assert partition.expire(2 * LOCK_NS) == 3
+    assert acquire(partition, "b", 2, now_ns=2 * LOCK_NS) == [
+        Acquired(0, 0, 2, False),
+        Acquired(1, 1, 1, False),
+    ]
+    assert acknowledge(partition, "a", 2, 3, "unread", 2 * LOCK_NS) == [], (
+        "too late is in time: nothing is lost"
+    )
+    assert acquire(partition, "b", 2, end=4, now_ns=2 * LOCK_NS) == [Acquired(2, 3, 1, False)]
+    assert partition.expire(4 * LOCK_NS) == 4
+    assert acquire(partition, "c", 1, now_ns=4 * LOCK_NS) == [Acquired(0, 0, 3, False)]
+    assert acknowledge(partition, "b", 0, 0, "unread", 4 * LOCK_NS) == []
+    assert acknowledge(partition, "c", 0, 0, "accept", 4 * LOCK_NS) == [], "it keeps its lock"
+    assert acknowledge(partition, "a", 0, 0, "unread") == [], "what is done stays done"
+    assert partition.start_offset == 1
+    partition.spans._check_invariants()
+
+
 def test_a_limit_that_is_raised_lets_a_dead_record_be_delivered_again() -> None:
     partition = SharePartition.starting_at(0)
     for _ in range(LIMIT):
         acquire(partition, "a", 1)
         acknowledge(partition, "a", 0, 0, "release")
-    assert partition.acquire("a", 1, 1, LIMIT + 1, 10, 0, LOCK_NS) == [Acquired(0, 0, LIMIT + 1, False)]
+    assert partition.acquire("a", 1, 1, LIMIT + 1, 10, 0, LOCK_NS) == [
+        Acquired(0, 0, LIMIT + 1, False)
+    ]
 
 
 def test_a_late_acknowledgement_changes_nothing_and_is_told() -> None:
@@ -90,7 +126,9 @@ def test_a_slow_record_does_not_hold_the_partition_back() -> None:
     partition = SharePartition.starting_at(0)
     acquire(partition, "slow", 1, locks_max=10)
     for first in range(1, 901, 9):
-        assert acquire(partition, "quick", 100, locks_max=10) == [Acquired(first, first + 8, 1, False)]
+        assert acquire(partition, "quick", 100, locks_max=10) == [
+            Acquired(first, first + 8, 1, False)
+        ]
         assert acquire(partition, "quick", 1, locks_max=10) == []
         acknowledge(partition, "quick", first, first + 8, "accept")
     assert (partition.start_offset, len(partition.spans)) == (0, 2)
@@ -99,7 +137,9 @@ def test_a_slow_record_does_not_hold_the_partition_back() -> None:
 
 
 def test_one_by_one_is_as_good_as_at_once() -> None:
-    """50,000 records acquired 500 at a time and accepted one by one, in any order within the 500: the state stays a few spans, and ends empty."""
+    """50,000 records acquired 500 at a time and accepted one by one, in any order within the 500:
+    the state stays a few spans, and ends empty.
+    """
     partition = SharePartition.starting_at(0)
     order = random.Random(1)
     for first in range(0, 50_000, 500):
@@ -111,6 +151,66 @@ def test_one_by_one_is_as_good_as_at_once() -> None:
             assert acknowledge(partition, "a", offset, offset, "accept") == []
         assert len(partition.spans) == 0
     assert partition.start_offset == 50_000
+
+
+STEPS = 1_000_000
+
+
+def test_a_million_outcomes_in_turn_behind_one_locked_record_leave_a_few_spans() -> None:
+    partition = SharePartition.starting_at(0)
+    acquire(partition, "slow", 1)
+    most = largest = now_ns = 0
+    for first in range(1, STEPS, 500):
+        now_ns += LOCK_TICK_NS // 10
+        acquire(partition, "quick", 500, end=STEPS + 500, now_ns=now_ns)
+        for offset in range(first, first + 500, 2):
+            acknowledge(partition, "quick", offset, offset, "accept", now_ns)
+            acknowledge(partition, "quick", offset + 1, offset + 1, "reject", now_ns)
+        most, largest = (
+            max(most, len(partition.spans)),
+            max(largest, len(codec.encode(partition.spans))),
+        )
+        acknowledge(partition, "slow", 0, 0, "renew", now_ns)
+        partition.expire(now_ns)
+        assert len(partition._deadlines) <= LOCK_NS // LOCK_TICK_NS + 2
+    assert most <= 2
+    assert largest < 64
+
+
+def test_a_state_of_many_outcomes_that_an_earlier_program_stored_is_merged_when_it_is_read() -> (
+    None
+):
+    spans = OffsetRanges(0)
+    spans.append(1, State(Kind.ACQUIRED, 1, "slow"))
+    for _ in range(1_000):
+        spans.append(1, ACKNOWLEDGED)
+        spans.append(1, ARCHIVED)
+    partition = SharePartition(codec.decode(codec.encode(spans)))
+    partition.spans._check_invariants()
+    assert (partition.start_offset, partition.next_offset, len(partition.spans)) == (0, 2_001, 2)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_there_are_at_most_two_spans_for_each_record_in_flight(seed: int) -> None:
+    chance = random.Random(seed)
+    partition, end = SharePartition.starting_at(0), 0
+    for _ in range(4_000):
+        end += chance.randrange(40)
+        acquire(partition, chance.choice("abc"), chance.randrange(1, 40), end, locks_max=100)
+        first = chance.randrange(partition.start_offset, partition.next_offset + 1)
+        outcome = chance.choice(["accept", "reject", "release", "renew"])
+        acknowledge(partition, chance.choice("abc"), first, first + chance.randrange(9), outcome)
+        partition.spans._check_invariants()
+        assert len(partition.spans) <= 2 * partition.spans.in_flight_count
+        assert partition.spans.acquired_count or not partition._deadlines
+
+
+def test_deadlines_of_locks_that_were_given_up_in_time_are_forgotten() -> None:
+    partition = SharePartition.starting_at(0)
+    for first in range(10_000):
+        acquire(partition, "a", 1, end=10_000, now_ns=first * LOCK_TICK_NS)
+        acknowledge(partition, "a", first, first, "accept", first * LOCK_TICK_NS)
+        assert not partition._deadlines
 
 
 def test_retention_takes_records_that_are_acquired() -> None:
@@ -150,7 +250,9 @@ class Model:
         self.records: dict[int, One] = {}
         self.next = 0
 
-    def acquire(self, member: str, count: int, end: int, now_ns: int) -> list[tuple[int, int, bool]]:
+    def acquire(
+        self, member: str, count: int, end: int, now_ns: int
+    ) -> list[tuple[int, int, bool]]:
         given: list[tuple[int, int, bool]] = []
         for offset in sorted(self.records):
             record = self.records[offset]
@@ -159,7 +261,9 @@ class Model:
                 record.kind, record.member, record.until_ns = Kind.ACQUIRED, member, until(now_ns)
                 record.count += not is_dead
                 given.append((offset, record.count, is_dead))
-        in_flight = sum(record.kind in (Kind.AVAILABLE, Kind.ACQUIRED) for record in self.records.values())
+        in_flight = sum(
+            record.kind in (Kind.AVAILABLE, Kind.ACQUIRED) for record in self.records.values()
+        )
         while len(given) < count and self.next < end and in_flight < LOCKS_MAX:
             self.records[self.next] = One(Kind.ACQUIRED, 1, member, until(now_ns))
             given.append((self.next, 1, False))
@@ -167,7 +271,9 @@ class Model:
             in_flight += 1
         return given
 
-    def acknowledge(self, member: str, first: int, last: int, outcome: str, now_ns: int) -> set[int]:
+    def acknowledge(
+        self, member: str, first: int, last: int, outcome: str, now_ns: int
+    ) -> set[int]:
         lost = set()
         for offset in range(first, last + 1):
             record = self.records.get(offset)
@@ -178,22 +284,26 @@ class Model:
             elif outcome == "renew":
                 record.until_ns = until(now_ns)
             else:
-                self.records[offset] = One(Kind.ACKNOWLEDGED if outcome == "accept" else Kind.ARCHIVED)
+                self.records[offset] = One(Kind.ACKNOWLEDGED)
         return lost
 
     def free(self, now_ns: int = -1, member: str = "") -> None:
         for offset, record in self.records.items():
-            if record.kind is Kind.ACQUIRED and (record.until_ns <= now_ns or record.member == member):
+            if record.kind is Kind.ACQUIRED and (
+                record.until_ns <= now_ns or record.member == member
+            ):
                 self.records[offset] = One(Kind.AVAILABLE, record.count)
 
-    def lock_again(self, now_ns: int) -> None:
+    def extend_locks(self, now_ns: int) -> None:
         for record in self.records.values():
             if record.kind is Kind.ACQUIRED:
                 record.until_ns = until(now_ns)
 
     def copy(self) -> Model:
         other = Model()
-        other.records = {offset: One(r.kind, r.count, r.member, r.until_ns) for offset, r in self.records.items()}
+        other.records = {
+            offset: One(r.kind, r.count, r.member, r.until_ns) for offset, r in self.records.items()
+        }
         other.next = self.next
         return other
 
@@ -206,8 +316,16 @@ def check(partition: SharePartition, model: Model) -> None:
     partition.spans._check_invariants()
     assert partition.next_offset == model.next
     start = partition.start_offset
-    assert all(record.kind in (Kind.ACKNOWLEDGED, Kind.ARCHIVED) for offset, record in model.records.items() if offset < start)
-    found = {offset: span.state for span in partition.spans for offset in range(span.first, span.last + 1)}
+    assert all(
+        record.kind is Kind.ACKNOWLEDGED
+        for offset, record in model.records.items()
+        if offset < start
+    )
+    found = {
+        offset: span.state
+        for span in partition.spans
+        for offset in range(span.first, span.last + 1)
+    }
     for offset, record in model.records.items():
         if offset >= start:
             assert found[offset] == (record.kind, record.count, record.member, record.until_ns)
@@ -227,7 +345,11 @@ def test_any_order_of_requests_restarts_and_rollbacks_is_as_the_model_says(seed:
             end += chance.randrange(8)
             count = chance.randrange(1, 12)
             given = partition.acquire(member, count, end, LIMIT, LOCKS_MAX, now_ns, LOCK_NS)
-            flat = [(offset, each.delivery_count, each.is_dead) for each in given for offset in range(each.first, each.last + 1)]
+            flat = [
+                (offset, each.delivery_count, each.is_dead)
+                for each in given
+                for offset in range(each.first, each.last + 1)
+            ]
             assert flat == model.acquire(member, count, end, now_ns)
         elif step < 8:
             first = chance.randrange(max(0, partition.start_offset - 3), model.next + 3)
@@ -235,9 +357,9 @@ def test_any_order_of_requests_restarts_and_rollbacks_is_as_the_model_says(seed:
             outcome = chance.choice(["accept", "accept", "accept", "release", "reject", "renew"])
             lost = partition.acknowledge(member, first, last, outcome, now_ns, LOCK_NS)
             assert all(run[0] <= run[1] for run in lost)
-            assert {offset for run in lost for offset in range(run[0], run[1] + 1)} == model.acknowledge(
-                member, first, last, outcome, now_ns
-            )
+            assert {
+                offset for run in lost for offset in range(run[0], run[1] + 1)
+            } == model.acknowledge(member, first, last, outcome, now_ns)
         elif step == 8:
             now_ns += chance.randrange(LOCK_NS)
             partition.expire(now_ns)
@@ -250,11 +372,13 @@ def test_any_order_of_requests_restarts_and_rollbacks_is_as_the_model_says(seed:
         else:  # a start, or a commit that failed: what is on the disk is what there is
             partition, model = SharePartition(codec.decode(stored)), stored_model.copy()
             end = max(end, model.next)
-            partition.lock_again(now_ns, LOCK_NS)
-            model.lock_again(now_ns)
+            partition.extend_locks(now_ns, LOCK_NS)
+            model.extend_locks(now_ns)
         check(partition, model)
         deadline_ns = partition.next_deadline_ns()
-        locked = [record.until_ns for record in model.records.values() if record.kind is Kind.ACQUIRED]
+        locked = [
+            record.until_ns for record in model.records.values() if record.kind is Kind.ACQUIRED
+        ]
         assert not locked or (deadline_ns is not None and deadline_ns <= min(locked))
     for _ in range(1_000):  # what is left is drained: each record ends accepted or dead, once
         now_ns += 2 * LOCK_NS
@@ -263,5 +387,7 @@ def test_any_order_of_requests_restarts_and_rollbacks_is_as_the_model_says(seed:
         if not given:
             break
         for each in given:
-            assert partition.acknowledge("z", each.first, each.last, "accept", now_ns, LOCK_NS) == []
+            assert (
+                partition.acknowledge("z", each.first, each.last, "accept", now_ns, LOCK_NS) == []
+            )
     assert partition.start_offset == end

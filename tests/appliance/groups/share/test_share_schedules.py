@@ -1,7 +1,9 @@
-"""Random schedules of a share group: members come and go, answers are lost, commits fail, the process is killed, retention takes records.
+"""Random schedules of a share group: members come and go, answers are lost, commits fail, the
+process is killed, retention takes records.
 
-Invariants checked: a record is accepted once at most, by a member that held it; no record is with two members at a time; its delivery count is the number of
-times that it was delivered; and at the end each record was accepted, rejected, dead-lettered or taken by retention: none is lost.
+Invariants checked: a record is accepted once at most, by a member that held it; no record is with
+two members at a time; its delivery count is the number of times that it was delivered; and at the
+end each record was accepted, rejected, dead-lettered or taken by retention: none is lost.
 """
 
 from __future__ import annotations
@@ -15,8 +17,8 @@ from typing import Any
 import pytest
 
 from appliance.groups.share.share_partition import LOCK_TICK_NS, SharePartition
-from tailrace.errors import FencedMemberError, TailraceError, UnknownMemberError
-from tailrace.protocol.wire import Api
+from tailrace.core.errors import FencedMemberError, TailraceError, UnknownMemberError
+from tailrace.protocol.frame import Api
 from tests.appliance.groups.share.world import MS, Member, S, World
 
 LIMIT, LOCK_MS = 3, 2_000
@@ -36,7 +38,9 @@ class Checker:
         for dead, runs in ((False, answer["acquired"]), (True, answer["dead"])):
             for _, partition, first, last, count in runs:
                 for place in ((partition, offset) for offset in range(first, last + 1)):
-                    assert place not in self.done, f"{place} is done ({self.done[place]}) and comes again"
+                    assert place not in self.done, (
+                        f"{place} is done ({self.done[place]}) and comes again"
+                    )
                     assert place not in self.holder, f"{place} is with two members"
                     if not dead:
                         self.deliveries[place] += 1
@@ -63,7 +67,8 @@ class Schedule:
         self.world = World(directory)
         self.partitions = self.chance.choice([1, 1, 2, 3])
         self.topic = self.world.topics.make(
-            "t", self.partitions, group_share_record_lock_duration_ms=LOCK_MS, group_share_delivery_count_limit=LIMIT,
+            "t", self.partitions, group_share_record_lock_duration_ms=LOCK_MS,
+            group_share_delivery_count_limit=LIMIT,
             group_share_partition_max_record_locks=self.chance.choice([10, 40]),
         )  # fmt: skip
         self.checker = Checker()
@@ -74,10 +79,21 @@ class Schedule:
     def join(self) -> None:
         self.joined += 1
         name = f"m{self.joined}"
-        self.members.append(self.world.join("g", name, "t", session=self.joined, offset_reset="earliest", session_timeout_ms=60_000))
+        self.members.append(
+            self.world.join(
+                "g",
+                name,
+                "t",
+                session=self.joined,
+                offset_reset="earliest",
+                session_timeout_ms=60_000,
+            )
+        )
 
     def request(self, member: Member, api: Api, request: dict[str, Any]) -> dict[str, Any] | None:
-        """A request as a client makes it: again, with the same number, when no answer comes. None: it was refused, nothing was done."""
+        """A request as a client makes it: again, with the same number, when no answer comes. None:
+        it was refused, nothing was done.
+        """
         way = self.chance.randrange(12)
         if way == 0:
             before = self.world.groups._groups["g"]
@@ -94,30 +110,47 @@ class Schedule:
 
     def relocked(self) -> None:
         """A start, or a rollback of what the group had changed: locks begin anew."""
-        self.checker.holder = {place: (member, self.world.now_ns) for place, (member, _) in self.checker.holder.items()}
+        self.checker.holder = {
+            place: (member, self.world.now_ns) for place, (member, _) in self.checker.holder.items()
+        }
 
-    def held(self, member: Member) -> list[Place]:
-        return sorted(place for place, (holder, _) in self.checker.holder.items() if holder is member)
+    def blocked(self, member: Member) -> list[Place]:
+        return sorted(
+            place for place, (holder, _) in self.checker.holder.items() if holder is member
+        )
 
     def act(self, member: Member) -> None:
-        held = self.held(member)
-        chosen = self.chance.sample(held, self.chance.randint(0, len(held)))
+        blocked = self.blocked(member)
+        chosen = self.chance.sample(blocked, self.chance.randint(0, len(blocked)))
         given: list[list[Any]] = [
-            [self.topic, *place, place[1], "accept" if self.chance.random() < 0.7 else self.chance.choice(["release", "reject", "renew"])]
+            [
+                self.topic,
+                *place,
+                place[1],
+                "accept"
+                if self.chance.random() < 0.7
+                else self.chance.choice(["release", "reject", "renew"]),
+            ]
             for place in chosen
         ]
         if self.chance.randrange(2):
-            answer = self.request(member, Api.SHARE_ACKNOWLEDGE, self.numbered(member, acknowledge=given))
+            answer = self.request(
+                member, Api.SHARE_ACKNOWLEDGE, self.numbered(member, acknowledge=given)
+            )
         else:
             answer = self.request(
-                member, Api.SHARE_ACQUIRE, self.numbered(member, acknowledge=given, max_records=self.chance.randrange(15))
+                member,
+                Api.SHARE_ACQUIRE,
+                self.numbered(member, acknowledge=given, max_records=self.chance.randrange(15)),
             )
         if answer is None:
             return
-        refused = {(run[1], offset) for run in answer["refused"] for offset in range(run[2], run[3] + 1)}
+        refused = {
+            (run[1], offset) for run in answer["refused"] for offset in range(run[2], run[3] + 1)
+        }
         for _, partition, offset, _, outcome in given:
             place = partition, offset
-            if offset < (self.world.topics.beginnings[self.topic, partition] or 0):
+            if offset < (self.world.topics.start_offsets[self.topic, partition] or 0):
                 continue  # retention was first: refused or not, it is gone
             assert place not in refused, f"{place} is held, and its {outcome} was refused"
             if outcome == "renew":
@@ -140,7 +173,9 @@ class Schedule:
         """An acknowledgement of what it does not hold must be refused."""
         partition = self.chance.randrange(self.partitions)
         offset = self.chance.randrange(0, (self.world.topics.ends[self.topic, partition] or 0) + 2)
-        if (partition, offset) in self.held(member) or offset < (self.world.topics.beginnings[self.topic, partition] or 0):
+        if (partition, offset) in self.blocked(member) or offset < (
+            self.world.topics.start_offsets[self.topic, partition] or 0
+        ):
             return
         refused = member.acknowledge((self.topic, partition, offset, offset, "accept"))
         assert [run[1:4] for run in refused] == [[partition, offset, offset]]
@@ -176,16 +211,22 @@ class Schedule:
             self.late(member)
         elif what == 21:
             key = self.topic, chance.randrange(self.partitions)
-            beginning, end = world.topics.beginnings[key] or 0, world.topics.ends[key] or 0
-            world.topics.beginnings[key] = beginning = min(end, beginning + chance.randrange(3))
-            for place in [place for place in self.checker.holder if place[0] == key[1] and place[1] < beginning]:
+            beginning, end = world.topics.start_offsets[key] or 0, world.topics.ends[key] or 0
+            world.topics.start_offsets[key] = beginning = min(end, beginning + chance.randrange(3))
+            for place in [
+                place
+                for place in self.checker.holder
+                if place[0] == key[1] and place[1] < beginning
+            ]:
                 del self.checker.holder[place]
         else:
             for each in self.members:
                 each.heartbeat()
 
     def forget_passed(self) -> None:
-        """Locks have passed; they end at the end of a tick, so the group itself is asked about those whose time is nearly over."""
+        """Locks have passed; they end at the end of a tick, so the group itself is asked about
+        those whose time is nearly over.
+        """
         self.checker.free(before_ns=self.world.now_ns - LOCK_MS * MS - LOCK_TICK_NS)
         group = self.world.groups._groups["g"]
         for (partition, offset), (member, _) in list(self.checker.holder.items()):
@@ -193,7 +234,9 @@ class Schedule:
             owner = next((span.state.member for span in spans.between(offset, offset)), "")
             if owner != member.member_id:
                 since_ns = self.checker.holder.pop((partition, offset))[1]
-                assert self.world.now_ns - since_ns >= LOCK_MS * MS, "a lock was shorter than it may be"
+                assert self.world.now_ns - since_ns >= LOCK_MS * MS, (
+                    "a lock was shorter than it may be"
+                )
 
     def drain(self) -> None:
         """What is left is worked off; then every record has ended."""
@@ -213,8 +256,15 @@ class Schedule:
                     self.checker.ended((run[1], offset), "accept")
             empty = 0 if runs["acquired"] or runs["dead"] else empty + 1
         for partition in range(self.partitions):
-            beginning, end = self.world.topics.beginnings[self.topic, partition], self.world.topics.ends[self.topic, partition]
-            missing = [offset for offset in range(beginning or 0, end or 0) if (partition, offset) not in self.checker.done]
+            beginning, end = (
+                self.world.topics.start_offsets[self.topic, partition],
+                self.world.topics.ends[self.topic, partition],
+            )
+            missing = [
+                offset
+                for offset in range(beginning or 0, end or 0)
+                if (partition, offset) not in self.checker.done
+            ]
             assert not missing
 
 
@@ -233,9 +283,13 @@ def test_no_record_is_lost_or_accepted_twice(seed: int, tmp_path: pathlib.Path) 
     run(seed, tmp_path)
 
 
-def test_the_checker_sees_locks_that_are_too_short(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_checker_sees_locks_that_are_too_short(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The test above can fail."""
-    monkeypatch.setattr(SharePartition, "_until_ns", lambda _self, now_ns, lock_ns: now_ns + lock_ns // 2)
+    monkeypatch.setattr(
+        SharePartition, "_until_ns", lambda _self, now_ns, lock_ns: now_ns + lock_ns // 2
+    )
     assert not all(holds(seed, tmp_path) for seed in range(10))
 
 

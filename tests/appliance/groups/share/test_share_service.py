@@ -1,4 +1,6 @@
-"""Share groups as the service sees them: acquiring, acknowledging, what wakes whom, what survives a start and a failed commit, what operators do."""
+"""Share groups as the service sees them: acquiring, acknowledging, what wakes whom, what survives a
+start and a failed commit, what operators do.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +10,19 @@ from typing import Any
 
 import pytest
 
-from appliance.groups.limits import GroupLimits
-from appliance.groups.share import room
-from tailrace.errors import GroupFullError, GroupNotEmptyError, InvalidRequestError, TailraceError, UnknownGroupError, UnknownMemberError
-from tailrace.protocol.errors import ErrorCode
-from tailrace.protocol.requests import SHARE_RUNS_MAX
-from tailrace.protocol.wire import Api
+from appliance.groups.base.limits import GroupLimits
+from appliance.groups.share import quotas as room
+from tailrace.core.error_codes import ErrorCode
+from tailrace.core.errors import (
+    GroupFullError,
+    GroupNotEmptyError,
+    InvalidRequestError,
+    TailraceError,
+    UnknownGroupError,
+    UnknownMemberError,
+)
+from tailrace.protocol.frame import Api
+from tailrace.protocol.messages import SHARE_RUNS_MAX
 from tests.appliance.groups.share.world import S, World
 
 
@@ -30,7 +39,13 @@ def test_a_group_begins_at_the_end_unless_its_member_says_earliest(world: World)
     early = world.join("early", "m", "t", offset_reset="earliest")
     assert early.topic_names == {topic: "t"}
     answer = early.acquire(4)
-    assert answer == {"acquired": [[topic, 0, 0, 3, 1]], "dead": [], "ends": [], "lock_ms": 30_000, "refused": []}
+    assert answer == {
+        "acquired": [[topic, 0, 0, 3, 1]],
+        "dead": [],
+        "ends": [],
+        "lock_ms": 30_000,
+        "refused": [],
+    }
     early.heartbeat(-1)
     assert world.join("early", "n", "t").acquire(100)["acquired"] == [
         [topic, 0, 0, 3, 2],
@@ -38,7 +53,9 @@ def test_a_group_begins_at_the_end_unless_its_member_says_earliest(world: World)
     ]  # what was decided is remembered
 
 
-def test_what_is_new_in_a_topic_that_the_group_knows_is_read_from_its_beginning(world: World) -> None:
+def test_what_is_new_in_a_topic_that_the_group_knows_is_read_from_its_beginning(
+    world: World,
+) -> None:
     topic = world.topics.make("t", end=10)
     member = world.join("g", "m", "t", "made-later")
     world.topics.make("t", 2)
@@ -56,14 +73,18 @@ def test_partitions_take_turns_and_members_share_them(world: World) -> None:
     assert all(len(runs) == 1 for runs in given)
     assert {runs[0][1] for runs in given[0::2]} == {runs[0][1] for runs in given[1::2]} == {0, 1, 2}
     runs = sorted(run for each in given for run in each)
-    assert runs == [[topic, number, first, first + 9, 1] for number in range(3) for first in (0, 10)]
+    assert runs == [
+        [topic, number, first, first + 9, 1] for number in range(3) for first in (0, 10)
+    ]
 
 
 def test_an_acknowledgement_may_come_with_the_next_request(world: World) -> None:
     topic = world.topics.make("t", end=4)
     member = world.join("g", "m", "t", offset_reset="earliest")
     member.acquire(2)
-    answer = member.acquire(2, (topic, 0, 0, 0, "accept"), (topic, 0, 1, 1, "release"), (topic, 0, 3, 3, "accept"))
+    answer = member.acquire(
+        2, (topic, 0, 0, 0, "accept"), (topic, 0, 1, 1, "release"), (topic, 0, 3, 3, "accept")
+    )
     assert answer["acquired"] == [[topic, 0, 1, 1, 2], [topic, 0, 2, 2, 1]]
     assert [run[:5] for run in answer["refused"]] == [[topic, 0, 3, 3, int(ErrorCode.LOCK_LOST)]]
     assert member.acknowledge((topic, 0, 1, 2, "accept"), (topic, 7, 0, 0, "accept"))[0][:5] == [
@@ -102,7 +123,9 @@ def test_locks_and_members_outlive_the_process(world: World) -> None:
     assert member.heartbeat()["member_epoch"] == member.epoch
 
 
-def test_what_a_log_lost_in_a_power_failure_is_not_confused_with_what_comes_in_its_place(world: World) -> None:
+def test_what_a_log_lost_in_a_power_failure_is_not_confused_with_what_comes_in_its_place(
+    world: World,
+) -> None:
     topic = world.topics.make("t", end=10)
     member = world.join("g", "m", "t", offset_reset="earliest")
     member.acquire(10)
@@ -118,9 +141,17 @@ def test_a_commit_that_fails_has_changed_nothing(world: World) -> None:
     member = world.join("g", "m", "t", offset_reset="earliest")
     world.failing_commit(Api.SHARE_ACQUIRE, member.acquire_request(5))
     assert member.acquire(5)["acquired"] == [[topic, 0, 0, 4, 1]]
-    world.failing_commit(Api.SHARE_ACKNOWLEDGE, member.named(acknowledge=[[topic, 0, 0, 4, "accept"]]))
+    world.failing_commit(
+        Api.SHARE_ACKNOWLEDGE, member.named(acknowledge=[[topic, 0, 0, 4, "accept"]])
+    )
     assert member.acknowledge((topic, 0, 0, 4, "accept")) == []
-    joining = {"group": "new", "kind": "share", "member_id": "x", "member_epoch": 0, "topics": ["t"]}
+    joining = {
+        "group": "new",
+        "kind": "share",
+        "member_id": "x",
+        "member_epoch": 0,
+        "topics": ["t"],
+    }
     world.failing_commit(Api.GROUP_HEARTBEAT, joining)
     assert not world.groups.has("new")
     assert world.join("new", "x", "t").epoch == 1
@@ -133,7 +164,10 @@ def test_a_commit_that_fails_has_changed_nothing(world: World) -> None:
 
 def test_locks_pass_in_their_time_and_wake_those_who_wait(world: World) -> None:
     topic = world.topics.make("t", end=2, group_share_record_lock_duration_ms=5_000)
-    one, two = world.join("g", "one", "t", offset_reset="earliest"), world.join("g", "two", "t", session=2)
+    one, two = (
+        world.join("g", "one", "t", offset_reset="earliest"),
+        world.join("g", "two", "t", session=2),
+    )
     assert one.acquire(2)["lock_ms"] == 5_000
     two.acquire(2)
     world.advance(3 * S)
@@ -145,9 +179,14 @@ def test_locks_pass_in_their_time_and_wake_those_who_wait(world: World) -> None:
     assert world.groups.next_deadline_ns() is not None
 
 
-def test_a_partition_with_too_many_in_flight_waits_and_says_so_when_it_goes_on(world: World) -> None:
+def test_a_partition_with_too_many_in_flight_waits_and_says_so_when_it_goes_on(
+    world: World,
+) -> None:
     topic = world.topics.make("t", end=1_000, group_share_partition_max_record_locks=10)
-    one, two = world.join("g", "one", "t", offset_reset="earliest"), world.join("g", "two", "t", session=2)
+    one, two = (
+        world.join("g", "one", "t", offset_reset="earliest"),
+        world.join("g", "two", "t", session=2),
+    )
     assert one.acquire(100)["acquired"] == [[topic, 0, 0, 9, 1]]
     assert two.acquire(100) == {"acquired": [], "dead": [], "ends": [], "lock_ms": 0, "refused": []}
     one.acknowledge((topic, 0, 5, 6, "accept"))
@@ -180,6 +219,33 @@ def test_dead_records_are_handed_out_to_be_dead_lettered(world: World) -> None:
     assert other.acknowledge((topic, 0, 0, 0, "accept")) == []
 
 
+def test_records_at_the_delivery_limit_are_seen_by_operators_until_they_are_done(
+    world: World,
+) -> None:
+    topic = world.topics.make("t", end=3, group_share_delivery_count_limit=2)
+    member = world.join("g", "m", "t", offset_reset="earliest")
+
+    def seen() -> tuple[int, int]:
+        [row] = world.request(Api.DESCRIBE_GROUP, {"group": "g", "part": "partitions"})[
+            "partitions"
+        ]
+        return row["at_delivery_limit"], row["in_flight"]
+
+    for _ in range(2):
+        member.acquire(3)
+        member.acknowledge((topic, 0, 0, 2, "release"))
+    assert seen() == (3, 3)
+    for _ in range(3):  # the consumer tries to write them to the dead-letter topic, and cannot
+        assert member.acquire(3)["dead"]
+        assert seen() == (3, 3)
+        world.advance(31 * S)
+        member.heartbeat()
+        assert seen() == (3, 3)
+    assert member.acquire(3)["dead"]
+    member.acknowledge((topic, 0, 0, 1, "accept"))
+    assert seen() == (1, 1)
+
+
 def test_a_topic_that_is_deleted_takes_its_state_along(world: World) -> None:
     topic = world.topics.make("t", end=3)
     member = world.join("g", "m", "t", offset_reset="earliest")
@@ -194,7 +260,9 @@ def test_a_topic_that_is_deleted_takes_its_state_along(world: World) -> None:
     assert [row.topic_id for row in world.store.share_states(1)] == [again]
 
 
-def test_damaged_bytes_of_a_state_deliver_its_records_again(world: World, caplog: pytest.LogCaptureFixture) -> None:
+def test_damaged_bytes_of_a_state_deliver_its_records_again(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
     topic = world.topics.make("t", end=3)
     member = world.join("g", "m", "t", offset_reset="earliest")
     member.acquire(3)
@@ -209,8 +277,10 @@ def test_damaged_bytes_of_a_state_deliver_its_records_again(world: World, caplog
 @pytest.mark.parametrize(
     "given",
     [
-        7, [7], [["t", 0, 0, 0]], [["t", 0, 0, 0, "eat"]], [["t", 0, 1, 0, "accept"]], [["t", -1, 0, 0, "accept"]], [["t", 0, 0, 2**63, "accept"]],
-        [["t", 0, 0.5, 1, "accept"]], [[None, 0, 0, 0, "accept"]], [["t", 0, 0, 0, ["accept"]]], [["t", 0, 0, 0, "accept"]] * (SHARE_RUNS_MAX + 1),
+        7, [7], [["t", 0, 0, 0]], [["t", 0, 0, 0, "eat"]], [["t", 0, 1, 0, "accept"]],
+        [["t", -1, 0, 0, "accept"]], [["t", 0, 0, 2**63, "accept"]],
+        [["t", 0, 0.5, 1, "accept"]], [[None, 0, 0, 0, "accept"]], [["t", 0, 0, 0, ["accept"]]],
+        [["t", 0, 0, 0, "accept"]] * (SHARE_RUNS_MAX + 1),
         [["t", 0, 5, 9, "renew"], ["u", 0, 5, 9, "renew"], ["t", 0, 2, 5, "accept"]],
     ],
 )  # fmt: skip
@@ -231,14 +301,23 @@ def test_answers_stay_within_their_bounds(tmp_path: pathlib.Path) -> None:
     member = world.join("g", "m", "t", offset_reset="earliest")
     assert member.acquire(2_000)["acquired"] == [[topic, 0, 0, 1_999, 1]]
     for start in range(0, 2_000, 2 * SHARE_RUNS_MAX):
-        member.acknowledge(*((topic, 0, offset, offset, "accept") for offset in range(start, start + 2 * SHARE_RUNS_MAX, 2)))
+        member.acknowledge(
+            *(
+                (topic, 0, offset, offset, "accept")
+                for offset in range(start, start + 2 * SHARE_RUNS_MAX, 2)
+            )
+        )
     refused = member.acknowledge((topic, 0, 0, 1_999, "release"))
-    assert [run[:4] for run in refused] == [[topic, 0, 0, 1_998]]  # too many runs to tell them apart
+    assert [run[:4] for run in refused] == [
+        [topic, 0, 0, 1_998]
+    ]  # too many runs to tell them apart
     seen: list[list[Any]] = []
     while runs := member.acquire(2_000)["acquired"]:
         seen += runs
     assert [run[2] for run in seen] == list(range(1, 2_000, 2))
-    refused = member.acknowledge(*((topic, 0, 2_000 + offset, 2_000 + offset, "accept") for offset in range(SHARE_RUNS_MAX)))
+    refused = member.acknowledge(
+        *((topic, 0, 2_000 + offset, 2_000 + offset, "accept") for offset in range(SHARE_RUNS_MAX))
+    )
     assert len(refused) == SHARE_RUNS_MAX
     world.close()
 
@@ -246,7 +325,10 @@ def test_answers_stay_within_their_bounds(tmp_path: pathlib.Path) -> None:
 def test_a_full_group_and_one_that_is_described_moved_and_deleted(tmp_path: pathlib.Path) -> None:
     world = World(tmp_path, GroupLimits(members_max=2))
     topic = world.topics.make("t", 3, end=10)
-    members = [world.join("g", name, "t", offset_reset="earliest", client_id=f"c-{name}") for name in ("a", "b")]
+    members = [
+        world.join("g", name, "t", offset_reset="earliest", client_id=f"c-{name}")
+        for name in ("a", "b")
+    ]
     with pytest.raises(GroupFullError):
         world.join("g", "c", "t")
     taken = members[0].acquire(4)["acquired"][0]
@@ -254,14 +336,30 @@ def test_a_full_group_and_one_that_is_described_moved_and_deleted(tmp_path: path
     members[0].acknowledge((topic, number, 0, 0, "accept"))
     page = world.request(Api.DESCRIBE_GROUP, {"group": "g", "part": "members"})
     assert page["group"] == {
-        "group": "g", "kind": "share", "state": "STABLE", "members": 2, "assignor": "", "epoch": 2, "rebalances": 0, "created_ms": 1_000_000,
+        "group": "g", "kind": "share", "state": "STABLE", "members": 2, "assignor": "", "epoch": 2,
+        "rebalances": 0, "created_ms": 1_000_000,
     }  # fmt: skip
-    assert [(row["member_id"], row["client_id"]) for row in page["members"]] == [("a", "c-a"), ("b", "c-b")]
+    assert [(row["member_id"], row["client_id"]) for row in page["members"]] == [
+        ("a", "c-a"),
+        ("b", "c-b"),
+    ]
     page = world.request(Api.DESCRIBE_GROUP, {"group": "g", "part": "partitions"})
     row = page["partitions"][number]
-    assert (row["start_offset"], row["in_flight"], row["deliveries"], row["lag"], row["end"]) == (1, 3, 1, 9, 10)
-    assert world.request(Api.DESCRIBE_GROUP, {"group": "g", "part": "partitions", "after": ["t", 1]})["partitions"][0]["partition"] == 2
-    assert world.request(Api.FETCH_OFFSETS, {"group": "g", "partitions": [["t", number], ["t", 9]]})["offsets"] == [
+    assert (row["start_offset"], row["in_flight"], row["deliveries"], row["lag"], row["end"]) == (
+        1,
+        3,
+        1,
+        9,
+        10,
+    )
+    assert (
+        world.request(Api.DESCRIBE_GROUP, {"group": "g", "part": "partitions", "after": ["t", 1]})[
+            "partitions"
+        ][0]["partition"]
+        == 2
+    )
+    assert world.request(Api.FETCH_OFFSETS,
+    {"group": "g", "partitions": [["t", number], ["t", 9]]})["offsets"] == [
         ["t", number, 1, -1, "", 0], ["t", 9, -1, -1, "", 0],
     ]  # fmt: skip
     move = {"group": "g", "offsets": [["t", number, 5, ""], ["t", 7, 0, ""], ["t", 2, 11, ""]]}
@@ -273,9 +371,14 @@ def test_a_full_group_and_one_that_is_described_moved_and_deleted(tmp_path: path
         member.heartbeat(-1)
     assert world.groups.summary("g")["state"] == "EMPTY"
     refused = world.request(Api.ALTER_GROUP_OFFSETS, move)["refused"]
-    assert [run[:3] for run in refused] == [["t", 7, int(ErrorCode.UNKNOWN_TOPIC)], ["t", 2, int(ErrorCode.OFFSET_OUT_OF_RANGE)]]
+    assert [run[:3] for run in refused] == [
+        ["t", 7, int(ErrorCode.UNKNOWN_TOPIC)],
+        ["t", 2, int(ErrorCode.OFFSET_OUT_OF_RANGE)],
+    ]
     world.restart()
-    assert [run for run in world.join("g", "z", "t").acquire(100)["acquired"] if run[1] == number] == [[topic, number, 5, 9, 1]]
+    assert [
+        run for run in world.join("g", "z", "t").acquire(100)["acquired"] if run[1] == number
+    ] == [[topic, number, 5, 9, 1]]
     world.request(Api.GROUP_HEARTBEAT, {"group": "g", "member_id": "z", "member_epoch": -1})
     world.groups.delete("g", world.now_ns)
     world.commit()
@@ -287,7 +390,9 @@ def test_a_full_group_and_one_that_is_described_moved_and_deleted(tmp_path: path
     world.close()
 
 
-def test_what_all_share_groups_together_take_is_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_all_share_groups_together_take_is_bounded(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     world.topics.make("t", 3)
     world.topics.make("u", 2)
     monkeypatch.setattr(room, "SHARED_PARTITIONS_MAX", 7)

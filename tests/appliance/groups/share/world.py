@@ -1,4 +1,6 @@
-"""Share groups without processes: a catalog that tests write, a store in a file, requests that are committed or rolled back."""
+"""Share groups without processes: a catalog that tests write, a store in a file, requests that are
+committed or rolled back.
+"""
 
 from __future__ import annotations
 
@@ -8,33 +10,40 @@ from typing import Any
 
 import orjson
 
-from appliance.groups.limits import GroupLimits
-from appliance.groups.messages import Push, Requester, SessionKey, TopicView
-from appliance.groups.share.share_groups import ShareGroups
-from appliance.groups.store import GroupStore
-from tailrace.errors import StorageError, TailraceError, error_for
-from tailrace.protocol.errors import ErrorCode, code_of
-from tailrace.protocol.wire import Api
+from appliance.groups.base.limits import GroupLimits
+from appliance.groups.base.messages import Push, Requester, SessionKey, TopicView
+from appliance.groups.base.store import GroupStore
+from appliance.groups.share.share_service import ShareService
+from tailrace.core.error_codes import ErrorCode, code_of
+from tailrace.core.errors import StorageError, TailraceError, error_for
+from tailrace.protocol.frame import Api
 
 S = 1_000_000_000
 MS = 1_000_000
 
 
 class Topics:
-    """A TopicsView."""
+    """A TopicImage."""
 
     def __init__(self) -> None:
         self.views: dict[str, TopicView] = {}
         self.ends: dict[tuple[str, int], int | None] = {}
-        self.beginnings: dict[tuple[str, int], int | None] = {}
+        self.start_offsets: dict[tuple[str, int], int | None] = {}
 
-    def make(self, name: str, partitions: int = 1, topic_id: str = "", end: int = 0, **settings: Any) -> str:
+    def make(
+        self, name: str, partitions: int = 1, topic_id: str = "", end: int = 0, **settings: Any
+    ) -> str:
         """Make a topic, or change it; returns its id."""
         topic_id = topic_id or name.encode().hex().ljust(32, "0")[:32]
-        self.views[name] = TopicView(name, topic_id, partitions, {key.replace("_", "."): value for key, value in settings.items()})
+        self.views[name] = TopicView(
+            name,
+            topic_id,
+            partitions,
+            {key.replace("_", "."): value for key, value in settings.items()},
+        )
         for number in range(partitions):
             self.ends.setdefault((topic_id, number), end)
-            self.beginnings.setdefault((topic_id, number), 0)
+            self.start_offsets.setdefault((topic_id, number), 0)
         return topic_id
 
     def by_name(self, name: str) -> TopicView | None:
@@ -50,17 +59,22 @@ class Topics:
         return self.ends.get((topic_id, partition))
 
     def beginning_offset(self, topic_id: str, partition: int) -> int | None:
-        return self.beginnings.get((topic_id, partition))
+        return self.start_offsets.get((topic_id, partition))
 
     def bounds(self, topic_id: str, partition: int) -> tuple[int, int] | None:
-        beginning, end = self.beginning_offset(topic_id, partition), self.end_offset(topic_id, partition)
+        beginning, end = (
+            self.beginning_offset(topic_id, partition),
+            self.end_offset(topic_id, partition),
+        )
         return None if beginning is None or end is None else (beginning, end)
 
 
 class World:
     """Share groups in a step of their own for each request."""
 
-    def __init__(self, directory: pathlib.Path, limits: GroupLimits | None = None, answer_max: int = 1 << 20) -> None:
+    def __init__(
+        self, directory: pathlib.Path, limits: GroupLimits | None = None, answer_max: int = 1 << 20
+    ) -> None:
         self.path = str(directory / "groups.db")
         self.topics = Topics()
         self.limits = limits or GroupLimits()
@@ -68,13 +82,20 @@ class World:
         self.now_ns = 1_000 * S
         self.pushes: list[Push] = []
         self.store: GroupStore
-        self.groups: ShareGroups
+        self.groups: ShareService
         self.start()
 
     def start(self) -> None:
         """The process begins anew, with what is on the disk."""
         self.store = GroupStore(self.path)
-        self.groups = ShareGroups(self.store, self.topics, self.limits, self.answer_max, self.now_ns, lambda: self.now_ns // 1_000)
+        self.groups = ShareService(
+            self.store,
+            self.topics,
+            self.limits,
+            self.answer_max,
+            self.now_ns,
+            lambda: self.now_ns // 1_000,
+        )
         self.store.before_commit.append(self.groups.settle)
 
     def restart(self) -> None:
@@ -85,8 +106,12 @@ class World:
     def close(self) -> None:
         self.store.close()
 
-    def request(self, api: Api, request: dict[str, Any], session: int = 1, *, is_killed: bool = False) -> dict[str, Any]:
-        """A request, its commit, its answer. `is_killed`: before the answer goes out. Raises what the answer says."""
+    def request(
+        self, api: Api, request: dict[str, Any], session: int = 1, *, is_killed: bool = False
+    ) -> dict[str, Any]:
+        """A request, its commit, its answer. `is_killed`: before the answer goes out. Raises what
+        the answer says.
+        """
         self.groups.handle(Requester(0, session, 1), api, request, self.now_ns)
         return self.commit(is_killed=is_killed)
 
@@ -100,8 +125,8 @@ class World:
         if is_killed:
             self.restart()
             raise error_for(ErrorCode.NOT_READY, "killed")
-        answers = self.groups.take_answers()
-        self.pushes += self.groups.take_pushes()
+        answers = self.groups.drain_answers()
+        self.pushes += self.groups.drain_pushes()
         if not answers:
             return {}
         body: dict[str, Any] = orjson.loads(answers[-1].body)
@@ -145,31 +170,63 @@ class World:
 class Member:
     """A member, as its client sees it."""
 
-    def __init__(self, world: World, group: str, member_id: str, topics: tuple[str, ...], session: int, more: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        world: World,
+        group: str,
+        member_id: str,
+        topics: tuple[str, ...],
+        session: int,
+        more: dict[str, Any],
+    ) -> None:
         self.world, self.group, self.member_id, self.session = world, group, member_id, session
-        request = {"group": group, "kind": "share", "member_id": member_id, "member_epoch": 0, "topics": list(topics), **more}
+        request = {
+            "group": group,
+            "kind": "share",
+            "member_id": member_id,
+            "member_epoch": 0,
+            "topics": list(topics),
+            **more,
+        }
         answer = world.request(Api.GROUP_HEARTBEAT, request, session)
         self.epoch: int = answer["member_epoch"]
         self.topic_names: dict[str, str] = answer["topic_names"]
         self.sequence = 0
 
     def named(self, **fields: Any) -> dict[str, Any]:
-        return {"group": self.group, "member_id": self.member_id, "member_epoch": self.epoch, **fields}
+        return {
+            "group": self.group,
+            "member_id": self.member_id,
+            "member_epoch": self.epoch,
+            **fields,
+        }
 
     def heartbeat(self, epoch: int | None = None) -> dict[str, Any]:
         return self.world.request(
-            Api.GROUP_HEARTBEAT, self.named(kind="share", **({} if epoch is None else {"member_epoch": epoch})), self.session
+            Api.GROUP_HEARTBEAT,
+            self.named(kind="share", **({} if epoch is None else {"member_epoch": epoch})),
+            self.session,
         )
 
-    def acquire_request(self, count: int, *acknowledge: tuple[str, int, int, int, str]) -> dict[str, Any]:
+    def acquire_request(
+        self, count: int, *acknowledge: tuple[str, int, int, int, str]
+    ) -> dict[str, Any]:
         self.sequence += 1
-        return self.named(max_records=count, acknowledge=[list(each) for each in acknowledge], sequence=self.sequence)
+        return self.named(
+            max_records=count,
+            acknowledge=[list(each) for each in acknowledge],
+            sequence=self.sequence,
+        )
 
     def acquire(self, count: int, *acknowledge: tuple[str, int, int, int, str]) -> dict[str, Any]:
-        return self.world.request(Api.SHARE_ACQUIRE, self.acquire_request(count, *acknowledge), self.session)
+        return self.world.request(
+            Api.SHARE_ACQUIRE, self.acquire_request(count, *acknowledge), self.session
+        )
 
     def acknowledge(self, *given: tuple[str, int, int, int, str]) -> list[list[Any]]:
         self.sequence += 1
         request = self.named(acknowledge=[list(each) for each in given], sequence=self.sequence)
-        refused: list[list[Any]] = self.world.request(Api.SHARE_ACKNOWLEDGE, request, self.session)["refused"]
+        refused: list[list[Any]] = self.world.request(Api.SHARE_ACKNOWLEDGE, request, self.session)[
+            "refused"
+        ]
         return refused

@@ -1,4 +1,6 @@
-"""The vectorised wheel against a sorted list, with time running forward, standing still, jumping and running backwards."""
+"""The vectorised wheel against a sorted list, with time running forward, standing still, jumping
+and running backwards.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +8,16 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.delays.array_wheel import NEVER, ArrayWheel, rows_of
+from workers.delays.store.array_wheel import NEVER, ArrayWheel, rows_of
 
 ticks = st.integers(0, 1 << 40) | st.integers(0, 300) | st.integers(0, 70_000)
 steps = st.lists(st.tuples(st.lists(ticks, max_size=20), ticks | st.none()), max_size=30)
 
 
 @given(steps, st.integers(0, 1 << 40))
-def test_rows_come_out_once_when_they_are_due_in_order(steps: list[tuple[list[int], int | None]], begin: int) -> None:
+def test_rows_come_out_once_when_they_are_due_in_order(
+    steps: list[tuple[list[int], int | None]], begin: int
+) -> None:
     wheel, model, offset, now = ArrayWheel(begin), [], 0, begin
     for added, to in steps:
         rows = []
@@ -52,7 +56,7 @@ def test_setting_the_clock_back_loses_nothing(added: list[int], first: int, back
 def test_look_and_take_all_show_what_waits() -> None:
     wheel = ArrayWheel(0)
     wheel.add(rows_of(np.array([5, 5_000, 500_000]), np.arange(3), np.arange(3)))
-    assert sorted(wheel.look(lambda rows: rows[:, 0] > 5)[:, 1].tolist()) == [1, 2]
-    assert sorted(wheel.take_all()[:, 1].tolist()) == [0, 1, 2]
+    assert sorted(wheel.select(lambda rows: rows[:, 0] > 5)[:, 1].tolist()) == [1, 2]
+    assert sorted(wheel.acquire_all()[:, 1].tolist()) == [0, 1, 2]
     assert len(wheel) == 0
     assert wheel.earliest() == NEVER

@@ -9,14 +9,22 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tailrace.formats import checked_json
-from tailrace.formats.pending_files import KIND_CANCELLED, KIND_ROWS, BucketEntry, Manifest, PendingDamagedError
+from tailrace.format import checked_json
+from tailrace.format.delay_files import (
+    HEAD_BYTES,
+    KIND_CANCELLED,
+    KIND_ROWS,
+    BucketEntry,
+    Manifest,
+    PendingDamagedError,
+)
 from tests.kit.simdisk import SimDisk, SimFiles
-from workers.delays.bucket_files import BucketFile
-from workers.delays.manifest import load_manifest, save_manifest
-from workers.files import write_durably
+from workers.delays.store import bucket_files
+from workers.delays.store.bucket_files import BucketFile
+from workers.log.delay_manifest import load_manifest, save_manifest
+from workers.segment.files import write_durably
 
-GOLDEN = pathlib.Path(__file__).parents[2] / "golden"
+GOLDEN = pathlib.Path(__file__).parents[3] / "golden"
 TOPIC_ID = bytes(range(16))
 START = 1_700_000_006_144
 
@@ -58,6 +66,24 @@ def test_the_golden_bucket_file_is_read_and_each_flipped_byte_of_it_is_found() -
             [file.prove(chunk) for chunk in file.chunks()]
 
 
+@pytest.mark.parametrize("place", range(HEAD_BYTES, HEAD_BYTES + 4 * 8))
+def test_keys_that_a_head_does_not_know_are_damage_also_where_the_checksum_is_not_looked_at(
+    place: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A list looks at ticks and offsets alone: a row with a flipped tick was left out of it without
+    a word.
+    """
+    disk = SimDisk()
+    file = written(SimFiles(disk))
+    inode = disk.names[file.path]
+    assert inode is not None
+    inode.data[place] ^= 1
+    monkeypatch.setattr(bucket_files, "_keys", {})
+    (chunk,) = file.row_chunks()
+    with pytest.raises(PendingDamagedError, match="other rows at 0 than its head says"):
+        file.keys_of(chunk)
+
+
 def test_another_buckets_file_under_a_files_name_is_known_as_another() -> None:
     disk = SimDisk()
     files = SimFiles(disk)
@@ -66,22 +92,38 @@ def test_another_buckets_file_under_a_files_name_is_known_as_another() -> None:
     other.append(KIND_ROWS, np.array([START + 5, START]), np.array([50, 51]), b"an Arrow message")
     other.append(KIND_CANCELLED, np.empty(0, np.int64), np.array([51]), b"")
     disk.names[file.path] = disk.names[other.path]
-    with pytest.raises(PendingDamagedError, match="another file"):
+    with pytest.raises(PendingDamagedError, match="another bucket"):
         BucketFile(files, "/data", file.entry).chunks()
-    assert len(BucketFile(files, "/data", replace(file.entry, first_crc=0)).chunks()) == 2, "what version 2 wrote has nothing to tell by"
+    assert len(BucketFile(files, "/data", replace(file.entry, first_crc=0)).chunks()) == 2, (
+        "what version 2 wrote has nothing to tell by"
+    )
     assert len(BucketFile(files, "/data", other.entry).chunks()) == 2
 
 
 def test_the_bytes_of_a_manifest_are_the_golden_ones_and_another_version_is_refused() -> None:
     files = SimFiles(SimDisk())
     entry = BucketEntry(2, START, 7, 0, 144, 2, 1, first_crc=0xC0FFEE)
-    manifest = Manifest(TOPIC_ID.hex(), 42, 1_700_000_000_001, 8, [entry], [{"offset": 3, "repeat": "{}", "due_us": 5, "row": ""}])
+    manifest = Manifest(
+        TOPIC_ID.hex(),
+        42,
+        1_700_000_000_001,
+        8,
+        [entry],
+        [{"offset": 3, "repeat": "{}", "due_us": 5, "row": ""}],
+    )
     golden = (GOLDEN / "pending_v3.json").read_bytes()
     assert manifest.encode() == golden
     save_manifest(files, "/data", manifest)
     assert load_manifest(files, "/data", TOPIC_ID) == manifest
     write_durably(files, "/data", "pending.json", (GOLDEN / "pending_v2.json").read_bytes())
-    assert load_manifest(files, "/data", TOPIC_ID) == replace(manifest, files=[replace(entry, first_crc=0)])
-    write_durably(files, "/data", "pending.json", checked_json.encode({**json.loads(golden)["content"], "version": 1}))
+    assert load_manifest(files, "/data", TOPIC_ID) == replace(
+        manifest, files=[replace(entry, first_crc=0)]
+    )
+    write_durably(
+        files,
+        "/data",
+        "pending.json",
+        checked_json.encode({**json.loads(golden)["content"], "version": 1}),
+    )
     with pytest.raises(PendingDamagedError):
         load_manifest(files, "/data", TOPIC_ID)

@@ -1,0 +1,1 @@
+"""The catalog: topics and settings in SQLite."""

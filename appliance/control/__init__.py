@@ -1,0 +1,1 @@
+"""The controller: decides about topics and publishes their metadata."""

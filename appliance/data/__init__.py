@@ -1,0 +1,1 @@
+"""Data directories: identity, lock, the manifest of shared memory."""

@@ -1,0 +1,1 @@
+"""Parts that groups of both kinds share: storage, messages, limits, assignors."""

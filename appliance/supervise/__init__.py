@@ -1,0 +1,1 @@
+"""The supervisor: processes, shared memory, systemd."""

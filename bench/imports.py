@@ -1,0 +1,64 @@
+"""What importing costs each process of the appliance, alone and in the zygote's image: `python -m
+bench.imports [repetitions]`.
+
+CPU in ms (the least of the repetitions: what else the machine does only adds), memory as PSS in MB,
+and how many modules there are then.
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import subprocess
+import sys
+
+from appliance.supervise.child_processes import MODULES
+from appliance.supervise.zygote import MODULE, SHARED
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+PROGRAM = """
+import sys, time
+sys.path.insert(0, sys.argv[1])
+begun, before = time.process_time(), len(sys.modules)
+for name in sys.argv[2:]:
+    __import__(name)
+took = (time.process_time() - begun) * 1e3
+with open("/proc/self/smaps_rollup") as file:
+    pss = next(int(line.split()[1]) for line in file if line.startswith("Pss:"))
+print([took, pss * 1024 / 1e6, len(sys.modules) - before])
+"""
+
+
+def import_cost(*modules: str) -> tuple[float, float, int]:
+    """(CPU ms, MB, modules) of one interpreter that imports them and nothing else."""
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", PROGRAM, str(ROOT), *modules],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    took, pss, count = json.loads(done.stdout)
+    return took, pss, count
+
+
+def main() -> int:
+    repetitions = int(sys.argv[1]) if len(sys.argv) > 1 else 7
+    processes = {"an interpreter alone": (), "supervisor": ("appliance.supervise.supervisor",)}
+    processes |= {role.name.lower(): (module,) for role, module in MODULES.items()}
+    processes["zygote: " + ", ".join(name.rpartition(".")[2] for name in SHARED)] = (
+        "appliance.supervise.supervisor",
+        MODULE,
+        *SHARED,
+    )
+    print("| process | CPU, ms | PSS, MB | modules |\n|---|---|---|---|")
+    for name, modules in processes.items():
+        rows = [import_cost(*modules) for _ in range(repetitions)]
+        print(
+            f"| {name} | {min(row[0] for row in rows):.0f} | {min(row[1] for row in rows):.1f} | "
+            f"{rows[0][2]} |"
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""FETCH, METADATA and LIST_OFFSETS, read from segment files."""

@@ -1,0 +1,1 @@
+"""PRODUCE requests: batches into lanes, acks back."""

@@ -1,0 +1,1 @@
+"""Client sessions, from handshake to disconnect, and their pending requests."""

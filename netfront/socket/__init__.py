@@ -1,0 +1,1 @@
+"""The ROUTER socket and its connections."""

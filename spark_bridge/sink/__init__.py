@@ -1,0 +1,1 @@
+"""Writes into topics, batch and streaming, each row once."""

@@ -1,0 +1,1 @@
+"""Conversion of records and frames to Arrow batches, and back."""

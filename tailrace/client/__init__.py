@@ -1,0 +1,1 @@
+"""One connection to an appliance: its socket, settings and topic metadata."""

@@ -1,0 +1,277 @@
+"""Dead letters: records that are given up go to a topic of their own, with where they came from and
+why in their headers.
+
+The topic is `dead.letter.topic` of the record's topic, `<topic>.dlq` where that is empty. It is
+made when it is first needed, with the settings of the record's topic
+(`tailrace.client.derived_topics`). A record keeps its partition's number, key, value and headers;
+the headers that are added come last. A row of a typed topic is stored as JSON. What does not fit a
+dead-letter topic is cut: the value goes first, then the key, then the sender's headers.
+
+Records are acknowledged (or their group goes on) only when they are in the dead-letter topic: a
+program that is killed in between does it again, so a dead letter may be there twice, and is never
+missing.
+
+Owner: one consumer, in its thread or event loop; the producer has its own thread, or works in the
+    same loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple, TypeVar
+
+import orjson
+
+from tailrace.client.derived_topics import ensure
+from tailrace.client.runtime import Runtime
+from tailrace.client.steps import Call, Steps, Wait, Wakeup, invoke
+from tailrace.client.topic_metadata import TopicInfo
+from tailrace.core.errors import InvalidTopicNameError, RecordTooLargeError, TailraceError
+from tailrace.core.records import Record
+from tailrace.core.topic_names import dead_letter_name
+
+PREFIX = "dlq."
+REASON_MAX = 1_000
+KNOWN_WITHIN_NS = 30_000_000_000
+"""How long a topic that exists may take until it is known; as long as the appliance takes for a
+change of topics at most.
+"""
+RETRY_INTERVAL_NS = 20_000_000
+
+T = TypeVar("T")
+
+
+class DeadLetter(NamedTuple):
+    """A record that is given up, of the topic `info`. `record` as it was stored, without
+    deserializers.
+    """
+
+    record: Record
+    info: TopicInfo
+    group: str
+    reason: str
+    delivery_count: int
+    topic_id: str = ""
+    """The id of the topic that the record was in, hexadecimal; empty: that of `info`."""
+
+
+def dead_letter_topic(info: TopicInfo) -> str:
+    """Where the topic's dead letters go. Raises InvalidTopicNameError for a topic that names
+    itself.
+    """
+    name = str(info.settings.get("dead.letter.topic") or dead_letter_name(info.name))
+    if name == info.name:
+        raise InvalidTopicNameError(
+            f"topic {info.name!r} is its own dead-letter topic; set dead.letter.topic to another "
+            "one"
+        )
+    return name
+
+
+def until_known(now_ns: Callable[[], int], ask: Callable[[], Steps[T | None]]) -> Steps[T | None]:
+    """Ask again and again for a topic that somebody else is making; None: it was not known within
+    KNOWN_WITHIN_NS.
+    """
+    give_up_ns = now_ns() + KNOWN_WITHIN_NS
+    while (found := (yield from ask())) is None and now_ns() < give_up_ns:
+        retry_ns = now_ns() + RETRY_INTERVAL_NS
+        while now_ns() < retry_ns:
+            yield Wait(retry_ns, Wakeup())
+    return found
+
+
+class Producers:
+    """Makes the producers that a consumer writes with, for dead letters and retries. This one is of
+    threads; `tailrace.aio` has the loop's.
+    """
+
+    def __init__(self, bootstrap: str, runtime: Runtime) -> None:
+        self._bootstrap = bootstrap
+        self._runtime = runtime
+
+    def make(self, **settings: Any) -> Any:
+        """A producer, whose methods are called by `Invoke`."""
+        from tailrace.producer.producer import Producer
+
+        return Producer(bootstrap=self._bootstrap, runtime=self._runtime, **settings)
+
+    @staticmethod
+    def outcome(handle: Any) -> Any:
+        """Wait for a record that was sent. Raises why it could not be."""
+        return handle.result()
+
+
+class DeadLetters:
+    """Writes dead letters; its producer is made with the first."""
+
+    def __init__(
+        self,
+        client_id: str,
+        call: Call,
+        now_ns: Callable[[], int],
+        producers: Producers,
+        timeout_ms: int,
+    ) -> None:
+        """`call`: a request and its answer. `timeout_ms`: how long one attempt to write may
+        take.
+        """
+        self._client_id = client_id
+        self._call = call
+        self._now_ns = now_ns
+        self._producers = producers
+        self._timeout_ms = timeout_ms
+        self._producer: Any = None
+        self._partitions: dict[Prepared, int] = {}
+        """Dead-letter topics that are known to be as they should -> how many partitions they
+        have.
+        """
+        self.count = 0
+        """Written since construction."""
+
+    def write(self, letters: Iterable[DeadLetter]) -> Steps[list[TailraceError | None]]:
+        """Write records, and wait until they are on the disk. Returns for each None, or why it is
+        not known to be there: it is to be tried again.
+        """
+        sent: list[Any] = []
+        refused: dict[str, TailraceError] = {}
+        """Topics whose dead letters cannot be written now: to ask for each of hundreds of letters
+        could take hours.
+        """
+        for letter in letters:
+            error = refused.get(letter.info.name)
+            if error is None:
+                try:
+                    count = yield from self._prepare(letter.info)
+                except TailraceError as failure:
+                    error = refused[letter.info.name] = failure
+            sent.append((yield from self._send(letter, count)) if error is None else error)
+        outcomes = []
+        for handle in sent:
+            outcomes.append(
+                handle if isinstance(handle, TailraceError) else (yield from self._outcome(handle))
+            )
+        self.count += outcomes.count(None)
+        if any(outcomes):
+            self._partitions.clear()  # a topic may have been deleted: it is made anew
+        return outcomes
+
+    def _outcome(self, handle: Any) -> Steps[TailraceError | None]:
+        try:
+            yield from invoke(self._producers.outcome, handle)
+        except TailraceError as error:
+            return error
+        return None
+
+    def _send(self, letter: DeadLetter, count: int) -> Steps[Any]:
+        """The record's handle, or why it cannot be sent."""
+        if self._producer is None:
+            self._producer = self._producers.make(
+                **producer_settings(self._client_id, self._timeout_ms)
+            )
+        error: TailraceError
+        for parts in sendables(letter, count):
+            try:
+                return (yield from invoke(self._producer.send, *parts))
+            except RecordTooLargeError as too_large:
+                error = too_large
+            except TailraceError as refused:
+                return refused
+        return error
+
+    def _prepare(self, info: TopicInfo) -> Steps[int]:
+        """How many partitions the dead-letter topic has, which is made where there is none."""
+        key = prepared_as(info)
+        if key not in self._partitions:
+            self._partitions[key] = (
+                yield from until_known(self._now_ns, lambda: prepare(self._call, info))
+            ) or 0
+            producer, self._producer = self._producer, None
+            if producer is not None:  # it may know the topic as it was before
+                yield from invoke(producer.close)
+        return self._partitions[key]
+
+    def close(self) -> Steps[None]:
+        """End the producer."""
+        if self._producer is not None:
+            yield from invoke(self._producer.close)
+
+
+Prepared = tuple[str, bytes, int, int]
+
+
+def prepared_as(info: TopicInfo) -> Prepared:
+    """Names a dead-letter topic and what of its origin it depends on. Raises
+    InvalidTopicNameError.
+    """
+    return (
+        dead_letter_topic(info),
+        info.topic_id,
+        info.settings["max.message.bytes"],
+        len(info.partitions),
+    )
+
+
+def prepare(call: Call, info: TopicInfo) -> Steps[int | None]:
+    """Make the topic's dead-letter topic where there is none; how many partitions it has, None: it
+    is being made. Raises what the appliance refuses it with.
+    """
+    found = yield from ensure(
+        call, dead_letter_topic(info), info, is_own=not info.settings.get("dead.letter.topic")
+    )
+    return None if found is None else len(found.partitions)
+
+
+def producer_settings(client_id: str, timeout_ms: int) -> dict[str, Any]:
+    """Of the producer that writes dead letters."""
+    return {
+        "client_id": f"{client_id}-dead-letters", "acks": "all", "delivery_timeout_ms": timeout_ms,
+        "max_block_ms": timeout_ms,
+        "request_timeout_ms": timeout_ms, "linger_ms": 0, "max_request_size": 64 << 20,
+    }  # fmt: skip
+
+
+DeadLetterRecord = tuple[str, Any, Any, list[tuple[str, bytes]], int | None]
+"""Topic, value, key, headers, partition."""
+
+
+def sendables(letter: DeadLetter, partitions: int) -> Iterator[DeadLetterRecord]:
+    """A letter as a producer's `send` takes it; then, for where that is too large, without value,
+    key, the sender's headers, one after another. `partitions`: how many its topic has. Raises
+    InvalidTopicNameError.
+    """
+    record = letter.record
+    topic, partition = (
+        dead_letter_topic(letter.info),
+        record.partition if record.partition < partitions else None,
+    )
+    value = (
+        orjson.dumps(record.value, default=_as_text, option=orjson.OPT_NON_STR_KEYS)
+        if letter.info.typed
+        else record.value
+    )
+    sent, added = list(record.headers), _added(letter)
+    yield topic, value, record.key, sent + added, partition
+    added.append((PREFIX + "is_cut", b"true"))
+    yield topic, None, record.key, sent + added, partition
+    yield topic, None, None, sent + added, partition
+    yield topic, None, None, added, partition
+
+
+def _added(letter: DeadLetter) -> list[tuple[str, bytes]]:
+    """The headers that are added, behind the sender's, which may have the same names."""
+    record = letter.record
+    added = {
+        "topic": record.topic, "partition": record.partition, "offset": record.offset,
+        "group": letter.group, "reason": letter.reason[:REASON_MAX],
+        "delivery_count": letter.delivery_count, "timestamp": record.timestamp,
+        "topic_id": letter.topic_id or letter.info.topic_id.hex(),
+    }  # fmt: skip
+    return [
+        (PREFIX + name, str(value).encode(errors="backslashreplace"))
+        for name, value in added.items()
+    ]
+
+
+def _as_text(value: Any) -> Any:
+    """What JSON has no form for."""
+    return value.hex() if isinstance(value, (bytes, bytearray, memoryview)) else str(value)

@@ -1,0 +1,1 @@
+"""Values, errors and checks that every other room uses."""

@@ -1,1 +1,0 @@
-"""Topics copied into a lake, exactly once: Parquet and Arrow files, Delta Lake, Iceberg."""

@@ -1,0 +1,1 @@
+"""Fetch sessions of a set of partitions."""

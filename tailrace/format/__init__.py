@@ -1,0 +1,1 @@
+"""Layouts of files, shared memory and messages, with their encoders, decoders and checks."""

@@ -1,0 +1,351 @@
+"""The tables of docs/delivery.md are true of every consumer: each way of reading, each way of
+ending, what is committed, what comes again.
+"""
+
+from __future__ import annotations
+
+import inspect
+import pathlib
+import re
+import threading
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from tailrace import Admin, Consumer, NewTopic, Producer, ShareConsumer, TopicPartition
+from tailrace.aio import AsyncConsumer, AsyncShareConsumer
+from tailrace.embedded_appliance import EmbeddedAppliance
+from tests.conformance.worlds import LoopWorld, ThreadWorld
+from tests.kit.queues import take
+
+PAGE = pathlib.Path(__file__).parents[2] / "docs/delivery.md"
+COUNT = 12
+AT_ONCE = 3
+LONG_MS = 60_000
+
+
+class EndsError(BaseException):
+    """What a signal's handler may raise: no Exception."""
+
+
+def table(name: str) -> list[tuple[str, str, str]]:
+    """(way of reading, way of ending, what is committed) of each cell."""
+    lines = re.findall(rf"<!-- {name} -->\n(.*)\n<!-- /{name} -->", PAGE.read_text(), re.DOTALL)[
+        0
+    ].splitlines()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    return [
+        (row[0], end, cell)
+        for row in rows[2:]
+        for end, cell in zip(rows[0][1:], row[1:], strict=True)
+    ]
+
+
+async def done(result: Any) -> Any:
+    """What a method of either kind of consumer returns."""
+    return await result if inspect.isawaitable(result) else result
+
+
+End = Callable[[], Awaitable[bool]]
+"""Ends the block, or returns whether to read on."""
+
+
+class Program:
+    """A program that reads in one way; `given`: the offsets that each call, or each turn of a loop,
+    gave it.
+    """
+
+    def __init__(self, consumer: Any, way: str) -> None:
+        self.consumer = consumer
+        self.way = way
+        self.given: list[list[int]] = []
+
+    @property
+    def is_enough(self) -> bool:
+        return sum(map(len, self.given)) >= 2 * AT_ONCE
+
+    async def read(self, end: End) -> None:
+        """Two calls, or as many turns of a loop as give as much; then the block ends."""
+        if self.way == "`for record in consumer`":
+            await self._loop(end)
+            return
+        while not self.is_enough or await end():
+            self.given.append(await self._call())
+
+    async def _call(self) -> list[int]:
+        match self.way:
+            case "`poll()`":
+                return [
+                    record.offset for record in await done(self.consumer.poll(LONG_MS, AT_ONCE))
+                ]
+            case "`consume()`":
+                return [record.offset for record in await done(self.consumer.consume(AT_ONCE))]
+            case "`getone()`":
+                return [(await self.consumer.getone()).offset]
+        return [
+            offset
+            for batch in await done(self.consumer.poll_arrow(LONG_MS))
+            for offset in batch.offsets.to_pylist()
+        ]
+
+    async def _loop(self, end: End) -> None:
+        if hasattr(self.consumer, "__aiter__"):
+            async for record in self.consumer:
+                self.given.append([record.offset])
+                if self.is_enough and not await end():
+                    break
+            return
+        for record in self.consumer:
+            self.given.append([record.offset])
+            if self.is_enough and not await end():
+                break
+
+    def committed(self, cell: str) -> list[int]:
+        """The offsets that a cell of the table speaks of."""
+        counts = {"all": len(self.given), "nothing": 0}
+        return [
+            offset
+            for some in self.given[: counts.get(cell, len(self.given) - 1)]
+            for offset in some
+        ]
+
+
+async def ends(program: Program, how: str, armed: list[bool]) -> bool:
+    """End the block inside of its body; returns whether to read on."""
+    if how == "exception in the block":
+        raise EndsError
+    if how == "`commit()`, then an exception":
+        await done(program.consumer.commit())
+        raise EndsError
+    if how == "the next call is ended by an exception":
+        armed.append(True)
+        return True
+    if how == "`unsubscribe()`, revocation":
+        await done(program.consumer.unsubscribe())
+    return False
+
+
+async def live(consumer: Any, way: str, how: str, armed: list[bool]) -> Program:
+    """A program's life with its consumer."""
+    program = Program(consumer, way)
+    is_async = hasattr(consumer, "__aenter__")
+    try:
+        if is_async:
+            async with consumer:
+                await program.read(lambda: ends(program, how, armed))
+        elif how == "the process is killed":
+            await program.read(lambda: ends(program, how, armed))
+        else:
+            with consumer:
+                await program.read(lambda: ends(program, how, armed))
+    except EndsError:
+        pass
+    return program
+
+
+@pytest.fixture
+def filled(appliance: EmbeddedAppliance, topic: str) -> str:
+    """A partition of batches of AT_ONCE records."""
+    with Admin(appliance.address) as admin, Producer(appliance.address) as producer:
+        admin.create_topics(NewTopic(topic))
+        for number in range(COUNT):
+            producer.send(topic, b"%d" % number)
+            if number % AT_ONCE == AT_ONCE - 1:
+                producer.flush()
+    return topic
+
+
+def fails_if(armed: list[bool]) -> Callable[[bytes], bytes]:
+    def deserialize(value: bytes) -> bytes:
+        if armed:
+            raise EndsError
+        return value
+
+    return deserialize
+
+
+def vanish(consumer: Any) -> None:
+    """What a killed process leaves: connections that have ended."""
+    plain: Any = consumer if isinstance(consumer, Consumer) else consumer._consumer
+    plain._group._abandon.detach()
+    plain._group._thread.stop()
+    plain._closed = True
+    plain._connection.close()
+
+
+@pytest.mark.parametrize(("way", "how", "cell"), table("consumers"))
+@pytest.mark.parametrize("kind", [Consumer, AsyncConsumer], ids=lambda kind: kind.__name__)
+def test_what_a_consumer_commits_and_what_comes_again(
+    appliance: EmbeddedAppliance, filled: str, kind: Any, way: str, how: str, cell: str
+) -> None:
+    if (way == "`getone()`" and kind is Consumer) or (
+        way == "`poll_arrow()`" and how == "the next call is ended by an exception"
+    ):
+        pytest.skip("there is no such call")
+    if how == "the process is killed" and kind is AsyncConsumer:
+        pytest.skip("as the plain consumer's")
+    key, armed = TopicPartition(filled, 0), list[bool]()
+
+    async def body() -> Program:
+        consumer = kind(
+            bootstrap=appliance.address,
+            group_id=filled,
+            auto_offset_reset="earliest",
+            max_poll_records=AT_ONCE,
+            value_deserializer=fails_if(armed),
+        )
+        await done(consumer.assign([key]))
+        program = await live(consumer, way, how, armed)
+        if how == "the process is killed":
+            vanish(consumer)
+        return program
+
+    program: Program = (ThreadWorld() if kind is Consumer else LoopWorld()).run(body())
+    committed = program.committed(cell)
+    assert [offset for some in program.given for offset in some] == list(
+        range(sum(map(len, program.given)))
+    )
+    with Consumer(
+        bootstrap=appliance.address, group_id=filled, auto_offset_reset="earliest"
+    ) as successor:
+        assert (successor.committed(key) or 0) == len(committed)
+        successor.assign([key])
+        rest = [record.offset for record in successor.consume(COUNT - len(committed), timeout=60)]
+        assert rest == list(range(len(committed), COUNT))
+
+
+@pytest.mark.parametrize(("way", "how", "cell"), table("queues"))
+@pytest.mark.parametrize(
+    "kind", [ShareConsumer, AsyncShareConsumer], ids=lambda kind: kind.__name__
+)
+def test_what_a_queue_accepts_and_what_comes_again_with_which_count(
+    appliance: EmbeddedAppliance, filled: str, kind: Any, way: str, how: str, cell: str
+) -> None:
+    armed: list[bool] = []
+
+    async def body() -> Program:
+        consumer = kind(
+            filled,
+            bootstrap=appliance.address,
+            group_id=filled,
+            auto_offset_reset="earliest",
+            value_deserializer=fails_if(armed),
+        )
+        return await live(consumer, way, how, armed)
+
+    program: Program = (ThreadWorld() if kind is ShareConsumer else LoopWorld()).run(body())
+    accepted, given = program.committed(cell), [offset for some in program.given for offset in some]
+    with ShareConsumer(
+        filled,
+        bootstrap=appliance.address,
+        group_id=filled,
+        auto_offset_reset="earliest",
+        share_acknowledgement_mode="explicit",
+    ) as successor:
+        rest = {
+            record.offset: record.delivery_count
+            for record in take(successor, COUNT - len(accepted))
+        }
+    assert rest == {
+        offset: 2 if offset in given else 1 for offset in range(COUNT) if offset not in accepted
+    }
+
+
+def test_a_loop_of_a_queue_that_is_slow_for_its_locks_is_given_each_record_once_and_no_letter_is_written(  # noqa: E501
+    appliance: EmbeddedAppliance, topic: str
+) -> None:
+    with Admin(appliance.address) as admin, Producer(appliance.address) as producer:
+        admin.create_topics(NewTopic(topic, 1, {"group.share.record.lock.duration.ms": 1_000}))
+        for number in range(60):
+            producer.send(topic, b"%d" % number)
+    seen: list[tuple[int, int]] = []
+    work = threading.Event()
+    with ShareConsumer(
+        topic, bootstrap=appliance.address, group_id=topic, auto_offset_reset="earliest"
+    ) as consumer:
+        for record in consumer:
+            seen.append((record.offset, record.delivery_count))
+            if len(seen) == 60:
+                consumer.commit()
+                break
+            work.wait(0.05)  # the work: no synchronisation
+        assert consumer.metrics()["dead_letters"] == 0
+        assert consumer.metrics()["locks_lost"] == 0
+    assert seen == [(offset, 1) for offset in range(60)]
+
+
+def test_a_job_that_raises_comes_again_though_the_loop_is_begun_again(
+    appliance: EmbeddedAppliance, topic: str
+) -> None:
+    with Admin(appliance.address) as admin, Producer(appliance.address) as producer:
+        admin.create_topics(NewTopic(topic, 1, {"group.share.record.lock.duration.ms": 1_000}))
+        for number in range(4):
+            producer.send(topic, b"%d" % number)
+    seen: list[tuple[int, int]] = []
+    with ShareConsumer(
+        topic, bootstrap=appliance.address, group_id=topic, auto_offset_reset="earliest"
+    ) as consumer:
+
+        def work_off() -> None:
+            for record in consumer:
+                seen.append((record.offset, record.delivery_count))
+                assert record.offset != 3, "the job fails"
+
+        with pytest.raises(AssertionError, match="the job fails"):
+            work_off()
+        for record in consumer:
+            seen.append((record.offset, record.delivery_count))
+            break
+    assert seen == [(0, 1), (1, 1), (2, 1), (3, 1), (3, 2)]
+
+
+@pytest.mark.parametrize("how", ["poll in the loop's body", "next, then poll", "zip"])
+def test_ways_of_reading_are_mixed_and_each_goes_on_where_the_other_stopped(
+    appliance: EmbeddedAppliance, filled: str, how: str
+) -> None:
+    key, seen = TopicPartition(filled, 0), list[int]()
+    with Consumer(
+        bootstrap=appliance.address, group_id=filled, auto_offset_reset="earliest"
+    ) as consumer:
+        consumer.assign([key])
+        if how == "zip":
+            seen += [record.offset for _, record in zip(range(5), consumer, strict=False)]
+        elif how == "next, then poll":
+            records = iter(consumer)
+            seen += [
+                next(records).offset,
+                *(record.offset for record in consumer.poll(LONG_MS, 2)),
+                next(records).offset,
+            ]
+        else:
+            for record in consumer:
+                seen += [record.offset, *(other.offset for other in consumer.poll(0, 1))]
+                consumer.commit()
+                assert consumer.committed(key) == len(seen) == consumer.position(key)
+                if len(seen) > 5:
+                    break
+        assert consumer.positions() == {key: len(seen)}
+    assert seen == list(range(len(seen)))
+    with Consumer(bootstrap=appliance.address, group_id=filled) as successor:
+        assert successor.committed(key) == len(seen)
+
+
+def test_a_poll_inside_of_a_poll_is_refused_with_a_sentence(
+    appliance: EmbeddedAppliance, filled: str
+) -> None:
+    refused: list[str] = []
+
+    def told(consumer: Consumer, _partitions: list[TopicPartition]) -> None:
+        try:
+            consumer.poll(1_000)
+        except Exception as error:
+            refused.append(str(error))
+
+    with Consumer(
+        bootstrap=appliance.address, group_id=filled, auto_offset_reset="earliest"
+    ) as consumer:
+        consumer.subscribe([filled], on_assign=told, on_revoke=told)
+        assert consumer.consume(COUNT, timeout=60)[-1].offset == COUNT - 1
+    assert len(refused) == 2
+    assert all("is being asked for records" in sentence for sentence in refused[:1])

@@ -1,0 +1,307 @@
+"""Every public behaviour of Producer and AsyncProducer, over a real appliance: one body for
+both.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from tailrace import Admin, Consumer, NewTopic
+from tailrace.core.errors import (
+    BufferExhaustedError,
+    ClientClosedError,
+    DelayNotEnabledError,
+    InvalidRecordError,
+    NotReachableError,
+    PartitionOutOfRangeError,
+    RecordTooLargeError,
+    RequestTimeoutError,
+    SchemaMismatchError,
+    TailraceError,
+    UnknownTopicError,
+)
+from tailrace.embedded_appliance import EmbeddedAppliance
+from tests.conformance.worlds import ENOUGH_S, WORLDS, World
+
+NOWHERE = "tcp://127.0.0.1:1"
+
+
+@pytest.fixture
+def made(appliance: EmbeddedAppliance, topic: str) -> str:
+    """A topic of three partitions."""
+    with Admin(appliance.address) as admin:
+        admin.create_topics(NewTopic(topic, 3))
+    return topic
+
+
+def stored(appliance: EmbeddedAppliance, topic: str, count: int) -> list[Any]:
+    """The topic's records, by a plain consumer."""
+    with Consumer(topic, bootstrap=appliance.address, auto_offset_reset="earliest") as consumer:
+        records = consumer.consume(count, timeout=ENOUGH_S)
+        assert len(records) == count
+        return records
+
+
+@WORLDS
+def test_a_record_is_stored_as_it_was_given(
+    world: World, appliance: EmbeddedAppliance, made: str
+) -> None:
+    async def body() -> None:
+        async with world.producer(appliance.address) as producer:
+            handle = await producer.send(
+                made, "text", "key", [("h", b"1"), ("n", None)], 2, 1_700_000_000_000
+            )
+            metadata = await handle
+            assert (metadata.topic, metadata.partition, metadata.offset, metadata.timestamp) == (
+                made,
+                2,
+                0,
+                1_700_000_000_000,
+            )
+            assert handle.done()
+            assert handle.exception() is None
+
+    world.run(body())
+    (record,) = stored(appliance, made, 1)
+    assert (record.key, record.value, record.headers) == (
+        b"key",
+        b"text",
+        [("h", b"1"), ("n", None)],
+    )
+
+
+@WORLDS
+def test_headers_that_can_be_read_once_are_stored_with_each_record_that_waits(
+    world: World, appliance: EmbeddedAppliance, made: str
+) -> None:
+    """71 to 85 of 200 acknowledged records had lost theirs: the send that waited was begun again,
+    with an iterator that was used up.
+    """
+
+    async def body() -> None:
+        async with world.producer(appliance.address, buffer_memory=65536, linger_ms=0) as producer:
+            for number in range(200):
+                await producer.send(
+                    made, bytes(2_000), headers=iter([("n", b"%d" % number)]), partition=0
+                )
+
+    world.run(body())
+    assert [record.headers for record in stored(appliance, made, 200)] == [
+        [("n", b"%d" % number)] for number in range(200)
+    ]
+
+
+@WORLDS
+def test_a_serializer_and_a_partitioner_are_called_once_for_each_record(
+    world: World, appliance: EmbeddedAppliance, made: str
+) -> None:
+    calls: list[str] = []
+
+    def serializer(value: Any) -> bytes:
+        calls.append("value")
+        return bytes(value)
+
+    def partitioner(_topic: str, _key: bytes | None, partition_count: int) -> int:
+        calls.append("partition")
+        return len(calls) % partition_count
+
+    async def body() -> None:
+        settings = {
+            "value_serializer": serializer,
+            "partitioner": partitioner,
+            "buffer_memory": 65536,
+            "linger_ms": 0,
+        }
+        async with world.producer(appliance.address, **settings) as producer:
+            for _ in range(100):
+                await producer.send(made, 2_000)
+
+    world.run(body())
+    assert (calls.count("value"), calls.count("partition")) == (100, 100)
+    assert len(stored(appliance, made, 100)) == 100
+
+
+@WORLDS
+def test_each_fault_of_a_record_is_said_and_costs_nothing_else(
+    world: World, appliance: EmbeddedAppliance, made: str
+) -> None:
+    faults: list[tuple[type[TailraceError], dict[str, Any]]] = [
+        (InvalidRecordError, {"value": 7}),
+        (InvalidRecordError, {"key": object()}),
+        (InvalidRecordError, {"headers": 7}),
+        (InvalidRecordError, {"headers": [("a", "b")]}),
+        (InvalidRecordError, {"timestamp": "now"}),
+        (InvalidRecordError, {"on_delivery": 7}),
+        (PartitionOutOfRangeError, {"partition": 3}),
+        (RecordTooLargeError, {"value": bytes(2 << 20)}),
+        (DelayNotEnabledError, {"deliver_after": dt.timedelta(seconds=1)}),
+    ]
+
+    async def body() -> None:
+        async with world.producer(appliance.address) as producer:
+            for kind, given in faults:
+                for _ in range(2):  # before the topic is known, and after
+                    with pytest.raises(kind):
+                        await producer.send(made, **{"value": b"x", **given})
+            with pytest.raises(UnknownTopicError):
+                await producer.send(f"{made}-not", b"x")
+            with pytest.raises(InvalidRecordError):
+                await producer.send(7, b"x")
+            with pytest.raises(InvalidRecordError):
+                await producer.send(["unhashable"], b"x")
+            assert (await (await producer.send(made, b"x"))).offset == 0
+
+    world.run(body())
+
+
+@WORLDS
+@pytest.mark.parametrize(
+    "kind",
+    [bytearray, memoryview, lambda given: memoryview(bytearray(given))],
+    ids=["bytearray", "view", "writable"],
+)
+def test_a_key_may_be_any_buffer(
+    world: World, appliance: EmbeddedAppliance, made: str, kind: Any
+) -> None:
+    """Without the compiled kernel a memoryview of a bytearray, which has no hash, was a bare
+    ValueError.
+    """
+
+    async def body() -> None:
+        async with world.producer(appliance.address) as producer:
+            for value in (b"1", b"2"):  # the first asks for the topic, the second does not
+                await producer.send(made, value, kind(b"key"))
+
+    world.run(body())
+    assert [record.key for record in stored(appliance, made, 2)] == [b"key", b"key"]
+
+
+@WORLDS
+def test_frames_are_cut_into_batches_that_wait_for_room(
+    world: World, appliance: EmbeddedAppliance, made: str
+) -> None:
+    rows = [b"%06d" % number for number in range(20_000)]
+
+    async def body() -> None:
+        async with world.producer(appliance.address, buffer_memory=1 << 17) as producer:
+            batches = await (
+                await producer.send_arrow(
+                    made, pa.table({"value": pa.array(rows, pa.binary())}), partition=1
+                )
+            )
+            assert [batch.partition for batch in batches] == [1] * len(batches)
+            assert sum(batch[3] for batch in batches) == len(rows)
+            assert len(batches) > 3
+            with pytest.raises(SchemaMismatchError):
+                await producer.send_arrow(made, pa.table({"other": [1]}))
+            with pytest.raises(PartitionOutOfRangeError):
+                await producer.send_arrow(made, pa.table({"value": [b"x"]}), partition=3)
+
+    world.run(body())
+    assert [record.value for record in stored(appliance, made, len(rows))] == rows
+
+
+@WORLDS
+def test_flush_waits_for_all_and_close_ends_all(
+    world: World, appliance: EmbeddedAppliance, made: str
+) -> None:
+    async def body() -> None:
+        called: list[Any] = []
+        producer = world.producer(appliance.address, linger_ms=60_000)
+        handles = [
+            await producer.send(
+                made,
+                b"x",
+                partition=n % 3,
+                on_delivery=lambda metadata, error: called.append((metadata, error)),
+            )
+            for n in range(10)
+        ]
+        await producer.flush()
+        assert all(handle.done() for handle in handles)
+        assert await producer.partitions_for(made) == [0, 1, 2]
+        assert (await producer.metrics())["records_sent"] == 10
+        await producer.flush(timeout=0)
+        last = await producer.send(made, b"last", partition=0)
+        await producer.close()
+        await producer.close()
+        assert (await last).offset == 4
+        assert len(called) == 10
+        assert all(error is None for _, error in called)
+        for call in (
+            (producer.send(made, b"x"), producer.flush(), producer.partitions_for(made))
+            if world.name == "loop"
+            else ()
+        ):
+            with pytest.raises(ClientClosedError):
+                await call
+        if world.name == "thread":
+            for method, arguments in (
+                ("send", (made, b"x")),
+                ("flush", ()),
+                ("partitions_for", (made,)),
+            ):
+                with pytest.raises(ClientClosedError):
+                    getattr(producer, method)(*arguments)
+
+    world.run(body())
+
+
+@WORLDS
+def test_without_an_appliance_each_wait_ends_in_time_with_its_own_error(world: World) -> None:
+    async def body() -> None:
+        producer = world.producer(NOWHERE, max_block_ms=200)
+        with pytest.raises(NotReachableError):
+            await producer.send("t", b"x")
+        with pytest.raises(NotReachableError):
+            await producer.partitions_for("t")
+        await producer.close()
+
+    world.run(body())
+
+
+@WORLDS
+def test_a_buffer_that_stays_full_says_so_and_a_flush_that_takes_too_long(
+    world: World, tmp_path: Any
+) -> None:
+    from tailrace.embedded_appliance import start_embedded
+
+    running = start_embedded(auto_create_topics=True)
+
+    async def body() -> None:
+        producer = world.producer(
+            running.address,
+            buffer_memory=65536,
+            max_block_ms=300,
+            delivery_timeout_ms=2_000,
+            request_timeout_ms=1_000,
+        )
+        await (await producer.send("t", b"x"))
+        running.stop()
+        for _ in range(3):
+            await producer.send("t", bytes(20_000))
+        with pytest.raises(BufferExhaustedError):
+            await producer.send("t", bytes(20_000))
+        with pytest.raises(RequestTimeoutError):
+            await producer.flush(timeout=0.05)
+        await producer.close(timeout=0)
+
+    world.run(body())
+
+
+@WORLDS
+def test_a_block_that_raises_ends_the_producer(
+    world: World, appliance: EmbeddedAppliance, made: str
+) -> None:
+    async def body() -> None:
+        async with world.producer(appliance.address) as producer:
+            await producer.send(made, b"x")
+            raise LookupError
+
+    with pytest.raises(LookupError):
+        world.run(body())
+    assert len(stored(appliance, made, 1)) == 1

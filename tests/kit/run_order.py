@@ -1,0 +1,120 @@
+"""The order in which a run's tests begin, which of them share a process, and which take too long.
+
+Invariants:
+- Tests that share a fixture (of a module, or a Spark session) run in one process, in file order.
+- Long groups begin first: those marked `slow_because`, then by their number of tests.
+- A duration decides nothing about a run unless its machine is said to be idle (tests/conftest.py).
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import pathlib
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable
+
+import pytest
+from xdist.scheduler import LoadScopeScheduling
+
+SLOW_S = 10.0
+"""A test that takes longer has its reason beside it: `@pytest.mark.slow_because("...")`, or is
+`long`.
+"""
+_SPARK = "spark"
+"""The fixture of the session that costs most: all its tests share a process."""
+_WIDE = ("module", "class", "package")
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def group_of(nodeid: str) -> str:
+    """The name of the group that a test's process runs as a whole: its file, where tests share a
+    fixture; else itself.
+    """
+    return _group_of_file(nodeid.partition("::")[0]) or nodeid
+
+
+@functools.cache
+def _group_of_file(path: str) -> str | None:
+    file = pathlib.Path(path)
+    if not file.exists():
+        return None
+    functions = _functions(file)
+    used = {
+        argument.arg
+        for function in functions
+        for argument in (*function.args.args, *function.args.kwonlyargs)
+    }
+    if _SPARK in used:
+        return _SPARK
+    wide = _wide_fixtures(functions).union(
+        *(_wide_fixtures(_functions(each)) for each in _conftests(file))
+    )
+    return path if wide & used else None
+
+
+def _conftests(file: pathlib.Path) -> list[pathlib.Path]:
+    return [found for parent in file.parents if (found := parent / "conftest.py").exists()]
+
+
+def _functions(file: pathlib.Path) -> list[Function]:
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    return [node for node in ast.walk(tree) if isinstance(node, Function)]
+
+
+def _wide_fixtures(functions: Iterable[Function]) -> set[str]:
+    """The fixtures among these that several tests share."""
+    return {
+        function.name
+        for function in functions
+        for decorator in function.decorator_list
+        if isinstance(decorator, ast.Call)
+        for keyword in decorator.keywords
+        if keyword.arg == "scope"
+        and isinstance(keyword.value, ast.Constant)
+        and keyword.value.value in _WIDE
+    }
+
+
+class GroupScheduling(LoadScopeScheduling):
+    """Hands out groups, and the tests that are in none one by one. xdist's own `loadgroup` reads no
+    groups with pytest 9.2.
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        return group_of(nodeid)
+
+
+def order(items: list[pytest.Item]) -> Callable[[pytest.Item], tuple[bool, int, int]]:
+    """The key that sorts a run's tests: what is marked as slow first, then large groups, each in
+    its file's order.
+    """
+    groups = {item: group_of(item.nodeid) for item in items}
+    counts = Counter(groups.values())
+    slow = {
+        groups[item]
+        for item in items
+        if any(map(item.get_closest_marker, ("slow_because", "long", "spark")))
+    }
+    places = {name: place for place, name in enumerate(dict.fromkeys(groups.values()))}
+    return lambda item: (groups[item] not in slow, -counts[groups[item]], places[groups[item]])
+
+
+def slow_without_a_reason(reporter: pytest.TerminalReporter) -> list[tuple[float, str]]:
+    """(seconds, test) of each that passed SLOW_S and has neither `slow_because` nor `long`."""
+    seconds: defaultdict[str, float] = defaultdict(float)
+    excused: set[str] = set()
+    for reports in reporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                seconds[report.nodeid] += report.duration
+                if "slow_because" in report.keywords or "long" in report.keywords:
+                    excused.add(report.nodeid)
+    return sorted(
+        (
+            (taken, name)
+            for name, taken in seconds.items()
+            if taken > SLOW_S and name not in excused
+        ),
+        reverse=True,
+    )

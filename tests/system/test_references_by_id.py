@@ -1,0 +1,127 @@
+"""References that last name a topic, not its name: a topic is deleted and made again under
+consumers, queues and leases that knew the old one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tailrace import (
+    Admin,
+    Consumer,
+    NewTopic,
+    Producer,
+    TopicPartition,
+    UnknownTopicError,
+    UnknownTopicIdError,
+)
+from tailrace.embedded_appliance import EmbeddedAppliance
+from tests.kit.groups import poll_until, read_until
+from tests.kit.queues import share, take
+
+COUNT = 10
+
+
+def send(appliance: EmbeddedAppliance, topic: str, first: int = 0) -> None:
+    with Producer(appliance.address) as producer:
+        for number in range(first, first + COUNT):
+            producer.send(topic, str(number).encode(), partition=0)
+        producer.flush()
+
+
+def make_again(appliance: EmbeddedAppliance, topic: str) -> None:
+    with Admin(appliance.address) as admin:
+        admin.delete_topics([topic])
+        admin.create_topics([NewTopic(topic, 1)])
+
+
+@pytest.fixture
+def made(appliance: EmbeddedAppliance, topic: str) -> str:
+    with Admin(appliance.address) as admin:
+        admin.create_topics([NewTopic(topic, 1)])
+    send(appliance, topic)
+    return topic
+
+
+def test_a_commit_of_what_was_read_before_a_topic_was_made_again_is_refused_and_its_reader_gets_everything(  # noqa: E501
+    appliance: EmbeddedAppliance, made: str
+) -> None:
+    key, group = TopicPartition(made, 0), f"g-{made}"
+    settings: dict[str, Any] = {
+        "bootstrap": appliance.address,
+        "group_id": group,
+        "auto_offset_reset": "earliest",
+        "enable_auto_commit": False,
+    }
+    with Consumer(**settings) as old:
+        old.assign([key])
+        assert len(read_until([old], COUNT)) == COUNT
+        make_again(appliance, made)
+        send(appliance, made, 100)
+        with pytest.raises(UnknownTopicIdError, match="made since"):
+            old.commit()
+        with pytest.raises(UnknownTopicError):
+            old.commit({key: 5})
+    with Consumer(**settings) as new:
+        new.assign([key])
+        assert [record.value for record in read_until([new], COUNT)] == [
+            str(number).encode() for number in range(100, 100 + COUNT)
+        ]
+        new.commit()
+        assert new.committed(key) == COUNT
+
+
+def test_a_group_with_latest_that_was_away_reads_a_topic_that_was_made_again_from_its_first_record(
+    appliance: EmbeddedAppliance, made: str
+) -> None:
+    settings: dict[str, Any] = {
+        "bootstrap": appliance.address,
+        "group_id": f"g-{made}",
+        "auto_offset_reset": "latest",
+    }
+    with Consumer(made, **settings) as consumer:
+        poll_until([consumer], consumer.assignment, "it has the partition")
+        poll_until(
+            [consumer],
+            lambda: consumer.position(TopicPartition(made, 0)) == COUNT,
+            "it begins at the end",
+        )
+        send(appliance, made)
+        read_until([consumer], COUNT)
+    make_again(appliance, made)
+    send(appliance, made, 100)
+    with Consumer(made, **settings) as consumer:
+        assert [record.offset for record in read_until([consumer], COUNT)] == list(range(COUNT))
+
+
+def test_a_queue_whose_topic_was_made_again_while_it_was_away_delivers_it_from_the_first_record(
+    appliance: EmbeddedAppliance, made: str
+) -> None:
+    with (
+        share(appliance, made, auto_offset_reset="latest") as consumer,
+        Admin(appliance.address) as admin,
+    ):
+        while f"g-{made}" not in admin.list_groups():
+            assert consumer.poll(50) == [], "it begins at the end"
+    make_again(appliance, made)
+    send(appliance, made, 100)
+    with share(appliance, made, auto_offset_reset="latest") as consumer:
+        assert [record.offset for record in take(consumer, COUNT)] == list(range(COUNT))
+
+
+def test_a_lease_of_a_topic_that_was_made_again_is_refused(
+    appliance: EmbeddedAppliance, made: str
+) -> None:
+    key = TopicPartition(made, 0)
+    with Admin(appliance.address) as admin:
+        old = admin.topic_info([made])[made].topic_id
+        admin.lease_offsets("scan", {key: 0}, 60_000, topic_ids={made: old})
+        make_again(appliance, made)
+        with pytest.raises(UnknownTopicIdError):
+            admin.lease_offsets("scan", {key: 0}, 60_000, topic_ids={made: old})
+        admin.lease_offsets(
+            "scan", {key: 0}, 60_000, topic_ids={made: admin.topic_info([made])[made].topic_id}
+        )
+        admin.lease_offsets("scan", {key: 0}, 0)

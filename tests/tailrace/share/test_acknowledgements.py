@@ -1,0 +1,175 @@
+"""What a share consumer holds: said, taken, put back, in runs; against a plain model."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from tailrace.core.errors import InvalidRequestError
+from tailrace.core.topic_partition import TopicPartition
+from tailrace.share.acknowledgements import (
+    OUTCOMES,
+    REJECTING,
+    UNREAD,
+    Acknowledgement,
+    Acknowledgements,
+)
+
+KEY = TopicPartition("t", 0)
+
+
+def test_what_was_said_is_taken_in_runs() -> None:
+    acknowledgements = Acknowledgements()
+    acknowledgements.add(KEY, 0, 9)
+    acknowledgements.add(TopicPartition("u", 3), 5, 6, "accept")
+    assert acknowledgements.has_acknowledged
+    for offset in (3, 1, 2, 7):
+        acknowledgements.acknowledge("t", 0, offset, "accept")
+    acknowledgements.acknowledge("t", 0, 4, "release")
+    acknowledgements.acknowledge("t", 0, 5, "renew")
+    acknowledgements.acknowledge("t", 0, 6, REJECTING)
+    assert acknowledgements.take(100) == [
+        Acknowledgement(KEY, 1, 3, "accept"), Acknowledgement(KEY, 4, 4, "release"),
+        Acknowledgement(KEY, 5, 5, "renew"), Acknowledgement(KEY, 7, 7, "accept"),
+        Acknowledgement(TopicPartition("u", 3), 5, 6, "accept"),
+    ]  # fmt: skip
+    with pytest.raises(InvalidRequestError, match="not this consumer's"):
+        acknowledgements.acknowledge("t", 0, 1, "accept")
+    acknowledgements.acknowledge("t", 0, 5, "accept")  # renewed: still held
+    acknowledgements.accept_remaining()
+    acknowledgements.acknowledge("t", 0, 6, "reject")
+    assert acknowledgements.take(100) == [
+        Acknowledgement(KEY, 0, 0, "accept"),
+        Acknowledgement(KEY, 5, 5, "accept"),
+        Acknowledgement(KEY, 6, 6, "reject"),
+        Acknowledgement(KEY, 8, 9, "accept"),
+    ]
+    assert not acknowledgements
+
+
+def test_what_comes_back_does_not_take_the_place_of_what_was_said_since() -> None:
+    acknowledgements = Acknowledgements()
+    acknowledgements.add(KEY, 0, 3)
+    acknowledgements.acknowledge("t", 0, 0, "renew")
+    acknowledgements.acknowledge("t", 0, 1, "accept")
+    taken = acknowledgements.take(10)
+    acknowledgements.acknowledge("t", 0, 0, "release")
+    acknowledgements.put_back(taken)
+    assert acknowledgements.take(10) == [
+        Acknowledgement(KEY, 0, 0, "release"),
+        Acknowledgement(KEY, 1, 1, "accept"),
+    ]
+    acknowledgements.acknowledge("t", 0, 3, "accept")
+    assert acknowledgements.clear() == (2, [Acknowledgement(KEY, 3, 3, "accept")])
+    assert acknowledgements.take(10) == []
+
+
+def test_what_is_kept_or_renewed_is_not_accepted_without_a_word() -> None:
+    acknowledgements = Acknowledgements()
+    acknowledgements.add(KEY, 0, 3)
+    acknowledgements.acknowledge("t", 0, 0, "accept")
+    acknowledgements.acknowledge("t", 0, 1, "renew")
+    acknowledgements.retain_remaining()
+    assert acknowledgements.take(10) == [
+        Acknowledgement(KEY, 0, 0, "accept"),
+        Acknowledgement(KEY, 1, 1, "renew"),
+    ]
+    acknowledgements.add(KEY, 4, 5)
+    acknowledgements.accept_one("t", 0, 4)
+    acknowledgements.accept_one("t", 0, 1)
+    acknowledgements.accept_remaining()
+    assert acknowledgements.take(10) == [Acknowledgement(KEY, 4, 5, "accept")]
+    acknowledgements.acknowledge("t", 0, 1, "accept")
+    acknowledgements.acknowledge("t", 0, 2, REJECTING)
+    acknowledgements.add(TopicPartition("u", 0), 0, 0)
+    assert acknowledgements.clear("t") == (
+        3,
+        [Acknowledgement(KEY, 1, 1, "accept"), Acknowledgement(KEY, 2, 2, REJECTING)],
+    )
+    assert acknowledgements.clear() == (1, [])
+    assert not acknowledgements.has_acknowledged
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_any_order_of_words_and_takes_sends_the_last_word_for_each_record_once(seed: int) -> None:
+    chance = random.Random(seed)
+    acknowledgements = Acknowledgements()
+    acknowledged: dict[tuple[int, int], str | None] = {}
+    following = [0, 0]
+    for _ in range(300):
+        what = chance.randrange(5)
+        if what == 0:
+            partition, count = chance.randrange(2), chance.randrange(1, 10)
+            acknowledgements.add(
+                TopicPartition("t", partition),
+                following[partition],
+                following[partition] + count - 1,
+            )
+            acknowledged.update(
+                ((partition, offset), None)
+                for offset in range(following[partition], following[partition] + count)
+            )
+            following[partition] += count
+        elif what < 4 and acknowledged:
+            place = chance.choice(list(acknowledged))
+            acknowledged[place] = outcome = chance.choice(OUTCOMES)
+            acknowledgements.acknowledge("t", *place, outcome)
+        else:
+            limit = chance.randrange(1, 6)
+            runs = acknowledgements.take(limit)
+            assert len(runs) <= limit
+            for key, first, last, outcome in runs:
+                for offset in range(first, last + 1):
+                    assert acknowledged.pop((key.partition, offset)) == outcome
+                    if outcome == "renew":
+                        acknowledged[key.partition, offset] = None
+            assert len(runs) == limit or not any(acknowledged.values())
+            if chance.randrange(4) == 0:
+                acknowledgements.put_back(runs)
+                acknowledged.update(
+                    ((run.key.partition, offset), run.outcome)
+                    for run in runs
+                    for offset in range(run.first, run.last + 1)
+                )
+        assert acknowledgements.has_acknowledged == any(acknowledged.values())
+        assert bool(acknowledgements) == bool(acknowledged)
+
+
+def test_records_of_which_nothing_is_said_are_forgotten_with_their_locks_and_renewed_ones_later() -> (  # noqa: E501
+    None
+):
+    acknowledgements = Acknowledgements()
+    for first in range(0, 16_000, 500):
+        acknowledgements.add(KEY, first, first + 499, locked_until_ns=first + 1_000)
+        acknowledgements.drop_expired(first)
+        assert len(acknowledgements._outcomes[KEY]) <= 1_500, (
+            "what is kept is bounded by the locks, not by what was handed out"
+        )
+    acknowledgements.acknowledge("t", 0, 15_999, "renew")
+    acknowledgements.acknowledge("t", 0, 15_998, "accept")
+    acknowledgements.renewed(KEY, 15_999, 15_999, 30_000)
+    assert acknowledgements.take(9) == [
+        Acknowledgement(KEY, 15_998, 15_998, "accept"),
+        Acknowledgement(KEY, 15_999, 15_999, "renew"),
+    ]
+    assert acknowledgements.drop_expired(20_000) > 0
+    assert [acknowledgements.has("t", 0, offset) for offset in (15_997, 15_998, 15_999)] == [
+        False,
+        False,
+        True,
+    ]
+    assert acknowledgements.drop_expired(30_000) == 1
+    assert not acknowledgements
+    assert not acknowledgements._locks
+    assert not acknowledgements._renewed
+
+
+def test_what_the_program_was_never_given_is_said_to_be_unread_and_cannot_be_acknowledged() -> None:
+    acknowledgements = Acknowledgements()
+    acknowledgements.add(KEY, 3, 5, UNREAD)
+    assert not acknowledgements.has("t", 0, 4)
+    with pytest.raises(InvalidRequestError, match="not this consumer's"):
+        acknowledgements.acknowledge("t", 0, 4, "accept")
+    assert acknowledgements.acknowledged(9) == [Acknowledgement(KEY, 3, 5, "unread")]
+    assert acknowledgements.clear() == (3, []), "nothing of it is said in vain"

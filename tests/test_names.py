@@ -1,0 +1,35 @@
+"""Identifiers use the field's words (`docs/glossary.md`); a list of banned words keeps others
+out.
+"""
+
+from __future__ import annotations
+
+import ast
+import pathlib
+import re
+
+ROOT = pathlib.Path(__file__).parents[1]
+PACKAGES = ("appliance", "netfront", "shm", "spark_bridge", "tailrace", "workers")
+_WORDS = """
+    again anew beginnings doubt doubted hear heard hears hire hired hires hiring hold holding
+    holds held hurry hush look looked looking looks meet met news nobody oddity owed rung said say
+    saying says surroundings tell telling tells thing things ticket tickets told turn turns wanted
+    wants what who whoever wonder
+"""
+BANNED = frozenset(re.findall(r"\w+", _WORDS))
+
+
+def names_in(tree: ast.AST) -> set[str]:
+    """Every name that a module defines or assigns."""
+    found: set[object] = set()
+    for node in ast.walk(tree):
+        if not isinstance(getattr(node, "ctx", None), ast.Load):
+            found |= {getattr(node, field, None) for field in ("name", "arg", "id", "attr")}
+    return {name for name in found if isinstance(name, str)}
+
+
+def test_identifiers_use_no_banned_word() -> None:
+    for path in (path for package in PACKAGES for path in (ROOT / package).rglob("*.py")):
+        for name in names_in(ast.parse(path.read_text())):
+            words = {word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", name)}
+            assert not words & BANNED, f"{path.relative_to(ROOT)}: {name}"

@@ -1,0 +1,1 @@
+"""Worker process: assigns offsets and publishes batches in its ring."""

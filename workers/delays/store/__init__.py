@@ -1,0 +1,1 @@
+"""Store of waiting delayed rows, in memory and in bucket files."""

@@ -1,0 +1,1 @@
+"""Flusher process: writes batches from rings to segment files, durable in groups."""

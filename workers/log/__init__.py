@@ -1,0 +1,1 @@
+"""Log of a partition: its segments, producer state, recovery and retention."""

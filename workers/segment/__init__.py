@@ -1,0 +1,1 @@
+"""Segment files: reading, indexes, checkpoints and quarantine."""
