@@ -193,22 +193,19 @@ CASES: dict[str, Callable[[str], dict[str, float]]] = {
 
 def run_case(name: str) -> None:
     """In a process of its own: one case against an appliance of its own; prints JSON."""
-    from tailrace.embedded_appliance import start_embedded
+    import tailrace
 
     with tempfile.TemporaryDirectory(
         prefix="tailrace-bench-", dir=os.environ.get("TAILRACE_BENCH_DIR")
     ) as directory:
         begun = time.perf_counter()
-        running = start_embedded(
+        with tailrace.embedded(
             data_dir=os.path.join(directory, "data"),
             settings={"ring_bytes": 64 << 20},
             auto_create_topics=False,
-        )
-        ready_ms = (time.perf_counter() - begun) * 1e3
-        try:
+        ) as running:
+            ready_ms = (time.perf_counter() - begun) * 1e3
             print(json.dumps(CASES[name](running.address) | {"start to ready, ms": ready_ms}))
-        finally:
-            running.stop()
 
 
 def measure(tree: pathlib.Path, name: str, environment: dict[str, str]) -> dict[str, float]:

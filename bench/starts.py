@@ -32,15 +32,15 @@ def measure_starts() -> dict[str, float]:
 
     from bench.footprint import measure_footprint, processes
     from bench.measure import private_memory_mb
-    from tailrace import Producer
-    from tailrace.embedded_appliance import start_embedded
+    from tailrace import Producer, embedded
 
     def cpu_ms() -> float:
         used = resource.getrusage(resource.RUSAGE_CHILDREN)
         return (used.ru_utime + used.ru_stime) * 1e3
 
     before = cpu_ms()
-    start_embedded().stop()
+    with embedded():
+        pass
     found = {"start and stop, CPU ms": cpu_ms() - before}
     measure_footprint()  # the client's own modules are loaded by then
     footprint = measure_footprint()
@@ -48,30 +48,29 @@ def measure_starts() -> dict[str, float]:
         "start to ready, ms": footprint.ready_ms,
         "start to first ack, ms": footprint.first_ack_ms,
     }
-    with tempfile.TemporaryDirectory(prefix="tailrace-bench-") as directory:
-        running = start_embedded(
+    with (
+        tempfile.TemporaryDirectory(prefix="tailrace-bench-") as directory,
+        embedded(
             data_dir=os.path.join(directory, "data"),
             settings={"ring_bytes": 64 << 20, "http.listen": "127.0.0.1:0"},
-        )
-        try:
-            with Producer(running.address, acks="all", linger_ms=0) as producer:
-                producer.send("first", b"x").result(30)
-                time.sleep(2)  # the console begins behind the others
-                pids = processes(running.pid)
-                found["memory with console, MB"] = private_memory_mb(pids)[0]
-                names = {psutil.Process(pid).name(): pid for pid in pids}
-                for victim in (
-                    "worker",
-                    "front",
-                ):  # each once: one that ends again soon is restarted later and later
-                    os.kill(names[f"tr-{victim}-0"], signal.SIGKILL)
-                    begun = time.perf_counter()
-                    producer.send("first", b"y").result(30)
-                    found[f"SIGKILL of the {victim} to the next ack, ms"] = (
-                        time.perf_counter() - begun
-                    ) * 1e3
-        finally:
-            running.stop()
+        ) as running,
+        Producer(running.address, acks="all", linger_ms=0) as producer,
+    ):
+        producer.send("first", b"x").result(30)
+        time.sleep(2)  # the console begins behind the others
+        pids = processes(running.pid)
+        found["memory with console, MB"] = private_memory_mb(pids)[0]
+        names = {psutil.Process(pid).name(): pid for pid in pids}
+        for victim in (
+            "worker",
+            "front",
+        ):  # each once: one that ends again soon is restarted later and later
+            os.kill(names[f"tr-{victim}-0"], signal.SIGKILL)
+            begun = time.perf_counter()
+            producer.send("first", b"y").result(30)
+            found[f"SIGKILL of the {victim} to the next ack, ms"] = (
+                time.perf_counter() - begun
+            ) * 1e3
     return found
 
 

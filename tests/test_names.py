@@ -33,3 +33,18 @@ def test_identifiers_use_no_banned_word() -> None:
         for name in names_in(ast.parse(path.read_text())):
             words = {word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", name)}
             assert not words & BANNED, f"{path.relative_to(ROOT)}: {name}"
+
+
+def test_private_names_in_strings_exist() -> None:
+    """A rename that forgets `setattr(self, "_name", ...)` passes the type checker."""
+    texts = [
+        path.read_text()
+        for package in (*PACKAGES, "tests", "bench")
+        for path in (ROOT / package).rglob("*.py")
+    ]
+    used = {
+        name for text in texts for name in re.findall(r"""attr\([^()"']*["'](_[a-z]\w*)""", text)
+    }
+    defined = {name for text in texts for name in re.findall(r"""(?<!["'\w])_[a-z]\w*""", text)}
+    assert used
+    assert not used - defined

@@ -499,21 +499,21 @@ class Consumer(GroupApi, OffsetQueries, RenamedMethods):
         if group is None and not self._asking_count:  # as below, where nothing else is to be done
             try:
                 self._asking_count = 1
-                if self._fill(limit) < requested:
+                count = self._fill(limit)
+                if count < requested:
                     self._run_steps(self._gather(requested, limit, deadline_ns))
-                self._fetch_loop.ask_ahead()
+                self._fetch_loop.ask_ahead(-1 if count <= limit else self._buffer.batch_count)
             finally:
                 self._asking_count = 0
             return
         self._check_may_ask()
         try:
             self._begin_poll()
-            if (
-                not (group is None or group.is_quiet(self._now_ns()))
-                or self._fill(limit) < requested
-            ):
+            is_quiet = group is None or group.is_quiet(self._now_ns())
+            count = self._fill(limit) if is_quiet else 0
+            if count < requested:
                 self._run_steps(self._gather(requested, limit, deadline_ns))
-            self._fetch_loop.ask_ahead()
+            self._fetch_loop.ask_ahead(-1 if count <= limit else self._buffer.batch_count)
         finally:
             self._end_poll()
 

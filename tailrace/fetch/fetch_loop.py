@@ -28,6 +28,8 @@ from tailrace.fetch.hash_slot_barrier import HashSlotBarrier
 
 REFUSED_RETRY_NS = 10_000_000
 """A request that could not be sent is tried again after so long."""
+ASK_AHEAD_INTERVAL_NS = 1_000_000
+"""A program that reads one record a call would otherwise spend most of its time on the socket."""
 
 
 class FetchLoop:
@@ -58,6 +60,8 @@ class FetchLoop:
         self.wake_fd = -1
         """Readable when whoever waits for records is to look at something else first; -1: never."""
         self._rotation = 0
+        self._asked_at = 0
+        self._ask_ahead_at_ns = 0
 
     @property
     def cursors(self) -> dict[TopicPartition, PartitionPosition]:
@@ -73,10 +77,16 @@ class FetchLoop:
         """A cursor was moved by its user: what comes after it in the order of keys waits anew."""
         self._barrier.on_seek()
 
-    def ask_ahead(self) -> None:
-        """Take in what has come and ask for more: the next answer comes while the caller works on
-        what it has.
+    def ask_ahead(self, progress: int = -1) -> None:
+        """Take in what has come and ask for more, so that the next response comes while the caller
+        works on what it has. `progress`: a count of batches taken. While it stays the same, this
+        looks at the connection once in ASK_AHEAD_INTERVAL_NS.
         """
+        now_ns = self._now_ns()
+        if progress >= 0 and progress == self._asked_at and now_ns < self._ask_ahead_at_ns:
+            return
+        self._asked_at = progress
+        self._ask_ahead_at_ns = now_ns + ASK_AHEAD_INTERVAL_NS
         self._connection.process()
         self.fetcher.begin(self._cursors.values())
 

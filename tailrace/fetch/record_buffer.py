@@ -37,6 +37,8 @@ from tailrace.core.records import Record
 from tailrace.core.topic_partition import TopicPartition
 from tailrace.fetch.fetcher import PartitionPosition, corrupt_error
 
+RECORDS_AT_ONCE = 64
+"""Records are made so many at a time where a program asks for fewer."""
 Deserialize = Callable[[Sequence[Record]], tuple[list[Record], Exception | None]]
 """What the user's deserializers make of records, up to the first that one fails on; and that
 failure.
@@ -96,6 +98,8 @@ class RecordBuffer:
         records that were made.
         """
         self.byte_count = 0
+        self._was_paused = False
+        """A partition was paused whose records were made ahead: from now on none are."""
         self.has_failure = False
         """A record behind those here could not be deserialized; waiting brings no more."""
         self.record_count = 0
@@ -241,8 +245,9 @@ class RecordBuffer:
         self._open = None
 
     def gather(self, limit: int, cursors: Mapping[TopicPartition, PartitionPosition]) -> int:
-        """Have up to `limit` records to offer, none of a partition whose cursor is paused; returns
-        how many there are.
+        """Have `limit` records to offer if there are as many, none of a partition whose cursor is
+        paused; returns how many there are. Where no deserializer sees it, some more are made at
+        once: a record alone costs ten times as much.
 
         A batch that was trusted may turn out to contradict itself: that is the cursor's error then,
         and its position is before what cannot be read. Raises InvalidRecordError when a
@@ -259,12 +264,16 @@ class RecordBuffer:
         if count:
             paused = [key for key, cursor in cursors.items() if cursor.is_paused]
             if paused:
+                self._was_paused = True
                 self.withdraw(cursors, paused, rows_too=False)
                 count = length_hint(iterator)
         else:  # the iterator may have come to its end
             records = []
             self._made = records, iter(records)
+            self._last = (), records, 0  # before others are made: they take its place in memory
         if count < limit and self._rows:
+            if self._deserialize is None and not self._was_paused:
+                limit = max(limit, RECORDS_AT_ONCE)
             for key in list(self._rows):
                 cursor = cursors[key]
                 if not cursor.is_paused:

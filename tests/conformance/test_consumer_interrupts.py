@@ -148,7 +148,7 @@ def test_a_signal_at_any_point_of_a_seek_leaves_the_old_position_or_the_new_one(
             program.consumer.seek(KEY, 2)
         position = program.consumer.position(KEY)
         assert position in (2, 5), interruption.where
-        assert [record.offset for record in program.consumer.poll(1_000, 3)] == list(
+        assert [record.offset for record in program.consumer.consume(3, 10)] == list(
             range(position, position + 3)
         ), interruption.where
         program.consumer.close()
