@@ -653,6 +653,16 @@ def test_files_named_in_the_map_exist() -> None:
         assert (ROOT / name).exists(), f"CONTRIBUTING.md names {name}"
 
 
+def test_functions_named_in_the_map_exist() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    named = re.findall(r"`([\w/]+\.py)`\s+\(`(\w+)`", text)
+    assert named
+    for path, name in named:
+        assert re.search(rf"^\s*(?:def|class) {name}\b", (ROOT / path).read_text(), re.MULTILINE), (
+            f"CONTRIBUTING.md names {name} in {path}"
+        )
+
+
 DISTRIBUTIONS = ("tailrace", "shm", "netfront", "workers", "appliance", "spark_bridge")
 
 
