@@ -339,16 +339,13 @@ def a_group(first: Raw, second: Raw, address: str) -> Iterator[str]:
         "owned": {},
     }  # fmt: skip
     beat = Api.GROUP_HEARTBEAT
-    yield "The first member joins, is given both partitions, and says that it has them:\n"
+    yield "The first member joins, gets both partitions, and reports them as owned:\n"
     yield first.ask(beat, {**one, **joins})
     yield first.ask(beat, {**one, "member_epoch": 1, "owned": {topic_id: [0, 1]}})
     yield first.ask(beat, {**one, "member_epoch": 1})
-    yield "A second one joins over another connection, and has to wait:\n"
+    yield "A second member joins over another connection, and waits:\n"
     yield second.ask(beat, {**other, **joins})
-    yield (
-        "The first is told that there is news, asks, gives a partition back, and the second is "
-        "told:\n"
-    )
+    yield "The first gets a push, commits, and gives a partition back; the second gets it:\n"
     header, body = first.push()
     yield dump("the push", [header], [[(24, 32), GENERATION]]) + f"  frame 2: {body.decode()}\n"
     yield first.ask(beat, {**one, "member_epoch": 1})
@@ -364,14 +361,14 @@ def a_group(first: Raw, second: Raw, address: str) -> Iterator[str]:
     second.push()
     yield second.ask(beat, {**other, "member_epoch": 2})
     yield second.ask(beat, {**other, "member_epoch": 2, "owned": {topic_id: [1]}})
-    yield "What there is to see:\n"
+    yield "Offsets, groups, members and partitions:\n"
     yield first.ask(
         Api.FETCH_OFFSETS, {"group": "billing", "partitions": [["payments", 0], ["payments", 1]]}
     )
     yield first.ask(Api.LIST_GROUPS, {"after": ""})
     yield first.ask(Api.DESCRIBE_GROUP, {"group": "billing", "part": "members", "after": None})
     yield first.ask(Api.DESCRIBE_GROUP, {"group": "billing", "part": "partitions", "after": None})
-    yield "Both leave; then the group's offsets can be moved, and the group be deleted:\n"
+    yield "Both leave. Then offsets are altered, and the group is deleted:\n"
     yield first.ask(beat, {**one, "member_epoch": -1})
     second.ask(beat, {**other, "member_epoch": -1})
     yield first.ask(
@@ -381,8 +378,8 @@ def a_group(first: Raw, second: Raw, address: str) -> Iterator[str]:
     yield first.ask(Api.DELETE_GROUPS, {"groups": ["billing"]})
     worker = {"group": "workers", "kind": "share", "member_id": one["member_id"]}
     yield (
-        "A share group: a member joins, acquires, has done two records, and gives one back "
-        "while it acquires again:\n"
+        "A share group: a member joins, acquires, accepts two records, and releases one while it "
+        "acquires again:\n"
     )
     yield first.ask(
         beat,
