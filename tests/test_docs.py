@@ -579,6 +579,22 @@ def test_links_lead_to_files(path: pathlib.Path) -> None:
         )
 
 
+def _anchors(path: pathlib.Path) -> set[str]:
+    """Anchors that GitHub gives to the headings of a page."""
+    text = re.sub(r"```.*?```", "", path.read_text(), flags=re.DOTALL)
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_anchors_lead_to_headings(path: pathlib.Path) -> None:
+    for page, anchor in re.findall(r"\]\(([^)#]*)#([^)]*)\)", path.read_text()):
+        target = path.parent / page if page else path
+        assert page.startswith("http") or anchor in _anchors(target), (
+            f"{path.name} links to {page}#{anchor}"
+        )
+
+
 def test_every_page_can_be_found_from_the_readme() -> None:
     linked = set(re.findall(r"\]\((docs/[\w.-]+\.md)", (ROOT / "README.md").read_text()))
     assert {f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")} <= linked
