@@ -37,7 +37,7 @@ BOUNDS_OF_GROUPS = {
         "; {:,}",
     ),
     "SHARE_ACQUIRED_MAX": (
-        "records that one member of a share group has and is not done with",
+        "unacknowledged records of one member of a share group",
         "{:,}",
     ),
     "COMMITS_MAX": ("partitions in one commit; metadata of each", "{:,};"),
@@ -51,8 +51,8 @@ BOUNDS_OF_GROUPS = {
     "offsets_retention_minutes": ("committed offsets of a group without members", "{:,} minutes"),
     "metadata_bytes_max": ("partitions in one commit; metadata of each", "; {:,} bytes"),
     "REQUESTS_AT_ONCE": ("requests that one step of the process takes from a front", "{:,},"),
-    "ANSWERS_MAX": ("answers that a front does not take", "{:,};"),
-    "PUSHES_MAX": ("answers that a front does not take", "above {:,}"),
+    "ANSWERS_MAX": ("responses that a front does not read", "{:,};"),
+    "PUSHES_MAX": ("responses that a front does not read", "above {:,}"),
     "CLOSED_MAX": ("ends of sessions that wait for the process, for each front", "{:,}"),
     "SHARE_RUNS_MAX": (
         "runs of offsets in one acknowledgement; records in one SHARE_ACQUIRE",
