@@ -70,6 +70,8 @@ class MetadataPublisher:
         self._knows_groups = False
         self._connected: set[int] = set()
         """Dedicated workers with a sender."""
+        self._answers: list[tuple[int, int, int, ErrorCode, bytes]] = []
+        """Of this step: (front, session, correlation id, code, body)."""
         self._unconnected: dict[int, dict[tuple[bytes, int], Assignment]] = {}
         """Updates for dedicated workers that the supervisor has not started yet."""
         self.feed_leases: Callable[[LaneSender], None] = lambda _out: None
@@ -94,10 +96,10 @@ class MetadataPublisher:
     def answer(
         self, front: int, session: int, correlation_id: int, code: ErrorCode, body: bytes
     ) -> None:
-        """Queue an answer to a client's request, through its front."""
-        self.to(Role.FRONT, front).put(
-            LaneKind.RESPONSE, body, flags=code, session=session, correlation_id=correlation_id
-        )
+        """Answer a client's request, through its front. `send` queues it behind the updates for
+        every process, so that whoever is answered finds what the answer promises everywhere.
+        """
+        self._answers.append((front, session, correlation_id, code, body))
 
     # ---- processes that are started when they are needed -----------------------------------------
 
@@ -225,5 +227,13 @@ class MetadataPublisher:
                     out.queue_update(assignment)
 
     def send(self, now_ns: int) -> int:
-        """Move waiting messages into the lanes, as far as they fit."""
-        return sum(out.send(now_ns) for out in self._outgoing)
+        """Move waiting messages into the lanes, as far as they fit; answers behind all others."""
+        count = sum(out.send(now_ns) for out in self._outgoing)
+        answers, self._answers = self._answers, []
+        for front, session, correlation_id, code, body in answers:
+            self.to(Role.FRONT, front).put(
+                LaneKind.RESPONSE, body, flags=code, session=session, correlation_id=correlation_id
+            )
+        for front in {answer[0] for answer in answers}:
+            count += self.to(Role.FRONT, front).send(now_ns)
+        return count

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from shm.lane_messages import Assignment
 from shm.layout import SlotState
+from tailrace.protocol.frame import Api
 from tests.kit.group_agents import AgentWorld
 
 
@@ -124,3 +126,28 @@ def test_the_service_hears_of_changes_once_a_step(world: AgentWorld) -> None:
     world.tell(topic(partitions=8)[0])
     world.step()
     assert world.service.topics_changes == 1
+
+
+def test_a_request_behind_a_new_topic_finds_it_though_the_step_had_read_the_catalog_before(
+    world: AgentWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The topic and a request that names it come between a step's look at the catalog and its look
+    at the fronts.
+    """
+    known: list[int] = []
+    handle = world.service.handle
+
+    def note(*given: Any) -> None:
+        known.append(world.service.topics_changes)
+        handle(*given)
+
+    def come() -> None:
+        world.on_clock = lambda: None
+        for item in topic(partitions=1):
+            world.tell(item)
+        world.ask(Api.COMMIT_OFFSETS, {})
+
+    monkeypatch.setattr(world.service, "handle", note)
+    world.on_clock = come
+    world.step()
+    assert known == [1]

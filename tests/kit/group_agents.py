@@ -165,6 +165,8 @@ class AgentWorld:
         self.refusal: TailraceError | None = None
         self.opened_count = 0
         self.is_ready = False
+        self.on_clock: Callable[[], None] = lambda: None
+        """Called at each look at the clock: between the controller's lane and the fronts'."""
         self.request_ns = 0
         """How long each look at the clock takes."""
         self.is_running = True
@@ -189,6 +191,7 @@ class AgentWorld:
             self.step()
 
     def _monotonic_ns(self) -> int:
+        self.on_clock()
         self.now_ns += self.request_ns
         return self.now_ns
 

@@ -203,11 +203,7 @@ class GroupsAgent:
             return work
         if self._opened is None and now_ns >= self._open_at_ns:
             self._open()
-        if self._opened is not None and self._has_topic_changes and now_ns >= self._events_at_ns:
-            self._has_topic_changes = not self._guarded(
-                "topics_changed", self._opened[1].topics_changed, now_ns
-            )
-            self._events_at_ns = now_ns + AFTER_FAILURE_NS if self._has_topic_changes else now_ns
+        self._report_topic_changes()
         read_until_ns = self._monotonic_ns() + READING_NS
         for front in self._fronts:
             work += self._read_front(front, read_until_ns)
@@ -216,6 +212,15 @@ class GroupsAgent:
         self._commit()
         self._due_ns = now_ns  # unless it sleeps, the next one follows at once
         return work + sum(front.outbox.flush() for front in self._fronts)
+
+    def _report_topic_changes(self) -> None:
+        """Tell the service that topics have changed."""
+        now_ns = self._now_ns
+        if self._opened is not None and self._has_topic_changes and now_ns >= self._events_at_ns:
+            self._has_topic_changes = not self._guarded(
+                "topics_changed", self._opened[1].topics_changed, now_ns
+            )
+            self._events_at_ns = now_ns + AFTER_FAILURE_NS if self._has_topic_changes else now_ns
 
     def _last_received_ns(self) -> int:
         """Up to when all that came is read, but for fronts that take no answers."""
@@ -453,6 +458,9 @@ class GroupsAgent:
         ):
             if count and self._monotonic_ns() >= until_ns:
                 break
+            if self._from_controller.has_more():  # the request may be of a topic just created
+                self._read_controller()
+                self._report_topic_changes()
             kind, api, word, correlation_id = (
                 message.kind,
                 message.slot,
