@@ -7,6 +7,7 @@ non-blocking DEALER socket that sends and receives frames.
 from __future__ import annotations
 
 import errno
+import os
 import random
 import select
 import time
@@ -139,8 +140,30 @@ class DealerSocket:
         return self._fd
 
     def close(self) -> None:
-        """Close the socket; queued messages are not sent."""
-        self._socket.close(0)
+        """Close the socket; queued messages are not sent. While another thread or greenlet sleeps
+        on its descriptor, it stays open: gevent ends a process that waits for a closed one.
+        """
+        if any(self._fd in fds for fds in list(_sleeping.values())):
+            _closing.append((self._fd, self._socket))
+        else:
+            self._socket.close(0)
+
+
+_sleeping: dict[object, Sequence[int]] = {}
+"""The descriptors of each sleep that lasts."""
+_closing: list[tuple[int, zmq.Socket[bytes]]] = []
+"""Closed sockets with their descriptors, which someone still sleeps on."""
+os.register_at_fork(after_in_child=_sleeping.clear)
+
+
+def _close_unused() -> None:
+    for item in list(_closing):
+        if not any(item[0] in fds for fds in list(_sleeping.values())):
+            try:
+                _closing.remove(item)
+            except ValueError:
+                continue  # another thread closes it
+            item[1].close(0)
 
 
 def sleep_on(fds: Sequence[int], timeout_ns: int) -> list[int]:
@@ -149,6 +172,17 @@ def sleep_on(fds: Sequence[int], timeout_ns: int) -> list[int]:
     Descriptors below 0 are skipped. Long timeouts are rounded up to milliseconds. Returns the
     readable descriptors. gevent makes both calls cooperative.
     """
+    sleep = object()
+    try:
+        _sleeping[sleep] = fds
+        return _sleep_on(fds, timeout_ns)
+    finally:
+        _sleeping.pop(sleep, None)
+        if _closing:
+            _close_unused()
+
+
+def _sleep_on(fds: Sequence[int], timeout_ns: int) -> list[int]:
     if 0 < timeout_ns < FINE_BELOW_NS and max(fds, default=-1) < SELECT_FDS_MAX:
         try:
             return select.select([fd for fd in fds if fd >= 0], (), (), timeout_ns / 1e9)[0]

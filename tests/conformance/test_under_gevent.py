@@ -31,3 +31,32 @@ def test_the_clients_of_threads_keep_to_the_suite_under_gevent() -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout[-4_000:] + done.stderr[-2_000:]
+
+
+def test_a_socket_that_is_closed_while_a_greenlet_sleeps_on_it_ends_no_process() -> None:
+    """libev aborts the process when it is to wait for a closed descriptor."""
+    pytest.importorskip("gevent")
+    program = """
+import time
+wait = time.sleep  # of the operating system
+from gevent import monkey
+monkey.patch_all()
+import gevent, os
+from tailrace.client.runtime import DealerSocket, sleep_on
+socket = DealerSocket("tcp://127.0.0.1:1")
+fd = socket.fileno()
+def close():
+    socket.close()
+    wait(0.2)  # until libzmq's own thread has closed the descriptor
+gevent.joinall([gevent.spawn(sleep_on, (fd,), 50_000_000), gevent.spawn(close)], raise_error=True)
+while os.path.exists(f"/proc/self/fd/{fd}"):  # it is closed when the sleep has ended
+    wait(0.01)
+"""
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
