@@ -29,7 +29,7 @@ def small_disk(tmp_path: pathlib.Path) -> Iterator[pathlib.Path]:
 
 def fill(running: EmbeddedAppliance, admin: Admin) -> dict[int, int]:
     """Send until the disk counts as full; how many records each partition has."""
-    with Producer(running.address, acks="all", delivery_timeout_ms=10_000, linger_ms=0) as producer:
+    with Producer(running.address, acks="all", delivery_timeout_ms=2_000, linger_ms=0) as producer:
         for number in range(10_000):
             error = producer.send(
                 "orders", os.urandom(100_000), partition=number % PARTITIONS
