@@ -85,7 +85,7 @@ class FetchResponseEntries:
             code = (
                 ErrorCode.PARTITION_OUT_OF_RANGE
                 if self._routing.knows(requested.topic_id)
-                else ErrorCode.UNKNOWN_TOPIC
+                else ErrorCode.UNKNOWN_TOPIC_ID
             )
             return FetchedEntry(requested.topic_id, requested.partition, code, -1, 0, -1, -1, -1)
         try:

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from tailrace.admin.admin import Admin
 from tailrace.client.list_offsets import ready_offsets
-from tailrace.core.errors import NotReachableError, RequestTimeoutError, UnknownTopicError
+from tailrace.core.errors import NotReachableError, RequestTimeoutError, UnknownTopicIdError
 from tailrace.core.topic_partition import TopicPartition
 from tailrace.scanning.local_source import LocalSource, read_partition_file
 from tailrace.scanning.options import Bounds, ScanSettings
@@ -180,7 +180,7 @@ class TopicSource:
             settings,
         )
         if made.ranges and made.ranges[0].topic_id.hex() != topic_id:
-            raise UnknownTopicError(
+            raise UnknownTopicIdError(
                 f"topic {self.topic!r} was deleted and created again while it was exported; export "
                 "the new topic to another directory"
             )

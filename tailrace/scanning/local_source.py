@@ -29,7 +29,7 @@ from tailrace.core.errors import (
     CorruptBatchError,
     OffsetOutOfRangeError,
     StorageError,
-    UnknownTopicError,
+    UnknownTopicIdError,
 )
 from tailrace.core.topic_partition import TopicPartition
 from tailrace.format.batch_header import (
@@ -238,7 +238,7 @@ class LocalSource:
         if now is None and os.path.exists(f"{self.directory}/{PARTITION_FILE}"):
             return  # an unreadable file proves nothing
         if now is None or now.topic_id != self.known.topic_id:
-            raise UnknownTopicError(
+            raise UnknownTopicIdError(
                 f"topic {self.key.topic!r} was deleted while it was scanned, at offset {offset} "
                 f"of {where}"
             )

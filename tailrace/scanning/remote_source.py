@@ -28,6 +28,7 @@ from tailrace.core.errors import (
     NotReachableError,
     RequestTimeoutError,
     UnknownTopicError,
+    UnknownTopicIdError,
 )
 from tailrace.core.topic_partition import TopicPartition
 from tailrace.fetch.fetch_loop import FetchLoop
@@ -89,7 +90,7 @@ class RemoteSource:
         """
         info = run_on(self._connection, MetadataCache(self._call).of(self.key.topic))
         if info.topic_id != self._topic_id:
-            raise UnknownTopicError(
+            raise UnknownTopicIdError(
                 f"topic {self.key.topic!r} was deleted while it was scanned, at offset {start}, "
                 "and created again"
             )
@@ -157,6 +158,6 @@ class RemoteSource:
                 self.key, position, max(following, position + 1), "it cannot be read"
             ) from None
         except UnknownTopicError:
-            raise UnknownTopicError(
+            raise UnknownTopicIdError(
                 f"topic {self.key.topic!r} was deleted while it was scanned: {where}"
             ) from None

@@ -237,7 +237,7 @@ def test_fetches_of_deleted_topics_are_answered_and_cost_nothing_after(
             for number_of in waiting:
                 code, answers = client.fetched(number_of)
                 assert code is ErrorCode.OK
-                assert answers[0][0].error == ErrorCode.UNKNOWN_TOPIC
+                assert answers[0][0].error == ErrorCode.UNKNOWN_TOPIC_ID
         admin.create_topics([NewTopic(topic)])
         topic_id = admin.topic_info([topic])[topic].topic_id
         full = [

@@ -125,3 +125,19 @@ def test_a_lease_of_a_topic_that_was_made_again_is_refused(
             "scan", {key: 0}, 60_000, topic_ids={made: admin.topic_info([made])[made].topic_id}
         )
         admin.lease_offsets("scan", {key: 0}, 0)
+
+
+def test_a_consumer_that_was_assigned_a_topic_made_again_is_told_by_kind(
+    appliance: EmbeddedAppliance, topic: str
+) -> None:
+    """The position is of the old topic: it is neither applied to the new one nor reset."""
+    key = TopicPartition(topic, 0)
+    with Admin(appliance.address) as admin, Consumer(bootstrap=appliance.address) as consumer:
+        admin.create_topics(NewTopic(topic))
+        consumer.assign([key])
+        consumer.seek_to_beginning()
+        assert consumer.position(key) == 0
+        admin.delete_topics([topic])
+        admin.create_topics(NewTopic(topic))
+        with pytest.raises(UnknownTopicIdError):
+            consumer.poll(60_000)

@@ -97,9 +97,9 @@ def test_fetches_of_a_dropped_partition_are_answered_and_forgotten(
     world.settle()
     heard = client.heard()
     assert set(heard) == {*waiting, wide}
-    assert requests.decode_fetched(heard[waiting[0]][1])[0][0].error == ErrorCode.UNKNOWN_TOPIC
+    assert requests.decode_fetched(heard[waiting[0]][1])[0][0].error == ErrorCode.UNKNOWN_TOPIC_ID
     assert {entry.error for entry, _ in requests.decode_fetched(heard[wide][1])} == {
-        ErrorCode.UNKNOWN_TOPIC,
+        ErrorCode.UNKNOWN_TOPIC_ID,
         ErrorCode.OK,
     }
     assert not service._purgatory._by_slot
