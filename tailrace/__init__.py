@@ -17,7 +17,8 @@ from typing import Any
 __version__ = "0.1.0"
 
 _NAMES = {
-    "admin.admin": ("Admin", "PendingDelay"),
+    "admin.admin": ("Admin",),
+    "admin.delays": ("PendingDelay",),
     "batch.topic_batch": ("TopicBatch",),
     "client.new_topic": ("NewTopic",),
     "consumer.consumer": ("Consumer",),

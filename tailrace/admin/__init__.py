@@ -1,4 +1,4 @@
-"""Administration: topics, groups, delays, configuration."""
+"""Administration: topics, groups, delayed records, and the state of the appliance."""
 
 from typing import TYPE_CHECKING, Any
 

@@ -1,7 +1,7 @@
 """Administration of consumer groups: list, describe, offsets, delete. `tailrace.Admin` has these
 methods.
 
-Every call is one request or a few, pages put together; what is changed is durable when the method
+Each call makes a request or a few, and joins their pages. A change is durable when the method
 returns.
 """
 
@@ -28,7 +28,7 @@ NO_OFFSET = UNKNOWN = -1
 
 
 class GroupAdmin:
-    """Methods of `Admin` for consumer groups."""
+    """The methods of `Admin` for consumer groups."""
 
     _connection: Connection
 
@@ -36,14 +36,13 @@ class GroupAdmin:
         raise NotImplementedError
 
     def _call(self, api: Api, request: dict[str, Any]) -> Steps[dict[str, Any]]:
-        """A request and its answer."""
         raise NotImplementedError
 
     @operation
     def list_groups(self) -> Steps[dict[str, dict[str, Any]]]:
         """All groups, names ascending: name -> a dict with `group`, `kind` ("consumer" or "share"),
-        `state` (EMPTY, ASSIGNING, RECONCILING, STABLE or DEAD), `members` (how many), `assignor`
-        and `epoch`.
+        `state` (EMPTY, ASSIGNING, RECONCILING, STABLE or DEAD), `members` (their number),
+        `assignor` and `epoch`.
         """
         return (yield from self._list_groups())
 
@@ -64,28 +63,28 @@ class GroupAdmin:
         members: bool = True,
         lag_seconds: bool = True,
     ) -> Steps[dict[str, dict[str, Any]]]:
-        """Everything known of groups (a name, or several; None: of all): name -> what `list_groups`
-        says of it, `rebalances` (how many there were), `created_ms`, `member_count`, `trouble`
-        (what its assignor did wrong, else ""), and
+        """All properties of groups (a name, or several; None: of all): name -> what `list_groups`
+        returns for it, `rebalances` (their number), `created_ms`, `member_count`, `trouble` (an
+        error of its assignor, else ""), and
 
         `members`: dicts with `member_id`, `instance_id`, `client_id`, `epoch`, `state`, `topics`
-        (which it subscribes to), `owned` and `target` (the partitions that it has, and is to have:
-        {topic: [partition, ...]}), `last_heartbeat_ms_ago`, `session_timeout_ms`, and `stuck`: a
-        sentence when it holds others up, else "".
+        (its subscription), `owned` and `target` (its current and its assigned partitions: {topic:
+        [partition, ...]}), `last_heartbeat_ms_ago`, `session_timeout_ms`, and `stuck`: a sentence
+        if it holds others up, else "".
 
-        `partitions`: dicts with `topic`, `partition`, `committed` (the next record to be read; -1:
-        none was committed), `beginning`, `end` (-1: not known now), `lag` (records not consumed
-        yet; None where nothing was committed, but for a partition that was added while the group
-        was there), `lag_seconds` (how long ago the first of them was made; 0.0 without lag; None
-        where that is not known), `member_id` (whose it is, or None), `metadata` and `committed_ms`;
-        of a partition that was added to hash slots and waits, `waits_for` ({partition: the offset
-        there that the group is to commit first}); of a share group also `start_offset`,
-        `in_flight`, `deliveries` and `at_delivery_limit` (records that were delivered as often as
-        they may be, and are not done: if it stays above 0, they cannot be written to the
+        `partitions`: dicts with `topic`, `partition`, `committed` (the next offset to read; -1: no
+        commit), `beginning`, `end` (-1: unknown now), `lag` (the number of records after the
+        committed offset; None without a commit, except for a partition that was added while the
+        group existed), `lag_seconds` (the age of the first of these records; 0.0 without lag; None
+        if unknown), `member_id` (its owner, or None), `metadata` and `committed_ms`. A partition
+        that was added to hash slots and waits has `waits_for` ({partition: the offset that the
+        group is to commit there first}). A partition of a share group also has `start_offset`,
+        `in_flight`, `deliveries` and `at_delivery_limit` (records whose delivery count limit is
+        reached and that are not acknowledged; if it stays above 0, they cannot be written to the
         dead-letter topic).
 
-        With `lag_seconds=False` those are left out: for them a batch is looked at of each partition
-        with lag. With `members=False` the list of members is empty. Raises UnknownGroupError.
+        `lag_seconds=False` leaves those out, and saves reading a batch of each partition with lag.
+        With `members=False` the list of members is empty. Raises UnknownGroupError.
         """
         self._connection.check_usable()
         names = (
@@ -140,8 +139,8 @@ class GroupAdmin:
     def list_group_offsets(
         self, group: str, partitions: TopicPartition | Iterable[TopicPartition] | None = None
     ) -> Steps[dict[TopicPartition, OffsetAndMetadata | None]]:
-        """What a group has committed: of these partitions, None where nothing is, or (None) of all
-        that it has committed for. Of a group that is not there nothing is committed.
+        """A group's committed offsets: of these partitions, None without a commit, or (None) of all
+        partitions with a commit. A group that does not exist has none.
         """
         self._connection.check_usable()
         requested = None if partitions is None else partition_list(partitions)
@@ -182,11 +181,11 @@ class GroupAdmin:
     def alter_group_offsets(
         self, group: str, offsets: Mapping[TopicPartition, int | OffsetAndMetadata | None]
     ) -> Steps[None]:
-        """Set where a group goes on, while it has no members: partition -> offset (or an
-        OffsetAndMetadata); None: what is committed is forgotten, and auto_offset_reset decides. A
-        group that is not there is made. Of partitions that are refused the first one's error is
-        raised; the others are set. Raises GroupNotEmptyError, UnknownTopicError,
-        PartitionOutOfRangeError, OffsetOutOfRangeError, InvalidGroupError.
+        """Set the committed offsets of a group without members: partition -> offset (or an
+        OffsetAndMetadata); None removes the commit, and auto_offset_reset decides. A group that
+        does not exist is created. Raises the error of the first refused partition; the others are
+        set: GroupNotEmptyError, UnknownTopicError, PartitionOutOfRangeError, OffsetOutOfRangeError,
+        InvalidGroupError.
         """
         self._connection.check_usable()
         name_of("group", group)
@@ -207,9 +206,8 @@ class GroupAdmin:
 
     @operation
     def delete_groups(self, groups: str | Iterable[str]) -> Steps[None]:
-        """Delete groups (a name, or several) with what they have committed. Of those that are
-        refused the first one's error is raised; the others are gone. Raises UnknownGroupError,
-        GroupNotEmptyError.
+        """Delete groups (a name, or several) with their committed offsets. Raises the error of the
+        first refused group; the others are deleted: UnknownGroupError, GroupNotEmptyError.
         """
         self._connection.check_usable()
         names = name_list("groups", groups)
@@ -226,26 +224,28 @@ class GroupAdmin:
 
 
 def _offset_and_metadata(given: Any) -> tuple[int | None, str]:
-    """As a request has them. Raises InvalidRequestError."""
+    """(offset, metadata) for a request. Raises InvalidRequestError."""
     if given is None:
         return None, ""
     metadata = getattr(given, "metadata", "") or ""
     if not isinstance(metadata, str):
-        raise InvalidRequestError(f"metadata is {metadata!r:.100}; it takes text")
+        raise InvalidRequestError(
+            f'metadata is {metadata!r:.100}; it takes text, such as "batch 7"'
+        )
     return whole("offset", getattr(given, "offset", given), 0), metadata
 
 
 def first_unread(row: Mapping[str, Any]) -> int:
-    """The offset that a group goes on at in a partition, as `describe_groups` shows it; NO_OFFSET:
-    none was committed.
+    """The offset at which a group goes on in a partition, from a row of `describe_groups`;
+    NO_OFFSET: no commit.
     """
     found = row.get("start_offset")
     return int(row.get("committed", NO_OFFSET) if found is None else found)
 
 
 def add_lag_seconds(call: Call, rows: list[dict[str, Any]], now_us: int) -> Steps[None]:
-    """Put `lag_seconds` into partitions as `describe_groups` shows them: how old the first record
-    is that was not consumed yet. Only those with lag are asked for.
+    """Set `lag_seconds` in rows of `describe_groups`: the age of the first unread record. Only
+    partitions with lag are looked up.
     """
     requested: dict[TopicPartition, dict[int, At]] = {}
     for row in rows:
@@ -256,14 +256,14 @@ def add_lag_seconds(call: Call, rows: list[dict[str, Any]], now_us: int) -> Step
                 "time_of": offset
             }
     times: dict[tuple[TopicPartition, int], int] = {}
-    while requested:  # groups that read the same partition at different places take a turn each
-        round = {key: offsets.popitem() for key, offsets in requested.items()}
+    while requested:  # one offset of each partition at a time: groups may differ in it
+        offset_of = {key: offsets.popitem() for key, offsets in requested.items()}
         requested = {key: offsets for key, offsets in requested.items() if offsets}
         for key, item in (
-            yield from list_offsets(call, [(key, at) for key, (_, at) in round.items()])
+            yield from list_offsets(call, [(key, at) for key, (_, at) in offset_of.items()])
         ).items():
             if item["code"] == ErrorCode.OK and item["offset"] >= 0:
-                times[key, round[key][0]] = item.get("timestamp_us", -1)
+                times[key, offset_of[key][0]] = item.get("timestamp_us", -1)
     for row in rows if times else ():
         made_us = (
             times.get((TopicPartition(row["topic"], row["partition"]), first_unread(row)))

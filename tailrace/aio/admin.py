@@ -11,7 +11,8 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Mappi
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from tailrace.admin.admin import Admin, PendingDelay, delays_request
+from tailrace.admin.admin import Admin
+from tailrace.admin.delays import PendingDelay, delays_request
 from tailrace.aio.client import AsyncClient
 from tailrace.aio.event_loop import LOOP_RUNTIME, LoopConnection
 from tailrace.client.kafka_names import RenamedMethods

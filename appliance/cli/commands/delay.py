@@ -20,7 +20,8 @@ from appliance.cli.options import (
     json_option,
 )
 from appliance.cli.output import complain, echo, print_json, print_table
-from tailrace.admin.admin import Admin, PendingDelay
+from tailrace.admin.admin import Admin
+from tailrace.admin.delays import PendingDelay
 from tailrace.core.errors import TailraceError
 
 _DASHED_ID = re.compile(r"-[A-Za-z0-9_=-]{47}")
