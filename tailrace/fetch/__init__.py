@@ -1,1 +1,1 @@
-"""Fetch sessions of a set of partitions."""
+"""Fetching: the partitions' cursors, fetch requests, and the buffer of fetched records."""

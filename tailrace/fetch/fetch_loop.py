@@ -1,11 +1,13 @@
-"""Reading the assigned partitions: where each begins, what is asked for, and waiting until one of
-them has something.
+"""Fetch loop: fetches the assigned partitions, decides where each begins, and waits for records.
+
+Operations that wait are steps (`tailrace.client.steps`). The cursors are consistent at each wait,
+because a step may never be resumed.
 
 Owner: one Consumer, one thread.
-Invariants: partitions take turns, batch by batch; an error of a partition is raised only when
-    nothing that came before it is left to hand out. What waits here is an operation
-    (`tailrace.client.steps`): at each of its waits the cursors are whole, and it may never be
-    resumed.
+
+Invariants:
+- Partitions take turns, batch by batch.
+- A partition's error is raised when no record before it is left to deliver.
 """
 
 from __future__ import annotations
@@ -27,13 +29,13 @@ from tailrace.fetch.fetcher import Fetcher, PartitionPosition, corrupt_error
 from tailrace.fetch.hash_slot_barrier import HashSlotBarrier
 
 REFUSED_RETRY_NS = 10_000_000
-"""A request that could not be sent is tried again after so long."""
+"""The pause before a request that could not be sent is tried again."""
 ASK_AHEAD_INTERVAL_NS = 1_000_000
-"""A program that reads one record a call would otherwise spend most of its time on the socket."""
+"""Without it, a program that reads one record a call would spend most of its time on the socket."""
 
 
 class FetchLoop:
-    """See the module's docstring."""
+    """The fetch loop of one consumer."""
 
     def __init__(
         self,
@@ -43,8 +45,8 @@ class FetchLoop:
         offsets: Callable[[Iterable[TopicPartition], At], Steps[dict[TopicPartition, int]]],
         unread: Callable[[TopicPartition], int | None],
     ) -> None:
-        """`offsets`: asks the appliance for an offset of each of some partitions. `unread`: the
-        first of a partition that was taken and not handed out.
+        """`offsets` looks up an offset of each partition. `unread` is the first offset of a
+        partition in the record buffer.
         """
         self._connection = connection
         self._settings = settings
@@ -54,18 +56,18 @@ class FetchLoop:
         self._cursors: dict[TopicPartition, PartitionPosition] = {}
         self._barrier = HashSlotBarrier(offsets, unread, now_ns)
         self.topics_may_go = False
-        """Whether a topic that is not there (any more) is no error: the group will say what is to
-        be read.
-        """
+        """True if a missing topic is no error: the group assigns other partitions then."""
         self.wake_fd = -1
-        """Readable when whoever waits for records is to look at something else first; -1: never."""
+        """Readable when a caller that waits for records is to check its other conditions; -1:
+        never.
+        """
         self._rotation = 0
         self._asked_at = 0
         self._ask_ahead_at_ns = 0
 
     @property
     def cursors(self) -> dict[TopicPartition, PartitionPosition]:
-        """One of each assigned partition; an assignment puts another dict there."""
+        """The cursor of each assigned partition. An assignment replaces the dict."""
         return self._cursors
 
     @cursors.setter
@@ -74,13 +76,15 @@ class FetchLoop:
         self._barrier.arm(cursors)
 
     def on_seek(self) -> None:
-        """A cursor was moved by its user: what comes after it in the order of keys waits anew."""
+        """A cursor was moved by the program: set the hash slot barrier again."""
         self._barrier.on_seek()
 
     def ask_ahead(self, progress: int = -1) -> None:
-        """Take in what has come and ask for more, so that the next response comes while the caller
-        works on what it has. `progress`: a count of batches taken. While it stays the same, this
-        looks at the connection once in ASK_AHEAD_INTERVAL_NS.
+        """Process responses and send the next fetches. Their responses come while the program
+        processes records.
+
+        `progress` is the number of batches taken. While it stays the same, the connection is used
+        once in ASK_AHEAD_INTERVAL_NS.
         """
         now_ns = self._now_ns()
         if progress >= 0 and progress == self._asked_at and now_ns < self._ask_ahead_at_ns:
@@ -91,7 +95,7 @@ class FetchLoop:
         self.fetcher.begin(self._cursors.values())
 
     def decide_positions(self, cursors: Iterable[PartitionPosition]) -> Steps[None]:
-        """Give every cursor without a position one, as auto_offset_reset says."""
+        """Look up a position for each cursor without one, as auto_offset_reset says."""
         undecided = {
             cursor.key: cursor
             for cursor in cursors
@@ -122,7 +126,9 @@ class FetchLoop:
         _place(undecided, found)
 
     def ask(self, fetcher: Fetcher, cursors: Iterable[PartitionPosition]) -> None:
-        """Take in what came and ask for more. Raises why the connection is of no use."""
+        """Process responses and send the next fetches. Raises the error that makes the connection
+        unusable.
+        """
         connection = self._connection
         connection.check_usable()
         connection.process()
@@ -135,7 +141,7 @@ class FetchLoop:
     def retry_ns(
         self, fetcher: Fetcher, cursors: Iterable[PartitionPosition], deadline_ns: int | None
     ) -> int | None:
-        """Until when to wait after `ask` if nothing comes; None: without limit."""
+        """The longest wait after `ask` without input; None: no limit."""
         tick_ns = self._connection.next_tick_ns()
         times = [at_ns for at_ns in (deadline_ns, tick_ns) if at_ns is not None]
         if not fetcher.is_waiting and self._connection.is_ready:
@@ -154,7 +160,7 @@ class FetchLoop:
     def step(
         self, fetcher: Fetcher, cursors: Iterable[PartitionPosition], deadline_ns: int
     ) -> Steps[None]:
-        """Ask for more, take in what came, wait for something until `deadline_ns`."""
+        """Fetch, then wait for something until `deadline_ns` unless a response has come."""
         self.ask(fetcher, cursors)
         if not any(
             cursor.buffered or cursor.error is not None
@@ -167,9 +173,9 @@ class FetchLoop:
     def poll(
         self, deadline_ns: int | None, is_filled: Callable[[], bool] | None = None
     ) -> Steps[bool]:
-        """Until something can be handed out, or the time is up. `is_filled`: whether another task
-        has taken something meanwhile. Raises the error of a partition that has nothing left before
-        it.
+        """Wait until a record can be delivered, or until `deadline_ns`. `is_filled` is True if
+        another task has buffered records meanwhile. Raises the error of a partition that has
+        nothing left before it.
         """
         if not self.cursors:
             raise InvalidRequestError(
@@ -186,8 +192,8 @@ class FetchLoop:
         *,
         once: bool = False,
     ) -> Steps[bool]:
-        """`poll`, also without any partition; it ends when `is_interrupted`, too. `once`: and after
-        one wait.
+        """`poll`, also without any partition. It ends when `is_interrupted` is True, and with
+        `once` after one wait.
         """
         while True:
             cursors = list(self.cursors.values())
@@ -218,8 +224,8 @@ class FetchLoop:
                 )
 
     def raise_or_reset(self, cursor: PartitionPosition) -> Steps[None]:
-        """Raise the cursor's error, once; or have its position decided anew, where
-        auto_offset_reset allows it. A position behind damage is asked for.
+        """Raise the cursor's error once. An offset out of range resets the position instead, if
+        auto_offset_reset allows it. The end of damage is looked up if it is unknown.
         """
         error = cursor.error
         assert error is not None
@@ -239,9 +245,7 @@ class FetchLoop:
         raise error from None
 
     def next_cursor(self) -> PartitionPosition | None:
-        """The cursor whose batch comes next: partitions take turns, batch by batch. None: nothing
-        is buffered.
-        """
+        """The cursor with the next batch: partitions take turns. None: nothing is buffered."""
         cursors = [
             cursor for cursor in self.cursors.values() if cursor.buffered and not cursor.is_paused
         ]
@@ -254,7 +258,7 @@ class FetchLoop:
 def _place(
     cursors: Mapping[TopicPartition, PartitionPosition], offsets: Mapping[TopicPartition, int]
 ) -> None:
-    """Cursors that nothing has placed meanwhile begin at these offsets."""
+    """Move cursors to these offsets, unless they were moved meanwhile."""
     for key, cursor in cursors.items():
         if cursor.position is None and not cursor.from_committed:
             cursor.seek(offsets[key])

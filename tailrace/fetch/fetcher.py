@@ -226,7 +226,7 @@ class Fetcher:
         self._connection = connection
         self._settings = settings
         self._now_ns = now_ns
-        self._under_way: dict[tuple[bytes, int], int] = {}
+        self._in_flight: dict[tuple[bytes, int], int] = {}
         """(topic id, partition) -> version of the PartitionPosition in that fetch. After a seek it
         may be fetched again.
         """
@@ -238,7 +238,7 @@ class Fetcher:
     @property
     def is_waiting(self) -> bool:
         """True while a fetch is in flight."""
-        return bool(self._under_way)
+        return bool(self._in_flight)
 
     def begin(self, cursors: Iterable[PartitionPosition]) -> bool:
         """Fetch every partition that has little buffered and no fetch in flight."""
@@ -259,7 +259,7 @@ class Fetcher:
                 continue
             if cursor.refusals and now_ns < cursor.retry_at_ns:
                 continue
-            if self._under_way.get((cursor.info.topic_id, cursor.key.partition)) != cursor.version:
+            if self._in_flight.get((cursor.info.topic_id, cursor.key.partition)) != cursor.version:
                 hungry.append(cursor)
         if not hungry or buffered_bytes >= s.fetch_max_bytes:
             return False
@@ -287,21 +287,21 @@ class Fetcher:
             s.fetch_max_wait_ms, s.fetch_min_bytes, s.fetch_max_bytes, self._received_bytes, entries
         )
         if self._connection.request(
-            Api.FETCH, [messages.encode_fetch(request)], partial(self._on_answer, requested)
+            Api.FETCH, [messages.encode_fetch(request)], partial(self._on_response, requested)
         ):
-            self._under_way.update({key: version for key, (_, version) in requested.items()})
+            self._in_flight.update({key: version for key, (_, version) in requested.items()})
             self.fetch_count += 1
             return True
         return False
 
-    def _on_answer(
+    def _on_response(
         self,
         requested: dict[tuple[bytes, int], tuple[PartitionPosition, int]],
         response: Response | None,
     ) -> None:
         for key, (_, version) in requested.items():
-            if self._under_way.get(key) == version:
-                del self._under_way[key]
+            if self._in_flight.get(key) == version:
+                del self._in_flight[key]
         if response is None:
             return
         if response.code is not ErrorCode.OK:

@@ -1,25 +1,27 @@
-"""What a consumer has taken out of its fetched batches and its program does not have yet: one
-buffer for every way of reading.
+"""Record buffer of a consumer: the records taken from fetched batches and not delivered yet.
 
-    fetched batches --take_batch--> rows (columns) --gather--> records --deliver, or a loop's
-                     step--> the program '-take_arrow-> batches --deliver_batches--> the program
+    fetched    --take_batch--> rows (columns) --gather--> records --deliver, or a loop--> program
+    batches    --take_arrow--> Arrow batches ----------------------deliver_batches------> program
 
-A record is *delivered* when the call that carries it returns, or when a loop's body begins with it.
-The one cursor of a consumer is the border between what is delivered and what lies here: `positions`
-of commits, `position()`, lag and the end of a `with` block are derived from it, and nothing else
-moves it. Whatever ends a call before it returns (an exception of a deserializer, a listener or a
-signal's handler, a task's cancellation) leaves the border where it was: the next call delivers what
-lies here.
+A record is *delivered* when the call that carries it returns, or when the body of a loop begins
+with it. The consumer's position is the border between delivered records and this buffer. Commits,
+`position()`, lag and the end of a `with` block derive from it, and nothing else moves it. A call
+that ends by an exception (of a deserializer, a listener, a signal handler, or by a task's
+cancellation) leaves it where it was, and the next call delivers the records.
 
-Rows stay columns until they are wanted: a Record takes many times what a short row does, and is
-made where it is used, in a warm cache.
+Rows stay columns until they are needed: a Record takes many times the memory of a short row, and is
+made where it is used.
 
 Owner: one Consumer, one thread.
-Invariants: of each partition, what lies here begins at the program's position and ends where its
-    cursor goes on, without a gap. Delivery is one bytecode: a deletion from `records` or `batches`,
-    or a step of `iterator`. No partition is kept in `_rows` without a row.
-Crash: an exception between taking and keeping leaves `_open` or `_moving`: `recover` has the
-    partition read again from there.
+
+Invariants:
+- The buffered records of a partition begin at the program's position, and end without a gap where
+  its cursor goes on.
+- A delivery is one bytecode: a deletion from `records` or `batches`, or a step of `iterator`.
+- Each partition in `_rows` has at least one row.
+
+Crash: an exception while records are being moved leaves `_open` or `_moving` set. `recover` then
+has the partition fetched again from there.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from operator import length_hint
 from typing import NamedTuple
 
-from tailrace.batch import arrow_codec as arrow_batch
+from tailrace.batch import arrow_codec
 from tailrace.batch.topic_batch import TopicBatch, topic_batch
 from tailrace.client.serdes import failure_at
 from tailrace.client.settings import ConsumerSettings
@@ -38,17 +40,15 @@ from tailrace.core.topic_partition import TopicPartition
 from tailrace.fetch.fetcher import PartitionPosition, corrupt_error
 
 RECORDS_AT_ONCE = 64
-"""Records are made so many at a time where a program asks for fewer."""
+"""The number of records that are made at a time when a program asks for fewer."""
 Deserialize = Callable[[Sequence[Record]], tuple[list[Record], Exception | None]]
-"""What the user's deserializers make of records, up to the first that one fails on; and that
-failure.
-"""
+"""Deserializes records up to the first failure: (records, that failure or None)."""
 
 
 class _Decoded(NamedTuple):
     end: int
-    """The offset behind its batch."""
-    rows: arrow_batch.Rows
+    """The offset after its batch."""
+    rows: arrow_codec.Rows
 
 
 class _Batch(NamedTuple):
@@ -60,65 +60,69 @@ class _Move(NamedTuple):
     cursor: PartitionPosition
     offset: int | None
     is_users: bool
-    """By the program's own word; else what was taken is read again."""
+    """True for a seek of the program; otherwise the records are fetched again."""
 
 
 class RecordBuffer:
-    """See the module's docstring."""
+    """The buffer of one consumer, for every way of reading."""
 
     def __init__(self, deserialize: Deserialize | None = None) -> None:
-        """`deserialize`: None where records are handed out as they are stored."""
+        """`deserialize` is None if records are delivered as stored."""
         self._deserialize = deserialize
         self._rows: dict[TopicPartition, _Decoded] = {}
         records: list[Record] = []
         self._made: tuple[list[Record], Iterator[Record]] = records, iter(records)
-        """Records, of which those that the iterator has passed are delivered. A loop steps the
-        iterator; every other call deletes what it delivers.
+        """Records, and an iterator over them: those that it has passed are delivered. A loop steps
+        the iterator; every other call deletes what it delivers.
         """
         self._batches: list[_Batch] = []
         """Arrow batches that are not delivered."""
         self._cursors: Mapping[TopicPartition, PartitionPosition] = {}
-        """Those of the assignment that what lies here is of."""
+        """The cursors of the current assignment."""
         self._owners: dict[TopicPartition, PartitionPosition] = {}
-        """The cursors that something was taken from."""
+        """The cursors that records or batches were taken from."""
         self._open: tuple[PartitionPosition, int | None] | None = None
-        """The partition that is being taken from, and the position of its first row that may be
-        between two places.
+        """The partition that records are being taken from, and the position of its first row that
+        may be in transit.
         """
         self._moving: tuple[_Move, ...] = ()
-        """Partitions that are being moved; the steps may have been made in part."""
+        """The partitions that are being moved. Some of the moves may be done."""
         self._last: tuple[Sequence[Record] | Sequence[TopicBatch], list[Record], int] = (
             (),
             records,
             0,
         )
-        """By the last call but a loop's; and where the loops' iterator stood then."""
+        """The records delivered by the last call (not of a loop), and where the loops' iterator was
+        then.
+        """
         self.batch_count = 0
-        """Batches taken, since construction; `byte_count`: their bytes, `record_count`: their
-        records that were made.
+        """Batches taken since construction. `byte_count` is their size, `record_count` the number
+        of records made of them.
         """
         self.byte_count = 0
         self._was_paused = False
-        """A partition was paused whose records were made ahead: from now on none are."""
+        """True once a partition was paused whose records were made ahead. Then no more are
+        made ahead.
+        """
         self.has_failure = False
-        """A record behind those here could not be deserialized; waiting brings no more."""
+        """True if a record after the buffered ones could not be deserialized. Waiting brings
+        no more.
+        """
         self.record_count = 0
 
     # ---- delivery ------------------------------------------------------------------------------
 
     @property
     def iterator(self) -> Iterator[Record]:
-        """The records that lie here: each step delivers one."""
+        """The buffered records: each step delivers one."""
         return self._made[1]
 
     def __len__(self) -> int:
-        """How many records could be delivered now."""
+        """The number of records that can be delivered now."""
         return length_hint(self._made[1])
 
     def deliver(self, limit: int) -> list[Record]:
-        """Up to `limit` records are the program's when this returns. To be called in the `return`
-        of the call that carries them.
-        """
+        """Deliver up to `limit` records. Call it in the `return` of the call that carries them."""
         records, iterator = self._made
         count = length_hint(iterator)
         start = len(records) - count
@@ -132,11 +136,11 @@ class RecordBuffer:
 
     @property
     def has_batches(self) -> bool:
-        """Whether Arrow batches could be delivered now."""
+        """True if Arrow batches can be delivered now."""
         return bool(self._batches)
 
     def deliver_batches(self) -> list[TopicBatch]:
-        """As `deliver`, all Arrow batches that were taken."""
+        """Deliver all buffered Arrow batches, as `deliver`."""
         batches, found = self._batches, [item.batch for item in self._batches]
         records, iterator = self._made
         self._last = found, records, len(records) - length_hint(iterator)
@@ -146,13 +150,13 @@ class RecordBuffer:
             batches.clear()
 
     def all_processed(self) -> None:
-        """The program asks for more: what was delivered is processed."""
+        """The program asks for more: all delivered records are processed."""
         records, iterator = self._made
         self._last = (), records, len(records) - length_hint(iterator)
 
     def last_delivered(self) -> Sequence[Record] | Sequence[TopicBatch]:
-        """What the program was given last, and has not asked for more since: by one call, or by one
-        step of a loop.
+        """The records or batches delivered last and not processed: by one call, or by one step of a
+        loop.
         """
         found, records_then, at_then = self._last
         records, iterator = self._made
@@ -163,10 +167,10 @@ class RecordBuffer:
             else records[at - 1 : at]
         )
 
-    # ---- where the program stands --------------------------------------------------------------
+    # ---- positions -----------------------------------------------------------------------------
 
     def first_offsets(self) -> dict[TopicPartition, int]:
-        """Of each partition with something here: the offset of what is delivered next."""
+        """The offset of the next record to deliver, for each buffered partition."""
         self.recover()
         found = {key: decoded.rows.next_offset for key, decoded in self._rows.items()}
         for batch, cursor in reversed(self._batches):
@@ -177,7 +181,7 @@ class RecordBuffer:
         return found
 
     def first_offset(self, key: TopicPartition) -> int | None:
-        """The offset of the partition's next record here; None: there is none."""
+        """The offset of the partition's next buffered record; None: none is buffered."""
         self.recover()
         records, iterator = self._made
         count = length_hint(iterator)
@@ -193,8 +197,8 @@ class RecordBuffer:
     # ---- taking --------------------------------------------------------------------------------
 
     def take_batch(self, cursor: PartitionPosition, settings: ConsumerSettings) -> None:
-        """Take the cursor's next batch, as rows; the partition has none here. What cannot be read
-        is the cursor's error then.
+        """Take the cursor's next batch, as rows. The partition has no rows here. A batch that
+        cannot be read sets the cursor's error.
         """
         self._open = cursor, cursor.position
         key = cursor.key
@@ -215,7 +219,7 @@ class RecordBuffer:
         if taken is not None:
             header, batch, first_offset = taken
             try:
-                rows = arrow_batch.to_rows(
+                rows = arrow_codec.to_rows(
                     key.topic, key.partition, first_offset, batch, header, cursor.info.typed
                 )
             except ValueError as error:
@@ -227,8 +231,8 @@ class RecordBuffer:
         self._open = None
 
     def take_arrow(self, cursor: PartitionPosition, settings: ConsumerSettings) -> None:
-        """Take the cursor's next batch, as it is. What cannot be read is the cursor's error
-        then.
+        """Take the cursor's next batch as an Arrow batch. A batch that cannot be read sets the
+        cursor's error.
         """
         self._open = cursor, cursor.position
         self._owners[cursor.key] = cursor
@@ -245,13 +249,13 @@ class RecordBuffer:
         self._open = None
 
     def gather(self, limit: int, cursors: Mapping[TopicPartition, PartitionPosition]) -> int:
-        """Have `limit` records to offer if there are as many, none of a partition whose cursor is
-        paused; returns how many there are. Where no deserializer sees it, some more are made at
-        once: a record alone costs ten times as much.
+        """Make `limit` records deliverable if there are as many, without paused partitions. Returns
+        how many there are. Without a deserializer a few more are made at once, because a single
+        record costs ten times as much.
 
-        A batch that was trusted may turn out to contradict itself: that is the cursor's error then,
-        and its position is before what cannot be read. Raises InvalidRecordError when a
-        deserializer fails on what would be delivered next; what lies behind it is read again.
+        A trusted batch may turn out to be inconsistent. That sets the cursor's error, and its
+        position stays before the unreadable records. Raises InvalidRecordError when a deserializer
+        fails on the next record to deliver. The rows after it are fetched again.
         """
         if self._open is not None or self._moving:
             self.recover()
@@ -267,10 +271,10 @@ class RecordBuffer:
                 self._was_paused = True
                 self.withdraw(cursors, paused, rows_too=False)
                 count = length_hint(iterator)
-        else:  # the iterator may have come to its end
+        else:  # the iterator may be exhausted
             records = []
             self._made = records, iter(records)
-            self._last = (), records, 0  # before others are made: they take its place in memory
+            self._last = (), records, 0  # freed before others are made, which reuse its memory
         if count < limit and self._rows:
             if self._deserialize is None and not self._was_paused:
                 limit = max(limit, RECORDS_AT_ONCE)
@@ -285,7 +289,7 @@ class RecordBuffer:
     def _make(
         self, cursor: PartitionPosition, records: list[Record], count: int, *, is_first: bool
     ) -> int:
-        """Make up to `count` of the partition's rows records. Returns how many."""
+        """Make up to `count` records from the partition's rows. Returns how many."""
         key = cursor.key
         end, rows = self._rows[key]
         self._open = cursor, rows.next_offset
@@ -318,12 +322,10 @@ class RecordBuffer:
         self.record_count += made_count
         return made_count
 
-    # ---- taking back ---------------------------------------------------------------------------
+    # ---- discarding ----------------------------------------------------------------------------
 
     def recover(self) -> None:
-        """A call has ended while it took from a partition, or moved some: what was taken and not
-        kept is read again.
-        """
+        """Undo an interrupted call: records that were in transit are fetched again."""
         if self._open is not None:
             cursor, start = self._open
             records, iterator = self._made
@@ -346,7 +348,7 @@ class RecordBuffer:
             self._move_all()
 
     def move(self, cursor: PartitionPosition, offset: int | None) -> None:
-        """The program goes on elsewhere in this partition: forget what is here of it."""
+        """Move the partition's position for the program, and discard its records here."""
         self.recover()
         self._moving = (_Move(cursor, offset, is_users=True),)
         self._move_all()
@@ -358,8 +360,8 @@ class RecordBuffer:
         *,
         rows_too: bool = True,
     ) -> None:
-        """What is here of these partitions, None: of all, is read again. `rows_too`: also where
-        nothing but rows are here.
+        """Discard the records of these partitions (None: of all), and have them fetched again.
+        Without `rows_too`, partitions with rows only are kept.
         """
         first = self.first_offsets()
         if not rows_too:
@@ -376,7 +378,7 @@ class RecordBuffer:
         self._move_all()
 
     def _move_all(self) -> None:
-        """Each of these steps may be made twice."""
+        """Make the moves in `_moving`. Each may be repeated."""
         for cursor, offset, is_users in self._moving:
             key = cursor.key
             self.drop(key)
@@ -387,7 +389,7 @@ class RecordBuffer:
         self._moving = ()
 
     def keep_assigned(self, cursors: Mapping[TopicPartition, PartitionPosition]) -> None:
-        """Forget what was taken from cursors that are not among these any more."""
+        """Discard the records of cursors that are no longer assigned."""
         self.recover()
         self._cursors = cursors
         owners = self._owners
@@ -398,7 +400,7 @@ class RecordBuffer:
             owners.pop(key, None)
 
     def drop(self, key: TopicPartition) -> None:
-        """Forget what is here of a partition."""
+        """Discard the records of a partition."""
         self._rows.pop(key, None)
         if self._batches:
             self._batches[:] = [item for item in self._batches if item.cursor.key != key]
@@ -413,7 +415,7 @@ class RecordBuffer:
 
 
 def _reread(cursor: PartitionPosition, offset: int | None) -> None:
-    """Read on at `offset`; what was delivered last is of the same epoch as before."""
+    """Move the cursor to `offset`, and keep the epoch of the batch taken last."""
     epoch = cursor.taken_epoch
     cursor.seek(offset)
     cursor.taken_epoch = epoch

@@ -1,5 +1,5 @@
-"""The first record at or after a time, looked for by reading, where the appliance could not say:
-its host has no codec for a batch, or one is damaged.
+"""Search for the first record at or after a time, by reading. It is used when the appliance cannot
+answer, because its host has no codec for a batch, or a batch is damaged.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pyarrow.compute as pc
 
-from tailrace.batch import arrow_codec as arrow_batch
+from tailrace.batch import arrow_codec
 from tailrace.client.settings import ConsumerSettings
 from tailrace.client.steps import Steps
 from tailrace.core.records import OffsetAndTimestamp
@@ -22,9 +22,8 @@ def offset_for_time(
     fetch: Callable[[PartitionPosition], Steps[None]],
     settings: ConsumerSettings,
 ) -> Steps[OffsetAndTimestamp | None]:
-    """The first record from the cursor's position to the offset `end` that is not before `when_us`;
-    None: there is none. `fetch`: waits until the cursor has something buffered. Raises what the
-    cursor meets.
+    """The first record at or after `when_us`, from the cursor's position to the offset `end`; None:
+    there is none. `fetch` waits until the cursor has a batch. Raises the cursor's error.
     """
     while cursor.position is not None and cursor.position < end:
         yield from fetch(cursor)
@@ -37,7 +36,7 @@ def offset_for_time(
 def first_buffered(
     cursor: PartitionPosition, when_us: int, settings: ConsumerSettings
 ) -> OffsetAndTimestamp | None:
-    """The first row at or after a time among the buffered batches, which are used up. Raises the
+    """The first row at or after a time in the buffered batches, which are consumed. Raises the
     cursor's error.
     """
     if cursor.error is not None:
@@ -46,7 +45,7 @@ def first_buffered(
         header, rows, first_offset = taken
         if header.max_timestamp_us < when_us:
             continue
-        stamps = arrow_batch.timestamps_of(rows, header, is_typed=cursor.info.typed)
+        stamps = arrow_codec.timestamps_of(rows, header, is_typed=cursor.info.typed)
         if stamps is None:
             return OffsetAndTimestamp(first_offset, header.max_timestamp_us // 1000)
         row = pc.index(pc.greater_equal(stamps, when_us), True).as_py()
