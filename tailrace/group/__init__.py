@@ -1,1 +1,1 @@
-"""A consumer's side of consumer groups. Imported by the first consumer that has a `group_id`."""
+"""The member's side of consumer groups. Imported by the first consumer with a `group_id`."""

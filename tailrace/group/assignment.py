@@ -1,14 +1,16 @@
-"""The partitions that a consumer has from its group: their names, and the cursors that read them.
+"""Assigned partitions of a group's consumer: their names, and the cursors that read them.
 
-The group speaks of partitions by topic id, the program and the cursors by name; this is where one
-becomes the other. Which partitions are taken or dropped, and when listeners are told, is decided in
-`tailrace.group.group_coordinator`.
+The group identifies partitions by topic id, the program and the cursors by topic name. This module
+translates. `tailrace.group.reconciliation` decides which partitions are taken or dropped, and when
+listeners are called.
 
 Owner: one Consumer, one thread.
-Invariants: each partition that is kept here has a cursor, until `assign` or a seek of the program
-    replaces it; a topic that was deleted and made again has another id, so its partitions are
-    others.
-Crash: nothing is kept; the next consumer begins at what is committed.
+
+Invariants:
+- Each partition here has a cursor, until `assign` or a seek of the program replaces it.
+- A recreated topic has another id, so its partitions are different ones.
+
+Crash: nothing is stored. The next consumer begins at the committed offsets.
 """
 
 from __future__ import annotations
@@ -23,8 +25,8 @@ from tailrace.core.topic_partition import TopicPartition
 from tailrace.fetch.fetch_loop import FetchLoop
 from tailrace.fetch.fetcher import PartitionPosition
 from tailrace.fetch.record_buffer import RecordBuffer
+from tailrace.group.committed_offsets import PositionLookup
 from tailrace.group.membership import Change, Membership, Partition
-from tailrace.group.offset_commit import PositionLookup
 from tailrace.group.paused_topics import PausedTopics
 from tailrace.group.positions import PositionTracker
 from tailrace.group.retry_partitions import read_as_retries
@@ -32,7 +34,7 @@ from tailrace.group.subscription import Subscription, named_topics
 
 
 class AssignedPartitions:
-    """See the module's docstring."""
+    """The assigned partitions of one consumer."""
 
     def __init__(
         self,
@@ -58,7 +60,7 @@ class AssignedPartitions:
         self._paused = PausedTopics(group_id)
 
     def all(self) -> frozenset[Partition]:
-        """By topic id."""
+        """All assigned partitions, by topic id."""
         return frozenset(self._keys)
 
     def keys_of(self, change: Change) -> list[TopicPartition]:
@@ -70,7 +72,7 @@ class AssignedPartitions:
     def infos_of(
         self, change: Change, subscription: Subscription | None
     ) -> Steps[dict[str, TopicInfo]]:
-        """What is to be known of the topics of a step, by id. Raises UnknownTopicError."""
+        """Look up the topics of a step, by id. Raises UnknownTopicError."""
         counts: dict[str, int] = {}
         for topic_id, partition in change.partitions:
             counts[topic_id] = max(counts.get(topic_id, 0), partition + 1)
@@ -86,7 +88,8 @@ class AssignedPartitions:
             )
         if not counts.keys() <= names.keys():
             raise UnknownTopicError(
-                "topics of which partitions are assigned are not there any more, or not yet"
+                "the group assigns partitions of topics that were deleted, or that this consumer "
+                "does not know yet: poll again"
             )
         infos = {}
         for topic_id, count in counts.items():
@@ -94,7 +97,7 @@ class AssignedPartitions:
         return infos
 
     def take(self, change: Change, infos: dict[str, TopicInfo]) -> list[TopicPartition]:
-        """Begin to read."""
+        """Begin to read the partitions of a step."""
         cursors = {}
         for topic_id, partition in sorted(change.partitions):
             info = infos[topic_id]
@@ -108,7 +111,7 @@ class AssignedPartitions:
         return sorted(cursors)
 
     def drop(self, change: Change, keys: list[TopicPartition]) -> None:
-        """Read these no more; what is buffered of them is forgotten."""
+        """Stop reading these partitions, and discard their buffers."""
         cursors = {
             key: cursor for key, cursor in self._fetch_loop.cursors.items() if key not in set(keys)
         }
@@ -119,8 +122,8 @@ class AssignedPartitions:
             self._keys.pop(partition, None)
 
     def apply_pauses(self) -> None:
-        """Stop or go on with the topics whose delivery an operator has paused or resumed, and say
-        so.
+        """Pause or resume the partitions of topics whose delivery an operator has paused or
+        resumed, and log it.
         """
         paused = self._membership.paused_topics
         for partition, key in self._keys.items():

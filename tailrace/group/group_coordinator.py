@@ -1,21 +1,15 @@
-"""What a consumer of a group does beside reading: takes and gives up partitions, and commits.
+"""Consumer coordinator: a consumer's membership in its group, beside fetching. It subscribes,
+rebalances and commits.
 
-Everything here happens inside the caller's `poll`, `commit`, `unsubscribe` or `close`, as steps
-(`tailrace.client.steps`) that a thread or an event loop takes; heartbeats go on elsewhere
-(`tailrace.group.heartbeat`). Where several tasks use a consumer, one at a time makes the steps of a
-rebalance. A step touches the partitions that it is about and no others: those that are kept go on,
-with what is buffered of them and what is under way.
-
-    REVOKE   commit what was delivered (auto commit), tell the listener, drop the cursors; then the appliance is told
-    ASSIGN   a cursor for each, which begins at the committed offset; tell the listener
-    LOST     tell the listener, drop the cursors; nothing can be committed any more
-
-The cursors and the names of partitions are kept in `tailrace.group.assignment`.
+Everything here runs inside the caller's `poll`, `commit`, `unsubscribe` or `close`, as steps
+(`tailrace.client.steps`) for a thread or an event loop. Heartbeats are made elsewhere
+(`tailrace.group.heartbeat`). If several tasks use a consumer, one at a time makes the steps of a
+rebalance (`tailrace.group.reconciliation`).
 
 Owner: one Consumer, one thread or event loop.
-Invariants: after a step the cursors are those of the partitions that the membership has taken,
-    whatever a listener raised; what it raised reaches the caller once.
-"""  # noqa: E501
+
+Invariants: those of `tailrace.group.reconciliation`.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +22,9 @@ from uuid import uuid4
 from tailrace.client.connection import Connection
 from tailrace.client.runtime import Runtime
 from tailrace.client.settings import ConsumerSettings
-from tailrace.client.steps import Call, Steps, Wait, invoke
+from tailrace.client.steps import Call, Steps, Wait
 from tailrace.client.topic_metadata import TopicInfo
-from tailrace.core.errors import InvalidRequestError, UnknownTopicError
+from tailrace.core.errors import InvalidRequestError
 from tailrace.core.log import logger
 from tailrace.core.records import ConsumerGroupMetadata, OffsetAndMetadata
 from tailrace.core.topic_names import with_retry_topics
@@ -39,33 +33,30 @@ from tailrace.fetch.fetch_loop import FetchLoop
 from tailrace.fetch.fetcher import PartitionPosition
 from tailrace.fetch.record_buffer import RecordBuffer
 from tailrace.group.assignment import AssignedPartitions
+from tailrace.group.committed_offsets import PositionLookup, fetch_committed
 from tailrace.group.heartbeat import HeartbeatManager, HeartbeatThread
 from tailrace.group.membership import (
     NEVER_NS,
     NS_PER_MS,
     POLLING_NS,
-    Change,
-    ChangeKind,
     MemberIdentity,
     Membership,
     Phase,
 )
-from tailrace.group.offset_commit import PositionLookup, fetch_committed
 from tailrace.group.positions import PositionTracker
-from tailrace.group.rebalance_listener import RebalanceCallback, RebalanceCallbacks
+from tailrace.group.rebalance_listener import RebalanceCallbacks
+from tailrace.group.reconciliation import Reconciler
 from tailrace.group.retry_partitions import read_as_retries, retries_of
 from tailrace.group.subscription import Subscription, missing_topics
 
-RETRY_NS = 100 * NS_PER_MS
-"""After so long a step is tried again that could not be made."""
 LEAVE_WAIT_NS = 5_000 * NS_PER_MS
-"""How long close() waits for the appliance to hear that this member leaves."""
+"""The time that close() waits until the appliance knows that this member leaves."""
 POLL_STEP_NS = 1_000 * NS_PER_MS
-"""A poll looks up at least so often."""
+"""The longest wait of a poll between two checks."""
 
 
 class ConsumerCoordinator:
-    """See the module's docstring."""
+    """The group of one consumer."""
 
     def __init__(
         self,
@@ -80,10 +71,12 @@ class ConsumerCoordinator:
         info: Callable[[str, str, int], Steps[TopicInfo]],
         all_topics: Callable[[], Steps[list[str]]],
     ) -> None:
-        """`is_nested`: whether the operation under way was called by code that another one calls.
+        """`is_nested` is True if the running operation was called by code of another one (a
+        listener or a callback).
 
-        `info`: of the topic of this name and id with so many partitions; raises UnknownTopicError
-        where there is none. `all_topics`: their names."""
+        `info` looks up a topic by name and id with at least this many partitions; it raises
+        UnknownTopicError. `all_topics` lists all names.
+        """
         assert settings.group_id is not None
         self.group_id = settings.group_id
         self._connection = connection
@@ -107,13 +100,11 @@ class ConsumerCoordinator:
             self.membership, settings.bootstrap_servers, settings.client_id, runtime
         )
         self.beats = self._thread.beats
-        """Where no thread makes them, the environment's driver does."""
+        """Stepped by the event loop, where no thread makes heartbeats."""
         self._lock = self.beats.lock
         self._has_thread = runtime.has_threads
         self._abandon = weakref.finalize(consumer, self._thread.abandon)
         self._abandon.atexit = False  # the appliance sees that the connection has closed
-        self._subscription: Subscription | None = None
-        self.callbacks = RebalanceCallbacks()
         self.position_tracker = PositionTracker(
             connection,
             settings,
@@ -140,46 +131,57 @@ class ConsumerCoordinator:
             call,
             info,
         )
-        self._retry_at_ns = NEVER_NS
-        self._is_giving_up = False
+        self._reconciler = Reconciler(
+            self.group_id,
+            self._thread,
+            self._now_ns,
+            self.partitions,
+            self.position_tracker,
+            lambda: self.wakeup(),
+        )
         self._is_nested = is_nested
         self._stepper: object = None
-        """Who makes the steps of a rebalance now; a listener that is told of one is the same. Or
-        who was interrupted in one.
+        """The caller that makes the steps of a rebalance, or was interrupted in one. A listener
+        that it calls is the same caller.
         """
-        self.raised: BaseException | None = None
-        """What a listener has raised last, or the group."""
         self._waiting_count = 0
-        """How many callers are in a poll."""
+        """The number of callers in a poll."""
         self.caller: Callable[[], object] = _the_thread
-        """Who calls: a consumer of an event loop is used by several tasks."""
+        """Identifies the caller. A consumer in an event loop is used by several tasks."""
         self.on_change: Callable[[], None] = _nothing
-        """Called when a caller that waits is to look again."""
+        """Called when waiting callers are to check their conditions."""
         self.wakeup: Callable[[], None] = (
             self._thread.wakeup if runtime.has_threads else _step_of(self.beats)
         )
-        """The heartbeats have something to do."""
+        """Called when a heartbeat may be due."""
 
     # ---- subscribing -----------------------------------------------------------------------------
 
     @property
+    def _subscription(self) -> Subscription | None:
+        return self._reconciler.subscription
+
+    @property
+    def raised(self) -> BaseException | None:
+        """The last exception of a listener, or the last error of the group."""
+        return self._reconciler.raised
+
+    @property
     def is_subscribed(self) -> bool:
-        """Whether the group decides what is read, and not `assign`."""
+        """True if the group assigns the partitions, and not `assign`."""
         return self._subscription is not None
 
     def topics(self) -> set[str]:
-        """The names of those that are wanted now."""
+        """The names of the subscribed topics, with those that patterns match now."""
         return set(self._subscription.topics if self._subscription else ())
 
     def subscribe(self, subscription: Subscription, callbacks: RebalanceCallbacks) -> Steps[None]:
-        """Want these topics from the next poll on. Raises InvalidRequestError where `assign` has
-        decided what is read.
-        """
+        """Subscribe from the next poll on. Raises InvalidRequestError after `assign`."""
         if self._subscription is None and self._fetch_loop.cursors:
             raise InvalidRequestError(
                 "partitions are assigned by assign(); write unsubscribe() before subscribe()"
             )
-        self._subscription, self.callbacks = subscription, callbacks
+        self._reconciler.subscription, self._reconciler.callbacks = subscription, callbacks
         self._fetch_loop.topics_may_go = True
         if self.membership.phase is not Phase.OUT:
             yield from self._request_topics()
@@ -194,9 +196,8 @@ class ConsumerCoordinator:
             subscription.match(existing)
             subscription.listed_version = version
         topics = with_retry_topics(subscription.topics, self.group_id)
-        if (
-            existing is not None
-        ):  # of thousands of topics few have one for retries, and one that is made later is in the next list  # noqa: E501
+        if existing is not None:
+            # Few of thousands of topics have a retry topic. A later one is in the next list.
             existing.update(subscription.topics)
             topics = [name for name in topics if name in existing]
         with self._lock:
@@ -204,32 +205,30 @@ class ConsumerCoordinator:
         self.wakeup()
 
     def unsubscribe(self) -> Steps[None]:
-        """Give everything up and leave the group. Raises what a listener raises, when that is
-        done.
-        """
+        """Give up all partitions and leave the group. Raises what a listener raises, after that."""
         if self._subscription is None:
             return
         is_nested = yield from self._begin_step()
         try:
-            yield from self._give_up()
+            yield from self._reconciler.give_up(self._is_nested)
         finally:
             self.leave()
             self._end_step(is_nested=is_nested)
 
     def leave(self) -> None:
-        """Be no member any more; everything is given up already."""
-        self._subscription, self._fetch_loop.topics_may_go = None, False
+        """Leave the group. The partitions must be given up before."""
+        self._reconciler.subscription, self._fetch_loop.topics_may_go = None, False
         with self._lock:
             self.membership.leave(self._now_ns())
         self.wakeup()
 
     @property
     def has_left(self) -> bool:
-        """Whether the appliance has heard that this member leaves, or cannot hear it now."""
+        """True once the appliance knows that this member leaves, or cannot be reached."""
         return self.membership.phase is not Phase.LEAVING or not self.beats.connection.is_ready
 
     def metadata(self) -> ConsumerGroupMetadata:
-        """Who this consumer is in its group."""
+        """The group id, member id, epoch and instance id."""
         one = self.membership
         epoch = one.epoch if one.phase is Phase.MEMBER else -1
         return ConsumerGroupMetadata(
@@ -240,11 +239,11 @@ class ConsumerCoordinator:
 
     @property
     def is_in_step(self) -> bool:
-        """Whether a caller makes a step, perhaps one that was interrupted."""
+        """True while a caller makes a step of a rebalance, or was interrupted in one."""
         return self._stepper is not None
 
     def begin_poll(self) -> None:
-        """A caller asks for records: what was delivered before is processed."""
+        """A caller asks for records: the records delivered before are processed."""
         if not self._has_thread:
             self.wakeup()
         if self._thread.failure is not None:
@@ -254,25 +253,25 @@ class ConsumerCoordinator:
         self.membership.polled_ns = POLLING_NS
 
     def end_poll(self) -> None:
-        """It has got them, or waits no more."""
+        """The caller's poll has ended."""
         self._waiting_count -= 1
         if self._waiting_count <= 0:
             self._waiting_count = 0
             self.membership.polled_ns = self._now_ns()
 
     def is_quiet(self, now_ns: int) -> bool:
-        """Whether `step` has nothing to do."""
+        """True if `step` has nothing to do."""
         return not (
             self._lookup
-            or self.is_rebalance_due(now_ns)
+            or self._reconciler.is_due(now_ns)
             or self.position_tracker.is_due(now_ns)
             or self.membership.phase is Phase.OUT
             or not self._has_thread
         )
 
     def step(self) -> Steps[None]:
-        """All that is due beside reading. Raises what a listener raised, or why this consumer
-        cannot be a member; all is consistent then.
+        """Do all that is due beside fetching. Raises what a listener raised, or the error that
+        keeps this consumer from being a member. The state is consistent then.
         """
         if self._subscription is not None and self.membership.phase is Phase.OUT:
             yield from self._request_topics()
@@ -281,11 +280,11 @@ class ConsumerCoordinator:
                 self._fetch_loop.wake_fd = self._thread.events.fd
         if not self._has_thread:
             self.wakeup()
-        if self.is_rebalance_due(self._now_ns()):
+        if self._reconciler.is_due(self._now_ns()):
             is_nested = yield from self._begin_step()
             try:
-                if not is_nested and self.is_rebalance_due(self._now_ns()):
-                    yield from self._reconcile()
+                if not is_nested and self._reconciler.is_due(self._now_ns()):
+                    yield from self._reconciler.reconcile(self._refresh_subscription)
             finally:
                 self._end_step(is_nested=is_nested)
         now_ns = self._now_ns()
@@ -297,8 +296,8 @@ class ConsumerCoordinator:
         self.position_tracker.step(now_ns)
 
     def _begin_step(self) -> Steps[bool]:
-        """Wait until no other caller makes steps. Returns whether this one makes them already: a
-        listener calls.
+        """Wait until no other caller makes steps. Returns True if this caller makes steps already,
+        and a listener of it calls.
         """
         me = self.caller()
         if self._stepper is me and self._is_nested():
@@ -314,8 +313,8 @@ class ConsumerCoordinator:
             self.on_change()
 
     def poll(self, deadline_ns: int | None, is_filled: Callable[[], bool]) -> Steps[bool]:
-        """Until something can be handed out, or the time is up. `is_filled`: whether another task
-        has taken something meanwhile.
+        """Wait until a record can be delivered, or until `deadline_ns`. `is_filled` is True if
+        another task has buffered records meanwhile.
         """
         while True:
             if self._subscription is None and not self._fetch_loop.cursors:
@@ -344,101 +343,20 @@ class ConsumerCoordinator:
         return is_filled() or self.membership.has_events or self.position_tracker.has_ended_commits
 
     def due_ns(self) -> int:
-        """When `step` has something to do though nothing comes."""
+        """The time of the next `step` without input."""
         beat_ns = NEVER_NS if self._has_thread else self.beats.next_ns()
-        times = (self._retry_at_ns, self.position_tracker.due_ns(), self._lookup.due_ns(), beat_ns)
+        times = (
+            self._reconciler.retry_at_ns,
+            self.position_tracker.due_ns(),
+            self._lookup.due_ns(),
+            beat_ns,
+        )
         return min(at_ns for at_ns in times if at_ns is not None)
 
     # ---- rebalances ------------------------------------------------------------------------------
 
-    def next_change(self) -> Change | None:
-        """The next step to make; what it assigns counts as taken from now on."""
-        with self._lock:
-            change = self.membership.next_change()
-            if change is not None and change.kind is ChangeKind.ASSIGN:
-                self.membership.taking(change.partitions)
-        return change
-
-    def is_rebalance_due(self, now_ns: int) -> bool:
-        """Whether there may be a step to make."""
-        return self.membership.has_events or now_ns >= self._retry_at_ns
-
-    @property
-    def waits_to_retry(self) -> bool:
-        """Whether a step could not be made, and is made later."""
-        return self._retry_at_ns != NEVER_NS
-
-    def process_events(self) -> None:
-        """What is known to be due is looked at now."""
-        self._retry_at_ns = NEVER_NS
-        with self._lock:
-            self._thread.events.clear()
-            self.membership.has_events = False
-
-    def _reconcile(self) -> Steps[None]:
-        """All steps that can be made now. The first thing that a listener raised is raised when
-        they are made.
-        """
-        self.process_events()
-        raised: Exception | None = None
-        try:
-            while not self.waits_to_retry and (change := self.next_change()) is not None:
-                try:
-                    yield from self._make(change)
-                except Exception as error:
-                    raised = raised or error
-            yield from self._refresh_subscription()
-        except BaseException:
-            self.membership.has_events = True
-            raise
-        self.raise_after(raised)
-
-    def raise_after(self, raised: Exception | None) -> None:
-        """All steps are made: raise what a listener has raised, or why this consumer cannot be a
-        member.
-        """
-        with self._lock:
-            refusal = None if raised is not None else self.membership.pop_error(self._now_ns())
-        self.wakeup()
-        self.raised = raised or refusal
-        if raised is not None:
-            self.membership.has_events = (
-                self.membership.has_events or self.membership.error is not None
-            )
-            raise raised
-        if refusal is not None:
-            raise refusal
-
-    def _make(self, change: Change) -> Steps[None]:
-        if change.kind is ChangeKind.ASSIGN:
-            yield from self._assign(change)
-            return
-        keys = self.partitions.keys_of(change)
-        try:
-            if change.kind is ChangeKind.LOST:
-                logger.warning(
-                    "a consumer of group %r has lost its %d partitions: %s",
-                    self.group_id,
-                    len(keys),
-                    change.reason,
-                )
-                yield from self._invoke(self.callbacks.lost, keys)
-            else:
-                yield from self.position_tracker.commit_before_revoking(keys)
-                yield from self._invoke(self.callbacks.revoked, keys)
-        finally:
-            self.drop(change, keys)
-
-    @staticmethod
-    def _invoke(hook: RebalanceCallback | None, keys: list[TopicPartition]) -> Steps[None]:
-        """Call a listener, if there is one and there is something to say. Raises what it raises."""
-        if hook is not None and keys:
-            yield from invoke(hook, list(keys))
-
     def _refresh_subscription(self) -> Steps[None]:
-        """What the appliance says of topics: whose delivery is paused, and whether patterns are to
-        be matched anew.
-        """
+        """Apply pauses of topics, and match patterns again after a change of the catalog."""
         membership, subscription = self.membership, self._subscription
         self.partitions.apply_pauses()
         if (
@@ -454,78 +372,30 @@ class ConsumerCoordinator:
         ):
             missing = yield from missing_topics(self._call, subscription.names)
             subscription.names_are_checked = True
-            if missing:  # no error: they may come
+            if missing:  # a warning and no error: they may be created later
                 logger.warning(
                     "there is no topic %s; the consumer of group %r reads it when there is one",
                     ", ".join(missing),
                     self.group_id,
                 )
 
-    def drop(self, change: Change, keys: list[TopicPartition]) -> None:
-        """Read these no more, and let the appliance know."""
-        self.partitions.drop(change, keys)
-        with self._lock:
-            if change.kind is ChangeKind.LOST:
-                self.membership.ack_lost(self._now_ns())
-            else:
-                self.membership.revoked(change.partitions, self._now_ns())
-        self.wakeup()
-
-    def _assign(self, change: Change) -> Steps[None]:
-        try:
-            infos = yield from self.partitions.infos_of(change, self._subscription)
-            keys = self.partitions.take(change, infos)
-        except BaseException as error:
-            self.partitions.drop(change, self.partitions.keys_of(change))
-            self._put_back(change)
-            if isinstance(error, UnknownTopicError):
-                return  # the appliance's processes learn of topics one after another
-            raise
-        self.wakeup()
-        yield from self._invoke(self.callbacks.assigned, keys)
-
-    def _put_back(self, change: Change) -> None:
-        """What is assigned cannot be taken now: soon again."""
-        with self._lock:
-            self.membership.revoked(change.partitions, self._now_ns())
-        self._retry_at_ns = self._now_ns() + RETRY_NS
-
-    def _give_up(self) -> Steps[None]:
-        """Give up everything that is read, unless that is under way: a listener that was told
-        calls.
-        """
-        if self._is_giving_up and self._is_nested():
-            return
-        self._is_giving_up = True
-        try:
-            with self._lock:
-                lost = self.membership.next_change()
-            is_lost = lost is not None and lost.kind is ChangeKind.LOST
-            yield from self._make(
-                lost
-                if lost is not None and is_lost
-                else Change(ChangeKind.REVOKE, self.partitions.all())
-            )
-        finally:
-            self._is_giving_up = False
-
     # ---- offsets ---------------------------------------------------------------------------------
 
     def retries_of(self, keys: list[TopicPartition]) -> Steps[list[TopicPartition]]:
-        """The partitions with what the group retries of these."""
+        """The partitions of the group's retry topics for these."""
         return retries_of(self._call, keys, self.group_id)
 
     def read_as_retries(self, cursor: PartitionPosition) -> None:
-        """Of a cursor of `assign`: see `tailrace.group.retry_partitions`."""
+        """See `tailrace.group.retry_partitions`; for a cursor of `assign`."""
         read_as_retries(cursor, self.group_id)
 
     def read_from_committed(self, cursors: list[PartitionPosition]) -> None:
-        """Partitions of `assign` begin where the group has committed."""
+        """Begin partitions of `assign` at their committed offsets."""
         self._lookup.add(cursors)
         self.position_tracker.forget([cursor.key for cursor in cursors])
 
     def decide(self, cursor: PartitionPosition) -> Steps[None]:
-        """The cursor's position is wanted now."""
+        """Look up the cursor's committed offset now, if it begins there."""
         if cursor.from_committed:
             found = yield from fetch_committed(
                 self._call, self.group_id, [cursor.key], is_to_begin=self._begins_at_end
@@ -535,7 +405,7 @@ class ConsumerCoordinator:
     def committed(
         self, keys: list[TopicPartition]
     ) -> Steps[dict[TopicPartition, OffsetAndMetadata | None]]:
-        """What the group has committed, asked for now."""
+        """Look up the group's committed offsets."""
         return fetch_committed(self._call, self.group_id, keys)
 
     def _member_fields(self) -> dict[str, Any]:
@@ -546,7 +416,7 @@ class ConsumerCoordinator:
         )
 
     def _heartbeat_now(self) -> None:
-        """Another member may have the partitions: ask."""
+        """Make a heartbeat at once: another member may have the partitions."""
         with self._lock:
             self.membership.heartbeat_soon(self._now_ns())
         self.wakeup()
@@ -554,8 +424,8 @@ class ConsumerCoordinator:
     # ---- the end ---------------------------------------------------------------------------------
 
     def close(self, *, autocommit: bool = True, is_handled: bool = True) -> Steps[None]:
-        """Commit, give everything up, leave the group. `is_handled`: what was delivered last is
-        processed. Raises what a listener raises.
+        """Commit, give up all partitions, leave the group. `is_handled` is True if the last
+        delivered records are processed. Raises what a listener raises.
         """
         self._abandon.detach()
         self.position_tracker.auto_commits = self.position_tracker.auto_commits and autocommit
@@ -593,7 +463,7 @@ class ConsumerCoordinator:
 
 
 def _the_thread() -> object:
-    """The caller, where there is but one."""
+    """Identify the caller where there is only one."""
     return Phase
 
 

@@ -1,19 +1,20 @@
-"""Heartbeats: a connection of their own, and the thread that makes them while the program's own
-code runs.
+"""Heartbeats of one member: their connection, and the thread that makes them while the program
+runs.
 
-The thread sleeps in poll(2), without the interpreter's lock, and wakes for a heartbeat, an answer,
-a push, or when it is rung: some 20 us of work every heartbeat_interval_ms. It touches nothing of
-the user's: what is news for the consumer waits until `poll` asks. Under gevent it is a thread of
-the operating system all the same, and uses nothing that gevent has patched: no greenlet, no hub, no
-lock of gevent's. Where there may be no thread (asyncio, the simulation) the consumer's driver calls
-`HeartbeatManager.step`.
+The thread sleeps in poll(2) without the interpreter's lock. A due heartbeat, a response, a push or
+`wakeup` wakes it. It never runs code of the program: events wait until the next `poll`. Under
+gevent it is a thread of the operating system too, and uses nothing that gevent has patched. Where
+threads are not allowed (asyncio, the simulation) the event loop calls `HeartbeatManager.step`.
 
-Owner: `HeartbeatManager.lock` guards the membership and the connection; it is held for microseconds
-    and never while anything sleeps.
-Invariants: the thread holds no reference to the consumer: a consumer that is garbage collected is
-    left behind by its group, and its thread ends. In a child of the process that made it nothing is
-    rung, sent or locked.
-Crash: a thread that cannot go on says why to the next poll, and tries again.
+Owner: `HeartbeatManager.lock` guards the membership and the connection. It is held for
+microseconds, and never during a sleep.
+
+Invariants:
+- The thread has no reference to the consumer. When the consumer is garbage collected, the thread
+  leaves the group and ends.
+- In a forked child nothing is woken, sent or locked.
+
+Crash: a thread that fails raises the error from the next poll, and tries again.
 """
 
 from __future__ import annotations
@@ -31,21 +32,19 @@ from tailrace.client.runtime import POLL_MAX_MS, Runtime
 from tailrace.core import fork
 from tailrace.core.errors import TailraceError
 from tailrace.group.membership import NEVER_NS, NS_PER_MS, Membership, Phase
-from tailrace.protocol import messages as requests
 from tailrace.protocol.frame import Api
+from tailrace.protocol.messages import decode_json, encode_json
 from tailrace.protocol.session import CLIENT_JSON_MAX_BYTES, Response
 
 FAILURES_MAX = 10
-"""So often in a row the thread may fail in what nobody expected; then it ends, and poll raises the
-error.
-"""
+"""Consecutive unexpected failures after which the thread ends and poll raises the error."""
 FAILURE_PAUSE_NS = 100 * NS_PER_MS
 ABANDONED_NS = 1_000 * NS_PER_MS
-"""How long a member whose consumer is gone tries to say so."""
+"""The time that a member without a consumer tries to leave its group."""
 
 
 def unpatched(module: str, name: str) -> Any:
-    """What the standard library has, also where gevent has put its own in the place."""
+    """A name of the standard library as it was before gevent patched it."""
     monkey = sys.modules.get("gevent.monkey")
     if monkey is not None:
         return monkey.get_original(module, name)
@@ -53,14 +52,14 @@ def unpatched(module: str, name: str) -> Any:
 
 
 class SecondaryConnection(Connection):
-    """A connection beside another one of the same client, which says what is to be said."""
+    """A second connection of the same client. It does not log; the first one does."""
 
     def _warn_unreachable(self, now_ns: int) -> None:
         pass
 
 
 class HeartbeatManager:
-    """A membership and the connection that it goes over."""
+    """A membership and its connection."""
 
     def __init__(
         self,
@@ -70,7 +69,7 @@ class HeartbeatManager:
         runtime: Runtime,
         on_event: Callable[[], None],
     ) -> None:
-        """`on_event`: called when `membership.has_events` becomes true, with the lock held."""
+        """`on_event` is called when `membership.has_events` becomes True, with the lock held."""
         self.membership = membership
         self.lock = unpatched("_thread", "allocate_lock")()
         self.now_ns = runtime.monotonic_ns
@@ -78,12 +77,10 @@ class HeartbeatManager:
         self.connection.on_push = self._pushed
         self._on_event = on_event
         self._opened_count = 0
-        """Which of the connection's sockets the appliance knows the member by."""
+        """The connection's socket in the appliance's view of the member."""
 
     def step(self) -> int:
-        """Do everything that can be done now; returns when the next step is due though nothing
-        comes.
-        """
+        """Do all that is due. Returns the time of the next step without input."""
         with self.lock:
             return self._step()
 
@@ -110,14 +107,14 @@ class HeartbeatManager:
             return
         token, request = due
         if self.connection.request(
-            Api.GROUP_HEARTBEAT, [requests.encode_json(request)], partial(self._answered, token)
+            Api.GROUP_HEARTBEAT, [encode_json(request)], partial(self._answered, token)
         ):
-            self.connection.process()  # ZeroMQ's descriptor tells of changes only
+            self.connection.process()  # ZeroMQ's descriptor signals changes only
         else:
             self.membership.not_answered(token, now_ns)
 
     def next_ns(self) -> int:
-        """When the next step is due though nothing comes."""
+        """The time of the next step without input."""
         if self.connection.fatal is not None:
             return NEVER_NS
         times = [self.connection.next_tick_ns()]
@@ -130,9 +127,7 @@ class HeartbeatManager:
         if response is None:
             self.membership.not_answered(token, now_ns)
             return
-        answer = requests.decode_json(
-            response.body[0] if response.body else b"{}", CLIENT_JSON_MAX_BYTES
-        )
+        answer = decode_json(response.body[0] if response.body else b"{}", CLIENT_JSON_MAX_BYTES)
         self.membership.answered(token, response.code, response.detail(), answer, now_ns)
 
     def _pushed(self, push: Response) -> None:
@@ -141,15 +136,15 @@ class HeartbeatManager:
 
 
 class Wakeup:
-    """An eventfd: readable once it has been rung, until it is hushed. It lives as long as something
-    refers to it, so no other file gets its number.
+    """An eventfd that is readable after `wakeup` until `clear`. It is closed with its last
+    reference, so that no other file gets its number before.
     """
 
     def __init__(self) -> None:
         self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
     def wakeup(self) -> None:
-        """Takes no lock: a destructor may call it."""
+        """Make it readable. Takes no lock, so a destructor may call it."""
         try:
             os.eventfd_write(self.fd, 1)
         except BlockingIOError:
@@ -166,8 +161,8 @@ class Wakeup:
 
 
 class HeartbeatThread:
-    """Makes the heartbeats of one member. `events` rings when the consumer has something to look
-    at.
+    """The thread that makes one member's heartbeats. `events` is readable when the consumer is to
+    process events.
     """
 
     def __init__(
@@ -182,15 +177,15 @@ class HeartbeatThread:
         self._is_abandoned = False
         self._is_forked = False
         self.failure: TailraceError | None = None
-        """What ended the thread for good."""
+        """The error that ended the thread."""
         fork.add(self)
 
     def after_fork(self) -> None:
-        """In a child: the thread is not there, and rings would be heard by the parent's."""
+        """Stop waking the thread: in a child it is the parent's."""
         self._is_forked = True
 
     def start(self) -> None:
-        """Begin, if it has not begun."""
+        """Start the thread once."""
         if self._is_started:
             return
         self._is_started = True
@@ -200,19 +195,19 @@ class HeartbeatThread:
             threading.Thread(target=self._run, name="tailrace-heartbeats", daemon=True).start()
 
     def wakeup(self) -> None:
-        """There is something to do."""
+        """Wake the thread: a heartbeat may be due."""
         if not self._is_forked:
             self._wake.wakeup()
 
     def abandon(self) -> None:
-        """The consumer is gone without a word: leave its group and end. Called by the garbage
-        collector, in any thread.
+        """The consumer is gone without `close`: leave the group and end. Called by the garbage
+        collector in any thread.
         """
         self._is_abandoned = True
         self.wakeup()
 
     def stop(self) -> None:
-        """End: the thread closes its connection."""
+        """End the thread, which closes its connection."""
         self._is_stopped = True
         self.wakeup()
         if not self._is_started and not self._is_forked:

@@ -1,23 +1,27 @@
-"""A member's side of a group, sans-IO: epochs, heartbeats, and how its partitions change (after
-KIP-848).
+"""Membership state of one group member, sans-IO: epochs, heartbeats and the target assignment
+(after KIP-848).
 
-    OUT --subscribe()--> JOINING --answered--> MEMBER --fenced, unknown, poll() came too late--> LOST --ack_lost()--> JOINING
-     ^                      '------ refused (the error waits for poll) --> REFUSED --pop_error()--> JOINING
+    OUT --subscribe()--> JOINING --answered--> MEMBER --fenced, unknown, poll() too late--> LOST
+     ^                      |                                                                |
+     |                      '------ refused (poll raises) --> REFUSED     JOINING <-- ack_lost()
+     |                                                            '--pop_error()--> JOINING
      '---- answered -- LEAVING <-- leave() -- any
 
-What a member has changes in steps, each of which the appliance learns by a heartbeat before the
-next:
+The partitions of a member change in steps. Each is reported by a heartbeat before the next:
 
-    assignment lacks what is taken      the consumer revokes it (`next_change`), then it is no longer reported
-    assignment has more than is taken   it is reported as owned first; when the appliance confirms that, the consumer takes it (`next_change`)
+    taken, not assigned   the consumer revokes them (`next_change`), then the report omits them
+    assigned, not taken   they are reported as owned; once the response confirms that, the consumer
+                          takes them (`next_change`)
 
-So nothing is taken that the appliance could give to another in the same moment, and what is kept is
-never touched.
+So nothing is taken that the group coordinator could assign to another member at the same time, and
+partitions that stay are not touched.
 
-Owner: its user's lock: no method may be called by two threads at a time.
-Invariants: at most one heartbeat is under way; the consumer has taken nothing that is not reported,
-    and reads nothing that it has not taken; an answer to a heartbeat that was given up is ignored.
-"""  # noqa: E501
+Owner: the caller's lock. No method may be called by two threads at a time.
+
+Invariants:
+- At most one heartbeat is in flight. The response to an abandoned heartbeat is ignored.
+- The consumer has taken reported partitions only, and reads taken partitions only.
+"""
 
 from __future__ import annotations
 
@@ -33,21 +37,21 @@ from tailrace.core.errors import CommitFailedError, TailraceError, error_for
 JOIN_EPOCH = 0
 LEAVE_EPOCH = -1
 AWAY_EPOCH = -2
-"""A static member goes, and its place is kept for session_timeout_ms."""
+"""A static member leaves, and its place is kept for session_timeout_ms."""
 NS_PER_MS = 1_000_000
 RETRY_FIRST_NS = 50 * NS_PER_MS
 RETRY_MAX_NS = 1_000 * NS_PER_MS
 NEVER_NS = 2**63 - 1
 HEARTBEAT_SLOTS = 8
-"""Members of one host, whose monotonic clock is one, send heartbeats at so many moments in an
-interval, each at its own of them: those of one moment wake the appliance's processes together, and
-not all of a group's members have the same.
+"""The number of moments in an interval at which heartbeats are sent. Each member has one of them by
+its id. Members of one host share a monotonic clock, so the heartbeats of one moment wake the
+appliance's processes together, and those of a group are spread.
 """
 POLLING_NS = NEVER_NS >> 1
-"""The time of the last poll, while the consumer is in one: far enough ahead."""
+"""The time of the last poll while the consumer is in one: far in the future."""
 
 Partition = tuple[str, int]
-"""(topic id, 32 hexadecimal digits; partition)."""
+"""(topic id in 32 hexadecimal digits, partition)."""
 Partitions = frozenset[Partition]
 NOTHING: Partitions = frozenset()
 
@@ -56,13 +60,11 @@ TRANSIENT_CODES = frozenset(code for code, row in ERROR_TABLE.items() if row.ret
     ErrorCode.STORAGE_ERROR,
     ErrorCode.INTERNAL_ERROR,
 }
-"""A member that meets these goes on trying: its session lives, or the appliance says otherwise when
-it can.
-"""
+"""Codes that a member retries: its session is alive, or the appliance will say otherwise."""
 
 
 class Phase(Enum):
-    """See the module's diagram."""
+    """The states of the module's diagram."""
 
     OUT = "out"
     JOINING = "joining"
@@ -73,7 +75,7 @@ class Phase(Enum):
 
 
 class ChangeKind(Enum):
-    """What is to be done with the partitions of a Change."""
+    """The kinds of steps for the partitions of a Change."""
 
     REVOKE = "revoke"
     ASSIGN = "assign"
@@ -81,17 +83,17 @@ class ChangeKind(Enum):
 
 
 class Change(NamedTuple):
-    """A step that the consumer is to make: see `Membership.next_change`."""
+    """A step for the consumer to make: see `Membership.next_change`."""
 
     kind: ChangeKind
     partitions: Partitions
     reason: str = ""
-    """Why they are lost, as a sentence."""
+    """The reason why partitions are lost, as a sentence."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemberIdentity:
-    """What a member tells of itself when it joins."""
+    """The fields of a member's first heartbeat."""
 
     group: str
     member_id: str
@@ -104,7 +106,7 @@ class MemberIdentity:
 
 
 class Membership:
-    """See the module's docstring. Times are of one monotonic clock, in nanoseconds."""
+    """One member. Times are in nanoseconds of one monotonic clock."""
 
     def __init__(self, identity: MemberIdentity, now_ns: int) -> None:
         self.identity = identity
@@ -114,43 +116,42 @@ class Membership:
             % HEARTBEAT_SLOTS
             * (self._interval_ns // HEARTBEAT_SLOTS)
         )
-        """Where in each interval its heartbeat comes, if nothing happens."""
+        """The time within each interval at which its regular heartbeat is sent."""
         self.phase = Phase.OUT
         self.epoch = JOIN_EPOCH
         self.taken = NOTHING
-        """What the consumer has."""
+        """The partitions that the consumer has."""
         self.assigned: Partitions | None = None
-        """What the appliance last said it is to have; None: not known yet."""
+        """The target assignment; None: unknown."""
         self.confirmed = NOTHING
-        """Of that, what the appliance knows that this member has heard of."""
+        """The assigned partitions whose report the group coordinator has confirmed."""
         self.topic_names: dict[str, str] = {}
         self.paused_topics: frozenset[str] = frozenset()
-        """Ids of the topics whose delivery is paused."""
+        """The ids of topics with delivery.paused."""
         self.catalog_version = -1
         self.error: TailraceError | None = None
-        """Why it cannot join; for poll to raise."""
+        """The reason why it cannot join, for poll to raise."""
         self.has_events = False
-        """Whether `next_change`, `error`, `catalog_version` or `paused_topics` may have something
-        new for the consumer.
-        """
+        """True if `next_change`, `error`, `catalog_version` or `paused_topics` may have changed."""
         self.heartbeat_count = 0
         self.join_count = 0
         self.polled_ns = POLLING_NS
-        """When poll() was last left; POLLING_NS while it runs, and before the first."""
+        """The time when the last poll() returned; POLLING_NS during a poll, and before the first.
+        """
         self._topics: list[str] = []
         self._follows_catalog = False
         self._is_topics_reported = False
         self._reported: Partitions = NOTHING
-        """What the appliance knows that this member owns, if `_is_owned_reported`."""
+        """The owned partitions in the last report, if `_is_owned_reported`."""
         self._is_owned_reported = False
         self._lost_reason = ""
         self._has_expired = False
-        """Whether that is because poll was not called: a commit says so."""
+        """True if the membership was lost because poll was not called; a commit raises that."""
         self._stays_out = False
-        """After LEAVING: not to join again."""
+        """True if it does not join again after LEAVING."""
         self._token = 0
-        self._under_way: Partitions | None = None
-        """What the heartbeat under way reports; None: none is under way."""
+        self._in_flight: Partitions | None = None
+        """The owned partitions in the heartbeat in flight; None: no heartbeat is in flight."""
         self._owned_report_in_flight = False
         self._abandon_ns = NEVER_NS
         self._due_ns = now_ns
@@ -159,8 +160,8 @@ class Membership:
     # ---- the consumer's side ---------------------------------------------------------------------
 
     def subscribe(self, topics: Iterable[str], follows_catalog: bool, now_ns: int) -> None:
-        """Be a member that wants these topics. `follows_catalog`: be told when the appliance's
-        topics change.
+        """Join with these topics, or replace the topics. With `follows_catalog` the responses have
+        the version of the topic catalog.
         """
         self._topics = list(topics)
         self._follows_catalog = follows_catalog
@@ -171,23 +172,23 @@ class Membership:
         self._due_ns = min(self._due_ns, now_ns) if not self._failures else self._due_ns
 
     def leave(self, now_ns: int) -> None:
-        """Leave the group; `phase` is OUT when the appliance has heard of it. What was taken is the
-        consumer's to drop before.
+        """Leave the group; `phase` is OUT when the appliance has confirmed it. The consumer drops
+        its partitions before.
         """
         self._stays_out = True
         self._forget_partitions()
         self._lost_reason = ""
         self.error = None
         if self.phase in (Phase.JOINING, Phase.MEMBER) and (
-            self.join_count or self._under_way is not None
+            self.join_count or self._in_flight is not None
         ):
             self._begin_to_leave(now_ns)
         elif self.phase is not Phase.LEAVING:
             self.phase = Phase.OUT
 
     def next_change(self) -> Change | None:
-        """What the consumer is to do next; it says so when it is done, by `revoked`, `taking` or
-        `ack_lost`, and asks again.
+        """The next step for the consumer. Report it done by `revoked`, `taking` or `ack_lost`, then
+        call again.
         """
         if self._lost_reason:
             return Change(ChangeKind.LOST, self.taken, self._lost_reason)
@@ -200,23 +201,23 @@ class Membership:
         return Change(ChangeKind.ASSIGN, more) if more else None
 
     def revoked(self, partitions: Partitions, now_ns: int) -> None:
-        """The consumer has given these up: the appliance is told at once."""
+        """The consumer has revoked these partitions: report it at once."""
         self.taken -= partitions
         self._schedule_report(now_ns)
 
     def taking(self, partitions: Partitions) -> None:
-        """The consumer begins to read these. To be said before it does."""
+        """The consumer begins to read these partitions. Call it before."""
         self.taken |= partitions
 
     def ack_lost(self, now_ns: int) -> None:
-        """The consumer has dropped everything: the member may join again."""
+        """The consumer has dropped all partitions: the member may join again."""
         self._lost_reason = ""
         self.taken = NOTHING
         if self.phase is Phase.LOST:
             self._begin_to_join(now_ns)
 
     def pop_error(self, now_ns: int) -> TailraceError | None:
-        """What poll is to raise, once; it is tried again then."""
+        """Remove and return the error for poll to raise. The member tries to join again."""
         error, self.error = self.error, None
         if error is not None and self.phase is Phase.REFUSED:
             self._begin_to_join(now_ns)
@@ -224,7 +225,9 @@ class Membership:
         return error
 
     def member_fields(self) -> dict[str, Any]:
-        """What a commit says of its member. Raises CommitFailedError when it is none."""
+        """The fields that identify the member in a commit. Raises CommitFailedError unless it is a
+        member.
+        """
         if self.phase is not Phase.MEMBER:
             why = (
                 self._lost_reason
@@ -241,31 +244,31 @@ class Membership:
         }
 
     def heartbeat_soon(self, now_ns: int) -> None:
-        """There is a reason to believe that the appliance has news."""
+        """Make the next heartbeat at once."""
         if not self._failures:
             self._due_ns = min(self._due_ns, now_ns)
 
     # ---- the appliance's side --------------------------------------------------------------------
 
     def due_ns(self) -> int | None:
-        """When `step` next has something to do; None: when the consumer has."""
+        """The time of the next `step`; None: none before the consumer acts."""
         if self.phase in (Phase.OUT, Phase.LOST, Phase.REFUSED):
             return None
-        due_ns = self._abandon_ns if self._under_way is not None else self._due_ns
+        due_ns = self._abandon_ns if self._in_flight is not None else self._due_ns
         return due_ns if self.phase is Phase.LEAVING else min(due_ns, self._poll_deadline_ns())
 
     def _poll_deadline_ns(self) -> int:
         return self.polled_ns + self.identity.max_poll_interval_ms * NS_PER_MS
 
     def step(self, now_ns: int) -> tuple[int, dict[str, Any]] | None:
-        """The heartbeat that is to be sent now, with a token for `answered`; None: none is due. To
-        be called only when it can be sent.
+        """The heartbeat to send now, with a token for `answered`; None: none is due. Call it only
+        if the heartbeat can be sent.
         """
         if self.phase in (Phase.JOINING, Phase.MEMBER) and now_ns >= self._poll_deadline_ns():
             self._expire(now_ns)
         if self.phase in (Phase.OUT, Phase.LOST, Phase.REFUSED):
             return None
-        if self._under_way is not None:
+        if self._in_flight is not None:
             if now_ns < self._abandon_ns:
                 return None
             self.not_answered(self._token, now_ns)
@@ -306,16 +309,16 @@ class Membership:
             request["instance_id"] = one.instance_id
         self._is_topics_reported = True
         self._token += 1
-        self._under_way = reported
+        self._in_flight = reported
         self._abandon_ns = now_ns + max(1_000, one.session_timeout_ms // 3) * NS_PER_MS
         self._due_ns = now_ns + self._interval_ns - (now_ns - self._moment_ns) % self._interval_ns
         self.heartbeat_count += 1
         return self._token, request
 
     def _report(self) -> Partitions:
-        """What the appliance is to know that this member owns. Something new is not claimed before
-        what is to be given up is free; what has been confirmed stays claimed, for the consumer may
-        take it at any moment.
+        """The owned partitions to report in the next heartbeat. Newly assigned partitions are added
+        after the revoked ones are released. Confirmed partitions stay, because the consumer may
+        take them at any moment.
         """
         if self.assigned is None or not self.taken <= self.assigned:
             return self.taken | self.confirmed
@@ -324,17 +327,17 @@ class Membership:
     def answered(
         self, token: int, code: ErrorCode, detail: str, answer: dict[str, Any], now_ns: int
     ) -> None:
-        """What the appliance says to the heartbeat `token`. Raises KeyError, TypeError or
-        ValueError for an answer that is none.
+        """Apply the response to the heartbeat `token`. Raises KeyError, TypeError or ValueError for
+        a malformed response.
         """
-        if token != self._token or self._under_way is None:
+        if token != self._token or self._in_flight is None:
             return
         if code is not ErrorCode.OK:
             self._refused(code, detail, now_ns)
             return
-        reported = self._under_way
+        reported = self._in_flight
         if self.phase is Phase.LEAVING:
-            self._under_way = None
+            self._in_flight = None
             self._left(now_ns)
             return
         assigned = (
@@ -345,7 +348,7 @@ class Membership:
             frozenset(answer.get("paused_topics") or ()),
             int(answer.get("catalog_version", -1)),
         )
-        self._under_way = None
+        self._in_flight = None
         self._failures = 0
         self.epoch = epoch
         if self.phase is Phase.JOINING:
@@ -355,8 +358,8 @@ class Membership:
             self.paused_topics, self.catalog_version = paused, version
             self.has_events = True
         self._reported = reported
-        # An assignment that is what was reported: the appliance has restarted and does not know
-        # what this member has.
+        # If the response repeats the reported partitions, the appliance has restarted and does not
+        # know what this member owns: report it again.
         self._is_owned_reported = assigned != reported or self._owned_report_in_flight
         self.topic_names.update(names)
         self.assigned = reported if assigned is None else assigned
@@ -367,23 +370,25 @@ class Membership:
 
     def _refused(self, code: ErrorCode, detail: str, now_ns: int) -> None:
         if self.phase is Phase.LEAVING and code not in TRANSIENT_CODES:
-            self._under_way = None
+            self._in_flight = None
             self._left(now_ns)
         elif code in GONE_CODES and self.phase is Phase.MEMBER:
-            self._under_way = None
+            self._in_flight = None
             self._lose(str(error_for(code, detail)))
         elif code in GONE_CODES or code in TRANSIENT_CODES:
             self.not_answered(self._token, now_ns)
             self._pause(now_ns)
         else:
-            self._under_way = None
+            self._in_flight = None
             self.fail(error_for(code, detail))
 
     def not_answered(self, token: int, now_ns: int) -> None:
-        """The connection was lost, or no answer came: all is told again with the next heartbeat."""
-        if token != self._token or self._under_way is None:
+        """The heartbeat has no response, or the connection was lost: the next one reports
+        everything.
+        """
+        if token != self._token or self._in_flight is None:
             return
-        self._under_way = None
+        self._in_flight = None
         self._is_topics_reported = self._is_owned_reported = False
         self._due_ns = now_ns
 
@@ -392,13 +397,13 @@ class Membership:
         self._failures += 1
 
     def reconnected(self, now_ns: int) -> None:
-        """The appliance does not know yet that this member has come over another connection: it is
-        told at once.
+        """The connection was opened again: make a heartbeat, so that the appliance knows the new
+        connection.
         """
         self._due_ns = now_ns
 
     def fail(self, error: TailraceError) -> None:
-        """No heartbeat can be made any more, or joining makes no sense; poll says so."""
+        """Heartbeats cannot go on, or joining is refused: poll raises the error."""
         self.error = error
         self.has_events = True
         if self.taken:
@@ -417,7 +422,7 @@ class Membership:
 
     def _begin_to_leave(self, now_ns: int) -> None:
         self.phase = Phase.LEAVING
-        self._under_way = None  # its answer is not waited for
+        self._in_flight = None  # its response is ignored
         self._failures = 0
         self._due_ns = now_ns
 
@@ -433,7 +438,7 @@ class Membership:
         self.has_events = True
 
     def _expire(self, now_ns: int) -> None:
-        """The consumer does not poll: others get its partitions."""
+        """poll() was not called in time: leave, so that others get the partitions."""
         limit = self.identity.max_poll_interval_ms
         self._has_expired = True
         self._lost_reason = (
@@ -467,7 +472,7 @@ class Membership:
 
 
 def by_topic(partitions: Partitions) -> dict[str, list[int]]:
-    """{topic id: [partitions]}, both in order."""
+    """{topic id: [partitions]}, both ascending."""
     found: dict[str, list[int]] = {}
     for topic_id, partition in sorted(partitions):
         found.setdefault(topic_id, []).append(partition)
@@ -475,7 +480,7 @@ def by_topic(partitions: Partitions) -> dict[str, list[int]]:
 
 
 def partitions_in(topics: dict[str, list[int]]) -> Partitions:
-    """The partitions of `by_topic`."""
+    """The inverse of `by_topic`."""
     return frozenset(
         (topic_id, partition) for topic_id, partitions in topics.items() for partition in partitions
     )

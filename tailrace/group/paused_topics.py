@@ -1,5 +1,5 @@
-"""Says, in the program's log, that an operator has paused the delivery of topics: else polls that
-return nothing are a riddle.
+"""Log lines for topics whose delivery an operator has paused. They explain polls that return
+nothing.
 
 Owner: one Consumer, one thread.
 """
@@ -14,15 +14,15 @@ from tailrace.group.membership import Partition
 
 
 class PausedTopics:
-    """What was said of which topics."""
+    """The paused topics that were logged."""
 
     def __init__(self, group: str) -> None:
         self._group = group
         self._reported: frozenset[str] = frozenset()
 
     def apply(self, paused: frozenset[str], keys: Mapping[Partition, TopicPartition]) -> None:
-        """`paused`: ids of the topics that are paused now; `keys`: the partitions that this
-        consumer reads.
+        """Log what has changed. `paused` are the ids of the topics that are paused now, and `keys`
+        the partitions that this consumer reads.
         """
         if not paused and not self._reported:
             return

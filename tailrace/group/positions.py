@@ -1,13 +1,15 @@
-"""How far a consumer of a group has come, and committing that.
+"""Positions of a consumer in its group, and commits of them.
 
-Auto commit, as Kafka's: a poll commits what earlier calls have delivered, every
-auto_commit_interval_ms; a revocation and close() commit what was delivered. Where a program ends by
-an exception, what it was given last is not processed: the next reader gets it.
+Auto commit works as in Kafka: a poll commits what earlier calls have delivered, every
+auto_commit_interval_ms; a revocation and close() commit what was delivered. If the program ends by
+an exception, the records delivered last are not processed, and the next reader gets them.
 
 Owner: one Consumer, one thread.
-Invariants: what is committed is derived from the program's position alone, which is where the
-record buffer begins (`tailrace.fetch.record_buffer`): nothing that a
-    call has not delivered is committed. Auto commit goes back only where the program did.
+
+Invariants:
+- A committed offset derives from the program's position only, which is where the record buffer
+  begins (`tailrace.fetch.record_buffer`). So undelivered records are never committed.
+- Auto commit goes back only after the program has sought back.
 """
 
 from __future__ import annotations
@@ -30,13 +32,13 @@ from tailrace.group.offset_commit import Callback, Commit, CommitQueue, Offsets
 NS_PER_MS = 1_000_000
 NEVER_NS = 2**63 - 1
 CLOSE_COMMIT_MS = 10_000
-"""How long close() and a revocation try to commit."""
+"""The timeout of a commit in close() and in a revocation."""
 WITHIN_A_POLL_NS = 1_000 * NS_PER_MS
-"""A poll that waits commits so often at most."""
+"""The shortest interval of auto commits within one poll."""
 
 
 class PositionTracker:
-    """See the module's docstring."""
+    """The positions and commits of one consumer."""
 
     def __init__(
         self,
@@ -48,7 +50,7 @@ class PositionTracker:
         member_fields: Callable[[], dict[str, Any]],
         on_refused: Callable[[], None],
     ) -> None:
-        """`member_fields`, `on_refused`: see CommitQueue."""
+        """`member_fields` and `on_refused`: see CommitQueue."""
         self._connection = connection
         self._settings = settings
         self._now_ns = now_ns
@@ -56,28 +58,29 @@ class PositionTracker:
         self._buffer = buffer
         self._commits = CommitQueue(connection, member_fields, on_refused, self._topic_id)
         self._committed: dict[TopicPartition, int] = {}
-        """What auto commit need not commit again."""
+        """The offsets that auto commit need not commit again."""
         self.auto_commits = settings.enable_auto_commit
         self._interval_ns = settings.auto_commit_interval_ms * NS_PER_MS
         self._last_commit_ns = 0
         self._commit_at_ns = NEVER_NS
         self.is_handled = True
-        """Whether the program is done with what it was handed out; False: it ends by an
-        exception.
+        """False if the program ends by an exception: the records delivered last are not processed.
         """
         self._warned_failed: ErrorCode | None = None
         self._sought: set[TopicPartition] = set()
-        """Moved since the last poll: what was handed out of them says nothing of their position."""
+        """Partitions with a seek since the last poll. Their last delivered records do not tell
+        their position.
+        """
 
     def _topic_id(self, key: TopicPartition) -> str:
-        """Of the topic that the partition is read of; empty: it is not read."""
+        """The id of the topic that the partition is read from; empty: it is not read."""
         cursor = self._fetch_loop.cursors.get(key)
         return "" if cursor is None else cursor.info.topic_id.hex()
 
     # ---- poll ------------------------------------------------------------------------------------
 
     def begin_poll(self) -> None:
-        """What was delivered before is processed."""
+        """The records delivered before are processed."""
         self._buffer.all_processed()
         self._sought.clear()
         if self.auto_commits:
@@ -86,7 +89,7 @@ class PositionTracker:
             self._commit_at_ns = self._last_commit_ns + self._interval_ns
 
     def step(self, now_ns: int) -> None:
-        """Commit what is due, take in what has come of commits."""
+        """Make the auto commit that is due, and apply responses."""
         if now_ns >= self._commit_at_ns:
             self._last_commit_ns = now_ns
             self._commit_at_ns = now_ns + max(self._interval_ns, WITHIN_A_POLL_NS)
@@ -99,41 +102,41 @@ class PositionTracker:
             self._commits.run_callbacks()
 
     def is_due(self, now_ns: int) -> bool:
-        """Whether `step` has something to do."""
+        """True if `step` has something to do."""
         return bool(self._commits) or bool(self._commits.ended) or now_ns >= self._commit_at_ns
 
     def due_ns(self) -> int:
-        """When `step` has something to do though nothing comes."""
+        """The time of the next `step` without input."""
         queue_ns = self._commits.due_ns()
         return self._commit_at_ns if queue_ns is None else min(queue_ns, self._commit_at_ns)
 
     @property
     def has_ended_commits(self) -> bool:
-        """Whether callbacks are to be made."""
+        """True if callbacks are due."""
         return bool(self._commits.ended)
 
     def run_callbacks(self) -> None:
-        """Make the callbacks of what has ended."""
+        """Call the callbacks of commits that are done."""
         self._commits.run_callbacks()
 
     def begins_at(self, key: TopicPartition, committed: OffsetAndMetadata) -> None:
-        """The partition is read from its committed offset."""
+        """Note that a partition begins at its committed offset."""
         self._committed[key] = int(committed)
 
     def forget(self, keys: Iterable[TopicPartition]) -> None:
-        """These are not read any more."""
+        """Forget partitions that are not read any more."""
         for key in keys:
             self._committed.pop(key, None)
 
     def on_seek(self, key: TopicPartition) -> None:
-        """The position was set by the caller."""
+        """Note that the program has moved the position."""
         self._sought.add(key)
 
     # ---- positions -------------------------------------------------------------------------------
 
     def positions(self) -> Offsets:
-        """Where the group is to go on: behind what was delivered; before what was delivered last,
-        where that is not processed.
+        """The offset at which the group goes on in each partition: after the delivered records, or
+        before the records delivered last if these are not processed.
         """
         found: Offsets = {}
         first = self._buffer.first_offsets()
@@ -162,7 +165,7 @@ class PositionTracker:
         }
 
     def with_epochs(self, offsets: Offsets) -> Offsets:
-        """The same, with the leader epochs that this consumer knows."""
+        """The offsets with the leader epochs that this consumer knows."""
         cursors = self._fetch_loop.cursors
         return {
             key: OffsetAndMetadata(one.offset, one.metadata, cursors[key].taken_epoch)
@@ -172,8 +175,8 @@ class PositionTracker:
         }
 
     def commit(self, offsets: Offsets, timeout_ms: float) -> Steps[None]:
-        """Commit these, behind all that was committed before, and wait for it. Raises what the
-        appliance says, RequestTimeoutError, NotReachableError.
+        """Commit these offsets after all earlier commits, and wait for the response. Raises its
+        error, RequestTimeoutError, NotReachableError.
         """
         commit = self._commits.add(offsets, None, timeout_ms)
         while (until_ns := self._commit_step(commit)) is not None:
@@ -184,8 +187,8 @@ class PositionTracker:
         self._remember(commit.offsets)
 
     def _commit_step(self, commit: Commit) -> int | None:
-        """Take in what has come and send what is due; returns until when to wait for the
-        connection, None: it is done.
+        """Apply responses and send what is due. Returns the time until which to wait for the
+        connection; None: the commit is done.
         """
         connection = self._connection
         connection.check_usable()
@@ -205,8 +208,8 @@ class PositionTracker:
         )
 
     def commit_async(self, offsets: Offsets, callback: Callback | None) -> Commit | None:
-        """Commit these; `callback` is called by a later poll, commit or close. Without one the log
-        is told of what fails.
+        """Commit these offsets. A later poll, commit or close calls `callback`. Without a callback
+        an error is logged.
         """
         if not offsets and callback is None:
             return None
@@ -219,8 +222,8 @@ class PositionTracker:
         return commit
 
     def _warn_failed(self, _offsets: Offsets, error: TailraceError | None) -> None:
-        """Of a commit that nobody waits for and that has no callback; once until one succeeds, as
-        there may be thousands a second.
+        """Log the error of a commit without a callback. Log it once until a commit succeeds,
+        because there may be thousands a second.
         """
         if error is not None and self._warned_failed is not error.code:
             logger.warning(
@@ -242,8 +245,8 @@ class PositionTracker:
         )
 
     def commit_before_revoking(self, keys: list[TopicPartition]) -> Steps[None]:
-        """What was delivered of these (auto commit), behind what was committed before. Where that
-        fails, it is read again.
+        """With auto commit, commit what was delivered of these partitions, after all earlier
+        commits. If it fails, they are read again.
         """
         requested = set(keys)
         offsets = (

@@ -1,6 +1,6 @@
-"""What a program is told when its consumer's partitions change.
+"""Rebalance listeners: the program's callbacks for changes of its partitions.
 
-Owner: the caller of `poll`, `unsubscribe` or `close`, inside which all of this is called.
+Owner: the caller of `poll`, `unsubscribe` or `close`, inside which they are called.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from tailrace.core.validation import callable_of
 
 
 class RebalanceListener:
-    """Told, inside `poll`, when a consumer of a group gets partitions and loses them. Override what
-    is needed:
+    """Called inside `poll` when a consumer of a group gets or loses partitions. Override what is
+    needed:
 
         class Saves(tailrace.RebalanceListener):
             def on_partitions_revoked(self, revoked):
@@ -23,35 +23,37 @@ class RebalanceListener:
 
         consumer.subscribe(["orders"], listener=Saves())
 
-    Each method is given a list of TopicPartitions, never an empty one; with an AsyncConsumer it may
-    be a coroutine. An exception that it raises reaches the caller of `poll`, once, and the change
-    has happened all the same.
+    Each method gets a list of TopicPartitions that is never empty. With an AsyncConsumer it may be
+    a coroutine. The caller of `poll` gets an exception that it raises once, and the partitions have
+    changed nevertheless.
     """
 
     def on_partitions_revoked(self, revoked: list[TopicPartition]) -> Any:
-        """These go to another consumer when this returns: the last moment to commit. They can still
-        be asked for their position.
+        """Called before these partitions go to another consumer: the last moment to commit. Their
+        positions can still be read.
         """
 
     def on_partitions_assigned(self, assigned: list[TopicPartition]) -> Any:
-        """These are read from now on: from their committed offsets, unless this seeks."""
+        """Called before these partitions are read: from their committed offsets, unless this
+        seeks.
+        """
 
     def on_partitions_lost(self, lost: list[TopicPartition]) -> Any:
-        """These belong to others already, and nothing of them can be committed. Calls
-        `on_partitions_revoked` where it is not overridden, as Kafka's.
+        """Called when these partitions belong to others already, and can no longer be committed.
+        Calls `on_partitions_revoked` unless it is overridden, as in Kafka.
         """
         return self.on_partitions_revoked(lost)
 
 
 class ConsumerRebalanceListener(RebalanceListener):
-    """A RebalanceListener under kafka-python's and Java's name."""
+    """The RebalanceListener under kafka-python's and Java's name."""
 
 
 RebalanceCallback = Callable[[list[TopicPartition]], Any]
 
 
 class RebalanceCallbacks:
-    """The three calls, of a listener or of single functions; None: nobody wants it."""
+    """The three callbacks, of a listener or of single functions; None: no callback."""
 
     def __init__(
         self,
@@ -67,8 +69,8 @@ class RebalanceCallbacks:
 def callbacks_of(
     listener: Any, consumer: Any, on_assign: Any, on_revoke: Any, on_lost: Any
 ) -> RebalanceCallbacks:
-    """The calls that `subscribe` was given: a listener (kafka-python's serve too), or functions
-    that take the consumer first, as confluent-kafka's. Raises InvalidRequestError.
+    """The callbacks from the arguments of `subscribe`: a listener (also kafka-python's), or
+    functions that take the consumer first, as in confluent-kafka. Raises InvalidRequestError.
     """
     if listener is None:
         given = {"on_assign": on_assign, "on_revoke": on_revoke, "on_lost": on_lost}

@@ -1,5 +1,5 @@
-"""How a group's consumers read its retry topics (`tailrace.core.topic_names`): from the first
-record on, and nothing that waits for another group.
+"""Partitions of a group's retry topics (`tailrace.core.topic_names`). Its consumers read them from
+the first record on, without the records of other groups.
 
 Owner: one Consumer, one thread.
 """
@@ -17,11 +17,11 @@ from tailrace.fetch.fetcher import PartitionPosition
 from tailrace.protocol.frame import Api
 
 TOPICS_AT_ONCE = 16
-"""Names in one request for metadata: its answer has the topics' schemas."""
+"""Names in one METADATA request: its response contains the topics' schemas."""
 
 
 def read_as_retries(cursor: PartitionPosition, group: str) -> None:
-    """Have a cursor of a retry topic of this group read as one; others are left as they are."""
+    """Set up the cursor if it is of a retry topic of this group."""
     name = cursor.key.topic
     if not is_retry_topic(name, group):
         return
@@ -37,8 +37,8 @@ def read_as_retries(cursor: PartitionPosition, group: str) -> None:
 def retries_of(
     call: Call, partitions: Iterable[TopicPartition], group: str
 ) -> Steps[list[TopicPartition]]:
-    """The partitions of the group's retry topics that hold the retries of these, as far as they
-    exist. `call`: a request and its answer.
+    """The existing partitions of the group's retry topics that belong to these partitions. `call`
+    makes a request.
     """
     numbers: dict[str, list[int]] = {}
     for key in partitions:

@@ -1,9 +1,10 @@
-"""What a consumer wants to read: names of topics, patterns of names, or both.
+"""Subscription of a consumer: topic names, name patterns, or both.
 
 Owner: one Consumer, one thread.
-Invariants: a pattern is matched from the beginning of a name on, as Python's `re.match` and Kafka's
-    Python clients do. It matches no topic that groups have made for themselves (Kafka's clients
-    leave out internal topics likewise), unless it spells how such names end: `retry`, or `dlq`.
+
+Invariants: a pattern is matched from the beginning of a name, as by Python's `re.match` and Kafka's
+Python clients. It matches no topic that groups create for themselves (Kafka's clients leave out
+internal topics likewise), unless it contains how such names end: `retry` or `dlq`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from tailrace.core.validation import name_list
 from tailrace.protocol.frame import Api
 
 TOPICS_AT_ONCE = 16
-"""Names in one request for metadata: its answer has the topics' schemas."""
+"""Names in one METADATA request: its response contains the topics' schemas."""
 
 
 class Subscription:
@@ -31,19 +32,17 @@ class Subscription:
         self.patterns = list(patterns)
         self.matched: list[str] = []
         self.names_are_checked = False
-        """Whether the program was told of names that no topic has."""
+        """True if the program was warned of names without a topic."""
         self.listed_version: int | None = None
-        """The catalog's version when the topics were last listed; None: they were not."""
+        """The catalog's version at the last listing of the topics; None: they were not listed."""
 
     @property
     def topics(self) -> list[str]:
-        """All names that are wanted now, ascending."""
+        """All subscribed names, ascending."""
         return sorted({*self.names, *self.matched})
 
     def match(self, existing: Iterable[str]) -> bool:
-        """Match the patterns with the names of all topics; returns whether that changes what is
-        wanted.
-        """
+        """Match the patterns against all topic names. Returns True if the matches changed."""
         before, names = self.matched, frozenset(existing)
         self.matched = sorted(
             name
@@ -61,7 +60,7 @@ def _may_match(pattern: re.Pattern[str], name: str, existing: frozenset[str]) ->
 
 
 def missing_topics(call: Call, names: list[str]) -> Steps[list[str]]:
-    """Those names that no topic has. `call`: a request and its answer."""
+    """The names without a topic. `call` makes a request."""
     found = []
     for start in range(0, len(names), TOPICS_AT_ONCE):
         answer = yield from call(Api.METADATA, {"topics": names[start : start + TOPICS_AT_ONCE]})
@@ -76,14 +75,16 @@ def missing_topics(call: Call, names: list[str]) -> Steps[list[str]]:
 def named_topics(
     call: Call, names: Iterable[str], requested: Collection[str]
 ) -> Steps[dict[str, str]]:
-    """The names of the topics with the ids `requested`, of those that have one of these names: {id:
-    name}. An answer has no room for the names of thousands.
+    """The names of the topics with the ids `requested`, among topics with these names: {id: name}.
+    The names are looked up in parts, because one response cannot hold thousands of topics.
     """
-    left, found, asked = set(requested), dict[str, str](), list(names)
-    for start in range(0, len(asked), TOPICS_AT_ONCE):
+    left, found, candidates = set(requested), dict[str, str](), list(names)
+    for start in range(0, len(candidates), TOPICS_AT_ONCE):
         if not left:
             break
-        answer = yield from call(Api.METADATA, {"topics": asked[start : start + TOPICS_AT_ONCE]})
+        answer = yield from call(
+            Api.METADATA, {"topics": candidates[start : start + TOPICS_AT_ONCE]}
+        )
         some = {
             topic["topic_id"]: topic["name"]
             for topic in answer["topics"]
@@ -95,8 +96,8 @@ def named_topics(
 
 
 def subscription_of(topics: Any, pattern: Any) -> Subscription:
-    """What `subscribe` was given: names, a name, a compiled pattern, names that begin with "^"
-    (they are patterns), or `pattern=`. Raises InvalidRequestError.
+    """The subscription from the arguments of `subscribe`: a name, names, a compiled pattern, names
+    that begin with "^" (patterns), or `pattern=`. Raises InvalidRequestError.
     """
     if isinstance(topics, re.Pattern):
         topics, pattern = None, topics if pattern is None else pattern
@@ -120,8 +121,7 @@ def subscription_of(topics: Any, pattern: Any) -> Subscription:
     names = [name for name in names if not name.startswith("^")]
     if not names and not patterns:
         raise InvalidRequestError(
-            "subscribe() takes names of topics, or pattern=; to read nothing any more write "
-            "unsubscribe()"
+            "subscribe() takes names of topics, or pattern=; to stop reading, write unsubscribe()"
         )
     return Subscription(names, patterns)
 
