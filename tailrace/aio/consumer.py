@@ -226,11 +226,11 @@ class AsyncConsumer(AsyncClient, RenamedMethods):
         )  # records that are there already must not keep the loop's other tasks waiting
         consumer._check_may_ask()
         try:
-            consumer._begin_poll()
+            consumer._poll_loop.begin()
             await self._run(gathering(*args))
             consumer._fetch_loop.ask_ahead()
         finally:
-            consumer._end_poll()
+            consumer._poll_loop.end()
             self._loop_connection.settle()
 
     async def poll(
@@ -243,7 +243,7 @@ class AsyncConsumer(AsyncClient, RenamedMethods):
             refuse_keywords("poll", others)
         await self._ready()
         limit, deadline_ns = self._consumer._poll_arguments(timeout_ms, max_records, others)
-        await self._asking(self._consumer._gather, 1, limit, deadline_ns)
+        await self._asking(self._consumer._poll_loop.gather, 1, limit, deadline_ns)
         return self._consumer._buffer.deliver(limit)
 
     async def consume(self, num_messages: int = 1, timeout: float | None = -1.0) -> list[Record]:
@@ -254,7 +254,7 @@ class AsyncConsumer(AsyncClient, RenamedMethods):
         await self._ready()
         requested, deadline_ns = self._consumer._consume_arguments(num_messages, timeout)
         if requested:
-            await self._asking(self._consumer._gather, requested, requested, deadline_ns)
+            await self._asking(self._consumer._poll_loop.gather, requested, requested, deadline_ns)
         return self._consumer._buffer.deliver(requested)
 
     async def poll_arrow(self, timeout_ms: float = 0) -> list[TopicBatch]:
@@ -264,7 +264,7 @@ class AsyncConsumer(AsyncClient, RenamedMethods):
         await self._ready()
         consumer = self._consumer
         _, deadline_ns = consumer._poll_arguments(timeout_ms, None, {})
-        await self._asking(consumer._gather_arrow, deadline_ns)
+        await self._asking(consumer._poll_loop.gather_batches, deadline_ns)
         return consumer._buffer.deliver_batches()
 
     async def getmany(
@@ -298,7 +298,9 @@ class AsyncConsumer(AsyncClient, RenamedMethods):
         await self._ready()
         consumer = self._consumer
         while not len(consumer._buffer):
-            await self._asking(self._consumer._gather, 1, consumer.settings.max_poll_records, None)
+            await self._asking(
+                consumer._poll_loop.gather, 1, consumer.settings.max_poll_records, None
+            )
             if len(consumer._buffer) > 1:
                 self._loop_connection.wake_watchers()  # other tasks may have waited for these
         return next(consumer._buffer.iterator)
@@ -324,7 +326,10 @@ class AsyncConsumer(AsyncClient, RenamedMethods):
         limit, deadline_ns = consumer._poll_arguments(timeout_ms or 0, max_records, {})
         requested = {consumer._cursor(key).key for key in partitions_named(partitions)}
         await self._asking(
-            consumer._gather_of, requested, limit, None if timeout_ms is None else deadline_ns
+            consumer._poll_loop.gather_partitions,
+            requested,
+            limit,
+            None if timeout_ms is None else deadline_ns,
         )
         return consumer._buffer.deliver(limit)
 

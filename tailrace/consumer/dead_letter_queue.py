@@ -1,18 +1,18 @@
-"""Dead letters: records that are given up go to a topic of their own, with where they came from and
-why in their headers.
+"""Dead letters: records that a group has given up, written to a topic of their own, with their
+origin and the reason in their headers.
 
-The topic is `dead.letter.topic` of the record's topic, `<topic>.dlq` where that is empty. It is
-made when it is first needed, with the settings of the record's topic
-(`tailrace.client.derived_topics`). A record keeps its partition's number, key, value and headers;
-the headers that are added come last. A row of a typed topic is stored as JSON. What does not fit a
-dead-letter topic is cut: the value goes first, then the key, then the sender's headers.
+The topic is `dead.letter.topic` of the record's topic, or `<topic>.dlq`. It is created when it is
+first needed, with the settings of the record's topic (`tailrace.client.derived_topics`). A record
+keeps its partition number, key, value and headers; the added headers come last. A row of a typed
+topic is stored as JSON. A record that is too large for the dead-letter topic loses its value, then
+its key, then the sender's headers.
 
-Records are acknowledged (or their group goes on) only when they are in the dead-letter topic: a
-program that is killed in between does it again, so a dead letter may be there twice, and is never
+Owner: one consumer, in its thread or event loop. The producer has its own thread, or runs in the
+same loop.
+
+Crash: a record is acknowledged (or its group goes on) once it is in the dead-letter topic. A
+program that is killed in between writes it again, so a dead letter may be there twice, and is never
 missing.
-
-Owner: one consumer, in its thread or event loop; the producer has its own thread, or works in the
-    same loop.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from tailrace.core.topic_names import dead_letter_name
 PREFIX = "dlq."
 REASON_MAX = 1_000
 KNOWN_WITHIN_NS = 30_000_000_000
-"""How long a topic that exists may take until it is known; as long as the appliance takes for a
-change of topics at most.
+"""The longest time until a topic that is being created is known: the appliance's limit for a change
+of topics.
 """
 RETRY_INTERVAL_NS = 20_000_000
 
@@ -42,8 +42,8 @@ T = TypeVar("T")
 
 
 class DeadLetter(NamedTuple):
-    """A record that is given up, of the topic `info`. `record` as it was stored, without
-    deserializers.
+    """A record of the topic `info` that a group has given up. `record` is in its stored form,
+    without deserializers.
     """
 
     record: Record
@@ -52,12 +52,12 @@ class DeadLetter(NamedTuple):
     reason: str
     delivery_count: int
     topic_id: str = ""
-    """The id of the topic that the record was in, hexadecimal; empty: that of `info`."""
+    """The id of the record's topic in hexadecimal; empty: that of `info`."""
 
 
 def dead_letter_topic(info: TopicInfo) -> str:
-    """Where the topic's dead letters go. Raises InvalidTopicNameError for a topic that names
-    itself.
+    """The name of the topic's dead-letter topic. Raises InvalidTopicNameError for a topic that
+    names itself.
     """
     name = str(info.settings.get("dead.letter.topic") or dead_letter_name(info.name))
     if name == info.name:
@@ -69,7 +69,7 @@ def dead_letter_topic(info: TopicInfo) -> str:
 
 
 def until_known(now_ns: Callable[[], int], ask: Callable[[], Steps[T | None]]) -> Steps[T | None]:
-    """Ask again and again for a topic that somebody else is making; None: it was not known within
+    """Repeat `ask` until a topic that another client creates is known. Returns None after
     KNOWN_WITHIN_NS.
     """
     give_up_ns = now_ns() + KNOWN_WITHIN_NS
@@ -81,8 +81,8 @@ def until_known(now_ns: Callable[[], int], ask: Callable[[], Steps[T | None]]) -
 
 
 class Producers:
-    """Makes the producers that a consumer writes with, for dead letters and retries. This one is of
-    threads; `tailrace.aio` has the loop's.
+    """Makes a consumer's producers, for dead letters and retries. These have threads;
+    `tailrace.aio` has those of an event loop.
     """
 
     def __init__(self, bootstrap: str, runtime: Runtime) -> None:
@@ -90,19 +90,19 @@ class Producers:
         self._runtime = runtime
 
     def make(self, **settings: Any) -> Any:
-        """A producer, whose methods are called by `Invoke`."""
+        """A producer. Its methods are called by `Invoke`."""
         from tailrace.producer.producer import Producer
 
         return Producer(bootstrap=self._bootstrap, runtime=self._runtime, **settings)
 
     @staticmethod
     def outcome(handle: Any) -> Any:
-        """Wait for a record that was sent. Raises why it could not be."""
+        """Wait for a sent record. Raises the error of sending."""
         return handle.result()
 
 
 class DeadLetters:
-    """Writes dead letters; its producer is made with the first."""
+    """Writes dead letters. Its producer is made with the first."""
 
     def __init__(
         self,
@@ -112,9 +112,7 @@ class DeadLetters:
         producers: Producers,
         timeout_ms: int,
     ) -> None:
-        """`call`: a request and its answer. `timeout_ms`: how long one attempt to write may
-        take.
-        """
+        """`call` makes a request. `timeout_ms` limits one attempt to write."""
         self._client_id = client_id
         self._call = call
         self._now_ns = now_ns
@@ -122,21 +120,18 @@ class DeadLetters:
         self._timeout_ms = timeout_ms
         self._producer: Any = None
         self._partitions: dict[Prepared, int] = {}
-        """Dead-letter topics that are known to be as they should -> how many partitions they
-        have.
-        """
+        """The partition counts of dead-letter topics that were created or checked."""
         self.count = 0
-        """Written since construction."""
+        """Dead letters written since construction."""
 
     def write(self, letters: Iterable[DeadLetter]) -> Steps[list[TailraceError | None]]:
-        """Write records, and wait until they are on the disk. Returns for each None, or why it is
-        not known to be there: it is to be tried again.
+        """Write dead letters, and wait until they are on the disk. Returns for each None, or the
+        error; it is to be tried again.
         """
         sent: list[Any] = []
         refused: dict[str, TailraceError] = {}
-        """Topics whose dead letters cannot be written now: to ask for each of hundreds of letters
-        could take hours.
-        """
+        # The errors of topics, asked for once: a timeout for each of hundreds of letters could
+        # take hours.
         for letter in letters:
             error = refused.get(letter.info.name)
             if error is None:
@@ -152,7 +147,7 @@ class DeadLetters:
             )
         self.count += outcomes.count(None)
         if any(outcomes):
-            self._partitions.clear()  # a topic may have been deleted: it is made anew
+            self._partitions.clear()  # a topic may have been deleted: it is created again
         return outcomes
 
     def _outcome(self, handle: Any) -> Steps[TailraceError | None]:
@@ -163,7 +158,7 @@ class DeadLetters:
         return None
 
     def _send(self, letter: DeadLetter, count: int) -> Steps[Any]:
-        """The record's handle, or why it cannot be sent."""
+        """The future of the sent record, or the error."""
         if self._producer is None:
             self._producer = self._producers.make(
                 **producer_settings(self._client_id, self._timeout_ms)
@@ -179,19 +174,19 @@ class DeadLetters:
         return error
 
     def _prepare(self, info: TopicInfo) -> Steps[int]:
-        """How many partitions the dead-letter topic has, which is made where there is none."""
+        """Create or check the dead-letter topic. Returns its partition count."""
         key = prepared_as(info)
         if key not in self._partitions:
             self._partitions[key] = (
                 yield from until_known(self._now_ns, lambda: prepare(self._call, info))
             ) or 0
             producer, self._producer = self._producer, None
-            if producer is not None:  # it may know the topic as it was before
+            if producer is not None:  # it may have old metadata of the topic
                 yield from invoke(producer.close)
         return self._partitions[key]
 
     def close(self) -> Steps[None]:
-        """End the producer."""
+        """Close the producer."""
         if self._producer is not None:
             yield from invoke(self._producer.close)
 
@@ -200,7 +195,7 @@ Prepared = tuple[str, bytes, int, int]
 
 
 def prepared_as(info: TopicInfo) -> Prepared:
-    """Names a dead-letter topic and what of its origin it depends on. Raises
+    """The dead-letter topic and what it depends on in the record's topic. Raises
     InvalidTopicNameError.
     """
     return (
@@ -212,8 +207,8 @@ def prepared_as(info: TopicInfo) -> Prepared:
 
 
 def prepare(call: Call, info: TopicInfo) -> Steps[int | None]:
-    """Make the topic's dead-letter topic where there is none; how many partitions it has, None: it
-    is being made. Raises what the appliance refuses it with.
+    """Create the dead-letter topic if there is none. Returns its partition count; None: another
+    client creates it. Raises the error of creating it.
     """
     found = yield from ensure(
         call, dead_letter_topic(info), info, is_own=not info.settings.get("dead.letter.topic")
@@ -222,7 +217,7 @@ def prepare(call: Call, info: TopicInfo) -> Steps[int | None]:
 
 
 def producer_settings(client_id: str, timeout_ms: int) -> dict[str, Any]:
-    """Of the producer that writes dead letters."""
+    """The settings of the producer of dead letters."""
     return {
         "client_id": f"{client_id}-dead-letters", "acks": "all", "delivery_timeout_ms": timeout_ms,
         "max_block_ms": timeout_ms,
@@ -231,13 +226,13 @@ def producer_settings(client_id: str, timeout_ms: int) -> dict[str, Any]:
 
 
 DeadLetterRecord = tuple[str, Any, Any, list[tuple[str, bytes]], int | None]
-"""Topic, value, key, headers, partition."""
+"""(topic, value, key, headers, partition)."""
 
 
 def sendables(letter: DeadLetter, partitions: int) -> Iterator[DeadLetterRecord]:
-    """A letter as a producer's `send` takes it; then, for where that is too large, without value,
-    key, the sender's headers, one after another. `partitions`: how many its topic has. Raises
-    InvalidTopicNameError.
+    """The arguments of `send` for a dead letter. The next ones are for a record that is too large:
+    without its value, then its key, then the sender's headers. `partitions` is the partition count
+    of its topic. Raises InvalidTopicNameError.
     """
     record = letter.record
     topic, partition = (
@@ -258,7 +253,7 @@ def sendables(letter: DeadLetter, partitions: int) -> Iterator[DeadLetterRecord]
 
 
 def _added(letter: DeadLetter) -> list[tuple[str, bytes]]:
-    """The headers that are added, behind the sender's, which may have the same names."""
+    """The added headers. They come after the sender's, which may have the same names."""
     record = letter.record
     added = {
         "topic": record.topic, "partition": record.partition, "offset": record.offset,
@@ -273,5 +268,5 @@ def _added(letter: DeadLetter) -> list[tuple[str, bytes]]:
 
 
 def _as_text(value: Any) -> Any:
-    """What JSON has no form for."""
+    """Text for a value that JSON cannot represent."""
     return value.hex() if isinstance(value, (bytes, bytearray, memoryview)) else str(value)

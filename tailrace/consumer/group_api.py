@@ -1,5 +1,5 @@
-"""The methods of a consumer that are about its group. What they do is in `tailrace.group`, which a
-consumer without a group never loads.
+"""The group methods of a consumer. They use `tailrace.group`, which a consumer without a group does
+not import.
 
 Owner: one Consumer, one thread.
 """
@@ -26,19 +26,20 @@ NO_GROUP = "this consumer has no group: give it a group_id"
 
 
 def check_retries_are_read(group: ConsumerCoordinator) -> None:
-    """Raises InvalidRequestError for a consumer of so many topics that it reads no retry topics."""
+    """Raise InvalidRequestError if the consumer has too many topics to read their retry topics."""
     count = len(group.topics())
     names = 1 + len(retry_topics("topic", group.group_id))
     if names * count > SUBSCRIPTIONS_MAX:
         raise InvalidRequestError(
-            f"this consumer subscribes to {count} topics: with more than "
-            f"{SUBSCRIPTIONS_MAX // names} it does not read their retry topics, too"
+            f"this consumer subscribes to {count} topics; with more than "
+            f"{SUBSCRIPTIONS_MAX // names} it cannot read their retry topics too. Subscribe to "
+            "fewer topics, or use several consumers"
         )
 
 
 class GroupApi:
-    """Kafka's names. Each raises InvalidRequestError for a consumer without a `group_id`, but
-    `subscribe`, which takes names then, and `unsubscribe`.
+    """The group methods, with Kafka's names. Without a `group_id` each raises InvalidRequestError,
+    except `subscribe` with names, and `unsubscribe`.
     """
 
     settings: ConsumerSettings
@@ -65,8 +66,8 @@ class GroupApi:
         raise NotImplementedError
 
     def __repr__(self) -> str:
-        """What a notebook shows: the group, the member, and how much is assigned. Also of one that
-        is closed, or half made.
+        """The group, the member id and the number of partitions. Works on a closed or half-made
+        consumer too.
         """
         name, group, fetch_loop = (
             type(self).__name__,
@@ -92,23 +93,23 @@ class GroupApi:
         return self._group
 
     def assignment(self) -> list[TopicPartition]:
-        """What is read."""
+        """The assigned partitions."""
         raise NotImplementedError
 
     # ---- retries ---------------------------------------------------------------------------------
 
     @operation
     def retry_later(self, record: Record, delay: Any) -> Steps[int]:
-        """Have a record come to this group again after `delay` (a timedelta, seconds, or text such
-        as "30s"): returns when that is on the disk, so that the record may be committed. It comes
-        from the group's retry topic, with headers that say where from, and as which attempt
-        (`tailrace.consumer.retry_topic`); consumers of the group read that topic by themselves.
+        """Deliver a record to this group again after `delay` (a timedelta, seconds, or text such as
+        "30s"). Returns when the copy is on the disk, so that the record may be committed. The copy
+        comes from the group's retry topic, with headers for its origin and attempt
+        (`tailrace.consumer.retry_topic`). Consumers of the group read that topic without being
+        told.
 
-        Returns the number of the attempt that will be; 0: it has been tried again
-        max_retry_attempts times, and went to the dead-letter topic. Raises InvalidRequestError,
-        NotSupportedError (a topic with a schema), RecordTooLargeError (the topic's
-        max.message.bytes is the largest that the appliance carries, and the headers that are added
-        make the record larger), and what the appliance refuses to write.
+        Returns the number of the coming attempt. 0: it was retried max_retry_attempts times, and
+        went to the dead-letter topic. Raises InvalidRequestError, NotSupportedError (a topic with a
+        schema), RecordTooLargeError (the added headers make the record larger than the largest
+        max.message.bytes), and the errors of writing.
         """
         group = self._group_of()
         check_retries_are_read(group)
@@ -116,9 +117,7 @@ class GroupApi:
             self._retries = self._make_retries()
         attempt = yield from self._retries.retry(record, delay)
         if attempt and not group.is_subscribed and self.assignment():
-            yield from self._assign(
-                self.assignment()
-            )  # and with them the retry topic, which may be there only now
+            yield from self._assign(self.assignment())  # adds the retry topic, which may be new
         return attempt
 
     # ---- subscribing -----------------------------------------------------------------------------
@@ -134,12 +133,12 @@ class GroupApi:
         on_revoke: Callable[..., Any] | None = None,
         on_lost: Callable[..., Any] | None = None,
     ) -> Steps[None]:
-        """Read these topics together with the group's other consumers, from the next `poll` on; in
-        the place of what was subscribed to before.
+        """Share these topics with the group's other consumers from the next `poll` on. Replaces the
+        last subscription.
 
-        `topics`: names; those that do not exist yet are read when they do. `pattern`: a regular
-        expression, as text or compiled, matched from the beginning of each topic's name; topics
-        that are made later are read, too, but for retry and dead-letter topics, unless it spells
+        `topics`: names. A topic that does not exist yet is read once it exists. `pattern`: a
+        regular expression, as text or compiled, matched from the beginning of each name. Later
+        topics are matched too, but retry and dead-letter topics only if the pattern contains
         `retry` or `dlq`. A name that begins with ^ is a pattern. `listener`: a RebalanceListener;
         or confluent-kafka's functions `on_assign`, `on_revoke` and `on_lost`, called with
         (consumer, partitions). Without a group_id all partitions of the named topics are read.
@@ -165,8 +164,8 @@ class GroupApi:
 
     @operation
     def unsubscribe(self) -> Steps[None]:
-        """Read nothing any more, and leave the group. Commits as `close` does, and tells the
-        listener, what it raises is raised.
+        """Give up all partitions, and leave the group. Commits as `close` does and calls the
+        listener. Raises what the listener raises.
         """
         return self._unsubscribe()
 
@@ -178,20 +177,18 @@ class GroupApi:
             yield from self._assign([])
 
     def subscription(self) -> set[str]:
-        """The names of the topics that are subscribed to, those that a pattern matches now
-        included; empty after `assign`.
+        """The names of the subscribed topics, with those that a pattern matches now; empty after
+        `assign`.
         """
         self._check_open()
         return set() if self._group is None else self._group.topics()
 
     def consumer_group_metadata(self) -> ConsumerGroupMetadata:
-        """Who this consumer is in its group: the group, its member id and epoch, its instance
-        id.
-        """
+        """The group id, member id, member epoch and instance id."""
         return self._group_of().metadata()
 
     def memberid(self) -> str:
-        """The member id that this consumer has in its group."""
+        """The member id."""
         return self._group_of().metadata().member_id
 
     # ---- offsets ---------------------------------------------------------------------------------
@@ -205,14 +202,14 @@ class GroupApi:
         message: Record | None = None,
         asynchronous: bool = False,
     ) -> Steps[None]:
-        """Commit where the group is to go on: `offsets`, of each partition the offset of the next
-        record to read; None: behind all that was delivered. With a record (or `message=`), behind
-        that record. Waits until it is durable, for at most `timeout_ms` (default
-        request_timeout_ms); or not, `asynchronous`.
+        """Commit the offsets at which the group goes on: `offsets`, for each partition the next
+        offset to read; None: behind all delivered records. With a record (or `message=`), behind
+        that record. Waits until the commit is durable, for at most `timeout_ms` (default
+        request_timeout_ms); with `asynchronous` it does not wait.
 
-        Raises CommitFailedError when a partition has gone to another consumer meanwhile, which
-        reads it from what was committed before; OffsetOutOfRangeError, UnknownTopicError,
-        RequestTimeoutError, NotReachableError.
+        Raises CommitFailedError when a partition has gone to another consumer, which reads it from
+        the last committed offset; OffsetOutOfRangeError, UnknownTopicError, RequestTimeoutError,
+        NotReachableError.
         """
         group = self._group_of()
         requested = self._offsets_to_commit(group, offsets, message)
@@ -232,9 +229,9 @@ class GroupApi:
         callback: Callable[[dict[TopicPartition, OffsetAndMetadata], Exception | None], Any]
         | None = None,
     ) -> None:
-        """`commit` without waiting. Commits are made in order; `callback(offsets, error)` is called
-        by a later `poll`, `commit` or `close`, error None when they are durable. Without a callback
-        the log says what fails.
+        """`commit` without waiting. Commits are made in order. A later `poll`, `commit` or `close`
+        calls `callback(offsets, error)`; error is None once they are durable. Without a callback
+        errors are logged.
         """
         group = self._group_of()
         called = None if callback is None else callable_of("callback", callback)
@@ -275,9 +272,9 @@ class GroupApi:
 
     @operation  # type: ignore[misc]  # its signature is that of the overloads
     def committed(self, partitions: TopicPartition | Iterable[TopicPartition]) -> Steps[Any]:
-        """What the group has committed of each partition, assigned or not: an int with `.metadata`
-        and `.leader_epoch`, None where nothing is. Of one TopicPartition, not in a list, its offset
-        alone.
+        """The group's committed offset of each partition, assigned or not: an int with `.metadata`
+        and `.leader_epoch`, None without a commit. For a single TopicPartition, not in a list, its
+        offset alone.
         """
         group = self._group_of()
         requested = partition_list(partitions)

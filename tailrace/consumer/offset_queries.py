@@ -1,5 +1,5 @@
-"""The questions that a consumer asks about offsets: beginnings, ends, and the first records after a
-time. None of them moves a position.
+"""Offset queries of a consumer: beginnings, ends, and the first records after a time. None of them
+moves a position.
 
 Owner: one Consumer, one thread.
 """
@@ -25,7 +25,7 @@ from tailrace.protocol.frame import Api
 
 
 class OffsetQueries:
-    """A part of Consumer; see the module's docstring."""
+    """The offset queries, with Kafka's names."""
 
     settings: ConsumerSettings
     _connection: Connection
@@ -66,22 +66,20 @@ class OffsetQueries:
 
     @operation
     def end_offsets(self, partitions: Iterable[TopicPartition]) -> Steps[dict[TopicPartition, int]]:
-        """The high watermark of each partition, assigned or not: the offset behind the last record
-        that can be read. Raises as `beginning_offsets`.
+        """The high watermark of each partition, assigned or not: the offset behind the last
+        readable record. Raises as `beginning_offsets`.
         """
         return self._offsets(partition_list(partitions), "latest")
 
     @operation
     def highwater(self, partition: TopicPartition) -> Steps[int]:
-        """The high watermark of one partition, asked for now: the offset behind the last record
-        that can be read.
-        """
+        """The current high watermark of a partition: the offset behind the last readable record."""
         key = partition_of(partition)
         return (yield from self._offsets([key], "latest"))[key]
 
     @operation
     def lag(self, partition: TopicPartition) -> Steps[int]:
-        """How many offsets lie between the position and the end."""
+        """The number of offsets between the position and the high watermark."""
         cursor = self._cursor(partition)
         ends = yield from self._offsets([cursor.key], "latest")
         return ends[cursor.key] - (yield from self._position(cursor))
@@ -90,8 +88,8 @@ class OffsetQueries:
     def offsets_for_times(
         self, timestamps: Mapping[TopicPartition, Any]
     ) -> Steps[dict[TopicPartition, OffsetAndTimestamp | None]]:
-        """For each partition the first record at or after a time (a datetime, UTC where it has no
-        time zone, or int milliseconds), None where there is none. Raises InvalidRequestError,
+        """The first record of each partition at or after a time (a datetime, UTC without a time
+        zone, or int milliseconds); None: there is none. Raises InvalidRequestError,
         UnknownTopicError, PartitionOutOfRangeError.
         """
         self._check_open()
@@ -105,7 +103,7 @@ class OffsetQueries:
     def _offsets_for_times_us(
         self, requested: Mapping[TopicPartition, int]
     ) -> Steps[dict[TopicPartition, OffsetAndTimestamp | None]]:
-        """`offsets_for_times` of times in microseconds."""
+        """`offsets_for_times` with times in microseconds."""
         result: dict[TopicPartition, OffsetAndTimestamp | None] = {}
         found = yield from list_offsets(self._call, requested.items())
         for key, item in found.items():

@@ -1,29 +1,31 @@
-"""Retries: a record that cannot be handled now comes to the same group again, after a delay.
+"""Retries: a record that cannot be processed now is delivered to the same group again, after a
+delay.
 
 `consumer.retry_later(record, delay)` writes the record to the group's retry topic,
 `<topic>.<group>.retry` (`tailrace.core.topic_names`), as a delayed record, and returns when it is
-on the disk: the original may be committed then. The retry topic is made when it is first needed,
+on the disk. Then the original may be committed. The retry topic is created when it is first needed,
 with delay.enabled and the settings of its topic (`tailrace.client.derived_topics`). A record has
 the same partition in both. Consumers of the group read the retry topic beside the topic, from its
-beginning, without being told to: a consumer that subscribes reads its share, a consumer that
-assigns partitions reads those of the same numbers.
+beginning: a consumer that subscribes reads its share, a consumer that assigns partitions reads
+those of the same numbers.
 
-A record that comes again is one of the retry topic: `Record.topic`, `.partition` and `.offset` are
-the retry topic's, so that positions and commits are what they are everywhere. Where it came from,
-its last headers say, behind those of its sender:
+A retried record is one of the retry topic: `Record.topic`, `.partition` and `.offset` are the retry
+topic's, also for positions and commits. Its last headers, after those of its sender, name its
+origin:
 
-    retry.topic_id                               of the original's topic: one that is deleted and made again is another
+    retry.topic_id                               id of the original topic (a recreated one differs)
     retry.topic, retry.partition, retry.offset   of the original
-    retry.attempt                                1 the first time that it comes again
+    retry.attempt                                1 for the first retry
     retry.first_timestamp                        the original's timestamp, milliseconds
 
-Past `max_retry_attempts` it goes to the dead-letter topic of the original's topic. Order is not
-kept: what is retried comes behind records that were later.
+After `max_retry_attempts` it goes to the dead-letter topic of the original's topic. Order is not
+kept: retried records come after later ones.
 
 Owner: one Consumer, in its thread or event loop.
-Crash: a program that is killed between the retry and its commit reads the original again and may
-    retry it twice: at least once, as every group.
-"""  # noqa: E501
+
+Crash: a program that is killed between the retry and its commit reads the original again, and may
+retry it twice (at least once, as in every group).
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, NamedTuple
 
-from tailrace.batch import arrow_codec as arrow_batch
+from tailrace.batch import arrow_codec
 from tailrace.client.connection import Connection
 from tailrace.client.derived_topics import ensure
 from tailrace.client.settings import ConsumerSettings
@@ -63,7 +65,9 @@ from tailrace.protocol.frame import Api
 
 
 def delay_of(given: Any) -> timedelta:
-    """A timedelta, seconds, or text such as "30s" or "1h30m". Raises InvalidRequestError."""
+    """A delay from a timedelta, seconds, or text such as "30s" or "1h30m". Raises
+    InvalidRequestError.
+    """
     if isinstance(given, timedelta):
         delay = given
     elif isinstance(given, (int, float)) and not isinstance(given, bool) and 0 <= given < 1e9:
@@ -82,20 +86,20 @@ def delay_of(given: Any) -> timedelta:
 
 
 class _Origin(NamedTuple):
-    """The record that was given to `retry_later` first."""
+    """The record that was first passed to `retry_later`."""
 
     topic: str
     topic_id: str
-    """Empty: the topic of this name that there is now."""
+    """Empty: the current topic of this name."""
     partition: int
     offset: int
     attempt: int
-    """How often it was tried again."""
+    """The number of its retries."""
     timestamp: int
 
 
 class RetryTopicProducer:
-    """See the module's docstring. Its producers are made when they are first needed."""
+    """Writes the retries of one consumer. Its producers are made when they are first needed."""
 
     def __init__(
         self,
@@ -106,7 +110,7 @@ class RetryTopicProducer:
         info: Callable[[str], Steps[TopicInfo]],
         producers: Producers,
     ) -> None:
-        """`call`, `info`, `fetch_loop`: the consumer's."""
+        """`call`, `info` and `fetch_loop` are the consumer's."""
         assert settings.group_id is not None
         self._connection = connection
         self._fetch_loop = fetch_loop
@@ -118,11 +122,11 @@ class RetryTopicProducer:
         self._producer: Any = None
         self._letters: DeadLetters | None = None
         self._made: dict[str, int] = {}
-        """Retry topics that are known to be as they should -> how many partitions they have."""
+        """The partition counts of retry topics that were created or checked."""
 
     def retry(self, record: Record, delay: Any) -> Steps[int]:
-        """Have the record come again. Returns which attempt that will be, 0: it went to the
-        dead-letter topic. Raises what writing it is refused with.
+        """Write a retry of the record. Returns the number of the coming attempt; 0: it went to the
+        dead-letter topic. Raises the error of writing.
         """
         if not isinstance(record, Record):
             raise InvalidRequestError(
@@ -140,7 +144,7 @@ class RetryTopicProducer:
         topic_id = origin.topic_id or info.topic_id.hex()
         if origin.attempt >= self._settings.max_retry_attempts:
             yield from self._dead_letter(
-                stored, origin, (yield from self._as_it_is(origin.topic)), topic_id
+                stored, origin, (yield from self._current_info(origin.topic)), topic_id
             )
             return 0
         added = (
@@ -162,7 +166,7 @@ class RetryTopicProducer:
         return origin.attempt + 1
 
     def _stored(self, record: Record) -> Steps[Record]:
-        """The record as it lies in the log: where there are deserializers, it is read again. Raises
+        """The stored form of the record. With deserializers it is fetched again. Raises
         OffsetOutOfRangeError when retention has removed it.
         """
         if self._settings.key_deserializer is None and self._settings.value_deserializer is None:
@@ -186,7 +190,7 @@ class RetryTopicProducer:
                     f"again within {timeout_ms} ms"
                 )
         header, rows, first = taken
-        return arrow_batch.to_records(
+        return arrow_codec.to_records(
             record.topic, record.partition, first, rows.slice(0, 1), header, cursor.info.typed
         )[0]
 
@@ -203,7 +207,7 @@ class RetryTopicProducer:
                     *numbers,
                 )
             except (KeyError, ValueError):
-                pass  # something else has written it: it counts as an original
+                pass  # written by another program: it counts as an original
             else:
                 if found.partition >= 0 and found.attempt > 0:
                     return found
@@ -212,11 +216,11 @@ class RetryTopicProducer:
     def _send(
         self, name: str, record: Record, headers: list[tuple[str, Any]], after: timedelta
     ) -> Steps[None]:
-        """`record`: as it is stored, with the topic and partition of its original."""
+        """Send `record`, in its stored form, with the topic and partition of its original."""
         for is_retried in (False, True):
             if self._made.get(name, 0) <= record.partition:
                 yield from self._make(name, record.topic)
-            producer = self._the_producer()
+            producer = self._retry_producer()
             try:
                 count = len((yield from invoke(producer.partitions_for, name)))
                 partition = record.partition if record.partition < count else None
@@ -231,15 +235,13 @@ class RetryTopicProducer:
                 )
                 yield from invoke(self._producers.outcome, (yield from invoke(send)))
                 return
-            except (
-                UnknownTopicError,
-                RecordTooLargeError,
-            ):  # it was deleted since, or max.message.bytes of the origin was raised
+            except (UnknownTopicError, RecordTooLargeError):
+                # The retry topic was deleted, or max.message.bytes of the origin was raised.
                 self._made.pop(name, None)
                 if is_retried:
                     raise
 
-    def _the_producer(self) -> Any:
+    def _retry_producer(self) -> Any:
         if self._producer is None:
             timeout_ms = self._settings.request_timeout_ms
             self._producer = self._producers.make(
@@ -249,19 +251,19 @@ class RetryTopicProducer:
         return self._producer
 
     def _make(self, name: str, origin: str) -> Steps[None]:
-        """Have the retry topic be as it should, with the origin as it is now."""
-        info = yield from self._as_it_is(origin)
+        """Create or check the retry topic, with the current settings of its origin."""
+        info = yield from self._current_info(origin)
         found = yield from until_known(
             self._connection.now_ns, lambda: ensure(self._call, name, info, {"delay.enabled": True})
         )
         if found is not None:
             self._made[name] = len(found.partitions)
         producer, self._producer = self._producer, None
-        if producer is not None:  # it may know the retry topic as it was before
+        if producer is not None:  # it may have old metadata of the retry topic
             yield from invoke(producer.close)
 
-    def _as_it_is(self, topic: str) -> Steps[TopicInfo]:
-        """The topic with its settings of now. Raises UnknownTopicError."""
+    def _current_info(self, topic: str) -> Steps[TopicInfo]:
+        """The topic with its current settings. Raises UnknownTopicError."""
         return topics_from_metadata(
             (yield from self._call(Api.METADATA, {"topics": [topic]})), topic
         )[topic]
@@ -292,7 +294,7 @@ class RetryTopicProducer:
             raise error
 
     def close(self) -> Steps[None]:
-        """End the producers."""
+        """Close the producers."""
         if self._producer is not None:
             yield from invoke(self._producer.close)
         if self._letters is not None:

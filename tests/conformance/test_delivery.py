@@ -348,4 +348,4 @@ def test_a_poll_inside_of_a_poll_is_refused_with_a_sentence(
         consumer.subscribe([filled], on_assign=told, on_revoke=told)
         assert consumer.consume(COUNT, timeout=60)[-1].offset == COUNT - 1
     assert len(refused) == 2
-    assert all("is being asked for records" in sentence for sentence in refused[:1])
+    assert all("inside its own poll()" in sentence for sentence in refused[:1])
