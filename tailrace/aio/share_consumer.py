@@ -31,8 +31,9 @@ from tailrace.client.steps import Steps, steps_of
 from tailrace.core.errors import ClientClosedError
 from tailrace.core.validation import timeout_ms_of
 from tailrace.share.consumer import LOOP_POLL_MS, ShareConsumer, settings_of
+from tailrace.share.delivery import NS_PER_MS
 from tailrace.share.loop_end import is_broken_off
-from tailrace.share.poll_loop import NS_PER_MS, SharePollLoop
+from tailrace.share.poll_loop import SharePollLoop
 from tailrace.share.record import ShareRecord
 from tailrace.share.settings import ShareConsumerOptions, ShareConsumerSettings
 
@@ -45,7 +46,6 @@ class LoopShareConsumer(ShareConsumer):
 
     def __init__(self, settings: ShareConsumerSettings) -> None:
         self.settings = settings
-        self._runtime = LOOP_RUNTIME
         self._begin(
             SharePollLoop(
                 settings, LOOP_RUNTIME, LoopProducers(settings.bootstrap_servers, LOOP_RUNTIME)
@@ -106,24 +106,24 @@ class _Loop:
 
     async def __anext__(self) -> ShareRecord:
         client = self._client
-        poll_loop = client._poll_loop
+        poll_loop, delivery = client._poll_loop, client._poll_loop.delivery
         try:
             await client._ready()
             record, self._record = self._record, None
             if record is not None:
-                poll_loop.asks_on(record)
+                poll_loop.next_requested(record)
             while not client._is_closing:
                 async with client._polling:
-                    if not poll_loop.has_next():
+                    if not delivery.has_next():
                         await asyncio.sleep(0)
                         await client._run(
                             poll_loop.fill(
-                                poll_loop.loop_requests(),
+                                delivery.loop_limit(),
                                 poll_loop.now_ns() + LOOP_POLL_MS * NS_PER_MS,
                             )
                         )
-                    if poll_loop.has_next():
-                        self._record = poll_loop.hand_out_in_loop()
+                    if delivery.has_next():
+                        self._record = delivery.next_in_loop()
                         break
         except ClientClosedError:
             if not client._is_closing:
@@ -134,7 +134,7 @@ class _Loop:
 
     def __del__(self) -> None:
         if self._record is not None:
-            self._client._poll_loop.leaves(
+            self._client._poll_loop.delivery.on_loop_left(
                 self._record, is_broken_off=is_broken_off(sys._getframe(1))
             )
 
@@ -173,9 +173,9 @@ class AsyncShareConsumer(AsyncClient, RenamedMethods):
         self._poll_loop = self._consumer._poll_loop
         self._loop_connection = LoopConnection(kind, self._poll_loop.connection)
         self._beats = HeartbeatLoopConnection(
-            kind, self._poll_loop.thread.beats, self._loop_connection.wake_watchers
+            kind, self._poll_loop.member.thread.beats, self._loop_connection.wake_watchers
         )
-        self._poll_loop.wakeup = self._beats.beat
+        self._poll_loop.member.wakeup = self._beats.beat
         self._starting = asyncio.Lock()
         self._polling = asyncio.Lock()
         """One task at a time acquires."""
@@ -238,7 +238,7 @@ class AsyncShareConsumer(AsyncClient, RenamedMethods):
                 0
             )  # records that are there already must not keep the loop's other tasks waiting
             await self._run(self._poll_loop.fill(limit, deadline_ns))
-            return self._poll_loop.collect(limit)
+            return self._poll_loop.delivery.collect(limit)
         finally:
             self._polling.release()
 

@@ -1,1 +1,1 @@
-"""The client's side of share groups: what `ShareConsumer` is made of."""
+"""The client's side of share groups: `ShareConsumer` and its parts."""

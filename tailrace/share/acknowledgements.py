@@ -1,16 +1,18 @@
-"""Records that a share consumer has been given and is not done with, and what its user has said of
-them.
+"""Delivered records that are not acknowledged yet, and acknowledgements that are not sent yet.
 
-    handed out --acknowledge()--> said --take()--> sent --answered--> forgotten
-       |  '--accept_rest()---------^  ^                '-- renew --.
-       '--keep_rest()--> kept --------'  <-------------------------'
+    delivered --acknowledge()----------> acknowledged --acknowledged()--> sent --response--> removed
+       |  '-----accept_remaining()----------^  ^                 '-- renew --.
+       '--retain_remaining()--> retained ------'  <--------------------------'
+
+A retained record is acknowledged by the program only. A record is retained when other records of
+its poll were acknowledged, when it was renewed, or when a loop that delivered it ended early.
 
 Owner: one ShareConsumer, one thread.
-Invariants: an offset is here from when its record was handed out until what was said of it is sent,
-    or until its lock has passed without a word (`drop_expired`); what is sent and was certainly not
-    carried out is put back.
-What was left when others of its poll were acknowledged, or was renewed, or was handed out by a loop
-that was left, is kept: only a word of the user's ends it.
+
+Invariants:
+- An offset is kept from its delivery until its acknowledgement is sent, or until its lock expires
+  without one (`drop_expired`).
+- An acknowledgement that was sent and certainly not applied is put back.
 """
 
 from __future__ import annotations
@@ -20,23 +22,23 @@ from typing import NamedTuple
 
 from tailrace.core.errors import InvalidRequestError
 from tailrace.core.topic_partition import TopicPartition
+from tailrace.share.outcomes import OUTCOMES
 
-OUTCOMES = ("accept", "release", "reject", "renew")
 REJECTING = "rejecting"
-"""Said to be rejected, and not in the dead-letter topic yet: not to be sent."""
-RETAINED = "kept"
-"""Nothing is said of it, and nothing is to be taken for a word."""
+"""Rejected, and not in the dead-letter topic yet: not to be sent."""
+RETAINED = "retained"
+"""Not acknowledged, and excluded from implicit acknowledgement."""
 IN_LOOP = "in a loop"
-"""A loop has handed it out and not asked for the next one: nothing is said of it."""
+"""Not acknowledged, and delivered last by a loop."""
 UNREAD = "unread"
-"""The program was never given it: its acquisition is no delivery."""
+"""Never delivered: its acquisition does not count as a delivery."""
 _SENT = frozenset(OUTCOMES) | {UNREAD}
 _SILENT = frozenset({None, RETAINED, IN_LOOP})
 NEVER_NS = 1 << 62
 
 
 class Acknowledgement(NamedTuple):
-    """What was said of offsets `first` to `last`."""
+    """The outcome of the offsets `first` to `last`."""
 
     key: TopicPartition
     first: int
@@ -45,15 +47,15 @@ class Acknowledgement(NamedTuple):
 
 
 class Acknowledgements:
-    """See the module's docstring."""
+    """The delivered records of one share consumer with their outcomes and locks."""
 
     def __init__(self) -> None:
         self._outcomes: dict[TopicPartition, dict[int, str | None]] = {}
-        """None: it was handed out, and nothing was said of it."""
+        """The outcome of each delivered offset; None: not acknowledged."""
         self._locks: dict[TopicPartition, deque[tuple[int, int, int]]] = {}
-        """(until when, first, last offset), in the order of their locks."""
+        """(expiry, first offset, last offset), in order of expiry."""
         self._renewed: dict[tuple[TopicPartition, int], int] = {}
-        """Until when a lock lasts that was renewed."""
+        """The expiry of each renewed lock."""
         self._may_have_acknowledged = False
 
     def __bool__(self) -> bool:
@@ -67,24 +69,22 @@ class Acknowledgements:
         outcome: str | None = None,
         locked_until_ns: int = NEVER_NS,
     ) -> None:
-        """Offsets `first` to `last` are held from now on. `outcome`: what is said of them
-        already.
-        """
+        """Add the offsets `first` to `last`, with an outcome that is known already, if any."""
         self._outcomes.setdefault(key, {}).update(dict.fromkeys(range(first, last + 1), outcome))
         self._may_have_acknowledged = self._may_have_acknowledged or outcome in _SENT
         if locked_until_ns != NEVER_NS:
             self._locks.setdefault(key, deque()).append((locked_until_ns, first, last))
 
     def renewed(self, key: TopicPartition, first: int, last: int, locked_until_ns: int) -> None:
-        """The locks of these last longer."""
+        """Extend the locks of these offsets."""
         self._renewed.update(
             dict.fromkeys(((key, offset) for offset in range(first, last + 1)), locked_until_ns)
         )
         self._locks.setdefault(key, deque()).append((locked_until_ns, first, last))
 
     def drop_expired(self, now_ns: int) -> int:
-        """Forget those of which nothing was said while their locks lasted: they come again. Returns
-        how many.
+        """Forget the records whose locks expired without an acknowledgement; they are delivered
+        again. Returns how many.
         """
         count = 0
         for key in [key for key, locks in self._locks.items() if locks[0][0] <= now_ns]:
@@ -107,44 +107,44 @@ class Acknowledgements:
         return count
 
     def acknowledge(self, topic: str, partition: int, offset: int, outcome: str) -> None:
-        """What is to become of a record. Raises InvalidRequestError for one that is not held."""
-        outcomes = self._outcomes.get((topic, partition))  # type: ignore[call-overload]  # a TopicPartition is a tuple, and takes its time to make
+        """Set a record's outcome. Raises InvalidRequestError for a record that is not kept here."""
+        outcomes = self._outcomes.get((topic, partition))  # type: ignore[call-overload]  # a plain tuple is cheaper to make
         if outcomes is None or outcomes.get(offset, UNREAD) is UNREAD:
             raise InvalidRequestError(
                 f"offset {offset} of {topic}-{partition} is not this consumer's to acknowledge: "
-                "it was not handed out here, was acknowledged before, "
-                "or its lock is gone"
+                "it was not delivered here, was acknowledged before, or its lock has expired. "
+                "Acknowledge each record of poll() once, before its lock expires"
             )
         outcomes[offset] = outcome
         self._may_have_acknowledged = True
 
     def outcome_of(self, topic: str, partition: int, offset: int) -> str | None:
-        """What was said of a record; None: nothing, or it is not held."""
+        """A record's outcome; None: not acknowledged, or not kept here."""
         return self._outcomes.get(TopicPartition(topic, partition), {}).get(offset)
 
     def has(self, topic: str, partition: int, offset: int) -> bool:
-        """Whether the record is held."""
+        """True if the record is kept here."""
         return (
             self._outcomes.get(TopicPartition(topic, partition), {}).get(offset, UNREAD)
             is not UNREAD
         )
 
     def accept_one(self, topic: str, partition: int, offset: int) -> None:
-        """Accept a record if it is held and nothing was said of it."""
+        """Accept a record that is kept here and not acknowledged."""
         outcomes = self._outcomes.get(TopicPartition(topic, partition), {})
         if outcomes.get(offset, RETAINED) in (None, IN_LOOP):
             outcomes[offset] = "accept"
             self._may_have_acknowledged = True
 
-    def keep_one(self, topic: str, partition: int, offset: int) -> None:
-        """A record that a loop has handed out waits for a word."""
+    def retain_one(self, topic: str, partition: int, offset: int) -> None:
+        """Retain a record that a loop delivered last."""
         outcomes = self._outcomes.get(TopicPartition(topic, partition), {})
         if outcomes.get(offset) is IN_LOOP:
             outcomes[offset] = RETAINED
 
     @property
     def has_acknowledged(self) -> bool:
-        """Whether there is something to send."""
+        """True if there is an acknowledgement to send."""
         if self._may_have_acknowledged:
             self._may_have_acknowledged = any(
                 outcome in _SENT
@@ -154,17 +154,17 @@ class Acknowledgements:
         return self._may_have_acknowledged
 
     def accept_remaining(self) -> None:
-        """Accept all of which nothing was said, but for what is kept."""
+        """Accept all records that are neither acknowledged nor retained."""
         self._acknowledge_remaining("accept")
 
     def leave_loop(self, topic: str, partition: int, offset: int) -> None:
-        """A record that a loop has handed out is as one of a poll."""
+        """Treat a record that a loop delivered last as one that a poll delivered."""
         outcomes = self._outcomes.get(TopicPartition(topic, partition), {})
         if outcomes.get(offset) is IN_LOOP:
             outcomes[offset] = None
 
     def accept_in_loops(self) -> None:
-        """Accept what loops have handed out and not asked beyond."""
+        """Accept the records that loops delivered last."""
         for outcomes in self._outcomes.values():
             for offset, outcome in outcomes.items():
                 if outcome is IN_LOOP:
@@ -172,24 +172,24 @@ class Acknowledgements:
                     self._may_have_acknowledged = True
 
     def retain_remaining(self) -> None:
-        """All of which nothing was said waits for a word."""
+        """Retain all records that are not acknowledged."""
         self._acknowledge_remaining(RETAINED)
 
-    def _acknowledge_remaining(self, word: str) -> None:
+    def _acknowledge_remaining(self, new_outcome: str) -> None:
         for outcomes in self._outcomes.values():
             for offset, outcome in outcomes.items():
                 if outcome is None:
-                    outcomes[offset] = word
+                    outcomes[offset] = new_outcome
                     self._may_have_acknowledged = True
 
     def take(self, runs_max: int) -> list[Acknowledgement]:
-        """Take what was said, up to so many runs of offsets."""
+        """Remove and return acknowledgements, at most `runs_max` ranges."""
         runs = self.acknowledged(runs_max)
         self.sent(runs)
         return runs
 
     def acknowledged(self, runs_max: int) -> list[Acknowledgement]:
-        """What was said, up to so many runs of offsets; it stays here until `sent`."""
+        """The acknowledgements to send, at most `runs_max` ranges. They stay here until `sent`."""
         runs: list[Acknowledgement] = []
         for key, outcomes in self._outcomes.items():
             acknowledged = sorted(
@@ -201,8 +201,8 @@ class Acknowledgements:
         return runs
 
     def sent(self, runs: list[Acknowledgement]) -> None:
-        """A request says these from now on. A second time it does nothing, if nothing else was said
-        between.
+        """Remove acknowledgements that a request carries. A repeated call changes nothing, unless a
+        record was acknowledged again in between.
         """
         for key, first, last, outcome in runs:
             outcomes = self._outcomes.get(key, {})
@@ -214,8 +214,8 @@ class Acknowledgements:
                         del outcomes[offset]
 
     def put_back(self, runs: list[Acknowledgement]) -> None:
-        """These were not sent, or not carried out. What was said since of a record that is renewed
-        holds.
+        """Restore acknowledgements that were not sent or not applied. A newer outcome of a renewed
+        record is kept.
         """
         for key, first, last, outcome in runs:
             outcomes = self._outcomes.setdefault(key, {})
@@ -225,22 +225,22 @@ class Acknowledgements:
         self._may_have_acknowledged = True
 
     def clear(self, topic: str | None = None) -> tuple[int, list[Acknowledgement]]:
-        """The locks are gone (of one topic only). Returns how many records were held, and what was
-        said of them in vain.
+        """Forget all records, or those of one topic: their locks are lost. Returns the number of
+        records and the acknowledgements that failed.
         """
         gone = {
             key: outcomes
             for key, outcomes in self._outcomes.items()
             if topic is None or key.topic == topic
         }
-        in_vain: list[Acknowledgement] = []
+        failed: list[Acknowledgement] = []
         for key, outcomes in gone.items():
             acknowledged = sorted(
                 offset
                 for offset, outcome in outcomes.items()
                 if outcome in OUTCOMES or outcome is REJECTING
             )
-            _add_runs(in_vain, key, acknowledged, outcomes, len(acknowledged) + 1)
+            _add_runs(failed, key, acknowledged, outcomes, len(acknowledged) + 1)
             del self._outcomes[key]
             self._locks.pop(key, None)
         self._renewed = {
@@ -248,7 +248,7 @@ class Acknowledgements:
             for place, until_ns in self._renewed.items()
             if place[0] in self._outcomes
         }
-        return sum(map(len, gone.values())), in_vain
+        return sum(map(len, gone.values())), failed
 
 
 def _add_runs(
@@ -258,8 +258,8 @@ def _add_runs(
     outcomes: dict[int, str | None],
     runs_max: int,
 ) -> int:
-    """Add offsets to `runs` until there are `runs_max` of these. Returns how many offsets were
-    taken.
+    """Append ranges of `acknowledged` offsets to `runs`, up to `runs_max`. Returns the number of
+    offsets.
     """
     first = last = -1
     outcome: str | None = None

@@ -1,15 +1,19 @@
-"""The share consumer: takes records of topics as from a work queue, many consumers on one
-partition, each record under a lock (Kafka's share groups, KIP-932).
+"""Share consumer: several consumers work on one partition, and each record is locked for one of
+them (Kafka's share groups, KIP-932).
 
-`poll` acquires records, reads them with ordinary fetches, and hands them out with how often they
-were delivered; `acknowledge` says what becomes of each. A record that is not accepted before its
-lock passes, or whose consumer dies, goes to another one. One that was delivered too often, or is
-rejected, goes to the dead-letter topic (`tailrace.consumer.dead_letter_queue`). Heartbeats go on in
-a thread of their own.
+`poll` acquires records, fetches them, and returns them with their delivery count. `acknowledge`
+sets the outcome of each. A record that is not acknowledged before its lock expires is delivered
+again, as is one whose consumer died. A record that reaches the delivery count limit, or is
+rejected, goes to the dead-letter topic (`tailrace.consumer.dead_letter_queue`). A thread makes the
+heartbeats.
 
 Owner: one thread uses a ShareConsumer.
-Invariants: those of `tailrace.share.poll_loop`, which does everything; here its steps are taken.
-Crash: whatever dies, a record that was not accepted comes again; one that was accepted does not.
+
+Invariants: those of `tailrace.share.poll_loop` and `tailrace.share.delivery`; the steps are run
+here.
+
+Crash: whichever process dies, a record that was not accepted is delivered again, and an accepted
+one is not.
 """
 
 from __future__ import annotations
@@ -31,8 +35,9 @@ from tailrace.client.settings import build, documented, merged
 from tailrace.client.steps import Steps, T, operation, run
 from tailrace.core.records import Record
 from tailrace.core.validation import name_list, timeout_ms_of, whole
+from tailrace.share.delivery import NS_PER_MS
 from tailrace.share.loop_end import is_broken_off
-from tailrace.share.poll_loop import NS_PER_MS, SharePollLoop
+from tailrace.share.poll_loop import SharePollLoop
 from tailrace.share.record import ShareRecord as ShareRecord
 from tailrace.share.settings import ShareConsumerOptions, ShareConsumerSettings
 
@@ -44,16 +49,16 @@ class ShareConsumer(RenamedMethods):
     """Takes records from topics as from a queue, together with the other consumers of its group. A
     context manager; for one thread at a time.
 
-        with tailrace.ShareConsumer("jobs", bootstrap="tcp://127.0.0.1:7420", group_id="workers") as
-            consumer: while True:
+        with tailrace.ShareConsumer("jobs", bootstrap=address, group_id="workers") as consumer:
+            while True:
                 for record in consumer.poll(timeout_ms=1000):
                     consumer.acknowledge(record, "accept" if work(record.value) else "release")
 
-    Each record goes to one consumer at a time. What is neither acknowledged nor renewed within the
-    topic's group.share.record.lock.duration.ms goes to another one, with a higher `delivery_count`.
-    If `acknowledge` is not called between two polls, what the first returned is accepted by the
-    second, or by `commit`. A loop over the consumer (`for record in consumer`) accepts each record
-    when it asks for the next. Settings are keyword arguments.
+    Each record is delivered to one consumer at a time. A record that is neither acknowledged nor
+    renewed within the topic's group.share.record.lock.duration.ms is delivered to another one, with
+    a higher `delivery_count`. If `acknowledge` is not called between two polls, the second poll, or
+    `commit`, accepts the records of the first. A loop over the consumer (`for record in consumer`)
+    accepts each record when it asks for the next. Settings are keyword arguments.
     """
 
     _renamed: ClassVar[dict[str, str]] = RENAMED_SHARE_CONSUMER_METHODS
@@ -65,14 +70,14 @@ class ShareConsumer(RenamedMethods):
         runtime: Runtime = SYSTEM,
         **settings: Unpack[ShareConsumerOptions],
     ) -> None:
-        """`topics`: names, or a list of them; a dict first holds settings with Kafka's names.
-        Without topics `subscribe` follows. `bootstrap`: the appliance's address.
+        """Join the group `group_id` and subscribe to `topics`: names, or a list of them. A dict in
+        front holds settings by Kafka's names. Without topics call `subscribe`. `bootstrap` is the
+        appliance's address.
 
         Raises InvalidSettingError before anything is opened; UnknownTopicError, and
         NotReachableError when no appliance answers within request_timeout_ms.
         """
         names, self.settings = settings_of(topics, bootstrap, settings)
-        self._runtime = runtime
         self._begin(SharePollLoop(self.settings, runtime))
         if names:
             try:
@@ -84,7 +89,7 @@ class ShareConsumer(RenamedMethods):
     def _begin(self, poll_loop: SharePollLoop) -> None:
         self._poll_loop = poll_loop
         self._connection = poll_loop.connection
-        self._abandon = weakref.finalize(self, poll_loop.thread.abandon)
+        self._abandon = weakref.finalize(self, poll_loop.member.thread.abandon)
         self._abandon.atexit = False  # the appliance sees that the connection has closed
         self._closed = False
 
@@ -104,19 +109,16 @@ class ShareConsumer(RenamedMethods):
         return run(steps, self._sleep_until)
 
     def _sleep_until(self, until_ns: int | None) -> None:
-        thread = self._poll_loop.thread
-        wake_fd = (
-            thread.events.fd if self._runtime.has_threads else thread.beats.connection.fileno()
-        )
         self._connection.wait(
-            NEVER_NS if until_ns is None else until_ns - self._poll_loop.now_ns(), wake_fd
+            NEVER_NS if until_ns is None else until_ns - self._poll_loop.now_ns(),
+            self._poll_loop.member.wake_fd,
         )
 
     # ---- the group -------------------------------------------------------------------------------
 
     @operation
     def subscribe(self, topics: str | Iterable[str]) -> Steps[None]:
-        """Take records of these topics, instead of those before. Raises UnknownTopicError,
+        """Subscribe to these topics instead of the earlier ones. Raises UnknownTopicError,
         InvalidRequestError.
         """
         self._connection.check_usable()
@@ -124,19 +126,19 @@ class ShareConsumer(RenamedMethods):
 
     @operation
     def unsubscribe(self) -> Steps[None]:
-        """Leave the group: what was said of records is sent, the others are released."""
+        """Leave the group. Acknowledgements are sent, and all other records are released."""
         self._connection.check_usable()
         yield from self._poll_loop.leave()
         self._poll_loop.forget()
 
     def subscription(self) -> set[str]:
-        """The names of the topics that records are taken of."""
+        """The names of the subscribed topics."""
         self._connection.check_usable()
         return set(self._poll_loop.subscribed)
 
     def acquisition_lock_timeout_ms(self) -> int | None:
-        """How long the locks of the records last that were acquired last, ms (Kafka's name); None
-        before the first.
+        """The lock duration of the records acquired last, in ms (Kafka's name); None before the
+        first.
         """
         return self._poll_loop.lock_ms or None
 
@@ -145,24 +147,24 @@ class ShareConsumer(RenamedMethods):
     def poll(
         self, timeout_ms: float = 0, max_records: int | None = None, **others: Never
     ) -> list[ShareRecord]:
-        """Acquire up to `max_records` records (default max_poll_records); waits for the first for
-        at most `timeout_ms` milliseconds. What was said by `acknowledge` is sent along, and where
-        it was not called since the last poll, what that returned is accepted
-        (share_acknowledgement_mode "implicit").
+        """Acquire and return up to `max_records` records (default max_poll_records). Waits for the
+        first for at most `timeout_ms` milliseconds. Sends the acknowledgements. In implicit mode
+        (share_acknowledgement_mode) it also accepts the records of the last poll, if `acknowledge`
+        was not called since.
 
-        Raises InvalidRecordError (a deserializer failed: the record is released, the next poll goes
-        on without it), NotReachableError (the appliance has been away for a minute, as a
-        Consumer's), UnknownTopicError, StorageError; records that had come are handed out first. A
-        record that cannot be read goes to the dead-letter topic.
+        Raises InvalidRecordError (a deserializer failed: the record is released, and the next poll
+        goes on without it), NotReachableError (the appliance has been away for a minute, as in a
+        Consumer), UnknownTopicError, StorageError. Records that have come are returned first. An
+        unreadable record goes to the dead-letter topic.
         """
         if others:
             refuse_keywords("poll", others)
         limit, deadline_ns = self._poll_arguments(timeout_ms, max_records)
         self._run_steps(self._poll_loop.fill(limit, deadline_ns))
-        return self._poll_loop.collect(limit)
+        return self._poll_loop.delivery.collect(limit)
 
     def _poll_arguments(self, timeout_ms: float, max_records: int | None) -> tuple[int, int]:
-        """(limit, deadline) of a poll."""
+        """(limit, deadline in ns) of a poll."""
         limit = (
             self.settings.max_poll_records
             if max_records is None
@@ -171,33 +173,33 @@ class ShareConsumer(RenamedMethods):
         return limit, self._poll_loop.now_ns() + int(timeout_ms_of(timeout_ms) * NS_PER_MS)
 
     def __iter__(self) -> Iterator[ShareRecord]:
-        """Records without end, until the consumer is closed.
+        """Iterate over records without end, until the consumer is closed.
 
-        A record of which nothing was said is accepted when the same loop asks for the next one. The
-        last record of a loop that is left by `break` or `return` is accepted by the next poll, loop
-        or commit; one that an exception ends is accepted by `commit` alone, or comes again when its
-        lock has passed. What a loop that is left early did not take is handed out next. What was
-        said goes out at least every second, or four times in the time that a lock lasts.
+        The loop accepts a record that was not acknowledged when it asks for the next one. After
+        `break` or `return` the next poll, loop or commit accepts the last record. After an
+        exception only `commit` accepts it; otherwise its lock expires and it is delivered again.
+        Records that the loop did not take are delivered next. Acknowledgements are sent at least
+        every second, and at least four times per lock duration.
         """
         self._connection.check_usable()
         return self._without_end()
 
     def _without_end(self) -> Iterator[ShareRecord]:
-        poll_loop = self._poll_loop
+        poll_loop, delivery = self._poll_loop, self._poll_loop.delivery
         while not self._closed:
-            if not poll_loop.has_next():
+            if not delivery.has_next():
                 self._run_steps(
                     poll_loop.fill(
-                        poll_loop.loop_requests(), poll_loop.now_ns() + LOOP_POLL_MS * NS_PER_MS
+                        delivery.loop_limit(), poll_loop.now_ns() + LOOP_POLL_MS * NS_PER_MS
                     )
                 )
-            if poll_loop.has_next():
+            if delivery.has_next():
                 record = None
                 try:
-                    yield (record := poll_loop.hand_out_in_loop())
+                    yield (record := delivery.next_in_loop())
                 except BaseException as end:
                     if record is not None:
-                        poll_loop.leaves(
+                        delivery.on_loop_left(
                             record,
                             is_broken_off=isinstance(end, GeneratorExit)
                             and is_broken_off(sys._getframe(1)),
@@ -205,32 +207,34 @@ class ShareConsumer(RenamedMethods):
                     raise
                 if self._closed or not self._connection.is_usable:
                     return
-                poll_loop.asks_on(record)
+                poll_loop.next_requested(record)
 
     # ---- acknowledging ---------------------------------------------------------------------------
 
     def acknowledge(
         self, record: Record, outcome: str = "accept", *, reason: str | None = None
     ) -> None:
-        """Say what becomes of a record: "accept" (it is done), "release" (another consumer, or this
-        one, gets it again), "reject" (it goes to the dead-letter topic), "renew" (its lock begins
-        anew, it stays with this consumer); or a `tailrace.AcknowledgeType`. It is sent with the
-        next `poll`, or by `commit`. Said twice before that, the last word counts. `reason`, with
-        "reject" alone: why, a sentence for the dead letter's header `dlq.reason` (the first 1,000
-        characters). Raises InvalidRequestError, also for a record that this consumer does not hold.
+        """Set the outcome of a record: "accept" (it is processed), "release" (deliver it again, to
+        this consumer or another one), "reject" (move it to the dead-letter topic), "renew" (begin
+        its lock again and keep it); or a `tailrace.AcknowledgeType`.
+
+        The outcome is sent by the next `poll` or by `commit`. Until then a second call replaces it.
+        `reason`, only with "reject", becomes the dead letter's header `dlq.reason` (the first 1,000
+        characters). Raises InvalidRequestError, also for a record that this consumer has not been
+        delivered or has acknowledged.
         """
-        self._poll_loop.acknowledge(record, outcome, reason)
+        self._connection.check_usable()
+        self._poll_loop.delivery.acknowledge(record, outcome, reason)
 
     @operation
     def commit(self, timeout_ms: float | None = None) -> Steps[None]:
-        """Send what was said of records, and wait until the appliance has it on its disk
-        (`timeout_ms`, default request_timeout_ms). Where nothing was said since the last poll, what
-        that returned is accepted first (share_acknowledgement_mode "implicit"), and what a loop has
-        handed out last.
+        """Send all acknowledgements, and wait until the appliance has stored them on its disk
+        (`timeout_ms`, default request_timeout_ms). In implicit mode it first accepts the records of
+        the last poll, if `acknowledge` was not called since, and the last record of a loop.
 
-        Raises LockLostError when something was refused since the last commit because its lock had
-        passed: `refused` says what, all else is done. RequestTimeoutError, NotReachableError; what
-        the dead-letter topic refuses.
+        Raises LockLostError if an acknowledgement has failed since the last commit because its lock
+        had expired: `refused` lists them, and all others are done. RequestTimeoutError,
+        NotReachableError; the dead-letter topic's error for a rejected record.
         """
         timeout = (
             self.settings.request_timeout_ms if timeout_ms is None else timeout_ms_of(timeout_ms)
@@ -240,8 +244,8 @@ class ShareConsumer(RenamedMethods):
     # ---- the end ---------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Send what was said of records, release the others, leave the group, end the connections.
-        A second time it does nothing.
+        """Send the acknowledgements, release all other records, leave the group and close the
+        connections. A repeated call does nothing.
         """
         if self._closed:
             self._end()  # a close before may have been interrupted
@@ -254,12 +258,12 @@ class ShareConsumer(RenamedMethods):
             self._end()
 
     def _closing(self) -> Steps[None]:
-        """All of closing that waits."""
+        """The steps of closing that wait."""
         yield from self._poll_loop.leave()
         yield from self._poll_loop.letters.close()
 
     def _end(self) -> None:
-        self._poll_loop.thread.stop()
+        self._poll_loop.member.thread.stop()
         self._connection.close()
 
     def metrics(self) -> dict[str, int]:
@@ -272,7 +276,7 @@ class ShareConsumer(RenamedMethods):
 def settings_of(
     topics: Sequence[Any], bootstrap: Any, settings: Mapping[str, Any]
 ) -> tuple[list[str], ShareConsumerSettings]:
-    """What a share consumer was constructed with: topics, settings. Raises InvalidSettingError,
+    """(topics, settings) from the arguments of a share consumer. Raises InvalidSettingError,
     InvalidRequestError.
     """
     first = topics[0] if topics and isinstance(topics[0], Mapping) else None

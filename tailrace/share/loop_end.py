@@ -1,8 +1,8 @@
-"""How a program has left a loop over a queue: by its own will, or perhaps by an exception.
+"""End of a loop over a share consumer: tells `break` and `return` from an exception.
 
-A loop that is left drops its iterator, and the iterator is not told why. The instruction that the
-program's frame stands at says so: `break` and `return` drop an iterator by an instruction of their
-own. Everything else counts as an exception: the record comes again then, rather than never.
+A loop that ends drops its iterator without giving the reason. The current instruction of the
+program's frame shows it: `break` and `return` drop an iterator by an instruction of their own.
+Everything else counts as an exception, so that the record is delivered again rather than lost.
 
 Owner: pure.
 """
@@ -16,8 +16,8 @@ _DROPS = frozenset({"POP_TOP", "POP_ITER", "SWAP"})
 
 
 def is_broken_off(frame: FrameType | None) -> bool:
-    """Whether a loop that drops its iterator in this frame is left by `break` or `return`; False:
-    perhaps not.
+    """True if the loop in this frame, which drops its iterator, ends by `break` or `return`. False
+    if that is not certain.
     """
     if frame is None or frame.f_lasti < 0:
         return False

@@ -1,20 +1,48 @@
-"""What becomes of a record of a queue: Kafka's AcknowledgeType (KIP-932; RENEW: KIP-1222). The
-plain words are taken as well.
+"""Outcomes of an acknowledgement: Kafka's AcknowledgeType (KIP-932; RENEW: KIP-1222).
+
+`ShareConsumer.acknowledge` takes an AcknowledgeType or its plain word.
 """
 
 from __future__ import annotations
 
 from enum import StrEnum
 
+from tailrace.core.errors import InvalidRequestError
+
+OUTCOMES = ("accept", "release", "reject", "renew")
+
 
 class AcknowledgeType(StrEnum):
     """For `ShareConsumer.acknowledge`."""
 
     ACCEPT = "accept"
-    """It is done."""
+    """The record is processed."""
     RELEASE = "release"
-    """This consumer or another one gets it again."""
+    """The record is delivered again, to this consumer or another one."""
     REJECT = "reject"
-    """It goes to the dead-letter topic."""
+    """The record goes to the dead-letter topic."""
     RENEW = "renew"
-    """Its lock begins anew, it stays with this consumer."""
+    """The lock begins again, and the record stays with this consumer."""
+
+
+def checked_outcome(outcome: object) -> str:
+    """Return the outcome as a plain word. Raises InvalidRequestError."""
+    word = str(outcome).lower() if isinstance(outcome, str) else ""
+    if word not in OUTCOMES:
+        raise InvalidRequestError(
+            f"the outcome is {outcome!r:.100}; allowed are {', '.join(OUTCOMES)}"
+        )
+    return word
+
+
+def check_reason(reason: object, outcome: str) -> None:
+    """Raise InvalidRequestError unless `reason` is text and the outcome is "reject"."""
+    if not isinstance(reason, str):
+        raise InvalidRequestError(
+            f"reason is {reason!r:.100}; it takes a sentence, as text: write reason=str(...)"
+        )
+    if outcome != "reject":
+        raise InvalidRequestError(
+            f'reason is given with the outcome "{outcome}"; it becomes the header dlq.reason of a '
+            'dead letter: leave it out, or write "reject"'
+        )

@@ -1,4 +1,4 @@
-"""A record of a share group: a Record that knows how often it was delivered."""
+"""Records of a share group: a Record with its delivery count."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from tailrace.core.records import Record
 
 
 class ShareRecord(Record):
-    """A Record with `delivery_count`: how often it has been delivered, with this time."""
+    """A Record with `delivery_count`, the number of its deliveries, this one included."""
 
     __slots__ = ()
     _fields = (*Record._fields, "delivery_count")  # type: ignore[assignment]
 
     def __new__(cls, *parts: Any) -> ShareRecord:
-        """`parts`: those of a Record, then the delivery count."""
+        """`parts` are those of a Record, then the delivery count."""
         if len(parts) != len(cls._fields):
             raise TypeError(f"a ShareRecord has {len(cls._fields)} parts, not {len(parts)}")
         return tuple.__new__(cls, parts)
@@ -43,5 +43,5 @@ _new = partial(tuple.__new__, ShareRecord)
 
 
 def with_delivery_count(records: Iterable[Record], delivery_count: int) -> list[ShareRecord]:
-    """Records, each delivered so many times."""
+    """The records as ShareRecords with this delivery count."""
     return list(map(_new, map(tuple.__add__, records, repeat((delivery_count,)))))

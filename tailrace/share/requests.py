@@ -1,12 +1,14 @@
-"""A share consumer's requests: acquire and acknowledge, one under way at a time, none carried out
-twice.
+"""Acquire and acknowledge requests of a share consumer. One is in flight at a time, and each is
+applied once.
 
 Owner: one ShareConsumer, one thread.
-Invariants: a request that got no answer is sent again with its number until it is answered: the
-    appliance answers a number that it knows from memory. That a later copy could not be carried out
-    says nothing of the first one. What was said of records is forgotten when it is answered, put
-    back when the appliance says of every copy that it did nothing, and told as refused when the
-    locks are gone.
+
+Invariants:
+- A request without a response is sent again with its sequence number until it has one. The group
+  coordinator answers a number that it knows from memory.
+- An error of a second copy says nothing about the first copy.
+- Acknowledgements are removed when the request has a response. They are put back when every copy
+  was refused without effect. They fail when the locks are lost.
 """
 
 from __future__ import annotations
@@ -27,21 +29,20 @@ from tailrace.core.errors import (
 from tailrace.core.topic_partition import TopicPartition
 from tailrace.group.heartbeat import HeartbeatThread
 from tailrace.group.membership import Phase
-from tailrace.protocol import messages as requests
 from tailrace.protocol.frame import Api
-from tailrace.protocol.messages import SHARE_RUNS_MAX
+from tailrace.protocol.messages import SHARE_RUNS_MAX, encode_json
 from tailrace.share.acknowledgements import UNREAD, Acknowledgement, Acknowledgements
 
 GONE_CODES = frozenset({ErrorCode.UNKNOWN_MEMBER, ErrorCode.FENCED_MEMBER, ErrorCode.UNKNOWN_GROUP})
-"""The appliance does not know this member: what it had acquired is free."""
+"""Codes that say that the appliance does not know this member. Its locks are lost."""
 NS_PER_MS = 1_000_000
 RETRY_INTERVAL_NS = 100 * NS_PER_MS
 FAILED_MAX = 10_000
-"""Runs that are remembered until commit() asks."""
+"""Most failed ranges that are kept until commit() raises them."""
 
 
 class FailedAcknowledgement(NamedTuple):
-    """An acknowledgement that was not taken: of offsets `first` to `last`."""
+    """A refused acknowledgement of the offsets `first` to `last`."""
 
     key: TopicPartition
     first: int
@@ -49,7 +50,7 @@ class FailedAcknowledgement(NamedTuple):
 
 
 class Acquired(NamedTuple):
-    """Offsets that this consumer has now."""
+    """A range of offsets that this consumer has acquired."""
 
     topic_id: str
     partition: int
@@ -60,20 +61,20 @@ class Acquired(NamedTuple):
     locked_until_ns: int
 
 
-class Answer(NamedTuple):
-    """To a request: what was acquired, and where there is nothing yet: [(topic id, partition,
-    offset)].
+class ShareResponse(NamedTuple):
+    """The response to a request. `ends` are the partitions without records: (topic id, partition,
+    offset).
     """
 
     acquired: list[Acquired]
     ends: list[tuple[str, int, int]]
     is_acquire: bool
     lock_ms: int = 0
-    """How long the locks last; 0: nothing was acquired."""
+    """The duration of the locks; 0: nothing was acquired."""
 
 
 class ShareRequests:
-    """See the module's docstring."""
+    """The requests of one share consumer."""
 
     def __init__(
         self,
@@ -83,50 +84,50 @@ class ShareRequests:
         topic_id: Callable[[str], str | None],
         timeout_ms: int,
     ) -> None:
-        """`topic_id`: of the topic that records were handed out under."""
+        """`topic_id` is the id of the topic that records were delivered from, by its name."""
         self._connection = connection
         self._thread = thread
         self._acknowledgements = acknowledgements
         self._topic_id = topic_id
         self._timeout_ms = timeout_ms
         self._sequence = 0
-        self._answered_sequence = 0
+        self._completed_sequence = 0
         self._request: tuple[Api, dict[str, Any], list[Acknowledgement], int] | None = None
-        """What is under way, or to be sent again: (API, body, what it says of records, since when
-        it may have been carried out).
+        """The request in flight or to be sent again: (API, body, its acknowledgements, the earliest
+        time at which it may have been applied).
         """
-        self._is_taken = True
-        """Whether what the request says was taken from what was said."""
+        self._is_sent_marked = True
+        """True if the request's acknowledgements were removed from `_acknowledgements`."""
         self._call: PendingCall | None = None
-        self._may_be_done = False
-        """Whether a copy of the request was sent and not answered."""
+        self._outcome_unknown = False
+        """True if a copy of the request was sent and has no response."""
         self._send_at_ns = 0
-        """When it is to be sent again."""
+        """The time to send it again."""
         self.lock_ms = 0
-        """How long the locks last that were given last."""
+        """The duration of the locks acquired last."""
         self.refused: list[FailedAcknowledgement] = []
-        """Since they were last taken."""
+        """Failed acknowledgements since the last `drain_failed`."""
         self.refused_count = 0
-        """Since construction."""
+        """Failed acknowledgements since construction."""
         self.lost_locks = False
-        """The appliance does not know this member any more."""
+        """True if the appliance does not know this member any more."""
 
     @property
     def is_busy(self) -> bool:
-        """Whether a request waits for its answer."""
+        """True while a request has no response."""
         return self._request is not None
 
     @property
     def last(self) -> int:
-        """The number of the request that was begun last."""
+        """The sequence number of the last request."""
         return self._sequence
 
-    def is_answered(self, number: int) -> bool:
-        """Whether the request of this number has ended."""
-        return self._answered_sequence >= number
+    def is_complete(self, number: int) -> bool:
+        """True if the request with this number is complete."""
+        return self._completed_sequence >= number
 
     def begin(self, max_records: int | None) -> None:
-        """Send what was said of records; with `max_records` acquire as many more."""
+        """Begin a request with the acknowledgements. With `max_records` it acquires records too."""
         assert self._request is None
         acknowledged = self._acknowledgements.acknowledged(SHARE_RUNS_MAX)
         with self._thread.beats.lock:
@@ -146,56 +147,56 @@ class ShareRequests:
         ]
         if max_records is not None:
             body["max_records"] = max_records
-        self._is_taken = False
+        self._is_sent_marked = False
         self._request = (
             (Api.SHARE_ACKNOWLEDGE if max_records is None else Api.SHARE_ACQUIRE),
             body,
             acknowledged,
             self._connection.now_ns(),
         )
-        self._take_acknowledged()
+        self._mark_sent()
 
-    def _take_acknowledged(self) -> None:
-        """What the request says is not to be said again."""
-        if not self._is_taken and self._request is not None:
+    def _mark_sent(self) -> None:
+        """Remove the request's acknowledgements from those to send."""
+        if not self._is_sent_marked and self._request is not None:
             self._acknowledgements.sent(self._request[2])
-            self._is_taken = True
+            self._is_sent_marked = True
 
-    def step(self) -> Answer | None:
-        """The answer to what is under way, once it has come. Raises what the appliance refused it
-        with, NotReachableError, RequestTimeoutError; what was said of records is kept then.
+    def step(self) -> ShareResponse | None:
+        """Send the request if it is due. Returns the response once it has come. Raises the error of
+        the response, NotReachableError, RequestTimeoutError; the acknowledgements are kept then.
         """
         assert self._request is not None
-        self._take_acknowledged()
+        self._mark_sent()
         api, body, acknowledged, since_ns = self._request
         if self._call is None:
             now_ns = self._connection.now_ns()
             if now_ns < self._send_at_ns:
                 return None
-            if not self._may_be_done:
+            if not self._outcome_unknown:
                 since_ns = now_ns
                 self._request = api, body, acknowledged, since_ns
             self._call = PendingCall(
-                self._connection, api, [requests.encode_json(body)], self._timeout_ms, None, now_ns
+                self._connection, api, [encode_json(body)], self._timeout_ms, None, now_ns
             )
         try:
             response = self._call.step()
         except TailraceError as error:
-            self._may_be_done = self._may_be_done or self._call.outcome_unknown
+            self._outcome_unknown = self._outcome_unknown or self._call.outcome_unknown
             if isinstance(error, (RequestTimeoutError, NotReachableError)):
                 self._call = None
                 raise
-            if self._may_be_done and (
+            if self._outcome_unknown and (
                 error.retriable or error.code is ErrorCode.STORAGE_ERROR
-            ):  # said of this copy, not of the one before
+            ):  # the error is of this copy, not of the one before
                 self._call, self._send_at_ns = None, self._connection.now_ns() + RETRY_INTERVAL_NS
                 raise
             self._end()
             if error.code not in GONE_CODES:
                 self._acknowledgements.put_back(acknowledged)
                 raise
-            self._on_end_of_topic(acknowledged)
-            return Answer([], [], False)
+            self._on_member_removed(acknowledged)
+            return ShareResponse([], [], False)
         if response is None:
             return None
         try:
@@ -219,16 +220,15 @@ class ShareRequests:
                     run.key, run.first, run.last, since_ns + self.lock_ms * NS_PER_MS
                 )
         self._end()
-        if not self._is_of_now(
-            body["member_epoch"]
-        ):  # it was removed since, and joined again: what this answer gave it is free
-            return Answer([], [], False)
+        if not self._is_current_epoch(body["member_epoch"]):
+            # The member was removed and has joined again: the locks of this response are lost.
+            return ShareResponse([], [], False)
         acquired = [
             Acquired(run[0], run[1], run[2], run[3], run[4], is_dead, locked_until_ns)
             for is_dead, runs in ((False, "acquired"), (True, "dead"))
             for run in answer.get(runs, ())
         ]
-        return Answer(
+        return ShareResponse(
             acquired,
             [(one[0], one[1], one[2]) for one in answer.get("ends", ())],
             api is Api.SHARE_ACQUIRE,
@@ -237,16 +237,16 @@ class ShareRequests:
 
     def _end(self) -> None:
         self._request = self._call = None
-        self._may_be_done, self._send_at_ns = False, 0
-        self._answered_sequence = self._sequence
+        self._outcome_unknown, self._send_at_ns = False, 0
+        self._completed_sequence = self._sequence
 
-    def _is_of_now(self, epoch: int) -> bool:
+    def _is_current_epoch(self, epoch: int) -> bool:
         with self._thread.beats.lock:
             membership = self._thread.beats.membership
             return membership.phase is not Phase.LOST and membership.epoch == epoch
 
-    def _on_end_of_topic(self, acknowledged: list[Acknowledgement]) -> None:
-        """The member was removed: others have its records. The heartbeats find out, and join
+    def _on_member_removed(self, acknowledged: list[Acknowledgement]) -> None:
+        """The member was removed, and other members acquire its records. The next heartbeat joins
         again.
         """
         self.refuse(acknowledged)
@@ -256,7 +256,7 @@ class ShareRequests:
         self._thread.wakeup()
 
     def refuse(self, acknowledged: list[Acknowledgement]) -> None:
-        """This was said in vain: the locks are gone."""
+        """Note acknowledgements that failed because the locks are lost."""
         for run in acknowledged:
             if run.outcome != UNREAD:
                 self._refuse(FailedAcknowledgement(run.key, run.first, run.last))
@@ -267,14 +267,14 @@ class ShareRequests:
         del self.refused[:-FAILED_MAX]
 
     def on_timeout(self) -> RequestTimeoutError:
-        """What a caller is told who does not wait any longer."""
+        """The error for a caller whose timeout has passed."""
         return RequestTimeoutError(
-            "the appliance has not answered in time; what was acknowledged is sent again by the "
+            "the appliance did not answer in time; the acknowledgements are sent again by the "
             "next poll or commit"
         )
 
     def next_step_ns(self) -> int | None:
-        """When `step` is due though nothing comes; None: nothing is under way."""
+        """The time of the next `step` without input; None: no request."""
         return (
             None
             if self._request is None
@@ -284,7 +284,7 @@ class ShareRequests:
         )
 
     def drain_failed(self) -> LockLostError | None:
-        """What was refused since it was last asked, as an error."""
+        """Remove the failed acknowledgements and return them as an error; None: there are none."""
         if not self.refused:
             return None
         refused, self.refused = self.refused, []
@@ -294,8 +294,8 @@ class ShareRequests:
         )
         more = f" and {len(refused) - 5} more" if len(refused) > 5 else ""
         error = LockLostError(
-            f"not acknowledged: {shown}{more}: the locks have passed, or the records are done "
-            "with. Everything else was acknowledged"
+            f"not acknowledged: {shown}{more}: the locks have expired, or the records were "
+            "acknowledged before. Everything else was acknowledged"
         )
         error.refused = [(*one.key, one.first, one.last) for one in refused]
         return error

@@ -19,13 +19,13 @@ _READING = {item.name: item for item in fields(ConsumerSettings)}
 
 
 def _as_consumers(name: str) -> Any:
-    """The setting that a consumer has under this name."""
+    """The Consumer's setting of this name."""
     return field(default=_READING[name].default, metadata=_READING[name].metadata)
 
 
 @dataclass(frozen=True, slots=True)
 class ShareConsumerSettings:
-    """What `ShareConsumer` takes."""
+    """The settings of `ShareConsumer`."""
 
     bootstrap_servers: str = field(
         default=DEFAULT_BOOTSTRAP,
@@ -95,7 +95,7 @@ class ShareConsumerSettings:
             )
 
     def for_reading(self) -> ConsumerSettings:
-        """The part that fetching needs."""
+        """The settings of the fetch loop."""
         shared = {item.name for item in fields(self)} & _READING.keys() - {"group_id"}
         return ConsumerSettings(**{name: getattr(self, name) for name in shared})
 

@@ -1,9 +1,10 @@
-"""Records that a share consumer gives up: delivered too often, rejected, or not to be read. They
-are acknowledged once they are in the dead-letter topic.
+"""Undeliverable records of a share consumer: their delivery count limit is reached, or they were
+rejected or are unreadable. They are acknowledged once they are in the dead-letter topic.
 
-Owner: one share consumer, which writes what `take` returns and says by `ended` what became of it.
-Invariants: a record that could not be written to the dead-letter topic is not acknowledged: its
-    lock passes, and it is tried again by whoever acquires it then.
+Owner: one share consumer. It writes what `take` returns, and passes the outcomes to `ended`.
+
+Invariants: a record that could not be written to the dead-letter topic is not acknowledged. Its
+lock expires, and the next member that acquires it tries again.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from tailrace.core.log import logger
 from tailrace.core.records import Record
 from tailrace.core.topic_partition import TopicPartition
 from tailrace.share.acknowledgements import REJECTING, Acknowledgements
-from tailrace.share.acquired_ranges import FetchedRange
+from tailrace.share.acquired.ranges import FetchedRange
 from tailrace.share.record import ShareRecord
 
 REJECTED = "rejected by the consumer"
@@ -27,18 +28,18 @@ _Place = tuple[str, int, int]
 
 
 class UndeliverableRecord(NamedTuple):
-    """Offsets `first` to `last`, and the letter that is to be written for them."""
+    """The offsets `first` to `last`, and their dead letter."""
 
     key: TopicPartition
     first: int
     last: int
     letter: DeadLetter
     is_rejected: bool
-    """By the user; else it was found to be undeliverable."""
+    """True if the program rejected it."""
 
 
 class Undeliverable:
-    """See the module's docstring."""
+    """The undeliverable records of one share consumer."""
 
     def __init__(self, group: str, acknowledgements: Acknowledgements) -> None:
         self._group = group
@@ -46,14 +47,14 @@ class Undeliverable:
         self._found: list[UndeliverableRecord] = []
         self._rejected: dict[_Place, DeadLetter] = {}
         self._raw: dict[_Place, Record] = {}
-        """Of records that were handed out deserialized: as they are stored."""
+        """The stored form of records that were delivered deserialized."""
         self._refused: dict[str, str] = {}
-        """Topics whose dead letters cannot be written now -> why, as the log has it."""
+        """Topics whose dead letters cannot be written now -> the error that was logged."""
         self.failed_count = 0
-        """Attempts to write a dead letter that have failed."""
+        """Failed attempts to write a dead letter."""
 
     def dead(self, key: TopicPartition, info: TopicInfo, piece: FetchedRange) -> None:
-        """Records that were delivered as often as they may be."""
+        """Add records whose delivery count limit is reached."""
         count = piece.run.delivery_count
         reason = (
             f"delivered {count} times, as often as group.share.delivery.count.limit allows, "
@@ -66,14 +67,16 @@ class Undeliverable:
             )
 
     def unreadable(self, key: TopicPartition, info: TopicInfo, piece: FetchedRange) -> None:
-        """Offsets that cannot be read: one letter, without key and value, says which and why."""
+        """Add unreadable offsets. They get one dead letter without key and value, which names them
+        and the error.
+        """
         record = Record(*key, piece.first, 0, 0, None, None, [], 0)
         reason = f"offsets {piece.first} to {piece.last} cannot be read: {piece.unreadable}"
         letter = DeadLetter(record, info, self._group, reason, piece.run.delivery_count)
         self._found.append(UndeliverableRecord(key, piece.first, piece.last, letter, False))
 
     def keep_raw(self, records: Sequence[ShareRecord]) -> None:
-        """These are handed out deserialized."""
+        """Keep the stored form of records that are delivered deserialized."""
         self._raw = {
             place: record
             for place, record in self._raw.items()
@@ -84,7 +87,7 @@ class Undeliverable:
         )
 
     def reject(self, record: Record, info: TopicInfo, reason: str | None) -> None:
-        """The user gives a record up. `reason`: why, in its own words."""
+        """Add a record that the program rejects, with its reason."""
         place = record.topic, record.partition, record.offset
         stored = self._raw.get(place, record)
         why = (reason or REJECTED)[:REASON_MAX]
@@ -93,15 +96,14 @@ class Undeliverable:
         )
 
     def take(self, *, with_rejected: bool) -> list[UndeliverableRecord]:
-        """What is to be written now; each is to be passed to `ended`, or put back."""
+        """Remove and return the records to write now. Pass each to `ended` or `put_back`."""
         found, self._found = self._found, []
         if not with_rejected:
             return found
         rejected, self._rejected = self._rejected, {}
         for place, letter in rejected.items():
-            if (
-                self._acknowledgements.outcome_of(*place) is REJECTING
-            ):  # else another word was said since
+            # Another outcome may have replaced the rejection.
+            if self._acknowledgements.outcome_of(*place) is REJECTING:
                 found.append(
                     UndeliverableRecord(
                         TopicPartition(*place[:2]), place[2], place[2], letter, True
@@ -113,8 +115,8 @@ class Undeliverable:
     def letters(
         given_up: Sequence[UndeliverableRecord], info: Callable[[str], Steps[TopicInfo | None]]
     ) -> Steps[list[DeadLetter]]:
-        """The letters, with their topics' settings as `info` has them now: dead.letter.topic may
-        have been changed. Raises what `info` does.
+        """The dead letters, with the current settings of their topics: dead.letter.topic may have
+        changed. Raises what `info` does.
         """
         infos = {}
         for name in sorted({one.key.topic for one in given_up}):
@@ -124,7 +126,7 @@ class Undeliverable:
         ]
 
     def put_back(self, given_up: Sequence[UndeliverableRecord]) -> None:
-        """These were not written: nothing is known of them."""
+        """Restore records that were not written."""
         for one in given_up:
             if one.is_rejected:
                 self._rejected.setdefault((*one.key, one.first), one.letter)
@@ -134,8 +136,8 @@ class Undeliverable:
     def ended(
         self, given_up: Sequence[UndeliverableRecord], outcomes: Sequence[TailraceError | None]
     ) -> TailraceError | None:
-        """What became of what `take` returned: written (None), or why not. Returns why one of what
-        the user rejected is not there; that is tried again.
+        """Apply the outcomes of writing: None, or the error. Returns the error of a rejected
+        record; it is tried again.
         """
         failure: TailraceError | None = None
         for one, error in zip(given_up, outcomes, strict=True):
@@ -161,22 +163,20 @@ class Undeliverable:
         return failure
 
     def _report_refused(self, one: UndeliverableRecord, error: TailraceError) -> None:
-        """In the log once for each cause: the record comes again and again until an operator has
-        ended it.
-        """
+        """Log each error once: the record is tried again until an operator removes the cause."""
         why = str(error)
         if self._refused.get(one.key.topic) == why:
             return
         self._refused[one.key.topic] = why
         logger.error(
             "share_dead_letter_not_written group=%s partition=%s-%d offset=%d "
-            "dead_letter_topic=%s reason=%s: it is not given up, and tried again",
+            "dead_letter_topic=%s reason=%s: the record stays in the queue, and is tried again",
             self._group, *one.key, one.first,
             one.letter.info.settings.get("dead.letter.topic") or "(default)", why,
         )  # fmt: skip
 
     def forget(self) -> None:
-        """The locks are gone."""
+        """Forget all records: their locks are lost."""
         self._found.clear()
         self._rejected.clear()
         self._raw.clear()

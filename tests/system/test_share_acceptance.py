@@ -15,7 +15,7 @@ import pytest
 
 from tailrace import InvalidRecordError, InvalidRequestError, LockLostError, StorageError
 from tailrace.embedded_appliance import EmbeddedAppliance
-from tailrace.share.fetch_loop import Found, ShareFetchLoop
+from tailrace.share.acquired.fetch_loop import Found, ShareFetchLoop
 from tests.kit.processes import kill_and_wait_for_successor
 from tests.kit.queues import LONG_MS, make, poll_until, share, start_offset, take
 
@@ -103,7 +103,7 @@ def test_a_commit_says_so_when_the_membership_was_lost_before_it(
         for record in mine[:3]:
             consumer.acknowledge(record)
         # Its heartbeats end, as those of a program that stood still.
-        consumer._poll_loop.thread.stop()
+        consumer._poll_loop.member.thread.stop()
         again = poll_until(other, lambda found: len(found) == 4)
         assert {record.delivery_count for record in again} == {2}
         with pytest.raises(LockLostError, match="offsets 0 to 2") as caught:
@@ -124,7 +124,7 @@ for record in records[:3]:
 print("has them", flush=True)
 sys.stdin.readline()
 import time
-while not consumer._poll_loop.membership.has_events:
+while not consumer._poll_loop.member.membership.has_events:
     time.sleep(0.01)
 try:
     consumer.commit()

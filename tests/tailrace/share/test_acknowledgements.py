@@ -9,12 +9,12 @@ import pytest
 from tailrace.core.errors import InvalidRequestError
 from tailrace.core.topic_partition import TopicPartition
 from tailrace.share.acknowledgements import (
-    OUTCOMES,
     REJECTING,
     UNREAD,
     Acknowledgement,
     Acknowledgements,
 )
+from tailrace.share.outcomes import OUTCOMES
 
 KEY = TopicPartition("t", 0)
 

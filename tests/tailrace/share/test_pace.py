@@ -17,7 +17,7 @@ def loops(pace: Pace, record_ms: float, count: int, now_ns: int = 0) -> tuple[li
     for _ in range(count):
         requested.append(pace.requested(now_ns, LOCK_MS, 500))
         for _ in range(requested[-1]):
-            pace.given(now_ns)
+            pace.on_delivered(now_ns)
             now_ns += int(record_ms * NS_PER_MS)
     return requested, now_ns
 

@@ -14,7 +14,7 @@ from tailrace.client.steps import lifted, run_at_once
 from tailrace.core.errors import CorruptBatchError, NotReachableError, StorageError, TailraceError
 from tailrace.core.topic_partition import TopicPartition
 from tailrace.protocol.frame import Api
-from tailrace.share.fetch_loop import ShareFetchLoop
+from tailrace.share.acquired.fetch_loop import ShareFetchLoop
 from tailrace.share.requests import Acquired
 from tests.kit.batches import TOPIC_ID, make_batch, stamped
 from tests.kit.topics import described

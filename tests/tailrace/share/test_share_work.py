@@ -34,7 +34,7 @@ from tailrace.group.membership import Phase
 from tailrace.protocol.frame import Api
 from tailrace.protocol.session import Response, State
 from tailrace.share.acknowledgements import Acknowledgement
-from tailrace.share.acquired_ranges import AcquiredRange, FetchedRange
+from tailrace.share.acquired.ranges import AcquiredRange, FetchedRange
 from tailrace.share.consumer import ShareConsumer
 from tailrace.share.poll_loop import SharePollLoop
 from tailrace.share.requests import Acquired
@@ -93,9 +93,9 @@ class Consumer:
         self.poll_loop = SharePollLoop(settings, self.runtime)  # type: ignore[arg-type]
         self.poll_loop.fetch_loop._call = lifted(lambda _api, _request: {"topics": [described()]})
         run_at_once(self.poll_loop.subscribe("t"))
-        self.poll_loop.membership.phase = Phase.MEMBER
-        self.poll_loop.membership.epoch = 3
-        self.poll_loop.membership.has_events = False
+        self.poll_loop.member.membership.phase = Phase.MEMBER
+        self.poll_loop.member.membership.epoch = 3
+        self.poll_loop.member.membership.has_events = False
 
     def answer(self, answer: dict[str, Any] | TailraceError | None) -> None:
         """To the request that is under way."""
@@ -111,7 +111,7 @@ class Consumer:
 def consumer() -> Iterator[Consumer]:
     made = Consumer()
     yield made
-    made.poll_loop.thread.stop()
+    made.poll_loop.member.thread.stop()
     made.poll_loop.connection.close()
 
 
@@ -138,7 +138,7 @@ def test_an_answer_that_was_overtaken_by_the_loss_of_the_membership_gives_nothin
     poll_loop = consumer.poll_loop
     poll_loop.run_once(100)
     assert consumer.sent()[1]["member_epoch"] == 3
-    poll_loop.membership.epoch = 9  # removed meanwhile, and joined again
+    poll_loop.member.membership.epoch = 9  # removed meanwhile, and joined again
     acquired = {
         "acquired": [[TOPIC_ID.hex(), 0, 0, 5, 1]],
         "dead": [],
@@ -188,18 +188,18 @@ def test_what_waits_to_be_handed_out_is_dropped_with_its_lock(consumer: Consumer
         records = [
             Record("t", 0, offset, 0, 0, None, b"", [], 0) for offset in range(first, first + 3)
         ]
-        poll_loop.buffered.add(
+        poll_loop.delivery.buffered.add(
             KEY,
             FetchedRange(
                 AcquiredRange(first, first + 2, 1, False, until_ns), first, first + 2, records
             ),
         )
-    assert [record.offset for record in poll_loop.collect(2)] == [0, 1]
+    assert [record.offset for record in poll_loop.delivery.collect(2)] == [0, 1]
     consumer.runtime.now_ns = 3_000_000_000
-    assert [record.offset for record in poll_loop.collect(2)] == [3, 4]
+    assert [record.offset for record in poll_loop.delivery.collect(2)] == [3, 4]
     assert poll_loop.counters["locks_lost"] == 1
-    assert [record.offset for record in poll_loop.collect(9)] == [5]
-    poll_loop.settle_last()
+    assert [record.offset for record in poll_loop.delivery.collect(9)] == [5]
+    poll_loop.delivery.settle_last()
     assert [poll_loop.acknowledgements.has("t", 0, offset) for offset in range(6)] == [
         True,
         True,
@@ -383,7 +383,7 @@ def test_a_reason_is_text_and_for_what_is_rejected(
     record = Record("t", 0, 0, 0, 0, None, b"", [], 0)
     poll_loop.acknowledgements.add(KEY, 0, 0)
     with pytest.raises(InvalidRequestError, match=sentence):
-        poll_loop.acknowledge(record, outcome, reason)
+        poll_loop.delivery.acknowledge(record, outcome, reason)
     assert poll_loop.acknowledgements.outcome_of("t", 0, 0) is None, "nothing was said"
 
 
@@ -397,7 +397,7 @@ def test_the_last_reason_counts_and_is_bounded(consumer: Consumer) -> None:
         (None, REJECTED),
         ("", REJECTED),
     ):
-        poll_loop.acknowledge(record, "reject", reason)
+        poll_loop.delivery.acknowledge(record, "reject", reason)
         (one,) = given_up = poll_loop.undeliverable.take(with_rejected=True)
         assert one.letter.reason == kept
         poll_loop.undeliverable.put_back(given_up)

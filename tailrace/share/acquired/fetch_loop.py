@@ -1,10 +1,13 @@
-"""What a share consumer fetches: the records that it has acquired, and, while there are none, the
-ends of partitions, to learn of new ones.
+"""The fetch loop of a share consumer: fetches the acquired records. While nothing is acquired, it
+waits at the ends of the partitions for new records.
 
 Owner: one ShareConsumer, one thread.
-Invariants: fetches are made only where something was acquired, or, while nothing is, where the
-    appliance said that there is nothing yet. Only `lookup`, `learn_topics`, `fresh_info` and
-    `repair` ask questions, as steps (`tailrace.client.steps`); when one fails, nothing has changed.
+
+Invariants:
+- Fetches are made for acquired ranges. While there are none, they are made at the ends that the
+  group coordinator has named.
+- Only `lookup`, `learn_topics`, `fresh_info` and `repair` wait for a response. They are steps
+  (`tailrace.client.steps`), and change nothing when they fail.
 """
 
 from __future__ import annotations
@@ -31,15 +34,15 @@ from tailrace.core.log import logger
 from tailrace.core.topic_partition import TopicPartition
 from tailrace.fetch.fetcher import Fetcher
 from tailrace.protocol.frame import Api
-from tailrace.share.acquired_ranges import AcquiredRange, AcquiredRanges, FetchedRange
-from tailrace.share.record_buffer import HandedOut
+from tailrace.share.acquired.buffer import LockedRange
+from tailrace.share.acquired.ranges import AcquiredRange, AcquiredRanges, FetchedRange
 from tailrace.share.requests import Acquired
 
 Found = tuple[TopicPartition, TopicInfo, FetchedRange]
 
 
 class ShareFetchLoop:
-    """See the module's docstring."""
+    """The fetch loop of one share consumer."""
 
     def __init__(self, connection: Connection, settings: ConsumerSettings, call: Call) -> None:
         self._connection = connection
@@ -48,23 +51,23 @@ class ShareFetchLoop:
         self._fetcher = Fetcher(connection, settings, connection.now_ns)
         self._names: list[str] = []
         self._infos: dict[str, TopicInfo] = {}
-        """By name."""
+        """Topics by name."""
         self._acquired: dict[tuple[str, int], AcquiredRanges] = {}
-        """By topic id and partition."""
+        """Acquired ranges by topic id and partition."""
         self._unknown: list[Acquired] = []
-        """Of topics or partitions that are not known yet."""
+        """Acquired ranges of unknown topics or partitions."""
         self._ends: list[tuple[str, int, int]] = []
         self._is_stale = False
-        """Whether one of `_ends` is of such a one."""
-        self._expired: list[HandedOut] = []
+        """True if one of `_ends` has an unknown topic or partition."""
+        self._expired: list[LockedRange] = []
         self._waiting: list[AcquiredRanges] = []
-        """At the ends of their logs."""
+        """Partitions that are fetched at the ends of their logs."""
 
     # ---- topics ----------------------------------------------------------------------------------
 
     def lookup(self, names: list[str]) -> Steps[list[str]]:
-        """Know these topics. Returns those that were made anew since they were looked up last.
-        Raises UnknownTopicError.
+        """Look up these topics, the subscription from now on. Returns those that were recreated
+        since the last lookup. Raises UnknownTopicError.
         """
         found = topics_from_metadata(
             (yield from self._call(Api.METADATA, {"topics": names})), *names
@@ -88,21 +91,22 @@ class ShareFetchLoop:
         return recreated
 
     def topic_id(self, name: str) -> str | None:
-        """The id of the topic that records are handed out under as `name`."""
+        """The id of the known topic with this name, in hexadecimal."""
         info = self._infos.get(name)
         return None if info is None else info.topic_id.hex()
 
     def info(self, name: str) -> TopicInfo:
-        """Raises InvalidRequestError."""
+        """The known topic with this name. Raises InvalidRequestError."""
         info = self._infos.get(name)
         if info is None:
             raise InvalidRequestError(
-                f"topic {name!r} is none of those that records were handed out of"
+                f"this consumer has delivered no records of topic {name!r}; acknowledge "
+                "records of its own polls"
             )
         return info
 
     def _acquired_ranges(self, topic_id: str, partition: int) -> AcquiredRanges | None:
-        """The partition; None: it is not known."""
+        """The ranges of a partition; None: the topic or partition is unknown."""
         acquired_ranges = self._acquired.get((topic_id, partition))
         if acquired_ranges is None:
             for info in self._infos.values():
@@ -114,14 +118,12 @@ class ShareFetchLoop:
 
     @property
     def needs_topics(self) -> bool:
-        """Whether something is said of topics or partitions that are not known: `learn_topics` is
-        due.
-        """
+        """True if `learn_topics` is due: a range or an end has an unknown topic or partition."""
         return bool(self._unknown) or self._is_stale
 
     def learn_topics(self) -> Steps[list[str]]:
-        """Look the topics up anew, and take in what was acquired of them. Returns those that were
-        made anew. Nothing has changed when it raises.
+        """Look up the subscribed topics again, and assign the unknown ranges to them. Returns the
+        recreated topics. Changes nothing when it raises.
         """
         found: dict[str, TopicInfo] = {}
         for name in self._names:
@@ -137,11 +139,12 @@ class ShareFetchLoop:
         unknown, self._unknown, ends = self._unknown, [], self._ends
         self.acquired(unknown)
         self.wait_at(ends)
-        self._unknown, self._is_stale = [], False  # what is still not known is gone: its locks pass
+        # Ranges that are still unknown are of deleted topics. Their locks expire.
+        self._unknown, self._is_stale = [], False
         return recreated
 
     def fresh_info(self, name: str) -> Steps[TopicInfo | None]:
-        """The topic with its settings as they are now; None: it is gone, or another one."""
+        """The topic with its current settings; None: it was deleted or recreated."""
         known = self._infos.get(name)
         try:
             found = topics_from_metadata(
@@ -151,11 +154,11 @@ class ShareFetchLoop:
             return None
         return found if known is None or found.topic_id == known.topic_id else None
 
-    # ---- what was acquired -----------------------------------------------------------------------
+    # ---- acquired ranges -------------------------------------------------------------------------
 
     @property
     def has_ranges(self) -> bool:
-        """Whether something is acquired that was not read yet."""
+        """True if acquired records are not read yet."""
         return bool(self._unknown) or any(
             acquired_ranges.runs for acquired_ranges in self._acquired.values()
         )
@@ -166,7 +169,7 @@ class ShareFetchLoop:
         return self._fetcher.fetch_count
 
     def acquired(self, runs: Iterable[Acquired]) -> None:
-        """These are to be read."""
+        """Add acquired ranges to read."""
         for acquired in runs:
             topic_id, partition, first, last, delivery_count, is_dead, locked_until_ns = acquired
             acquired_ranges = self._acquired_ranges(topic_id, partition)
@@ -178,12 +181,12 @@ class ShareFetchLoop:
                 self._unknown.append(acquired)
         self._waiting, self._ends = [], []
 
-    def forget_ranges(self) -> list[HandedOut]:
-        """Read nothing more of what was acquired. Returns what was not read; what is to be
-        dead-lettered is left out.
+    def forget_ranges(self) -> list[LockedRange]:
+        """Forget all acquired ranges. Returns the unread ones, without those for the dead-letter
+        topic.
         """
         forgotten = [
-            _as_run(acquired_ranges, run)
+            _locked_range(acquired_ranges, run)
             for acquired_ranges in self._acquired.values()
             for run in acquired_ranges.runs
             if not run.is_dead
@@ -193,14 +196,14 @@ class ShareFetchLoop:
             acquired_ranges.runs.clear()
         return forgotten
 
-    def take_expired(self) -> list[HandedOut]:
-        """What was acquired and not read before its lock passed, since this was last asked."""
+    def take_expired(self) -> list[LockedRange]:
+        """Remove and return the ranges whose locks expired before they were read."""
         expired, self._expired = self._expired, []
         return expired
 
     def pieces(self, limit: int) -> Iterator[Found]:
-        """What has come of what was acquired, up to so many records. A partition that cannot be
-        read gives nothing until `repair`.
+        """Read fetched parts of the acquired ranges, up to `limit` records. An unreadable partition
+        returns nothing until `repair`.
         """
         count = 0
         now_ns = self._connection.now_ns()
@@ -216,7 +219,7 @@ class ShareFetchLoop:
                     count_expired,
                 )
                 self._expired += [
-                    _as_run(acquired_ranges, run) for run in expired if not run.is_dead
+                    _locked_range(acquired_ranges, run) for run in expired if not run.is_dead
                 ]
             while acquired_ranges.runs:
                 if count >= limit:
@@ -227,12 +230,10 @@ class ShareFetchLoop:
                 count += len(piece.records)
                 yield acquired_ranges.key, acquired_ranges.info, piece
 
-    # ---- what cannot be read ---------------------------------------------------------------------
+    # ---- unreadable partitions -------------------------------------------------------------------
 
     def broken(self) -> list[AcquiredRanges]:
-        """Partitions of which something is to be read and nothing can be: each is to be
-        repaired.
-        """
+        """Partitions with acquired records whose fetch failed."""
         return [
             acquired_ranges
             for acquired_ranges in self._acquired.values()
@@ -242,8 +243,8 @@ class ShareFetchLoop:
         ]
 
     def repair(self, acquired_ranges: AcquiredRanges) -> Steps[None]:
-        """Pass over what cannot be read. Raises what the partition cannot be read for, if it is to
-        be tried again; when a question of its own fails, nothing has changed.
+        """Skip what cannot be read in a partition. Raises the partition's error if the fetch is to
+        be retried. Changes nothing when a request of its own fails.
         """
         cursor, error = acquired_ranges.cursor, acquired_ranges.cursor.error
         if error is None or not acquired_ranges.runs:
@@ -252,7 +253,7 @@ class ShareFetchLoop:
         if isinstance(error, OffsetOutOfRangeError):
             beginning = yield from self._offset(acquired_ranges.key, "earliest")
             end = yield from self._offset(acquired_ranges.key, "latest")
-            if first >= end:  # its log lost them in a crash
+            if first >= end:  # the log lost these records in a crash
                 cursor.error = None
                 acquired_ranges.runs.clear()
             else:
@@ -277,7 +278,7 @@ class ShareFetchLoop:
         return offset_in((yield from list_offsets(self._call, [(key, at)]))[key])
 
     def _drop(self, acquired_ranges: AcquiredRanges) -> None:
-        """The topic was deleted."""
+        """Forget a partition of a deleted topic."""
         acquired_ranges.runs.clear()
         self._acquired = {
             key: other for key, other in self._acquired.items() if other is not acquired_ranges
@@ -286,7 +287,7 @@ class ShareFetchLoop:
     # ---- fetching --------------------------------------------------------------------------------
 
     def wait_at(self, ends: Iterable[tuple[str, int, int]]) -> None:
-        """Nothing is there: learn of records from these offsets on."""
+        """Wait for new records from these ends of logs on: (topic id, partition, offset)."""
         self._waiting, self._ends = [], list(ends)
         for topic_id, partition, offset in self._ends:
             acquired_ranges = self._acquired_ranges(topic_id, partition)
@@ -297,9 +298,7 @@ class ShareFetchLoop:
                 self._is_stale = True
 
     def fetch(self) -> bool:
-        """Ask for what is wanted and is not being asked for; returns whether some of what was
-        acquired can be read now.
-        """
+        """Fetch what is needed and not in flight. Returns True if acquired records can be read."""
         requested = [
             acquired_ranges for acquired_ranges in self._acquired.values() if acquired_ranges.runs
         ]
@@ -307,23 +306,23 @@ class ShareFetchLoop:
             if acquired_ranges.cursor.error is None:
                 acquired_ranges.aim(acquired_ranges.runs[0].first)
         self._connection.process()
-        asked = [
+        fetched = [
             acquired_ranges
             for acquired_ranges in requested or self._waiting
             if not acquired_ranges.cursor.buffered
         ]
-        for acquired_ranges in asked:
+        for acquired_ranges in fetched:
             acquired_ranges.limit_fetch(self._settings.max_partition_fetch_bytes)
-        self._fetcher.begin([acquired_ranges.cursor for acquired_ranges in asked])
+        self._fetcher.begin([acquired_ranges.cursor for acquired_ranges in fetched])
         self._connection.process()
         return any(
             acquired_ranges.cursor.buffered or acquired_ranges.cursor.error is not None
             for acquired_ranges in requested
         )
 
-    def apply_topic_changes(self) -> TailraceError | bool:
-        """Whether a partition at whose end this consumer waits has records now; an error: it cannot
-        be read there. Each news once.
+    def check_ends(self) -> TailraceError | bool:
+        """Check the partitions that are fetched at their ends, once for each change. Returns True
+        if one has new records, or the error of one that cannot be read.
         """
         for acquired_ranges in self._waiting:
             if acquired_ranges.cursor.buffered or acquired_ranges.cursor.error is not None:
@@ -332,9 +331,7 @@ class ShareFetchLoop:
         return False
 
     def retry_at_ns(self, now_ns: int) -> int | None:
-        """When a partition may be asked for again that could not be read; None: nothing waits for
-        that.
-        """
+        """The time of the next retry of a failed fetch; None: no fetch has failed."""
         cursors: list[Any] = [
             acquired_ranges.cursor
             for acquired_ranges in self._acquired.values()
@@ -346,5 +343,5 @@ class ShareFetchLoop:
         )
 
 
-def _as_run(acquired_ranges: AcquiredRanges, run: AcquiredRange) -> HandedOut:
-    return HandedOut(acquired_ranges.key, run.first, run.last, run.locked_until_ns)
+def _locked_range(acquired_ranges: AcquiredRanges, run: AcquiredRange) -> LockedRange:
+    return LockedRange(acquired_ranges.key, run.first, run.last, run.locked_until_ns)

@@ -1,9 +1,11 @@
-"""Reading acquired records: ordinary fetches at the offsets that were acquired, cut to these.
+"""Acquired ranges of one partition, read with ordinary fetches at their offsets.
 
 Owner: one ShareConsumer, one thread.
-Invariants: every offset of a run comes out once, in order: with its record, or as one that has none
-    (a control batch, or removed by retention), or as one that cannot be read; nothing else comes
-    out.
+
+Invariants:
+- Each offset of a range is returned once, in order: with its record, as an offset without a record
+  (a control batch, or removed by retention), or as unreadable.
+- Records outside of the ranges are not returned.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from tailrace.batch import arrow_codec as arrow_batch
+from tailrace.batch import arrow_codec
 from tailrace.client.settings import ConsumerSettings
 from tailrace.client.topic_metadata import TopicInfo
 from tailrace.core.errors import CorruptBatchError, RecordTooLargeError, TailraceError
@@ -26,19 +28,19 @@ from tailrace.format.batch_header import BatchHeader
 
 @dataclass(slots=True)
 class AcquiredRange:
-    """Offsets `first` to `last` that this consumer has acquired and not read yet."""
+    """The offsets `first` to `last`, acquired and not read yet."""
 
     first: int
     last: int
     delivery_count: int
     is_dead: bool
-    """They were delivered as often as they may be: to be dead-lettered."""
+    """True if the delivery count limit is reached: the records go to the dead-letter topic."""
     locked_until_ns: int
 
 
 class FetchedRange(NamedTuple):
-    """The first part of a run, read. `records` are of offsets `first` to `last`; none where there
-    is none, or none that can be read.
+    """The first part of a range, read. `records` are those with offsets `first` to `last`; it is
+    empty if there are none, or if they are unreadable.
     """
 
     run: AcquiredRange
@@ -49,41 +51,37 @@ class FetchedRange(NamedTuple):
 
 
 class AcquiredRanges:
-    """One partition: see the module's docstring."""
+    """The acquired ranges of one partition, and the cursor that fetches them."""
 
     def __init__(self, key: TopicPartition, info: TopicInfo) -> None:
         self.info = info
         self.cursor = PartitionPosition(key, info)
         self.runs: deque[AcquiredRange] = deque()
         self._is_scattered = False
-        """Whether others take records in between: what lies behind those that are wanted is not
-        worth fetching then.
+        """True if other members acquire records in between. A fetch then asks for no more than was
+        acquired.
         """
         self._record_bytes = 0.0
-        """About how many a record takes in its batch."""
+        """The average size of a record in the last batch."""
         self._passed_over: tuple[int, TailraceError | None] | None = None
-        """Offsets below this have no record, or one that cannot be read for this reason."""
-        self._decoded: tuple[BatchHeader, pa.RecordBatch, int] | None = None
-        """The batch that was taken last, and the offset of its first row here: the next run may
-        begin in it.
+        """(offset, error): offsets below have no record, or an unreadable one if there is an error.
         """
+        self._decoded: tuple[BatchHeader, pa.RecordBatch, int] | None = None
+        """The last batch and the offset of its first row. The next range may begin in it."""
 
     @property
     def key(self) -> TopicPartition:
         return self.cursor.key
 
     def aim(self, offset: int) -> None:
-        """Have the next batch be the one that holds `offset`; what is buffered is kept if it can
-        be.
-        """
+        """Make the next batch the one with `offset`. Keep the buffered batches if they serve."""
         cursor = self.cursor
         while cursor.buffered and cursor.buffered[0][1] <= offset:
             data, cursor.position = cursor.buffered.popleft()
             cursor.buffered_bytes -= len(data)
         at = cursor.position
-        is_sound = cursor.error is None or bool(
-            cursor.buffered
-        )  # an error lies behind what is buffered
+        # An error lies after the buffered batches.
+        is_sound = cursor.error is None or bool(cursor.buffered)
         if at is not None and is_sound and (at == offset or (cursor.buffered and at < offset)):
             self._is_scattered = self._is_scattered and at != offset
             cursor.position = offset
@@ -92,18 +90,16 @@ class AcquiredRanges:
             cursor.seek(offset)
 
     def limit_fetch(self, max_bytes: int) -> None:
-        """Have the next fetch bring what was acquired, and what follows, up to `max_bytes`, only
-        where no other consumer takes records in between.
-        """
+        """Limit the next fetch to the acquired records if others acquire records in between."""
         requested = sum(run.last - run.first + 1 for run in self.runs)
         self.cursor.fetch_max_bytes = (
             min(max_bytes, int(requested * self._record_bytes) + 1) if self._is_scattered else 0
         )
 
     def next_piece(self, settings: ConsumerSettings) -> FetchedRange | None:
-        """The next part of what was acquired; None: it is to be fetched first (then the cursor is
-        there), or `cursor.error` says why it cannot be. Raises nothing: what cannot be read is a
-        piece, too.
+        """Read the next part of the acquired ranges. Returns None if it must be fetched first (the
+        cursor is at it), or if `cursor.error` prevents that. Unreadable records are returned as a
+        part, not raised.
         """
         if self.cursor.error is not None and not self.cursor.buffered:
             return None
@@ -120,7 +116,7 @@ class AcquiredRanges:
                     last = min(run.last, start + rows.num_rows - 1)
                     part = rows.slice(run.first - start, last - run.first + 1)
                     topic, partition = self.key
-                    records = arrow_batch.to_records(
+                    records = arrow_codec.to_records(
                         topic, partition, run.first, part, header, self.info.typed
                     )
                     return self._piece(run, last, records)
@@ -143,7 +139,7 @@ class AcquiredRanges:
         return None
 
     def pass_over(self, behind: int, error: TailraceError | None) -> None:
-        """Offsets below `behind` have no record, or none that can be read."""
+        """Skip the offsets below `behind`. They have no record, or an unreadable one (`error`)."""
         self.cursor.error = None
         self._passed_over = behind, error
 
@@ -161,8 +157,8 @@ class AcquiredRanges:
         return piece
 
     def drop_expired(self, now_ns: int) -> list[AcquiredRange]:
-        """Forget runs whose locks have passed before they were read: they come again. Returns
-        them.
+        """Remove and return the ranges whose locks expired before they were read. They are
+        delivered again.
         """
         expired: list[AcquiredRange] = []
         while self.runs and self.runs[0].locked_until_ns <= now_ns:

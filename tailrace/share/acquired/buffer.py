@@ -1,8 +1,11 @@
-"""Records that were acquired and read, and not handed out yet.
+"""Buffer of acquired records that were fetched and not delivered.
 
 Owner: one share consumer.
-Invariants: what is here is not held: nothing is accepted of it, and it is no delivery; nothing is
-    handed out whose lock has passed. `chunks` is a value: handing records out stores another one.
+
+Invariants:
+- Buffered records are not delivered, and none of them is accepted.
+- A record whose lock has expired is never delivered.
+- `chunks` is an immutable value. A delivery replaces it with the remaining chunks.
 """
 
 from __future__ import annotations
@@ -12,12 +15,12 @@ from typing import NamedTuple
 
 from tailrace.core.records import Record
 from tailrace.core.topic_partition import TopicPartition
-from tailrace.share.acquired_ranges import FetchedRange
+from tailrace.share.acquired.ranges import FetchedRange
 from tailrace.share.record import ShareRecord, with_delivery_count
 
 
 class Chunk(NamedTuple):
-    """Records of offsets that follow each other, from the index `start` on."""
+    """Records with consecutive offsets, from the index `start` on."""
 
     key: TopicPartition
     records: list[Record]
@@ -29,8 +32,8 @@ class Chunk(NamedTuple):
         return len(self.records) - self.start
 
 
-class HandedOut(NamedTuple):
-    """Offsets `first` to `last`, whose lock lasts until then."""
+class LockedRange(NamedTuple):
+    """The offsets `first` to `last` with the expiry of their lock."""
 
     key: TopicPartition
     first: int
@@ -39,24 +42,24 @@ class HandedOut(NamedTuple):
 
 
 class AcquiredRecords:
-    """See the module's docstring."""
+    """The buffer of one share consumer."""
 
     def __init__(self) -> None:
         self.chunks: tuple[Chunk, ...] = ()
 
     def __len__(self) -> int:
-        """How many records."""
+        """The number of buffered records."""
         return sum(map(len, self.chunks))
 
     def add(self, key: TopicPartition, piece: FetchedRange) -> None:
-        """These were read."""
+        """Append the records of a fetched range."""
         self.chunks = (
             *self.chunks,
             Chunk(key, piece.records, 0, piece.run.delivery_count, piece.run.locked_until_ns),
         )
 
     def first(self, limit: int) -> list[ShareRecord]:
-        """Up to so many, in order, as they are stored; they stay here."""
+        """The first `limit` records, in order. They stay in the buffer."""
         found: list[ShareRecord] = []
         for _, records, start, delivery_count, _ in self.chunks:
             left = limit - len(found)
@@ -65,14 +68,14 @@ class AcquiredRecords:
             found += with_delivery_count(records[start : start + left], delivery_count)
         return found
 
-    def without(self, count: int) -> tuple[list[HandedOut], tuple[Chunk, ...]]:
-        """The first `count` as runs, and what is left then."""
-        runs: list[HandedOut] = []
+    def without(self, count: int) -> tuple[list[LockedRange], tuple[Chunk, ...]]:
+        """Split off the first `count` records: (their ranges, the remaining chunks)."""
+        runs: list[LockedRange] = []
         chunks = list(self.chunks)
         while count:
             key, records, start, delivery_count, until_ns = chunks[0]
             end = min(len(records), start + count)
-            runs.append(HandedOut(key, records[start].offset, records[end - 1].offset, until_ns))
+            runs.append(LockedRange(key, records[start].offset, records[end - 1].offset, until_ns))
             count -= end - start
             if end == len(records):
                 del chunks[0]
@@ -80,24 +83,24 @@ class AcquiredRecords:
                 chunks[0] = Chunk(key, records, end, delivery_count, until_ns)
         return runs, tuple(chunks)
 
-    def drop_expired(self, until_ns: int) -> list[HandedOut]:
-        """Forget those whose locks pass by that time. Returns them."""
+    def drop_expired(self, until_ns: int) -> list[LockedRange]:
+        """Remove and return the records whose locks expire by `until_ns`."""
         return self._drop(lambda chunk: chunk.locked_until_ns <= until_ns)
 
     def drop_topic(self, topic: str) -> int:
-        """Forget those of a topic that is another one now. Returns how many."""
-        return _count(self._drop(lambda chunk: chunk.key.topic == topic))
+        """Remove the records of a recreated topic. Returns how many."""
+        return record_count(self._drop(lambda chunk: chunk.key.topic == topic))
 
-    def clear(self) -> list[HandedOut]:
-        """Forget all. Returns them."""
+    def clear(self) -> list[LockedRange]:
+        """Remove and return all records."""
         return self._drop(lambda _: True)
 
-    def _drop(self, is_dropped: Callable[[Chunk], bool]) -> list[HandedOut]:
+    def _drop(self, is_dropped: Callable[[Chunk], bool]) -> list[LockedRange]:
         dropped = [chunk for chunk in self.chunks if is_dropped(chunk)]
         if dropped:
             self.chunks = tuple(chunk for chunk in self.chunks if not is_dropped(chunk))
         return [
-            HandedOut(
+            LockedRange(
                 chunk.key,
                 chunk.records[chunk.start].offset,
                 chunk.records[-1].offset,
@@ -107,5 +110,6 @@ class AcquiredRecords:
         ]
 
 
-def _count(runs: list[HandedOut]) -> int:
+def record_count(runs: list[LockedRange]) -> int:
+    """The number of records in these ranges."""
     return sum(run.last - run.first + 1 for run in runs)

@@ -1,0 +1,1 @@
+"""Acquired records: locked for this member, being fetched, not delivered yet."""
