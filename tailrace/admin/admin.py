@@ -393,8 +393,8 @@ class Admin(GroupAdmin, DelayAdmin, RenamedMethods):
             for (key, offset), begins_at in zip(piece, answer["log_start_offsets"], strict=True):
                 if ttl_ms and begins_at > offset:
                     raise OffsetOutOfRangeError(
-                        f"{key[0]}-{key[1]} begins at offset {begins_at}: offset {offset} is "
-                        "deleted and cannot be leased"
+                        f"offset {offset} of {key[0]}-{key[1]} cannot be leased: the log begins at "
+                        f"offset {begins_at}"
                     )
 
     # ---- the appliance ---------------------------------------------------------------------------

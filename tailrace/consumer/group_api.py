@@ -157,7 +157,8 @@ class GroupApi:
             yield from self._group.subscribe(subscription, callbacks)
         elif subscription.patterns or callbacks.revoked or callbacks.assigned or callbacks.lost:
             raise InvalidRequestError(
-                f"{NO_GROUP}. Without one, subscribe() takes names of topics alone"
+                f"{NO_GROUP}. Without one, subscribe() takes topic names only, no pattern and no "
+                "listener"
             )
         else:
             yield from self._read_all_of(subscription.names)
@@ -246,7 +247,8 @@ class GroupApi:
         if message is not None:
             if offsets is not None or not isinstance(message, Record):
                 raise InvalidRequestError(
-                    "commit() takes offsets, or one record as message=, or neither"
+                    f"commit() got offsets={offsets!r:.100} and message={message!r:.100}; it takes "
+                    "offsets, or one record as message=, or neither"
                 )
             offsets = {TopicPartition(message.topic, message.partition): message.offset + 1}
         if offsets is None:
@@ -254,9 +256,8 @@ class GroupApi:
         if not isinstance(offsets, Mapping):
             raise InvalidRequestError(
                 f"{offsets!r:.100} cannot be committed; give a record that poll() has returned "
-                "(what lies before it in its partition is committed, too), "
-                "a dict such as {TopicPartition(topic, 0): offset}, or nothing: then all that was "
-                "delivered is committed"
+                "(which commits the records before it in its partition too), a dict such as "
+                "{TopicPartition(topic, 0): offset}, or nothing to commit all delivered records"
             )
         from tailrace.group.offset_commit import offsets_of
 

@@ -129,8 +129,8 @@ class OffsetQueries:
         def fetch(requested: PartitionPosition) -> Steps[None]:
             if self._now_ns() >= deadline_ns:
                 raise RequestTimeoutError(
-                    f"{key.topic}-{key.partition} could not be read to its end within "
-                    f"{timeout_ms} ms"
+                    f"the search for a time in {key.topic}-{key.partition} did not end within "
+                    f"{timeout_ms} ms (request_timeout_ms)"
                 )
             return self._fetch_loop.step(fetcher, [requested], deadline_ns)
 

@@ -81,7 +81,7 @@ def delay_of(given: Any) -> timedelta:
             )
         delay = timedelta(milliseconds=delay_ms)
     if delay < timedelta(0):
-        raise InvalidRequestError(f"delay is {given!r:.100}; it takes a time from 0 on")
+        raise InvalidRequestError(f"delay is {given!r:.100}; it must not be negative")
     return delay
 
 
@@ -137,8 +137,8 @@ class RetryTopicProducer:
         info = yield from self._info(origin.topic)
         if info.typed:
             raise NotSupportedError(
-                f"topic {origin.topic!r} has a schema of its own, and its rows no headers to "
-                "count attempts in: send the row again yourself"
+                f"topic {origin.topic!r} has a schema, and its rows have no headers to count "
+                "attempts in: send the row again with a producer"
             )
         stored = yield from self._stored(record)
         topic_id = origin.topic_id or info.topic_id.hex()
@@ -186,8 +186,8 @@ class RetryTopicProducer:
                 raise cursor.error
             if now_ns() >= deadline_ns:
                 raise RequestTimeoutError(
-                    f"offset {record.offset} of {record.topic}-{record.partition} was not read "
-                    f"again within {timeout_ms} ms"
+                    f"offset {record.offset} of {record.topic}-{record.partition} was not fetched "
+                    f"again within {timeout_ms} ms (request_timeout_ms)"
                 )
         header, rows, first = taken
         return arrow_codec.to_records(

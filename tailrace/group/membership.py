@@ -1,11 +1,11 @@
 """Membership state of one group member, sans-IO: epochs, heartbeats and the target assignment
 (after KIP-848).
 
-    OUT --subscribe()--> JOINING --answered--> MEMBER --fenced, unknown, poll() too late--> LOST
-     ^                      |                                                                |
-     |                      '------ refused (poll raises) --> REFUSED     JOINING <-- ack_lost()
-     |                                                            '--pop_error()--> JOINING
-     '---- answered -- LEAVING <-- leave() -- any
+    OUT     -- subscribe() -->                        JOINING
+    JOINING -- response -->                           MEMBER
+    JOINING -- refused (poll raises) -->              REFUSED -- pop_error() --> JOINING
+    MEMBER  -- fenced, unknown, poll() too late -->   LOST    -- ack_lost() -->  JOINING
+    any     -- leave() -->                            LEAVING -- response -->    OUT
 
 The partitions of a member change in steps. Each is reported by a heartbeat before the next:
 
@@ -43,9 +43,9 @@ RETRY_FIRST_NS = 50 * NS_PER_MS
 RETRY_MAX_NS = 1_000 * NS_PER_MS
 NEVER_NS = 2**63 - 1
 HEARTBEAT_SLOTS = 8
-"""The number of moments in an interval at which heartbeats are sent. Each member has one of them by
-its id. Members of one host share a monotonic clock, so the heartbeats of one moment wake the
-appliance's processes together, and those of a group are spread.
+"""Moments in an interval at which heartbeats are sent; a member's id chooses one of them. Members
+of one host share a monotonic clock, so heartbeats of one moment wake the appliance's processes
+together. Several moments spread a large group.
 """
 POLLING_NS = NEVER_NS >> 1
 """The time of the last poll while the consumer is in one: far in the future."""
@@ -235,7 +235,7 @@ class Membership:
                 else "it joins at its next poll"
             )
             raise CommitFailedError(
-                f"this consumer is no member of its group now: {why}", ErrorCode.UNKNOWN_MEMBER
+                f"this consumer is not a member of its group now: {why}", ErrorCode.UNKNOWN_MEMBER
             )
         return {
             "group": self.identity.group,

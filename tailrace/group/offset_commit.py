@@ -279,7 +279,7 @@ class CommitQueue:
         late: TailraceError
         if self._connection.is_ready:
             late = RequestTimeoutError(
-                "the commit got no answer in time; it may have been made all the same"
+                "the commit has no response in time, and may be durable nevertheless"
             )
         else:
             late = NotReachableError(

@@ -227,7 +227,7 @@ class PositionTracker:
         """
         if error is not None and self._warned_failed is not error.code:
             logger.warning(
-                "commit_async of group %r failed, and has no callback to say so: %s",
+                "commit_async of group %r failed: %s",
                 self._settings.group_id,
                 error,
             )
