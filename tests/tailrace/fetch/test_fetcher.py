@@ -1,5 +1,5 @@
-"""What a consumer asks for: never more than it may keep, and of every partition in its turn. An
-appliance of a dozen lines answers.
+"""Fetch requests of a consumer: at most what it may buffer, and every partition in its turn. An
+appliance of a dozen lines responds.
 """
 
 from __future__ import annotations

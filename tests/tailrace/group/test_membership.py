@@ -63,7 +63,7 @@ class Member:
         self.membership = Membership(identity, bench.now_ns)
         self.membership.subscribe(topics or ("orders",), False, bench.now_ns)
         self.has: set[Partition] = set()
-        """What its consumer reads."""
+        """The partitions that its consumer reads."""
         self.told: list[tuple[ChangeKind, int]] = []
         self.heartbeats: list[dict[str, Any]] = []
         self.errors: list[TailraceError] = []
@@ -150,7 +150,7 @@ def members_bench(members: Iterable[Member]) -> Bench:
 
 
 def come_to_rest(*members: Member, seconds: int = 6) -> None:
-    """As `settle`; each shows itself several times."""
+    """`settle`, with several heartbeats of each member."""
     for _ in range(seconds):
         for member in members:
             member.membership.heartbeat_soon(member.bench.now_ns)

@@ -1,4 +1,4 @@
-"""What subscribe() takes, and whom it tells."""
+"""Arguments of subscribe(), and the callbacks made of them."""
 
 from __future__ import annotations
 

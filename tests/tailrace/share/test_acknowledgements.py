@@ -1,4 +1,4 @@
-"""What a share consumer holds: said, taken, put back, in runs; against a plain model."""
+"""Acknowledgements of a share consumer: set, taken and put back in ranges, against a model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tailrace.share.outcomes import OUTCOMES
 KEY = TopicPartition("t", 0)
 
 
-def test_what_was_said_is_taken_in_runs() -> None:
+def test_acknowledgements_are_taken_in_ranges() -> None:
     acknowledgements = Acknowledgements()
     acknowledgements.add(KEY, 0, 9)
     acknowledgements.add(TopicPartition("u", 3), 5, 6, "accept")
@@ -48,7 +48,7 @@ def test_what_was_said_is_taken_in_runs() -> None:
     assert not acknowledgements
 
 
-def test_what_comes_back_does_not_take_the_place_of_what_was_said_since() -> None:
+def test_a_put_back_acknowledgement_does_not_replace_a_newer_one() -> None:
     acknowledgements = Acknowledgements()
     acknowledgements.add(KEY, 0, 3)
     acknowledgements.acknowledge("t", 0, 0, "renew")
@@ -65,7 +65,7 @@ def test_what_comes_back_does_not_take_the_place_of_what_was_said_since() -> Non
     assert acknowledgements.take(10) == []
 
 
-def test_what_is_kept_or_renewed_is_not_accepted_without_a_word() -> None:
+def test_retained_and_renewed_records_are_not_accepted_implicitly() -> None:
     acknowledgements = Acknowledgements()
     acknowledgements.add(KEY, 0, 3)
     acknowledgements.acknowledge("t", 0, 0, "accept")
@@ -92,7 +92,7 @@ def test_what_is_kept_or_renewed_is_not_accepted_without_a_word() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_any_order_of_words_and_takes_sends_the_last_word_for_each_record_once(seed: int) -> None:
+def test_the_last_outcome_of_each_record_is_sent_once_in_any_order(seed: int) -> None:
     chance = random.Random(seed)
     acknowledgements = Acknowledgements()
     acknowledged: dict[tuple[int, int], str | None] = {}
@@ -136,9 +136,7 @@ def test_any_order_of_words_and_takes_sends_the_last_word_for_each_record_once(s
         assert bool(acknowledgements) == bool(acknowledged)
 
 
-def test_records_of_which_nothing_is_said_are_forgotten_with_their_locks_and_renewed_ones_later() -> (  # noqa: E501
-    None
-):
+def test_unacknowledged_records_are_forgotten_when_their_locks_expire() -> None:
     acknowledgements = Acknowledgements()
     for first in range(0, 16_000, 500):
         acknowledgements.add(KEY, first, first + 499, locked_until_ns=first + 1_000)
@@ -165,7 +163,7 @@ def test_records_of_which_nothing_is_said_are_forgotten_with_their_locks_and_ren
     assert not acknowledgements._renewed
 
 
-def test_what_the_program_was_never_given_is_said_to_be_unread_and_cannot_be_acknowledged() -> None:
+def test_an_unread_record_is_released_and_cannot_be_acknowledged() -> None:
     acknowledgements = Acknowledgements()
     acknowledgements.add(KEY, 3, 5, UNREAD)
     assert not acknowledgements.has("t", 0, 4)

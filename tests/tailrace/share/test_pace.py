@@ -1,4 +1,4 @@
-"""How many records a loop over a queue acquires at a time."""
+"""The number of records that a loop over a share consumer acquires at a time."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ LOCK_MS = 1_000
 
 
 def loops(pace: Pace, record_ms: float, count: int, now_ns: int = 0) -> tuple[list[int], int]:
-    """What is acquired in so many turns by a program that takes so long for each record; and the
-    time then.
+    """The numbers of records acquired in `count` rounds at `record_ms` a record, and the time
+    afterwards.
     """
     requested = []
     for _ in range(count):
@@ -22,20 +22,18 @@ def loops(pace: Pace, record_ms: float, count: int, now_ns: int = 0) -> tuple[li
     return requested, now_ns
 
 
-def test_a_loop_begins_with_one_record_and_takes_twice_as_many_while_its_program_is_quick() -> None:
+def test_a_loop_begins_with_one_record_and_doubles_while_its_program_is_fast() -> None:
     assert loops(Pace(), 0, 11)[0] == [1, 2, 4, 8, 16, 32, 64, 128, 256, 500, 500]
 
 
 @pytest.mark.parametrize("record_ms", [0.1, 1, 50, 240])
-def test_what_is_acquired_is_worked_off_in_a_quarter_of_a_lock(record_ms: float) -> None:
+def test_acquired_records_are_processed_in_a_quarter_of_a_lock(record_ms: float) -> None:
     requested, _ = loops(Pace(), record_ms, 20)
     assert requested[-1] == min(500, int(SLICE_NS / (record_ms * NS_PER_MS)))
     assert max(requested) * record_ms * NS_PER_MS <= SLICE_NS
 
 
-def test_a_job_longer_than_a_lock_leaves_one_record_at_a_time_and_a_quick_program_gets_more_again() -> (  # noqa: E501
-    None
-):
+def test_a_job_longer_than_a_lock_gets_one_record_at_a_time_until_it_is_faster() -> None:
     pace = Pace()
     _, now_ns = loops(pace, 1, 12)
     _, now_ns = loops(pace, 5_000, 1, now_ns)

@@ -1,5 +1,5 @@
-"""Reading what was acquired: what cannot be read holds up nothing that can, and questions that fail
-have changed nothing.
+"""Fetching of acquired ranges: an unreadable range delays no other, and a failed lookup changes
+nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NEVER_NS = 1 << 62
 
 
 class World:
-    """A reading whose questions the test answers."""
+    """A fetch loop whose requests the test answers."""
 
     def __init__(self) -> None:
         self.connection = Connection("tcp://127.0.0.1:1", "test")
@@ -64,7 +64,7 @@ def world() -> Any:
     made.connection.close()
 
 
-def test_a_damaged_batch_behind_a_sound_one_does_not_hold_that_up(world: World) -> None:
+def test_a_damaged_batch_does_not_delay_the_batch_before_it(world: World) -> None:
     world.acquire(0, 5)
     (acquired_ranges,) = world.fetch_loop._acquired.values()
     acquired_ranges.aim(0)
@@ -86,7 +86,7 @@ def test_a_damaged_batch_behind_a_sound_one_does_not_hold_that_up(world: World) 
     )
 
 
-def test_what_is_acquired_of_a_partition_that_is_not_known_waits_for_a_look_that_succeeds(
+def test_ranges_of_an_unknown_partition_wait_for_a_successful_lookup(
     world: World,
 ) -> None:
     world.acquire(0, 2, partition=1)
@@ -107,7 +107,7 @@ def test_what_is_acquired_of_a_partition_that_is_not_known_waits_for_a_look_that
     ] == [(1, 0, 2)]
 
 
-def test_a_topic_made_anew_takes_the_place_of_the_old_one_with_what_was_acquired_of_it(
+def test_a_recreated_topic_replaces_the_old_one_and_its_ranges(
     world: World,
 ) -> None:
     world.acquire(0, 5)
@@ -120,7 +120,7 @@ def test_a_topic_made_anew_takes_the_place_of_the_old_one_with_what_was_acquired
     assert [run[:3] for run in world.fetch_loop.forget_ranges()] == [(TopicPartition("t", 0), 0, 1)]
 
 
-def test_an_error_that_may_pass_is_raised_once_and_tried_again(world: World) -> None:
+def test_a_retriable_error_is_raised_once_and_retried(world: World) -> None:
     world.acquire(0, 5)
     (acquired_ranges,) = world.fetch_loop._acquired.values()
     acquired_ranges.cursor.error = StorageError("the disk")

@@ -1,6 +1,4 @@
-"""What a share consumer sends and believes, without an appliance: its requests' answers are the
-test's.
-"""
+"""The poll loop of a share consumer without an appliance: the test makes the responses."""
 
 from __future__ import annotations
 
@@ -49,7 +47,7 @@ NEVER_NS = 1 << 62
 
 
 class Runtime:
-    """REAL, with a clock that the test moves and without threads."""
+    """SYSTEM without threads, and with a clock that the test moves."""
 
     has_threads = False
 
@@ -65,7 +63,7 @@ class Runtime:
 
 
 class PendingAnswer:
-    """In the place of a PendingCall."""
+    """Replaces a PendingCall."""
 
     def __init__(self, answer: dict[str, Any] | TailraceError | None) -> None:
         self._answer = answer
@@ -98,7 +96,7 @@ class Consumer:
         self.poll_loop.member.membership.has_events = False
 
     def answer(self, answer: dict[str, Any] | TailraceError | None) -> None:
-        """To the request that is under way."""
+        """Set the response to the request in flight."""
         self.poll_loop.requests._call = PendingAnswer(answer)  # type: ignore[assignment]
 
     def sent(self) -> tuple[Api, dict[str, Any]]:
@@ -115,13 +113,15 @@ def consumer() -> Iterator[Consumer]:
     made.poll_loop.connection.close()
 
 
-def test_what_was_said_is_sent_though_something_acquired_cannot_be_read(consumer: Consumer) -> None:
+def test_acknowledgements_are_sent_while_an_acquired_range_is_unreadable(
+    consumer: Consumer,
+) -> None:
     poll_loop = consumer.poll_loop
     poll_loop.fetch_loop.acquired([Acquired(TOPIC_ID.hex(), 0, 10, 19, 1, False, NEVER_NS)])
     poll_loop.acknowledgements.add(KEY, 0, 1)
     poll_loop.run_once(100)
     assert not poll_loop.requests.is_busy, (
-        "there is nothing to say, and nothing more to acquire before that is read"
+        "nothing is acknowledged, and nothing is acquired before that range is read"
     )
     poll_loop.acknowledgements.accept_remaining()
     poll_loop.run_once(100)
@@ -132,7 +132,7 @@ def test_what_was_said_is_sent_though_something_acquired_cannot_be_read(consumer
     )
 
 
-def test_an_answer_that_was_overtaken_by_the_loss_of_the_membership_gives_nothing(
+def test_a_response_to_a_request_before_the_membership_was_lost_acquires_nothing(
     consumer: Consumer,
 ) -> None:
     poll_loop = consumer.poll_loop
@@ -152,10 +152,10 @@ def test_an_answer_that_was_overtaken_by_the_loss_of_the_membership_gives_nothin
     poll_loop.run_once(100)
     consumer.answer(acquired)
     poll_loop.run_once(100)
-    assert poll_loop.fetch_loop.has_ranges, "the same answer to a request of now"
+    assert poll_loop.fetch_loop.has_ranges, "the same response to a request of the new epoch"
 
 
-def test_a_commit_that_finds_a_request_under_way_waits_for_what_was_said_alone(
+def test_a_commit_during_a_request_waits_for_its_own_acknowledgements_only(
     consumer: Consumer,
 ) -> None:
     poll_loop = consumer.poll_loop
@@ -169,7 +169,7 @@ def test_a_commit_that_finds_a_request_under_way_waits_for_what_was_said_alone(
     number = poll_loop.flush_step(number)
     assert not poll_loop.is_flushed(number)
     assert poll_loop.next_flush_ns(NEVER_NS) <= consumer.runtime.now_ns, (
-        "the next one is to be begun at once"
+        "the next request begins at once"
     )
     number = poll_loop.flush_step(number)
     assert consumer.sent()[0] is Api.SHARE_ACKNOWLEDGE
@@ -182,7 +182,7 @@ def test_a_commit_that_finds_a_request_under_way_waits_for_what_was_said_alone(
     assert list(refused.refused) == [("t", 0, 0, 0)]
 
 
-def test_what_waits_to_be_handed_out_is_dropped_with_its_lock(consumer: Consumer) -> None:
+def test_a_buffered_record_is_dropped_when_its_lock_expires(consumer: Consumer) -> None:
     poll_loop = consumer.poll_loop
     for first, until_ns in ((0, 2_000_000_000), (3, 5_000_000_000)):
         records = [
@@ -209,11 +209,11 @@ def test_what_waits_to_be_handed_out_is_dropped_with_its_lock(consumer: Consumer
         True,
     ]
     assert Acknowledgement(KEY, 2, 2, "unread") in poll_loop.acknowledgements.acknowledged(9), (
-        "nobody was given it: that it was acquired is no delivery"
+        "it was not delivered: its acquisition is not counted"
     )
 
 
-def test_what_is_tried_again_is_said_once_and_what_is_not_is_raised(
+def test_a_retried_error_is_logged_once_and_other_errors_are_raised(
     consumer: Consumer, caplog: pytest.LogCaptureFixture
 ) -> None:
     poll_loop = consumer.poll_loop
@@ -234,7 +234,7 @@ def test_what_is_tried_again_is_said_once_and_what_is_not_is_raised(
 
 
 @pytest.mark.parametrize("refusal", [StorageError("the disk"), DiskFullError("no space")])
-def test_a_request_without_an_answer_goes_on_with_its_number_whatever_hinders_its_second_copy(
+def test_a_request_without_a_response_keeps_its_number_when_its_second_copy_is_refused(
     consumer: Consumer, refusal: TailraceError
 ) -> None:
     poll_loop = consumer.poll_loop
@@ -247,19 +247,19 @@ def test_a_request_without_an_answer_goes_on_with_its_number_whatever_hinders_it
         with pytest.raises(type(error)):
             poll_loop.flush_step(number)
         assert consumer.sent() == first, (
-            "it may have been carried out: a new number would be refused, as the records are done "
-            "with"
+            "it may have been applied: a new number would be refused, because the records are "
+            "acknowledged"
         )
         assert not poll_loop.is_flushed(poll_loop.flush_step(0))
     consumer.runtime.now_ns += 1_000_000_000
     assert poll_loop.next_flush_ns(NEVER_NS) <= consumer.runtime.now_ns
     consumer.answer({"refused": []})
-    assert poll_loop.is_flushed(poll_loop.flush_step(0)), "the answer from the appliance's memory"
+    assert poll_loop.is_flushed(poll_loop.flush_step(0)), "the response from the appliance's memory"
     assert poll_loop.requests.drain_failed() is None
     assert not poll_loop.acknowledgements
 
 
-def test_a_request_that_waits_to_be_sent_again_is_not_sent_at_once_or_with_another_time(
+def test_a_retried_request_waits_and_keeps_the_time_of_its_first_copy(
     consumer: Consumer,
 ) -> None:
     poll_loop, runtime = consumer.poll_loop, consumer.runtime
@@ -269,7 +269,7 @@ def test_a_request_that_waits_to_be_sent_again_is_not_sent_at_once_or_with_anoth
         poll_loop.run_once(100)
     started_ns, runtime.now_ns = runtime.now_ns, runtime.now_ns + 1_000_000
     assert poll_loop.requests.next_step_ns() == started_ns + 100_000_000, (
-        "a disk that is full is not asked without a pause"
+        "a full disk is retried after a pause"
     )
     runtime.now_ns += 10_000_000_000
     consumer.answer(
@@ -291,7 +291,9 @@ def test_a_request_that_waits_to_be_sent_again_is_not_sent_at_once_or_with_anoth
 
 
 @pytest.mark.parametrize("kind", [ShareConsumer, AsyncShareConsumer])
-def test_poll_raises_that_the_appliance_is_away(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_poll_raises_while_the_appliance_is_away(
+    kind: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(connection_module, "UNREACHABLE_AFTER_NS", -1)
 
     async def done(result: Any) -> Any:
@@ -311,11 +313,11 @@ def test_poll_raises_that_the_appliance_is_away(kind: Any, monkeypatch: pytest.M
     run(main())
 
 
-def test_a_call_tells_whether_a_copy_of_it_may_have_been_carried_out() -> None:
+def test_a_call_knows_if_a_copy_of_it_may_have_been_applied() -> None:
     answers: list[Any] = []
 
     class Front:
-        """A connection that is there."""
+        """A ready connection."""
 
         address, fatal, is_ready, time_ns = "tcp://127.0.0.1:1", None, True, 0
 
@@ -346,11 +348,11 @@ def test_a_call_tells_whether_a_copy_of_it_may_have_been_carried_out() -> None:
         with pytest.raises(DiskFullError):
             call.step()
         assert [*seen, call.outcome_unknown] == [False, True, lost], (
-            "before it is sent, under way, and after an answer"
+            "before it is sent, in flight, and after a response"
         )
 
 
-def test_an_appliance_that_is_away_for_long_is_told_by_each_poll_until_it_is_back(
+def test_each_poll_raises_while_the_appliance_is_away_for_long(
     consumer: Consumer,
 ) -> None:
     poll_loop, runtime = consumer.poll_loop, consumer.runtime
@@ -376,7 +378,7 @@ def test_an_appliance_that_is_away_for_long_is_told_by_each_poll_until_it_is_bac
     ("reject", ValueError("x"), "as text"),
      ("reject", b"x", "as text"), ("drop", "x", "allowed are")],
 )  # fmt: skip
-def test_a_reason_is_text_and_for_what_is_rejected(
+def test_a_reason_is_text_and_goes_with_reject_only(
     consumer: Consumer, outcome: str, reason: Any, sentence: str
 ) -> None:
     poll_loop = consumer.poll_loop
@@ -384,7 +386,7 @@ def test_a_reason_is_text_and_for_what_is_rejected(
     poll_loop.acknowledgements.add(KEY, 0, 0)
     with pytest.raises(InvalidRequestError, match=sentence):
         poll_loop.delivery.acknowledge(record, outcome, reason)
-    assert poll_loop.acknowledgements.outcome_of("t", 0, 0) is None, "nothing was said"
+    assert poll_loop.acknowledgements.outcome_of("t", 0, 0) is None, "it is not acknowledged"
 
 
 def test_the_last_reason_counts_and_is_bounded(consumer: Consumer) -> None:
