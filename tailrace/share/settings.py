@@ -34,14 +34,14 @@ class ShareConsumerSettings:
     group_id: str | None = field(
         default=None,
         metadata={
-            "doc": "The share group, whose consumers are given records of the same queue. Needed."
+            "doc": "The share group. Its consumers share the records of its topics. Required."
         },
     )
     auto_offset_reset: str = field(
         default="latest",
         metadata={
-            "doc": "Where a group begins on a topic that it has never read: latest or earliest. "
-            "It is remembered."
+            "doc": "Start of a group in a topic that it has never read: latest or earliest. The "
+            "group remembers it."
         },
     )
     share_acknowledgement_mode: str = field(
@@ -49,7 +49,7 @@ class ShareConsumerSettings:
         metadata={
             "doc": "implicit: the next poll() accepts what the last one returned, unless "
             "acknowledge() was called for one of them; explicit: "
-            "what is not acknowledged comes again when its lock has passed."
+            "a record that is not acknowledged is delivered again when its lock expires."
         },
     )
     max_poll_records: int = _as_consumers("max_poll_records")
