@@ -80,8 +80,6 @@ class ConsumerCoordinator:
         assert settings.group_id is not None
         self.group_id = settings.group_id
         self._connection = connection
-        self._settings = settings
-        self._runtime = runtime
         self._now_ns = runtime.monotonic_ns
         self._fetch_loop = fetch_loop
         self._buffer = buffer

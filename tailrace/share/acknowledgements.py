@@ -182,12 +182,6 @@ class Acknowledgements:
                     outcomes[offset] = new_outcome
                     self._may_have_acknowledged = True
 
-    def take(self, runs_max: int) -> list[Acknowledgement]:
-        """Remove and return acknowledgements, at most `runs_max` ranges."""
-        runs = self.acknowledged(runs_max)
-        self.sent(runs)
-        return runs
-
     def acknowledged(self, runs_max: int) -> list[Acknowledgement]:
         """The acknowledgements to send, at most `runs_max` ranges. They stay here until `sent`."""
         runs: list[Acknowledgement] = []

@@ -19,6 +19,13 @@ from tailrace.share.outcomes import OUTCOMES
 KEY = TopicPartition("t", 0)
 
 
+def take(acknowledgements: Acknowledgements, runs_max: int) -> list[Acknowledgement]:
+    """The acknowledgements that a request would carry, sent."""
+    runs = acknowledgements.acknowledged(runs_max)
+    acknowledgements.sent(runs)
+    return runs
+
+
 def test_acknowledgements_are_taken_in_ranges() -> None:
     acknowledgements = Acknowledgements()
     acknowledgements.add(KEY, 0, 9)
@@ -29,7 +36,7 @@ def test_acknowledgements_are_taken_in_ranges() -> None:
     acknowledgements.acknowledge("t", 0, 4, "release")
     acknowledgements.acknowledge("t", 0, 5, "renew")
     acknowledgements.acknowledge("t", 0, 6, REJECTING)
-    assert acknowledgements.take(100) == [
+    assert take(acknowledgements, 100) == [
         Acknowledgement(KEY, 1, 3, "accept"), Acknowledgement(KEY, 4, 4, "release"),
         Acknowledgement(KEY, 5, 5, "renew"), Acknowledgement(KEY, 7, 7, "accept"),
         Acknowledgement(TopicPartition("u", 3), 5, 6, "accept"),
@@ -39,7 +46,7 @@ def test_acknowledgements_are_taken_in_ranges() -> None:
     acknowledgements.acknowledge("t", 0, 5, "accept")  # renewed: still held
     acknowledgements.accept_remaining()
     acknowledgements.acknowledge("t", 0, 6, "reject")
-    assert acknowledgements.take(100) == [
+    assert take(acknowledgements, 100) == [
         Acknowledgement(KEY, 0, 0, "accept"),
         Acknowledgement(KEY, 5, 5, "accept"),
         Acknowledgement(KEY, 6, 6, "reject"),
@@ -53,16 +60,16 @@ def test_a_put_back_acknowledgement_does_not_replace_a_newer_one() -> None:
     acknowledgements.add(KEY, 0, 3)
     acknowledgements.acknowledge("t", 0, 0, "renew")
     acknowledgements.acknowledge("t", 0, 1, "accept")
-    taken = acknowledgements.take(10)
+    taken = take(acknowledgements, 10)
     acknowledgements.acknowledge("t", 0, 0, "release")
     acknowledgements.put_back(taken)
-    assert acknowledgements.take(10) == [
+    assert take(acknowledgements, 10) == [
         Acknowledgement(KEY, 0, 0, "release"),
         Acknowledgement(KEY, 1, 1, "accept"),
     ]
     acknowledgements.acknowledge("t", 0, 3, "accept")
     assert acknowledgements.clear() == (2, [Acknowledgement(KEY, 3, 3, "accept")])
-    assert acknowledgements.take(10) == []
+    assert take(acknowledgements, 10) == []
 
 
 def test_retained_and_renewed_records_are_not_accepted_implicitly() -> None:
@@ -71,7 +78,7 @@ def test_retained_and_renewed_records_are_not_accepted_implicitly() -> None:
     acknowledgements.acknowledge("t", 0, 0, "accept")
     acknowledgements.acknowledge("t", 0, 1, "renew")
     acknowledgements.retain_remaining()
-    assert acknowledgements.take(10) == [
+    assert take(acknowledgements, 10) == [
         Acknowledgement(KEY, 0, 0, "accept"),
         Acknowledgement(KEY, 1, 1, "renew"),
     ]
@@ -79,7 +86,7 @@ def test_retained_and_renewed_records_are_not_accepted_implicitly() -> None:
     acknowledgements.accept_one("t", 0, 4)
     acknowledgements.accept_one("t", 0, 1)
     acknowledgements.accept_remaining()
-    assert acknowledgements.take(10) == [Acknowledgement(KEY, 4, 5, "accept")]
+    assert take(acknowledgements, 10) == [Acknowledgement(KEY, 4, 5, "accept")]
     acknowledgements.acknowledge("t", 0, 1, "accept")
     acknowledgements.acknowledge("t", 0, 2, REJECTING)
     acknowledgements.add(TopicPartition("u", 0), 0, 0)
@@ -117,7 +124,7 @@ def test_the_last_outcome_of_each_record_is_sent_once_in_any_order(seed: int) ->
             acknowledgements.acknowledge("t", *place, outcome)
         else:
             limit = chance.randrange(1, 6)
-            runs = acknowledgements.take(limit)
+            runs = take(acknowledgements, limit)
             assert len(runs) <= limit
             for key, first, last, outcome in runs:
                 for offset in range(first, last + 1):
@@ -147,7 +154,7 @@ def test_unacknowledged_records_are_forgotten_when_their_locks_expire() -> None:
     acknowledgements.acknowledge("t", 0, 15_999, "renew")
     acknowledgements.acknowledge("t", 0, 15_998, "accept")
     acknowledgements.renewed(KEY, 15_999, 15_999, 30_000)
-    assert acknowledgements.take(9) == [
+    assert take(acknowledgements, 9) == [
         Acknowledgement(KEY, 15_998, 15_998, "accept"),
         Acknowledgement(KEY, 15_999, 15_999, "renew"),
     ]
