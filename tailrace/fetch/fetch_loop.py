@@ -55,7 +55,7 @@ class FetchLoop:
         self.fetcher = Fetcher(connection, settings, now_ns)
         self._cursors: dict[TopicPartition, PartitionPosition] = {}
         self._barrier = HashSlotBarrier(offsets, unread, now_ns)
-        self.topics_may_go = False
+        self.allows_missing_topics = False
         """True if a missing topic is no error: the group assigns other partitions then."""
         self.wake_fd = -1
         """Readable when a caller that waits for records is to check its other conditions; -1:
@@ -120,7 +120,7 @@ class FetchLoop:
         try:
             found = yield from self._offsets(undecided, reset)
         except UnknownTopicError:
-            if not self.topics_may_go:
+            if not self.allows_missing_topics:
                 raise
             return
         _place(undecided, found)
@@ -240,7 +240,7 @@ class FetchLoop:
             found = yield from self._offsets([cursor.key], {"behind": error.first_offset})
             error = corrupt_error(cursor.key, error.first_offset, found[cursor.key], error.detail)
         cursor.error = None
-        if isinstance(error, UnknownTopicError) and self.topics_may_go:
+        if isinstance(error, UnknownTopicError) and self.allows_missing_topics:
             return
         raise error from None
 

@@ -180,7 +180,7 @@ class ConsumerCoordinator:
                 "partitions are assigned by assign(); write unsubscribe() before subscribe()"
             )
         self._reconciler.subscription, self._reconciler.callbacks = subscription, callbacks
-        self._fetch_loop.topics_may_go = True
+        self._fetch_loop.allows_missing_topics = True
         if self.membership.phase is not Phase.OUT:
             yield from self._request_topics()
 
@@ -215,7 +215,7 @@ class ConsumerCoordinator:
 
     def leave(self) -> None:
         """Leave the group. The partitions must be given up before."""
-        self._reconciler.subscription, self._fetch_loop.topics_may_go = None, False
+        self._reconciler.subscription, self._fetch_loop.allows_missing_topics = None, False
         with self._lock:
             self.membership.leave(self._now_ns())
         self.wakeup()

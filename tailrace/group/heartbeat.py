@@ -77,7 +77,7 @@ class HeartbeatManager:
         self.connection.on_push = self._pushed
         self._on_event = on_event
         self._opened_count = 0
-        """The connection's socket in the appliance's view of the member."""
+        """The connection's `opened_count` at the member's last `reconnected`."""
 
     def step(self) -> int:
         """Do all that is due. Returns the time of the next step without input."""

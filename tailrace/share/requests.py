@@ -31,6 +31,7 @@ from tailrace.group.heartbeat import HeartbeatThread
 from tailrace.group.membership import Phase
 from tailrace.protocol.frame import Api
 from tailrace.protocol.messages import SHARE_RUNS_MAX, encode_json
+from tailrace.protocol.session import Response
 from tailrace.share.acknowledgements import UNREAD, Acknowledgement, Acknowledgements
 
 GONE_CODES = frozenset({ErrorCode.UNKNOWN_MEMBER, ErrorCode.FENCED_MEMBER, ErrorCode.UNKNOWN_GROUP})
@@ -73,6 +74,16 @@ class ShareResponse(NamedTuple):
     """The duration of the locks; 0: nothing was acquired."""
 
 
+class _Request(NamedTuple):
+    """A request with the acknowledgements that it carries."""
+
+    api: Api
+    body: dict[str, Any]
+    acknowledged: list[Acknowledgement]
+    since_ns: int
+    """The earliest time at which it may have been applied."""
+
+
 class ShareRequests:
     """The requests of one share consumer."""
 
@@ -92,10 +103,8 @@ class ShareRequests:
         self._timeout_ms = timeout_ms
         self._sequence = 0
         self._completed_sequence = 0
-        self._request: tuple[Api, dict[str, Any], list[Acknowledgement], int] | None = None
-        """The request in flight or to be sent again: (API, body, its acknowledgements, the earliest
-        time at which it may have been applied).
-        """
+        self._request: _Request | None = None
+        """The request in flight or to be sent again."""
         self._is_sent_marked = True
         """True if the request's acknowledgements were removed from `_acknowledgements`."""
         self._call: PendingCall | None = None
@@ -148,8 +157,8 @@ class ShareRequests:
         if max_records is not None:
             body["max_records"] = max_records
         self._is_sent_marked = False
-        self._request = (
-            (Api.SHARE_ACKNOWLEDGE if max_records is None else Api.SHARE_ACQUIRE),
+        self._request = _Request(
+            Api.SHARE_ACKNOWLEDGE if max_records is None else Api.SHARE_ACQUIRE,
             body,
             acknowledged,
             self._connection.now_ns(),
@@ -159,7 +168,7 @@ class ShareRequests:
     def _mark_sent(self) -> None:
         """Remove the request's acknowledgements from those to send."""
         if not self._is_sent_marked and self._request is not None:
-            self._acknowledgements.sent(self._request[2])
+            self._acknowledgements.sent(self._request.acknowledged)
             self._is_sent_marked = True
 
     def step(self) -> ShareResponse | None:
@@ -168,14 +177,13 @@ class ShareRequests:
         """
         assert self._request is not None
         self._mark_sent()
-        api, body, acknowledged, since_ns = self._request
+        api, body, acknowledged, _ = self._request
         if self._call is None:
             now_ns = self._connection.now_ns()
             if now_ns < self._send_at_ns:
                 return None
             if not self._outcome_unknown:
-                since_ns = now_ns
-                self._request = api, body, acknowledged, since_ns
+                self._request = self._request._replace(since_ns=now_ns)
             self._call = PendingCall(
                 self._connection, api, [encode_json(body)], self._timeout_ms, None, now_ns
             )
@@ -197,8 +205,11 @@ class ShareRequests:
                 raise
             self._on_member_removed(acknowledged)
             return ShareResponse([], [], False)
-        if response is None:
-            return None
+        return None if response is None else self._apply(self._request, response)
+
+    def _apply(self, request: _Request, response: Response) -> ShareResponse:
+        """Apply a response to the acknowledgements, and end the request."""
+        api, body, acknowledged, since_ns = request
         try:
             answer = decode_answer(api, response)
         except TailraceError:
