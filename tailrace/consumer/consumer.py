@@ -94,10 +94,10 @@ class Consumer(GroupApi, OffsetQueries, RenamedMethods):
         runtime: Runtime = SYSTEM,
         **settings: Unpack[ConsumerOptions],
     ) -> None:
-        """Connect, and subscribe to `topics`: names, or a list of them. A dict in front holds
-        settings by Kafka's names (`{"bootstrap.servers": "localhost:7420"}`). Without topics call
-        `assign` or `subscribe`. `bootstrap` is the appliance's address. `runtime` is the clock and
-        the network, which tests replace.
+        """Connect, and read `topics`: names, or a list of them. A dict in front holds settings by
+        Kafka's names (`{"bootstrap.servers": "localhost:7420"}`). Without topics call `assign` or
+        `subscribe`. `bootstrap` is the appliance's address. `runtime` is the clock and the network,
+        which tests replace.
 
         Raises InvalidSettingError before anything is opened; UnknownTopicError, and
         NotReachableError when no appliance answers within request_timeout_ms.
@@ -175,7 +175,7 @@ class Consumer(GroupApi, OffsetQueries, RenamedMethods):
         )
 
     def _begin_with(self, names: list[str]) -> Steps[None]:
-        """Subscribe to the topics named at construction."""
+        """Read the topics named at construction."""
         if self._group is None:
             yield from self._read_all_of(names)
         else:

@@ -103,12 +103,11 @@ class GroupApi:
         """Deliver a record to this group again after `delay` (a timedelta, seconds, or text such as
         "30s"). Returns when the copy is on the disk, so that the record may be committed. The copy
         comes from the group's retry topic, with headers for its origin and attempt
-        (`tailrace.consumer.retry_topic`). Consumers of the group read that topic without being
-        told.
+        (`tailrace.consumer.retry_topic`). Consumers of the group read that topic automatically.
 
         Returns the number of the coming attempt. 0: it was retried max_retry_attempts times, and
         went to the dead-letter topic. Raises InvalidRequestError, NotSupportedError (a topic with a
-        schema), RecordTooLargeError (the added headers make the record larger than the largest
+        schema), RecordTooLargeError (with the added headers the record exceeds the largest
         max.message.bytes), and the errors of writing.
         """
         group = self._group_of()

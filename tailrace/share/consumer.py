@@ -220,8 +220,8 @@ class ShareConsumer(RenamedMethods):
 
         The outcome is sent by the next `poll` or by `commit`. Until then a second call replaces it.
         `reason`, only with "reject", becomes the dead letter's header `dlq.reason` (the first 1,000
-        characters). Raises InvalidRequestError, also for a record that this consumer has not been
-        delivered or has acknowledged.
+        characters). Raises InvalidRequestError, also for a record that was not delivered to this
+        consumer, whose outcome was sent, or whose lock has expired.
         """
         self._connection.check_usable()
         self._poll_loop.delivery.acknowledge(record, outcome, reason)
