@@ -65,23 +65,29 @@ class GroupAdmin:
     ) -> Steps[dict[str, dict[str, Any]]]:
         """All properties of groups (a name, or several; None: of all): name -> what `list_groups`
         returns for it, `rebalances` (their number), `created_ms`, `member_count`, `trouble` (an
-        error of its assignor, else ""), and
+        error of its assignor, else ""), `members` and `partitions`.
 
-        `members`: dicts with `member_id`, `instance_id`, `client_id`, `epoch`, `state`, `topics`
-        (its subscription), `owned` and `target` (its current and its assigned partitions: {topic:
-        [partition, ...]}), `last_heartbeat_ms_ago`, `session_timeout_ms`, and `stuck`: a sentence
-        if it holds others up, else "".
+        `members` are dicts with
 
-        `partitions`: dicts with `topic`, `partition`, `committed` (the next offset to read; -1: no
-        commit), `beginning`, `end` (-1: unknown now), `lag` (the number of records after the
-        committed offset; None without a commit, except for a partition that was added while the
-        group existed), `lag_seconds` (the age of the first of these records; 0.0 without lag; None
-        if unknown), `member_id` (its owner, or None), `metadata` and `committed_ms`. A partition
-        that was added to hash slots and waits has `waits_for` ({partition: the offset that the
-        group is to commit there first}). A partition of a share group also has `start_offset`,
-        `in_flight`, `deliveries` and `at_delivery_limit` (records whose delivery count limit is
-        reached and that are not acknowledged; if it stays above 0, they cannot be written to the
-        dead-letter topic).
+        - `member_id`, `instance_id`, `client_id`, `epoch`, `state`, `last_heartbeat_ms_ago`,
+          `session_timeout_ms`
+        - `topics`: its subscription
+        - `owned`, `target`: its current and its assigned partitions, {topic: [partition, ...]}
+        - `stuck`: a sentence if it holds others up, else ""
+
+        `partitions` are dicts with
+
+        - `topic`, `partition`, `metadata`, `committed_ms`, `beginning`, `end` (-1: unknown now)
+        - `committed`: the next offset to read; -1: no commit
+        - `lag`: the number of records after the committed offset. None without a commit, except for
+          a partition that was added while the group existed
+        - `lag_seconds`: the age of the first of these records; 0.0 without lag, None if unknown
+        - `member_id`: its owner, or None
+        - `waits_for`, of a partition that was added to hash slots and waits: {partition: the offset
+          that the group is to commit there first}
+        - `start_offset`, `in_flight`, `deliveries` and `at_delivery_limit`, of a share group. The
+          last is the number of records whose delivery count limit is reached and that are not
+          acknowledged. If it stays above 0, they cannot be written to the dead-letter topic.
 
         `lag_seconds=False` leaves those out, and saves reading a batch of each partition with lag.
         With `members=False` the list of members is empty. Raises UnknownGroupError.
