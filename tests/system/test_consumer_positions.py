@@ -192,7 +192,7 @@ class TestConsumer:
             ):
                 with pytest.raises(InvalidRequestError, match="give it a group_id"):
                     call()
-            with pytest.raises(InvalidRequestError, match="names of topics alone"):
+            with pytest.raises(InvalidRequestError, match="topic names only"):
                 consumer.subscribe(pattern="x")
             consumer.unsubscribe()
             assert consumer.assignment() == []

@@ -223,7 +223,7 @@ def test_commits_are_made_in_order_and_called_back_in_order(
         assert called[-1][0] != 5, "raised on purpose"
 
     with member(appliance, filled, filled, enable_auto_commit=False) as consumer:
-        with pytest.raises(CommitFailedError, match="no member"):
+        with pytest.raises(CommitFailedError, match="not a member"):
             consumer.commit({keys[0]: 1})
         read_until([consumer], RECORDS)
         for offset in range(1, 21):
