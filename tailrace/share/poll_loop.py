@@ -451,7 +451,11 @@ class SharePollLoop:
         self.delivery.release_unread(self.fetch_loop.forget_ranges())
         try:
             yield from self.write_dead_letters(with_rejected=True)
-            yield from self._flush(self.now_ns() + CLOSE_COMMIT_MS * NS_PER_MS)
+            until_ns = self.now_ns() + CLOSE_COMMIT_MS * NS_PER_MS
+            yield from self._flush(until_ns)
+            # The response to a request in flight may have acquired more.
+            self.delivery.release_unread(self.fetch_loop.forget_ranges())
+            yield from self._flush(until_ns)
         except TailraceError as error:
             logger.warning(
                 "share_close_without_commit group=%s reason=%s: the records come again",

@@ -300,6 +300,21 @@ def test_a_job_that_raises_comes_again_though_the_loop_is_begun_again(
     assert seen == [(0, 1), (1, 1), (2, 1), (3, 1), (3, 2)]
 
 
+def test_what_was_asked_for_when_a_queue_was_closed_has_no_delivery(
+    appliance: EmbeddedAppliance, filled: str
+) -> None:
+    consumer = ShareConsumer(
+        filled, bootstrap=appliance.address, group_id=filled, auto_offset_reset="earliest"
+    )
+    while not consumer._poll_loop.requests.is_busy:
+        assert consumer.poll(0) == []
+    consumer.close()
+    with ShareConsumer(
+        filled, bootstrap=appliance.address, group_id=filled, auto_offset_reset="earliest"
+    ) as successor:
+        assert [record.delivery_count for record in take(successor, COUNT)] == [1] * COUNT
+
+
 @pytest.mark.parametrize("how", ["poll in the loop's body", "next, then poll", "zip"])
 def test_ways_of_reading_are_mixed_and_each_goes_on_where_the_other_stopped(
     appliance: EmbeddedAppliance, filled: str, how: str
