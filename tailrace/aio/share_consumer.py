@@ -100,6 +100,7 @@ class _Loop:
     def __init__(self, consumer: AsyncShareConsumer) -> None:
         self._client = consumer
         self._record: ShareRecord | None = None
+        self._has_begun = False
 
     def __aiter__(self) -> _Loop:
         return self
@@ -109,6 +110,9 @@ class _Loop:
         poll_loop, delivery = client._poll_loop, client._poll_loop.delivery
         try:
             await client._ready()
+            if not self._has_begun:
+                self._has_begun = True
+                delivery.settle_last()
             record, self._record = self._record, None
             if record is not None:
                 poll_loop.next_requested(record)

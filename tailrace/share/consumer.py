@@ -186,6 +186,7 @@ class ShareConsumer(RenamedMethods):
 
     def _without_end(self) -> Iterator[ShareRecord]:
         poll_loop, delivery = self._poll_loop, self._poll_loop.delivery
+        delivery.settle_last()
         while not self._closed:
             if not delivery.has_next():
                 self._run_steps(

@@ -80,6 +80,8 @@ class Delivery:
         """The last records of loops that an exception may have ended, until the next poll."""
         self._is_explicit = False
         """True if `acknowledge` was called since the last poll."""
+        self._is_unsettled = False
+        """True if a poll, or a loop that ended by `break`, has delivered records since `settle_last`."""
 
     # ---- delivering ------------------------------------------------------------------------------
 
@@ -148,6 +150,7 @@ class Delivery:
             return
         for key, first, last, until_ns in delivery.runs:
             self._acknowledgements.add(key, first, last, delivery.outcome, until_ns)
+        self._is_unsettled = self._is_unsettled or delivery.outcome is None
         self.buffered.chunks = delivery.rest
         self._delivered = None
 
@@ -163,7 +166,7 @@ class Delivery:
                 self._acknowledgements.retain_remaining()
             else:
                 self._acknowledgements.accept_remaining()
-        self._is_explicit = False
+        self._is_explicit = self._is_unsettled = False
         for place in self._left:
             self._acknowledgements.retain_one(*place)
         self._left.clear()
@@ -183,6 +186,8 @@ class Delivery:
         acknowledged; retain it in explicit mode.
         """
         self.register()
+        if self._is_unsettled:
+            self.settle_last()
         if self._is_implicit:
             self._acknowledgements.accept_one(record.topic, record.partition, record.offset)
         else:
@@ -199,6 +204,7 @@ class Delivery:
         place = record.topic, record.partition, record.offset
         if is_broken_off:
             self._acknowledgements.leave_loop(*place)
+            self._is_unsettled = True
         else:
             self._left[place] = None
 

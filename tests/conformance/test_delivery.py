@@ -300,6 +300,71 @@ def test_a_job_that_raises_comes_again_though_the_loop_is_begun_again(
     assert seen == [(0, 1), (1, 1), (2, 1), (3, 1), (3, 2)]
 
 
+@pytest.mark.parametrize(
+    "kind", [ShareConsumer, AsyncShareConsumer], ids=lambda kind: kind.__name__
+)
+@pytest.mark.parametrize("polls", [False, True], ids=["break", "poll in the loop's body"])
+def test_a_loop_accepts_what_was_delivered_before_it_though_more_lies_in_the_buffer(
+    appliance: EmbeddedAppliance, filled: str, kind: Any, polls: bool
+) -> None:
+    async def turns(consumer: Any) -> list[int]:
+        """Four turns: of seven records that a loop acquires until then, three are left."""
+        found: list[int] = []
+        if kind is ShareConsumer:
+            for record in consumer:
+                found.append(record.offset)
+                if len(found) == 4:
+                    if not polls:
+                        break
+                    found += [other.offset for other in consumer.poll(0, 1)]
+                if len(found) > 5:
+                    break
+            return found
+        async for record in consumer:
+            found.append(record.offset)
+            if len(found) == 4:
+                if not polls:
+                    break
+                found += [other.offset for other in await consumer.poll(0, 1)]
+            if len(found) > 5:
+                break
+        return found
+
+    async def next_turn(consumer: Any) -> list[int]:
+        if kind is ShareConsumer:
+            for record in consumer:
+                return [record.offset]
+        async for record in consumer:
+            return [record.offset]
+        raise AssertionError("the loop ended")
+
+    async def body() -> list[int]:
+        consumer = kind(
+            filled, bootstrap=appliance.address, group_id=filled, auto_offset_reset="earliest"
+        )
+        found = await turns(consumer)
+        if not polls:
+            found += await next_turn(consumer)
+        await done(consumer.close())
+        return found
+
+    given: list[int] = (ThreadWorld() if kind is ShareConsumer else LoopWorld()).run(body())
+    assert given == list(range(len(given)))
+    with ShareConsumer(
+        filled,
+        bootstrap=appliance.address,
+        group_id=filled,
+        auto_offset_reset="earliest",
+        share_acknowledgement_mode="explicit",
+    ) as successor:
+        rest = {
+            record.offset: record.delivery_count
+            for record in take(successor, COUNT - len(given) + 1)
+        }
+    last = given[-1]
+    assert rest == {offset: 2 if offset == last else 1 for offset in range(last, COUNT)}
+
+
 def test_what_was_asked_for_when_a_queue_was_closed_has_no_delivery(
     appliance: EmbeddedAppliance, filled: str
 ) -> None:
