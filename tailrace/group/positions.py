@@ -15,6 +15,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 from tailrace.client.connection import Connection
@@ -58,7 +59,9 @@ class PositionTracker:
         self._buffer = buffer
         self._commits = CommitQueue(connection, member_fields, on_refused, self._topic_id)
         self._committed: dict[TopicPartition, int] = {}
-        """The offsets that auto commit need not commit again."""
+        """The offset of the latest commit, done or in flight, which auto commit need not repeat. A
+        failed commit is removed.
+        """
         self.auto_commits = settings.enable_auto_commit
         self._interval_ns = settings.auto_commit_interval_ms * NS_PER_MS
         self._last_commit_ns = 0
@@ -178,13 +181,28 @@ class PositionTracker:
         """Commit these offsets after all earlier commits, and wait for the response. Raises its
         error, RequestTimeoutError, NotReachableError.
         """
-        commit = self._commits.add(offsets, None, timeout_ms)
+        commit = self._add(offsets, None, timeout_ms)
         while (until_ns := self._commit_step(commit)) is not None:
             yield Wait(until_ns)
         self._commits.run_callbacks()
         if commit.error is not None:
             raise commit.error
-        self._remember(commit.offsets)
+
+    def _add(self, offsets: Offsets, callback: Callback | None, timeout_ms: float) -> Commit:
+        commit = self._commits.add(offsets, partial(self._ended, callback), timeout_ms)
+        cursors = self._fetch_loop.cursors
+        self._committed.update((key, int(one)) for key, one in offsets.items() if key in cursors)
+        return commit
+
+    def _ended(
+        self, callback: Callback | None, offsets: Offsets, error: TailraceError | None
+    ) -> None:
+        if error is not None:
+            for key, one in offsets.items():
+                if self._committed.get(key) == int(one):
+                    del self._committed[key]
+        if callback is not None:
+            callback(offsets, error)
 
     def _commit_step(self, commit: Commit) -> int | None:
         """Apply responses and send what is due. Returns the time until which to wait for the
@@ -213,7 +231,7 @@ class PositionTracker:
         """
         if not offsets and callback is None:
             return None
-        commit = self._commits.add(
+        commit = self._add(
             offsets,
             self._warn_failed if callback is None else callback,
             self._settings.request_timeout_ms,
@@ -233,16 +251,9 @@ class PositionTracker:
             )
         self._warned_failed = None if error is None else error.code
 
-    def _auto_committed(self, offsets: Offsets, error: TailraceError | None) -> None:
-        if error is None:
-            self._remember(offsets)
-        elif not isinstance(error, UnknownTopicError):
+    def _auto_committed(self, _offsets: Offsets, error: TailraceError | None) -> None:
+        if error is not None and not isinstance(error, UnknownTopicError):
             logger.warning("auto commit of group %r failed: %s", self._settings.group_id, error)
-
-    def _remember(self, offsets: Offsets) -> None:
-        self._committed.update(
-            (key, int(one)) for key, one in offsets.items() if key in self._fetch_loop.cursors
-        )
 
     def commit_before_revoking(self, keys: list[TopicPartition]) -> Steps[None]:
         """With auto commit, commit what was delivered of these partitions, after all earlier

@@ -380,6 +380,33 @@ def test_what_was_asked_for_when_a_queue_was_closed_has_no_delivery(
         assert [record.delivery_count for record in take(successor, COUNT)] == [1] * COUNT
 
 
+@pytest.mark.parametrize("ends_by_exception", [False, True])
+def test_the_end_of_a_block_knows_of_commits_that_are_under_way(
+    appliance: EmbeddedAppliance, filled: str, ends_by_exception: bool
+) -> None:
+    """The end committed nothing, as the position had been committed before the commit that was
+    under way; or less than that commit.
+    """
+    key = TopicPartition(filled, 0)
+    consumer = Consumer(bootstrap=appliance.address, group_id=filled, auto_offset_reset="earliest")
+    consumer.assign([key])
+    assert len(consumer.consume(AT_ONCE)) == AT_ONCE
+    if ends_by_exception:
+        assert len(consumer.consume(AT_ONCE)) == AT_ONCE
+        consumer.commit_async()
+        consumer.__exit__(EndsError, EndsError(), None)
+        expected = 2 * AT_ONCE
+    else:
+        consumer.commit()
+        consumer.seek(key, 0)
+        consumer.commit_async()
+        assert len(consumer.consume(AT_ONCE)) == AT_ONCE
+        consumer.close()
+        expected = AT_ONCE
+    with Consumer(bootstrap=appliance.address, group_id=filled) as successor:
+        assert successor.committed(key) == expected
+
+
 @pytest.mark.parametrize("how", ["poll in the loop's body", "next, then poll", "zip"])
 def test_ways_of_reading_are_mixed_and_each_goes_on_where_the_other_stopped(
     appliance: EmbeddedAppliance, filled: str, how: str
