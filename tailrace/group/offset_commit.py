@@ -104,7 +104,9 @@ class Commit:
     ) -> None:
         self.offsets = offsets
         self.topic_ids = topic_ids
-        """The topic id of each partition that is read now."""
+        """The topic id of each partition: of the record whose offset it is, else of the topic that
+        is read; empty: the current topic of this name.
+        """
         self.callback = callback
         self.deadline_ns = deadline_ns
         self.error: TailraceError | None = None
@@ -146,7 +148,7 @@ class CommitQueue:
 
     def add(self, offsets: Offsets, callback: Callback | None, timeout_ms: float) -> Commit:
         """Commit these offsets after all earlier ones."""
-        topic_ids = {key: topic_id for key in offsets if (topic_id := self._topic_id(key))}
+        topic_ids = {key: _id_of_record(key) or self._topic_id(key) for key in offsets}
         commit = Commit(
             offsets, topic_ids, callback, self._connection.now_ns() + int(timeout_ms * NS_PER_MS)
         )
@@ -184,6 +186,11 @@ class CommitQueue:
         while self._waiting and (
             not merged or len(merged) + len(self._waiting[0].offsets) <= COMMITS_AT_ONCE
         ):
+            if any(
+                topic_ids.get(key, topic_id) != topic_id
+                for key, topic_id in self._waiting[0].topic_ids.items()
+            ):
+                break  # of a recreated topic: it goes into the next request
             commit = self._waiting.popleft()
             self._in_flight.append(commit)
             merged.update(commit.offsets)
@@ -305,4 +312,9 @@ class CommitQueue:
 
 
 def _known(topic_id: str | None) -> tuple[str, ...]:
-    return () if topic_id is None else (topic_id,)
+    return (topic_id,) if topic_id else ()
+
+
+def _id_of_record(key: TopicPartition) -> str:
+    """The topic id that the topic name of a record carries; empty: the name is plain text."""
+    return getattr(key.topic, "topic_id", b"").hex()

@@ -22,12 +22,12 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from tailrace.client.serdes import deserialized, failure_at
-from tailrace.client.topic_metadata import TopicInfo
 from tailrace.core.errors import InvalidRequestError
 from tailrace.core.log import logger
 from tailrace.core.records import Record
 from tailrace.share.acknowledgements import IN_LOOP, REJECTING, UNREAD, Acknowledgements
 from tailrace.share.acquired.buffer import AcquiredRecords, Chunk, LockedRange, record_count
+from tailrace.share.acquired.fetch_loop import ShareFetchLoop
 from tailrace.share.outcomes import OUTCOMES, check_reason, checked_outcome
 from tailrace.share.pace import Pace
 from tailrace.share.record import ShareRecord
@@ -58,11 +58,11 @@ class Delivery:
         lock_ms: Callable[[], int],
         acknowledgements: Acknowledgements,
         undeliverable: Undeliverable,
-        info: Callable[[str], TopicInfo],
+        fetch_loop: ShareFetchLoop,
         counters: dict[str, int],
     ) -> None:
-        """`lock_ms` is the lock duration of the records acquired last. `info` is the topic of a
-        delivered record. `counters` has records_consumed and locks_lost.
+        """`lock_ms` is the lock duration of the records acquired last. `counters` has
+        records_consumed and locks_lost.
         """
         self._settings = settings
         self._is_implicit = settings.share_acknowledgement_mode == "implicit"
@@ -70,7 +70,7 @@ class Delivery:
         self._lock_ms = lock_ms
         self._acknowledgements = acknowledgements
         self._undeliverable = undeliverable
-        self._info = info
+        self._fetch_loop = fetch_loop
         self._counters = counters
         self.buffered = AcquiredRecords()
         self._pace = Pace()
@@ -81,7 +81,7 @@ class Delivery:
         self._is_explicit = False
         """True if `acknowledge` was called since the last poll."""
         self._is_unsettled = False
-        """True if a poll, or a loop that ended by `break`, has delivered records since `settle_last`."""
+        """True if a poll, or a loop left by `break`, has delivered records since `settle_last`."""
 
     # ---- delivering ------------------------------------------------------------------------------
 
@@ -188,6 +188,8 @@ class Delivery:
         self.register()
         if self._is_unsettled:
             self.settle_last()
+        if self._fetch_loop.is_recreated(record):
+            return  # another record has its place
         if self._is_implicit:
             self._acknowledgements.accept_one(record.topic, record.partition, record.offset)
         else:
@@ -202,6 +204,8 @@ class Delivery:
         """
         self.register()
         place = record.topic, record.partition, record.offset
+        if self._fetch_loop.is_recreated(record):
+            return
         if is_broken_off:
             self._acknowledgements.leave_loop(*place)
             self._is_unsettled = True
@@ -226,16 +230,24 @@ class Delivery:
             if reason is not None:
                 check_reason(reason, word)
             outcome = self._rejecting(record, reason) if word == "reject" else word
-        if not isinstance(record, Record):
-            raise InvalidRequestError(_NO_RECORD.format(record))
+        self._check_record(record)
         self._acknowledgements.acknowledge(record.topic, record.partition, record.offset, outcome)
         self._is_explicit = True
 
-    def _rejecting(self, record: Record, reason: str | None) -> str:
+    def _check_record(self, record: Record) -> None:
+        """Raise InvalidRequestError unless it is a record, and its topic is not recreated."""
         if not isinstance(record, Record):
             raise InvalidRequestError(_NO_RECORD.format(record))
+        if self._fetch_loop.is_recreated(record):
+            raise InvalidRequestError(
+                f"offset {record.offset} of {record.topic}-{record.partition} is of a topic that "
+                "was deleted, and another topic has its name now: drop the record"
+            )
+
+    def _rejecting(self, record: Record, reason: str | None) -> str:
+        self._check_record(record)
         if self._acknowledgements.has(record.topic, record.partition, record.offset):
-            self._undeliverable.reject(record, self._info(record.topic), reason)
+            self._undeliverable.reject(record, self._fetch_loop.info(record.topic), reason)
         return REJECTING
 
     # ---- unread records --------------------------------------------------------------------------

@@ -84,7 +84,7 @@ class SharePollLoop:
             lambda: self.lock_ms,
             self.acknowledgements,
             self.undeliverable,
-            self.fetch_loop.info,
+            self.fetch_loop,
             self.counters,
         )
         self.subscribed: list[str] = []
@@ -164,6 +164,7 @@ class SharePollLoop:
         """Topics were deleted and created again: the locks in the old ones are lost."""
         self.delivery.register()
         for name in names:
+            self.undeliverable.forget(name)
             acknowledged_count, failed = self.acknowledgements.clear(name)
             self.requests.refuse(failed)
             count = acknowledged_count + self.delivery.buffered.drop_topic(name)

@@ -175,8 +175,15 @@ class Undeliverable:
             one.letter.info.settings.get("dead.letter.topic") or "(default)", why,
         )  # fmt: skip
 
-    def forget(self) -> None:
-        """Forget all records: their locks are lost."""
-        self._found.clear()
-        self._rejected.clear()
-        self._raw.clear()
+    def forget(self, topic: str | None = None) -> None:
+        """Forget all records, or those of one topic: their locks are lost."""
+        if topic is None:
+            self._found.clear()
+            self._rejected.clear()
+            self._raw.clear()
+            return
+        self._found = [one for one in self._found if one.key.topic != topic]
+        self._rejected = {
+            place: letter for place, letter in self._rejected.items() if place[0] != topic
+        }
+        self._raw = {place: record for place, record in self._raw.items() if place[0] != topic}

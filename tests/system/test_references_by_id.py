@@ -11,8 +11,10 @@ import pytest
 from tailrace import (
     Admin,
     Consumer,
+    InvalidRequestError,
     NewTopic,
     Producer,
+    ShareConsumer,
     TopicPartition,
     UnknownTopicError,
     UnknownTopicIdError,
@@ -109,6 +111,71 @@ def test_a_queue_whose_topic_was_made_again_while_it_was_away_delivers_it_from_t
     send(appliance, made, 100)
     with share(appliance, made, auto_offset_reset="latest") as consumer:
         assert [record.offset for record in take(consumer, COUNT)] == list(range(COUNT))
+
+
+def test_a_record_of_a_deleted_topic_cannot_be_committed_in_the_topic_that_has_its_name(
+    appliance: EmbeddedAppliance, made: str
+) -> None:
+    """`commit(record)` meant the topic that was read by then, and skipped its records."""
+    key = TopicPartition(made, 0)
+    with Consumer(
+        made,
+        bootstrap=appliance.address,
+        group_id=f"g-{made}",
+        auto_offset_reset="earliest",
+        enable_auto_commit=False,
+    ) as consumer:
+        old = read_until([consumer], COUNT)
+        make_again(appliance, made)
+        send(appliance, made, 100)
+        new = read_until([consumer], COUNT)
+        consumer.commit(new[2])
+        for given in (old[4], {TopicPartition(old[4].topic, 0): 5}):
+            with pytest.raises(UnknownTopicIdError):
+                consumer.commit(given)
+        ended: list[Exception | None] = []
+        consumer.commit_async(new[3], lambda _offsets, error: ended.append(error))
+        consumer.commit_async(old[4], lambda _offsets, error: ended.append(error))
+        consumer.commit_async(new[4], lambda _offsets, error: ended.append(error))
+        poll_until([consumer], lambda: len(ended) == 3, "the commits have ended")
+        assert [type(error) for error in ended] == [type(None), UnknownTopicIdError, type(None)]
+        assert consumer.committed(key) == 5
+
+
+@pytest.mark.parametrize("outcome", ["accept", "release", "reject"])
+def test_a_record_of_a_deleted_topic_cannot_be_acknowledged_in_the_topic_that_has_its_name(
+    appliance: EmbeddedAppliance, made: str, outcome: str
+) -> None:
+    """The record of the new topic with its offset was accepted, and never handled."""
+    with share(appliance, made, share_acknowledgement_mode="explicit") as consumer:
+        old = take(consumer, COUNT)
+        make_again(appliance, made)
+        send(appliance, made, 100)
+        new = take(consumer, COUNT)
+        with pytest.raises(InvalidRequestError, match="was deleted"):
+            consumer.acknowledge(old[2], outcome)
+        consumer.acknowledge(new[2], "accept")
+        consumer.commit()
+
+
+def test_a_loop_over_a_queue_accepts_no_record_of_the_topic_that_has_the_name_of_its_own(
+    appliance: EmbeddedAppliance, made: str
+) -> None:
+    def fail(consumer: ShareConsumer) -> None:
+        for record in consumer:
+            assert record.value == b"0", "the job fails"
+
+    with share(appliance, made) as consumer:
+        for record in consumer:
+            if record.value != b"0":
+                break
+            consumer.commit()
+            make_again(appliance, made)
+            send(appliance, made, 100)
+            with pytest.raises(AssertionError, match="the job fails"):
+                fail(consumer)
+    with share(appliance, made) as consumer:
+        assert {record.offset for record in take(consumer, COUNT)} == set(range(COUNT))
 
 
 def test_a_lease_of_a_topic_that_was_made_again_is_refused(

@@ -31,6 +31,7 @@ from tailrace.core.errors import (
     UnknownTopicError,
 )
 from tailrace.core.log import logger
+from tailrace.core.records import Record
 from tailrace.core.topic_partition import TopicPartition
 from tailrace.fetch.fetcher import Fetcher
 from tailrace.protocol.frame import Api
@@ -94,6 +95,11 @@ class ShareFetchLoop:
         """The id of the known topic with this name, in hexadecimal."""
         info = self._infos.get(name)
         return None if info is None else info.topic_id.hex()
+
+    def is_recreated(self, record: Record) -> bool:
+        """True if the record's topic was deleted, and another topic has its name now."""
+        info = self._infos.get(record.topic)
+        return info is not None and record.topic_id not in (b"", info.topic_id)
 
     def info(self, name: str) -> TopicInfo:
         """The known topic with this name. Raises InvalidRequestError."""
