@@ -119,13 +119,14 @@ class PendingCall:
         """
         if not self._answers:
             return None
-        answer = self._answers.pop()
+        answer = self._answers[-1]
+        if answer is not None and answer.code is ErrorCode.OK:
+            return answer  # and again, where a signal keeps the caller from having it
         self._is_sent = False
+        self._answers.pop()
         if answer is None:
             self._was_lost = True
             return None
-        if answer.code is ErrorCode.OK:
-            return answer
         self._ask_at_ns = self._connection.now_ns() + RETRY_INTERVAL_NS
         if answer.code not in RETRY_CODES or self._ask_at_ns >= self._deadline_ns:
             raise error_for(answer.code, answer.detail())

@@ -198,13 +198,13 @@ class ShareConsumer(RenamedMethods):
                 record = None
                 try:
                     yield (record := delivery.next_in_loop())
-                except BaseException as end:
+                except GeneratorExit:
                     if record is not None:
-                        delivery.on_loop_left(
-                            record,
-                            is_broken_off=isinstance(end, GeneratorExit)
-                            and is_broken_off(sys._getframe(1)),
-                        )
+                        delivery.on_loop_left(record, is_broken_off=is_broken_off(sys._getframe(1)))
+                    raise
+                except BaseException:  # a signal came when the loop asked for the next record
+                    if record is not None:
+                        delivery.on_processed(record)
                     raise
                 if self._closed or not self._connection.is_usable:
                     return

@@ -222,13 +222,14 @@ class SharePollLoop:
         now_ns = self.now_ns()
         if not answer.is_acquire:
             self._acquire_at_ns = now_ns + RETRY_INTERVAL_NS if self.requests.lost_locks else 0
-            return
-        self.fetch_loop.acquired(answer.acquired)
-        if answer.acquired:
-            self._acquire_at_ns = 0
         else:
-            self._acquire_at_ns = now_ns + POLL_INTERVAL_NS
-            self.fetch_loop.wait_at(answer.ends)
+            self.fetch_loop.acquired(answer.number, answer.acquired)
+            if answer.acquired:
+                self._acquire_at_ns = 0
+            else:
+                self._acquire_at_ns = now_ns + POLL_INTERVAL_NS
+                self.fetch_loop.wait_at(answer.ends)
+        self.requests.complete()
 
     def _note_refused(self) -> None:
         if self.requests.refused_count > self.counters["acknowledgements_refused"]:
@@ -308,6 +309,9 @@ class SharePollLoop:
             if piece.unreadable is not None:
                 self.undeliverable.unreadable(key, info, piece)
             elif not piece.records:
+                # If a signal comes in between, the lock expires; a second acknowledgement would be
+                # refused, and the program told of it.
+                piece.run.first = piece.last + 1
                 self.acknowledgements.add(key, piece.first, piece.last, "accept")
             elif piece.run.is_dead:
                 self.undeliverable.dead(key, info, piece)

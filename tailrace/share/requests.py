@@ -67,6 +67,8 @@ class ShareResponse(NamedTuple):
     offset).
     """
 
+    number: int
+    """The sequence number of the request."""
     acquired: list[Acquired]
     ends: list[tuple[str, int, int]]
     is_acquire: bool
@@ -118,6 +120,8 @@ class ShareRequests:
         """Failed acknowledgements since the last `drain_failed`."""
         self.refused_count = 0
         """Failed acknowledgements since construction."""
+        self._refused_number = 0
+        """The request whose refused acknowledgements were noted last."""
         self.lost_locks = False
         """True if the appliance does not know this member any more."""
 
@@ -172,8 +176,9 @@ class ShareRequests:
             self._is_sent_marked = True
 
     def step(self) -> ShareResponse | None:
-        """Send the request if it is due. Returns the response once it has come. Raises the error of
-        the response, NotReachableError, RequestTimeoutError; the acknowledgements are kept then.
+        """Send the request if it is due. Returns the response once it has come; `complete` ends the
+        request then. Raises the error of the response, NotReachableError, RequestTimeoutError; the
+        acknowledgements are kept then.
         """
         assert self._request is not None
         self._mark_sent()
@@ -199,28 +204,36 @@ class ShareRequests:
             ):  # the error is of this copy, not of the one before
                 self._call, self._send_at_ns = None, self._connection.now_ns() + RETRY_INTERVAL_NS
                 raise
-            self._end()
             if error.code not in GONE_CODES:
+                self._is_sent_marked = False
                 self._acknowledgements.put_back(acknowledged)
+                self.complete()
                 raise
             self._on_member_removed(acknowledged)
-            return ShareResponse([], [], False)
+            return ShareResponse(self._sequence, [], [], False)
         return None if response is None else self._apply(self._request, response)
 
     def _apply(self, request: _Request, response: Response) -> ShareResponse:
-        """Apply a response to the acknowledgements, and end the request."""
+        """Apply a response to the acknowledgements."""
         api, body, acknowledged, since_ns = request
         try:
             answer = decode_answer(api, response)
         except TailraceError:
-            self._end()
+            self.complete()
             raise
         names = {self._topic_id(run.key.topic): run.key.topic for run in acknowledged}
-        for topic_id, partition, first, last, *_ in answer.get("refused", ()):
-            self._refuse(
-                FailedAcknowledgement(
-                    TopicPartition(names.get(topic_id) or topic_id, partition), first, last
-                )
+        refused = [
+            FailedAcknowledgement(
+                TopicPartition(names.get(topic_id) or topic_id, partition), first, last
+            )
+            for topic_id, partition, first, last, *_ in answer.get("refused", ())
+        ]
+        if self._refused_number != self._sequence:
+            # Stores without a call in between: a repeated response counts once.
+            self.refused, self.refused_count, self._refused_number = (
+                [*self.refused, *refused][-FAILED_MAX:],
+                self.refused_count + len(refused),
+                self._sequence,
             )
         lock_ms = int(answer.get("lock_ms", 0))
         self.lock_ms = lock_ms or self.lock_ms
@@ -230,23 +243,26 @@ class ShareRequests:
                 self._acknowledgements.renewed(
                     run.key, run.first, run.last, since_ns + self.lock_ms * NS_PER_MS
                 )
-        self._end()
         if not self._is_current_epoch(body["member_epoch"]):
             # The member was removed and has joined again: the locks of this response are lost.
-            return ShareResponse([], [], False)
+            return ShareResponse(self._sequence, [], [], False)
         acquired = [
             Acquired(run[0], run[1], run[2], run[3], run[4], is_dead, locked_until_ns)
             for is_dead, runs in ((False, "acquired"), (True, "dead"))
             for run in answer.get(runs, ())
         ]
         return ShareResponse(
+            self._sequence,
             acquired,
             [(one[0], one[1], one[2]) for one in answer.get("ends", ())],
             api is Api.SHARE_ACQUIRE,
             lock_ms,
         )
 
-    def _end(self) -> None:
+    def complete(self) -> None:
+        """End the request, once its response is applied: until then `step` repeats it after a
+        signal, and the appliance gives the same response to the same number.
+        """
         self._request = self._call = None
         self._outcome_unknown, self._send_at_ns = False, 0
         self._completed_sequence = self._sequence

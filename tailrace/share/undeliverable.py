@@ -60,11 +60,17 @@ class Undeliverable:
             f"delivered {count} times, as often as group.share.delivery.count.limit allows, "
             "and not accepted"
         )
-        for record in piece.records:
-            letter = DeadLetter(record, info, self._group, reason, count)
-            self._found.append(
-                UndeliverableRecord(key, record.offset, record.offset, letter, False)
+        letters = [
+            UndeliverableRecord(
+                key,
+                record.offset,
+                record.offset,
+                DeadLetter(record, info, self._group, reason, count),
+                False,
             )
+            for record in piece.records
+        ]
+        self._found, piece.run.first = [*self._found, *letters], piece.last + 1
 
     def unreadable(self, key: TopicPartition, info: TopicInfo, piece: FetchedRange) -> None:
         """Add unreadable offsets. They get one dead letter without key and value, which names them
@@ -73,7 +79,8 @@ class Undeliverable:
         record = Record(*key, piece.first, 0, 0, None, None, [], 0)
         reason = f"offsets {piece.first} to {piece.last} cannot be read: {piece.unreadable}"
         letter = DeadLetter(record, info, self._group, reason, piece.run.delivery_count)
-        self._found.append(UndeliverableRecord(key, piece.first, piece.last, letter, False))
+        found = UndeliverableRecord(key, piece.first, piece.last, letter, False)
+        self._found, piece.run.first = [*self._found, found], piece.last + 1
 
     def keep_raw(self, records: Sequence[ShareRecord]) -> None:
         """Keep the stored form of records that are delivered deserialized."""

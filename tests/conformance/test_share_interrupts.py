@@ -43,6 +43,8 @@ def _poll_twice_and_commit(consumer: ShareConsumer, seen: Seen) -> None:
     consumer.commit()
 
 
+# What a generator is interrupted by while it is closed is not raised.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize(
     "call", [_poll, _loop, _commit, _poll_twice_and_commit], ids=lambda call: call.__name__[1:]
 )
@@ -69,6 +71,7 @@ def test_a_signal_at_any_point_of_a_queues_call_costs_no_record_and_no_delivery(
             return
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_signal_at_any_point_of_a_close_loses_no_record_and_counts_no_delivery_that_was_none(
     appliance: EmbeddedAppliance, topic: str
 ) -> None:

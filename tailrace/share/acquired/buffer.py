@@ -52,11 +52,10 @@ class AcquiredRecords:
         return sum(map(len, self.chunks))
 
     def add(self, key: TopicPartition, piece: FetchedRange) -> None:
-        """Append the records of a fetched range."""
-        self.chunks = (
-            *self.chunks,
-            Chunk(key, piece.records, 0, piece.run.delivery_count, piece.run.locked_until_ns),
-        )
+        """Store a fetched part of a range."""
+        run = piece.run
+        chunk = Chunk(key, piece.records, 0, run.delivery_count, run.locked_until_ns)
+        self.chunks, run.first = (*self.chunks, chunk), piece.last + 1
 
     def first(self, limit: int) -> list[ShareRecord]:
         """The first `limit` records, in order. They stay in the buffer."""

@@ -55,8 +55,12 @@ class ShareFetchLoop:
         """Topics by name."""
         self._acquired: dict[tuple[str, int], AcquiredRanges] = {}
         """Acquired ranges by topic id and partition."""
-        self._unknown: list[Acquired] = []
-        """Acquired ranges of unknown topics or partitions."""
+        self._unplaced: list[tuple[str, int, AcquiredRange]] = []
+        """Acquired ranges that their partitions do not have yet: (topic id, partition, range).
+        Those that `_place` leaves are of unknown topics or partitions.
+        """
+        self._acquired_number = 0
+        """The request whose ranges were added last."""
         self._ends: list[tuple[str, int, int]] = []
         self._is_stale = False
         """True if one of `_ends` has an unknown topic or partition."""
@@ -125,7 +129,7 @@ class ShareFetchLoop:
     @property
     def needs_topics(self) -> bool:
         """True if `learn_topics` is due: a range or an end has an unknown topic or partition."""
-        return bool(self._unknown) or self._is_stale
+        return bool(self._unplaced) or self._is_stale
 
     def learn_topics(self) -> Steps[list[str]]:
         """Look up the subscribed topics again, and assign the unknown ranges to them. Returns the
@@ -142,11 +146,12 @@ class ShareFetchLoop:
             except UnknownTopicError:
                 continue
         recreated = self._know(found)
-        unknown, self._unknown, ends = self._unknown, [], self._ends
-        self.acquired(unknown)
+        ends = self._ends
+        self._place()
+        self._waiting, self._ends = [], []
         self.wait_at(ends)
         # Ranges that are still unknown are of deleted topics. Their locks expire.
-        self._unknown, self._is_stale = [], False
+        self._unplaced, self._is_stale = [], False
         return recreated
 
     def fresh_info(self, name: str) -> Steps[TopicInfo | None]:
@@ -165,7 +170,7 @@ class ShareFetchLoop:
     @property
     def has_ranges(self) -> bool:
         """True if acquired records are not read yet."""
-        return bool(self._unknown) or any(
+        return bool(self._unplaced) or any(
             acquired_ranges.runs for acquired_ranges in self._acquired.values()
         )
 
@@ -174,30 +179,53 @@ class ShareFetchLoop:
         """Fetches since construction."""
         return self._fetcher.fetch_count
 
-    def acquired(self, runs: Iterable[Acquired]) -> None:
-        """Add acquired ranges to read."""
-        for acquired in runs:
-            topic_id, partition, first, last, delivery_count, is_dead, locked_until_ns = acquired
-            acquired_ranges = self._acquired_ranges(topic_id, partition)
-            if acquired_ranges is not None:
-                acquired_ranges.runs.append(
-                    AcquiredRange(first, last, delivery_count, is_dead, locked_until_ns)
+    def acquired(self, number: int, runs: Iterable[Acquired]) -> None:
+        """Add the ranges of the response to request `number`. A repeated call adds nothing: after a
+        signal the same response comes again.
+        """
+        if number != self._acquired_number:
+            added = [
+                (
+                    run.topic_id,
+                    run.partition,
+                    AcquiredRange(
+                        run.first, run.last, run.delivery_count, run.is_dead, run.locked_until_ns
+                    ),
                 )
-            else:
-                self._unknown.append(acquired)
+                for run in runs
+            ]
+            # Two stores without a call in between: no signal handler runs there.
+            self._unplaced, self._acquired_number = [*self._unplaced, *added], number
+        self._place()
         self._waiting, self._ends = [], []
+
+    def _place(self) -> None:
+        """Give acquired ranges to their partitions, but for unknown ones. Called before ranges are
+        read or removed, so that it continues where a signal interrupted it.
+        """
+        unplaced, index = self._unplaced, 0
+        while index < len(unplaced):
+            topic_id, partition, run = unplaced[index]
+            acquired_ranges = self._acquired_ranges(topic_id, partition)
+            if acquired_ranges is None:
+                index += 1
+                continue
+            if not any(known is run for known in acquired_ranges.runs):
+                acquired_ranges.runs.append(run)
+            del unplaced[index]
 
     def forget_ranges(self) -> list[LockedRange]:
         """Forget all acquired ranges. Returns the unread ones, without those for the dead-letter
         topic.
         """
+        self._place()
         forgotten = [
             _locked_range(acquired_ranges, run)
             for acquired_ranges in self._acquired.values()
             for run in acquired_ranges.runs
             if not run.is_dead
         ]
-        self._unknown = []
+        self._unplaced = []
         for acquired_ranges in self._acquired.values():
             acquired_ranges.runs.clear()
         return forgotten
@@ -208,12 +236,15 @@ class ShareFetchLoop:
         return expired
 
     def pieces(self, limit: int) -> Iterator[Found]:
-        """Read fetched parts of the acquired ranges, up to `limit` records. An unreadable partition
-        returns nothing until `repair`.
+        """The fetched parts of the acquired ranges, up to `limit` records; the caller stores each
+        before it asks for the next. An unreadable partition returns nothing until `repair`.
         """
+        if self._unplaced:
+            self._place()
         count = 0
         now_ns = self._connection.now_ns()
         for acquired_ranges in list(self._acquired.values()):
+            acquired_ranges.drop_read()
             if not acquired_ranges.runs:
                 continue
             expired = acquired_ranges.drop_expired(now_ns)
@@ -235,6 +266,8 @@ class ShareFetchLoop:
                     break
                 count += len(piece.records)
                 yield acquired_ranges.key, acquired_ranges.info, piece
+                assert piece.run.first > piece.last, "a part that is read has to be stored"
+                acquired_ranges.drop_read()
 
     # ---- unreadable partitions -------------------------------------------------------------------
 

@@ -6,6 +6,9 @@ Invariants:
 - Each offset of a range is returned once, in order: with its record, as an offset without a record
   (a control batch, or removed by retention), or as unreadable.
 - Records outside of the ranges are not returned.
+- A part of a range is read once it is stored: whoever stores it moves the range's `first` behind it
+  in the same statement. No signal handler runs between two plain stores, so an interrupted call
+  neither loses nor repeats a part.
 """
 
 from __future__ import annotations
@@ -39,8 +42,8 @@ class AcquiredRange:
 
 
 class FetchedRange(NamedTuple):
-    """The first part of a range, read. `records` are those with offsets `first` to `last`; it is
-    empty if there are none, or if they are unreadable.
+    """The first part of a range, to be stored. `records` are those with offsets `first` to `last`;
+    it is empty if there are none, or if they are unreadable.
     """
 
     run: AcquiredRange
@@ -97,18 +100,19 @@ class AcquiredRanges:
         )
 
     def next_piece(self, settings: ConsumerSettings) -> FetchedRange | None:
-        """Read the next part of the acquired ranges. Returns None if it must be fetched first (the
-        cursor is at it), or if `cursor.error` prevents that. Unreadable records are returned as a
-        part, not raised.
+        """Return the next part of the acquired ranges, the same until it is stored. Returns None if
+        it must be fetched first (the cursor is at it), or if `cursor.error` prevents that.
+        Unreadable records are returned as a part, not raised.
         """
         if self.cursor.error is not None and not self.cursor.buffered:
             return None
+        self.drop_read()
         while self.runs:
             run = self.runs[0]
             if self._passed_over is not None:
                 passed, why = self._passed_over
                 if run.first < passed:
-                    return self._piece(run, min(run.last, passed - 1), [], why)
+                    return FetchedRange(run, run.first, min(run.last, passed - 1), [], why)
                 self._passed_over = None
             if self._decoded is not None:
                 header, rows, start = self._decoded
@@ -119,7 +123,7 @@ class AcquiredRanges:
                     records = arrow_codec.to_records(
                         topic, partition, run.first, part, header, self.info.typed
                     )
-                    return self._piece(run, last, records)
+                    return FetchedRange(run, run.first, last, records)
             self.aim(run.first)
             if not self.cursor.buffered:
                 return None
@@ -131,11 +135,11 @@ class AcquiredRanges:
             if taken is None:
                 behind = self.cursor.position
                 assert behind is not None
-                return self._piece(run, min(run.last, behind - 1), [])
+                return FetchedRange(run, run.first, min(run.last, behind - 1), [])
             self._decoded = taken
             self._record_bytes = taken[0].batch_length / max(1, taken[0].record_count)
             if taken[2] > run.first:
-                return self._piece(run, min(run.last, taken[2] - 1), [])
+                return FetchedRange(run, run.first, min(run.last, taken[2] - 1), [])
         return None
 
     def pass_over(self, behind: int, error: TailraceError | None) -> None:
@@ -143,18 +147,10 @@ class AcquiredRanges:
         self.cursor.error = None
         self._passed_over = behind, error
 
-    def _piece(
-        self,
-        run: AcquiredRange,
-        last: int,
-        records: list[Record],
-        unreadable: TailraceError | None = None,
-    ) -> FetchedRange:
-        piece = FetchedRange(run, run.first, last, records, unreadable)
-        run.first = last + 1
-        if run.first > run.last:
+    def drop_read(self) -> None:
+        """Remove the ranges that are read to their ends."""
+        while self.runs and self.runs[0].first > self.runs[0].last:
             self.runs.popleft()
-        return piece
 
     def drop_expired(self, now_ns: int) -> list[AcquiredRange]:
         """Remove and return the ranges whose locks expired before they were read. They are

@@ -117,7 +117,7 @@ def test_acknowledgements_are_sent_while_an_acquired_range_is_unreadable(
     consumer: Consumer,
 ) -> None:
     poll_loop = consumer.poll_loop
-    poll_loop.fetch_loop.acquired([Acquired(TOPIC_ID.hex(), 0, 10, 19, 1, False, NEVER_NS)])
+    poll_loop.fetch_loop.acquired(1, [Acquired(TOPIC_ID.hex(), 0, 10, 19, 1, False, NEVER_NS)])
     poll_loop.acknowledgements.add(KEY, 0, 1)
     poll_loop.run_once(100)
     assert not poll_loop.requests.is_busy, (
