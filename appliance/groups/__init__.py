@@ -1,4 +1,5 @@
 """Consumer groups and share groups: members, assignments, committed offsets.
 
-`service.GroupService` is the whole of it without processes and lanes; `agent` runs it.
+`agent.service.GroupService` handles requests without knowing processes or lanes. `agent.agent` runs
+it.
 """

@@ -9,8 +9,9 @@ from typing import Any
 
 import orjson
 
-from appliance.groups.agent.agent import GroupsAgent, Opened
+from appliance.groups.agent.agent import GroupsAgent
 from appliance.groups.agent.front_link import FrontLink
+from appliance.groups.agent.transaction import Opened
 from appliance.groups.base.messages import Answer, Push, Requester, SessionKey
 from appliance.groups.base.topic_image import CatalogTopicImage
 from shm.control import Control

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from appliance.config.settings import Settings
 from appliance.control.host_view import Host
-from appliance.groups.base.store import GroupStore
+from appliance.groups.store.group_store import GroupStore
 from shm.doorbell import Doorbell
 from shm.layout import RegionKind, Role
 from shm.region import Region, RegionMissingError
@@ -120,8 +120,8 @@ class SimPool:
 
 
 class SimGroupStore(GroupStore):
-    """`appliance.groups.base.store` on a disk that may be full, and whose process may die before
-    and behind each commit.
+    """`appliance.groups.store.group_store` on a disk that may be full, and whose process may die
+    before and behind each commit.
     """
 
     def __init__(self, path: str, world: GroupsWorld) -> None:

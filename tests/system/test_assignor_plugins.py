@@ -44,7 +44,7 @@ def gives_twice(members, topics):
 """  # noqa: E501
 WRONG = {
     "raises": "ZeroDivisionError: no member left", "exits": "SystemExit: 3",
-    "recurses": "RecursionError", "nonsense": "a member that there is not",
+    "recurses": "RecursionError", "nonsense": "an unknown member",
     "gives_twice": "to two members", "missing": "ModuleNotFoundError",
 }  # fmt: skip
 PARTITIONS = 4

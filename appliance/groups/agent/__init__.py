@@ -1,1 +1,1 @@
-"""The process of groups."""
+"""The group coordinator's process: its service, and the agent that runs it."""

@@ -1,10 +1,10 @@
-"""The way from one front to the process of groups, and back, with the sessions of that front that
-may have members.
+"""The lanes between one front and the process of groups, with the front's sessions that may have
+members.
 
-Owner: the process of groups; in shared memory the tail of its lane to the front.
-Invariants: `sessions` are of one front process: when another generation of it shows, those of the
-    one before have ended.
-Crash: a successor knows no sessions; it hears of them with their next heartbeats.
+Owner: the process of groups; in shared memory the producer position of its lane to the front.
+Invariants: `sessions` belong to one process of the front. When a later generation appears, the
+    sessions of the earlier one have ended.
+Crash: a successor knows no sessions. It adds them with their next requests.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ class Outgoing(NamedTuple):
 
 @dataclass(slots=True)
 class FrontLink:
-    """The way from one front, and back, and which sessions of it may have members."""
+    """The lanes from and to one front, and its sessions."""
 
     index: int
     requests: LaneReader
     answers: LaneWriter
     bell: Doorbell
     process_generation: Callable[[], int]
-    """Of the process that serves there, or did last: one that is being started is not known yet,
-    for until it serves no member can come again.
+    """Returns the generation of the front's process that is, or was last, ready. A starting process
+    does not count, since it serves no member yet.
     """
     outbox: Outbox[Outgoing] = field(init=False)
     sessions: set[int] = field(default_factory=set)
-    """Words of the sessions that have sent something and have not ended."""
+    """Words of the open sessions that have sent a request."""
     generation: int = 0
-    """Of the front, as the words of its sessions have it."""
+    """Generation of the front, from the words of its sessions."""
     known_process: int = field(init=False)
     is_replaced: bool = False
-    """The process that has these sessions is gone; what it left in the lane is being read."""
+    """The process of these sessions has died; its last messages in the lane are being read."""
 
     def __post_init__(self) -> None:
         self.outbox = Outbox(self.answers, self.bell, self._write)

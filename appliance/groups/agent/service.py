@@ -1,31 +1,36 @@
-"""Consumer groups: requests in, answers out, a database below; knows no lane and no process.
+"""The group service: handles requests about consumer and share groups over the database, without
+knowing lanes or processes.
 
-A step of the process that runs it:
+A step of its agent:
 
-    handle(...) for each request, session_closed(...), topics_changed(...)      state in memory
-    step(now)                                                                   timers
-    store.commit()            calls settle: targets are computed, heartbeats that waited for them are answered, rows are written, then all is kept
-    drain_answers(), drain_pushes()                                               to be sent: what they say is on the disk
+    handle(...), session_closed(...), topics_changed(...)    change the state in memory
+    step(now)                                                runs timers
+    store.commit()                                           calls settle, which computes targets,
+                                                             answers waiting heartbeats, writes rows
+    drain_answers(), drain_pushes()                          committed messages to send
 
-When `commit`, or anything else of the step, raises: `store.rollback()`, `rolled_back(now, error)`,
-and then `drain_answers` has that error for each request that the step would have changed something
-for (`Answer.is_undone`). A GroupFailure names one group: it is held up for a moment, and the
-requests of others can be handled again at once. A service is made when the whole catalog is known
-(see `TopicImage`).
+When `commit` or another call of the step raises, the agent calls `store.rollback()` and
+`rolled_back(now, error)`. Then `drain_answers` has that error for each request whose change was
+undone (`Answer.is_undone`). A GroupFailure names one group, which is suspended for a moment; the
+requests of other groups can be handled again at once. The service is created when the whole catalog
+is known (see `TopicImage`).
 
-What a client has to keep to, so that no partition has two readers: one heartbeat is under way at a
-time; it says in `owned` what the member has, when that is another than it said last, after a
-heartbeat that was not answered with OK, and after an answer with an assignment to a heartbeat
-without `owned`; from a heartbeat with `owned` until one is answered with OK the member takes no
-partition. (An answer to a heartbeat with `owned` always carries the assignment: what an answer that
-was lost has said may not hold any more.)
+The client's part of the protocol, so that no partition has two readers:
+- One heartbeat is in flight at a time.
+- A heartbeat lists the owned partitions in `owned` when they changed since the last report, after a
+  heartbeat that was not answered with OK, and after an answer with an assignment to a heartbeat
+  without `owned`.
+- From a heartbeat with `owned` until one is answered with OK the member starts no new partition.
+- An answer to a heartbeat with `owned` always carries the assignment, since that of a lost answer
+  may be outdated.
 
 Owner: one process, one thread.
-Invariants: a heartbeat without news costs no write and no look at other members; a group's target
-    is computed once for all that a step changed. What fails for one group fails for that group
-    alone.
-Crash: the rows are the state; sessions begin anew at a start.
-"""  # noqa: E501
+Invariants:
+- A heartbeat without a change costs no write and visits no other member.
+- A group's target is computed once for all changes of a step.
+- A failure in the work for one group affects that group alone.
+Crash: the rows are the state. Sessions restart with the process.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +64,6 @@ from appliance.groups.base.request_validation import (
     shown,
 )
 from appliance.groups.base.responses import ANY, Responses
-from appliance.groups.base.store import GroupStore
 from appliance.groups.base.suspended_groups import SuspendedGroups
 from appliance.groups.consumer.describe import GroupDescriber
 from appliance.groups.consumer.group_table import GroupTable
@@ -69,6 +73,7 @@ from appliance.groups.consumer.membership import Sessions
 from appliance.groups.consumer.offset_expiry import OffsetExpiry
 from appliance.groups.consumer.offset_requests import OffsetRequests
 from appliance.groups.consumer.start_offsets import StartOffsets
+from appliance.groups.store.group_store import GroupStore
 from shm.runtime.elapsed_time import MARK_ALONE_MS
 from tailrace.core.errors import (
     GroupNotEmptyError,
@@ -85,15 +90,15 @@ logger = logging.getLogger(__name__)
 
 
 class GroupService:
-    """All groups of the appliance."""
+    """Handles the requests of all groups of the appliance."""
 
     def __init__(
         self, store: GroupStore, topics: TopicImage, limits: GroupLimits, answer_max: int,
         now_ns: int, wall_us: Callable[[], int], *,
         share: GroupsOfAKind | None = None, assignors: Assignors | None = None,
     ) -> None:  # fmt: skip
-        """Takes over what the store holds. `answer_max`: bytes of an answer's body. `wall_us`: the
-        time of day. Raises StorageError.
+        """Load the groups of the store. `answer_max`: limit of an answer's body, bytes. `wall_us`:
+        wall clock. Raises StorageError.
         """
         self._store = store
         self._wall_us = wall_us
@@ -147,7 +152,7 @@ class GroupService:
         store.after_commit.append(self._table.kept)
 
     def _begin(self, now_ns: int) -> None:
-        """Compare every group with the topics that there are; one that fails is held up."""
+        """Compare every group with the catalog. A group that fails is suspended."""
         while True:
             try:
                 self._heartbeats.topics_changed()
@@ -169,11 +174,11 @@ class GroupService:
     def _is_share(self, name: str) -> bool:
         return self._share is not None and self._share.has(name)
 
-    # ---- what comes in ---------------------------------------------------------------------------
+    # ---- requests --------------------------------------------------------------------------------
 
     def handle(self, requester: Requester, api: int, request: dict[str, Any], now_ns: int) -> None:
-        """One request. Its answer is taken later, but for a refusal, which this raises:
-        TailraceError.
+        """Handle one request; `drain_answers` has its answer. Raises TailraceError for a
+        refusal.
         """
         self._now_ns = now_ns
         if api == Api.GROUP_HEARTBEAT:
@@ -196,7 +201,7 @@ class GroupService:
             else:
                 self._outgoing.answer(requester, name, self._of_consumer_group(api, name, request))
         else:
-            raise InvalidRequestError(f"the API {api} is not one of groups")
+            raise InvalidRequestError(f"API {api} is not served by the group coordinator")
 
     def _heartbeat(self, requester: Requester, request: dict[str, Any], now_ns: int) -> None:
         name, kind, epoch, member_id = (
@@ -214,7 +219,9 @@ class GroupService:
             else kind
         )
         if taken != kind:
-            raise InvalidGroupError(f"{shown(name)} is a {taken} group already")
+            raise InvalidGroupError(
+                f"{shown(name)} is a {taken} group: join it as such, or use another name"
+            )
         if kind == SHARE:
             if self._share is None:
                 raise NotSupportedError(
@@ -231,7 +238,7 @@ class GroupService:
             self._heartbeats.stay(requester, name, member_id, epoch, request, now_ns)
 
     def _of_consumer_group(self, api: int, name: str, request: dict[str, Any]) -> bytes:
-        """The answer's body."""
+        """The body of the answer about a consumer group."""
         if api == Api.COMMIT_OFFSETS:
             return self._offset_requests.commit(name, request)
         if api == Api.ALTER_GROUP_OFFSETS:
@@ -249,7 +256,7 @@ class GroupService:
         )
 
     def summary(self, name: str) -> dict[str, Any] | None:
-        """The group's row in a list, whatever its kind; None: it is gone."""
+        """The row of a group of any kind in LIST_GROUPS; None: deleted."""
         group = self._table.get(name)
         if group is not None:
             return group.summary()
@@ -258,9 +265,9 @@ class GroupService:
         )
 
     def session_closed(self, session: SessionKey, now_ns: int, *, with_front: bool = False) -> None:
-        """The connection is gone: its dynamic members have CLOSED_GRACE_NS to come over another
-        one; and a heartbeat's time and FRONT_GRACE_NS more `with_front`: that a front was killed
-        they learn by their next heartbeat only.
+        """Start the grace period of the dynamic members of a closed connection: CLOSED_GRACE_NS.
+        When it closed `with_front`, the client notices it only at its next heartbeat, so a
+        heartbeat interval and FRONT_GRACE_NS are added.
         """
         self._now_ns = now_ns
         self._sessions.closed(SessionKey(*session), now_ns, with_front=with_front)
@@ -268,8 +275,8 @@ class GroupService:
             self._share.session_closed(session, now_ns, with_front=with_front)
 
     def topics_changed(self, now_ns: int) -> None:
-        """There are other topics, partitions or settings: groups whose subscriptions they concern
-        are assigned anew, members are told. Raises GroupFailure.
+        """Follow a change of topics, partitions or settings: assign the affected groups again and
+        push to their members. Raises GroupFailure.
         """
         self._now_ns = now_ns
         self._heartbeats.topics_changed()
@@ -277,7 +284,7 @@ class GroupService:
         if self._share is not None:
             self._share.topics_changed(now_ns, self._suspended.until)
 
-    # ---- groups that go --------------------------------------------------------------------------
+    # ---- deletion --------------------------------------------------------------------------------
 
     def _delete_groups(self, requester: Requester, request: dict[str, Any], now_ns: int) -> None:
         names = request.get("groups")
@@ -317,10 +324,11 @@ class GroupService:
     # ---- time ------------------------------------------------------------------------------------
 
     def step(self, now_ns: int, last_request_ns: int | None = None) -> None:
-        """Timers: members that are silent, offsets that are old. Before the commit.
-        `last_request_ns`: up to when all that members sent was handled, where that is not now: who
-        was not silent until then is not silent. Raises GroupFailure, StorageError, DiskFullError:
-        then roll back.
+        """Run the timers of sessions and expiry, before the commit.
+
+        `last_request_ns`: arrival time up to which all requests were handled, if that is not now.
+        Sessions time out by it, since later heartbeats may wait in the lanes. Raises GroupFailure,
+        StorageError, DiskFullError: then roll back.
         """
         self._now_ns = now_ns
         last_request_ns = now_ns if last_request_ns is None else min(now_ns, last_request_ns)
@@ -328,7 +336,7 @@ class GroupService:
         if released:
             for name in released:
                 self._heartbeats.retry(name)
-            self.topics_changed(now_ns)  # what they missed
+            self.topics_changed(now_ns)  # changes during their suspension
         self._sessions.advance(last_request_ns)
         self._heartbeats.advance(now_ns)
         if self._expiry.is_due(now_ns):
@@ -344,8 +352,8 @@ class GroupService:
             self._share.step(last_request_ns, self._suspended.until)
 
     def _is_unused(self, group_id: int) -> bool:
-        """Whether a group that the disk shows without members has none in this step either, and may
-        be swept.
+        """True when a group without members in the store is also unchanged in this step, and not
+        suspended.
         """
         group = self._table.of_id(group_id)
         return (
@@ -358,7 +366,7 @@ class GroupService:
         self._heartbeats.expired(group_id, member, now_ns)
 
     def next_deadline_ns(self) -> int | None:
-        """When `step` next has something to do; None: never."""
+        """Time of the next timer; None: there is none."""
         deadlines = [
             self._sessions.next_deadline_ns(), self._heartbeats.next_deadline_ns(),
             self._expiry.next_deadline_ns(), self._suspended.next_deadline_ns()
@@ -370,8 +378,8 @@ class GroupService:
     # ---- the end of a step -----------------------------------------------------------------------
 
     def settle(self) -> None:
-        """Compute targets, answer the heartbeats that waited for them, write rows. The store's
-        commit calls it. Raises GroupFailure, StorageError, DiskFullError.
+        """Compute targets, answer the waiting heartbeats and write rows. The store's commit calls
+        it. Raises GroupFailure, StorageError, DiskFullError.
         """
         self._heartbeats.settle(self._now_ns)
         self._book.settle()
@@ -379,22 +387,21 @@ class GroupService:
             self._share.settle(self._suspended.until)
 
     def drain_answers(self) -> list[Answer]:
-        """The answers of this step, each once. After the commit, or after `rolled_back`."""
+        """The answers of this step, after the commit or `rolled_back`."""
         answers = self._outgoing.drain_answers()
         return answers if self._share is None else answers + self._share.drain_answers()
 
     def drain_pushes(self) -> list[Push]:
-        """The pushes of this step, each once; one at most for each session."""
+        """The pushes of this step, at most one for each session."""
         pushes = self._outgoing.drain_pushes()
         return pushes if self._share is None else pushes + self._share.drain_pushes()
 
     def rolled_back(
         self, now_ns: int, error: TailraceError | None = None, group: str | None = None
     ) -> None:
-        """The store was rolled back: the groups that the step changed are again as the disk has
-        them, and its answers about them say `error`. `group`: the one whose work has failed; None:
-        all have, or a request. Raises StorageError when they cannot be read: the service is of no
-        use then.
+        """Reload the groups that the step changed after a rollback of the store, and refuse their
+        requests with `error`. `group`: the one whose work has failed; None: all, or a request.
+        Raises StorageError when they cannot be read; then the service is unusable.
         """
         self._now_ns = now_ns
         if group is not None:
@@ -403,9 +410,7 @@ class GroupService:
             if failed is not None:
                 self._table.change(failed)
         if error is None:
-            error = StorageError(
-                "groups.db could not keep what the request changed; nothing of it was kept"
-            )
+            error = StorageError("groups.db could not commit the request; nothing of it was kept")
         self._book.forget()
         self._expiry.rolled_back()
         self._outgoing.undone(set(self._table.changed.values()), error)

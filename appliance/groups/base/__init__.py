@@ -1,1 +1,1 @@
-"""Parts that groups of both kinds share: storage, messages, limits, assignors."""
+"""Parts that groups of both kinds share: messages, request validation, limits, assignors."""

@@ -1,10 +1,12 @@
-"""Assignors by name: those built in, and those of installed packages (entry point group
+"""Assignors by name: the built-in ones and those of installed packages (entry point group
 `tailrace.assignors`).
 
-Owner: the group service, which makes one.
-Invariants: what an assignor returns is checked before it is used: each partition of a subscribed
-    topic once, to a subscriber. One that raises or returns something else costs only its group:
-    `sticky` decides instead, and a sentence says so.
+Owner: the group service, which creates one `Assignors`.
+Invariants:
+- The result of an assignor is validated before use: each partition of a subscribed topic is
+  assigned once, to a subscriber.
+- An assignor that raises or returns an invalid result affects only its group. `sticky` decides
+  instead, and the group's description carries the reason.
 """
 
 from __future__ import annotations
@@ -30,15 +32,15 @@ ENTRY_POINTS = "tailrace.assignors"
 NAME_MAX = 100
 
 
-class NonsenseError(ValueError):
-    """What an assignor returned is no assignment."""
+class InvalidAssignmentError(ValueError):
+    """The result of an assignor is not a valid assignment."""
 
 
 class Assignors:
-    """All assignors that this appliance has."""
+    """All assignors of this appliance."""
 
     def __init__(self, plugins: Iterable[EntryPoint] | None = None) -> None:
-        """`plugins`: None: those that are installed. A plugin is loaded when a group first names
+        """`plugins`: None means the installed ones. A plugin is loaded when a group first uses
         it.
         """
         found = entry_points(group=ENTRY_POINTS) if plugins is None else plugins
@@ -56,29 +58,29 @@ class Assignors:
         if name not in self._loaded:
             loaded = self._plugins[name].load()
             if not callable(loaded):
-                raise NonsenseError("it is not a function")
+                raise InvalidAssignmentError("it is not callable")
             self._loaded[name] = loaded
         return self._loaded[name]
 
     def assign(
         self, name: str, members: Members, topics: Topics, group: str
     ) -> tuple[Assignment, str]:
-        """The assignment, and a sentence about what was wrong with the group's own assignor (empty:
-        nothing).
+        """Compute the assignment of a group. Returns it with the error of the group's own assignor
+        (empty: none).
         """
         if name in BUILT_IN:
             return BUILT_IN[name](members, topics), ""
         try:
             if name not in self._plugins:
-                raise NonsenseError("it is not installed any more")
+                raise InvalidAssignmentError("it is no longer installed")
             return checked(self._load(name)(dict(members), dict(topics)), members, topics), ""
         except (
             Exception,
             SystemExit,
-        ) as error:  # a plugin is somebody else's code, and may raise anything
+        ) as error:  # a plugin is foreign code and may raise anything
             reason = (
                 str(error)
-                if isinstance(error, NonsenseError)
+                if isinstance(error, InvalidAssignmentError)
                 else f"it raised {type(error).__name__}{_described(error)}"
             )
             trouble = (
@@ -98,45 +100,49 @@ class Assignors:
 def _described(error: BaseException) -> str:
     try:
         return f": {error}"
-    except Exception:  # its own text may be what is wrong with it
+    except Exception:  # the error's __str__ may itself raise
         return ""
 
 
 def checked(result: Any, members: Members, topics: Topics) -> Assignment:
-    """`result` with its types made sure of. Raises NonsenseError with what is wrong."""
+    """Validate the result of an assignor. Raises InvalidAssignmentError, which names the fault."""
     if not isinstance(result, Mapping):
-        raise NonsenseError(f"it returned a {type(result).__name__}, not a dict of member ids")
+        raise InvalidAssignmentError(
+            f"it returned a {type(result).__name__}, not a dict of member ids"
+        )
     assignment: Assignment = {member_id: [] for member_id in members}
     seen: set[tuple[str, int]] = set()
     most = 1 + sum(topics.values())
     for member_id, partitions in result.items():
         if member_id not in members:
-            raise NonsenseError(f"it returned a member that there is not: {str(member_id)[:80]}")
+            raise InvalidAssignmentError(f"it returned an unknown member: {str(member_id)[:80]}")
         try:
             pairs = [(topic, partition) for topic, partition in islice(partitions, most)]
         except (TypeError, ValueError):
-            raise NonsenseError(
-                "it returned something else than (topic, partition) pairs"
+            raise InvalidAssignmentError(
+                "it returned a list of something other than (topic, partition) pairs"
             ) from None
         for topic, partition in pairs:
             _check_pair(topic, partition, members[member_id].topics, topics)
             if (topic, partition) in seen:
-                raise NonsenseError(f"it gave {topic}-{partition} to two members")
+                raise InvalidAssignmentError(f"it assigned {topic}-{partition} to two members")
             seen.add((topic, partition))
             assignment[member_id].append((topic, partition))
     subscribed = {topic for view in members.values() for topic in view.topics if topic in topics}
     missing = sum(topics[topic] for topic in subscribed) - len(seen)
     if missing:
-        raise NonsenseError(f"it gave {missing} partitions to no member")
+        raise InvalidAssignmentError(f"it left {missing} partitions without a member")
     return assignment
 
 
 def _check_pair(topic: Any, partition: Any, subscribed: frozenset[str], topics: Topics) -> None:
     if not isinstance(topic, str) or not isinstance(partition, int) or isinstance(partition, bool):
-        raise NonsenseError("it returned something else than (topic, partition) pairs")
+        raise InvalidAssignmentError(
+            "it returned a list of something other than (topic, partition) pairs"
+        )
     if topic not in topics or not 0 <= partition < topics[topic]:
-        raise NonsenseError(f"it returned a partition that there is not: {topic[:80]}-{partition}")
+        raise InvalidAssignmentError(f"it returned an unknown partition: {topic[:80]}-{partition}")
     if topic not in subscribed:
-        raise NonsenseError(
-            f"it gave {topic[:80]}-{partition} to a member that does not subscribe to it"
+        raise InvalidAssignmentError(
+            f"it assigned {topic[:80]}-{partition} to a member that does not subscribe to it"
         )

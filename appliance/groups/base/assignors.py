@@ -1,23 +1,22 @@
-"""Which member gets which partition: range, round robin and sticky, as pure functions.
+"""Assignors: range, round robin and sticky, as pure functions.
 
 An assignor is called with `members` {member id: MemberView} and `topics` {topic: partition count},
 and returns {member id: [(topic, partition), ...]}.
 
-- `range`: for each topic, neighbouring partitions to each of its subscribers; the first subscribers
-  get one more where it does not come out even.
-- `roundrobin`: partition by partition, each to the next of its topic's subscribers.
-- `sticky`: balanced, and of what a member has it keeps as much as balance allows; what need not
-  move does not move. Members whose subscriptions are equal get their shares by count at once; where
-  they differ, the least loaded subscriber takes what is free, and then partitions move, one at a
-  time, while that makes two loads more equal (after Kafka's AbstractStickyAssignor: KIP-54,
-  KIP-429, KIP-341).
+- `range`: assigns each topic's partitions in contiguous ranges to its subscribers. The first
+  subscribers get one more when the count does not divide evenly.
+- `roundrobin`: assigns partitions one by one, each to the next subscriber of its topic.
+- `sticky`: balances loads and moves as few partitions as balance allows. With equal subscriptions
+  the shares follow from counts. With unequal ones the least loaded subscriber takes each free
+  partition. Then partitions move one at a time while a move makes two loads more equal (after
+  Kafka's AbstractStickyAssignor: KIP-54, KIP-429, KIP-341).
 
 Owner: pure.
-Invariants: every partition of a subscribed topic has one owner, a subscriber; with equal
-    subscriptions loads differ by one at most (round robin, sticky; range: by topic); the same
-    input, in whatever order its dictionaries are, gives the same output. Members are taken in the
-    order of their instance ids, where they have them, then of their ids: a static member that comes
-    back has its place.
+Invariants:
+- Every partition of a subscribed topic has one owner, a subscriber.
+- With equal subscriptions loads differ by at most one (round robin, sticky; range: per topic).
+- The output does not depend on the order of the input's dictionaries. Members are ordered by
+  instance id, then by member id, so that a static member that returns keeps its place.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 STEPS_MAX = 400_000
-"""Partitions and members that balancing of unequal subscriptions looks at: a second or so."""
+"""Bound of the work of balancing unequal subscriptions, in partitions and members visited."""
 TopicPartition = tuple[str, int]
 """(topic name, partition)."""
 Assignment = dict[str, list[TopicPartition]]
@@ -36,7 +35,7 @@ Assignment = dict[str, list[TopicPartition]]
 
 @dataclass(frozen=True, slots=True)
 class MemberView:
-    """A member as an assignor sees it. `owned`: what it was to have until now."""
+    """A member as an assignor sees it. `owned`: its previous target assignment."""
 
     topics: frozenset[str]
     instance_id: str | None = None
@@ -60,7 +59,7 @@ def _in_order(members: Members) -> list[str]:
 
 
 def _subscribers(members: Members, topics: Topics) -> dict[str, list[str]]:
-    """The members of each topic that has any, both in order."""
+    """The subscribers of each existing topic, both in order."""
     order = _in_order(members)
     if len({view.topics for view in members.values()}) == 1:
         return {topic: order for topic in sorted(members[order[0]].topics) if topic in topics}
@@ -73,7 +72,7 @@ def _subscribers(members: Members, topics: Topics) -> dict[str, list[str]]:
 
 
 def range_assignor(members: Members, topics: Topics) -> Assignment:
-    """Neighbouring partitions to each subscriber, topic by topic."""
+    """Assign contiguous ranges of each topic's partitions to its subscribers."""
     result: Assignment = {member_id: [] for member_id in members}
     for topic, subscribers in _subscribers(members, topics).items():
         share, more = divmod(topics[topic], len(subscribers))
@@ -88,13 +87,13 @@ def range_assignor(members: Members, topics: Topics) -> Assignment:
 
 
 def roundrobin_assignor(members: Members, topics: Topics) -> Assignment:
-    """Partition by partition, each to the next subscriber in turn."""
+    """Assign partitions one by one, each to the next subscriber in turn."""
     result: Assignment = {member_id: [] for member_id in members}
     order = _in_order(members)
     place = {member_id: number for number, member_id in enumerate(order)}
     rotation = 0
     for topic, subscribers in _subscribers(members, topics).items():
-        # The first subscriber from the member on whose turn it is.
+        # The first subscriber at or behind the member whose turn it is.
         at = next(
             (
                 number
@@ -112,7 +111,7 @@ def roundrobin_assignor(members: Members, topics: Topics) -> Assignment:
 
 
 def sticky_assignor(members: Members, topics: Topics) -> Assignment:
-    """Balanced, and what need not move stays."""
+    """Balance the loads and move as few partitions as possible."""
     subscribers = _subscribers(members, topics)
     order = _in_order(members)
     kept, free = _kept(order, members, topics, subscribers)
@@ -131,8 +130,10 @@ def sticky_assignor(members: Members, topics: Topics) -> Assignment:
 def _kept(
     order: list[str], members: Members, topics: Topics, subscribers: Mapping[str, list[str]]
 ) -> tuple[dict[str, list[TopicPartition]], list[TopicPartition]]:
-    """What each member has that exists and that it still subscribes to, and what is left. A
-    partition that two claim goes to the first.
+    """The owned partitions that each member may keep, and the free partitions.
+
+    A member keeps partitions that exist and that it still subscribes to. A partition that two
+    members claim goes to the first one.
     """
     taken: set[TopicPartition] = set()
     kept: dict[str, list[TopicPartition]] = {}
@@ -159,8 +160,10 @@ def _kept(
 def _share_out(
     active: list[str], kept: dict[str, list[TopicPartition]], free: list[TopicPartition]
 ) -> None:
-    """Equal subscriptions: each member keeps up to its share; what is above the shares, and what is
-    free, fills those that are below.
+    """Balance members with equal subscriptions.
+
+    Each member keeps partitions up to its share. Surplus and free partitions fill the members below
+    their share.
     """
     if not active:
         return
@@ -174,8 +177,8 @@ def _share_out(
             larger_count -= quota > least
             spare.extend(mine[quota:])
             del mine[quota:]
-    # The least loaded first, and of equals the first in order; then one more to as many as it
-    # takes.
+    # Fill the least loaded member first, and the first in order among equals. The remainder gives
+    # one more partition to some members.
     below = [
         (len(kept[one]), place, one) for place, one in enumerate(active) if len(kept[one]) < least
     ]
@@ -195,13 +198,14 @@ def _share_out(
 
 
 class _Balance:
-    """Unequal subscriptions. Each topic has a heap of its subscribers by load. An entry whose load
-    is another is put right when it comes to the top; a load that has become lower is entered anew
-    in the heaps of all the member's topics, once for all that a pass takes from it.
+    """Balances members with unequal subscriptions.
 
-    Passes end when nothing moves, or at STEPS_MAX: along a chain of members, each of which shares a
-    topic with the next, a pass moves what is too much by one member only, and all groups wait for
-    this one. What is left uneven then, the next change of the group goes on with.
+    Each topic has a heap of its subscribers by load. A stale entry is corrected when it reaches the
+    top. A member whose load fell is pushed once a pass into the heaps of all its topics.
+
+    Passes end when nothing moves, or at STEPS_MAX, since all groups wait for this one. Along a
+    chain of members, each of which shares a topic with the next, a pass moves a surplus by one
+    member only. The group's next assignment continues from an uneven result.
     """
 
     def __init__(
@@ -233,10 +237,10 @@ class _Balance:
             heapq.heapreplace(heap, (actual, place, member_id))
 
     def run(self, free: list[TopicPartition]) -> None:
-        # Topics with the fewest subscribers first: the others can still choose.
+        # Topics with the fewest subscribers first, since the others have more choice left.
         for one in sorted(free, key=lambda one: (self._popularity[one[0]], one)):
             self._kept[self._least_loaded(one[0])[1]][one] = None
-        # Each move makes the sum of the squared loads smaller, so this would end by itself.
+        # Each move lowers the sum of the squared loads, so this terminates without the bound, too.
         steps = sum(map(len, self._kept.values())) + len(self._kept)
         for _ in range(max(1, STEPS_MAX // max(1, steps))):
             if not self._move_once():
@@ -245,7 +249,7 @@ class _Balance:
             self._out[member_id] = list(mine)
 
     def _move_once(self) -> bool:
-        """One pass over all members, the most loaded first; True when something moved."""
+        """Make one pass over all members, the most loaded first. True when a partition moved."""
         has_moved = False
         for member_id in sorted(
             self._place, key=lambda one: (-len(self._kept[one]), self._place[one])

@@ -1,6 +1,6 @@
-"""What groups, members and commits may take: the bounds of all that clients make grow.
+"""Limits of groups, members and commits: the bounds of all state that clients can make grow.
 
-Owner: the appliance's settings, read at start; the rest is fixed here.
+Owner: the appliance's settings, read at start. The other limits are constants of this module.
 """
 
 from __future__ import annotations
@@ -9,51 +9,54 @@ from dataclasses import dataclass
 
 GROUP_NAME_MAX = 249
 MEMBER_ID_MAX = 64
-"""Characters of a member's id: a uuid has 32, with hyphens 36."""
+"""Characters of a member id. A uuid has 32, with hyphens 36."""
 CLIENT_TEXT_MAX = 249
 """Characters of a client id or an instance id."""
 TOPICS_MAX = 4_096
-"""Topics that one member subscribes to: as many as an appliance has partitions."""
+"""Topics that one member subscribes to; as many as an appliance has partitions."""
 MEMBERS_IN_ALL_MAX = 100_000
-"""Members of all consumer groups together, and of all share groups."""
+"""Members of all consumer groups together, and likewise of all share groups."""
 SHARE_ACQUIRED_MAX = 100_000
-"""Records that one share member has acquired and is not done with."""
+"""Acquired records of one share member."""
 SUBSCRIPTIONS_MAX_BYTES = 1 << 28
-"""What the names take that all members subscribe to, as if no two were equal."""
+"""Memory of the topic names in all subscriptions, counted as if no two subscriptions were equal."""
 PARTITIONS_FOLLOWED_MAX = 4_000_000
-"""Partitions of the topics that consumer groups subscribe to, summed over the groups: each takes
+"""Partitions of the topics that consumer groups subscribe to, summed over the groups. Each takes
 some 250 bytes.
 """
 SHARED_PARTITIONS_MAX = 1_500_000
-"""Partitions that share groups have begun on, summed over the groups: each takes some 650 bytes."""
+"""Partitions that share groups have started to read, summed over the groups. Each takes some 650
+bytes.
+"""
 NAME_BYTES = 57
-"""What a name takes beside its characters."""
+"""Overhead of a str beside its characters."""
 TOPIC_NAME_MAX = 255
 COMMITS_MAX = 4_096
 """Partitions in one commit."""
 PARTITIONS_ASKED_MAX = 100_000
 """Partitions in one request for committed offsets."""
 DELETED_AT_ONCE_MAX = 1_000
-"""Groups in one request to delete."""
+"""Groups in one DELETE_GROUPS request."""
 REBALANCE_TIMEOUT_MAX_MS = 7 * 86_400_000
 OFFSET_MAX = 1 << 62
 
 CLOSED_GRACE_NS = 1_000_000_000
-"""How long a dynamic member whose connection has closed may take to come back over another one."""
+"""Grace period in which a dynamic member whose connection closed may return over another one."""
 FRONT_GRACE_NS = 4_000_000_000
-"""How much longer, beside a heartbeat's time, when it closed because its front was killed: that
-says nothing of the member, and the host may be busy.
+"""Additional grace period when the connection closed because its front was killed.
+
+A heartbeat interval comes on top. The members are healthy then, and the host may be busy.
 """
 ASSIGNED_AT_ONCE_MEMBERS = 500
 ASSIGN_PAUSE_NS_PER_MEMBER = 20_000
-"""A larger group is assigned anew only so long after the last time, for each member more: a
+"""Pause between two assignments of a group, for each member above ASSIGNED_AT_ONCE_MEMBERS. A
 thousand joins in a row do not cost a thousand assignments.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class GroupLimits:
-    """The settings of groups: `group.members.max`, `groups.max` and so on."""
+    """The appliance's settings of groups: `group.members.max`, `groups.max` and so on."""
 
     members_max: int = 10_000
     groups_max: int = 100_000

@@ -1,17 +1,18 @@
-"""A member of a consumer group, and how it gets from what it has to what it is to have.
+"""A member of a consumer group, and the reconciliation of its assignment with its target.
 
 The states are those of KIP-848 (Kafka's CurrentAssignmentBuilder):
 
-    STABLE       it has what its epoch gives it
-    REVOKING     it is to give partitions back first, and keeps its epoch until it has said that it did
-    WAITING      it has the group's epoch; some of its partitions are still another member's
+    STABLE      the member has the assignment of its epoch
+    REVOKING    the member has to release partitions first; it keeps its epoch until it confirms
+    WAITING     the member has the group's epoch; another member still owns some of its partitions
 
-Owner: the group; `reconcile` is pure but for the member.
-Invariants: `assigned` and `revoking` have no partition in common; both are owned by this member
-    (`ConsumerGroup.owners`). A member's epoch never goes back while it is a member, except that it
-    begins anew when it joins again. `assigned` holds, of each partition, the member epoch at which
-    it was given: a commit from an earlier epoch is of an earlier ownership (KIP-1251).
-"""  # noqa: E501
+Owner: the group. `reconcile` changes only its arguments.
+Invariants:
+- `assigned` and `revoking` are disjoint, and this member owns both (`ConsumerGroup.owners`).
+- A member's epoch never decreases, except that it restarts at 0 when the member joins again.
+- `assigned` maps each partition to the member epoch of its assignment. A commit of an earlier epoch
+  belongs to an earlier ownership (KIP-1251).
+"""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ from typing import Any
 import orjson
 
 from appliance.groups.base.messages import Partition, SessionKey
-from appliance.groups.base.store import MemberRow
+from appliance.groups.store.schema import MemberRow
 
 STABLE, REVOKING, WAITING = "STABLE", "REVOKING", "WAITING"
 LEAVE_EPOCH = -1
@@ -34,7 +35,7 @@ NAMED_MAX = 3
 
 @dataclass(frozen=True, slots=True)
 class MemberSettings:
-    """What a member asked for when it joined."""
+    """A member's subscription and timeouts, as its join request has them."""
 
     topics: tuple[str, ...]
     instance_id: str | None
@@ -56,37 +57,36 @@ class Member:
     previous_epoch: int = 0
     state: str = STABLE
     is_away: bool = False
-    """A static member that said it comes back (epoch -2)."""
+    """A static member has left temporarily (epoch -2)."""
     assigned: dict[Partition, int] = field(default_factory=dict)
-    """Partition -> the member epoch at which it was given."""
+    """Partition -> the member epoch of its assignment."""
     revoking: dict[Partition, int] = field(default_factory=dict)
-    """Partitions that it has, and is to give back."""
+    """Owned partitions that the member has to release."""
     target: frozenset[Partition] = frozenset()
     reported: frozenset[Partition] | None = None
-    """What it last said it owns; None: not known (since a restart)."""
+    """The owned partitions of its last report; None: no report since a restart."""
     session: SessionKey | None = None
-    """The connection it was heard over last; None: it has closed, or nothing was heard since a
-    restart.
-    """
+    """The connection of its last heartbeat; None: it closed, or none came since a restart."""
     closed_ns: int | None = None
-    """When its connection closed, until it comes over another one."""
+    """Time at which its connection closed; None once it has another one."""
     last_heartbeat_ns: int = 0
     revoking_since_ns: int = 0
     timer: Any = None
     subscription_bytes: int = 0
-    """What `Sessions` counts for its subscription."""
+    """Bytes that `Sessions` counts for its subscription."""
     has_new_settings: bool = True
-    """Whether its settings are to be written, too: they may be long, and seldom change."""
+    """The next row includes the settings. They may be long and seldom change."""
     quiet_answer: bytes = b""
+    """Cached answer to a heartbeat that changes nothing; empty: not cached."""
     quiet_version: int = 0
-    """The answer to a heartbeat without news, made once; empty: to be made anew."""
+    """Catalog version of `quiet_answer`."""
 
     @property
     def instance_id(self) -> str | None:
         return self.settings.instance_id
 
     def epoch_of(self, partition: Partition) -> int | None:
-        """The epoch at which a partition was given to this member; None: it has not got it."""
+        """The member epoch of a partition's assignment; None: the member does not own it."""
         found = self.assigned.get(partition)
         return found if found is not None else self.revoking.get(partition)
 
@@ -94,7 +94,7 @@ class Member:
         return self.state == STABLE and self.epoch == group_epoch
 
     def deadline_ns(self, grace_ns: int) -> int:
-        """When it is removed if nothing is heard of it."""
+        """Time at which the member is removed unless a heartbeat comes."""
         deadline = self.last_heartbeat_ns + self.settings.session_timeout_ms * 1_000_000
         if self.closed_ns is not None and self.instance_id is None:
             deadline = min(deadline, self.closed_ns + grace_ns)
@@ -107,7 +107,7 @@ class Member:
     # ---- rows ------------------------------------------------------------------------------------
 
     def row(self, group_id: int) -> MemberRow:
-        """With settings "": as they are in the store."""
+        """The member's row. Empty settings keep those in the store."""
         one, settings = self.settings, ""
         if self.has_new_settings:
             settings = orjson.dumps(
@@ -135,7 +135,7 @@ class Member:
 
     @classmethod
     def of_row(cls, row: MemberRow, now_ns: int) -> Member:
-        """The member as it was kept; its session begins anew."""
+        """The member of a stored row, with a new session."""
         topics, *rest = orjson.loads(row.settings)
         previous_epoch, state, is_away, assigned, revoking = orjson.loads(row.assignment)
         return cls(
@@ -152,14 +152,14 @@ def reconcile(
     reported: frozenset[Partition] | None, now_ns: int,
     blocked: Container[Partition] = (),
 ) -> bool:  # fmt: skip
-    """Take the member one step towards its target, and `owners` (partition -> member id) with it;
-    returns whether anything changed.
+    """Advance the member one step towards its target and update `owners` (partition -> member id).
+    Returns whether anything changed. `owners` may lose partitions, which their next owners may get.
 
-    `reported`: what it says that it owns, in this heartbeat or, if this one has nothing of that,
-    before; None: not known. What is to be given back counts as its own until a heartbeat that comes
-    after it was told: the word before may be from before it took what an answer gave it, and a
-    member that has not got the answer says again what it owns. `owners` may lose partitions: look
-    for who waits for them. `blocked`: partitions that nobody gets yet (see `hand_over`).
+    `reported`: the owned partitions of this heartbeat or, if it has none, of the last report; None:
+    unknown. A revoked partition stays the member's until a report after the revocation omits it. An
+    older report may predate the member's last assignment. A member that missed the answer repeats
+    its owned partitions.
+    `blocked`: partitions that no member may get yet (see `hash_slot_handover`).
     """
     if member.state == REVOKING:
         if reported is None or not reported.isdisjoint(member.revoking):
@@ -201,7 +201,7 @@ def _advance(
 
 
 def by_topic(partitions: Iterable[Partition]) -> dict[str, list[int]]:
-    """{topic id: [partitions]}, both in order."""
+    """Group partitions as {topic id: [partitions]}, both in order."""
     found: dict[str, list[int]] = {}
     for topic_id, partition in sorted(partitions):
         found.setdefault(topic_id, []).append(partition)
@@ -209,7 +209,7 @@ def by_topic(partitions: Iterable[Partition]) -> dict[str, list[int]]:
 
 
 def partitions_in(topics: Mapping[str, Iterable[int]]) -> Iterable[Partition]:
-    """The partitions of `by_topic`."""
+    """The inverse of `by_topic`."""
     return (
         (topic_id, partition) for topic_id, partitions in topics.items() for partition in partitions
     )
@@ -231,14 +231,12 @@ def _epochs_in(kept: Mapping[str, list[list[int]]]) -> dict[Partition, int]:
 
 
 def members_text(members: Mapping[str, Member]) -> str:
-    """Who is in a group, for the refusal of what needs it empty. One that has gone is a member for
-    a while yet: for how long is said, too.
-    """
+    """The members of a group for an error message, with the timeouts of those that have gone."""
     return counted_names(len(members), map(_named, members.values()))
 
 
 def counted_names(count: int, names: Iterable[str]) -> str:
-    """ "1 member, 'worker'"; of many the first."""
+    """A count with the first names, such as "1 member, 'worker'"."""
     more = f" and {count - NAMED_MAX} others" if count > NAMED_MAX else ""
     return (
         f"{count} member{'' if count == 1 else 's'}, "

@@ -1,8 +1,9 @@
-"""What passes between the group service, the process that runs it, and its parts.
+"""Messages and interfaces between the group service, its agent and its parts.
 
-Owner: nobody; plain values and protocols.
-Invariants: an `Answer.body` is JSON of at most the service's `answer_max` bytes. A topic id is its
-    32 hexadecimal digits everywhere in this package.
+Owner: none; plain values and protocols.
+Invariants:
+- An `Answer.body` is JSON of at most the service's `answer_max` bytes.
+- A topic id is a str of 32 hexadecimal digits everywhere in this package.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ Partition = tuple[str, int]
 
 
 class SessionKey(NamedTuple):
-    """A client's connection: the front, and the session's number there (with the front's generation
-    in it).
+    """A client's connection: the front, and the session's number there, which includes the front's
+    generation.
     """
 
     front: int
@@ -30,7 +31,7 @@ class SessionKey(NamedTuple):
 
 
 class Requester(NamedTuple):
-    """Who has asked: where the answer goes."""
+    """The origin of a request, and the destination of its answer."""
 
     front: int
     session: int
@@ -39,19 +40,17 @@ class Requester(NamedTuple):
 
 @dataclass(slots=True)
 class Answer:
-    """The answer to one request. `code`: an ErrorCode's number; `body`: JSON."""
+    """The answer to one request. `code` is an ErrorCode's number, `body` JSON."""
 
     requester: Requester
     code: int
     body: bytes
     is_undone: bool = False
-    """The request was carried out, and a rollback has undone it: it may be handled again."""
+    """A rollback has undone the request, which may be handled again."""
 
 
 class GroupFailure(Exception):
-    """Work for one group has failed: the step is undone, and carried out again without that
-    group.
-    """
+    """Work for one group has failed. The step is rolled back and redone without that group."""
 
     def __init__(self, group: str, error: Exception) -> None:
         super().__init__(group, error)
@@ -61,7 +60,7 @@ class GroupFailure(Exception):
 
 @contextmanager
 def work_for(group: str) -> Iterator[None]:
-    """Raise GroupFailure for what fails inside, unless the whole database has failed."""
+    """Turn an exception of the block into a GroupFailure, unless the whole database has failed."""
     try:
         yield
     except (DiskFullError, GroupFailure):
@@ -75,7 +74,7 @@ def work_for(group: str) -> Iterator[None]:
 
 
 class Push(NamedTuple):
-    """Something that a session did not ask for; it may be lost."""
+    """An unsolicited message to a session; it may be lost."""
 
     front: int
     session: int
@@ -85,19 +84,23 @@ class Push(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TopicView:
-    """A topic as groups see it. Delay logs are no topics here."""
+    """A topic as groups see it. Delay logs are excluded."""
 
     name: str
     topic_id: str
     partition_count: int
     settings: Mapping[str, Any] = field(default_factory=dict)
     hand_overs: Mapping[int, HandOver] = field(default_factory=dict)
-    """With hash slots: partition that got slots from others -> where each of those ended then."""
+    """With hash slots: partition that received slots -> its source partitions with their log end
+    offsets at the change.
+    """
 
 
 class TopicImage(Protocol):
-    """The topics that exist now. The whole catalog must be in it before a service is made: a topic
-    that it lacks is a topic that was deleted.
+    """The existing topics.
+
+    It must hold the whole catalog before a service is created, since the service treats a missing
+    topic as deleted.
     """
 
     def by_name(self, name: str) -> TopicView | None: ...
@@ -107,25 +110,25 @@ class TopicImage(Protocol):
     def topics(self) -> Iterable[TopicView]: ...
 
     def end_offset(self, topic_id: str, partition: int) -> int | None:
-        """The offset behind the last record; None: not known yet (its worker is starting)."""
+        """The log end offset; None: not known yet, since its worker is starting."""
 
     def beginning_offset(self, topic_id: str, partition: int) -> int | None: ...
 
     def bounds(self, topic_id: str, partition: int) -> tuple[int, int] | None:
-        """(beginning, end), of one moment, for less than each of them costs; None: not known."""
+        """A consistent (beginning, end) in one read; None: not known."""
 
 
 class GroupsOfAKind(Protocol):
     """Groups of another kind (share groups) in the same store, as the service uses them.
 
-    The service checks a request's group name and that the name is not one of the other kind, and
-    `groups.max` before a join; then it hands the request over. Rows are written when `settle` is
-    called (from the store's commit) at the latest; answers are taken after the commit.
+    The service validates a request's group name and its kind, and before a join `groups.max`. Then
+    it passes the request on. Rows are written at the latest in `settle`, which the store's commit
+    calls. Answers are drained after the commit.
     """
 
     def handle(self, requester: Requester, api: int, request: dict[str, Any], now_ns: int) -> None:
-        """GROUP_HEARTBEAT, SHARE_ACQUIRE, SHARE_ACKNOWLEDGE, DESCRIBE_GROUP, ALTER_GROUP_OFFSETS,
-        FETCH_OFFSETS of a group of this kind.
+        """Handle GROUP_HEARTBEAT, SHARE_ACQUIRE, SHARE_ACKNOWLEDGE, DESCRIBE_GROUP,
+        ALTER_GROUP_OFFSETS or FETCH_OFFSETS of a group of this kind.
         """
 
     def session_closed(
@@ -133,16 +136,16 @@ class GroupsOfAKind(Protocol):
     ) -> None: ...
 
     def topics_changed(self, now_ns: int, suspended: Container[str] = ()) -> None:
-        """`suspended`: names of groups that have failed a moment ago; nothing is done for them.
-        Raises GroupFailure.
+        """Follow a change of the catalog. `suspended`: names of groups to skip, since they failed
+        recently. Raises GroupFailure.
         """
 
     def step(self, now_ns: int, suspended: Mapping[str, int]) -> None:
-        """`suspended`: until when, by name. Raises GroupFailure."""
+        """Run timers. `suspended`: group name -> end of its suspension. Raises GroupFailure."""
 
     def settle(self, suspended: Container[str] = ()) -> None:
-        """Write the rows that have changed; called by the store before it commits. Raises
-        GroupFailure, StorageError, DiskFullError.
+        """Write the changed rows; the store calls this before it commits. Raises GroupFailure,
+        StorageError, DiskFullError.
         """
 
     def next_deadline_ns(self) -> int | None: ...
@@ -156,10 +159,10 @@ class GroupsOfAKind(Protocol):
     def has(self, group: str) -> bool: ...
 
     def count(self) -> int:
-        """How many groups of this kind there are."""
+        """Number of groups of this kind."""
 
     def summary(self, group: str) -> dict[str, Any]:
         """The group's row in LIST_GROUPS: group, kind, state, members, assignor, epoch."""
 
     def delete(self, group: str, now_ns: int) -> None:
-        """Raises GroupNotEmptyError."""
+        """Delete a group. Raises GroupNotEmptyError."""

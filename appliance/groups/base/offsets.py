@@ -1,11 +1,12 @@
-"""Committed offsets: what a commit may say, and what is kept of it.
+"""Committed offsets: validation of commits, and the write buffer of the current step.
 
-Owner: the service. Offsets lie in the store only; `OffsetBook` holds those of the step that is
-    under way, so that a step writes each once.
-Invariants: a commit is judged, partition by partition, against the member's ownership at that
-    moment: a partition's offset is changed only by its owner, from the epoch at which it got the
-    partition or later, or, while no member owns it, from outside. An offset lies between 0 and the
-    log's end.
+Owner: the service. Offsets are stored only in the store. `OffsetBook` buffers those of the current
+    step, so that a step writes each of them once.
+Invariants:
+- Each partition of a commit is checked against the member's ownership at that moment.
+- An owned partition's offset is changed only by its owner, at the epoch of the assignment or later.
+- The offset of a partition without an owner may be changed from outside the group.
+- An offset lies between 0 and the log end offset.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from appliance.groups.base.limits import OFFSET_MAX, GroupLimits
 from appliance.groups.base.members import Member
 from appliance.groups.base.messages import Partition, TopicImage, TopicView
 from appliance.groups.base.request_validation import shown
-from appliance.groups.base.store import GroupStore, OffsetRow
+from appliance.groups.store.group_store import GroupStore
+from appliance.groups.store.schema import OffsetRow
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import InvalidRequestError
 
@@ -44,7 +46,7 @@ class OffsetBook:
         return self._store.offset(group_id, topic_id, partition) if found is None else found
 
     def has_any(self, group_id: int, topic_id: str) -> bool:
-        """Whether the group has offsets in the topic."""
+        """True when the group has offsets in the topic."""
         self.settle()
         return self._store.has_offsets(group_id, topic_id)
 
@@ -54,25 +56,25 @@ class OffsetBook:
         return self._store.offset_topics(group_id)
 
     def of_topic(self, group_id: int, topic_id: str, behind: int = -1) -> dict[int, OffsetRow]:
-        """By partition, ascending, of those behind this one."""
+        """The topic's rows by partition, ascending, of partitions above `behind`."""
         self.settle()
         return {
             row.partition: row for row in self._store.offsets_of_topic(group_id, topic_id, behind)
         }
 
     def settle(self) -> None:
-        """Write what was put since. Raises StorageError, DiskFullError."""
+        """Write the buffered rows. Raises StorageError, DiskFullError."""
         if self._unwritten:
             self._store.put_offsets(self._unwritten.values())
             self._unwritten = {}
 
     def forget(self) -> None:
-        """The transaction was rolled back."""
+        """Drop the buffered rows after a rollback."""
         self._unwritten = {}
 
 
 class Commit:
-    """One request's offsets, judged one by one."""
+    """Validates the offsets of one request, one by one."""
 
     def __init__(
         self,
@@ -84,8 +86,8 @@ class Commit:
         now_ms: int,
         elapsed_ms: int,
     ) -> None:
-        """`member`: None: the commit comes from outside the group. `now_ms`: by the wall clock;
-        `elapsed_ms`: elapsed time.
+        """`member`: None for a commit from outside the group. `now_ms`: wall clock. `elapsed_ms`:
+        elapsed time.
         """
         self._topics = topics
         self._limits = limits
@@ -97,16 +99,16 @@ class Commit:
         self.refused: list[Refusal] = []
 
     def row(self, group_id: int, entry: Any) -> OffsetRow | None:
-        """What is to be kept of one entry, [topic, partition, offset, leader epoch?, metadata?,
-        topic id?]; None: it is in `refused`. Raises InvalidRequestError.
+        """The row of one entry [topic, partition, offset, leader epoch?, metadata?, topic id?];
+        None: refused, and added to `refused`. Raises InvalidRequestError.
         """
         topic, partition, offset, leader_epoch, metadata, topic_id = entry_parts(entry)
         found = self._topics.by_id(topic_id) if topic_id else self._topics.by_name(topic)
         if found is None or found.name != topic:
             if topic_id and self._topics.by_name(topic) is not None:
                 sentence = (
-                    f"the offset is of a topic {shown(topic)} that was deleted; the one "
-                    "that has the name now was made since, and is another"
+                    f"the offset is of a deleted topic {shown(topic)}; the topic that has "
+                    "the name now was created later, with another id"
                 )
                 self._refuse(topic, partition, ErrorCode.UNKNOWN_TOPIC_ID, sentence)
             else:
@@ -190,8 +192,8 @@ class Commit:
         if self._member_epoch < member.epoch:
             self._refuse(
                 topic, partition[1], ErrorCode.FENCED_MEMBER,
-                f"{topic}-{partition[1]} is not this member's as it was in its epoch "
-                f"{self._member_epoch}; its epoch is {member.epoch}",
+                f"the commit of {topic}-{partition[1]} is of member epoch {self._member_epoch}, "
+                f"and the member has lost the partition since; its epoch is {member.epoch}",
             )  # fmt: skip
         else:
             now = "no member" if owner is None else f"member {owner}"
@@ -208,8 +210,8 @@ class Commit:
 
 
 def entry_parts(entry: Any) -> tuple[str, int, int, int, str, str]:
-    """Topic, partition, offset, leader epoch (-1: none), metadata, topic id (empty: the one that
-    has the name). Raises InvalidRequestError.
+    """Parse an entry into topic, partition, offset, leader epoch (-1: none), metadata and topic id
+    (empty: the topic of that name). Raises InvalidRequestError.
     """
     if isinstance(entry, list) and 3 <= len(entry) <= 6:
         topic, partition, offset = entry[:3]

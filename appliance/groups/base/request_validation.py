@@ -1,8 +1,9 @@
-"""What clients' requests about groups may say: each field checked once, before anything is done.
+"""Validation of clients' requests about groups: each field is checked once, before any change.
 
-Owner: pure; the service asks.
-Invariants: what comes out has the types it says, and numbers that fit 62 bits. Everything else is
-    refused with a sentence that names the field.
+Owner: pure.
+Invariants:
+- A returned value has its annotated type, and numbers fit 62 bits.
+- Any other value is refused with an error that names the field.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def _is_printable(name: str) -> bool:
 
 
 def kind_in(request: Mapping[str, Any]) -> str:
-    """Raises InvalidRequestError."""
+    """The group's kind, CONSUMER unless the request has one. Raises InvalidRequestError."""
     kind = request.get("kind")
     if kind is None:
         return CONSUMER
@@ -60,7 +61,7 @@ def member_in(request: Mapping[str, Any]) -> str:
     member_id = _text_in(request, "member_id", MEMBER_ID_MAX)
     if not member_id:
         raise InvalidRequestError(
-            "member_id is missing; it takes the id that the client made for itself, a uuid"
+            "member_id is missing; it takes the id that the client generated for itself, a uuid"
         )
     return member_id
 
@@ -71,15 +72,13 @@ def epoch_in(request: Mapping[str, Any]) -> int:
     if type(epoch) is not int or not AWAY_EPOCH <= epoch <= OFFSET_MAX:
         raise InvalidRequestError(
             f"member_epoch is {shown(epoch)}; it takes 0 (join), -1 (leave), -2 (a static member "
-            "goes for a while) or the epoch of the last answer"
+            "leaves temporarily) or the epoch of the last answer"
         )
     return epoch
 
 
 def topics_in(request: Mapping[str, Any]) -> tuple[str, ...] | None:
-    """The names that the member subscribes to, sorted; None: unchanged. Raises
-    InvalidRequestError.
-    """
+    """The subscribed topic names, sorted; None: unchanged. Raises InvalidRequestError."""
     topics = request.get("topics")
     if topics is None:
         return None
@@ -92,7 +91,7 @@ def topics_in(request: Mapping[str, Any]) -> tuple[str, ...] | None:
 
 
 def owned_in(request: Mapping[str, Any]) -> frozenset[Partition] | None:
-    """What the member says it has; None: unchanged. Raises InvalidRequestError."""
+    """The member's owned partitions; None: unchanged. Raises InvalidRequestError."""
     owned = request.get("owned")
     if owned is None:
         return None
@@ -111,11 +110,11 @@ def owned_in(request: Mapping[str, Any]) -> frozenset[Partition] | None:
 
 
 def settings_in(request: Mapping[str, Any], limits: GroupLimits) -> MemberSettings:
-    """What a joining member asks for. Raises InvalidRequestError."""
+    """The settings of a joining member. Raises InvalidRequestError."""
     topics = topics_in(request)
     if topics is None:
         raise InvalidRequestError(
-            "topics is missing; a member that joins names what it subscribes to"
+            "topics is missing; a member that joins lists the topics that it subscribes to"
         )
     session_ms = number_in(
         request,
@@ -137,7 +136,7 @@ def settings_in(request: Mapping[str, Any], limits: GroupLimits) -> MemberSettin
 
 
 def flag_in(request: Mapping[str, Any], name: str) -> bool | None:
-    """Raises InvalidRequestError."""
+    """A boolean field; None: missing. Raises InvalidRequestError."""
     value = request.get(name)
     if value is not None and not isinstance(value, bool):
         raise InvalidRequestError(f"{name} is {shown(value)}; it takes true or false")
@@ -145,7 +144,7 @@ def flag_in(request: Mapping[str, Any], name: str) -> bool | None:
 
 
 def number_in(request: Mapping[str, Any], name: str, default: int, least: int, most: int) -> int:
-    """Raises InvalidRequestError."""
+    """A whole number from `least` to `most`. Raises InvalidRequestError."""
     value = request.get(name)
     if value is None:
         return default
@@ -175,7 +174,7 @@ def entries_in(request: Mapping[str, Any], most: int = COMMITS_MAX) -> list[Any]
 
 
 def place_in(request: Mapping[str, Any]) -> tuple[str, int] | None:
-    """`after`, a topic and a partition. Raises InvalidRequestError."""
+    """The page token `after`, a topic and a partition. Raises InvalidRequestError."""
     after = request.get("after")
     if after is None:
         return None
@@ -187,13 +186,13 @@ def place_in(request: Mapping[str, Any]) -> tuple[str, int] | None:
         or not -1 <= after[1] < 1 << 31
     ):
         raise InvalidRequestError(
-            "after is what the page before ended with: a topic and a partition"
+            f"after is {shown(after)}; it takes `next` of the page before: a topic and a partition"
         )
     return after[0], after[1]
 
 
 def shown(value: object) -> str:
-    """For a sentence about what is wrong with it."""
+    """A value for an error message, cut to 80 characters."""
     text = (
         repr(value)
         if isinstance(value, (str, int, float, bool, type(None)))

@@ -1,9 +1,10 @@
-"""Answers and pushes of the step that is under way.
+"""Answers and pushes of the current step.
 
 Owner: the service.
-Invariants: each is taken once. An answer that says what a rollback has undone becomes a refusal: it
-    names the group that it is about, ANY (lists), or NOTHING (it says only what was kept before the
-    step).
+Invariants:
+- Each is drained once.
+- Each answer names its subject: a group, ANY (a list of groups), or NOTHING (it depends on no
+  change of this step). A rollback turns the answers about undone changes into refusals.
 """
 
 from __future__ import annotations
@@ -20,30 +21,30 @@ NOTHING = "\0nothing"
 
 
 class Responses:
-    """What is to be sent when the step is kept."""
+    """The messages to send after the step's commit."""
 
     def __init__(self) -> None:
         self._answers: list[tuple[Answer, str]] = []
         self._pushes: dict[SessionKey, Push] = {}
 
     def answer(self, requester: Requester, about: str, body: bytes) -> None:
-        """`about`: the group's name, ANY or NOTHING."""
+        """Add an answer. `about`: the group's name, ANY or NOTHING."""
         self._answers.append((Answer(requester, 0, body), about))
 
     def refuse(
         self, requester: Requester, error: TailraceError, *, is_undone: bool = False
     ) -> None:
-        """`is_undone`: a rollback, not the request, is the reason."""
+        """Add an error answer. `is_undone`: the cause is a rollback, not the request."""
         self._answers.append(
             (Answer(requester, int(error.code), encode_error(error.detail), is_undone), NOTHING)
         )
 
     def push(self, session: SessionKey, api: int, body: bytes) -> None:
-        """One at most for each session and step: the first says it."""
+        """Add a push. A session gets at most one in a step, the first."""
         self._pushes.setdefault(session, Push(session.front, session.session, api, body))
 
     def is_answered(self, session: SessionKey) -> None:
-        """The session has an answer with the news that it would be pushed."""
+        """Drop the session's push, since an answer carries the same change."""
         self._pushes.pop(session, None)
 
     def drain_answers(self) -> list[Answer]:
@@ -55,7 +56,7 @@ class Responses:
         return pushes
 
     def undone(self, groups: Collection[str], error: TailraceError) -> None:
-        """What these groups had changed in this step was rolled back."""
+        """Refuse with `error` the answers about these groups, whose changes were rolled back."""
         self._pushes = {}
         body = encode_error(error.detail)
         for answer, about in self._answers:

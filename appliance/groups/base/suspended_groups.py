@@ -1,10 +1,10 @@
-"""Groups for which a step has failed: nothing is done for them for a moment, so that they cost no
-other group its step.
+"""Suspension of groups whose work has failed, so that they do not fail the steps of other groups.
 
 Owner: the service.
-Invariants: a group that is held up changes in nothing but what the catalog's next change makes of
-    it; its requests are refused with NOT_READY.
-Crash: nothing is kept; a successor tries every group anew.
+Invariants:
+- A suspended group does not change. It catches up with the catalog when it is released.
+- Its requests are refused with NOT_READY.
+Crash: nothing is stored; a successor retries every group.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import TailraceError
 
 SUSPENSION_NS = 1_000_000_000
-"""How long a group waits after a failure."""
+"""Duration of a suspension."""
 
 
 class SuspendedGroups:
@@ -21,28 +21,27 @@ class SuspendedGroups:
 
     def __init__(self) -> None:
         self.until: dict[str, int] = {}
-        """Name -> when it is tried again."""
+        """Name -> end of its suspension, ns."""
 
     def add(self, group: str, now_ns: int) -> None:
-        """Work for the group has failed."""
+        """Suspend a group, since its work has failed."""
         self.until[group] = now_ns + SUSPENSION_NS
 
     def check(self, group: str) -> None:
-        """Raises TailraceError (NOT_READY) for a request of a group that waits."""
+        """Raises TailraceError (NOT_READY) when the group is suspended."""
         if group in self.until:
             raise TailraceError(
-                f"the group {group!r:.100} has failed a moment ago; it is tried again within a "
-                "second",
+                f"the group {group!r:.100} is suspended for a second after an internal error",
                 ErrorCode.NOT_READY,
             )
 
     def release(self, now_ns: int) -> list[str]:
-        """The groups that are to be tried again now."""
+        """Remove and return the groups whose suspension has ended."""
         over = [group for group, until_ns in self.until.items() if now_ns >= until_ns]
         for group in over:
             del self.until[group]
         return over
 
     def next_deadline_ns(self) -> int | None:
-        """When `release` has something to return; None: never."""
+        """The next end of a suspension; None: no group is suspended."""
         return min(self.until.values(), default=None)

@@ -1,9 +1,12 @@
-"""The topics that groups see: from the controller's news, with offsets from the partition tables.
+"""The topics that groups see: from the controller's assignments, with offsets from the partition
+tables.
 
-Owner: the process of groups. Reads the partition tables, which the flushers write.
-Invariants: a topic is here from the first news of its partition 0 until news that one of its
-    partitions is dropped; of its partitions those count that are known without a gap; older news of
-    a partition never take the place of newer ones; delay logs are no topics here.
+Owner: the process of groups. It reads the partition tables, which the flushers write.
+Invariants:
+- A topic exists here from its first assignment until an assignment drops one of its partitions.
+- Its partition count is the length of the gapless prefix of its known partitions.
+- An older assignment of a partition never replaces a newer one.
+- Delay logs are excluded.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ _OPEN = (int(SlotState.ONLINE), int(SlotState.OFFLINE_FOR_WRITES))
 
 @dataclass(slots=True)
 class _Known:
-    """A topic, with its newest news by partition."""
+    """A topic with the newest assignment of each partition."""
 
     topic_id: bytes
     view: TopicView
@@ -38,21 +41,21 @@ def _hand_overs(partitions: Mapping[int, Assignment]) -> dict[int, HandOver]:
 
 
 class CatalogTopicImage:
-    """`appliance.groups.base.messages.TopicImage` over what the controller has told."""
+    """`appliance.groups.base.messages.TopicImage` over the controller's assignments."""
 
     def __init__(self, tables: Sequence[PartitionTable]) -> None:
         """`tables`: by the index of the data directory."""
         self._tables = tables
         self._topics: dict[str, _Known] = {}
-        """By id."""
+        """Topic id -> topic."""
         self._ids: dict[str, str] = {}
         """Name -> id."""
 
-    # ---- news ------------------------------------------------------------------------------------
+    # ---- assignments -----------------------------------------------------------------------------
 
     def apply(self, assignment: Assignment) -> bool:
-        """Take in news of a partition; returns whether a topic, its partitions or its settings are
-        others than before.
+        """Apply an assignment of the controller. Returns whether a topic, its partition count or
+        its settings changed.
         """
         if assignment.delay_of:
             return False
@@ -88,15 +91,15 @@ class CatalogTopicImage:
             del self._ids[known.view.name]
         return True
 
-    # ---- what groups ask -------------------------------------------------------------------------
+    # ---- lookups ---------------------------------------------------------------------------------
 
     def by_name(self, name: str) -> TopicView | None:
-        """None: there is no such topic."""
+        """The topic of a name; None: unknown."""
         topic_id = self._ids.get(name)
         return None if topic_id is None else self._topics[topic_id].view
 
     def by_id(self, topic_id: str) -> TopicView | None:
-        """None: there is no such topic, or it was deleted."""
+        """The topic of an id; None: unknown or deleted."""
         known = self._topics.get(topic_id)
         return None if known is None else known.view
 
@@ -104,19 +107,17 @@ class CatalogTopicImage:
         return [known.view for known in self._topics.values()]
 
     def end_offset(self, topic_id: str, partition: int) -> int | None:
-        """The offset behind the last record that consumers see; None: not known, there is no such
-        partition or its log is not open yet.
-        """
+        """The high watermark; None: the partition is unknown, or its log is not open yet."""
         bounds = self.bounds(topic_id, partition)
         return None if bounds is None else bounds[1]
 
     def beginning_offset(self, topic_id: str, partition: int) -> int | None:
-        """The first offset that is kept; None: not known."""
+        """The log start offset; None: not known."""
         bounds = self.bounds(topic_id, partition)
         return None if bounds is None else bounds[0]
 
     def bounds(self, topic_id: str, partition: int) -> tuple[int, int] | None:
-        """(beginning, end), of one moment; None: not known."""
+        """A consistent (beginning, end); None: not known."""
         known = self._topics.get(topic_id)
         assignment = None if known is None else known.partitions.get(partition)
         if known is None or assignment is None:

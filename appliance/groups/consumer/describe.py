@@ -1,8 +1,9 @@
-"""Lists of groups, of their members, of their partitions and of their offsets, page by page.
+"""Descriptions of consumer groups, their members, partitions and offsets, page by page.
 
 Owner: the service; reads only.
-Invariants: an answer has at most `answer_max` bytes, whatever it is about; each page but the last
-    says where the next one begins.
+Invariants:
+- An answer has at most `answer_max` bytes.
+- Each page except the last has the token of the next one.
 """
 
 from __future__ import annotations
@@ -18,29 +19,30 @@ from appliance.groups.base.members import REVOKING, Member, by_topic
 from appliance.groups.base.messages import Partition, TopicImage, TopicView
 from appliance.groups.base.offsets import OffsetBook
 from appliance.groups.base.request_validation import place_in, shown
-from appliance.groups.base.store import GroupStore, OffsetRow
 from appliance.groups.consumer.group import ConsumerGroup
 from appliance.groups.consumer.start_offsets import StartOffsets
+from appliance.groups.store.group_store import GroupStore
+from appliance.groups.store.schema import OffsetRow
 from tailrace.core.errors import InvalidRequestError
 
 FRAME_BYTES = 1_024
-"""What an answer takes beside its entries."""
+"""Bytes reserved for the parts of an answer beside its entries."""
 NAMES_AT_ONCE = 500
 LISTED_BYTES_MAX = 64 << 10
-"""A page of a list of groups is no longer: while it is made, nobody else is served."""
+"""Limit of a page of LIST_GROUPS, since the process serves no other request meanwhile."""
 DETAILS_SHARE = 4
-"""One member's topics and partitions take at most this fraction of an answer."""
+"""Divisor: one member's topics and partitions take at most a fourth of an answer."""
 
 
 class GroupDescriber:
-    """Answers to questions."""
+    """Answers LIST_GROUPS, and DESCRIBE_GROUP and FETCH_OFFSETS of consumer groups."""
 
     def __init__(
         self, store: GroupStore, topics: TopicImage, offsets: OffsetBook,
         start_offsets: StartOffsets, answer_max: int,
         summary: Callable[[str], dict[str, Any] | None],
     ) -> None:  # fmt: skip
-        """`summary`: a group's row in a list, by name; None: it is gone."""
+        """`summary`: returns a group's row in LIST_GROUPS; None for a deleted group."""
         self._store = store
         self._topics = topics
         self._offsets = offsets
@@ -57,8 +59,8 @@ class GroupDescriber:
         *,
         bytes_max: int = OFFSET_MAX,
     ) -> bytes:
-        """The answer: `head`, and under `name` as many entries, (what `after` is to be behind it,
-        value), as it takes.
+        """The answer: `head`, and under `name` as many values as fit. `entries`: (page token of the
+        entry, value). `last`: token of a page without entries.
         """
         room = min(self._answer_max, bytes_max) - FRAME_BYTES - len(orjson.dumps(head))
         parts: list[bytes] = []
@@ -83,11 +85,11 @@ class GroupDescriber:
     # ---- groups ----------------------------------------------------------------------------------
 
     def list_groups(self, request: dict[str, Any]) -> bytes:
-        """LIST_GROUPS. Raises InvalidRequestError."""
+        """Answer LIST_GROUPS. Raises InvalidRequestError."""
         after = request.get("after") or ""
         if type(after) is not str or len(after) > GROUP_NAME_MAX:
             raise InvalidRequestError(
-                f"after is {shown(after)}; it takes the name that the page before ended with"
+                f"after is {shown(after)}; it takes `next` of the page before: a group name"
             )
         return self._page({}, "groups", self._groups_behind(after), bytes_max=LISTED_BYTES_MAX)
 
@@ -102,7 +104,7 @@ class GroupDescriber:
     # ---- one group -------------------------------------------------------------------------------
 
     def describe(self, group: ConsumerGroup, request: dict[str, Any], now_ns: int) -> bytes:
-        """DESCRIBE_GROUP. Raises InvalidRequestError."""
+        """Answer DESCRIBE_GROUP. Raises InvalidRequestError."""
         part = request.get("part") or "members"
         head = {
             "group": {
@@ -114,7 +116,9 @@ class GroupDescriber:
         if part == "members":
             after = request.get("after") or ""
             if type(after) is not str:
-                raise InvalidRequestError("after is what the page before ended with: a member's id")
+                raise InvalidRequestError(
+                    f"after is {shown(after)}; it takes `next` of the page before: a member id"
+                )
             ids = sorted(one for one in group.members if one > after)
             return self._page(
                 head,
@@ -156,7 +160,7 @@ class GroupDescriber:
     def _partitions(
         self, group: ConsumerGroup, after: tuple[str, int] | None
     ) -> Iterator[tuple[Any, Any]]:
-        """Of the topics that members subscribe to, all; of others, those with an offset."""
+        """All partitions of the subscribed topics, and the committed ones of other topics."""
         for topic in self._topics_of(group, after):
             behind = after[1] if after is not None and after[0] == topic.name else -1
             offsets = self._offsets.of_topic(group.group_id, topic.topic_id, behind)
@@ -204,8 +208,8 @@ class GroupDescriber:
         return described
 
     def _hand_over(self, partition: Partition) -> list[tuple[str, int]]:
-        """Of a partition that is held back: the partitions, and the offsets there, that the group
-        is to commit first.
+        """The source partitions of a blocked partition, with the offsets that the group has to
+        commit in them first.
         """
         topic = self._topics.by_id(partition[0])
         return (
@@ -219,9 +223,7 @@ class GroupDescriber:
     # ---- offsets ---------------------------------------------------------------------------------
 
     def fetch_offsets(self, group: ConsumerGroup | None, request: dict[str, Any]) -> bytes:
-        """FETCH_OFFSETS. A group that there is not has committed nothing. Raises
-        InvalidRequestError.
-        """
+        """Answer FETCH_OFFSETS. An unknown group has no offsets. Raises InvalidRequestError."""
         asked, after = request.get("partitions"), place_in(request)
         if asked is None:
             return self._page(
@@ -245,8 +247,8 @@ class GroupDescriber:
     def _offsets_of(
         self, group: ConsumerGroup | None, requested: list[tuple[str, int, str | None]]
     ) -> Iterator[tuple[Any, Any]]:
-        """Rows of those that were asked for with a topic id end with the id of the topic that they
-        are about; empty: there is no such topic.
+        """The rows of the requested partitions. A request with a topic id gets the id of the topic
+        at the end of the row; empty: there is no such topic.
         """
         for name, partition, topic_id in requested:
             topic = (
@@ -297,7 +299,7 @@ def _offset(name: str, partition: int, row: OffsetRow | None) -> list[Any]:
 
 
 def stuck(group: ConsumerGroup, member: Member, now_ns: int, topics: TopicImage) -> str:
-    """What is wrong with a member, and what comes of it; empty: nothing."""
+    """The problem of a member and its consequence; empty: none."""
     settings = member.settings
     patience_ms = 2 * settings.heartbeat_interval_ms
     revoking_ms = (now_ns - member.revoking_since_ns) // 1_000_000
@@ -314,8 +316,7 @@ def stuck(group: ConsumerGroup, member: Member, now_ns: int, topics: TopicImage)
         left_s = max(0, settings.rebalance_timeout_ms - revoking_ms) // 1_000
         return (
             f"has not given back {shown_names or 'partitions of deleted topics'} for "
-            f"{revoking_ms // 1_000} s: its program does not call poll;"
-            f" it is removed in {left_s} s"
+            f"{revoking_ms // 1_000} s: its program does not call poll; it is removed in {left_s} s"
         )
     silent_ms = (now_ns - member.last_heartbeat_ns) // 1_000_000
     if silent_ms > patience_ms:

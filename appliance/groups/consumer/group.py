@@ -1,14 +1,16 @@
-"""A consumer group: its members, who owns what, and what each member is to have (KIP-848).
+"""A consumer group: its members, the owners of its partitions, and the target assignment (KIP-848).
 
-A change of members, subscriptions or partitions makes the group dirty; `assign` then gives it its
-next epoch and computes the target at once. Members get there one by one, at their heartbeats
-(`members.reconcile`): nobody waits for anybody but for the partition itself.
+A change of members, subscriptions or partitions makes the group dirty. `assign` then increments the
+group epoch and computes the target assignment. Members reconcile one by one, at their heartbeats
+(`members.reconcile`). A member waits only for partitions that another member still owns.
 
 Owner: the service.
-Invariants: `owners` has each partition once, and names a member that has it in `assigned` or
-    `revoking`; `epoch` never goes back; `unsettled` holds the members that do not have what the
-    epoch gives them. Nothing here is done for each heartbeat of each member: the work of a change
-    is O(members + partitions), once a step.
+Invariants:
+- `owners` maps each owned partition to the member that has it in `assigned` or `revoking`.
+- `epoch` never decreases.
+- `unsettled` holds the members whose assignment is not their target at the group epoch.
+- A heartbeat without a change does no work here. A change costs O(members + partitions), once a
+  step.
 """
 
 from __future__ import annotations
@@ -20,11 +22,11 @@ import orjson
 
 from appliance.groups.base.assignor_plugins import Assignors
 from appliance.groups.base.assignors import DEFAULT_ASSIGNOR, MemberView
-from appliance.groups.base.deleted_topics import GoneTopics
+from appliance.groups.base.deleted_topics import DeletedTopics
 from appliance.groups.base.members import Member, reconcile
 from appliance.groups.base.messages import Partition, TopicImage
 from appliance.groups.base.request_validation import CONSUMER
-from appliance.groups.base.store import GroupRow, MemberRow
+from appliance.groups.store.schema import GroupRow, MemberRow
 
 EMPTY, ASSIGNING, RECONCILING, GROUP_STABLE = "EMPTY", "ASSIGNING", "RECONCILING", "STABLE"
 
@@ -40,12 +42,12 @@ class ConsumerGroup:
         "blocked",
         "by_instance",
         "created_ms",
+        "deleted_topics",
         "empty_elapsed_ms",
         "empty_since_ms",
         "epoch",
         "followed_count",
         "freed",
-        "gone",
         "group_id",
         "is_blocked_known",
         "is_dirty",
@@ -64,7 +66,7 @@ class ConsumerGroup:
     )  # fmt: skip
 
     def __init__(self, group_id: int, name: str, now_ms: int, elapsed_ms: int = 0) -> None:
-        """`now_ms`: by the wall clock; `elapsed_ms`: elapsed time."""
+        """`now_ms`: wall clock. `elapsed_ms`: elapsed time."""
         self.group_id = group_id
         self.name = name
         self.epoch = 0
@@ -74,44 +76,44 @@ class ConsumerGroup:
         self.empty_since_ms = now_ms
         self.empty_elapsed_ms = elapsed_ms
         self.signature: dict[str, tuple[str, int]] = {}
-        """Subscribed topics that exist: name -> (id, partitions), as the target was computed
-        for.
+        """Subscribed topics that exist, as of the last assignment: name -> (id, partition
+        count).
         """
         self.begun: dict[str, int] = {}
-        """Topic id -> how many partitions it had when the group came to it (see
+        """Topic id -> its partition count when the group started to read it (see
         `start_offsets`).
         """
         self.begins: dict[str, dict[str, int]] = {}
-        """Topic id -> partition, as text -> where its log ended then, of partitions that the group
-        is given later than the others (see `hand_over`).
+        """Topic id -> partition (str) -> log end offset at that time, of partitions that are
+        blocked at first (see `hash_slot_handover`).
         """
         self.names: dict[str, str] = {}
-        """Topic id -> name, of those in `begun`."""
-        self.gone = GoneTopics()
+        """Topic id -> name, of the topics in `begun`."""
+        self.deleted_topics = DeletedTopics()
         self.followed_count = 0
-        """What the table counts for them."""
+        """Partitions of `signature`, as the table has counted them."""
         self.trouble = ""
-        """What is wrong with the group's own assignor."""
+        """The error of the group's own assignor; empty: none."""
         self.members: dict[str, Member] = {}
         self.by_instance: dict[str, str] = {}
         self.owners: dict[Partition, str] = {}
         self.target_owners: dict[Partition, str] = {}
         self.unsettled: set[str] = set()
         self.touched: set[str] = set()
-        """Members whose rows are to be written, or deleted where they are gone."""
+        """Ids of members whose rows have to be written, or deleted if they have gone."""
         self.freed: set[Partition] = set()
-        """Partitions that lost their owner since their next ones were told."""
+        """Partitions that lost their owner since the last `next_owners`."""
         self.paused: tuple[str, ...] = ()
         """Ids of subscribed topics whose delivery is paused."""
         self.blocked: dict[Partition, int] = {}
-        """Partitions that nobody gets before others are read further (see `hand_over`) -> since
-        when, ns.
+        """Partitions that wait for their sources to be drained (see `hash_slot_handover`) -> start
+        of the wait, ns.
         """
         self.is_blocked_known = False
         self.is_dirty = False
         self.is_row_changed = True
         self.assign_after_ns = 0
-        """Not before: it is a large group, and was assigned a moment ago."""
+        """Earliest time of the next assignment, since large groups pause between assignments."""
 
     # ---- rows ------------------------------------------------------------------------------------
 
@@ -119,7 +121,7 @@ class ConsumerGroup:
         detail = orjson.dumps(
             {
                 "topics": self.signature, "begun": self.begun, "begins": self.begins,
-                "names": self.names, "gone": self.gone.to_json(),
+                "names": self.names, "gone": self.deleted_topics.to_json(),
                 "trouble": self.trouble, "is_dirty": self.is_dirty,
             }
         ).decode()  # fmt: skip
@@ -131,7 +133,7 @@ class ConsumerGroup:
 
     @classmethod
     def of_rows(cls, row: GroupRow, members: Iterable[MemberRow], now_ns: int) -> ConsumerGroup:
-        """The group as it was kept. Its members' sessions begin anew."""
+        """The group of stored rows, with new sessions for its members."""
         group = cls(row.group_id, row.name, row.created_ms, row.empty_elapsed_ms)
         group.epoch, group.assignor, group.rebalances, group.empty_since_ms = (
             row.epoch,
@@ -155,7 +157,7 @@ class ConsumerGroup:
                 if topic_id in group.begun
             },
         )
-        group.gone = GoneTopics(detail.get("gone"))
+        group.deleted_topics = DeletedTopics(detail.get("gone"))
         group.trouble = detail["trouble"]
         for member_row in members:
             group.add(Member.of_row(member_row, now_ns))
@@ -169,7 +171,7 @@ class ConsumerGroup:
     # ---- members ---------------------------------------------------------------------------------
 
     def add(self, member: Member) -> None:
-        """Take a member in, with what it owns."""
+        """Add a member with the partitions that it owns."""
         self.members[member.member_id] = member
         if member.instance_id is not None:
             self.by_instance[member.instance_id] = member.member_id
@@ -183,7 +185,7 @@ class ConsumerGroup:
         self.empty_since_ms = 0
 
     def remove(self, member: Member, now_ms: int, elapsed_ms: int) -> None:
-        """Forget a member; what it owned is free."""
+        """Remove a member and free its partitions."""
         del self.members[member.member_id]
         if (
             member.instance_id is not None
@@ -198,15 +200,15 @@ class ConsumerGroup:
             self.empty_since_ms, self.empty_elapsed_ms = now_ms, elapsed_ms
 
     def release(self, member: Member) -> None:
-        """Take all that it owns from a member."""
+        """Free all partitions of a member."""
         for partition in (*member.assigned, *member.revoking):
             del self.owners[partition]
             self.freed.add(partition)
         member.assigned, member.revoking = {}, {}
 
     def replace(self, old: Member, new: Member) -> None:
-        """A static member has come back under another id: it is to have what the old one was to
-        have, and no other member's share changes.
+        """Replace a static member that returned with another member id. The new member inherits the
+        target, so that no other member's target changes.
         """
         was_dirty = self.is_dirty
         new.target = old.target
@@ -215,7 +217,7 @@ class ConsumerGroup:
         self.is_dirty = was_dirty or old.settings.topics != new.settings.topics
 
     def changed(self, member: Member) -> None:
-        """The member has another epoch, state or share: its row is to be written."""
+        """Note that a member's epoch, state or assignment changed, so that its row is written."""
         member.quiet_answer = b""
         self.touched.add(member.member_id)
         if member.is_settled(self.epoch):
@@ -226,7 +228,7 @@ class ConsumerGroup:
     # ---- assignment ------------------------------------------------------------------------------
 
     def subscribed(self, topics: TopicImage) -> dict[str, tuple[str, int]]:
-        """The topics that members subscribe to and that exist: name -> (id, partitions)."""
+        """The existing topics of all subscriptions: name -> (id, partition count)."""
         found: dict[str, tuple[str, int]] = {}
         seen: set[tuple[str, ...]] = set()
         for member in self.members.values():
@@ -240,7 +242,7 @@ class ConsumerGroup:
         return found
 
     def assign(self, topics: TopicImage, assignors: Assignors) -> None:
-        """The next epoch, and who is to have what in it."""
+        """Start the next epoch and compute its target assignment."""
         self.signature = self.subscribed(topics)
         self.epoch += 1
         self.rebalances += 1
@@ -274,7 +276,7 @@ class ConsumerGroup:
         self.unsettled = set(self.members)
 
     def reconcile(self, member: Member, reported: frozenset[Partition] | None, now_ns: int) -> None:
-        """Take a member a step further at its heartbeat."""
+        """Advance a member one step towards its target at its heartbeat."""
         revoking = member.revoking
         if reconcile(member, self.epoch, self.owners, reported, now_ns, self.blocked):
             if revoking and member.revoking is not revoking:
@@ -282,14 +284,12 @@ class ConsumerGroup:
             self.changed(member)
 
     def block(self, blocked: dict[Partition, int]) -> None:
-        """These partitions are held back now; others that were are free for their next owners."""
+        """Replace the blocked partitions. Those that are no longer blocked become free."""
         self.freed.update(self.blocked.keys() - blocked.keys())
         self.blocked, self.is_blocked_known = blocked, True
 
     def members_to_answer(self) -> list[Member]:
-        """After `assign`: the members that have something to give back, or something to take that
-        is free.
-        """
+        """After `assign`: the members that have a partition to release, or a free one to get."""
         return [
             one
             for one in self.members.values()
@@ -298,7 +298,7 @@ class ConsumerGroup:
         ]
 
     def next_owners(self) -> set[str]:
-        """Who is to have the partitions that came free; those are forgotten."""
+        """Members whose target has a freed partition. Clears `freed`."""
         found = {
             self.target_owners[one]
             for one in self.freed
@@ -307,7 +307,7 @@ class ConsumerGroup:
         self.freed.clear()
         return found
 
-    # ---- looking ---------------------------------------------------------------------------------
+    # ---- description -----------------------------------------------------------------------------
 
     @property
     def state(self) -> str:
@@ -318,14 +318,14 @@ class ConsumerGroup:
         return RECONCILING if self.unsettled else GROUP_STABLE
 
     def summary(self) -> dict[str, Any]:
-        """The group's row in a list."""
+        """The group's row in LIST_GROUPS."""
         return {
             "group": self.name, "kind": CONSUMER, "state": self.state, "members": len(self.members),
             "assignor": self.assignor, "epoch": self.epoch,
         }  # fmt: skip
 
     def names_of(self, topic_ids: Iterable[str], topics: TopicImage) -> Mapping[str, str]:
-        """{topic id: name}, of those that exist."""
+        """{topic id: name} of the topics that exist."""
         return {
             topic_id: topic.name
             for topic_id in topic_ids
@@ -333,7 +333,7 @@ class ConsumerGroup:
         }
 
     def check_invariants(self) -> None:
-        """For tests."""
+        """Check the invariants, for tests."""
         owned = {
             partition: one.member_id
             for one in self.members.values()

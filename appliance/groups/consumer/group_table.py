@@ -1,9 +1,10 @@
-"""The consumer groups in memory: read from the store, written back when a step is settled, read
-again when it was rolled back.
+"""The consumer groups in memory: loaded from the store, written when a step is settled, reloaded
+after a rollback.
 
 Owner: the service.
-Invariants: a group is named in `changed` before anything in it is changed, until the change is kept
-    or undone; all groups of the store are in the table.
+Invariants:
+- A group is in `changed` from before its first change until the commit or rollback.
+- All consumer groups of the store are in the table.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from appliance.groups.base.limits import PARTITIONS_FOLLOWED_MAX, GroupLimits
 from appliance.groups.base.members import Member
 from appliance.groups.base.messages import TopicImage
 from appliance.groups.base.request_validation import CONSUMER, shown
-from appliance.groups.base.store import GroupRow, GroupStore, MemberRow
 from appliance.groups.consumer.group import ConsumerGroup
 from appliance.groups.consumer.membership import Sessions, paused_of
+from appliance.groups.store.group_store import GroupStore
+from appliance.groups.store.schema import GroupRow, MemberRow
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import GroupFullError, StorageError, TailraceError
 
@@ -30,7 +32,7 @@ class GroupTable:
         other_count: Callable[[], int], wall_ms: Callable[[], int],
         elapsed_ms: Callable[[], int],
     ) -> None:  # fmt: skip
-        """`other_count`: how many groups there are of other kinds."""
+        """`other_count`: returns the number of groups of other kinds."""
         self._store = store
         self._topics = topics
         self._limits = limits
@@ -41,7 +43,7 @@ class GroupTable:
         self._by_name: dict[str, ConsumerGroup] = {}
         self._by_id: dict[int, ConsumerGroup] = {}
         self.changed: dict[int, str] = {}
-        """Groups that this step has changed, made or deleted: id -> name."""
+        """Groups that this step has changed, created or deleted: id -> name."""
         self._removed: dict[int, dict[str, Member]] = {}
         """Group id -> members that this step has removed."""
         self._followed_count = 0
@@ -52,7 +54,7 @@ class GroupTable:
 
     @property
     def count(self) -> int:
-        """How many consumer groups there are."""
+        """Number of consumer groups."""
         return len(self._by_name)
 
     def get(self, name: str) -> ConsumerGroup | None:
@@ -62,11 +64,11 @@ class GroupTable:
         return self._by_id[group_id]
 
     def find(self, group_id: int) -> ConsumerGroup | None:
-        """None: it was deleted."""
+        """The group of an id; None: deleted."""
         return self._by_id.get(group_id)
 
     def load(self, now_ns: int) -> None:
-        """All groups of the store. Raises StorageError."""
+        """Load all groups of the store. Raises StorageError."""
         rows: dict[int, list[Any]] = {}
         for row in self._store.all_members():
             rows.setdefault(row.group_id, []).append(row)
@@ -77,8 +79,8 @@ class GroupTable:
                 self.change(group)
 
     def _of_rows(self, row: GroupRow, members: Iterable[MemberRow], now_ns: int) -> ConsumerGroup:
-        """Raises StorageError: SQLite finds nothing wrong with the file, but its rows are not what
-        was written.
+        """Decode a group. Raises StorageError when its rows are damaged though SQLite finds the
+        file intact.
         """
         try:
             return ConsumerGroup.of_rows(row, members, now_ns)
@@ -98,33 +100,33 @@ class GroupTable:
             self._sessions.watch(group.group_id, member)
 
     def change(self, group: ConsumerGroup) -> None:
-        """Something in the group is about to change."""
+        """Note that the group is about to change."""
         self.changed[group.group_id] = group.name
 
     def remove(self, group: ConsumerGroup, member: Member) -> None:
-        """A member goes; when that is undone, it is as silent as it was."""
+        """Remove a member. A rollback restores its last heartbeat and session."""
         self.change(group)
         self._removed.setdefault(group.group_id, {})[member.member_id] = member
         self._sessions.forget(member)
         group.remove(member, self._wall_ms(), self._elapsed_ms())
 
     def changed_groups(self) -> list[ConsumerGroup]:
-        """Without those that were deleted."""
+        """The groups that this step has changed, without the deleted ones."""
         return [self._by_id[group_id] for group_id in self.changed if group_id in self._by_id]
 
     def check_room(self, name: str) -> None:
-        """Raises TailraceError when there are as many groups as there may be."""
+        """Raises TailraceError (TOO_MANY_GROUPS) when the number of groups is at its limit."""
         count = len(self._by_name) + self._other_count()
         if count >= self._limits.groups_max:
             detail = (
                 f"there are {count} groups, as many as groups.max allows: {shown(name)} was "
-                "not made"
+                "not created"
             )
             raise TailraceError(detail, ErrorCode.TOO_MANY_GROUPS)
 
     def check_partitions(self, group: ConsumerGroup | None, names: Iterable[str]) -> None:
-        """Raises GroupFullError when these topics are too much, with all that groups subscribe to
-        already.
+        """Raises GroupFullError when subscribing to these topics would exceed the limit of followed
+        partitions.
         """
         known: Mapping[str, Any] = {} if group is None else group.signature
         more = sum(
@@ -141,8 +143,8 @@ class GroupTable:
     def count_partitions(
         self, group: ConsumerGroup | None, gone: ConsumerGroup | None = None
     ) -> None:
-        """The topics that `group` subscribes to may be others than before; `gone` is no group any
-        more.
+        """Update the count of followed partitions, for a `group` with a new signature and a deleted
+        group `gone`.
         """
         if group is not None:
             count = sum(count for _, count in group.signature.values())
@@ -152,14 +154,14 @@ class GroupTable:
             self._followed_count -= gone.followed_count
 
     def create(self, name: str) -> ConsumerGroup:
-        """A new group without members. Look for room before."""
+        """Create a group without members. Call `check_room` before."""
         group = ConsumerGroup(self._store.new_group_id(), name, self._wall_ms(), self._elapsed_ms())
         self.change(group)
         self._load_group(group)
         return group
 
     def delete(self, group: ConsumerGroup) -> None:
-        """A group without members goes, with its offsets: those of the step are to be written
+        """Delete a group without members, with its offsets. Offsets of this step have to be written
         before. Raises StorageError, DiskFullError.
         """
         self.change(group)
@@ -168,7 +170,7 @@ class GroupTable:
         self.count_partitions(None, group)
 
     def write(self, group: ConsumerGroup) -> None:
-        """The rows that have changed. Raises StorageError, DiskFullError."""
+        """Write the changed rows of a group. Raises StorageError, DiskFullError."""
         if group.touched:
             there = [group.members[one] for one in group.touched if one in group.members]
             gone = [(group.group_id, one) for one in group.touched if one not in group.members]
@@ -184,13 +186,11 @@ class GroupTable:
             group.is_row_changed = False
 
     def kept(self) -> None:
-        """The step was committed."""
+        """Forget the changes of the step, which was committed."""
         self.changed, self._removed = {}, {}
 
     def rolled_back(self, now_ns: int) -> None:
-        """The groups that the step has changed are again as the disk has them. Raises
-        StorageError.
-        """
+        """Reload the groups that the step has changed. Raises StorageError."""
         changed, self.changed = self.changed, {}
         removed, self._removed = self._removed, {}
         for group_id, name in changed.items():

@@ -1,14 +1,13 @@
-"""Groups and hash slots: a partition that got slots from others is read when those are read to
-where they ended.
+"""Hand-over of hash slots in groups: a partition that received slots is blocked until the group has
+drained its source partitions.
 
-Where keys have moved, the older records of a key lie in another partition than the newer ones. So a
-member gets the partition that was added when the group's committed offsets have passed the
-hand-over offset of each of its sources. A group that keeps its offsets elsewhere would wait for
-ever: where it has committed nothing at all in a source, that source is waited for no longer than
-PATIENCE_NS.
+When keys have moved, the older records of a key lie in another partition than the newer ones. A
+member therefore gets an added partition only after the group's committed offsets have passed the
+hand-over offset of each source. A group that stores its offsets elsewhere would wait for ever.
+A source without any committed offset therefore blocks for at most PATIENCE_NS.
 
 Owner: the service. `is_drained`, which decides, is pure.
-Crash: nothing is kept: what is held follows from committed offsets and topics.
+Crash: nothing is stored. The blocked partitions follow from committed offsets and topics.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ PATIENCE_NS = 60_000_000_000
 
 
 class HandOvers:
-    """Which partitions of a group are held back."""
+    """Computes the blocked partitions of groups."""
 
     def __init__(self, topics: TopicImage, offsets: OffsetBook) -> None:
         self._topics = topics
         self._offsets = offsets
 
     def check(self, group: ConsumerGroup, now_ns: int) -> None:
-        """Find out what is held back now; what is so no longer is free for its next owner."""
+        """Recompute the group's blocked partitions. Those no longer blocked become free."""
         blocked: dict[Partition, int] = {}
         for topic_id, _ in group.signature.values():
             topic = self._topics.by_id(topic_id)

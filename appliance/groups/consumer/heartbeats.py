@@ -1,13 +1,14 @@
-"""Heartbeats of consumer groups: members join, stay, subscribe anew and leave; each is told what it
-is to have.
+"""Heartbeats of consumer groups: members join, stay, change subscriptions and leave, and each
+answer carries the member's assignment.
 
-A heartbeat that changes nothing is answered at once, from what was made for the last one. All
-others wait until the step is settled: then each group that has changed gets one new target,
-whatever number of members joined, and the waiting members are answered one by one.
+A heartbeat that changes nothing gets the member's cached answer at once. All others wait until the
+step is settled. Then each changed group gets one new target, however many members joined, and the
+waiting members are answered one by one.
 
 Owner: the service.
-Invariants: a heartbeat without news costs no write and no look at other members. Each heartbeat has
-    one answer.
+Invariants:
+- A heartbeat without a change costs no write and visits no other member.
+- Each heartbeat has one answer.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 
 class Heartbeats:
-    """All that members of consumer groups say of themselves."""
+    """Handles the heartbeats of all consumer groups."""
 
     def __init__(
         self, table: GroupTable, sessions: membership.Sessions, outgoing: Responses,
@@ -49,8 +50,8 @@ class Heartbeats:
         catalog_version: int, hand_overs: HandOvers, start_offsets: StartOffsets, answer_max: int,
         suspended: SuspendedGroups,
     ) -> None:  # fmt: skip
-        """`catalog_version`: above what any service before said. `answer_max`: bytes of an
-        answer.
+        """`catalog_version`: higher than that of any earlier service. `answer_max`: limit of an
+        answer, bytes.
         """
         self._answer_max = answer_max
         self._table = table
@@ -64,13 +65,15 @@ class Heartbeats:
         self._start_offsets = start_offsets
         self._suspended = suspended
         self._delayed: dict[str, int] = {}
-        """Names of groups that are to be assigned, and when."""
+        """Group name -> time of its delayed assignment."""
         self._waiting: deque[
             tuple[Requester, ConsumerGroup, Member, frozenset[Partition] | None]
         ] = deque()
 
     def try_quiet(self, requester: Requester, request: dict[str, Any], now_ns: int) -> bool:
-        """Answer a heartbeat that changes nothing and brings no news; False: it is another one."""
+        """Answer a heartbeat without a change from the cache. Returns False for any other
+        heartbeat.
+        """
         name, member_id = request.get("group"), request.get("member_id")
         if type(name) is not str or type(member_id) is not str:
             return False
@@ -100,7 +103,7 @@ class Heartbeats:
     def join(
         self, requester: Requester, name: str, member_id: str, request: dict[str, Any], now_ns: int
     ) -> None:
-        """A heartbeat with epoch 0. Raises TailraceError; nothing has changed then."""
+        """Handle a heartbeat with epoch 0. Raises TailraceError before any change."""
         settings, reported = membership.joining_in(request, self._limits)
         group = self._table.get(name)
         membership.check_assignor(self._assignors, group, member_id, settings)
@@ -137,7 +140,7 @@ class Heartbeats:
             membership.rejoin(group, member, settings)
             return member
         if old is not None:
-            if member is not None:  # it takes another instance id, and that one's place
+            if member is not None:  # a known member takes another instance id, and its place
                 self._sessions.forget(member)
                 group.remove(member, 0, 0)
             logger.info(
@@ -164,7 +167,7 @@ class Heartbeats:
         request: dict[str, Any],
         now_ns: int,
     ) -> None:
-        """A heartbeat with the member's epoch. Raises TailraceError."""
+        """Handle a heartbeat with the member's epoch. Raises TailraceError."""
         group = self._table.get(name)
         if group is None:
             raise UnknownMemberError(
@@ -197,7 +200,7 @@ class Heartbeats:
     def leave(
         self, requester: Requester, name: str, member_id: str, epoch: int, now_ns: int
     ) -> None:
-        """A heartbeat with epoch -1 or -2. A member that there is not has left already. Raises
+        """Handle a heartbeat with epoch -1 or -2. An unknown member has left already. Raises
         InvalidRequestError.
         """
         group = self._table.get(name)
@@ -208,13 +211,13 @@ class Heartbeats:
                 membership.leave_temporarily(group, member)
                 member.last_heartbeat_ns = now_ns
             else:
-                self.remove(group, member, "it left")
+                self.remove(group, member, "left")
         self._outgoing.answer(
             requester, name, orjson.dumps({"member_id": member_id, "member_epoch": epoch})
         )
 
     def remove(self, group: ConsumerGroup, member: Member, reason: str) -> None:
-        """The member is no member any more."""
+        """Remove a member and log the reason."""
         logger.info(
             "group=%s member=%s client=%s removed=%r",
             group.name,
@@ -225,7 +228,7 @@ class Heartbeats:
         self._table.remove(group, member)
 
     def expired(self, group_id: int, member: Member, now_ns: int) -> None:
-        """A member's timer fires. Raises GroupFailure."""
+        """Handle the timer of a member. Raises GroupFailure."""
         group = self._table.find(group_id)
         if group is None or group.members.get(member.member_id) is not member:
             return
@@ -239,11 +242,11 @@ class Heartbeats:
             else:
                 self._sessions.watch(group_id, member)
 
-    # ---- news ------------------------------------------------------------------------------------
+    # ---- topics ----------------------------------------------------------------------------------
 
     def topics_changed(self) -> None:
-        """Groups whose topics are others now are assigned anew; members that want to know are told.
-        Raises GroupFailure.
+        """Mark groups with changed topics for assignment, and push to members that follow the
+        catalog. Raises GroupFailure.
         """
         self._catalog_version += 1
         for group in self._table:
@@ -268,7 +271,7 @@ class Heartbeats:
         group.paused = paused
 
     def _push(self, group: ConsumerGroup, member: Member) -> None:
-        """Ask a member to send a heartbeat now."""
+        """Request an immediate heartbeat from a member."""
         if member.session is not None:
             body = orjson.dumps({"group": group.name, "member_id": member.member_id})
             self._outgoing.push(member.session, Api.GROUP_HEARTBEAT, body)
@@ -276,8 +279,8 @@ class Heartbeats:
     # ---- the end of a step -----------------------------------------------------------------------
 
     def settle(self, now_ns: int) -> None:
-        """Compute targets, answer who waits, write what has changed. Raises GroupFailure,
-        StorageError, DiskFullError.
+        """Compute targets, answer the waiting heartbeats and write the changed rows. Raises
+        GroupFailure, StorageError, DiskFullError.
         """
         groups = [
             group
@@ -299,7 +302,7 @@ class Heartbeats:
                 self._table.write(group)
 
     def _assign(self, group: ConsumerGroup, now_ns: int) -> None:
-        """Compute the group's target, if it is to be another."""
+        """Compute the group's target if it is dirty and may be assigned."""
         if group.is_dirty and self._may_assign(group, now_ns):
             before = [topic_id for topic_id, _ in group.signature.values()]
             group.assign(self._topics, self._assignors)
@@ -312,8 +315,8 @@ class Heartbeats:
             self._hand_overs.check(group, now_ns)
 
     def _may_assign(self, group: ConsumerGroup, now_ns: int) -> bool:
-        """A large group that was assigned a moment ago waits; who joins it meanwhile has nothing
-        yet.
+        """False while a large group pauses between assignments. Members that join meanwhile have
+        no partitions.
         """
         if group.epoch and now_ns < group.assign_after_ns and group.members:
             self._delayed[group.name] = group.assign_after_ns
@@ -326,7 +329,7 @@ class Heartbeats:
         return True
 
     def advance(self, now_ns: int) -> None:
-        """Groups that have waited long enough are assigned when the step is settled."""
+        """Mark groups whose delay has passed as changed, so that `settle` assigns them."""
         for name in [name for name, due_ns in self._delayed.items() if now_ns >= due_ns]:
             del self._delayed[name]
             group = self._table.get(name)
@@ -334,7 +337,7 @@ class Heartbeats:
                 self._table.change(group)
 
     def retry(self, name: str) -> None:
-        """Settle the group in this step: it was held up."""
+        """Settle the group in this step, since its suspension has ended."""
         self._delayed[name] = 0
 
     def next_deadline_ns(self) -> int | None:
@@ -348,13 +351,11 @@ class Heartbeats:
         reported: frozenset[Partition] | None,
         now_ns: int,
     ) -> None:
-        if (
-            group.members.get(member.member_id) is not member
-        ):  # removed behind its heartbeat, in the same step
+        if group.members.get(member.member_id) is not member:  # removed in the same step
             self._outgoing.refuse(
                 requester,
                 UnknownMemberError(
-                    f"the group {group.name} has no member {member.member_id} any more"
+                    f"member {member.member_id} was removed from the group {group.name}"
                 ),
             )
             return
@@ -373,17 +374,13 @@ class Heartbeats:
             answer["assignment"] = by_topic(member.assigned)
             answer["topic_names"] = group.names_of(answer["assignment"], self._topics)
         body = orjson.dumps(answer)
-        if (
-            len(body) > self._answer_max and answer.pop("topic_names", None) is not None
-        ):  # the member looks them up
-            body = orjson.dumps(answer)
+        if len(body) > self._answer_max and answer.pop("topic_names", None) is not None:
+            body = orjson.dumps(answer)  # the member fetches the names from the metadata
         self._outgoing.answer(requester, group.name, body)
         self._outgoing.is_answered(SessionKey(*requester[:2]))
 
     def rolled_back(self, error: TailraceError) -> None:
-        """Those who still waited are refused; the groups that the step changed are looked at
-        again.
-        """
+        """Refuse the waiting heartbeats, and settle the groups that the step changed again."""
         self._delayed |= dict.fromkeys(self._table.changed.values(), 0)
         waiting, self._waiting = self._waiting, deque()
         for requester, *_ in waiting:

@@ -1,14 +1,14 @@
-"""The rules of joining, staying and leaving a consumer group; and which connection a member comes
-over, and until when it is waited for.
+"""The rules of joining, staying in and leaving a consumer group, and the sessions of its members.
 
 A static member (with an instance id) keeps its place for its session timeout. Another consumer with
-its instance id takes the place where the old one has said that it goes for a while (epoch -2), or
-its connection has closed; while the old one lives, the other is refused. A dynamic member whose
-connection closes has a moment to come over another one.
+the same instance id takes the place when the old one has left temporarily (epoch -2) or its
+connection has closed. It is refused while the old one is alive. A dynamic member whose connection
+closes may return over another one within CLOSED_GRACE_NS.
 
 Owner: the service.
-Invariants: each member has one timer at most, at or before its deadline; a heartbeat moves no
-    timer: one that fires early is set again.
+Invariants:
+- Each member has at most one timer, at or before its deadline.
+- A heartbeat moves no timer. A timer that fires early is set again.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class Sessions:
     """Members' connections and timers."""
 
     def __init__(self, now_ns: int, expired: Callable[[int, Member, int], None]) -> None:
-        """`expired`: called with (group id, member, now) when a member's timer fires; it removes
-        the member or has it watched again.
+        """`expired`: called with (group id, member, now) when a member's timer fires. It removes
+        the member or calls `watch`.
         """
         self.started_ns = now_ns
         self._expired = expired
@@ -76,7 +76,7 @@ class Sessions:
         member.timer = self._wheel.add(deadline_ns, (group_id, member))
 
     def touch(self, group_id: int, member: Member, session: SessionKey, now_ns: int) -> None:
-        """A heartbeat of the member came over this connection."""
+        """Note a heartbeat of the member over this connection."""
         if member.session != session:
             self._unbind(member)
             member.session = session
@@ -86,8 +86,8 @@ class Sessions:
         self.watch(group_id, member)
 
     def closed(self, session: SessionKey, now_ns: int, *, with_front: bool) -> None:
-        """The connection is gone. `with_front`: the client is not told of that before it sends
-        something.
+        """Start the grace period of the members of a closed connection. `with_front`: it closed
+        with its front, which a client notices only when it sends its next heartbeat.
         """
         for member, group_id in self._members.pop(session, {}).items():
             member.session = None
@@ -109,22 +109,20 @@ class Sessions:
         member.subscription_bytes = size_bytes
 
     def check_room(self, topics: tuple[str, ...], *, is_new: bool) -> None:
-        """Raises GroupFullError when all groups together have as many members, or subscriptions, as
-        there may be.
-        """
+        """Raises GroupFullError when members or subscriptions of all groups are at their limit."""
         if is_new and len(self._wheel) >= MEMBERS_IN_ALL_MAX:
             raise GroupFullError(
-                f"all groups together have {len(self._wheel)} members, as many as an appliance "
-                "serves"
+                f"all groups together have {len(self._wheel)} members; an appliance serves at most "
+                f"{MEMBERS_IN_ALL_MAX}"
             )
         if self._subscription_bytes + subscription_bytes(topics) > SUBSCRIPTIONS_MAX_BYTES:
             raise GroupFullError(
-                "the names of topics that all members subscribe to take "
-                f"{self._subscription_bytes} bytes: subscribe to fewer"
+                "the topic names in the subscriptions of all members take "
+                f"{self._subscription_bytes} bytes: subscribe to fewer topics"
             )
 
     def forget(self, member: Member) -> None:
-        """The member is gone."""
+        """Remove the session and the timer of a member."""
         self._count(member, 0)
         self._unbind(member)
         if member.timer is not None:
@@ -132,7 +130,7 @@ class Sessions:
             member.timer = None
 
     def resume(self, group_id: int, member: Member, before: Member) -> None:
-        """`member` was read from the store again; `before` is what was known of it."""
+        """Continue the session of `before` with `member`, which was reloaded from the store."""
         member.last_heartbeat_ns = before.last_heartbeat_ns
         member.session, member.closed_ns = before.session, before.closed_ns
         if before.session is not None:
@@ -140,8 +138,8 @@ class Sessions:
         self.watch(group_id, member)
 
     def advance(self, now_ns: int) -> None:
-        """Have the members looked at whose timers fire. Where one fails, its timer and those behind
-        it fire again in the next step.
+        """Call `expired` for the members whose timers fire. When one call fails, its timer and the
+        following ones fire again in the next step.
         """
         if now_ns < self._wheel.quiet_until_ns:
             return
@@ -163,12 +161,12 @@ class Sessions:
 
 
 def subscription_bytes(topics: tuple[str, ...]) -> int:
-    """What a subscription takes in memory."""
+    """Memory of a subscription."""
     return NAME_BYTES * len(topics) + sum(map(len, topics))
 
 
 def reason_to_remove(member: Member, now_ns: int) -> str:
-    """Why a member is to go now; empty: it is not."""
+    """The reason to remove a member now; empty: it stays."""
     if now_ns < member.deadline_ns(CLOSED_GRACE_NS):
         return ""
     if now_ns >= member.last_heartbeat_ns + member.settings.session_timeout_ms * 1_000_000:
@@ -181,7 +179,7 @@ def reason_to_remove(member: Member, now_ns: int) -> str:
             "did not give partitions back within "
             f"max_poll_interval_ms={member.settings.rebalance_timeout_ms}"
         )
-    return "its connection closed"
+    return "connection closed"
 
 
 # ---- joining -------------------------------------------------------------------------------------
@@ -190,20 +188,22 @@ def reason_to_remove(member: Member, now_ns: int) -> str:
 def joining_in(
     request: Mapping[str, Any], limits: GroupLimits
 ) -> tuple[MemberSettings, frozenset[Partition]]:
-    """What a joining member asks for, and what it says it owns. Raises InvalidRequestError."""
+    """The settings and the owned partitions of a join request. Raises InvalidRequestError."""
     return settings_in(request, limits), owned_in(request) or frozenset()
 
 
 def check_assignor(
     assignors: Assignors, group: ConsumerGroup | None, member_id: str, settings: MemberSettings
 ) -> None:
-    """Raises UnsupportedAssignorError: it is not there, or the others use another one."""
+    """Raises UnsupportedAssignorError when the assignor is unknown or the other members use another
+    one.
+    """
     name = settings.assignor
     if name is None:
         return
     if not assignors.has(name):
         raise UnsupportedAssignorError(
-            f"there is no assignor {shown(name)}; there are {', '.join(assignors.names)}"
+            f"there is no assignor {shown(name)}; available are {', '.join(assignors.names)}"
         )
     if (
         group is not None
@@ -211,7 +211,7 @@ def check_assignor(
         and len(group.members) > (member_id in group.members)
     ):
         raise UnsupportedAssignorError(
-            f"the members of {group.name} use the assignor {group.assignor}, this one asks for "
+            f"the members of {group.name} use the assignor {group.assignor}, this one requests "
             f"{name}"
         )
 
@@ -219,8 +219,9 @@ def check_assignor(
 def place_of_instance(
     group: ConsumerGroup, member_id: str, settings: MemberSettings, started_ns: int, now_ns: int
 ) -> Member | None:
-    """The member whose place the joining one takes, as it has the same instance id; None: there is
-    none. Raises InstanceIdInUseError.
+    """The static member with the same instance id, which the joining one replaces; None: there is
+    none. Raises InstanceIdInUseError when it is alive, TailraceError (NOT_READY) when that is
+    unknown.
     """
     holder = None if settings.instance_id is None else group.by_instance.get(settings.instance_id)
     if holder is None or holder == member_id:
@@ -228,14 +229,12 @@ def place_of_instance(
     old = group.members[holder]
     if old.is_away or old.closed_ns is not None:
         return old
-    if (
-        old.session is None
-    ):  # since a restart of this process; if the old one lives, it comes in a moment
+    if old.session is None:  # no heartbeat since a restart of this process
         if now_ns - started_ns >= CLOSED_GRACE_NS:
             return old
         raise TailraceError(
-            f"whether the member with the instance id {settings.instance_id} lives is not known "
-            "yet",
+            f"the member with the instance id {settings.instance_id} has sent no heartbeat since "
+            "the group coordinator restarted, and may be alive",
             ErrorCode.NOT_READY,
         )
     raise InstanceIdInUseError(
@@ -245,6 +244,7 @@ def place_of_instance(
 
 
 def full(group: ConsumerGroup) -> GroupFullError:
+    """The error for a join of a group with `group.members.max` members."""
     return GroupFullError(
         f"the group {group.name} has {len(group.members)} members, as many as group.members.max "
         "allows"
@@ -252,7 +252,7 @@ def full(group: ConsumerGroup) -> GroupFullError:
 
 
 def rejoin(group: ConsumerGroup, member: Member, settings: MemberSettings) -> None:
-    """A member that the group has begins anew: it has nothing."""
+    """Reset a member that joins again: it owns nothing."""
     if member.settings.topics != settings.topics:
         group.is_dirty = group.is_row_changed = True
     if member.instance_id != settings.instance_id:
@@ -271,7 +271,9 @@ def rejoin(group: ConsumerGroup, member: Member, settings: MemberSettings) -> No
 
 
 def known_member(group: ConsumerGroup, request: Mapping[str, Any], member_id: str) -> Member:
-    """Raises UnknownMemberError; FencedMemberError when another has taken its instance id."""
+    """The member of an id. Raises UnknownMemberError, or FencedMemberError when another member has
+    taken its instance id.
+    """
     member = group.members.get(member_id)
     if member is not None:
         return member
@@ -290,12 +292,12 @@ def known_member(group: ConsumerGroup, request: Mapping[str, Any], member_id: st
 def checked_heartbeat(
     member: Member, epoch: int, request: Mapping[str, Any]
 ) -> frozenset[Partition] | None:
-    """What the member says it owns, if it says. Raises FencedMemberError; an epoch that the answer
-    to its last heartbeat would have replaced is taken, since answers get lost.
+    """The member's owned partitions, if the heartbeat has them. Raises FencedMemberError for a
+    wrong epoch. The previous epoch is accepted, since the answer with the new one may be lost.
     """
     reported = owned_in(request)
     if member.is_away:
-        raise FencedMemberError("this member said that it goes for a while: it is to join again")
+        raise FencedMemberError("this static member has left temporarily: join again")
     if epoch == member.epoch:
         return reported
     has_missed_answer = epoch == member.previous_epoch and (
@@ -311,7 +313,9 @@ def checked_heartbeat(
 def subscription_in(
     member: Member, request: Mapping[str, Any], sessions: Sessions
 ) -> MemberSettings:
-    """What the member asks for now. Raises InvalidRequestError, GroupFullError."""
+    """The member's settings with the subscription of this request. Raises InvalidRequestError,
+    GroupFullError.
+    """
     topics, follows = topics_in(request), flag_in(request, "follows_catalog")
     if topics is not None and topics != member.settings.topics:
         sessions.check_room(topics, is_new=False)
@@ -323,7 +327,7 @@ def subscription_in(
 
 
 def resubscribe(group: ConsumerGroup, member: Member, changed: MemberSettings) -> None:
-    """Take in other subscriptions, if they are others."""
+    """Replace the member's settings if they changed."""
     if changed != member.settings:
         if changed.topics != member.settings.topics:
             group.is_dirty = group.is_row_changed = True
@@ -332,12 +336,12 @@ def resubscribe(group: ConsumerGroup, member: Member, changed: MemberSettings) -
 
 
 def leave_temporarily(group: ConsumerGroup, member: Member) -> None:
-    """A static member goes for a while: what it has stays its own, but for what it was to give
-    back. Raises InvalidRequestError.
+    """Let a static member leave temporarily. It keeps its partitions, except those that it had to
+    release. Raises InvalidRequestError.
     """
     if member.instance_id is None:
         raise InvalidRequestError(
-            "only a member with an instance_id goes for a while (epoch -2); others leave with "
+            "only a member with an instance_id leaves temporarily (epoch -2); others leave with "
             "epoch -1"
         )
     for partition in member.revoking:
@@ -350,7 +354,7 @@ def leave_temporarily(group: ConsumerGroup, member: Member) -> None:
 
 
 def paused_of(subscribed: Mapping[str, tuple[str, int]], topics: TopicImage) -> tuple[str, ...]:
-    """The ids of those topics whose delivery is paused."""
+    """The ids of the subscribed topics whose delivery is paused."""
     found = []
     for topic_id, _ in subscribed.values():
         topic = topics.by_id(topic_id)

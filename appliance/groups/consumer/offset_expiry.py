@@ -1,12 +1,15 @@
-"""Offsets that nobody needs any more: of groups without members for longer than
-`offsets.retention.minutes`, and of topics that are gone.
+"""Expiry of committed offsets: of groups without members for `offsets.retention.minutes`, and of
+deleted topics.
 
 Owner: the service.
-Invariants: an offset goes only when its group has had no member, and it was not committed anew, for
-    the retention; or when its topic is known to be deleted. A group goes with its last offset; one
-    that never had any, EMPTY_KEPT_MS after its last member. Work comes in slices of SLICE rows. All
-    time is elapsed time (`shm.runtime.elapsed_time`): what is done to the wall clock expires
-    nothing and keeps nothing.
+Invariants:
+- An offset expires when its group has had no member, and no commit has renewed it, for the
+  retention; or when its topic is known to be deleted.
+- A group is deleted with its last offset. A group without offsets is deleted EMPTY_KEPT_MS after
+  its last member has gone.
+- Work is done in slices of SLICE rows.
+- All time is elapsed time (`shm.runtime.elapsed_time`), so that changes of the wall clock have no
+  effect.
 """
 
 from __future__ import annotations
@@ -15,19 +18,19 @@ from collections.abc import Callable
 
 from appliance.groups.base.limits import GroupLimits
 from appliance.groups.base.messages import TopicImage
-from appliance.groups.base.store import GroupStore
+from appliance.groups.store.group_store import GroupStore
 
 SWEEP_NS = 60_000_000_000
-"""How often it is looked."""
+"""Interval between sweeps."""
 SLICE_NS = 5_000_000
-"""When the next slice of a sweep comes."""
+"""Interval between the slices of a sweep."""
 SLICE = 500
 TOPICS_AT_ONCE = 20
 EMPTY_KEPT_MS = 600_000
 
 
 class OffsetExpiry:
-    """The sweep."""
+    """Sweeps the store for expired offsets and empty groups."""
 
     def __init__(
         self, store: GroupStore, topics: TopicImage, limits: GroupLimits, now_ns: int
@@ -39,7 +42,7 @@ class OffsetExpiry:
         self._behind_group_id = 0
         self._known = {topic.topic_id for topic in topics.topics()}
         self._deleted: list[str] = []
-        """Topics that were seen to go, whose offsets are to go."""
+        """Ids of deleted topics whose offsets are still to be deleted."""
 
     def topics_changed(self, now_ns: int) -> None:
         known = {topic.topic_id for topic in self._topics.topics()}
@@ -56,14 +59,13 @@ class OffsetExpiry:
         return self._due_ns
 
     def rolled_back(self) -> None:
-        """What was swept in this step is there again: begin anew, with what was deleted while
-        nobody looked.
-        """
+        """Restart the sweep, since a rollback has restored the rows that this step deleted."""
         self._behind_group_id = 0
 
     def step(self, now_ns: int, elapsed_ms: int, is_unused: Callable[[int], bool]) -> list[int]:
-        """One slice; returns the ids of groups that are to go. `is_unused`: whether the step that
-        is under way, too, knows of nobody in a group. Raises StorageError, DiskFullError.
+        """Sweep one slice. Returns the ids of groups to delete. `is_unused`: called with a group id
+        without members in the store; True when the current step has not changed that. Raises
+        StorageError, DiskFullError.
         """
         if self._deleted:
             self._delete_topic(now_ns, elapsed_ms)
@@ -90,8 +92,9 @@ class OffsetExpiry:
         return gone
 
     def _delete_unknown(self, elapsed_ms: int) -> bool:
-        """Offsets of topics that were deleted while this process did not run; returns whether there
-        may be more. They are kept for the retention: a catalog may have been lost, and come back.
+        """Delete offsets of topics that were deleted while this process did not run. Returns
+        whether there may be more. They are kept for the retention, since a lost catalog may be
+        restored.
         """
         unknown = [
             topic_id for topic_id in self._store.all_offset_topics() if topic_id not in self._known

@@ -1,9 +1,11 @@
-"""Requests that change committed offsets: commits of members and from outside, and what operators
-set.
+"""Requests that change committed offsets: commits of members and from outside, and changes by
+operators.
 
 Owner: the service.
-Invariants: an entry is kept or is in the answer's `refused`, never both; entries of a request that
-    is no request change nothing. A commit costs no read.
+Invariants:
+- An entry is either applied or listed in the answer's `refused`.
+- A malformed request changes nothing.
+- A commit costs no read of the store.
 """
 
 from __future__ import annotations
@@ -18,11 +20,11 @@ from appliance.groups.base.members import Member, members_text
 from appliance.groups.base.messages import Partition, TopicImage
 from appliance.groups.base.offsets import Commit, OffsetBook, Refusal, entry_parts
 from appliance.groups.base.request_validation import entries_in, epoch_in, member_in, shown
-from appliance.groups.base.store import OffsetRow
 from appliance.groups.consumer import membership
 from appliance.groups.consumer.group import ConsumerGroup
 from appliance.groups.consumer.group_table import GroupTable
 from appliance.groups.consumer.start_offsets import StartOffsets
+from appliance.groups.store.schema import OffsetRow
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import FencedMemberError, GroupNotEmptyError, UnknownMemberError
 
@@ -31,7 +33,7 @@ _NO_MEMBER: Mapping[Partition, str] = {}
 
 
 class OffsetRequests:
-    """COMMIT_OFFSETS and ALTER_GROUP_OFFSETS."""
+    """Handles COMMIT_OFFSETS and ALTER_GROUP_OFFSETS."""
 
     def __init__(
         self, table: GroupTable, book: OffsetBook, start_offsets: StartOffsets, topics: TopicImage,
@@ -48,7 +50,7 @@ class OffsetRequests:
         self._elapsed_ms = elapsed_ms
 
     def commit(self, name: str, request: dict[str, Any]) -> bytes:
-        """COMMIT_OFFSETS. Raises TailraceError when nothing of it is looked at."""
+        """Handle COMMIT_OFFSETS. Raises TailraceError when the whole request is refused."""
         entries = entries_in(request)
         group = self._table.get(name)
         member, epoch = None, -1
@@ -68,8 +70,8 @@ class OffsetRequests:
         member = membership.known_member(group, request, member_id)
         if epoch > member.epoch:
             raise FencedMemberError(
-                f"the commit is of epoch {epoch}, the member's is {member.epoch}: it has joined "
-                "again since"
+                f"the commit is of member epoch {epoch}, the member's is {member.epoch}: it has "
+                "joined again since"
             )
         return member, epoch
 
@@ -79,7 +81,7 @@ class OffsetRequests:
         )
 
     def _keep(self, group: ConsumerGroup | None, name: str, rows: list[OffsetRow]) -> None:
-        """A group that there is not is made for the first offset."""
+        """Buffer the rows. Creates the group if it does not exist."""
         if not rows:
             return
         if group is None:
@@ -94,13 +96,13 @@ class OffsetRequests:
         if not refused:
             return _NOTHING_REFUSED
         body = orjson.dumps({"refused": refused})
-        if len(body) > self._answer_max:  # the codes say it too
+        if len(body) > self._answer_max:  # the codes alone name the errors
             body = orjson.dumps({"refused": [[*refusal[:3], ""] for refusal in refused]})
         return body
 
     def alter(self, name: str, request: dict[str, Any]) -> bytes:
-        """ALTER_GROUP_OFFSETS: an operator sets or deletes offsets. Raises GroupNotEmptyError when
-        the group has members.
+        """Handle ALTER_GROUP_OFFSETS: an operator sets or deletes offsets. Raises
+        GroupNotEmptyError when the group has members.
         """
         group = self._table.get(name)
         if group is not None and group.members:
@@ -139,12 +141,12 @@ class OffsetRequests:
 
 
 def _alteration(entry: Any) -> tuple[str, int, int | None, str]:
-    """[topic, partition, offset or null, metadata?]. Raises InvalidRequestError."""
+    """Parse an entry [topic, partition, offset or null, metadata?]. Raises InvalidRequestError."""
     if isinstance(entry, list) and 3 <= len(entry) <= 4:
         metadata = entry[3] if len(entry) == 4 else ""
         topic, partition, offset, _, text, _ = entry_parts(
             [*entry[:2], 0 if entry[2] is None else entry[2], -1, metadata]
         )
         return topic, partition, None if entry[2] is None else offset, text
-    topic, partition, offset, _, text, _ = entry_parts(None)  # raises, and says what an entry is
+    topic, partition, offset, _, text, _ = entry_parts(None)  # raises, and describes an entry
     return topic, partition, offset, text

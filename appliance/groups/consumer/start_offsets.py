@@ -1,23 +1,23 @@
-"""Where a group begins in a partition that it has committed nothing in.
+"""Start offsets of a group in partitions without a committed offset.
 
-Where the client's auto_offset_reset says; but a client that would begin at the end is told of a
-place before it, for partitions that it is given late:
+The client's auto_offset_reset decides, with these exceptions for partitions that a group gets late:
 
-    added while the group was there                     the first record
-    added before, and perhaps held back (`hand_over`)   where the log ended when the group came
-    of a topic that was deleted and made again          the first record, whether the group was there or away (`gone_topics`)
+    partition                                                 start offset
+    added while the group was active on the topic             the first record
+    added before, and blocked at first (hash_slot_handover)   log end when the group became active
+    of a recreated topic (deleted_topics)                     the first record
 
-With "latest" alone what was written until the member had the partition would be skipped, as it is
-in Kafka (KAFKA-12478, KIP-842). A group is there from when a member subscribes to the topic, or the
-first offset of the topic is committed, until it has neither members that subscribe to it nor
-offsets in it.
+With "latest" alone the group would skip the records written before a member got the partition, as
+in Kafka (KAFKA-12478, KIP-842). A group becomes active on a topic when a member subscribes to it or
+the first offset is committed. It ends when it has neither subscribed members nor offsets.
 
-Owner: the service. `begun`, `begins`, `names` and `gone` of a group are part of its row.
-Invariants: of a topic in `begun` the partitions below the number were there when the group came;
-    nothing is written when partitions are added. What is said of a topic goes with it:
-    `follow_topics` leaves its name only, in `gone`.
-Crash: the row of the group has it, written with the assignment or the commit that it is about.
-"""  # noqa: E501
+Owner: the service. `begun`, `begins`, `names` and `deleted_topics` of a group are part of its row.
+Invariants:
+- The partitions of a topic below its number in `begun` existed when the group became active.
+- Adding partitions writes nothing.
+- `follow_topics` drops the entries of a deleted topic, and adds its name to `deleted_topics`.
+Crash: the entries are in the group's row, in the transaction of the assignment or commit.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from collections.abc import Callable, Iterable
 
 from appliance.groups.base.messages import TopicImage, TopicView
 from appliance.groups.base.offsets import OffsetBook
-from appliance.groups.base.store import OffsetRow
 from appliance.groups.consumer.group import ConsumerGroup
+from appliance.groups.store.schema import OffsetRow
 
 
 class StartOffsets:
-    """See the module's docstring."""
+    """Computes and maintains the start offsets of groups."""
 
     def __init__(
         self, topics: TopicImage, offsets: OffsetBook, elapsed_ms: Callable[[], int]
@@ -40,43 +40,39 @@ class StartOffsets:
         self._elapsed_ms = elapsed_ms
 
     def follow_topics(self, group: ConsumerGroup) -> bool:
-        """Forget what was said of topics that were deleted. Returns whether there was anything."""
+        """Drop the entries of deleted topics. Returns whether there were any."""
         deleted = []
         for topic_id in group.begun:
             topic = self._topics.by_id(topic_id)
             if topic is None:
                 deleted.append(topic_id)
             else:
-                group.names.setdefault(
-                    topic_id, topic.name
-                )  # rows of an earlier build have no names
+                group.names.setdefault(topic_id, topic.name)  # rows of earlier builds have no names
         for topic_id in deleted:
             del group.begun[topic_id]
             group.begins.pop(topic_id, None)
             name = group.names.pop(topic_id, None)
             if name is not None:
-                group.gone.add(name, self._elapsed_ms())
+                group.deleted_topics.add(name, self._elapsed_ms())
         if deleted:
             group.is_row_changed = True
         return bool(deleted)
 
     def assigned(self, group: ConsumerGroup, before: Iterable[str]) -> None:
-        """The group has another target. `before`: the ids of the topics that it was assigned
-        before.
-        """
+        """Note a new target assignment. `before`: topic ids of the previous assignment."""
         known = set(before)
         for topic_id, count in group.signature.values():
             if topic_id in known:
                 continue
             if topic_id not in group.begun or not self._offsets.has_any(group.group_id, topic_id):
-                self._begin(group, topic_id, count)  # else it has come back
+                self._begin(group, topic_id, count)  # otherwise the group returns to the topic
         self.follow_topics(group)
         group.is_row_changed = True
 
     def _begin(self, group: ConsumerGroup, topic_id: str, count: int) -> None:
         topic = self._topics.by_id(topic_id)
-        if topic is not None and topic.name in group.gone:
-            count = 0  # it was made again: all of it was added while the group was there
+        if topic is not None and topic.name in group.deleted_topics:
+            count = 0  # recreated: all its partitions were added while the group was active
         group.begun[topic_id] = count
         if topic is not None:
             group.names[topic_id] = topic.name
@@ -91,20 +87,20 @@ class StartOffsets:
             group.begins.pop(topic_id, None)
 
     def committed(self, group: ConsumerGroup, rows: Iterable[OffsetRow]) -> None:
-        """Offsets were committed, perhaps the first ones of a topic."""
+        """Note committed offsets, which may be the group's first ones in a topic."""
         for row in rows:
             topic = self._topics.by_id(row.topic_id)
             if topic is not None and row.topic_id not in group.begun:
                 self._begin(group, row.topic_id, topic.partition_count)
                 group.is_row_changed = True
-            if topic is not None and group.gone.forget(topic.name):
+            if topic is not None and group.deleted_topics.forget(topic.name):
                 group.is_row_changed = True
 
     def of(self, group: ConsumerGroup, topic: TopicView, partition: int) -> int | None:
-        """Where the group begins in a partition that it has committed nothing in; None: where its
-        client's auto_offset_reset says.
+        """The start offset of a partition without a committed offset; None: the client's
+        auto_offset_reset decides.
         """
-        if topic.name in group.gone:
+        if topic.name in group.deleted_topics:
             return (
                 self._topics.beginning_offset(topic.topic_id, partition) or 0
                 if partition < topic.partition_count

@@ -1,3 +1,3 @@
-"""Share groups: many members take records of one partition from a queue, each record under a lock
+"""Share groups: several members acquire single records of the same partitions, each under a lock
 (KIP-932).
 """

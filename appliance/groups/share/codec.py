@@ -1,15 +1,16 @@
-"""The bytes of a share partition's state, as the table `share_partitions` keeps them.
+"""The encoding of a share partition's state, for the table `share_partitions`.
 
 Owner: pure.
-Invariants: `decode(encode(spans))` is `spans` but for the times at which locks pass, which a start
-    gives anew; bytes that are not whole raise StateFormatError.
+Invariants: `decode(encode(spans))` equals `spans` except for the expiry of locks, which a start
+    sets again. Damaged bytes raise StateFormatError.
 Layout (little endian; v: an unsigned LEB128 number):
 
-    0 version u8 (1) | 1 reserved u8 | 2 reserved u16 | 4 crc32c u32 of what follows
+    0 version u8 (1) | 1 reserved u8 | 2 reserved u16 | 4 crc32c u32 of the rest
     8 start offset v | members v | spans v
       each member: length v | UTF-8
-      each span:   count v | kind u8 | AVAILABLE, ACQUIRED: delivery count v | ACQUIRED: number of its member v
-"""  # noqa: E501
+      each span:   count v | kind u8
+                   AVAILABLE, ACQUIRED: delivery count v | ACQUIRED: index of its member v
+"""
 
 from __future__ import annotations
 
@@ -24,11 +25,11 @@ _HEAD = struct.Struct("<BBHI")
 
 
 class StateFormatError(ValueError):
-    """Bytes that are no state of a share partition."""
+    """The bytes are not the state of a share partition."""
 
 
 def encode(spans: OffsetRanges) -> bytes:
-    """The state as bytes."""
+    """Encode the state."""
     members: dict[str, int] = {}
     body = bytearray()
     count = 0
@@ -53,14 +54,14 @@ def encode(spans: OffsetRanges) -> bytes:
 
 
 def decode(data: bytes) -> OffsetRanges:
-    """The state that `data` holds; its locks have passed at 0. Raises StateFormatError."""
+    """Decode a state; its locks expire at 0. Raises StateFormatError."""
     if len(data) < _HEAD.size:
-        raise StateFormatError(f"{len(data)} bytes; a state has more than {_HEAD.size}")
+        raise StateFormatError(f"{len(data)} bytes; a state has at least {_HEAD.size}")
     version, _, _, checksum = _HEAD.unpack_from(data)
     if version != VERSION:
         raise StateFormatError(f"version {version}; this program reads version {VERSION}")
     if crc32c(memoryview(data)[_HEAD.size :]) != checksum:
-        raise StateFormatError("the checksum is another")
+        raise StateFormatError("the checksum does not match")
     try:
         return _decode(data)
     except (IndexError, ValueError, UnicodeDecodeError, AssertionError) as error:
@@ -93,10 +94,10 @@ def _decode(data: bytes) -> OffsetRanges:
             or spans.next + count > OFFSET_MAX
             or (not len(spans) and kind not in (Kind.AVAILABLE, Kind.ACQUIRED))
         ):
-            raise ValueError("a span that cannot be")
+            raise ValueError(f"an invalid span of {count} offsets of kind {kind.name}")
         spans.append(count, State(kind, delivery_count, member))
     if at != len(data):
-        raise ValueError(f"{len(data) - at} bytes more than the state has")
+        raise ValueError(f"{len(data) - at} bytes behind the state")
     return spans
 
 

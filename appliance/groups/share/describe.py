@@ -1,8 +1,8 @@
-"""What operators see of a share group, and how they move it: pages of members and partitions, start
-offsets.
+"""Descriptions of a share group for operators, page by page, and changes of its start offsets.
 
-Owner: pure but for the group. Invariants: a page takes at most half of what an answer may; `next`
-    leads to the next one, None: there is none.
+Owner: none; functions over a group, which only `alter` changes.
+Invariants: a page takes at most half of an answer's limit. `next` is the token of the next page,
+    None on the last one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TOPICS_SHOWN = 50
 
 
 def summary(group: ShareGroup) -> dict[str, Any]:
-    """A group's row in LIST_GROUPS."""
+    """The group's row in LIST_GROUPS."""
     state = "STABLE" if group.members else "EMPTY"
     return {
         "group": group.name,
@@ -40,7 +40,7 @@ def summary(group: ShareGroup) -> dict[str, Any]:
 def describe(
     group: ShareGroup, topics: TopicImage, request: dict[str, Any], answer_max: int, now_ns: int
 ) -> dict[str, Any]:
-    """A page of DESCRIBE_GROUP: members, or partitions. Raises InvalidRequestError."""
+    """Answer DESCRIBE_GROUP with a page of members or partitions. Raises InvalidRequestError."""
     part, after = request.get("part", "members"), request.get("after")
     answer: dict[str, Any] = {
         "group": {**summary(group), "rebalances": 0, "created_ms": group.created_ms}
@@ -48,7 +48,9 @@ def describe(
     rows: Iterator[tuple[Any, Any]]
     if part == "members":
         if after is not None and not isinstance(after, str):
-            raise InvalidRequestError("after takes what the page before had as next, or null")
+            raise InvalidRequestError(
+                f"after is {after!r:.100}; it takes `next` of the page before, or null"
+            )
         rows = (
             (member_id, _member(group.members[member_id], now_ns))
             for member_id in sorted(group.members)
@@ -101,8 +103,8 @@ def _partition(
 
 
 def _at_limit(partition: SharePartition, delivery_limit: int) -> int:
-    """Records that were delivered as often as they may be, and are not done: those that stay so
-    cannot be written to the dead-letter topic.
+    """Number of in-flight records at the delivery limit. The count stays high when they cannot be
+    written to the dead-letter topic.
     """
     waits = (Kind.AVAILABLE, Kind.ACQUIRED)
     return sum(
@@ -113,8 +115,8 @@ def _at_limit(partition: SharePartition, delivery_limit: int) -> int:
 
 
 def _lag(partition: SharePartition, beginning: int, end: int) -> int:
-    """Records of the log that are not done. What retention has removed is none, though the group
-    has not asked for records since.
+    """Number of records in the log that are not done. Records that retention has removed do not
+    count, even before the group has noticed.
     """
     spans = partition.spans
     in_flight = spans.in_flight_count
@@ -129,7 +131,7 @@ def _lag(partition: SharePartition, beginning: int, end: int) -> int:
 
 
 def _in_order(group: ShareGroup, topics: TopicImage) -> list[tuple[tuple[str, int], Partition]]:
-    """((topic, partition), key) of what the group has seen of topics that exist."""
+    """((topic, partition), key) of the group's partitions of existing topics, in order."""
     named = [
         (topic.name, key) for key in group.partitions if (topic := topics.by_id(key[0])) is not None
     ]
@@ -146,11 +148,13 @@ def _position(after: Any) -> tuple[str, int]:
         and isinstance(after[1], int)
     ):
         return after[0], after[1]
-    raise InvalidRequestError("after takes what the page before had as next, or null")
+    raise InvalidRequestError(
+        f"{after!r:.100} is not a place; write [topic, partition], as `next` of the page before"
+    )
 
 
 def _page(rows: Iterator[tuple[Any, Any]], bytes_max: int) -> tuple[list[Any], Any]:
-    """As many rows as a page takes, and the place of the last if there are more."""
+    """The rows of a page, with the place of the last one if there are more."""
     page: list[Any] = []
     size, last = 0, None
     for place, row in rows:
@@ -165,8 +169,8 @@ def _page(rows: Iterator[tuple[Any, Any]], bytes_max: int) -> tuple[list[Any], A
 def start_offsets(
     group: ShareGroup, topics: TopicImage, request: dict[str, Any], answer_max: int
 ) -> dict[str, Any]:
-    """FETCH_OFFSETS of a share group: below which offset every record is done. Raises
-    InvalidRequestError.
+    """Answer FETCH_OFFSETS with the share-partition start offsets, below which every record is
+    done. Raises InvalidRequestError.
     """
     requested, start = request.get("partitions"), _position(request.get("after"))
     places = dict(_in_order(group, topics))
@@ -195,8 +199,8 @@ def _start(group: ShareGroup, key: Partition | None) -> int:
 def alter(
     group: ShareGroup, topics: TopicImage, request: dict[str, Any], answer_max: int
 ) -> list[list[Any]]:
-    """Carry out ALTER_GROUP_OFFSETS on a group without members. Returns what is refused. Raises
-    InvalidRequestError before anything is done.
+    """Apply ALTER_GROUP_OFFSETS to a group without members. Returns the refused entries. Raises
+    InvalidRequestError before any change.
     """
     given = entries_in(request)
     if not all(isinstance(item, list) and len(item) in (3, 4) for item in given):
@@ -228,8 +232,8 @@ def alter(
             changes.append((key, offset))
     if len(encode_json(refused)) > answer_max // 2:
         raise InvalidRequestError(
-            f"{len(refused)} of {len(entries)} offsets are refused, too many to name them: send "
-            "fewer at once"
+            f"{len(refused)} of {len(entries)} offsets are refused, too many to list: send "
+            "fewer in one request"
         )
     for key, offset in changes:
         if offset is None:

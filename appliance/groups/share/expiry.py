@@ -1,10 +1,11 @@
-"""Share groups that nobody needs any more: without members for longer than
-`offsets.retention.minutes`, as consumer groups' offsets. All time is elapsed time.
+"""Expiry of share groups without members for `offsets.retention.minutes`, as of consumer groups'
+offsets. All time is elapsed time.
 
 Owner: ShareService.
-Invariants: a group goes only when it had no member, and no operator moved it, for the retention;
-    one that keeps no partition, EMPTY_KEPT_MS after its last member. Work comes in slices of SLICE
-    groups.
+Invariants:
+- A group is deleted when it had no member, and no operator changed its offsets, for the retention.
+- A group without partitions is deleted EMPTY_KEPT_MS after its last member has gone.
+- Work is done in slices of SLICE groups.
 """
 
 from __future__ import annotations
@@ -16,20 +17,20 @@ from appliance.groups.share.share_group import ShareGroup
 
 
 class EmptyGroups:
-    """The sweep."""
+    """Sweeps the share groups for expired ones."""
 
     def __init__(self, retention_minutes: int, now_ns: int) -> None:
         self._retention_ms = retention_minutes * 60_000
         self._due_ns = now_ns + SWEEP_NS
         self._names: list[str] = []
-        """Still to be looked at in this sweep, backwards."""
+        """Names of the groups that this sweep has still to check, in reverse order."""
 
     def next_deadline_ns(self) -> int:
-        """When `step` next has something to do."""
+        """Time of the next slice."""
         return self._due_ns
 
     def step(self, groups: Mapping[str, ShareGroup], now_ns: int, elapsed_ms: int) -> list[str]:
-        """The groups of one slice that are to go, if it is time."""
+        """Check one slice if it is due. Returns the names of groups to delete."""
         if now_ns < self._due_ns:
             return []
         if not self._names:

@@ -1,12 +1,10 @@
-"""A member of a share group: what it subscribes to, when it was heard last, and the last request of
-it that changed something.
+"""A member of a share group: its subscription, its session, and its last request that changed
+something.
 
 Owner: its ShareGroup.
-Invariants: `sequence` never goes back while the member's epoch lasts; `last_answer` is the answer
-    to the request of that number: a request that comes again, because its answer was lost on the
-    way, is not carried out again.
-Crash: the row is written in the transaction of the request; a session's time begins anew after a
-    start.
+Invariants: `sequence` never decreases within a member epoch. `last_answer` is the answer to the
+    request of that sequence, so that a resent request is not applied twice.
+Crash: the row is written in the transaction of the request. Sessions restart with the process.
 """
 
 from __future__ import annotations
@@ -18,12 +16,12 @@ import orjson
 
 from appliance.groups.base.limits import CLOSED_GRACE_NS, FRONT_GRACE_NS, SHARE_ACQUIRED_MAX
 from appliance.groups.base.messages import Partition, SessionKey
-from appliance.groups.base.store import MemberRow
+from appliance.groups.store.schema import MemberRow
 
 
 @dataclass(slots=True, eq=False)
 class ShareMember:
-    """See the module's docstring."""
+    """A member and its row."""
 
     member_id: str
     epoch: int
@@ -32,36 +30,34 @@ class ShareMember:
     session_timeout_ms: int
     heartbeat_interval_ms: int
     resets_to_earliest: bool
-    """Where the group begins on partitions that it sees for the first time: at their beginning, or
-    at their end.
-    """
+    """The group starts at the beginning of new partitions; False: at their end."""
     last_request_ns: int
     session: SessionKey | None = None
-    """The connection that its heartbeats come over."""
+    """The connection of its heartbeats."""
     acquires_over: SessionKey | None = None
-    """The connection that it acquires over: where pushes go."""
+    """The connection of its SHARE_ACQUIRE requests, which gets the pushes."""
     closed_ns: int | None = None
-    """Since when that connection is gone, and the client may know it."""
+    """Time from which the client knows that its heartbeat connection closed; None: open."""
     sequence: int = 0
     last_answer: dict[str, Any] = field(default_factory=dict)
     partitions: list[Partition] = field(default_factory=list)
-    """Of its topics, as they are now."""
+    """The partitions of its subscribed topics."""
     acquired_at_most: int = 0
-    """It has no more records than this: what it has acquired less what it has acknowledged,
-    whatever time has freed since.
+    """Upper bound of its acquired records: acquisitions minus acknowledgements, without expired
+    locks.
     """
     rotation: int = 0
-    """Which of them it is to be given records of next."""
+    """Index in `partitions` from which the next acquisition starts."""
 
     def touch(self, session: SessionKey, now_ns: int) -> None:
-        """It has sent a heartbeat."""
+        """Note a heartbeat over a connection."""
         self.session = session
         self.last_request_ns = now_ns
         self.closed_ns = None
 
     def closed(self, now_ns: int, *, with_front: bool) -> None:
-        """That connection is gone. `with_front`: with its front, which the client learns by its
-        next heartbeat only.
+        """Start the grace period after its connection closed. `with_front`: it closed with its
+        front, which the client notices only at its next heartbeat.
         """
         self.session = None
         self.closed_ns = now_ns + (
@@ -69,7 +65,7 @@ class ShareMember:
         )
 
     def deadline_ns(self) -> int:
-        """When it is to be removed, unless it is heard before."""
+        """Time at which the member is removed unless a heartbeat comes."""
         timeout_ns = self.last_request_ns + self.session_timeout_ms * 1_000_000
         return (
             timeout_ns
@@ -78,7 +74,7 @@ class ShareMember:
         )
 
     def row(self, group_id: int) -> MemberRow:
-        """As the store keeps it."""
+        """The member's row."""
         settings = {
             "topics": self.topics, "client_id": self.client_id,
             "session_timeout_ms": self.session_timeout_ms,
@@ -98,7 +94,7 @@ class ShareMember:
 
     @classmethod
     def from_row(cls, row: MemberRow, now_ns: int) -> ShareMember:
-        """A member that was there before the start."""
+        """The member of a stored row, with a new session."""
         settings, last = orjson.loads(row.settings), orjson.loads(row.assignment)
         return cls(
             row.member_id, row.epoch, tuple(settings["topics"]), settings["client_id"],

@@ -1,13 +1,15 @@
-"""Runs of offsets that are in the same state, in order: what of a partition is in flight.
+"""The in-flight offsets of a share partition, as a run-length list of states.
 
-A state is kept per run, not per record: a member that acquires 500 records and accepts them one
-after the other costs a handful of changes to a short list.
+The state is stored per span, not per record. A member that acquires 500 records and accepts them
+one by one costs a handful of changes to a short list.
 
 Owner: one SharePartition.
-Invariants: spans follow each other without a gap, from the start offset up to the next offset that
-    was never acquired; no two neighbours are in the same state (same kind, delivery count, member
-    and lock); the first is not done. `_check_invariants` repeats this. With one state for all that
-    is done there are at most two spans for each record in flight, whatever has passed between them.
+Invariants (`_check_invariants` repeats them):
+- Spans follow each other without a gap, from the start offset to the first offset that was never
+  acquired.
+- No two neighbours have the same state (kind, delivery count, member and lock).
+- The first span is not done.
+- There are at most two spans for each record in flight, since all done records share one state.
 """
 
 from __future__ import annotations
@@ -20,26 +22,26 @@ from typing import NamedTuple
 
 
 class Kind(IntEnum):
-    """What may happen to a record; the numbers are stored."""
+    """The state of a record (KIP-932's RecordState); the numbers are stored."""
 
     AVAILABLE = 0
-    """Released, or its lock has passed: the next member gets it."""
+    """Released, or its lock has expired: another member may acquire it."""
     ACQUIRED = 1
     ACKNOWLEDGED = 2
     ARCHIVED = 3
-    """Rejected, or removed from the log before it was accepted: as an earlier program stored it.
-    Nothing asks which, so `merge_done` makes it ACKNOWLEDGED.
+    """Rejected, or removed from the log, as earlier versions stored it. Nothing distinguishes it
+    from ACKNOWLEDGED, to which `merge_done` converts it.
     """
 
 
 class State(NamedTuple):
-    """Of each record of a span."""
+    """The common state of a span's records."""
 
     kind: Kind
     delivery_count: int
-    """How often the record was given to a member; 0 once it is done."""
+    """Number of deliveries; 0 once the record is done."""
     member: str = ""
-    """Who has acquired it."""
+    """Id of the member that has acquired it."""
     locked_until_ns: int = 0
 
 
@@ -57,13 +59,13 @@ class OffsetRange(NamedTuple):
 
     @property
     def size(self) -> int:
-        """How many offsets."""
+        """Number of offsets."""
         return self.last - self.first + 1
 
 
 class OffsetRanges:
-    """See the module's docstring. `start`: everything below is done; `next`: nothing from here on
-    was ever acquired.
+    """The spans of a partition. All offsets below `start` are done; `next` and those above it were
+    never acquired.
     """
 
     __slots__ = ("_firsts", "_states", "counts", "next", "start")
@@ -74,7 +76,7 @@ class OffsetRanges:
         self._firsts: list[int] = []
         self._states: list[State] = []
         self.counts = [0, 0, 0, 0]
-        """Offsets of each kind."""
+        """Number of offsets of each kind."""
 
     def __len__(self) -> int:
         return len(self._firsts)
@@ -84,22 +86,22 @@ class OffsetRanges:
 
     @property
     def available_count(self) -> int:
-        """Offsets that were acquired once and are free again."""
+        """Number of offsets that were acquired and are free again."""
         return self.counts[Kind.AVAILABLE]
 
     @property
     def acquired_count(self) -> int:
-        """Offsets under a lock."""
+        """Number of offsets under a lock."""
         return self.counts[Kind.ACQUIRED]
 
     @property
     def in_flight_count(self) -> int:
-        """Offsets that were acquired and are not done."""
+        """Number of offsets that were acquired and are not done."""
         return self.counts[Kind.AVAILABLE] + self.counts[Kind.ACQUIRED]
 
     def between(self, first: int, last: int) -> Iterator[OffsetRange]:
-        """Spans, cut to what lies from `first` to `last`. What was there when it was asked for:
-        `put` may be called meanwhile.
+        """A snapshot of the spans, cut to `first` to `last`. `put` may be called during the
+        iteration.
         """
         first, last = max(first, self.start), min(last, self.next - 1)
         if first > last:
@@ -114,7 +116,7 @@ class OffsetRanges:
         )
 
     def append(self, count: int, state: State) -> OffsetRange:
-        """The next `count` offsets come in flight."""
+        """Add the next `count` offsets in this state."""
         span = OffsetRange(self.next, self.next + count - 1, state)
         self.next += count
         self.counts[state.kind] += count
@@ -124,8 +126,8 @@ class OffsetRanges:
         return span
 
     def put(self, first: int, last: int, state: State) -> None:
-        """Offsets `first` to `last`, which are in flight, are in this state from now on. What is
-        done at the front is forgotten.
+        """Set the state of the in-flight offsets `first` to `last`. Done offsets at the front are
+        dropped.
         """
         assert self.start <= first <= last < self.next
         firsts, states, counts = self._firsts, self._states, self.counts
@@ -141,7 +143,7 @@ class OffsetRanges:
         if last + 1 < behind:
             new_firsts.append(last + 1)
             new_states.append(states[end - 1])
-        elif end < len(firsts):  # the neighbours on both sides may be in the same state now
+        elif end < len(firsts):  # the following span may have the same state now
             new_firsts.append(firsts[end])
             new_states.append(states[end])
             end += 1
@@ -156,8 +158,8 @@ class OffsetRanges:
             self._forget_done()
 
     def change(self, first: int, last: int, new_state: Callable[[State], State | None]) -> int:
-        """Give every span between two offsets the state that `new_state` makes of its own (None: as
-        it is). Returns how many offsets changed.
+        """Replace the state of each span from `first` to `last` by `new_state(state)`, None for no
+        change. Returns the number of changed offsets.
         """
         changed = 0
         for span in self.between(first, last):
@@ -168,14 +170,14 @@ class OffsetRanges:
         return changed
 
     def merge_done(self) -> None:
-        """Make one state of all that is done, so that two neighbours are never both done."""
+        """Convert ARCHIVED to ACKNOWLEDGED, so that two neighbours are never both done."""
         if self.counts[Kind.ARCHIVED]:
             self.change(
                 self.start, self.next - 1, lambda state: ACKNOWLEDGED if state == ARCHIVED else None
             )
 
     def drop_below(self, offset: int) -> None:
-        """What lies below `offset` is done."""
+        """Mark all offsets below `offset` as done."""
         if offset <= self.start:
             return
         if offset >= self.next:
@@ -187,7 +189,7 @@ class OffsetRanges:
         self.put(self.start, offset - 1, ACKNOWLEDGED)
 
     def cut_off(self, offset: int) -> None:
-        """What lies at `offset` and above was never there."""
+        """Remove `offset` and those above it, as if they had never been acquired."""
         if offset <= self.start:
             self.drop_below(self.next)
             self.start = self.next = offset
@@ -211,7 +213,7 @@ class OffsetRanges:
         del self._states[:done]
 
     def _check_invariants(self) -> None:
-        """For tests."""
+        """Check the invariants, for tests."""
         spans = list(self)
         assert len(spans) == len(self._firsts) == len(self._states)
         at = self.start

@@ -1,9 +1,8 @@
-"""What all share groups together may take: members, what they subscribe to, partitions that were
-begun on.
+"""Quotas of all share groups together: members, subscriptions, partitions.
 
 Owner: ShareService.
-Invariants: sums are counted anew every COUNT_NS at most, and what joins in between is added: they
-    are never too low by what came, only too high by what went.
+Invariants: the sums are recounted at most every COUNT_NS. Joins in between are added, leaves are
+    not subtracted, so the sums are never too low.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ COUNT_NS = 1_000_000_000
 
 
 class Quotas:
-    """See the module's docstring."""
+    """The sums of all share groups, checked against their limits."""
 
     def __init__(self, topics: TopicImage) -> None:
         self._topics = topics
         self._counted_ns = -COUNT_NS
         self._members = self._partitions = self._subscription_bytes = 0
 
-    def take(
+    def reserve(
         self,
         groups: Collection[ShareGroup],
         group: ShareGroup | None,
@@ -39,7 +38,7 @@ class Quotas:
         is_new: bool,
         now_ns: int,
     ) -> None:
-        """Somebody joins, or subscribes anew, to these topics. Raises GroupFullError."""
+        """Add a new member, or a new subscription, to these topics. Raises GroupFullError."""
         if now_ns - self._counted_ns >= COUNT_NS:
             self._counted_ns = now_ns
             self._members = sum(len(one.members) for one in groups)
@@ -53,18 +52,18 @@ class Quotas:
             more_bytes = subscription_bytes(names, sum(topic.partition_count for topic in found))
         if is_new and self._members >= MEMBERS_IN_ALL_MAX:
             raise GroupFullError(
-                f"all share groups together have {self._members} members, as many as an appliance "
-                "serves"
+                f"all share groups together have {self._members} members; an appliance serves at "
+                f"most {MEMBERS_IN_ALL_MAX}"
             )
         if more and self._partitions + more > SHARED_PARTITIONS_MAX:
             raise GroupFullError(
-                f"all share groups together have begun on {self._partitions} partitions, and "
-                f"{more} more are too many: "
-                "subscribe to fewer topics, or delete share groups that nobody needs"
+                f"all share groups together read {self._partitions} partitions, and {more} more "
+                f"exceed the limit of {SHARED_PARTITIONS_MAX}: "
+                "subscribe to fewer topics, or delete unused share groups"
             )
         if self._subscription_bytes + more_bytes > SUBSCRIPTIONS_MAX_BYTES:
             raise GroupFullError(
-                f"what all share members subscribe to takes {self._subscription_bytes} bytes: "
+                f"the subscriptions of all share members take {self._subscription_bytes} bytes: "
                 "subscribe to fewer topics"
             )
         self._members += is_new

@@ -1,7 +1,8 @@
-"""What share members send, checked before anything is done.
+"""Validation of share members' requests, before any change.
 
-Owner: pure. Invariants: what these functions return can be carried out; everything else raises
-    TailraceError with what to correct.
+Owner: pure.
+Invariants: returned values are valid. Anything else raises TailraceError, which tells what to
+    correct.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from tailrace.core.errors import InvalidRequestError
 from tailrace.protocol.messages import SHARE_RUNS_MAX
 
 RECORDS_MAX = 100_000
-"""In one request to acquire."""
+"""Limit of max_records in one SHARE_ACQUIRE."""
 
 
 class Acknowledgement(NamedTuple):
-    """Of records that were acquired: accept, release, reject, renew or unread."""
+    """An acknowledgement of acquired records: accept, release, reject, renew or unread."""
 
     topic_id: str
     partition: int
@@ -30,7 +31,7 @@ class Acknowledgement(NamedTuple):
 
 
 class Join(NamedTuple):
-    """What a share member asks for when it joins."""
+    """The settings of a joining share member."""
 
     topics: tuple[str, ...]
     client_id: str
@@ -42,7 +43,7 @@ class Join(NamedTuple):
 def whole(
     request: dict[str, Any], name: str, minimum: int, maximum: int, default: int | None = None
 ) -> int:
-    """A whole number of a request. Raises InvalidRequestError."""
+    """A whole number field of a request. Raises InvalidRequestError."""
     value = request.get(name, default)
     if not isinstance(value, int) or isinstance(value, bool) or not minimum <= value <= maximum:
         raise InvalidRequestError(
@@ -52,12 +53,12 @@ def whole(
 
 
 def join_of(request: dict[str, Any], limits: GroupLimits) -> Join:
-    """What a share member asks for when it joins: checked as a consumer group's member is. Raises
+    """The settings of a joining share member, validated as a consumer group's. Raises
     InvalidRequestError.
     """
     asked = settings_in(request, limits)
     if not asked.topics:
-        raise InvalidRequestError("a share member joins with topics: name one at least")
+        raise InvalidRequestError("topics is empty; a share member subscribes to at least one")
     reset = request.get("offset_reset") or "latest"
     if reset not in ("latest", "earliest"):
         raise InvalidRequestError(
@@ -70,7 +71,7 @@ def join_of(request: dict[str, Any], limits: GroupLimits) -> Join:
 
 
 def acknowledgements_of(request: dict[str, Any]) -> list[Acknowledgement]:
-    """Raises InvalidRequestError."""
+    """The acknowledgements of a request, which do not overlap. Raises InvalidRequestError."""
     given = request.get("acknowledge")
     if given is None:
         return []
@@ -89,7 +90,7 @@ def acknowledgements_of(request: dict[str, Any]) -> list[Acknowledgement]:
         if before[:2] == after[:2] and after[2] <= before[3]:
             raise InvalidRequestError(
                 f"offset {after[2]} of partition {after[1]} is acknowledged twice in one request; "
-                "name each record once, and send the rest in another"
+                "list each record once"
             )
     return found
 
@@ -104,6 +105,6 @@ def _acknowledgement(item: Any) -> Acknowledgement:
             if first <= last and isinstance(outcome, str) and outcome in OUTCOMES:
                 return Acknowledgement(topic_id, partition, first, last, outcome)
     raise InvalidRequestError(
-        f"{item!r:.100} is no acknowledgement; write [topic id, partition, first offset, last "
+        f"{item!r:.100} is not an acknowledgement; write [topic id, partition, first offset, last "
         f"offset, one of {', '.join(sorted(OUTCOMES))}]"
     )

@@ -1,8 +1,8 @@
-"""One share group: its members, and the partitions that they take records from.
+"""One share group: its members, and the state of its partitions.
 
 Owner: ShareService.
-Invariants: what has an entry in `changed_partitions` or `changed_members`, or is in `gone`, differs
-    from its row; nothing else does.
+Invariants: a member or partition differs from its row exactly when it is in `changed_members`,
+    `gone_members`, `changed_partitions` or `gone_partitions`.
 """
 
 from __future__ import annotations
@@ -14,32 +14,33 @@ from typing import Any
 
 import orjson
 
-from appliance.groups.base.deleted_topics import GoneTopics
+from appliance.groups.base.deleted_topics import DeletedTopics
 from appliance.groups.base.limits import NAME_BYTES, SHARE_ACQUIRED_MAX
 from appliance.groups.base.messages import Partition, TopicImage, TopicView
-from appliance.groups.base.store import GroupRow, GroupStore, ShareRow
 from appliance.groups.share import codec
 from appliance.groups.share.members import ShareMember
 from appliance.groups.share.request_validation import Acknowledgement
 from appliance.groups.share.share_partition import SharePartition
+from appliance.groups.store.group_store import GroupStore
+from appliance.groups.store.schema import GroupRow, ShareRow
 from tailrace.core.error_codes import ErrorCode
 
 logger = logging.getLogger(__name__)
 SPARE_SUBSCRIPTIONS = 16
 PARTITION_BYTES = 72
-"""What a partition takes in a subscription."""
-NOT_LOCKED = "the lock has passed, or the records are done"
+"""Memory of a partition in a subscription."""
+NOT_LOCKED = "the lock has expired, or the records are done"
 Refused = list[list[Any]]
 
 
 def subscription_bytes(names: tuple[str, ...], partition_count: int) -> int:
-    """What a subscription takes in memory; members with equal ones share it."""
+    """Memory of a subscription; members with equal ones share it."""
     return NAME_BYTES * len(names) + sum(map(len, names)) + PARTITION_BYTES * partition_count
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """A topic's settings, as acquiring needs them."""
+    """The settings of a topic that rule its acquisitions."""
 
     is_paused: bool
     lock_ns: int
@@ -58,7 +59,7 @@ class Rules:
 
 
 class ShareGroup:
-    """See the module's docstring."""
+    """One share group."""
 
     def __init__(self, row: GroupRow, topics: TopicImage) -> None:
         self.group_id = row.group_id
@@ -69,12 +70,12 @@ class ShareGroup:
         self.empty_elapsed_ms = row.empty_elapsed_ms
         detail = orjson.loads(row.detail)
         self.names: dict[str, str] = detail.get("names", {})
-        """Topic id -> name, of those that it has begun on."""
-        self.gone = GoneTopics(detail.get("gone"))
+        """Topic id -> name, of the topics that the group has started to read."""
+        self.deleted_topics = DeletedTopics(detail.get("gone"))
         self.members: dict[str, ShareMember] = {}
         self.partitions: dict[Partition, SharePartition] = {}
         self.waiting: dict[str, None] = {}
-        """Ids of members that found nothing, those that have waited longest first."""
+        """Ids of members that wait for records, the longest waiting first."""
         self.is_changed = False
         self.changed_partitions: set[Partition] = set()
         self.changed_members: set[str] = set()
@@ -83,7 +84,9 @@ class ShareGroup:
         self._topics = topics
         self._rules: dict[str, Rules] = {}
         self._partitions_of: dict[tuple[str, ...], tuple[tuple[str, ...], list[Partition]]] = {}
-        """A subscription, and its partitions: members with equal ones have the same objects."""
+        """Subscription -> (the subscription, its partitions). Members with equal subscriptions
+        share the objects.
+        """
 
     # ---- rows ------------------------------------------------------------------------------------
 
@@ -91,12 +94,12 @@ class ShareGroup:
     def load(
         cls, row: GroupRow, store: GroupStore, topics: TopicImage, now_ns: int, elapsed_ms: int
     ) -> ShareGroup:
-        """A group as the store has it; its locks and sessions begin anew. Raises StorageError."""
+        """Load a group; its locks and sessions restart. Raises StorageError."""
         group = cls(row, topics)
         for member_row in store.members(row.group_id):
             try:
                 group.members[member_row.member_id] = ShareMember.from_row(member_row, now_ns)
-            except (ValueError, TypeError, KeyError) as error:  # it joins again
+            except (ValueError, TypeError, KeyError) as error:  # the client joins again
                 logger.error(
                     "share_member_damaged group=%r member=%s reason=%r: forgotten",
                     row.name,
@@ -125,8 +128,8 @@ class ShareGroup:
         return group
 
     def row(self) -> GroupRow:
-        """The group as the store keeps it."""
-        detail = orjson.dumps({"names": self.names, "gone": self.gone.to_json()}).decode()
+        """The group's row."""
+        detail = orjson.dumps({"names": self.names, "gone": self.deleted_topics.to_json()}).decode()
         return GroupRow(
             self.group_id,
             self.name,
@@ -141,7 +144,7 @@ class ShareGroup:
         )
 
     def settle(self, store: GroupStore) -> None:
-        """Write the rows that have changed."""
+        """Write the changed rows. Raises StorageError, DiskFullError."""
         if self.is_changed:
             store.put_groups([self.row()])
             self.is_changed = False
@@ -166,7 +169,7 @@ class ShareGroup:
     # ---- topics ----------------------------------------------------------------------------------
 
     def rules(self, topic_id: str) -> Rules | None:
-        """How a topic's records are delivered; None: there is no such topic."""
+        """The delivery rules of a topic; None: there is no such topic."""
         rules = self._rules.get(topic_id)
         if rules is None:
             topic = self._topics.by_id(topic_id)
@@ -176,8 +179,8 @@ class ShareGroup:
         return rules
 
     def follow_topics(self, elapsed_ms: int) -> bool:
-        """The topics may be others than before: members see those that there are, and what is known
-        of deleted ones is forgotten. Returns whether something is different.
+        """Follow a change of the catalog: update the subscriptions and drop deleted topics. Returns
+        whether rules or subscriptions changed.
         """
         before, self._rules = self._rules, {}
         self._partitions_of.clear()
@@ -189,7 +192,7 @@ class ShareGroup:
         for key in [key for key in self.partitions if key[0] in deleted]:
             self.forget_partition(key)
         for topic_id in deleted & self.names.keys():
-            self.gone.add(self.names.pop(topic_id), elapsed_ms)
+            self.deleted_topics.add(self.names.pop(topic_id), elapsed_ms)
             self.is_changed = True
         update = any(self.rules(topic_id) != rules for topic_id, rules in before.items())
         for member in self.members.values():
@@ -199,9 +202,7 @@ class ShareGroup:
         return update
 
     def subscribe(self, member: ShareMember) -> bool:
-        """List the partitions of the topics that a member subscribes to. Returns whether they are
-        others than before.
-        """
+        """Set the member's partitions from its subscription. Returns whether they changed."""
         known = self._partitions_of.get(member.topics)
         if known is None:
             self._drop_unused_subscriptions()
@@ -223,21 +224,21 @@ class ShareGroup:
         member.partitions = found
         member.rotation = (
             len(self.members) % len(found) if found else 0
-        )  # members begin on different partitions
+        )  # members start with different partitions
         return True
 
     def has_subscription(self, names: tuple[str, ...]) -> bool:
-        """Whether a member subscribes to just these."""
+        """True when a member has exactly this subscription."""
         return names in self._partitions_of
 
     def subscription_bytes(self) -> int:
-        """What the members' subscriptions take."""
+        """Memory of the members' subscriptions."""
         return sum(
             subscription_bytes(names, len(found)) for names, found in self._partitions_of.values()
         )
 
     def _drop_unused_subscriptions(self) -> None:
-        """Those of members that went, when they are more than those of members that are there."""
+        """Drop the subscriptions of removed members once they outnumber the members."""
         if len(self._partitions_of) > 2 * len(self.members) + SPARE_SUBSCRIPTIONS:
             used = {member.topics for member in self.members.values()}
             self._partitions_of = {
@@ -245,9 +246,11 @@ class ShareGroup:
             }
 
     def first_sight(self, member: ShareMember, *, is_joining: bool) -> None:
-        """Decide where the group begins on partitions that it has not seen: where the member that
-        joins says. What was added to a topic that the group knows, or made while it waited for it,
-        or deleted and made again, begins at its beginning: nothing of it is missed.
+        """Set the start offset of the member's partitions that are new to the group.
+
+        The offset_reset of the joining member decides. Partitions added to a known topic, and those
+        of a topic created while the group waited for it or recreated, start at their beginning, so
+        that no record is missed.
         """
         known = {topic_id for topic_id, _ in self.partitions}
         for key in member.partitions:
@@ -263,19 +266,23 @@ class ShareGroup:
                 self._topics.end_offset(*key) if at_end else self._topics.beginning_offset(*key)
             )
             if offset is None and not at_end:
-                offset = 0  # the log's beginning is followed as soon as it is known
+                offset = 0  # `follow_log` moves it to the log's beginning once that is known
             if offset is not None:
                 self.put_partition(key, SharePartition.starting_at(offset))
-        if self.gone:
+        if self.deleted_topics:
             for key in member.partitions:
                 topic = self._topics.by_id(key[0])
-                if key in self.partitions and topic is not None and self.gone.forget(topic.name):
+                if (
+                    key in self.partitions
+                    and topic is not None
+                    and self.deleted_topics.forget(topic.name)
+                ):
                     self.is_changed = True
 
     def _is_recreated(self, topic_id: str) -> bool:
-        """Whether the group knew a topic of the same name, which was deleted."""
+        """True when a topic of the same name was deleted while the group used it."""
         topic = self._topics.by_id(topic_id)
-        return topic is not None and topic.name in self.gone
+        return topic is not None and topic.name in self.deleted_topics
 
     def _note_name(self, topic_id: str) -> None:
         topic = self._topics.by_id(topic_id)
@@ -284,14 +291,14 @@ class ShareGroup:
             self.is_changed = True
 
     def put_partition(self, key: Partition, partition: SharePartition) -> None:
-        """The state of a partition, new or in the place of another."""
+        """Add or replace the state of a partition."""
         self.partitions[key] = partition
         self.changed_partitions.add(key)
         self.gone_partitions.discard(key)
         self._note_name(key[0])
 
     def forget_partition(self, key: Partition) -> None:
-        """The group has never seen it."""
+        """Drop the state of a partition, as if the group had never read it."""
         if self.partitions.pop(key, None) is not None:
             self.changed_partitions.discard(key)
             self.gone_partitions.add(key)
@@ -299,7 +306,7 @@ class ShareGroup:
     # ---- members ---------------------------------------------------------------------------------
 
     def add(self, member: ShareMember) -> None:
-        """A member joins, or one of the same id begins anew."""
+        """Add a member, or replace one that joins again."""
         self.epoch += 1
         member.epoch = self.epoch
         self.members[member.member_id] = member
@@ -309,7 +316,7 @@ class ShareGroup:
         self.gone_members.discard(member.member_id)
 
     def remove(self, member: ShareMember, wall_ms: int, elapsed_ms: int) -> None:
-        """A member is gone; what it had acquired is to be released first."""
+        """Remove a member, whose records were released before."""
         del self.members[member.member_id]
         self.waiting.pop(member.member_id, None)
         self.epoch += 1
@@ -320,9 +327,7 @@ class ShareGroup:
             self.empty_since_ms, self.empty_elapsed_ms = wall_ms, elapsed_ms
 
     def sleepers(self, topic_ids: Collection[str]) -> Iterator[ShareMember]:
-        """Members that found nothing and read one of these topics, those that have waited longest
-        first.
-        """
+        """Waiting members that subscribe to one of these topics, the longest waiting first."""
         reads: dict[int, bool] = {}
         for member_id in self.waiting:
             member = self.members[member_id]
@@ -333,7 +338,7 @@ class ShareGroup:
                 yield member
 
     def release(self, member_id: str) -> dict[Partition, int]:
-        """Free all that a member has acquired. Returns how many records of which partitions."""
+        """Free all records of a member. Returns the number of records by partition."""
         freed = {}
         for key, partition in self.partitions.items():
             count = partition.release_member(member_id)
@@ -345,7 +350,7 @@ class ShareGroup:
     # ---- records ---------------------------------------------------------------------------------
 
     def room_of(self, member: ShareMember, count: int) -> int:
-        """How many of `count` records more a member may acquire."""
+        """The number of records, at most `count`, that a member may still acquire."""
         if member.acquired_at_most + count > SHARE_ACQUIRED_MAX:
             member.acquired_at_most = sum(
                 partition.acquired_by(member.member_id) for partition in self.partitions.values()
@@ -355,8 +360,8 @@ class ShareGroup:
     def acquire(
         self, member: ShareMember, count_max: int, runs_max: int, now_ns: int
     ) -> dict[str, Any]:
-        """Give a member up to `count_max` records of its partitions, which take turns. Returns the
-        answer's fields.
+        """Acquire up to `count_max` records for a member, from its partitions in rotation. Returns
+        the answer's fields.
         """
         acquired: list[list[Any]] = []
         dead: list[list[Any]] = []
@@ -406,8 +411,8 @@ class ShareGroup:
         }
 
     def _current(self, key: Partition) -> tuple[SharePartition, int, Rules] | None:
-        """A partition's state, brought up to date with its log; its end, and its rules. None:
-        nothing of it can be delivered now.
+        """A partition's state that follows its log, its end offset and its rules. None: nothing can
+        be delivered now.
         """
         rules = self.rules(key[0])
         if rules is None or rules.is_paused:
@@ -426,9 +431,10 @@ class ShareGroup:
         return partition, end_offset, rules
 
     def follow_log(self, key: Partition) -> None:
-        """Bring a partition's state up to date with its log, if that is known. At a start before
-        the log grows again: what it lost in a power failure and what comes in its place have the
-        same offsets.
+        """Follow the log of a partition, if its bounds are known.
+
+        A start calls it before the log grows, since records lost in a power failure and their
+        successors have the same offsets.
         """
         beginning, end_offset = self._topics.beginning_offset(*key), self._topics.end_offset(*key)
         if (
@@ -441,9 +447,9 @@ class ShareGroup:
     def acknowledge(
         self, member: ShareMember, given: Iterable[Acknowledgement], runs_max: int, now_ns: int
     ) -> tuple[Refused, dict[Partition, int]]:
-        """Carry out what a member says of records. Returns what is refused, and how many records of
-        which partitions others may have now. Where more than `runs_max` runs are refused, all that
-        one acknowledgement has between its first and its last is said to be.
+        """Apply the acknowledgements of a member. Returns the refused runs, and by partition the
+        number of records that other members may acquire now. Above `runs_max` refused runs, those
+        of one acknowledgement are reported as a single run from the first to the last.
         """
         refused: Refused = []
         freed: dict[Partition, int] = {}
@@ -457,7 +463,7 @@ class ShareGroup:
                         first,
                         last,
                         int(ErrorCode.UNKNOWN_TOPIC),
-                        "there is no such topic or partition any more",
+                        "the topic was deleted, or the partition's state was reset",
                     ]
                 )
                 continue

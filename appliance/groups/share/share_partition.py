@@ -1,25 +1,28 @@
-"""One partition as a queue of one share group: who has which record, how often it was delivered,
-what is done.
+"""A share partition: the acquisition state and delivery count of each record, for one share group.
 
     never acquired --acquire--> ACQUIRED --accept, reject--> ACKNOWLEDGED
                                   | ^
-         release, lock passed,    v |
-         member gone           AVAILABLE    (acquired again: delivery count + 1; at the limit it is *dead*: acquired to be dead-lettered, count unchanged)
+         release, lock expired,   v |
+         member gone           AVAILABLE
 
-A member says *unread* of what its program was never given: the acquisition does not count as a
-delivery, whether its lock lasts or has passed.
+Each acquisition increments the delivery count. At the delivery limit a record is *dead*: it is
+acquired only to be dead-lettered, and its count stays. A member acknowledges as *unread* the
+records that its program never got. Their acquisition does not count as a delivery, even if the lock
+has expired.
 
-The semantics are those of KIP-932 (Kafka's share groups), but for two. An acquisition is stored as
-an acknowledgement is: locks and delivery counts outlive the process. What limits acquisitions is
-how many records are not done, not how far apart they lie: one slow record does not hold the
-partition back.
+The semantics are those of KIP-932 (Kafka's share groups) with two differences:
+- Acquisitions are stored like acknowledgements, so locks and delivery counts survive a restart.
+- The limit applies to the number of records in flight, not to their distance. One slow record does
+  not block the partition.
 
-Owner: a ShareGroup; pure but for the time it is given.
-Invariants: a record has at most one lock; `in_flight_count <= locks_max` after each acquisition;
-    there are at most two spans for each record in flight, and no deadline when nothing is locked; a
-    record below `start_offset` is done and stays it.
-Crash: its bytes (see `codec`) are written in the transaction of the request that changed it.
-"""  # noqa: E501
+Owner: a ShareGroup; pure, with the time as an argument.
+Invariants:
+- A record has at most one lock.
+- `in_flight_count <= locks_max` after each acquisition.
+- There are at most two spans for each record in flight, and no deadline without a lock.
+- A record below `start_offset` is done for good.
+Crash: the encoded state (see `codec`) is written in the transaction of the request that changed it.
+"""
 
 from __future__ import annotations
 
@@ -36,26 +39,24 @@ from appliance.groups.share.offset_ranges import (
 )
 
 LOCK_TICK_NS = 50_000_000
-"""Locks last to the end of a tick: those of one member's requests, one after the other, are one
-span, and few moments are to be looked at.
-"""
+"""Granularity of lock expiry. Consecutive acquisitions of a member share a span and a deadline."""
 DELIVERY_COUNT_MAX = 1 << 30
 RUNS_MAX = 2_000
 OUTCOMES = frozenset({"accept", "release", "reject", "renew", "unread"})
 
 
 class Acquired(NamedTuple):
-    """What a member was given: offsets `first` to `last`."""
+    """A run of offsets `first` to `last` that a member has acquired."""
 
     first: int
     last: int
     delivery_count: int
     is_dead: bool
-    """Delivered as often as it may be: to be dead-lettered."""
+    """The records are at the delivery limit and have to be dead-lettered."""
 
 
 class SharePartition:
-    """See the module's docstring."""
+    """The state of one partition in one share group."""
 
     __slots__ = ("_available_from", "_deadlines", "_watched_ns", "spans")
 
@@ -63,33 +64,33 @@ class SharePartition:
         spans.merge_done()
         self.spans = spans
         self._available_from = spans.start
-        """Nothing below is AVAILABLE."""
+        """No offset below is AVAILABLE."""
         self._deadlines: list[int] = []
-        """A heap of the moments at which locks pass; some of them are not there any more."""
+        """Heap of lock deadlines; it may have stale entries."""
         self._watched_ns = 0
-        """The moment that was put there last."""
+        """The deadline pushed last."""
 
     @classmethod
     def starting_at(cls, offset: int) -> SharePartition:
-        """One that nothing was taken from yet."""
+        """A partition without acquisitions, from a start offset."""
         return cls(OffsetRanges(offset))
 
     @property
     def start_offset(self) -> int:
-        """Every record below is done."""
+        """The share-partition start offset: every record below is done."""
         return self.spans.start
 
     @property
     def next_offset(self) -> int:
-        """No record from here on was acquired yet."""
+        """The first offset that was never acquired."""
         return self.spans.next
 
     def room(self, locks_max: int) -> int:
-        """How many records more may come in flight."""
+        """Number of records that may still come in flight."""
         return max(0, locks_max - self.spans.in_flight_count)
 
     def acquired_by(self, member: str) -> int:
-        """How many records a member has."""
+        """Number of records that a member has acquired."""
         if not self.spans.acquired_count:
             return 0
         return sum(
@@ -111,8 +112,8 @@ class SharePartition:
         lock_ns: int,
         runs_max: int = RUNS_MAX,
     ) -> list[Acquired]:
-        """Lock up to `count_max` records, in up to `runs_max` runs, for a member: those that are
-        available again first, then new ones below `end_offset`.
+        """Lock up to `count_max` records for a member, in up to `runs_max` runs. Records that are
+        available again come first, then new ones below `end_offset`.
         """
         until_ns = self._until_ns(now_ns, lock_ns)
         result = self._reacquire(member, count_max, runs_max, delivery_limit, until_ns)
@@ -168,11 +169,10 @@ class SharePartition:
     def acknowledge(
         self, member: str, first: int, last: int, outcome: str, now_ns: int, lock_ns: int
     ) -> list[tuple[int, int]]:
-        """Carry out what a member says of records that it has acquired: accept, release, reject,
-        renew or unread.
+        """Apply an acknowledgement of a member: accept, release, reject, renew or unread.
 
-        Returns the runs of offsets that it has no lock on (any more); for those nothing is done. Of
-        what is unread none is returned: the member has lost nothing.
+        Returns the runs of offsets without a lock of the member, which stay unchanged. For unread
+        the list is empty, since the member loses nothing.
         """
         if outcome == "unread":
             self._revoke_lease(member, first, last)
@@ -199,10 +199,10 @@ class SharePartition:
         return lost
 
     def _revoke_lease(self, member: str, first: int, last: int) -> None:
-        """The member's program was never given these records: their last delivery does not count.
+        """Undo the last delivery of records that the member's program never got.
 
-        A lock that has passed may have become another member's. That one keeps it, and at least its
-        own delivery is counted.
+        If another member has acquired a record since, it keeps the lock and its own delivery
+        counts.
         """
         for span in self.spans.between(first, last):
             kind, count, owner, until_ns = span.state
@@ -216,7 +216,7 @@ class SharePartition:
             self.spans.put(span.first, span.last, state)
 
     def _forget_deadlines(self) -> None:
-        """Those of locks that were given up before they passed, when no other is left."""
+        """Clear the deadlines when no lock is left."""
         if self._deadlines and not self.spans.acquired_count:
             self._deadlines.clear()
             self._watched_ns = 0
@@ -225,14 +225,14 @@ class SharePartition:
         self.spans.put(span.first, span.last, State(Kind.AVAILABLE, span.state.delivery_count))
         self._available_from = min(self._available_from, span.first)
 
-    # ---- what happens to locks -------------------------------------------------------------------
+    # ---- expiry of locks -------------------------------------------------------------------------
 
     def next_deadline_ns(self) -> int | None:
-        """When to call `expire` next; None: nothing is locked."""
+        """Time of the next call of `expire`; None: nothing is locked."""
         return self._deadlines[0] if self._deadlines and self.spans.acquired_count else None
 
     def expire(self, now_ns: int) -> int:
-        """Free the records whose locks have passed. Returns how many."""
+        """Free the records whose locks have expired. Returns their number."""
         if not self._deadlines or self._deadlines[0] > now_ns:
             return 0
         while self._deadlines and self._deadlines[0] <= now_ns:
@@ -241,7 +241,7 @@ class SharePartition:
         return self._free_where(lambda state: state.locked_until_ns <= now_ns)
 
     def release_member(self, member: str) -> int:
-        """Free what a member has acquired: it is gone. Returns how many records."""
+        """Free the records of a member that has gone. Returns their number."""
         return self._free_where(lambda state: state.member == member)
 
     def _free_where(self, chosen: Callable[[State], bool]) -> int:
@@ -256,20 +256,18 @@ class SharePartition:
         return freed
 
     def extend_locks(self, now_ns: int, lock_ns: int) -> None:
-        """After a start every lock lasts as long as a new one: how long the process was away is not
-        known.
-        """
+        """Restart all locks after a start, since the time that the process was down is unknown."""
         until_ns = self._until_ns(now_ns, lock_ns)
         for span in self.spans:
             if span.state.kind is Kind.ACQUIRED:
                 self.spans.put(span.first, span.last, span.state._replace(locked_until_ns=until_ns))
                 self._watch(until_ns)
 
-    # ---- what happens to the log -----------------------------------------------------------------
+    # ---- changes of the log ----------------------------------------------------------------------
 
     def follow_log(self, beginning_offset: int, end_offset: int) -> bool:
-        """The log begins and ends here now: what was removed from it is done, and what it lost in a
-        crash was never there. Returns whether that changed something.
+        """Follow the bounds of the log. Records that retention removed are done; records that the
+        log lost in a crash count as never acquired. Returns whether the state changed.
         """
         before = self.spans.start, self.spans.next
         if end_offset < self.spans.next:

@@ -1,9 +1,8 @@
-"""Moments at which something is due, one for each key; the next is known without looking at all of
-them.
+"""Deadlines by key, in a heap with lazy deletion.
 
-Owner: ShareService. Invariants: a key has at most one moment; what was moved or taken away before it
-    came is not due.
-"""  # noqa: E501
+Owner: ShareService.
+Invariants: a key has at most one deadline. A deadline that was moved or removed is never due.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +15,14 @@ _SPARE = 64
 
 
 class Timers(Generic[Key]):
-    """See the module's docstring."""
+    """At most one deadline for each key."""
 
     def __init__(self) -> None:
         self._moments: dict[Key, int] = {}
         self._heap: list[tuple[int, Key]] = []
 
     def set(self, key: Key, moment_ns: int | None) -> None:
-        """`key` is due then; None: never."""
+        """Set the deadline of a key; None removes it."""
         if moment_ns is None:
             self._moments.pop(key, None)
         elif self._moments.get(key) != moment_ns:
@@ -34,14 +33,14 @@ class Timers(Generic[Key]):
                 heapq.heapify(self._heap)
 
     def due(self, now_ns: int) -> Iterator[Key]:
-        """Take the keys that are due, one by one."""
+        """Remove and yield the keys that are due."""
         while self._drop_stale() and self._heap[0][0] <= now_ns:
             _, key = heapq.heappop(self._heap)
             del self._moments[key]
             yield key
 
     def next_ns(self) -> int | None:
-        """The first moment; None: nothing will be due."""
+        """The earliest deadline; None: there is none."""
         return self._heap[0][0] if self._drop_stale() else None
 
     def _drop_stale(self) -> bool:

@@ -22,8 +22,8 @@ from appliance.groups.base.messages import (
     SessionKey,
     TopicView,
 )
-from appliance.groups.base.store import GroupStore
 from appliance.groups.share.share_service import ShareService
+from appliance.groups.store.group_store import GroupStore
 from tailrace.core.errors import TailraceError
 from tailrace.protocol.frame import Api
 

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from appliance.groups.base.limits import GroupLimits
-from appliance.groups.base.store import SCHEMA_VERSION, GroupStore
 from appliance.groups.consumer.offset_expiry import EMPTY_KEPT_MS
+from appliance.groups.store.group_store import GroupStore
+from appliance.groups.store.schema import SCHEMA_VERSION
 from tailrace.core.errors import TailraceError
 from tailrace.protocol.frame import Api
 from tests.appliance.groups.kit import SECOND_NS, Bench, FakeTopics

@@ -13,16 +13,16 @@ from typing import Any
 import orjson
 import pytest
 
-from appliance.groups.agent.agent import Opened
 from appliance.groups.agent.service import GroupService
+from appliance.groups.agent.transaction import Opened
 from appliance.groups.base.limits import GroupLimits
-from appliance.groups.base.store import GroupStore
 from appliance.groups.base.topic_image import CatalogTopicImage
 from appliance.groups.consumer.group import ConsumerGroup
 from appliance.groups.consumer.group_table import GroupTable
 from appliance.groups.consumer.heartbeats import Heartbeats
 from appliance.groups.share.share_group import ShareGroup
 from appliance.groups.share.share_service import ShareService
+from appliance.groups.store.group_store import GroupStore
 from tailrace.core.error_codes import ErrorCode
 from tailrace.protocol.frame import Api
 from tests.appliance.groups.kit import SECOND_NS, START_US, Bench, Client, FakeTopics

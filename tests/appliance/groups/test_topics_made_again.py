@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 import pytest
 
-from appliance.groups.base.deleted_topics import GONE_MAX, KEPT_MS, GoneTopics
+from appliance.groups.base.deleted_topics import DELETED_MAX, KEPT_MS, DeletedTopics
 from tailrace.core.error_codes import ErrorCode
 from tailrace.protocol.frame import Api
 from tests.appliance.groups.kit import Bench, Client, FakeTopics, settle
@@ -265,12 +265,12 @@ def test_nothing_of_deleted_topics_but_their_names_is_left_in_the_rows(tmp_path:
 
 
 def test_names_of_deleted_topics_are_bounded_in_number_and_time() -> None:
-    names = GoneTopics()
-    for number in range(5 * GONE_MAX):
+    names = DeletedTopics()
+    for number in range(5 * DELETED_MAX):
         names.add(f"t{number}", number)
-        assert len(names) <= GONE_MAX
+        assert len(names) <= DELETED_MAX
     assert "t0" not in names
-    assert f"t{5 * GONE_MAX - 1}" in names
-    names.add("later", 5 * GONE_MAX - 1 + KEPT_MS)
+    assert f"t{5 * DELETED_MAX - 1}" in names
+    names.add("later", 5 * DELETED_MAX - 1 + KEPT_MS)
     assert len(names) == 2, "the other one is as old as it may be"
-    assert GoneTopics(names.to_json()).to_json() == names.to_json()
+    assert DeletedTopics(names.to_json()).to_json() == names.to_json()

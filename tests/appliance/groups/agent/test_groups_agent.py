@@ -8,6 +8,7 @@ import orjson
 import pytest
 
 from appliance.groups.agent import agent as module
+from appliance.groups.agent.transaction import AFTER_FAILURE_NS
 from shm.lane_messages import LaneKind
 from shm.layout import ProcessWord
 from tailrace.core.error_codes import ErrorCode
@@ -135,7 +136,7 @@ def test_timers_that_fail_are_tried_again_later_and_do_not_spin(world: AgentWorl
     steps = world.service.steps
     deadline_ns = world.agent.next_deadline_ns()
     assert deadline_ns is not None
-    assert deadline_ns - world.now_ns >= module.AFTER_FAILURE_NS
+    assert deadline_ns - world.now_ns >= AFTER_FAILURE_NS
     world.step()
     assert world.service.steps == steps
     world.service.timer_failure = None

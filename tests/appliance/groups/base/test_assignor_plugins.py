@@ -116,10 +116,10 @@ def test_a_plugin_decides(tmp_path: Path) -> None:
         ("gives_to_a_stranger", "stranger"),
         ("gives_twice", "two members"),
         ("never_ends", "two members"),
-        ("forgets_one", "1 partitions to no member"),
+        ("forgets_one", "1 partitions without a member"),
         ("makes_one_up", "orders-99"),
         ("ignores_subscriptions", "does not subscribe"),
-        ("NOT_A_FUNCTION", "not a function"),
+        ("NOT_A_FUNCTION", "not callable"),
         ("there_is_no_such_thing", "AttributeError"),
     ],
 )
@@ -159,7 +159,7 @@ def test_a_plugin_that_is_not_installed_any_more(tmp_path: Path) -> None:
     bench.service.topics_changed(bench.now_ns)
     settle(one)
     assert len(one.partitions) == 6
-    assert "not installed any more" in bench.summary("billing")["trouble"]
+    assert "no longer installed" in bench.summary("billing")["trouble"]
     bench.close()
 
 

@@ -96,9 +96,9 @@ class Schedule:
         """
         way = self.chance.randrange(12)
         if way == 0:
-            before = self.world.groups._groups["g"]
+            before = self.world.groups._table.by_name["g"]
             self.world.failing_commit(api, request, member.session)
-            group = self.world.groups._groups["g"]
+            group = self.world.groups._table.by_name["g"]
             if group is not before:  # else the request would have changed nothing
                 self.relocked()
             return None
@@ -228,7 +228,7 @@ class Schedule:
         those whose time is nearly over.
         """
         self.checker.free(before_ns=self.world.now_ns - LOCK_MS * MS - LOCK_TICK_NS)
-        group = self.world.groups._groups["g"]
+        group = self.world.groups._table.by_name["g"]
         for (partition, offset), (member, _) in list(self.checker.holder.items()):
             spans = group.partitions[self.topic, partition].spans
             owner = next((span.state.member for span in spans.between(offset, offset)), "")

@@ -398,10 +398,10 @@ def test_what_all_share_groups_together_take_is_bounded(
     monkeypatch.setattr(room, "SHARED_PARTITIONS_MAX", 7)
     first = world.join("a", "m", "t")
     world.join("b", "m", "t")
-    with pytest.raises(GroupFullError, match="delete share groups"):
+    with pytest.raises(GroupFullError, match="delete unused share groups"):
         world.join("c", "m", "u")
     assert world.groups.count() == 2
-    with pytest.raises(GroupFullError, match="2 more are too many"):
+    with pytest.raises(GroupFullError, match="2 more exceed"):
         world.request(Api.GROUP_HEARTBEAT, first.named(kind="share", topics=["t", "u"]))
     world.join("b", "other", "t")
     first.heartbeat(-1)

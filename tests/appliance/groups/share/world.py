@@ -12,8 +12,8 @@ import orjson
 
 from appliance.groups.base.limits import GroupLimits
 from appliance.groups.base.messages import Push, Requester, SessionKey, TopicView
-from appliance.groups.base.store import GroupStore
 from appliance.groups.share.share_service import ShareService
+from appliance.groups.store.group_store import GroupStore
 from tailrace.core.error_codes import ErrorCode, code_of
 from tailrace.core.errors import StorageError, TailraceError, error_for
 from tailrace.protocol.frame import Api

@@ -2,10 +2,11 @@
 share partitions.
 
 Owner: the process `groups`, alone. WAL, synchronous=FULL.
-Invariants: a transaction begins by itself with the first row that is written and ends with `commit`
-    or `rollback`. A transaction in which a write has failed can only be rolled back: `commit`
-    raises what the write raised. Group ids are never reused.
-Crash: SQLite's own recovery; what `commit` has not returned for was not answered to anybody.
+Invariants:
+- The first write begins a transaction, `commit` or `rollback` ends it.
+- After a failed write the transaction can only be rolled back. `commit` raises the write's error.
+- Group ids are never reused.
+Crash: SQLite recovers the file. A change whose `commit` did not return was not answered to clients.
 """
 
 from __future__ import annotations
@@ -16,105 +17,29 @@ import sqlite3
 import stat
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
-from appliance.groups.base.store_watch import StoreWatch
+from appliance.groups.store.file_watch import StoreWatch
+from appliance.groups.store.schema import (
+    FROM_1_TO_2,
+    SCHEMA_VERSION,
+    TABLES,
+    GroupRow,
+    MemberRow,
+    OffsetRow,
+    ShareRow,
+)
 from shm.runtime.elapsed_time import MARK_EVERY_MS, ElapsedTime, Mark
 from tailrace.core.errors import DiskFullError, StorageError, TailraceError
 
 logger = logging.getLogger(__name__)
-SCHEMA_VERSION = 2
 LOCKED_TIMEOUT_S = 0.5
-"""How long a change waits for another process (a backup, a shell) that holds the database."""
-_TABLES = """
-CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value INTEGER NOT NULL) STRICT;
-CREATE TABLE IF NOT EXISTS groups (
-    group_id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, kind TEXT NOT NULL CHECK (kind IN ('consumer', 'share')), epoch INTEGER NOT NULL,
-    assignor TEXT NOT NULL, rebalances INTEGER NOT NULL, created_ms INTEGER NOT NULL, empty_since_ms INTEGER NOT NULL, detail TEXT NOT NULL,
-    empty_elapsed_ms INTEGER NOT NULL DEFAULT 0
-) STRICT;
-CREATE TABLE IF NOT EXISTS members (
-    group_id INTEGER NOT NULL, member_id TEXT NOT NULL, epoch INTEGER NOT NULL, settings TEXT NOT NULL, assignment TEXT NOT NULL, target TEXT NOT NULL,
-    PRIMARY KEY (group_id, member_id)
-) STRICT, WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS offsets (
-    group_id INTEGER NOT NULL, topic_id TEXT NOT NULL, partition INTEGER NOT NULL, committed INTEGER NOT NULL, leader_epoch INTEGER NOT NULL,
-    metadata TEXT NOT NULL, committed_ms INTEGER NOT NULL, committed_elapsed_ms INTEGER NOT NULL DEFAULT 0,
-    PRIMARY KEY (group_id, topic_id, partition)
-) STRICT, WITHOUT ROWID;
-CREATE INDEX IF NOT EXISTS offsets_by_topic ON offsets (topic_id);
-CREATE TABLE IF NOT EXISTS share_partitions (
-    group_id INTEGER NOT NULL, topic_id TEXT NOT NULL, partition INTEGER NOT NULL, state BLOB NOT NULL, PRIMARY KEY (group_id, topic_id, partition)
-) STRICT, WITHOUT ROWID;
-"""  # noqa: E501
-_FROM_1_TO_2 = """
-BEGIN;
-ALTER TABLE groups ADD COLUMN empty_elapsed_ms INTEGER NOT NULL DEFAULT 0;
-ALTER TABLE offsets ADD COLUMN committed_elapsed_ms INTEGER NOT NULL DEFAULT 0;
-UPDATE meta SET value = 2 WHERE name = 'schema_version';
-COMMIT;
-"""
-"""Version 1 had no elapsed time, which begins here: what it kept expires as if it had been left or
-committed now.
-"""
-
-
-class GroupRow(NamedTuple):
-    """A group. `empty_since_ms`: by the wall clock, for people; 0 while it has members.
-    `empty_elapsed_ms`: the same in elapsed time, by which it expires. `detail`: JSON, the kind's
-    own.
-    """
-
-    group_id: int
-    name: str
-    kind: str
-    epoch: int
-    assignor: str
-    rebalances: int
-    created_ms: int
-    empty_since_ms: int
-    detail: str
-    empty_elapsed_ms: int = 0
-
-
-class MemberRow(NamedTuple):
-    """A member. The last three are JSON: what it asked for, what it has, what it is to have."""
-
-    group_id: int
-    member_id: str
-    epoch: int
-    settings: str
-    assignment: str
-    target: str
-
-
-class OffsetRow(NamedTuple):
-    """A committed offset: the next record that the group wants. `committed_ms`: by the wall clock;
-    `committed_elapsed_ms`: in elapsed time.
-    """
-
-    group_id: int
-    topic_id: str
-    partition: int
-    committed: int
-    leader_epoch: int
-    metadata: str
-    committed_ms: int
-    committed_elapsed_ms: int = 0
-
-
-class ShareRow(NamedTuple):
-    """The state of a share partition, in the share group's own encoding."""
-
-    group_id: int
-    topic_id: str
-    partition: int
-    state: bytes
+"""Time that a write waits for another process (a backup, a shell) that locks the database."""
 
 
 @contextmanager
 def _refusals() -> Iterator[None]:
-    """What the database refuses, as errors that a client can be told."""
+    """Turn errors of SQLite into errors for clients."""
     try:
         yield
     except sqlite3.Error as error:
@@ -128,19 +53,17 @@ def _refusals() -> Iterator[None]:
 
 
 class GroupStore:
-    """The database."""
+    """An open database of groups, with one transaction at a time."""
 
     def __init__(self, path: str) -> None:
-        """Opens or makes the file (mode 0600). Raises StorageError with a sentence when it cannot
-        be used.
-        """
+        """Open or create the file (mode 0600). Raises StorageError when it cannot be used."""
         self.path = path
         self.before_commit: list[Callable[[], None]] = []
-        """Called by `commit` before it commits: they write what has changed. They may raise
-        TailraceError, and then the commit fails.
+        """Callbacks of `commit` that write changed rows before the commit. The commit fails when
+        one raises TailraceError.
         """
         self.after_commit: list[Callable[[], None]] = []
-        """Called by `commit` when all is kept."""
+        """Callbacks of `commit` after the commit."""
         self._failure: TailraceError | None = None
         _make_private(path)
         try:
@@ -160,7 +83,7 @@ class GroupStore:
             self._elapsed: ElapsedTime | None = None
             self._now_ns = 0
             self._unkept_mark: Mark | None = None
-            """Written in the transaction that is open."""
+            """The mark of elapsed time that the open transaction has written."""
         except sqlite3.Error as error:
             self._db.close()
             raise _unusable(path, error) from error
@@ -173,9 +96,8 @@ class GroupStore:
         self._db.execute("PRAGMA synchronous=FULL")
 
     def watch_files(self) -> None:
-        """Where the database, or its log, was removed while it is in use: write everything again.
-        To be called outside of a transaction. Raises StorageError: it cannot be, or another file
-        was put in the place.
+        """Write the database again if another program has removed it or its log. Does nothing in a
+        transaction. Raises StorageError when it cannot be written, or another file replaced it.
         """
         if self._db.in_transaction or self._files.are_there():
             return
@@ -202,13 +124,13 @@ class GroupStore:
                 self._files = StoreWatch(self.path)
             except OSError as error:
                 raise StorageError(
-                    f"{self.path} was removed, and cannot be written again: "
-                    f"{os.strerror(error.errno or 0)}"
+                    f"{self.path} was removed and cannot be written again "
+                    f"({os.strerror(error.errno or 0)}); make its directory writable for this user"
                 ) from error
 
     def _open_tables(self, path: str) -> None:
-        """The version is looked at before anything is written: another build's database stays as it
-        is.
+        """Create or migrate the tables. The version is checked before the first write, so that a
+        database of another build stays unchanged.
         """
         tables = {
             name
@@ -218,7 +140,7 @@ class GroupStore:
         if tables and found not in (1, SCHEMA_VERSION):
             raise StorageError(
                 f"{path} has schema version {found}, this build reads {SCHEMA_VERSION}: start the "
-                "build that made it, or move the file away "
+                "build that wrote it, or move the file away "
                 "(groups then begin without members and committed offsets)"
             )
         if tables:
@@ -226,31 +148,31 @@ class GroupStore:
             if row is not None and row[0] != "ok":
                 raise sqlite3.DatabaseError(str(row[0]))
         if found == 1:
-            self._db.executescript(_FROM_1_TO_2)
+            self._db.executescript(FROM_1_TO_2)
         self._db.executescript(
-            f"BEGIN; {_TABLES} INSERT OR IGNORE INTO meta VALUES ('schema_version', "
+            f"BEGIN; {TABLES} INSERT OR IGNORE INTO meta VALUES ('schema_version', "
             f"{SCHEMA_VERSION}); COMMIT;"
         )
 
     # ---- elapsed time ----------------------------------------------------------------------------
 
     def begin_time(self, now_ns: int) -> None:
-        """Have elapsed time go on from what the database says. A second time nothing is done.
-        Raises StorageError.
+        """Continue elapsed time from the database. A second call has no effect. Raises
+        StorageError.
         """
         if self._elapsed is None:
             mark = Mark.of_rows(self.read("SELECT name, value FROM meta"))
             self._elapsed, self._now_ns = ElapsedTime(mark, now_ns), now_ns
 
     def elapsed_ms(self, now_ns: int) -> int:
-        """Elapsed time, by which everything here expires."""
+        """Elapsed time, by which everything in the database expires."""
         assert self._elapsed is not None, "begin_time comes first"
         self._now_ns = now_ns
         return self._elapsed.ms(now_ns)
 
     def keep_time(self, after_ms: int = MARK_EVERY_MS) -> None:
-        """Write down the elapsed time that was asked for last, if what is on the disk is older than
-        `after_ms`; `commit` does it for each transaction. Raises StorageError, DiskFullError.
+        """Write the last value of `elapsed_ms` if the stored one is older than `after_ms`. `commit`
+        calls it for each transaction. Raises StorageError, DiskFullError.
         """
         mark = (
             None
@@ -266,19 +188,19 @@ class GroupStore:
         return 0 if row is None else int(row[0])
 
     def close(self) -> None:
-        """What was not committed is gone."""
+        """Close the database; an uncommitted transaction is lost."""
         self._db.close()
 
     # ---- transactions ----------------------------------------------------------------------------
 
     @property
     def is_in_transaction(self) -> bool:
-        """Whether something was written that `commit` has not kept yet."""
+        """True when a write is not committed yet."""
         return self._failure is not None or self._db.in_transaction
 
     def begin(self) -> None:
-        """Begin a transaction where none is open; writes do it by themselves. Raises StorageError
-        when another process holds the database.
+        """Begin a transaction unless one is open; writes call it. Raises StorageError when another
+        process locks the database.
         """
         if self._failure is not None:
             raise self._failure
@@ -288,8 +210,8 @@ class GroupStore:
                 self._db.execute("BEGIN IMMEDIATE")
 
     def commit(self) -> None:
-        """Keep what was written since the last commit; nothing to do where nothing was. Raises
-        StorageError, DiskFullError: then roll back.
+        """Commit the open transaction, if there is one. Raises StorageError, DiskFullError: then
+        roll back.
         """
         for write in self.before_commit:
             write()
@@ -306,7 +228,7 @@ class GroupStore:
             done()
 
     def rollback(self) -> None:
-        """Forget what was written since the last commit."""
+        """Undo all writes since the last commit."""
         self._failure = self._unkept_mark = None
         if self._db.in_transaction:
             with _refusals():
@@ -314,7 +236,9 @@ class GroupStore:
 
     @contextmanager
     def _failing(self) -> Iterator[None]:
-        """A write that fails spoils its transaction: SQLite may have undone all of it."""
+        """Mark the transaction as failed when the block raises: SQLite may have undone all of
+        it.
+        """
         try:
             with _refusals():
                 yield
@@ -323,8 +247,8 @@ class GroupStore:
             raise
 
     def write_many(self, sql: str, rows: Iterable[tuple[Any, ...]]) -> int:
-        """Execute a statement for each row in the open transaction; returns how many rows it
-        changed. Raises StorageError, DiskFullError.
+        """Execute a statement for each row in the open transaction. Returns the number of changed
+        rows. Raises StorageError, DiskFullError.
         """
         self.begin()
         with self._failing():
@@ -338,7 +262,7 @@ class GroupStore:
     # ---- groups and members ----------------------------------------------------------------------
 
     def new_group_id(self) -> int:
-        """A number that no group has had."""
+        """A group id that was never used."""
         number = self._next_group_id
         self._next_group_id += 1
         return number
@@ -355,7 +279,7 @@ class GroupStore:
         return GroupRow(*rows[0]) if rows else None
 
     def group_names(self, after: str, limit: int) -> list[str]:
-        """Names of groups of every kind behind `after`, sorted."""
+        """Names of groups of all kinds after `after`, sorted."""
         return [
             name
             for (name,) in self.read(
@@ -366,8 +290,8 @@ class GroupStore:
     def groups_empty_since(
         self, cutoff_ms: int, behind_group_id: int, limit: int
     ) -> list[tuple[int, int, bool]]:
-        """(id, empty since, whether it has offsets), by id, of consumer groups that had their last
-        member before `cutoff_ms`, all in elapsed time.
+        """(id, empty since, has offsets) by id, of consumer groups that lost their last member
+        before `cutoff_ms`. Both times are elapsed time.
         """
         sql = (
             "SELECT group_id, empty_elapsed_ms, EXISTS (SELECT 1 FROM offsets WHERE "
@@ -394,7 +318,7 @@ class GroupStore:
         )
 
     def delete_group(self, group_id: int) -> None:
-        """The group with all that belongs to it."""
+        """Delete the group with its members, offsets and share partitions."""
         self.write_many(
             "INSERT OR REPLACE INTO meta VALUES ('last_group_id', ?)", [(self._next_group_id - 1,)]
         )
@@ -417,7 +341,7 @@ class GroupStore:
                 yield MemberRow(*row)
 
     def put_members(self, rows: Iterable[MemberRow]) -> None:
-        """A row with settings "" leaves those that are there."""
+        """Insert or update members. Empty settings keep the stored ones."""
         self.write_many(
             "INSERT INTO members VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (group_id, member_id) DO "
             "UPDATE SET epoch = excluded.epoch,"
@@ -456,7 +380,7 @@ class GroupStore:
         return OffsetRow(*rows[0]) if rows else None
 
     def offsets_of_topic(self, group_id: int, topic_id: str, behind: int) -> list[OffsetRow]:
-        """Of partitions behind this one, in order."""
+        """The topic's rows of partitions above `behind`, in order."""
         sql = (
             "SELECT * FROM offsets WHERE group_id = ? AND topic_id = ? AND partition > ? ORDER "
             "BY partition"
@@ -472,7 +396,7 @@ class GroupStore:
         )
 
     def offset_topics(self, group_id: int) -> list[str]:
-        """The ids of the topics that the group has offsets in."""
+        """Ids of the topics in which the group has offsets."""
         return [
             topic_id
             for (topic_id,) in self.read(
@@ -481,8 +405,8 @@ class GroupStore:
         ]
 
     def expire_offsets(self, group_id: int, cutoff_ms: int) -> bool:
-        """Delete the group's offsets that were committed before `cutoff_ms` of elapsed time;
-        returns whether others are left.
+        """Delete the group's offsets that were committed before `cutoff_ms` of elapsed time.
+        Returns whether others are left.
         """
         self.write_many(
             "DELETE FROM offsets WHERE group_id = ? AND committed_elapsed_ms <= ?",
@@ -491,7 +415,7 @@ class GroupStore:
         return bool(self.read("SELECT 1 FROM offsets WHERE group_id = ? LIMIT 1", (group_id,)))
 
     def all_offset_topics(self) -> list[str]:
-        """The ids of all topics that any group has offsets in (one step in the index for each)."""
+        """Ids of all topics in which any group has offsets (one index step for each)."""
         sql = (
             "WITH RECURSIVE ids(id) AS (SELECT min(topic_id) FROM offsets UNION ALL"
             " SELECT (SELECT min(topic_id) FROM offsets WHERE topic_id > ids.id) FROM ids WHERE "
@@ -500,8 +424,8 @@ class GroupStore:
         return [topic_id for (topic_id,) in self.read(sql)]
 
     def delete_topic_offsets(self, topic_id: str, committed_before_ms: int, limit: int) -> int:
-        """Delete at most `limit` offsets of a topic that were committed before a moment of elapsed
-        time, in all groups; returns how many.
+        """Delete at most `limit` offsets of a topic, in all groups, that were committed before a
+        moment of elapsed time. Returns the number of deleted rows.
         """
         sql = (
             "DELETE FROM offsets WHERE (group_id, topic_id, partition) IN"
@@ -513,7 +437,7 @@ class GroupStore:
     # ---- share partitions ------------------------------------------------------------------------
 
     def share_states(self, group_id: int) -> list[ShareRow]:
-        """By topic id and partition."""
+        """The group's share partitions, by topic id and partition."""
         sql = "SELECT * FROM share_partitions WHERE group_id = ? ORDER BY topic_id, partition"
         return [ShareRow(*row) for row in self.read(sql, (group_id,))]
 
@@ -529,8 +453,8 @@ class GroupStore:
 
 
 def _make_private(path: str) -> None:
-    """The file, empty where there is none, readable and writable for its owner only; SQLite gives
-    its other files the same mode.
+    """Create the file if it does not exist, and make it private to its owner. SQLite gives its
+    other files the same mode.
     """
     try:
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -549,7 +473,7 @@ def _make_private(path: str) -> None:
 
 def _unusable(path: str, error: sqlite3.Error) -> StorageError:
     return StorageError(
-        f"{path} cannot be used: {error}. If another process holds it, end that one; if it is "
+        f"{path} cannot be used: {error}. If another process locks it, stop that process; if it is "
         "damaged, restore it from a backup or move it away "
         "(groups then begin without members and committed offsets)"
     )

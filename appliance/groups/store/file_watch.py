@@ -1,11 +1,12 @@
-"""The files of an open database: whether they are still where they were opened.
+"""Detection of a removed or replaced database file while the database is open.
 
-A program may remove or replace the files of a database that is in use. SQLite goes on in files
-without a name then, and all that it says is kept goes with the process. So the store looks before
-each transaction, and writes everything again where something is missing.
+Another program may remove or replace the files of an open database. SQLite then continues in
+unlinked files, and all commits are lost with the process. The store therefore checks the files
+before each transaction and writes a missing one again.
 
-Owner: the store. Invariants: a file that another has put in the place is never written to.
-Crash: a copy that was not finished stays beside the database, and is replaced by the next one.
+Owner: the store.
+Invariants: a replacement file of another program is never written to.
+Crash: an unfinished copy stays beside the database; the next one replaces it.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ class StoreWatch:
     """See the module's docstring."""
 
     def __init__(self, path: str) -> None:
-        """The database at `path` has just been opened, and read from."""
+        """Remember the files of the database at `path`, which was just opened and read."""
         self._path = path
         self._database, self._wal = _number(path), _number(f"{path}-wal")
 
     def are_there(self) -> bool:
-        """Whether both have their names. Raises StorageError when another file has the name
-        of one.
+        """True when database and log still exist at their paths. Raises StorageError when another
+        file has replaced one.
         """
         for path, opened in ((self._path, self._database), (f"{self._path}-wal", self._wal)):
             found = _number(path)
@@ -46,20 +47,20 @@ class StoreWatch:
                     return False
                 raise StorageError(
                     f"{path} was replaced while it was in use; nothing of the request was kept. "
-                    "To go on with what is known, move the new file away; "
-                    "to use it, stop the appliance first"
+                    "To continue with the state in memory, move the new file away; "
+                    "to use the new file, stop the appliance first"
                 )
         return True
 
     def restore_copy(self, database: sqlite3.Connection) -> None:
-        """Bring what the connection has, which is in no transaction, to where its files were. It is
-        to be closed then, and another one opened. Raises sqlite3.Error, OSError.
+        """Write the database of a connection without a transaction back to its path. The caller
+        then closes the connection and opens another one. Raises sqlite3.Error, OSError.
         """
         if _number(self._path) is not None:  # the log alone is gone
             busy, *_ = database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
             if busy:
                 raise sqlite3.OperationalError(
-                    "its log was removed while another program reads it; end that one"
+                    "its log was removed while another program reads it; stop that program"
                 )
             return
         copy = self._path + COPY_SUFFIX

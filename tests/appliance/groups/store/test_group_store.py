@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from appliance.groups.base import store as store_module
-from appliance.groups.base.store import GroupRow, GroupStore, MemberRow, OffsetRow, ShareRow
+from appliance.groups.store import group_store as store_module
+from appliance.groups.store.group_store import GroupStore
+from appliance.groups.store.schema import GroupRow, MemberRow, OffsetRow, ShareRow
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import DiskFullError, StorageError
 from tailrace.protocol.frame import Api

@@ -1,0 +1,1 @@
+"""The database of groups: its tables, transactions, queries and files."""

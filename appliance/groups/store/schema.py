@@ -1,0 +1,96 @@
+"""The tables of groups.db: their SQL, the migration between versions, and one type for each row.
+
+Owner: none; constants and plain values. Field names are the names of the columns.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+SCHEMA_VERSION = 2
+TABLES = """
+CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value INTEGER NOT NULL) STRICT;
+CREATE TABLE IF NOT EXISTS groups (
+    group_id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, kind TEXT NOT NULL CHECK (kind IN ('consumer', 'share')), epoch INTEGER NOT NULL,
+    assignor TEXT NOT NULL, rebalances INTEGER NOT NULL, created_ms INTEGER NOT NULL, empty_since_ms INTEGER NOT NULL, detail TEXT NOT NULL,
+    empty_elapsed_ms INTEGER NOT NULL DEFAULT 0
+) STRICT;
+CREATE TABLE IF NOT EXISTS members (
+    group_id INTEGER NOT NULL, member_id TEXT NOT NULL, epoch INTEGER NOT NULL, settings TEXT NOT NULL, assignment TEXT NOT NULL, target TEXT NOT NULL,
+    PRIMARY KEY (group_id, member_id)
+) STRICT, WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS offsets (
+    group_id INTEGER NOT NULL, topic_id TEXT NOT NULL, partition INTEGER NOT NULL, committed INTEGER NOT NULL, leader_epoch INTEGER NOT NULL,
+    metadata TEXT NOT NULL, committed_ms INTEGER NOT NULL, committed_elapsed_ms INTEGER NOT NULL DEFAULT 0,
+    PRIMARY KEY (group_id, topic_id, partition)
+) STRICT, WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS offsets_by_topic ON offsets (topic_id);
+CREATE TABLE IF NOT EXISTS share_partitions (
+    group_id INTEGER NOT NULL, topic_id TEXT NOT NULL, partition INTEGER NOT NULL, state BLOB NOT NULL, PRIMARY KEY (group_id, topic_id, partition)
+) STRICT, WITHOUT ROWID;
+"""  # noqa: E501
+FROM_1_TO_2 = """
+BEGIN;
+ALTER TABLE groups ADD COLUMN empty_elapsed_ms INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE offsets ADD COLUMN committed_elapsed_ms INTEGER NOT NULL DEFAULT 0;
+UPDATE meta SET value = 2 WHERE name = 'schema_version';
+COMMIT;
+"""
+"""Version 1 had no elapsed time. Its groups and offsets expire as if left or committed
+at the migration.
+"""
+
+
+class GroupRow(NamedTuple):
+    """A group.
+
+    `empty_since_ms`: wall clock of its last member's end, for display; 0 while it has members.
+    `empty_elapsed_ms`: the same in elapsed time, by which the group expires.
+    `detail`: JSON of the group's kind.
+    """
+
+    group_id: int
+    name: str
+    kind: str
+    epoch: int
+    assignor: str
+    rebalances: int
+    created_ms: int
+    empty_since_ms: int
+    detail: str
+    empty_elapsed_ms: int = 0
+
+
+class MemberRow(NamedTuple):
+    """A member. `settings`, `assignment` and `target` are JSON."""
+
+    group_id: int
+    member_id: str
+    epoch: int
+    settings: str
+    assignment: str
+    target: str
+
+
+class OffsetRow(NamedTuple):
+    """A committed offset, the offset of the next record to read. `committed_ms`: wall clock.
+    `committed_elapsed_ms`: elapsed time.
+    """
+
+    group_id: int
+    topic_id: str
+    partition: int
+    committed: int
+    leader_epoch: int
+    metadata: str
+    committed_ms: int
+    committed_elapsed_ms: int = 0
+
+
+class ShareRow(NamedTuple):
+    """The state of a share partition, as `appliance.groups.share.codec` encodes it."""
+
+    group_id: int
+    topic_id: str
+    partition: int
+    state: bytes
