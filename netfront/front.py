@@ -136,9 +136,7 @@ class Front:
         self._sweep_at_ns = 0
         self._close_removed = close_removed
         self._close_removed_at_ns = NEVER_NS
-        """When to look for files that were removed; NEVER_NS: with the next work, as none is
-        open.
-        """
+        """Time of the next check for deleted files that are open; NEVER_NS: none is open."""
         self._now_ns = start_ns
         self._settled = SettledInterest(slot.cell(ProcessWord.NOTIFICATIONS_OFF))
         self._sessions = Sessions(generation)

@@ -1,10 +1,11 @@
-"""Which topics a query of `tailrace sql` names as tables.
+"""The topics that a query of `tailrace sql` uses as tables.
 
-DuckDB says it (`get_table_names`), but for its own catalog's views (`pg_class`), which a topic may
-be called like, and for queries that it cannot bind without knowing the columns (`join ... using`,
-`natural join`, `pivot`): there each word of the query that is a topic's name counts, which are
-perhaps too many, and never too few.
-Owner: `tailrace sql`. Pure, beside what it asks of DuckDB.
+DuckDB lists them (`get_table_names`), with two exceptions:
+- Views of its own catalog (`pg_class`), whose names a topic may have.
+- Queries that it cannot bind without the columns (`join ... using`, `natural join`, `pivot`). There
+  each word of the query that is a topic's name counts, which may be too many but never too few.
+
+Owner: `tailrace sql`. Pure except for the queries to DuckDB.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _LEXEMES = re.compile(
 
 
 def words_of(query: str) -> set[str]:
-    """The identifiers and words of a query, quotes taken off; none of its comments and texts."""
+    """The unquoted identifiers and words of a query, without its comments and string literals."""
     return {
         word
         for name in _names(query)
@@ -34,7 +35,7 @@ def words_of(query: str) -> set[str]:
 
 
 def dotted_words_of(query: str) -> list[str]:
-    """The names with a dot that stand in a query without quotes: `a.b`."""
+    """The unquoted names with a dot in a query, such as `a.b`."""
     return [re.sub(r"\s", "", name) for name in _names(query) if "." in name and '"' not in name]
 
 
@@ -47,8 +48,8 @@ def _unquoted(part: str) -> str:
 
 
 def topic_called(name: str, topics: Sequence[str]) -> str | None:
-    """As SQL compares names: by their case only where two differ in nothing else. None: it may be
-    something else's.
+    """The topic that SQL means by a name: the exact match, or else the only one that matches
+    without case. None: no topic, or several.
     """
     if name in topics:
         return name
@@ -59,8 +60,8 @@ def topic_called(name: str, topics: Sequence[str]) -> str | None:
 def tables_named(
     database: Any, duckdb: Any, query: str, words: set[str], topics: Sequence[str]
 ) -> dict[str, str]:
-    """The tables that a query needs: name -> topic. `words`: of the query. Raises ClickException
-    for a name that is not clear.
+    """The tables that a query needs: name -> topic. `words`: `words_of` the query. Raises
+    ClickException for an ambiguous name.
     """
     try:
         named, qualified = (
@@ -78,7 +79,7 @@ def tables_named(
         dotted = [full for full in qualified if full.endswith(f".{name}") and full in topics]
         if dotted:
             raise click.ClickException(
-                f'topic {dotted[0]!r} is a name with a dot: write "{dotted[0]}" in double quotes'
+                f'the name of topic {dotted[0]!r} has a dot: write "{dotted[0]}" in double quotes'
             )
         if topic is None:
             continue
@@ -94,7 +95,7 @@ def tables_named(
 
 
 def _views_of_its_own(database: Any) -> set[str]:
-    """The names of DuckDB's own views."""
+    """The names of DuckDB's internal views."""
     return {
         name
         for (name,) in database.execute(

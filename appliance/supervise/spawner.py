@@ -1,13 +1,15 @@
-"""Starts the appliance's processes: as forks of the zygote, or, where there is none, as
-interpreters of their own.
+"""Starts the appliance's processes: as forks of the zygote, or without a zygote as interpreters of
+their own.
 
-Owner: the supervisor, in its main thread: PDEATHSIG watches the thread that is a process's parent.
-Invariants: a forked process runs only once its process id is known and its pidfd is held: until
-    then it waits at its gate, and ends when that closes; every process is the supervisor's child,
-    which alone reaps it; without a zygote each process is started all the same.
-Crash: the zygote ends with the supervisor. One that ends by itself, or does not answer, is followed
-    by another, an interpreter of its own; after QUICK_ENDS_MAX that ended soon after their start
-    there is none until the appliance is started again.
+Owner: the supervisor, in its main thread, since PDEATHSIG watches the parent thread of a process.
+Invariants:
+- A forked process runs only after the supervisor has its pid and pidfd. Until then it waits at its
+  gate, and exits when the gate closes.
+- Every process is a child of the supervisor, which alone reaps it.
+- Without a zygote every process can still be started.
+Crash: the zygote ends with the supervisor. A zygote that exits or does not answer is replaced by an
+    interpreter of its own. After QUICK_ENDS_MAX that exited soon after their start there is none
+    until the appliance restarts.
 """
 
 from __future__ import annotations
@@ -31,43 +33,43 @@ logger = logging.getLogger("appliance.supervise.supervisor")
 
 NS_PER_MS = 1_000_000
 ANSWER_MS = 10_000
-"""A zygote that has made no process for so long is killed. It needs some milliseconds, or some
-hundred while it still imports.
+"""Time after which a zygote that has not forked a process is killed. A fork takes milliseconds, or
+some hundred while the zygote still imports.
 """
 QUICK_ENDS_MAX = 3
 
 
 class Started(NamedTuple):
-    """A process that runs."""
+    """A running process."""
 
     pid: int
     pidfd: int
 
 
 class NotForkedError(Exception):
-    """The zygote has made no process; the text says why."""
+    """The zygote has not forked a process; the text has the reason."""
 
 
 class Spawner:
-    """See the module's docstring."""
+    """The zygote, and the start of processes with or without it."""
 
     def __init__(self) -> None:
         self._channel: socket.socket | None = None
         self._pid = 0
         self.pidfd = -1
-        """Of the zygote: readable when it has ended; -1: there is none."""
+        """pidfd of the zygote, readable when it has ended; -1: no zygote."""
         self._started_ns = 0
         self._quick_ends = 0
         self._has_made = False
-        """Whether the zygote has made a process."""
+        """The zygote has forked a process."""
         self._is_enabled = False
-        """Whether one is to be started again when there is none."""
+        """A missing zygote is started again."""
 
     # ---- the zygote ------------------------------------------------------------------------------
 
     def fork_zygote(self) -> None:
-        """Make the zygote of this process as it is now: with modules, and nothing of an appliance
-        yet. Without one when the kernel refuses.
+        """Fork the zygote from this process, which has modules but no state of an appliance yet. If
+        the kernel refuses, there is no zygote.
         """
         self._is_enabled = True
         supervisor = os.getpid()
@@ -75,7 +77,7 @@ class Spawner:
             adopt_descendants()
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             with theirs:
-                gc.freeze()  # neither collector writes in what both share
+                gc.freeze()  # neither collector writes to the shared pages
                 pid = _fork_or_close(ours)
                 if not pid:
                     _be_zygote(theirs, supervisor)
@@ -84,8 +86,8 @@ class Spawner:
             self._abandon(str(error))
 
     def _start_zygote(self) -> None:
-        """Start one as an interpreter of its own: what this process has by now is no child's
-        affair.
+        """Start a zygote as an interpreter of its own, so that it inherits no state of this
+        process.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
@@ -110,14 +112,12 @@ class Spawner:
         )
         try:
             self.pidfd = os.pidfd_open(pid)
-        except OSError:  # who cannot be watched must not run
+        except OSError:  # a process that cannot be watched must not run
             self._end()
             raise
 
     def _end(self) -> int:
-        """Kill the zygote, if there is one, and reap it: it holds nothing. Returns its exit
-        status.
-        """
+        """Kill and reap the zygote, if there is one. It holds no state. Returns its exit status."""
         status = 0
         if self._channel is not None:
             self._channel.close()
@@ -129,19 +129,15 @@ class Spawner:
         return status
 
     def replace_zygote(self, reason: str = "it ended") -> None:
-        """The zygote has ended, or makes no processes: have another one, unless another would fare
-        no better.
-        """
+        """Replace a zygote that has ended or does not fork, unless its successors failed, too."""
         pid, lived_ms = self._pid, (time.monotonic_ns() - self._started_ns) // NS_PER_MS
         status = self._end()
         self._quick_ends = self._quick_ends + 1 if lived_ms < SETTLED_AFTER_MS else 0
         ended = f"{reason} (status {status})"
         if status > 0 and not self._has_made:
-            self._abandon(f"{ended} before it had made a process; it said why above")
+            self._abandon(f"{ended} before it had forked a process; its reason is in the log above")
         elif self._quick_ends >= QUICK_ENDS_MAX:
-            self._abandon(
-                f"{ended}, and so did others: {self._quick_ends} times soon after a start"
-            )
+            self._abandon(f"{ended}; {self._quick_ends} zygotes ended soon after their start")
         else:
             logger.warning(
                 "ended process=zygote pid=%d status=%d reason=%r action=RESTART",
@@ -154,31 +150,32 @@ class Spawner:
     def _try_start_zygote(self) -> None:
         try:
             self._start_zygote()
-        except OSError as error:  # processes or descriptors are short; the next process that is started tries again  # noqa: E501
+        except OSError as error:  # no process or descriptor is free; the next start tries again
             logger.warning("zygote_not_started error=%r", str(error))
 
     def _abandon(self, reason: str) -> None:
         self._is_enabled = False
         logger.error(
             "no_zygote reason=%r from_now_on='each process is an interpreter of its own, which "
-            "takes longer to start'",
+            "starts more slowly'",
             reason,
         )
 
     def close(self) -> None:
-        """No process is started from now on."""
+        """End the zygote; no process is started afterwards."""
         self._is_enabled = False
         self._end()
 
     def is_zygote(self, pid: int) -> bool:
-        """Whether `pid` is the zygote."""
+        """True for the zygote's pid."""
         return self._channel is not None and pid == self._pid
 
     # ---- processes -------------------------------------------------------------------------------
 
     def start(self, module: str, spec_fd: int, descriptors: Sequence[int]) -> Started:
-        """Start the program `module` with its specification in `spec_fd`; it has `descriptors` and
-        that under the same numbers. Blocking: some milliseconds. Raises OSError.
+        """Start the program `module` with its specification in `spec_fd`. The process inherits
+        `spec_fd` and `descriptors` under the same numbers. Blocking: some milliseconds. Raises
+        OSError.
         """
         if self._channel is not None:
             try:
@@ -202,8 +199,8 @@ class Spawner:
         return _start_by_itself(module, spec_fd, descriptors)
 
     def _fork(self, channel: socket.socket, request: zygote.Request) -> Started:
-        """Raises NotForkedError, TimeoutError; no process of this request runs then, or ever
-        will.
+        """Fork a process from the zygote. Raises NotForkedError, TimeoutError; then no process of
+        this request will run.
         """
         gate, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with gate:
@@ -221,7 +218,7 @@ class Spawner:
             try:
                 answer = gate.recv(32)
                 if not answer:
-                    raise NotForkedError("it has made none")
+                    raise NotForkedError("the zygote closed the gate without a process")
                 pid = int(answer)
                 pidfd = os.pidfd_open(pid)
             except OSError as error:
@@ -234,7 +231,7 @@ class Spawner:
 
 
 def _fork_or_close(channel: socket.socket) -> int:
-    """Raises OSError."""
+    """Fork, or close the channel. Raises OSError."""
     try:
         return os.fork()
     except OSError:
@@ -243,16 +240,14 @@ def _fork_or_close(channel: socket.socket) -> int:
 
 
 def _is_closed(channel: socket.socket) -> bool:
-    """Whether the zygote has ended. An ending process closes its descriptors, the channel among the
-    first, before its pidfd says so.
-    """
+    """True when the zygote has ended. The channel closes before the pidfd becomes readable."""
     poll = select.poll()
     poll.register(channel, 0)
     return bool(poll.poll(0))
 
 
 def _be_zygote(channel: socket.socket, supervisor: int) -> NoReturn:
-    """In the fork, which never comes back from here."""
+    """Run the zygote in the fork; never returns."""
     try:
         zygote.serve(channel, supervisor)
     finally:
@@ -260,7 +255,7 @@ def _be_zygote(channel: socket.socket, supervisor: int) -> NoReturn:
 
 
 def _start_by_itself(module: str, spec_fd: int, descriptors: Sequence[int]) -> Started:
-    """Raises OSError."""
+    """Start an interpreter of its own. Raises OSError."""
     inherited = (spec_fd, *descriptors)
     arguments = launcher.command(module)
     environment: Mapping[str, str] = {**os.environ, SPEC_VARIABLE: str(spec_fd)}
@@ -273,15 +268,15 @@ def _start_by_itself(module: str, spec_fd: int, descriptors: Sequence[int]) -> S
             os.set_inheritable(fd, False)
     try:
         return Started(pid, os.pidfd_open(pid))
-    except OSError:  # who cannot be watched must not run
+    except OSError:  # a process that cannot be watched must not run
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
         raise
 
 
 def reap_strangers(is_known: Callable[[int], bool]) -> None:
-    """Collect ended children that nobody else will: processes that the zygote was making when it
-    ended, and orphans of the appliance's processes.
+    """Reap ended children that are not in the process table: processes that the zygote was forking
+    when it ended, and orphans of the appliance's processes.
     """
     try:
         while (
@@ -289,4 +284,4 @@ def reap_strangers(is_known: Callable[[int], bool]) -> None:
         ) is not None and not is_known(ended.si_pid):
             os.waitpid(ended.si_pid, 0)
     except ChildProcessError:
-        pass  # there are no children at all
+        pass  # no children

@@ -2,9 +2,8 @@
 and stops them in order.
 
 Owner: shared-memory names, eventfds, the lock and manifest of the data directory; in the control
-region phase, generations, pids, liveness.
+region the phase. The processes are in `process_table`.
 Invariants:
-- A replacement is never started before its predecessor is reaped.
 - Regions are removed only when their rings are drained.
 - The manifest names a region of an earlier run until it is drained.
 Crash: children die with it (PDEATHSIG). Acknowledged batches are in the rings, which outlive every
@@ -37,7 +36,6 @@ from appliance.data.data_dir_lock import DataDirLock
 from appliance.data.data_dir_locks import acquire_all, forget_holders, record_holders, restore_locks
 from appliance.data.directory_errors import DataDirectoryError, unusable
 from appliance.supervise.child_processes import (
-    MODULES,
     NS_PER_MS,
     Child,
     check_heartbeats,
@@ -50,14 +48,8 @@ from appliance.supervise.preflight import (
     refuse_unfit_machine,
     slots_for_open_files,
 )
-from appliance.supervise.restart_policy import (
-    HALTING,
-    SETTLED_AFTER_MS,
-    Action,
-    ExitCode,
-    Halt,
-    decide,
-)
+from appliance.supervise.process_table import ProcessTable
+from appliance.supervise.restart_policy import ExitCode, Halt
 from appliance.supervise.sd_notify import Notifier
 from appliance.supervise.shm_regions import Regions
 from appliance.supervise.spawner import Spawner, reap_strangers
@@ -78,17 +70,6 @@ from tailrace.core.errors import InvalidSettingError
 from tailrace.protocol.listeners import front_address
 
 logger = logging.getLogger("appliance.supervise.supervisor")
-
-_STOP_ORDER = (
-    Role.CONSOLE,
-    Role.FRONT,
-    Role.GROUPS,
-    Role.SCHEDULER,
-    Role.WORKER,
-    Role.FLUSHER,
-    Role.CONTROLLER,
-)
-SPAWN_RETRY_MS = 1_000
 
 
 class Supervisor:
@@ -118,7 +99,7 @@ class Supervisor:
         self._regions: Regions
         self._on_demand: OnDemandProcesses
         self._control: Control
-        self._children: list[Child] = []
+        self._processes: ProcessTable
         self._bells: dict[str, Doorbell] = {}
         self._stop_requested = False
         self._announced = False
@@ -150,21 +131,25 @@ class Supervisor:
             return ExitCode.SHARED_MEMORY
         self._control.set_phase(Phase.RECOVERING)
         crash_point("supervisor.after_regions")
-        self._children = first_children(
+        children = first_children(
             self._plan, len(self._owners), len(self._worker_dirs), self.settings.fronts
         )
-        self._make_bells()
+        self._make_bells(children)
+        self._processes = ProcessTable(
+            children, self._control, self._spawner, self._bells, self._lock_fds, self._spec_of,
+            self._record_holders,
+        )  # fmt: skip
         self._on_demand = OnDemandProcesses(
-            self._control, self._regions, self._children, self._bells, other_cores(self._plan),
-            self._spare_workers(), self.settings.fronts, self._try_spawn
+            self._control, self._regions, children, self._bells, other_cores(self._plan),
+            self._spare_workers(), self.settings.fronts, self._processes.try_spawn
         )  # fmt: skip
         self._on_demand.add_groups_of(self._owners[0].path)
         self._control.process(Role.SUPERVISOR, 0).store(ProcessWord.PID, os.getpid())
         self._control.process(Role.SUPERVISOR, 0).store(ProcessWord.LIVE, 1)
         code = ExitCode.OK
         try:
-            for child in self._children:
-                self._spawn(child)
+            for child in self._processes:
+                self._processes.spawn(child)
             crash_point("supervisor.after_spawn")
             self._record_holders()
             self._supervise(wake_read)
@@ -186,17 +171,20 @@ class Supervisor:
 
     def _record_holders(self) -> None:
         record_holders(
-            self._owners, {child.name: child.pid for child in self._children}, self._addresses
+            self._owners, {child.name: child.pid for child in self._processes}, self._addresses
         )
+
+    def _lock_fds(self) -> list[int]:
+        return [fd for owner in self._owners for fd in owner.lock_fds]
 
     def _on_signal(self, _number: int, _frame: object) -> None:
         self._stop_requested = True
 
-    def _make_bells(self) -> None:
+    def _make_bells(self, children: list[Child]) -> None:
         """Make a doorbell for each process, also for those that may be started later: a child
         inherits doorbells only when it is started.
         """
-        names = [process_name(Role.SUPERVISOR, 0)] + [child.name for child in self._children]
+        names = [process_name(Role.SUPERVISOR, 0)] + [child.name for child in children]
         names += [process_name(Role.WORKER, index) for index in self._spare_workers()] + [
             process_name(Role.GROUPS, 0)
         ]
@@ -207,15 +195,8 @@ class Supervisor:
         first = len(self._worker_dirs)
         return range(first, first + self.settings.dedicated_workers)
 
-    def _spawn(self, child: Child) -> None:
-        """Start `child`'s next generation. Main thread only: PDEATHSIG watches the thread that
-        spawned.
-        """
-        slot = self._control.process(child.role, child.index)
-        child.generation = slot.load(ProcessWord.GENERATION) + 1
-        slot.store(ProcessWord.GENERATION, child.generation)
-        slot.store(ProcessWord.LIVE, 1)
-        spec = ProcessSpec(
+    def _spec_of(self, child: Child) -> ProcessSpec:
+        return ProcessSpec(
             role=child.role, index=child.index, generation=child.generation,
             instance=self._owners[0].instance.hex(), parent_pid=os.getpid(),
             data_dirs=[o.path for o in self._owners], regions=self._regions.names_with_spares(),
@@ -224,37 +205,6 @@ class Supervisor:
             recover=self._rings_for(child),
             shared_memory=self._owners[0].identity.shared_memory.hex(),
         )  # fmt: skip
-        inherited = [
-            *(bell.fd for bell in self._bells.values()),
-            *(fd for owner in self._owners for fd in owner.lock_fds),
-        ]
-        spec_fd = spec.to_inherited_file()
-        try:
-            child.pid, child.pidfd = self._spawner.start(MODULES[child.role], spec_fd, inherited)
-        finally:
-            os.close(spec_fd)
-        child.started_ns = child.beat_changed_ns = time.monotonic_ns()
-        child.restart_at_ns = 0
-        slot.store(ProcessWord.PID, child.pid)
-
-    def _try_spawn(self, child: Child) -> bool:
-        """Start a process while the others serve. If it lacks memory, a process or a descriptor,
-        retry later.
-        """
-        try:
-            self._spawn(child)
-        except OSError as error:
-            logger.error(
-                "not_started process=%s error=%r retry_ms=%d",
-                child.name,
-                str(error),
-                SPAWN_RETRY_MS,
-            )
-            self._control.process(child.role, child.index).store(ProcessWord.LIVE, 0)
-            child.restart_at_ns = time.monotonic_ns() + SPAWN_RETRY_MS * NS_PER_MS
-            return False
-        self._record_holders()
-        return True
 
     def _rings_for(self, child: Child) -> list[dict[str, Any]]:
         """Rings of an earlier run that this flusher must drain."""
@@ -303,7 +253,7 @@ class Supervisor:
             poll.register(bell.fd, select.POLLIN)
             if self.ready_fd >= 0:
                 poll.register(self.ready_fd, select.POLLIN)
-            for watched in [self._spawner.pidfd, *(child.pidfd for child in self._children)]:
+            for watched in [self._spawner.pidfd, *(child.pidfd for child in self._processes)]:
                 if watched >= 0:
                     poll.register(watched, select.POLLIN)
             now_ns = time.monotonic_ns()
@@ -314,35 +264,18 @@ class Supervisor:
             if self.ready_fd in ready and not os.read(self.ready_fd, 64):
                 logger.info("parent_gone stopping")
                 return
-            for child in [child for child in self._children if child.pidfd in ready]:
-                self._reap(child, now_ns)
+            for child in [child for child in self._processes if child.pidfd in ready]:
+                self._processes.reap(child, now_ns)
             if self._spawner.pidfd in ready:
                 self._spawner.replace_zygote()
-            reap_strangers(self._is_known)
+            reap_strangers(self._processes.is_known)
             self._on_demand.step(may_halt=not self._announced)
-            for child in self._children:
-                if child.restart_at_ns and now_ns >= child.restart_at_ns:
-                    if child.generation:
-                        self._control.process(child.role, child.index).store(
-                            ProcessWord.RESTARTS, child.generation
-                        )
-                    if self._try_spawn(child):
-                        logger.info(
-                            "restarted process=%s pid=%d generation=%d",
-                            child.name,
-                            child.pid,
-                            child.generation,
-                        )
+            self._processes.restart_due(now_ns)
             self._advance_phase()
             self._check_progress(now_ns)
 
-    def _is_known(self, pid: int) -> bool:
-        return self._spawner.is_zygote(pid) or any(
-            child.pid == pid and child.pidfd >= 0 for child in self._children
-        )
-
     def _next_wake_ns(self) -> int:
-        times = [child.restart_at_ns for child in self._children if child.restart_at_ns]
+        times = [child.restart_at_ns for child in self._processes if child.restart_at_ns]
         return min([*times, self._checked_ns + self._check_interval_ns()])
 
     def _check_interval_ns(self) -> int:
@@ -350,55 +283,6 @@ class Supervisor:
         return (
             min(interval, self.notifier.watchdog_ns // 3) if self.notifier.watchdog_ns else interval
         )
-
-    def _reap(self, child: Child, now_ns: int, stopping: bool = False) -> None:
-        """Reap a child that has ended, and act by the policy.
-
-        Raises: Halt.
-        """
-        _, status = os.waitpid(child.pid, 0)
-        exit_status = os.waitstatus_to_exitcode(status)
-        os.close(child.pidfd)
-        child.pidfd = -1
-        self._control.process(child.role, child.index).store(ProcessWord.LIVE, 0)
-        stopping = stopping or child.is_dismissed
-        quick = now_ns - child.started_ns < SETTLED_AFTER_MS * NS_PER_MS
-        # Everything else serves without the group coordinator, so its end does not end the rest.
-        had_served = child.has_served or child.role is Role.GROUPS
-        decision = decide(
-            exit_status,
-            stopping=stopping,
-            had_served=had_served,
-            quick_failures=child.quick_failures,
-        )
-        child.quick_failures = child.quick_failures + 1 if quick else 0
-        if stopping:
-            if exit_status != 0:
-                logger.warning("ended_badly process=%s status=%d", child.name, exit_status)
-            if child.is_dismissed:
-                self._children.remove(child)
-            return
-        logger.warning(
-            "ended process=%s pid=%d status=%d action=%s delay_ms=%d",
-            child.name, child.pid, exit_status, decision.action.name, decision.delay_ms,
-        )  # fmt: skip
-        if decision.action is Action.HALT:
-            times = (
-                f" {child.quick_failures} times before it ever served"
-                if child.quick_failures > 1
-                else ""
-            )
-            code = (
-                exit_status
-                if exit_status in (*HALTING, ExitCode.ADDRESS_IN_USE)
-                else ExitCode.FAILED
-            )
-            raise Halt(
-                code,
-                f"{child.name} ended with status {exit_status}{times}, which a restart would "
-                "not mend; its reason is in the log above.",
-            )
-        child.restart_at_ns = now_ns + decision.delay_ms * NS_PER_MS
 
     def _is_ready(self, child: Child) -> bool:
         return (
@@ -408,17 +292,17 @@ class Supervisor:
 
     def _advance_phase(self) -> None:
         """RECOVERING -> RUNNING when the flushers have recovered; READY when everything serves."""
-        for child in self._children:
+        for child in self._processes:
             child.has_served = child.has_served or self._is_ready(child)
         if self._control.phase is Phase.RECOVERING and all(
-            c.has_served for c in self._children if c.role is Role.FLUSHER
+            c.has_served for c in self._processes if c.role is Role.FLUSHER
         ):
             self._control.set_phase(Phase.RUNNING)
             crash_point("supervisor.after_recovery")
             self._regions.forget_old()
             for bell in self._bells.values():
                 bell.ring()
-        needed = (child for child in self._children if child.role is not Role.GROUPS)
+        needed = (child for child in self._processes if child.role is not Role.GROUPS)
         if (
             not self._announced
             and self._control.phase is Phase.RUNNING
@@ -449,8 +333,9 @@ class Supervisor:
                 + b"\n",
             )
         if self.settings.http_listen:
-            self._children.append(Child(Role.CONSOLE, 0, other_cores(self._plan)))
-            self._try_spawn(self._children[-1])
+            console = Child(Role.CONSOLE, 0, other_cores(self._plan))
+            self._processes.children.append(console)
+            self._processes.try_spawn(console)
 
     def _check_progress(self, now_ns: int) -> None:
         """Kill processes that hang, and feed systemd's watchdog while none does. Idle processes are
@@ -463,7 +348,7 @@ class Supervisor:
         if restore_locks(self._owners):
             self._record_holders()
         healthy = check_heartbeats(
-            self._children, self._control, self.settings.hang_timeout_ms, now_ns, late_ns
+            self._processes, self._control, self.settings.hang_timeout_ms, now_ns, late_ns
         )
         for bell in self._bells.values():
             bell.ring()
@@ -479,35 +364,7 @@ class Supervisor:
         self._spawner.close()
         if self._control.phase is Phase.RUNNING:
             self._control.set_phase(Phase.STOPPING)
-        deadline_ns = time.monotonic_ns() + self.settings.stop_timeout_ms * NS_PER_MS
-        for role in _STOP_ORDER:
-            group = [child for child in self._children if child.role is role and child.pidfd >= 0]
-            for child in group:
-                self._control.process(child.role, child.index).store(
-                    ProcessWord.STOP, child.generation
-                )
-                self._bells[child.name].ring()
-            self._await(group, deadline_ns)
-        left = [child for child in self._children if child.pidfd >= 0]
-        for child in left:
-            logger.error("did_not_stop process=%s pid=%d killing", child.name, child.pid)
-            signal.pidfd_send_signal(child.pidfd, signal.SIGKILL)
-        self._await(left, time.monotonic_ns() + 2_000 * NS_PER_MS)
-        return not left
-
-    def _await(self, group: list[Child], deadline_ns: int) -> None:
-        while waiting := [child for child in group if child.pidfd >= 0]:
-            remaining_ms = (deadline_ns - time.monotonic_ns()) // NS_PER_MS
-            if remaining_ms <= 0:
-                return
-            poll = select.poll()
-            for child in waiting:
-                poll.register(child.pidfd, select.POLLIN)
-            for fd, _ in poll.poll(min(remaining_ms, 1000)):
-                self._reap(
-                    next(c for c in waiting if c.pidfd == fd), time.monotonic_ns(), stopping=True
-                )
-            self.notifier.feed_watchdog()
+        return self._processes.stop(self.settings.stop_timeout_ms, self.notifier.feed_watchdog)
 
     def _clean_up(self, clean: bool, code: ExitCode) -> int:
         """Remove shared memory, unless a ring holds batches that are not on the disk: the next

@@ -1,25 +1,30 @@
-"""The zygote: a process that has imported what the appliance's processes share, and forks them when
-the supervisor asks (Android's name and idea).
+"""The zygote: a process with the imported modules that the appliance's processes share, which forks
+them on the supervisor's request (after Android's zygote).
 
-    supervisor                        zygote                    maker              the new process
-    request, gate, descriptors  ----> fork  ------------------> fork  -----------> waits until the maker has ended: the supervisor, its
-                                      waits for the maker       ends               nearest subreaper, is its parent then
-    knows its pid  <-------------------------------------------------------------- pid, through the gate
-    holds its pidfd: "go"  ------------------------------------------------------> becomes what a plain start makes
+    supervisor                       zygote                intermediate    new process
+    request, gate, descriptors ----> fork  --------------> fork  --------> waits for the end of
+                                     waits for it          exits           the intermediate
+    has its pid  <-------------------------------------------------------- pid, through the gate
+    has its pidfd: "go"  ------------------------------------------------> runs the program
 
-One thread, no lock, no socket but the one to the supervisor, no ZeroMQ context, no shared memory,
-no secret: a child begins with modules and nothing else.
+The supervisor is the nearest subreaper, so it becomes the parent of the new process when the
+intermediate exits.
 
-Owner: nothing. The supervisor asks (`appliance.supervise.spawner`) and ends it.
-Invariants: a process that the supervisor does not know never runs (without "go" it ends); a child
-    has the descriptors, signals, environment, names and arguments that an interpreter of its own
-    would have; a request that is no request costs one line in the log.
-Crash: nothing is lost with it: its children are the supervisor's. A process that it was making
-    ends, since its gate closes, and is started otherwise.
+The zygote has one thread, no lock, no socket except the channel to the supervisor, no ZeroMQ
+context, no shared memory and no secret. A child starts with modules only.
 
-A zygote is the supervisor's fork, made before the supervisor has anything but modules. A later one
+Owner: none. The supervisor (`appliance.supervise.spawner`) sends requests and ends it.
+Invariants:
+- A process that the supervisor does not know never runs. Without "go" it exits.
+- A child has the descriptors, signals, environment, names and arguments of an interpreter of its
+  own.
+- A malformed request costs one line in the log.
+Crash: nothing is lost, since its children are the supervisor's. The gate of a process that it was
+    forking closes. That process exits and is started in another way.
+
+The first zygote is a fork of the supervisor, made when the supervisor has only modules. A later one
 is an interpreter of its own, run by `tailrace.launcher`.
-"""  # noqa: E501
+"""
 
 from __future__ import annotations
 
@@ -58,49 +63,48 @@ SHARED = (
     ),
     "encodings.ascii",
 )
-"""What every appliance runs, and what each process would load for the first file of the kernel that
-it reads; imported first of all. The modules of the others are imported when they are first asked
-for.
+"""Modules imported before the first fork: the programs of every appliance, and the codec that each
+process needs to read files of /proc. Other programs are imported at their first request.
 """
 GO = b"go"
 REQUEST_MAX_BYTES = 64 << 10
 DESCRIPTORS_MAX = 253
-"""As many as one message may carry (SCM_MAX_FD)."""
+"""Limit of descriptors in one message (SCM_MAX_FD)."""
 BLOCKED_SIGNALS = (*SUPERVISORS_SIGNALS, signal.SIGHUP)
-"""Sent to the whole group by a terminal; the zygote goes on as long as the supervisor."""
+"""Signals that a terminal sends to the whole process group. The zygote ends with the supervisor."""
 
 
 class Request(NamedTuple):
-    """One process to make. The gate's descriptor comes before the others."""
+    """A request to fork one process. The gate's descriptor comes before the others."""
 
     module: str
     spec_fd: int
-    """Where the specification is read from; one of `numbers`."""
+    """Number of the descriptor with the specification, one of `numbers`."""
     numbers: list[int]
-    """What the descriptors are called in the new process."""
+    """Numbers of the descriptors in the new process."""
 
     def encode(self) -> bytes:
         return orjson.dumps(self._asdict())
 
 
 class RequestError(ValueError):
-    """A message that is no request."""
+    """The message is not a valid request."""
 
 
 def decode_request(data: bytes, descriptor_count: int) -> Request:
-    """Raises RequestError."""
+    """Decode and validate a request. Raises RequestError."""
     try:
         found: dict[str, Any] = orjson.loads(data)
         request = Request(**found)
     except (ValueError, TypeError) as error:
-        raise RequestError(f"no request: {error}") from None
+        raise RequestError(f"not a request: {error}") from None
     if request.module not in MODULES.values():
-        raise RequestError(f"{request.module!r} is none of the appliance's processes")
+        raise RequestError(f"{request.module!r} is not a program of the appliance")
     numbers = request.numbers
     if not isinstance(numbers, list) or not all(
         type(number) is int and number > max(STANDARD) for number in numbers
     ):
-        raise RequestError(f"{numbers!r} are no numbers of descriptors")
+        raise RequestError(f"{numbers!r} are not numbers of descriptors")
     if (
         len(set(numbers)) != len(numbers)
         or len(numbers) + 1 != descriptor_count
@@ -113,8 +117,8 @@ def decode_request(data: bytes, descriptor_count: int) -> Request:
 
 
 def serve(channel: socket.socket, supervisor: int, ahead: Sequence[str] = SHARED) -> NoReturn:
-    """Be the zygote of the process `supervisor` until `channel` closes, with nothing else of what
-    it has open. Ends the process.
+    """Serve as the zygote of the process `supervisor` until `channel` closes, with all other
+    descriptors closed. Ends the process.
     """
     try:
         retain([channel.fileno()])
@@ -131,10 +135,8 @@ def serve(channel: socket.socket, supervisor: int, ahead: Sequence[str] = SHARED
 
 
 def _serve(channel: socket.socket, supervisor: int, ahead: Sequence[str]) -> None:
-    """Until `channel` closes. Raises OSError, and what a module that is imported raises."""
-    for module in (
-        ahead
-    ):  # all before the first fork: what is imported behind it is not shared with that process
+    """Serve requests until `channel` closes. Raises OSError, and the errors of imported modules."""
+    for module in ahead:  # before the first fork, since later imports are not shared
         importlib.import_module(module)
     while True:
         data, descriptors, _flags, _address = socket.recv_fds(
@@ -145,10 +147,10 @@ def _serve(channel: socket.socket, supervisor: int, ahead: Sequence[str]) -> Non
         try:
             request = decode_request(data, len(descriptors))
         except RequestError as error:
-            _complain(f"the zygote was asked for something else than a process: {error}")
+            _complain(f"the zygote received an invalid request: {error}")
         else:
             importlib.import_module(request.module)
-            gc.freeze()  # the collector of a child leaves alone what it shares
+            gc.freeze()  # a child's collector does not write to the shared pages
             try:
                 _make(request, channel, supervisor, descriptors)
             except OSError as error:
@@ -160,8 +162,8 @@ def _serve(channel: socket.socket, supervisor: int, ahead: Sequence[str]) -> Non
 def _make(
     request: Request, channel: socket.socket, supervisor: int, descriptors: list[int]
 ) -> None:
-    """Fork a process that becomes the supervisor's child. Raises OSError when the kernel makes no
-    process.
+    """Fork a process that becomes the supervisor's child. Raises OSError when the kernel
+    refuses.
     """
     maker = os.fork()
     if maker:
@@ -182,8 +184,8 @@ def _make(
 
 
 def _pass_gate(gate_fd: int, maker_ended: int, supervisor: int) -> None:
-    """Tell the supervisor the process id, and wait for its "go". Without it, end: the supervisor
-    does not know of this process, or is gone.
+    """Send the pid to the supervisor and wait for its "go". Exit without it, since the supervisor
+    does not know this process or has ended.
     """
     poll = select.poll()
     poll.register(maker_ended, select.POLLIN)
@@ -201,7 +203,7 @@ def _pass_gate(gate_fd: int, maker_ended: int, supervisor: int) -> None:
 
 
 def become(request: Request) -> NoReturn:
-    """Run the program of `request` as an interpreter of its own would from here on."""
+    """Run the program of `request` as in an interpreter of its own."""
     arguments = launcher.command(request.module)
     sys.argv = ["tailrace"]
     show_command_line(arguments)
@@ -219,6 +221,6 @@ def _complain(sentence: str) -> None:
 
 
 def main() -> NoReturn:
-    """The zygote as an interpreter of its own: `appliance.supervise.zygote CHANNEL SUPERVISOR`."""
+    """Run the zygote as an interpreter of its own, with the arguments CHANNEL SUPERVISOR."""
     channel_fd, supervisor = map(int, sys.argv[1:])
     serve(socket.socket(fileno=channel_fd), supervisor)

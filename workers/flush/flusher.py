@@ -181,7 +181,7 @@ class Flusher:
             work += self._follow(follower, now_ns)
         if work:
             return work
-        tidied = self._log_cleaner.delete_retention_breached()
+        tidied = self._log_cleaner.run_idle_work()
         self._has_chores = bool(tidied)
         return tidied
 

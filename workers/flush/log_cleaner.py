@@ -1,9 +1,9 @@
 """Log cleaner: seals segments that are older than segment.ms and deletes those whose retention has
 expired.
 
-The live segment is sealed without an append when all of it is to go, and when it is larger than
-segment.bytes since that was lowered. On a full disk, where no append comes, it is split when a part
-of it is to go: the rest is copied to a new segment (docs/adr/0029-sealing-without-an-append.md).
+The active segment is sealed without an append when all of it has expired, or when segment.bytes was
+lowered below its size. On a full disk, where no append comes, it is split when a part of it has
+expired. The rest is copied to a new segment (docs/adr/0029-sealing-without-an-append.md).
 
 Owner: the flusher, whose agent steps it. Deadlines are on its timing wheel.
 
@@ -40,12 +40,12 @@ RETENTION_CHECK_MAX_MS = 3_600_000
 RETENTION_CHECK_MIN_MS = 100
 DELAY_LOG_CHECK_MS = 10_000
 SPLIT_MIN_BYTES = 64 << 10
-"""So much must come free for a segment to be split."""
+"""Least space that a split must free."""
 SPLIT_KEEPS_MAX_BYTES = 64 << 20
-"""So much is copied at most; the disk must hold it twice for a moment."""
+"""Most bytes that a split copies. The disk holds them twice for a moment."""
 CLOCK_CHECK_NS = 1_000_000_000
-"""What is appended between a jump of the wall clock and the next look may stay longer, by the
-jump.
+"""Interval of checks for jumps of the wall clock. Records appended between a jump and the check may
+stay longer, by the jump.
 """
 
 
@@ -75,7 +75,7 @@ class LogCleaner:
         self._ages: dict[int, tuple[int, Timer[Task]]] = {}
         """(segment base, timer) by slot, of segments with a segment.ms timer."""
         self._retentions: dict[int, Timer[Task]] = {}
-        self.leases = RetentionLeases(wheel, self._lowest_leased)
+        self.leases = RetentionLeases(wheel, self._on_lease_end)
 
     def advance(self, now_ns: int) -> int:
         """Run the timers that are due. Return the amount of work done."""
@@ -85,7 +85,7 @@ class LogCleaner:
         return sum(task() for task in self._wheel.advance(now_ns))
 
     def _check_clock(self) -> int:
-        """Have jumps noted; returns the wall clock's time."""
+        """Check for a jump of the wall clock. Returns its time, us."""
         self._clock_checked_ns, now_us = self._now_ns, self._now_us()
         self._jumps.observe(now_us, self._now_ns)
         return now_us
@@ -123,12 +123,12 @@ class LogCleaner:
         if known is not None:
             self._wheel.cancel(known[1])
         self._ages[slot] = (base, timer)
-        if slot not in self._retentions:  # it was empty when that was looked at last
+        if slot not in self._retentions:  # the log was empty at the last check
             self.retain(log)
 
     def _seal_old(self, log: PartitionLog, base: int) -> int:
-        """Seal a live segment whose segment.ms has passed, so that readers of sealed segments get
-        at it even when nothing follows.
+        """Seal an active segment whose segment.ms has passed, so that readers of sealed segments
+        get it even without further appends.
         """
         slot = log.assignment.slot
         if (
@@ -139,7 +139,7 @@ class LogCleaner:
             or self._ages.get(slot, (-1,))[0] != base
         ):
             return 0
-        if log.group:  # its group waits for a full disk: look again then
+        if log.group:  # its group waits for space on the disk; its commit sets the timer again
             self._ages.pop(slot, None)
             return 0
         self._ages.pop(slot, None)
@@ -147,8 +147,9 @@ class LogCleaner:
         return 1
 
     def _seal(self, log: PartitionLog, *, goes: bool = False) -> bool:
-        """Close the live segment; the next batch begins another. `goes`: it is removed next, so
-        that a full disk need not hold its end mark. Returns whether it is closed.
+        """Close the active segment; the next batch starts another one. `goes`: the segment is
+        deleted next, so that its end mark is not needed on a full disk. Returns whether it is
+        closed.
         """
         try:
             if log.is_unsynced and not self._commit.sync(log):
@@ -170,8 +171,8 @@ class LogCleaner:
 
     @staticmethod
     def _checkpoint(log: PartitionLog) -> None:
-        """Raises OSError, but not for a full disk: the checkpoint before holds, and recovery reads
-        more.
+        """Write a checkpoint. Raises OSError, except for a full disk. Then the previous checkpoint
+        stays valid, and recovery reads more.
         """
         try:
             log.checkpoint(sync=False)
@@ -183,12 +184,12 @@ class LogCleaner:
             )
 
     def make_room(self) -> None:
-        """The disk is full: remove at once what may go."""
+        """Delete all expired segments at once, since the disk is full."""
         for log in self._logs.all():
             self.retain(log)
 
     def retain(self, log: PartitionLog) -> int:
-        """Remove the segments whose retention has expired, and set the timer for the next look."""
+        """Delete the segments whose retention has expired, and set the timer of the next check."""
         slot, settings = log.assignment.slot, log.assignment.settings
         timer = self._retentions.pop(slot, None)
         if timer is not None:
@@ -207,7 +208,7 @@ class LogCleaner:
         now_us = self._check_clock()
         leased = self.leases.lowest(log.key)
         if self._close_live(log, retention_ms, retention_bytes, now_us, leased):
-            return 1  # which came back here
+            return 1  # it has called `retain` again
         live = log.live
         if log.assignment.delay_of:
             return self._remove_scheduled(log)
@@ -243,7 +244,7 @@ class LogCleaner:
                 log.log_start_offset,
             )
             self._logs.publish(log)
-        self._retry_fetch(log, retention_ms, now_us)
+        self._set_expiry_timer(log, retention_ms, now_us)
         return removed
 
     def _close_live(
@@ -254,8 +255,8 @@ class LogCleaner:
         now_us: int,
         leased: int | None,
     ) -> bool:
-        """Seal or split the live segment if all of it, or on a full disk a part of it, is to go.
-        Returns whether that was done; then `retain` was called.
+        """Seal or split the active segment if all of it, or on a full disk a part of it, has
+        expired. Returns whether that was done; then `retain` was called.
         """
         live = log.live
         if live is None or not live.first_append_us or log.group:
@@ -274,8 +275,8 @@ class LogCleaner:
         return live.end > int(log.assignment.settings["segment.bytes"]) and self._seal(log)
 
     def _split(self, log: PartitionLog, live: ActiveSegment, retention_bytes: int) -> bool:
-        """On a full disk: keep of the live segment what lies behind the log start offset, and no
-        more than retention.bytes asks for.
+        """Split the active segment on a full disk. Records from the log start offset on are kept,
+        within retention.bytes.
         """
         try:
             if live.synced_end != live.end and not (self._commit.sync(log) and log.live is live):
@@ -311,7 +312,7 @@ class LogCleaner:
     def _expires_us(
         self, log: PartitionLog, max_timestamp_us: int, last_append_us: int, retention_ms: int
     ) -> int:
-        """Retention expiry time of a segment of the log with these stamps."""
+        """Expiry time of a segment of the log with these timestamps."""
         newest = newest_us(log.assignment, max_timestamp_us, last_append_us)
         return expires_us(
             self._jumps.moved(newest), self._jumps.moved(last_append_us), retention_ms
@@ -340,7 +341,7 @@ class LogCleaner:
             )
         return removed
 
-    def _retry_fetch(self, log: PartitionLog, retention_ms: int, now_us: int) -> None:
+    def _set_expiry_timer(self, log: PartitionLog, retention_ms: int, now_us: int) -> None:
         """Set a timer for the expiry of the oldest segment. Retention by bytes is checked whenever
         a segment is closed.
         """
@@ -364,9 +365,9 @@ class LogCleaner:
             self._now_ns + wait_ms * 1_000_000, lambda: self.retain(log)
         )
 
-    def delete_retention_breached(self) -> int:
-        """Do one step of idle work: the journal's zeroes, then indexes not checked since the start.
-        Return 0 when done.
+    def run_idle_work(self) -> int:
+        """Do one step of idle work: extend the journal with zeroes, then check indexes that were
+        not checked since the start. Return 0 when done.
         """
         if self._commit.should_journal and len(self._logs) > 1:
             return int(self._commit.prepare_journal())
@@ -374,10 +375,10 @@ class LogCleaner:
             if log.unscrubbed and not log.group:
                 try:
                     scrub_one_index(log)
-                    self.retain(log)  # it may know a segment's age only now
+                    self.retain(log)  # the check may have found a segment's age
                 except OSError as error:
                     logger.warning(
-                        "index_not_looked_at directory=%s error=%r", log.directory, str(error)
+                        "index_not_checked directory=%s error=%r", log.directory, str(error)
                     )
                 return 1
         return 0
@@ -402,6 +403,6 @@ class LogCleaner:
                     "checkpoint_not_written directory=%s error=%r", log.directory, str(error)
                 )
 
-    def _lowest_leased(self, key: LogKey) -> int:
+    def _on_lease_end(self, key: LogKey) -> int:
         """Check retention again after a lease has ended."""
         return sum(self.retain(log) for log in self._logs.all() if log.key == key)

@@ -1,26 +1,24 @@
-"""Jumps of the wall clock, so that retention does not take a time that was set for a time that has
-passed.
+"""Jumps of the wall clock, which retention must not count as elapsed time.
 
-Segments and records are stamped with the wall clock's time, and a stamp's age is what the wall
-clock says now, less the stamp. Where the clock was set forward between the two, that is too much,
-by the jump. So jumps forward are noted (found by comparing with the monotonic clock), and a stamp
-from before one is moved forward by it:
+Segments and records carry wall clock timestamps, and their age is the wall clock's time minus the
+timestamp. If the clock was set forward in between, that age is too large by the jump. Jumps forward
+are therefore recorded (by comparison with the monotonic clock), and earlier timestamps are moved:
 
-    set forward by L, to W                 every stamp <= W is taken as stamp + L
-    set back by B                          takes back what was noted last, up to B; beyond that nothing is noted: records stay longer
+    set forward by L, to W      every timestamp <= W counts as timestamp + L
+    set back by B               shrinks the last recorded jumps by B in total; the rest of B is
+                                ignored, so that records stay longer
 
-Stamps between W - L and W were made before the jump, too: a worker's never go back, so that one
-that has seen a later time stays at it.
+Timestamps between W - L and W were taken before the jump, too. A worker's timestamps never
+decrease, so a worker that has seen a later time keeps it.
 
 Owner: the flusher of one data directory; clock.json there.
-Invariants: within a boot of the host nothing is taken for older than it is, over restarts too.
-    After another boot the wall clock is taken at its word: nothing else says how long the host was
-    off. At most JUMPS_MAX jumps are kept; two that are more become one, which only makes records
-    stay longer.
-Crash: the file has a reading of both clocks, so that a successor finds a jump that it does not have
-    yet. One that is missing or damaged is made anew. A disk that takes no write does not keep
-    retention from freeing it.
-"""  # noqa: E501
+Invariants:
+- Within a boot of the host no record counts as older than it is, also after restarts.
+- After another boot the wall clock is trusted, since the host's time off is unknown.
+- At most JUMPS_MAX jumps are kept. Further ones are merged, so that records stay longer.
+Crash: the file has a reading of both clocks, from which a successor finds a missing jump. A missing
+    or damaged file is written again. A disk that refuses writes does not stop retention.
+"""
 
 from __future__ import annotations
 
@@ -37,12 +35,12 @@ logger = logging.getLogger(__name__)
 CLOCK_FILE = "clock.json"
 FORMAT_VERSION = 1
 JUMP_US = 1_000_000
-"""What differs by less is no jump: both clocks are steered."""
+"""Least difference of the clocks that counts as a jump, since both clocks are slewed."""
 JUMPS_MAX = 64
 
 
 class WallJumps:
-    """See the module's docstring."""
+    """The recorded jumps of one data directory."""
 
     def __init__(
         self,
@@ -58,8 +56,8 @@ class WallJumps:
         self._anchor = wall_us, monotonic_ns
         """The last reading of both clocks."""
         self._jumps: list[tuple[int, int]] = []
-        """(to what the clock was set, by how much forward), us, in order. What is found at
-        the start is written by the first `observe`: a start waits for no disk.
+        """(new time, size of the jump), us, in order. The first `observe` writes a jump found at
+        the start, so that a start waits for no disk.
         """
         self._is_kept = False
         self._load()
@@ -83,7 +81,7 @@ class WallJumps:
             self._anchor, self._is_kept = (wall_us, monotonic_ns), True
 
     def observe(self, wall_us: int, monotonic_ns: int) -> None:
-        """Compare the clocks, note a jump, and write down what is new."""
+        """Compare the clocks, record a jump, and write the file if it changed."""
         self._compare(wall_us, monotonic_ns)
         if not self._is_kept:
             self._keep()
@@ -95,7 +93,7 @@ class WallJumps:
         if difference_us >= JUMP_US:
             self._note(wall_us, difference_us)
         elif difference_us <= -JUMP_US:
-            self._revoke_lease(-difference_us)
+            self._shrink_jumps(-difference_us)
 
     def _note(self, to_us: int, by_us: int) -> None:
         self._is_kept = False
@@ -104,7 +102,7 @@ class WallJumps:
             (first_to, first_by), (to, by) = self._jumps[:2]
             self._jumps[:2] = [(max(first_to, to), first_by + by)]
 
-    def _revoke_lease(self, by_us: int) -> None:
+    def _shrink_jumps(self, by_us: int) -> None:
         self._is_kept = False
         while by_us and self._jumps:
             to, forward_us = self._jumps.pop()
@@ -120,15 +118,13 @@ class WallJumps:
         }  # fmt: skip
         try:
             write_durably(self._files, self._directory, CLOCK_FILE, checked_json.encode(content))
-        except OSError as error:  # a full disk, for example: it is tried again with the next look
+        except OSError as error:  # such as a full disk: the next `observe` tries again
             logger.warning("wall_jumps_not_kept directory=%s error=%r", self._directory, str(error))
         else:
             self._is_kept = True
 
     def moved(self, stamp_us: int) -> int:
-        """A stamp of the wall clock's, as it would be had the clock never been set forward behind
-        it. 0, not known, stays 0.
-        """
+        """A timestamp corrected for later jumps of the clock. 0 means unknown and stays 0."""
         return stamp_us and stamp_us + sum(
             by_us for to_us, by_us in self._jumps if stamp_us <= to_us
         )

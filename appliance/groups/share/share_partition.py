@@ -175,7 +175,7 @@ class SharePartition:
         the list is empty, since the member loses nothing.
         """
         if outcome == "unread":
-            self._revoke_lease(member, first, last)
+            self._undo_delivery(member, first, last)
             self._forget_deadlines()
             return []
         until_ns = self._until_ns(now_ns, lock_ns)
@@ -198,7 +198,7 @@ class SharePartition:
         self._forget_deadlines()
         return lost
 
-    def _revoke_lease(self, member: str, first: int, last: int) -> None:
+    def _undo_delivery(self, member: str, first: int, last: int) -> None:
         """Undo the last delivery of records that the member's program never got.
 
         If another member has acquired a record since, it keeps the lock and its own delivery

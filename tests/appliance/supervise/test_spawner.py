@@ -183,7 +183,7 @@ print(json.dumps([status, len(fds)]))
         tmp_path,
     )
     assert statuses == [0, 4], "the descriptors that came with it are closed"
-    assert sum("asked for something else than a process" in line for line in log) == 5
+    assert sum("received an invalid request" in line for line in log) == 5
 
 
 def test_an_error_that_ends_a_fork_has_its_trace_and_its_status(tmp_path: pathlib.Path) -> None:
