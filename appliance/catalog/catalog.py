@@ -26,6 +26,7 @@ from typing import Any
 
 import orjson
 
+from appliance.catalog.database import open_database, read_meta, refusals
 from appliance.catalog.rows import ROW, SELECT_TOPICS, PartitionRow, Topic, partition_of, topic_of
 from appliance.catalog.transaction import Database, Done, Effects, Failed, Transaction
 from tailrace.core.delays import delay_log_name
@@ -33,47 +34,17 @@ from tailrace.core.errors import DiskFullError, InvalidSchemaError, StorageError
 from tailrace.core.hash_slots import HASH_SLOTS, HandOver, owners_after, ranges_of
 
 __all__ = [
-    "Catalog", "CatalogFullError", "CatalogVersionError", "MissingDirectoryError", "PartitionRow",
-    "Topic", "delay_log_of", "error_kind",
+    "Catalog", "CatalogFullError", "MissingDirectoryError", "PartitionRow", "Topic", "delay_log_of",
 ]  # fmt: skip
 
 logger = logging.getLogger(__name__)
 
-SCHEMA_VERSION = 4
 PRODUCER_EPOCH_MAX = 32767
 PRODUCERS_MAX = 100_000
 """Most producer ids whose epochs are known. An older id gets a new one when it asks for its next
 epoch, as an unknown id does.
 """
 SCHEMA_BYTES_MAX = 16 << 20
-LOCKED_TIMEOUT_S = 0.5
-"""Longest wait of a change for another process (a backup, a shell) that holds the database."""
-_TABLES = """
-CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value INTEGER NOT NULL) STRICT;
-CREATE TABLE IF NOT EXISTS schemas (
-    schema_id INTEGER PRIMARY KEY, message BLOB NOT NULL UNIQUE
-) STRICT;
-CREATE TABLE IF NOT EXISTS topics (
-    topic_id BLOB PRIMARY KEY, name TEXT NOT NULL UNIQUE,
-    state TEXT NOT NULL CHECK (state IN ('changing', 'active', 'deleting')),
-    version INTEGER NOT NULL, typed INTEGER NOT NULL,
-    schema_id INTEGER NOT NULL REFERENCES schemas, settings TEXT NOT NULL,
-    created_us INTEGER NOT NULL,
-    delay_of BLOB NOT NULL DEFAULT x'', slot_counts TEXT NOT NULL DEFAULT '[]'
-) STRICT;
-CREATE TABLE IF NOT EXISTS partitions (
-    topic_id BLOB NOT NULL REFERENCES topics ON DELETE CASCADE, partition INTEGER NOT NULL,
-    data_dir INTEGER NOT NULL, slot INTEGER NOT NULL, delete_before INTEGER NOT NULL,
-    slots TEXT NOT NULL DEFAULT '', hand_over TEXT NOT NULL DEFAULT '[]',
-    PRIMARY KEY (topic_id, partition), UNIQUE (slot)
-) STRICT;
-CREATE TABLE IF NOT EXISTS data_dirs (
-    number INTEGER PRIMARY KEY, directory_id TEXT NOT NULL UNIQUE, path TEXT NOT NULL
-) STRICT;
-CREATE TABLE IF NOT EXISTS producers (
-    producer_id INTEGER PRIMARY KEY, epoch INTEGER NOT NULL
-) STRICT;
-"""
 
 
 class MissingDirectoryError(RuntimeError):
@@ -92,32 +63,8 @@ class CatalogFullError(RuntimeError):
     """No slot is left for another partition."""
 
 
-class CatalogVersionError(RuntimeError):
-    """Another build made the database."""
-
-
-@contextmanager
-def _refusals() -> Iterator[None]:
-    """Turn SQLite's errors into errors with a code for clients."""
-    try:
-        yield
-    except sqlite3.Error as error:
-        if error_kind(error) == sqlite3.SQLITE_FULL:
-            raise DiskFullError(
-                "the disk of the catalog (coordinator.db) is full: free some space on it"
-            ) from error
-        raise StorageError(
-            f"the catalog (coordinator.db) cannot be read or written: {error}; nothing was decided"
-        ) from error
-
-
-def error_kind(error: sqlite3.Error) -> int:
-    """SQLite's number of an error without its details, 0 where Python's module raised it."""
-    return getattr(error, "sqlite_errorcode", 0) & 0xFF
-
-
 class Catalog:
-    """The database."""
+    """The decided state of all topics, in the open database."""
 
     def __init__(
         self, path: str, slot_count: int, random_bytes: Callable[[int], bytes] = os.urandom
@@ -128,49 +75,15 @@ class Catalog:
         self._slot_count = slot_count
         self._random_bytes = random_bytes
         self._usable_dirs: list[int] = [0]
-        self._db: Database = sqlite3.connect(
-            path,
-            isolation_level=None,
-            uri=path.startswith("file:"),
-            timeout=LOCKED_TIMEOUT_S,
-            factory=Database,
-        )
+        self._db = open_database(path)
         self._effects = Effects()
         try:
-            self._db.execute("PRAGMA journal_mode=WAL")
-            self._db.execute("PRAGMA synchronous=FULL")
-            self._db.execute("PRAGMA foreign_keys=ON")
-            self._db.executescript(_TABLES)
-            self._upgrade(path)
             self._slots: set[int] = {
                 slot for (slot,) in self._db.execute("SELECT slot FROM partitions")
             }
         except BaseException:
             self._db.close()
             raise
-
-    def _upgrade(self, path: str) -> None:
-        found = self._meta("schema_version", SCHEMA_VERSION)
-        if found == 2:  # before delays
-            with Transaction(self._db):
-                self._db.execute("ALTER TABLE topics ADD COLUMN delay_of BLOB NOT NULL DEFAULT x''")
-                self._db.execute("UPDATE meta SET value = 3 WHERE name = 'schema_version'")
-            found = 3
-        if found == 3:  # before hash slots
-            with Transaction(self._db):
-                self._db.execute(
-                    "ALTER TABLE topics ADD COLUMN slot_counts TEXT NOT NULL DEFAULT '[]'"
-                )
-                self._db.execute("ALTER TABLE partitions ADD COLUMN slots TEXT NOT NULL DEFAULT ''")
-                self._db.execute(
-                    "ALTER TABLE partitions ADD COLUMN hand_over TEXT NOT NULL DEFAULT '[]'"
-                )
-                self._db.execute("UPDATE meta SET value = 4 WHERE name = 'schema_version'")
-            found = 4
-        if found != SCHEMA_VERSION:
-            raise CatalogVersionError(
-                f"{path} has catalog version {found}; this build reads version {SCHEMA_VERSION}"
-            )
 
     def check(self) -> str:
         """Return the structural damage that SQLite finds in the database; "" if there is none.
@@ -194,13 +107,6 @@ class Catalog:
 
     def close(self) -> None:
         self._db.close()
-
-    def _meta(self, name: str, default: int) -> int:
-        row = self._db.execute("SELECT value FROM meta WHERE name = ?", (name,)).fetchone()
-        if row is None:
-            self._db.execute("INSERT INTO meta VALUES (?, ?)", (name, default))
-            return default
-        return int(row[0])
 
     # ---- data directories ------------------------------------------------------------------------
 
@@ -259,7 +165,7 @@ class Catalog:
         error: TailraceError | None = None
         has_changed = False
         try:
-            with _refusals():
+            with refusals():
                 has_changed = self._db.commit_step()
         except (StorageError, DiskFullError) as refusal:
             error = refusal
@@ -279,7 +185,7 @@ class Catalog:
     def together(self) -> Iterator[None]:
         """Decide everything in the block, or nothing."""
         try:
-            with _refusals(), Transaction(self._db):
+            with refusals(), Transaction(self._db):
                 yield
         except BaseException:
             self._slots = {slot for (slot,) in self._db.execute("SELECT slot FROM partitions")}
@@ -290,7 +196,7 @@ class Catalog:
     def topics(self) -> list[Topic]:
         """All topics, by name."""
         by_topic: dict[bytes, list[PartitionRow]] = {}
-        with _refusals():
+        with refusals():
             for topic_id, *rest in self._db.execute(
                 f"SELECT topic_id, {ROW} FROM partitions ORDER BY partition"
             ):
@@ -302,7 +208,7 @@ class Catalog:
 
     def topic(self, name: str) -> Topic | None:
         """A topic by name, None where there is none. Raises StorageError."""
-        with _refusals():
+        with refusals():
             row = self._db.execute(f"{SELECT_TOPICS} WHERE name = ?", (name,)).fetchone()
             if row is None:
                 return None
@@ -325,7 +231,7 @@ class Catalog:
         there are too many bytes of schemas; the name must be free.
         """
         topic_id = self._random_bytes(16)
-        with _refusals(), Transaction(self._db):
+        with refusals(), Transaction(self._db):
             self._db.execute(
                 "INSERT INTO topics VALUES (?, ?, 'changing', 1, ?, ?, ?, ?, ?, '[]')",
                 (
@@ -365,7 +271,7 @@ class Catalog:
                 f"more than {SCHEMA_BYTES_MAX}"
             )
         (highest,) = self._db.execute("SELECT coalesce(max(schema_id), 0) FROM schemas").fetchone()
-        number = max(highest + 1, self._meta("next_schema_id", 1))
+        number = max(highest + 1, read_meta(self._db, "next_schema_id", 1))
         self._db.execute("INSERT INTO schemas VALUES (?, ?)", (number, schema))
         self._db.execute("UPDATE meta SET value = ? WHERE name = 'next_schema_id'", (number + 1,))
         return int(number)
@@ -448,7 +354,7 @@ class Catalog:
                         orjson.dumps(row.hand_over).decode(),
                     ),
                 )
-            self._meta("next_schema_id", 1)
+            read_meta(self._db, "next_schema_id", 1)
             self._db.execute(
                 "UPDATE meta SET value = max(value, ?) WHERE name = 'next_schema_id'",
                 (topic.schema_id + 1,),
@@ -457,7 +363,7 @@ class Catalog:
 
     def alter_topic(self, topic: Topic, given: dict[str, Any], partitions: int) -> Topic:
         """Decide new settings and more partitions, in state `changing`. Raises CatalogFullError."""
-        with _refusals(), Transaction(self._db):
+        with refusals(), Transaction(self._db):
             self._db.execute(
                 "UPDATE topics SET settings = ?, version = version + 1, state = 'changing' WHERE "
                 "topic_id = ?",
@@ -473,7 +379,7 @@ class Catalog:
 
     def delete_records(self, topic: Topic, before: dict[int, int]) -> Topic:
         """Decide to delete records below these offsets: partition -> offset."""
-        with _refusals(), Transaction(self._db):
+        with refusals(), Transaction(self._db):
             for partition, offset in before.items():
                 self._db.execute(
                     "UPDATE partitions SET delete_before = max(delete_before, ?) WHERE topic_id = "
@@ -491,7 +397,7 @@ class Catalog:
 
         Raises: StorageError, DiskFullError.
         """
-        with _refusals(), Transaction(self._db):
+        with refusals(), Transaction(self._db):
             self._db.execute(
                 "UPDATE topics SET state = 'deleting', version = version + 1 WHERE topic_id = ?",
                 (topic.topic_id,),
@@ -502,7 +408,7 @@ class Catalog:
         """Note that this version of the topic is carried out; a later one may be decided already.
         `hand_overs`: those of partitions that got slots from others.
         """
-        with _refusals(), Transaction(self._db):
+        with refusals(), Transaction(self._db):
             for partition, hand_over in hand_overs.items():
                 self._db.execute(
                     "UPDATE partitions SET hand_over = ? WHERE topic_id = ? AND partition = ?",
@@ -518,7 +424,7 @@ class Catalog:
         """Free the slots of a topic whose files are removed, and its schema if no other topic has
         it.
         """
-        with _refusals(), Transaction(self._db):
+        with refusals(), Transaction(self._db):
             gone = {
                 slot
                 for (slot,) in self._db.execute(
@@ -535,7 +441,7 @@ class Catalog:
 
     def new_producer(self) -> tuple[int, int]:
         """A producer id never given before, and its first epoch, 0."""
-        with _refusals(), Transaction(self._db):
+        with refusals(), Transaction(self._db):
             cursor = self._db.execute("INSERT INTO producers (epoch) VALUES (0)")
             assert cursor.lastrowid is not None
             self._db.execute(
@@ -547,7 +453,7 @@ class Catalog:
         """A higher epoch of a known producer; a new id if it is unknown or its epochs are used
         up.
         """
-        with _refusals(), Transaction(self._db):
+        with refusals(), Transaction(self._db):
             row = self._db.execute(
                 "SELECT epoch FROM producers WHERE producer_id = ?", (producer_id,)
             ).fetchone()

@@ -21,7 +21,8 @@ import sqlite3
 import stat
 from collections.abc import Iterable
 
-from appliance.catalog.catalog import Catalog, CatalogVersionError, error_kind
+from appliance.catalog.catalog import Catalog
+from appliance.catalog.database import CatalogVersionError, error_kind
 from appliance.catalog.log_dir_scan import (
     LiveSlot,
     SurveyError,

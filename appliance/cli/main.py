@@ -172,7 +172,7 @@ def _name_unknown_variables(arguments: list[str]) -> None:
     if not given or arguments[:1] == ["serve"] or COMPLETION_VARIABLE in os.environ:
         return
     from appliance.cli.output import complain
-    from appliance.config.settings import unknown_variable
+    from appliance.config.settings_sources import unknown_variable
 
     for name in given:
         sentence = unknown_variable(name)

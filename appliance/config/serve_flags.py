@@ -7,7 +7,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from appliance.config.settings import Settings, load_settings
+from appliance.config.settings import Settings
+from appliance.config.settings_sources import load_settings
 from tailrace.core.errors import InvalidSettingError
 
 

@@ -40,7 +40,8 @@ from appliance.control.lane_sender import LaneSender
 from appliance.control.metadata_publisher import MetadataPublisher, Sizes
 from appliance.control.offset_leases import OffsetLeases
 from appliance.control.partition_placement import PartitionPlacement
-from appliance.control.topic_change_queue import CHANGES, Requester, TopicChangeQueue
+from appliance.control.topic_change import Requester
+from appliance.control.topic_change_queue import CHANGES, TopicChangeQueue
 from appliance.control.topic_commands import TopicCommands, is_whole
 from appliance.data.data_dir_lock import directory_id
 from appliance.supervise.restart_policy import ExitCode

@@ -5,8 +5,6 @@ Owner: the controller.
 Invariants:
 - Requests are decided in the order of their arrival.
 - A change is answered once, at the latest at its deadline.
-- Names and texts of the request are cut in its answer (`shown_name`, `shown_text`), so that the
-  answer fits a lane.
 Bounds:
 - CHANGES_MAX requests of a front wait or are under way.
 - DECIDED_AT_ONCE entries are decided in one step.
@@ -18,13 +16,13 @@ decided.
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from appliance.catalog.catalog import Catalog, CatalogFullError, PartitionRow, Topic
 from appliance.control.metadata_publisher import MetadataPublisher
+from appliance.control.topic_change import Change, Requester
 from appliance.control.topic_commands import TopicCommands, shown_name, shown_text
 from shm.crash_points import crash_point
 from shm.layout import SlotState
@@ -33,7 +31,7 @@ from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import InvalidRequestError, TailraceError
 from tailrace.core.hash_slots import HandOver, missing_sources
 from tailrace.protocol.frame import Api
-from tailrace.protocol.messages import decode_json, encode_error, encode_reply
+from tailrace.protocol.messages import encode_error
 
 logger = logging.getLogger(__name__)
 
@@ -46,44 +44,7 @@ carries nothing out.
 """
 CHANGES_MAX = 32
 DECIDED_AT_ONCE = 16
-ENTRIES_MAX = 1000
-OFFSETS_MAX = 10_000
-"""Most partitions of one DELETE_RECORDS request."""
 CHANGES = (Api.CREATE_TOPICS, Api.DELETE_TOPICS, Api.ALTER_TOPICS, Api.DELETE_RECORDS)
-
-
-@dataclass(frozen=True, slots=True)
-class Requester:
-    """Requester: the front and its request."""
-
-    front: int
-    session: int
-    correlation_id: int
-
-
-@dataclass(slots=True)
-class Change:
-    """One request."""
-
-    requester: Requester
-    api: Api
-    payload: bytes
-    """The request's body, dropped when it is taken up."""
-    deadline_ns: int
-    is_started: bool = False
-    validate_only: bool = False
-    undecided: deque[Any] = field(default_factory=deque)
-    results: list[dict[str, Any]] = field(default_factory=list)
-    pending: dict[bytes, tuple[Topic, list[dict[str, Any]]]] = field(default_factory=dict)
-    """Topic id -> the newest decision on its way into the partition table, and the results that
-    wait for it.
-    """
-    offset_count: int = 0
-
-    @property
-    def is_decided(self) -> bool:
-        """True if every entry is decided; decisions may still be under way."""
-        return self.is_started and not self.undecided
 
 
 NO_MEMORY = (
@@ -93,7 +54,7 @@ NO_MEMORY = (
 
 
 class TopicChangeQueue:
-    """See the module's docstring."""
+    """The requests that change topics, from their arrival to their answer."""
 
     def __init__(
         self, catalog: Catalog, topics: dict[str, Topic], publisher: MetadataPublisher,
@@ -115,9 +76,8 @@ class TopicChangeQueue:
         self._late: dict[bytes, Topic] = {}
         """Decisions that are not carried out, and that no client waits for."""
         self._retry_at_ns = 0
-        for topic in [
-            topic for topic in topics.values() if topic.state != "active"
-        ]:  # a predecessor may not have published it
+        # A predecessor may not have published these.
+        for topic in [topic for topic in topics.values() if topic.state != "active"]:
             publisher.publish_to_workers(topic)
             self._late[topic.topic_id] = topic
         self._inherited = [topic for topic in self._late.values() if topic.state == "changing"]
@@ -176,7 +136,7 @@ class TopicChangeQueue:
         for change in [change for change in self._changes if not change.is_decided]:
             try:
                 if not change.is_started:
-                    self._begin(change)
+                    change.start()
                 while change.undecided and count < DECIDED_AT_ONCE:
                     self._decide(change, change.undecided.popleft())
                     count += 1
@@ -192,19 +152,6 @@ class TopicChangeQueue:
                 break
         return count
 
-    @staticmethod
-    def _begin(change: Change) -> None:
-        request = decode_json(change.payload)
-        change.payload = b""
-        items = request.get("topics")
-        if not isinstance(items, list) or not 0 < len(items) <= ENTRIES_MAX:
-            raise InvalidRequestError(
-                f"the request needs a list `topics` of 1 to {ENTRIES_MAX} entries"
-            )
-        change.validate_only = bool(request.get("validate_only", False))
-        change.undecided.extend(items)
-        change.is_started = True
-
     def _decide(self, change: Change, item: Any) -> None:
         result: dict[str, Any] = {
             "name": shown_name(item.get("name") if isinstance(item, dict) else item),
@@ -214,7 +161,7 @@ class TopicChangeQueue:
         try:
             if not isinstance(item, dict):
                 raise InvalidRequestError("each entry of `topics` must be an object")
-            self._check_offsets(change, item)
+            change.check_offsets(item)
             decided = self._decide_by[change.api](item, change.validate_only)
             if decided:
                 self._take_up(change, result, decided, revive=bool(item.get("online")))
@@ -238,10 +185,8 @@ class TopicChangeQueue:
             crash_point("controller.after_decision")
             try:
                 for topic in decided:
-                    if topic.state == "deleting":
-                        self._publisher.publish_to_readers(
-                            topic
-                        )  # before the files go: nothing more is sent there
+                    if topic.state == "deleting":  # before its files are deleted
+                        self._publisher.publish_to_readers(topic)
                     self._publisher.publish_to_workers(topic, revive=revive)
             except Exception as error:  # the boundary of one entry
                 self._fail(change, result, error)
@@ -279,17 +224,6 @@ class TopicChangeQueue:
         result.update(code=int(ErrorCode.INTERNAL_ERROR), message=sentence)
         self._resume_decided()
 
-    @staticmethod
-    def _check_offsets(change: Change, item: dict[str, Any]) -> None:
-        requested = item.get("partitions")
-        if change.api is Api.DELETE_RECORDS and isinstance(requested, dict):
-            change.offset_count += len(requested)
-            if change.offset_count > OFFSETS_MAX:
-                raise TailraceError(
-                    f"the request names too many partitions; the limit is {OFFSETS_MAX}",
-                    ErrorCode.REQUEST_TOO_LARGE,
-                )
-
     def _resume_decided(self) -> None:
         """Reload the topics from the catalog after a failure between decision and publication."""
         for topic in self._catalog.topics():
@@ -305,9 +239,7 @@ class TopicChangeQueue:
             for topic in [topic for topic in self._late.values() if self._is_over(topic)]:
                 del self._late[topic.topic_id]
                 self._complete(topic, [], now_ns)
-                count += (
-                    1  # its requester is answered in the next step, which no doorbell announces
-                )
+                count += 1  # the next step answers its requester, without a doorbell
         for change in [change for change in self._changes if change.is_decided]:
             for topic, results in [
                 pending for pending in change.pending.values() if self._is_over(pending[0])
@@ -472,13 +404,7 @@ class TopicChangeQueue:
     def _answer(self, change: Change) -> None:
         if change.api is Api.DELETE_RECORDS:
             self._add_log_starts(change)
-        code, body = encode_reply(ErrorCode.OK, {"results": change.results}, self._answer_max)
-        if code is not ErrorCode.OK:
-            shortened = [
-                {**result, "message": result["message"][:80]} if "message" in result else result
-                for result in change.results
-            ]
-            code, body = encode_reply(ErrorCode.OK, {"results": shortened}, self._answer_max)
+        code, body = change.encode_results(self._answer_max)
         self._send(change.requester, code, body)
 
     def _add_log_starts(self, change: Change) -> None:

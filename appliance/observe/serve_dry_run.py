@@ -16,14 +16,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from appliance.config.settings import (
-    Given,
-    Settings,
-    gather_settings,
-    setting_names,
-    settings_of,
-    split_host_port,
-)
+from appliance.config.settings import Settings, setting_names, split_host_port
+from appliance.config.settings_sources import Given, gather_settings, settings_of
 from appliance.data.data_dir_lock import inspect
 from appliance.data.directory_errors import DataDirectoryError
 from appliance.observe.doctor_checks import Check, Level

@@ -31,7 +31,8 @@ from typing import Any, NoReturn
 import orjson
 
 from appliance.config.serve_flags import parse_flags, settings_from_flags
-from appliance.config.settings import Settings, environment_settings
+from appliance.config.settings import Settings
+from appliance.config.settings_sources import environment_settings
 from appliance.data.data_dir_lock import DataDirLock
 from appliance.data.data_dir_locks import acquire_all, forget_holders, record_holders, restore_locks
 from appliance.data.directory_errors import DataDirectoryError, unusable

@@ -9,7 +9,8 @@ import pytest
 
 from appliance.config import topic_config as topic_settings
 from appliance.config.core_plan import BUSY_POLL_AUTO_US, CorePlan, plan_busy_poll, plan_cores
-from appliance.config.settings import Settings, load_settings, setting_names
+from appliance.config.settings import Settings, setting_names
+from appliance.config.settings_sources import load_settings
 from appliance.supervise.memory_plan import plan_regions
 from appliance.supervise.restart_policy import BACKOFF_MAX_MS, Action, Decision, ExitCode, decide
 from tailrace.core.errors import InvalidSettingError, InvalidTopicNameError

@@ -11,10 +11,10 @@ import orjson
 import pytest
 
 from appliance.catalog.catalog import Catalog, Topic
+from appliance.control.topic_change import Requester
 from appliance.control.topic_change_queue import (
     DECIDED_AT_ONCE,
     INHERITED_PATIENCE_NS,
-    Requester,
     TopicChangeQueue,
 )
 from appliance.control.topic_commands import TopicCommands

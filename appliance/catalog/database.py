@@ -1,0 +1,123 @@
+"""The database of the catalog, coordinator.db: its tables, their versions, and its errors.
+
+Owner: the controller, alone. WAL, synchronous=FULL.
+Invariants: a database of an unknown version is refused.
+Crash: SQLite recovers the file. An upgrade is one transaction a version.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from appliance.catalog.transaction import Database, Transaction
+from tailrace.core.errors import DiskFullError, StorageError
+
+SCHEMA_VERSION = 4
+LOCKED_TIMEOUT_S = 0.5
+"""Longest wait of a change for another process (a backup, a shell) that holds the database."""
+TABLES = """
+CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value INTEGER NOT NULL) STRICT;
+CREATE TABLE IF NOT EXISTS schemas (
+    schema_id INTEGER PRIMARY KEY, message BLOB NOT NULL UNIQUE
+) STRICT;
+CREATE TABLE IF NOT EXISTS topics (
+    topic_id BLOB PRIMARY KEY, name TEXT NOT NULL UNIQUE,
+    state TEXT NOT NULL CHECK (state IN ('changing', 'active', 'deleting')),
+    version INTEGER NOT NULL, typed INTEGER NOT NULL,
+    schema_id INTEGER NOT NULL REFERENCES schemas, settings TEXT NOT NULL,
+    created_us INTEGER NOT NULL,
+    delay_of BLOB NOT NULL DEFAULT x'', slot_counts TEXT NOT NULL DEFAULT '[]'
+) STRICT;
+CREATE TABLE IF NOT EXISTS partitions (
+    topic_id BLOB NOT NULL REFERENCES topics ON DELETE CASCADE, partition INTEGER NOT NULL,
+    data_dir INTEGER NOT NULL, slot INTEGER NOT NULL, delete_before INTEGER NOT NULL,
+    slots TEXT NOT NULL DEFAULT '', hand_over TEXT NOT NULL DEFAULT '[]',
+    PRIMARY KEY (topic_id, partition), UNIQUE (slot)
+) STRICT;
+CREATE TABLE IF NOT EXISTS data_dirs (
+    number INTEGER PRIMARY KEY, directory_id TEXT NOT NULL UNIQUE, path TEXT NOT NULL
+) STRICT;
+CREATE TABLE IF NOT EXISTS producers (
+    producer_id INTEGER PRIMARY KEY, epoch INTEGER NOT NULL
+) STRICT;
+"""
+
+
+class CatalogVersionError(RuntimeError):
+    """Another build wrote the database."""
+
+
+@contextmanager
+def refusals() -> Iterator[None]:
+    """Turn SQLite's errors into errors with a code for clients."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        if error_kind(error) == sqlite3.SQLITE_FULL:
+            raise DiskFullError(
+                "the disk of the catalog (coordinator.db) is full: free some space on it"
+            ) from error
+        raise StorageError(
+            f"the catalog (coordinator.db) cannot be read or written: {error}; nothing was decided"
+        ) from error
+
+
+def error_kind(error: sqlite3.Error) -> int:
+    """SQLite's number of an error without its details, 0 when Python's module raised it."""
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF
+
+
+def open_database(path: str) -> Database:
+    """Open or create the database. `path`: a file, or a `file:` URI of SQLite. Raises
+    CatalogVersionError when another version wrote it, sqlite3.Error when it is damaged.
+    """
+    database: Database = sqlite3.connect(
+        path,
+        isolation_level=None,
+        uri=path.startswith("file:"),
+        timeout=LOCKED_TIMEOUT_S,
+        factory=Database,
+    )
+    try:
+        database.execute("PRAGMA journal_mode=WAL")
+        database.execute("PRAGMA synchronous=FULL")
+        database.execute("PRAGMA foreign_keys=ON")
+        database.executescript(TABLES)
+        _upgrade(database, path)
+    except BaseException:
+        database.close()
+        raise
+    return database
+
+
+def read_meta(database: Database, name: str, default: int) -> int:
+    """A number of the table `meta`; a missing one is stored as `default`."""
+    row = database.execute("SELECT value FROM meta WHERE name = ?", (name,)).fetchone()
+    if row is None:
+        database.execute("INSERT INTO meta VALUES (?, ?)", (name, default))
+        return default
+    return int(row[0])
+
+
+def _upgrade(database: Database, path: str) -> None:
+    found = read_meta(database, "schema_version", SCHEMA_VERSION)
+    if found == 2:  # before delays
+        with Transaction(database):
+            database.execute("ALTER TABLE topics ADD COLUMN delay_of BLOB NOT NULL DEFAULT x''")
+            database.execute("UPDATE meta SET value = 3 WHERE name = 'schema_version'")
+        found = 3
+    if found == 3:  # before hash slots
+        with Transaction(database):
+            database.execute("ALTER TABLE topics ADD COLUMN slot_counts TEXT NOT NULL DEFAULT '[]'")
+            database.execute("ALTER TABLE partitions ADD COLUMN slots TEXT NOT NULL DEFAULT ''")
+            database.execute(
+                "ALTER TABLE partitions ADD COLUMN hand_over TEXT NOT NULL DEFAULT '[]'"
+            )
+            database.execute("UPDATE meta SET value = 4 WHERE name = 'schema_version'")
+        found = 4
+    if found != SCHEMA_VERSION:
+        raise CatalogVersionError(
+            f"{path} has catalog version {found}; this build reads version {SCHEMA_VERSION}"
+        )
