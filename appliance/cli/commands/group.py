@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from appliance.cli.commands.group_advice import (
+from appliance.cli.group.advice import (
     SHARE,
     Sample,
     advise,
@@ -23,7 +23,7 @@ from appliance.cli.commands.group_advice import (
     partition_count,
     without_commit,
 )
-from appliance.cli.commands.group_reset import Reset, Selection, new_offsets
+from appliance.cli.group.reset import Reset, Selection, new_offsets
 from appliance.cli.main import EXIT_FAILED
 from appliance.cli.options import (
     SINCE_HELP,

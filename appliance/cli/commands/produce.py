@@ -240,7 +240,7 @@ def _repeat(given: dict[str, Any]) -> Recurrence | None:
 def _send_file(
     admin: Admin, producer: Producer, topic: str, missing: bool, given: dict[str, Any]
 ) -> int:
-    from appliance.cli.frames import read_table
+    from appliance.cli.records.frames import read_table
 
     source, due, due_column = given["source"], given["due"], given["due_column"]
     table = read_table(source, given["format_name"])
@@ -273,7 +273,7 @@ def _send_lines(
     """(lines acknowledged, or sent with acks=0; lines left out; ids of recurring lines, in their
     order)
     """
-    from appliance.cli.lines import LineOptions, send_lines
+    from appliance.cli.records.lines import LineOptions, send_lines
 
     headers = tuple(
         (name, value.encode()) for name, value in parse_pairs(given["headers"], "--header").items()

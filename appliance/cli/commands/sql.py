@@ -19,9 +19,9 @@ import click
 
 from appliance.cli.main import EXIT_INTERRUPTED
 from appliance.cli.options import bootstrap_option, connect, json_option
-from appliance.cli.sql_names import dotted_words_of, tables_named, words_of
-from appliance.cli.sql_output import write_json, write_table
-from appliance.cli.sql_values import as_readable
+from appliance.cli.sql.names import dotted_words_of, tables_named, words_of
+from appliance.cli.sql.output import write_json, write_table
+from appliance.cli.sql.values import as_readable
 from tailrace.client.topic_metadata import TopicInfo
 from tailrace.core.errors import TailraceError, UnknownTopicError
 
@@ -117,7 +117,7 @@ def _answer(
 
 def _rows(reader: Any) -> Iterator[list[list[Any]]]:
     """Rows in pieces."""
-    from appliance.cli.sql_values import python_values
+    from appliance.cli.sql.values import python_values
 
     for batch in reader:
         columns = [

@@ -74,7 +74,7 @@ def create(
     """
     schema: Any = None
     if schema_file is not None:
-        from appliance.cli.frames import read_schema_of
+        from appliance.cli.records.frames import read_schema_of
 
         schema = read_schema_of(schema_file)
     is_new = True

@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 
 from appliance.cli.output import one_line
-from appliance.cli.record_output import text_of
+from appliance.cli.records.writers import text_of
 
 Pieces = Iterator[list[list[Any]]]
 """Rows, some at a time."""

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.cli.sql_values import _time_text, python_values
+from appliance.cli.sql.values import _time_text, python_values
 
 US = pa.timestamp("us", "UTC")
 

@@ -1,0 +1,1 @@
+"""Parts of `tailrace group`: advice on consumers, and new offsets."""

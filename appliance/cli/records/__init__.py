@@ -1,0 +1,1 @@
+"""Records on standard input and output: files of rows, lines, readers of topics and writers."""

@@ -1,0 +1,1 @@
+"""Parts of `tailrace sql`: the topics of a query, and the output of its rows."""
