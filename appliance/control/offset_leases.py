@@ -2,7 +2,7 @@
 
 A lease is on the disk before it is sent to the flusher, and its reader is answered when the flusher
 has it. From then on retention keeps its records, also after a kill of any process. A restarted
-flusher gets every lease before it may remove anything (`workers.log.retention_leases`).
+flusher gets every lease before it may remove anything (`workers.log.retention.leases`).
 
 Owner: the controller; a table beside the catalog's.
 Invariants:

@@ -14,7 +14,7 @@ from tests.kit.simdisk import Inode, SimDisk
 from tests.kit.workload import Workload, boot, read_log
 from workers.log.index_scrubber import scrub_one_index
 from workers.log.partition_log import PartitionLog
-from workers.log.recovery import Hints
+from workers.log.recovery.decision import Hints
 
 
 def small_log() -> tuple[SimDisk, Workload]:

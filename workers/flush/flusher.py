@@ -50,8 +50,8 @@ from workers.flush.startup import end_recovery, note_rings
 from workers.log.journal import Journal
 from workers.log.log_set import LogSet, RunFacts
 from workers.log.partition_log import PartitionLog
-from workers.log.retention_leases import Task
-from workers.log.wall_clock_jumps import WallJumps
+from workers.log.retention.leases import Task
+from workers.log.retention.wall_clock_jumps import WallJumps
 from workers.segment.disk_space import DiskSpace
 from workers.segment.files import NO_SPACE, DiskFiles, Files, is_shortage
 

@@ -29,9 +29,9 @@ from workers.log.delay_rules import kept_from, newest_us
 from workers.log.index_scrubber import scrub_one_index
 from workers.log.log_set import LogSet
 from workers.log.partition_log import PartitionLog
-from workers.log.retention import KEEP_FOR_EVER, expires_us, new_start
-from workers.log.retention_leases import LogKey, RetentionLeases, Task
-from workers.log.wall_clock_jumps import WallJumps
+from workers.log.retention.expiry import KEEP_FOR_EVER, expires_us, new_start
+from workers.log.retention.leases import LogKey, RetentionLeases, Task
+from workers.log.retention.wall_clock_jumps import WallJumps
 from workers.segment.files import is_shortage
 
 logger = logging.getLogger(__name__)

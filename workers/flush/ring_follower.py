@@ -21,7 +21,7 @@ from shm.partition_table import PartitionTable
 from shm.ring import Ring
 from shm.runtime.timing_wheel import Timer, TimingWheel
 from workers.log.partition_log import PartitionLog
-from workers.log.retention_leases import Task
+from workers.log.retention.leases import Task
 
 GROUP_DESCRIPTORS_MAX = 1024
 GROUP_BYTES_MAX = 16 << 20

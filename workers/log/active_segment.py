@@ -28,7 +28,7 @@ from tailrace.format.segment_index import (
     IndexEntry,
     IndexReader,
 )
-from workers.log.recovery import RecoveredLog
+from workers.log.recovery.log_recovery import RecoveredLog
 from workers.segment.files import Files
 from workers.segment.segment_index_files import open_index
 

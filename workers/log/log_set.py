@@ -26,7 +26,7 @@ from tailrace.format.data_dir import QUARANTINE_DIRECTORY
 from workers.log.active_segment import pending_from_bytes
 from workers.log.journal import JournalBatch
 from workers.log.partition_log import PartitionLog
-from workers.log.recovery import Hints
+from workers.log.recovery.decision import Hints
 from workers.segment.files import Files, is_shortage
 
 logger = logging.getLogger(__name__)

@@ -36,7 +36,8 @@ from workers.log.active_segment import (
 from workers.log.partition_directory import PartitionDirectory
 from workers.log.producer_snapshots import encode_producers, record_producer
 from workers.log.producer_state import ProducerTable
-from workers.log.recovery import Hints, RecoveredLog, recover_log
+from workers.log.recovery.decision import Hints
+from workers.log.recovery.log_recovery import RecoveredLog, recover_log
 from workers.segment.checkpoint import Checkpoint, SealedSegment, write_checkpoint
 from workers.segment.files import Files, is_shortage, write_durably
 

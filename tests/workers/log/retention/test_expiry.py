@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from workers.log.retention import KEEP_FOR_EVER, new_start
+from workers.log.retention.expiry import KEEP_FOR_EVER, new_start
 from workers.segment.checkpoint import UNKNOWN_TIME_US, SealedSegment
 
 HOUR_US = 3_600_000_000

@@ -26,7 +26,8 @@ from workers.log.active_segment import PendingBatch
 from workers.log.partition_log import PartitionLog
 from workers.log.producer_snapshots import decode_producers, encode_producers, record_producer
 from workers.log.producer_state import ProducerTable
-from workers.log.recovery import Action, Hints, RecoveredLog, decide, recover_log
+from workers.log.recovery.decision import Action, Hints, decide
+from workers.log.recovery.log_recovery import RecoveredLog, recover_log
 from workers.segment.checkpoint import CHECKPOINT_FILES, SealedSegment
 from workers.segment.files import DiskFiles
 

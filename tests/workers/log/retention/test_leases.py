@@ -20,7 +20,7 @@ from tailrace.protocol import messages as requests
 from tailrace.protocol.frame import Api
 from tests.kit.orders import kill_everything
 from tests.kit.processes import kill_and_wait_for_successor, wait_until
-from workers.log.retention_leases import RetentionLeases
+from workers.log.retention.leases import RetentionLeases
 
 SECOND_NS = 1_000_000_000
 SMALL_SEGMENTS = {"segment.bytes": 1 << 16, "retention.bytes": 1 << 16}

@@ -10,8 +10,8 @@ import random
 import pytest
 
 from tests.kit.simdisk import SimDisk, SimFiles
-from workers.log.retention import expires_us
-from workers.log.wall_clock_jumps import CLOCK_FILE, JUMPS_MAX, WallJumps
+from workers.log.retention.expiry import expires_us
+from workers.log.retention.wall_clock_jumps import CLOCK_FILE, JUMPS_MAX, WallJumps
 
 SECOND_US = 1_000_000
 HOUR_US = 3_600 * SECOND_US
@@ -183,7 +183,7 @@ def test_a_full_disk_keeps_nothing_from_being_removed_and_the_jump_is_kept_later
         raise OSError(errno.ENOSPC, "full")
 
     with monkeypatch.context() as patched:
-        patched.setattr("workers.log.wall_clock_jumps.write_durably", full)
+        patched.setattr("workers.log.retention.wall_clock_jumps.write_durably", full)
         world.ahead_us = DAY_US
         world.look()
         assert world.jumps.moved(NOW_US) == NOW_US + DAY_US

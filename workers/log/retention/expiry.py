@@ -10,7 +10,7 @@ Kafka's rules:
 A record's timestamp is set by the producer. One from the future would keep a segment for ever. A
 segment's age therefore counts from its newest timestamp or its last append, whichever is earlier,
 with OLD_RECORDS_STAY_US as an exception. Jumps of the wall clock move the timestamps before this
-module sees them (`workers.log.wall_clock_jumps`).
+module sees them (`workers.log.retention.wall_clock_jumps`).
 """
 
 from __future__ import annotations

@@ -1,0 +1,1 @@
+"""Recovery of a log at start: the decision table and its execution."""

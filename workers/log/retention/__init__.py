@@ -1,0 +1,1 @@
+"""Retention of a log: expiry of segments, leases against it, jumps of the wall clock."""
