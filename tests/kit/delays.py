@@ -32,8 +32,8 @@ from tests.kit.batches import TOPIC_ID
 from tests.kit.logs import Bench, assignment, simulated_regions
 from tests.kit.simdisk import SimDisk, SimFiles
 from workers.delays import delay_partition, delivery
+from workers.delays.delay_log.ingest import Change
 from workers.delays.delay_partition import DelayPartition
-from workers.delays.log_ingest import Change
 from workers.delays.store import pending_store
 from workers.flush.flusher import FlusherSettings
 

@@ -45,12 +45,12 @@ from shm.partition_table import PartitionState
 from tailrace.core.delays import NONE_DELIVERED, TICK_BITS, TICK_MASK, TICK_US
 from tailrace.format.batch_header import BatchHeader, checksum_seed, insert_header
 from workers.delays.dead_delays import DeadDelays
+from workers.delays.delay_log.batches import LogBatch, LogBatches, ticks_of
+from workers.delays.delay_log.ingest import LogIngest
+from workers.delays.delay_log.tailer import LogTailer
 from workers.delays.delivery import Deliveries
 from workers.delays.delivery_marks import RETRY_INTERVAL_NS, RETRY_NS, DeliveryMarks
 from workers.delays.listing import listed_rows
-from workers.delays.log_batches import LogBatch, LogBatches, ticks_of
-from workers.delays.log_ingest import LogIngest
-from workers.delays.log_tailer import LogTailer
 from workers.delays.store.array_wheel import NEVER, Rows, no_rows
 from workers.delays.store.bucket_files import is_above
 from workers.delays.store.pending_store import PendingStore

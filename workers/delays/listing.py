@@ -17,7 +17,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from workers.delays.log_batches import shown_due_us
+from workers.delays.delay_log.batches import shown_due_us
 from workers.delays.store.pending_store import PendingStore
 from workers.delays.store.recurring_rows import RecurringRows
 

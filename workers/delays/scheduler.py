@@ -39,7 +39,8 @@ from tailrace.core.error_codes import ErrorCode
 from tailrace.format.delay_files import PendingDamagedError
 from tailrace.protocol.messages import encode_reply
 from workers.delays.delivery_marks import RETRY_INTERVAL_NS
-from workers.delays.requests import DelayRequests, Requester
+from workers.delays.requests.changes import Requester
+from workers.delays.requests.service import DelayRequests
 from workers.delays.wall_clock_timer import WallClockTimer
 from workers.segment.files import DiskFiles, Files
 

@@ -26,7 +26,7 @@ from tests.kit.foreign_rows import FOREIGN, encoded, foreign, put
 from workers.append import batch_validation as batch_checks
 from workers.delays import dead_delays as set_aside
 from workers.delays import delivery
-from workers.delays.log_batches import LogBatches, RefusedBatchError, UnusableSchemaError
+from workers.delays.delay_log.batches import LogBatches, RefusedBatchError, UnusableSchemaError
 from workers.delays.store import recurring_rows
 
 MS, SECOND, DAY = 1_000, 1_000_000, 86_400_000_000

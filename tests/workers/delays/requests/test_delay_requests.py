@@ -22,9 +22,11 @@ from tailrace.protocol.frame import Api
 from tests.kit.batches import TOPIC_ID
 from tests.kit.delays import LOG_ID, SCHEMA, DelayWorld
 from tests.kit.foreign_rows import encoded, foreign, put
-from workers.delays import request_validation as request_fields
-from workers.delays import requests
-from workers.delays.requests import DelayRequests, Requester
+from workers.delays.requests import changes as changes_module
+from workers.delays.requests import service
+from workers.delays.requests import validation as request_fields
+from workers.delays.requests.changes import Requester
+from workers.delays.requests.service import DelayRequests
 
 SECOND, DAY = 1_000_000, 86_400_000_000
 PLACE = (LOG_ID.hex(), 0)
@@ -252,7 +254,7 @@ def test_what_is_rescheduled_at_once_is_cut_into_batches_that_the_log_takes(
     assert [result["code"] for result in answer["results"]] == [0] * 6, (
         "no batch was larger than the lane"
     )
-    monkeypatch.setattr(requests, "CHANGE_BYTES", 100_000)
+    monkeypatch.setattr(changes_module, "CHANGE_BYTES", 100_000)
     items = [
         {"delay_id": result["delay_id"], "due_us": asking.world.wall_us + 3 * DAY}
         for result in answer["results"]
@@ -266,17 +268,17 @@ def test_what_is_rescheduled_at_once_is_cut_into_batches_that_the_log_takes(
 def test_requests_that_wait_are_bounded_for_a_session_and_for_all(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(requests, "DEFERRED_MAX", 40)
+    monkeypatch.setattr(service, "DEFERRED_MAX", 40)
     asking = Asking()
     request = {"changes": [{"delay_id": delay_id(LOG_ID, 0, 1 << 40, 0), "due_us": None}]}
     for session in range(4):
-        for _ in range(requests.SESSION_MAX + 4):
+        for _ in range(changes_module.SESSION_MAX + 4):
             asking.ask(Api.CHANGE_DELAYS, request, session)
     refused = [code for _, code, _ in asking.answers]
     assert set(refused) == {ErrorCode.TOO_MANY_REQUESTS}
-    assert len(refused) == 4 * (requests.SESSION_MAX + 4) - 40
+    assert len(refused) == 4 * (changes_module.SESSION_MAX + 4) - 40
     asking.pass_time(7)
-    assert len(asking.answers) == 4 * (requests.SESSION_MAX + 4)
+    assert len(asking.answers) == 4 * (changes_module.SESSION_MAX + 4)
     assert {code for _, code, _ in asking.answers[len(refused) :]} == {ErrorCode.OK}, (
         "they were told that there is no such record"
     )
@@ -291,12 +293,12 @@ def test_changes_whose_outcome_is_not_known_are_bounded_for_a_session() -> None:
             {"changes": [{"delay_id": delay_id(LOG_ID, 0, offset, 0), "due_us": None}]},
         )
     assert [code for _, code, _ in asking.answers] == [ErrorCode.TOO_MANY_REQUESTS] * (
-        40 - requests.SESSION_MAX
+        40 - changes_module.SESSION_MAX
     )
     asking.pass_time(1)
-    assert [code for _, code, _ in asking.answers[40 - requests.SESSION_MAX :]] == [
+    assert [code for _, code, _ in asking.answers[40 - changes_module.SESSION_MAX :]] == [
         ErrorCode.OK
-    ] * requests.SESSION_MAX
+    ] * changes_module.SESSION_MAX
 
 
 def test_tokens_that_a_client_guesses_decide_nothing() -> None:
@@ -316,8 +318,8 @@ def test_tokens_that_a_client_guesses_decide_nothing() -> None:
     assert answer["results"][0]["code"] == 0
     tokens = set()
     for number in range(20):
-        asking.requests._add_parts(
-            requests.PendingChange(Requester(0, number, 0), [{}], [], 0),
+        asking.requests._changes._add_parts(
+            changes_module.PendingChange(Requester(0, number, 0), [{}], [], 0),
             PLACE,
             [(0, asking.world.partition.cancellation(1))],
         )

@@ -21,7 +21,13 @@ from tailrace.core.delays import TICK_MASK
 from tailrace.core.recurrence import Recurrence, RecurrenceError
 from tailrace.format.batch_header import BatchHeader
 from workers.delays.dead_delays import DeadDelays
-from workers.delays.log_batches import DUE_MAX_US, LogBatch, LogBatches, RefusedBatchError, ticks_of
+from workers.delays.delay_log.batches import (
+    DUE_MAX_US,
+    LogBatch,
+    LogBatches,
+    RefusedBatchError,
+    ticks_of,
+)
 from workers.delays.store.pending_rows import one_batch
 from workers.delays.store.pending_store import PendingStore
 from workers.delays.store.recurring_rows import RecurringRows

@@ -1,0 +1,1 @@
+"""Requests about delayed records: list, describe, cancel and reschedule."""
