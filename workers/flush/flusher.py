@@ -22,13 +22,10 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import orjson
-
 from shm.control import ProcessSlot
 from shm.crash_points import crash_point
 from shm.doorbell import Doorbell
 from shm.lane import LaneReader
-from shm.lane_messages import REPLAY, Assignment, LaneKind
 from shm.layout import ProcessWord, RegionKind, Role, Verdict
 from shm.partition_table import PartitionTable
 from shm.ring import Ring
@@ -43,6 +40,7 @@ from shm.runtime.error_handler import CountedErrorHandler
 from shm.runtime.timing_wheel import TimingWheel
 from shm.settled_notifications import SettledNotifications
 from workers.flush.batch_placement import BatchPlacement
+from workers.flush.catalog_feed import CatalogFeed
 from workers.flush.group_commit import GroupCommit
 from workers.flush.log_cleaner import LogCleaner
 from workers.flush.ring_follower import FlushGroup, RingFollower, translator
@@ -96,8 +94,6 @@ class Flusher:
     ) -> None:
         self._data_dir = data_dir
         self._files = files
-        self._feed = feed
-        self._generation = generation
         self._followers = [RingFollower(ring, worker) for worker, ring in rings.items()]
         self._old = [RingFollower(ring, -1, translator(old_table)) for ring, old_table in old_rings]
         self._fronts = fronts
@@ -123,7 +119,6 @@ class Flusher:
         )
         self._commit = GroupCommit(self._journal, self._logs.take_offline, self._on_moved)
         self._placing: tuple[RingFollower, FlushGroup] | None = None
-        self._fed = False
         self._has_chores = True
         """True if the log cleaner may have work."""
         self._ready = False
@@ -131,7 +126,6 @@ class Flusher:
         self._stalled_until_ns = 0
         self._is_short = False
         """True while writing waits for descriptors or memory."""
-        self._reopen_at_ns = 0
         self._now_ns = start_ns
         self._wheel: TimingWheel[Task] = TimingWheel(start_ns, tick_ns=100_000)
         jumps = WallJumps(files, data_dir, now_us(), start_ns)
@@ -144,10 +138,14 @@ class Flusher:
             lambda: self._space.is_full,
             jumps=jumps,
         )
+        self._feed = CatalogFeed(
+            feed, generation, self._logs, self._commit, self._log_cleaner, controller,
+            self._error_handler, self._follow_worker, self._on_assignment, start_ns,
+        )  # fmt: skip
         self._placement = BatchPlacement(
             self._logs,
             self._commit,
-            self._apply_from_ring,
+            self._feed.apply_from_ring,
             self._log_cleaner.retain,
             self._error_handler,
         )
@@ -156,15 +154,17 @@ class Flusher:
 
     def step(self, now_ns: int) -> int:
         self._now_ns = now_ns
-        work = self._read_feed()
-        if not self._fed:
+        work = self._feed.read(now_ns)
+        if not self._feed.is_complete:
             return work
         if not self._ready:
             return work + (
-                self._open_waiting(now_ns) if self._logs.waiting else self._recover(now_ns)
+                self._feed.open_waiting(now_ns, replay=True)
+                if self._logs.waiting
+                else self._recover(now_ns)
             )
         if self._logs.waiting:
-            work += self._open_waiting(now_ns)
+            work += self._feed.open_waiting(now_ns, replay=False)
         if (
             self._space.is_due(now_ns)
             and (self._space.is_full or work or self._has_input())
@@ -203,7 +203,7 @@ class Flusher:
         ):
             deadlines.append(self._stalled_until_ns)
         if self._logs.waiting:
-            deadlines.append(self._reopen_at_ns)
+            deadlines.append(self._feed.reopen_at_ns)
         known = [d for d in deadlines if d]
         return min(known) if known else None
 
@@ -228,51 +228,6 @@ class Flusher:
 
     # ---- catalog ---------------------------------------------------------------------------------
 
-    def _read_feed(self) -> int:
-        count = 0
-        while (message := self._feed.peek()) is not None:
-            payload = bytes(message.payload)
-            self._feed.advance(message)
-            self._feed.consume()
-            count += 1
-            if message.kind == LaneKind.ASSIGN:
-                self._apply_safely(payload, replay=bool(message.flags & REPLAY))
-                continue
-            try:
-                if message.kind == LaneKind.LEASE:
-                    self._log_cleaner.leases.apply(orjson.loads(payload), self._now_ns)
-                    self._controller.ring()  # it replies to the reader when this is taken
-                elif message.kind == LaneKind.FOLLOW:
-                    self._follow_worker(message.slot)
-                elif message.kind == LaneKind.FED and message.correlation_id == self._generation:
-                    self._fed = True
-            except Exception as error:
-                self._error_handler.on_error(
-                    f"kind={message.kind} slot={message.slot} bytes={len(payload)}", error
-                )
-        return count
-
-    def _apply_from_ring(self, payload: bytes | memoryview) -> None:
-        self._apply_safely(payload, replay=False)
-
-    def _apply_safely(self, payload: bytes | memoryview, *, replay: bool) -> None:
-        """Open, change or remove a partition. If that fails unexpectedly, its log refuses writes
-        and the others continue.
-        """
-        assignment: Assignment | None = None
-        try:
-            assignment = Assignment.decode(payload)
-            self._apply(assignment, replay=replay)
-        except Exception as error:
-            context = (
-                f"topic={assignment.topic} partition={assignment.partition}"
-                if assignment
-                else f"assignment_bytes={len(payload)}"
-            )
-            sentence = self._error_handler.on_error(context, error)
-            if assignment is not None:
-                self._logs.show_failed(assignment, sentence)
-
     def _follow_worker(self, worker: int) -> None:
         """Follow the ring of a dedicated worker."""
         if worker not in self._workers:
@@ -280,54 +235,8 @@ class Flusher:
             self._workers[worker] = bell
             self._followers.append(RingFollower(ring, worker))
 
-    def _apply(self, assignment: Assignment, *, replay: bool) -> None:
+    def _on_assignment(self) -> None:
         self._has_chores = True
-        log = self._logs.get(assignment.slot)
-        if log is not None and assignment.revive and log.refusal and not self._add_journaled(log):
-            self._logs.publish(log)
-            return
-        if log is not None and assignment.dropped:
-            self._commit.forget(log)
-        log = self._logs.apply(
-            assignment, replay=replay, on_open=lambda _: self._log_cleaner.forget(assignment.slot)
-        )
-        if log is not None and assignment.revive and not log.refusal:
-            self._commit.forget(log)
-            self._logs.journaled.pop(log.key, None)
-        if log is None:
-            self._log_cleaner.forget(assignment.slot)
-            self._log_cleaner.leases.forget((assignment.topic_id, assignment.partition))
-        else:
-            self._log_cleaner.begin(log, self._now_ns)
-
-    def _open_waiting(self, now_ns: int) -> int:
-        """Retry assignments that waited for resources. Recovery waits for all of them: rings hold
-        batches for these logs.
-        """
-        if now_ns < self._reopen_at_ns:
-            return 0
-        before = len(self._logs.waiting)
-        for assignment in list(self._logs.waiting.values()):
-            self._apply(assignment, replay=not self._ready)
-        self._reopen_at_ns = now_ns + FULL_DISK_RETRY_NS
-        opened = before - len(self._logs.waiting)
-        if opened:
-            logger.info("waiting_logs_opened count=%d left=%d", opened, len(self._logs.waiting))
-            self._controller.ring()
-        return opened
-
-    def _add_journaled(self, log: PartitionLog) -> bool:
-        """Add this run's journaled batches of a log before it is reopened. Return False if the
-        journal cannot be read.
-        """
-        try:
-            journaled = self._commit.journaled_for(log)
-        except OSError as error:
-            logger.error("journal_not_read directory=%s error=%r", log.directory, str(error))
-            return False
-        if journaled:
-            self._logs.journaled[log.key] = [*self._logs.journaled.get(log.key, []), *journaled]
-        return True
 
     # ---- recovery --------------------------------------------------------------------------------
 

@@ -1,0 +1,162 @@
+"""Catalog feed of a flusher: applies the controller's assignments, leases and rings to follow.
+
+Owner: the flusher. In shared memory the consumer position of the controller's lane.
+
+Invariants:
+- A message is consumed before it is applied, so that one that fails is not read again.
+- An assignment that fails unexpectedly makes its own log refuse writes. The others continue.
+
+Crash: the controller feeds the whole catalog to a successor.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import orjson
+
+from shm.doorbell import Doorbell
+from shm.lane import LaneReader
+from shm.lane_messages import REPLAY, Assignment, LaneKind
+from shm.runtime.error_handler import CountedErrorHandler
+from workers.flush.group_commit import GroupCommit
+from workers.flush.log_cleaner import LogCleaner
+from workers.log.log_set import LogSet
+from workers.log.partition_log import PartitionLog
+
+logger = logging.getLogger(__name__)
+
+REOPEN_RETRY_NS = 250_000_000
+
+
+class CatalogFeed:
+    """The flusher's side of the controller's lane."""
+
+    def __init__(
+        self,
+        lane: LaneReader,
+        generation: int,
+        logs: LogSet,
+        commit: GroupCommit,
+        log_cleaner: LogCleaner,
+        controller: Doorbell,
+        error_handler: CountedErrorHandler,
+        follow_worker: Callable[[int], None],
+        on_change: Callable[[], None],
+        start_ns: int,
+    ) -> None:
+        """`follow_worker`: called with a dedicated worker whose ring is to be followed.
+        `on_change`: called before an assignment is applied.
+        """
+        self._lane = lane
+        self._generation = generation
+        self._logs = logs
+        self._commit = commit
+        self._log_cleaner = log_cleaner
+        self._controller = controller
+        self._error_handler = error_handler
+        self._follow_worker = follow_worker
+        self._on_change = on_change
+        self._now_ns = start_ns
+        self.is_complete = False
+        """True once the controller has fed the whole catalog."""
+        self.reopen_at_ns = 0
+        """Time of the next try to open logs that wait for resources."""
+
+    def read(self, now_ns: int) -> int:
+        """Apply the messages in the lane. Return their number."""
+        self._now_ns = now_ns
+        count = 0
+        while (message := self._lane.peek()) is not None:
+            payload = bytes(message.payload)
+            self._lane.advance(message)
+            self._lane.consume()
+            count += 1
+            if message.kind == LaneKind.ASSIGN:
+                self._apply_safely(payload, replay=bool(message.flags & REPLAY))
+                continue
+            try:
+                if message.kind == LaneKind.LEASE:
+                    self._log_cleaner.leases.apply(orjson.loads(payload), self._now_ns)
+                    self._controller.ring()  # it replies to the reader when this is taken
+                elif message.kind == LaneKind.FOLLOW:
+                    self._follow_worker(message.slot)
+                elif message.kind == LaneKind.FED and message.correlation_id == self._generation:
+                    self.is_complete = True
+            except Exception as error:
+                self._error_handler.on_error(
+                    f"kind={message.kind} slot={message.slot} bytes={len(payload)}", error
+                )
+        return count
+
+    def apply_from_ring(self, payload: bytes | memoryview) -> None:
+        """Apply an assignment that a worker has copied into its ring."""
+        self._apply_safely(payload, replay=False)
+
+    def _apply_safely(self, payload: bytes | memoryview, *, replay: bool) -> None:
+        """Open, change or remove a partition. If that fails unexpectedly, its log refuses writes
+        and the others continue.
+        """
+        assignment: Assignment | None = None
+        try:
+            assignment = Assignment.decode(payload)
+            self._apply(assignment, replay=replay)
+        except Exception as error:
+            context = (
+                f"topic={assignment.topic} partition={assignment.partition}"
+                if assignment
+                else f"assignment_bytes={len(payload)}"
+            )
+            sentence = self._error_handler.on_error(context, error)
+            if assignment is not None:
+                self._logs.show_failed(assignment, sentence)
+
+    def _apply(self, assignment: Assignment, *, replay: bool) -> None:
+        self._on_change()
+        log = self._logs.get(assignment.slot)
+        if log is not None and assignment.revive and log.refusal and not self._add_journaled(log):
+            self._logs.publish(log)
+            return
+        if log is not None and assignment.dropped:
+            self._commit.forget(log)
+        log = self._logs.apply(
+            assignment, replay=replay, on_open=lambda _: self._log_cleaner.forget(assignment.slot)
+        )
+        if log is not None and assignment.revive and not log.refusal:
+            self._commit.forget(log)
+            self._logs.journaled.pop(log.key, None)
+        if log is None:
+            self._log_cleaner.forget(assignment.slot)
+            self._log_cleaner.leases.forget((assignment.topic_id, assignment.partition))
+        else:
+            self._log_cleaner.begin(log, self._now_ns)
+
+    def open_waiting(self, now_ns: int, *, replay: bool) -> int:
+        """Retry assignments that waited for resources. Recovery waits for all of them: rings hold
+        batches for these logs.
+        """
+        if now_ns < self.reopen_at_ns:
+            return 0
+        before = len(self._logs.waiting)
+        for assignment in list(self._logs.waiting.values()):
+            self._apply(assignment, replay=replay)
+        self.reopen_at_ns = now_ns + REOPEN_RETRY_NS
+        opened = before - len(self._logs.waiting)
+        if opened:
+            logger.info("waiting_logs_opened count=%d left=%d", opened, len(self._logs.waiting))
+            self._controller.ring()
+        return opened
+
+    def _add_journaled(self, log: PartitionLog) -> bool:
+        """Add this run's journaled batches of a log before it is reopened. Return False if the
+        journal cannot be read.
+        """
+        try:
+            journaled = self._commit.journaled_for(log)
+        except OSError as error:
+            logger.error("journal_not_read directory=%s error=%r", log.directory, str(error))
+            return False
+        if journaled:
+            self._logs.journaled[log.key] = [*self._logs.journaled.get(log.key, []), *journaled]
+        return True
