@@ -39,14 +39,16 @@ from netfront.forward.forwarder import ForwarderLink, OnDemand
 from netfront.forward.forwarding_service import FORWARDED_APIS, ForwardingService
 from netfront.limits import limits, message_max_bytes, open_files_max
 from netfront.partition_routes import PartitionRoutes
-from netfront.produce.produce_service import ProduceService, WorkerLink
+from netfront.produce.append_target import WorkerLink
+from netfront.produce.produce_service import ProduceService
 from netfront.produce.ring_acks import AckWalker
 from netfront.session.responses import Responses
 from netfront.session.session_lifecycle import SessionLifecycle
 from netfront.session.sessions import Session, Sessions
 from netfront.session.time_slicing import Task, TimeSlicer
 from netfront.socket.flow_control import CreditLedger
-from netfront.socket.router import AddressInUseError, Router
+from netfront.socket.listening_socket import AddressInUseError
+from netfront.socket.router import Router
 from netfront.socket.socket_stats import keep_freed_memory
 from netfront.socket.transport import Transport
 from shm.control import ProcessSlot

@@ -12,8 +12,9 @@ Invariants:
 from __future__ import annotations
 
 from netfront.fetch.fetch_response import Outgoing
-from netfront.fetch.log_reader import ColdRead, LogReader, LogReadError
+from netfront.fetch.log_reader import LogReader
 from netfront.fetch.purgatory import Fetch
+from netfront.fetch.read_result import ColdRead, LogReadError
 from netfront.partition_routes import PartitionRoutes
 from netfront.session.time_slicing import TimeSlicer
 from tailrace.protocol.messages import FetchEntry

@@ -15,9 +15,10 @@ import logging
 from typing import Protocol
 
 from netfront.fetch.file_reader import SHORTAGES
-from netfront.fetch.log_reader import ColdRead, LogReader, LogReadError, Place
+from netfront.fetch.log_reader import LogReader
 from netfront.fetch.purgatory import Fetch, FetchPurgatory
 from netfront.fetch.read_ahead import ReadAhead
+from netfront.fetch.read_result import ColdRead, LogReadError, Place
 from netfront.partition_routes import PartitionRoutes
 from netfront.session.sessions import Session
 from shm.lane_messages import Assignment

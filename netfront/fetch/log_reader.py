@@ -7,20 +7,17 @@ Invariants:
 - A read begins with the batch that holds the requested offset and ends with a whole batch below the
   watermark.
 - A read that would wait for the disk is not made here (`ColdRead`) unless `blocking`.
-- A file that was removed is closed by the next `close_removed`, whether or not its partition is
-  read again.
 """
 
 from __future__ import annotations
 
 import logging
 from bisect import bisect_right
-from collections import OrderedDict
-from collections.abc import Callable
 from itertools import pairwise
-from typing import NamedTuple, TypeVar
 
 from netfront.fetch.file_reader import SHORTAGES, FileReader
+from netfront.fetch.open_files import OPEN_FILES_MAX, OpenFiles
+from netfront.fetch.read_result import ColdRead, LogReadError, Place, Span
 from shm.lane_messages import Assignment
 from shm.layout import SlotState
 from shm.partition_table import PartitionState, PartitionTable
@@ -32,48 +29,7 @@ from tailrace.format.segment_index import IndexDamagedError, IndexReader
 
 logger = logging.getLogger(__name__)
 
-OPEN_FILES_MAX = 512
-CLOSED_AT_ONCE = 8
-Opened = TypeVar("Opened")
 PEEK_BYTES = 64 << 10
-
-
-class ColdRead(Exception):
-    """The bytes are not in the page cache. This range must be read first."""
-
-    def __init__(self, fd: int, position: int, length: int) -> None:
-        super().__init__(position, length)
-        self.fd = fd
-        self.position = position
-        self.length = length
-
-
-class LogReadError(Exception):
-    """A read failed.
-
-    `code` gives the reason. `resume_offset` is where a reader may continue, -1 if unknown.
-    """
-
-    def __init__(self, code: ErrorCode, detail: str, resume_offset: int = -1) -> None:
-        super().__init__(detail)
-        self.code = code
-        self.resume_offset = resume_offset
-
-
-class Place(NamedTuple):
-    """Read position: the batch that begins with `offset` is there."""
-
-    offset: int
-    segment_base: int
-    file_position: int
-
-
-class Span(NamedTuple):
-    """Result of a read: bytes `start` to `end` of the buffer, and the next position."""
-
-    start: int
-    end: int
-    following: Place
 
 
 class LogReader:
@@ -86,7 +42,6 @@ class LogReader:
         tables: list[PartitionTable],
         open_files_max: int = OPEN_FILES_MAX,
     ) -> None:
-        self._open_files_max = open_files_max
         self._files = files
         self._data_dirs = data_dirs
         self._tables = tables
@@ -96,7 +51,7 @@ class LogReader:
 
         Read when a client has an older epoch.
         """
-        self._open_files: OrderedDict[str, int] = OrderedDict()
+        self._open_files = OpenFiles(files, open_files_max)
 
     def state(self, route: Assignment) -> PartitionState:
         """Return the partition's state.
@@ -122,7 +77,9 @@ class LogReader:
         key = state.active_segment_base, state.segment_count
         if known is not None and known[0] == key and known[1]:
             return known[1]
-        bases = segment_bases(self._with_descriptors(self._files.list, self._directory(route)))
+        bases = segment_bases(
+            self._open_files.with_descriptors(self._files.list, self._directory(route))
+        )
         of_topic[route.partition] = key, bases
         if known is not None:
             gone = [
@@ -130,50 +87,12 @@ class LogReader:
                 for base in set(known[1]) - set(bases)
                 for suffix in (SEGMENT_SUFFIX, INDEX_SUFFIX)
             ]
-            for path in [path for path in gone if path in self._open_files]:
-                self._files.close(
-                    self._open_files.pop(path)
-                )  # its room on the disk is free only now
+            self._open_files.close(gone)  # their room on the disk is free only now
         return bases
 
-    def _open(self, path: str) -> int:
-        fd = self._open_files.get(path)
-        if fd is not None:
-            self._open_files.move_to_end(path)
-            return fd
-        fd = self._with_descriptors(self._files.open_for_read, path)
-        self._open_files[path] = fd
-        while len(self._open_files) > self._open_files_max:
-            self._files.close(self._open_files.popitem(last=False)[1])
-        return fd
-
-    def _with_descriptors(self, opens: Callable[[str], Opened], path: str) -> Opened:
-        """Return `opens(path)`. When descriptors or memory are short, close the least recently read
-        files and retry.
-
-        Raises LogReadError (NOT_READY) if that does not help, and OSError for other errors.
-        """
-        while True:
-            try:
-                return opens(path)
-            except OSError as error:
-                if error.errno not in SHORTAGES:
-                    raise
-                if not self._open_files:
-                    raise LogReadError(
-                        ErrorCode.NOT_READY,
-                        f"the front cannot open a file now: {error.strerror}; try again",
-                    ) from None
-                for _ in range(min(CLOSED_AT_ONCE, len(self._open_files))):
-                    self._files.close(self._open_files.popitem(last=False)[1])
-
     def close_removed(self) -> bool:
-        """Close files that were removed, or replaced: what they take on the disk is free only then.
-        Returns whether others are open.
-        """
-        for path in [path for path, fd in self._open_files.items() if self._files.is_removed(fd)]:
-            self._files.close(self._open_files.pop(path))
-        return bool(self._open_files)
+        """See `OpenFiles.close_removed`."""
+        return self._open_files.close_removed()
 
     def forget(self, route: Assignment) -> None:
         """Close the files of a dropped partition."""
@@ -181,9 +100,7 @@ class LogReader:
         self._segments.pop(route.topic_id, None)
 
     def _close_files(self, route: Assignment) -> None:
-        prefix = self._directory(route) + "/"
-        for path in [path for path in self._open_files if path.startswith(prefix)]:
-            self._files.close(self._open_files.pop(path))
+        self._open_files.close_below(self._directory(route) + "/")
 
     def _path(self, route: Assignment, base: int, suffix: str = SEGMENT_SUFFIX) -> str:
         return f"{self._directory(route)}/{file_name(base, suffix)}"
@@ -259,7 +176,7 @@ class LogReader:
 
     def _partition_file(self, route: Assignment) -> PartitionMetadata | None:
         try:
-            fd = self._with_descriptors(
+            fd = self._open_files.with_descriptors(
                 self._files.open_for_read, f"{self._directory(route)}/{PARTITION_FILE}"
             )
         except OSError:
@@ -303,7 +220,7 @@ class LogReader:
 
         Blocks on the disk. Raises OSError, LogReadError (NOT_READY).
         """
-        return self._files.read_at(self._open(self._path(route, base)), length, position)
+        return self._files.read_at(self._open_files.open(self._path(route, base)), length, position)
 
     def _index(self, route: Assignment, base: int) -> IndexReader:
         """Return a segment's index.
@@ -311,7 +228,7 @@ class LogReader:
         Raises IndexDamagedError, also if it is missing or not a file, and OSError.
         """
         try:
-            fd = self._open(self._path(route, base, INDEX_SUFFIX))
+            fd = self._open_files.open(self._path(route, base, INDEX_SUFFIX))
             return IndexReader(
                 lambda length, position: self._files.read_at(fd, length, position),
                 self._files.size(fd),
@@ -332,7 +249,7 @@ class LogReader:
                 return index.entry(0).file_position
         except IndexDamagedError:
             pass
-        head = self._files.read_at(self._open(self._path(route, base)), 8, 0)
+        head = self._files.read_at(self._open_files.open(self._path(route, base)), 8, 0)
         return 8 + int.from_bytes(head[4:8], "little")
 
     # ---- reading ---------------------------------------------------------------------------------
@@ -394,10 +311,10 @@ class LogReader:
             following = bases[number] if number < len(bases) else None
             if (
                 following is not None and place.offset >= following
-            ):  # the end of a segment: on with the next
+            ):  # continue with the next segment
                 place = Place(following, following, self._schema_end(route, following))
                 continue
-            fd = self._open(self._path(route, place.segment_base))
+            fd = self._open_files.open(self._path(route, place.segment_base))
             length = self._read_into(fd, target, place.file_position, blocking)
             try:
                 result = self._walk(

@@ -20,7 +20,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from netfront.fetch.log_reader import ColdRead, LogReader, LogReadError, Place, Span
+from netfront.fetch.log_reader import LogReader
+from netfront.fetch.read_result import ColdRead, LogReadError, Place, Span
 from netfront.session.sessions import Session
 from shm.lane_messages import Assignment
 from shm.partition_table import PartitionState

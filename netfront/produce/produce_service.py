@@ -14,24 +14,27 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
 
 import orjson
 
 from netfront.partition_routes import PartitionRoutes
+from netfront.produce.append_target import (
+    AppendTarget,
+    Batch,
+    ConnectedWorker,
+    WorkerLink,
+    refusal_code,
+)
 from netfront.produce.pending_produces import TOKEN_INDEX_MASK, PendingProduce, PendingProduces
-from netfront.produce.ring_acks import AckWalker, Answer
+from netfront.produce.ring_acks import Answer
 from netfront.session.responses import Responses
 from netfront.session.sessions import Session, Sessions
 from netfront.socket.flow_control import CreditLedger
-from shm.doorbell import Doorbell
 from shm.lane import LaneWriter
 from shm.lane_messages import LaneKind
 from shm.layout import ACKS_ALL, ACKS_LEADER, ACKS_NONE, SLOT_MAP_SHIFT
 from shm.outbox import Outbox
-from shm.ring import Ring
 from tailrace.core.error_codes import ERROR_TABLE, ErrorCode
 from tailrace.core.hash_slots import VERSION_MAX
 from tailrace.format.batch_header import HEADER_BYTES
@@ -53,48 +56,6 @@ NO_SLOT_MAP = (
 PLAIN_VERSION = 2
 """PRODUCE version that `read_produce` decodes."""
 _PRODUCE = int(LaneKind.PRODUCE)
-
-
-class Batch(NamedTuple):
-    """A batch that waits for space in its worker's lane."""
-
-    slot: int
-    flags: int
-    session: Session
-    batch_token: int
-    arrival_ns: int
-    batch: Readable
-
-
-@dataclass(slots=True)
-class WorkerLink:
-    """Lane to one worker, and the worker's ring."""
-
-    lane: LaneWriter
-    bell: Doorbell
-    ring: Ring
-    acks: AckWalker
-
-
-class _Worker(NamedTuple):
-    """A connected worker."""
-
-    outbox: Outbox[Batch]
-    ring: Ring
-    acks: AckWalker
-
-
-class _Target(NamedTuple):
-    """Append target of a partition, derived once from its route."""
-
-    outbox: Outbox[Batch]
-    write: Callable[[int, int, int, int, int, int, tuple[Readable]], bool]
-    """Write function of the lane."""
-    slot: int
-    bytes_max: int
-    has_slot_maps: bool
-    refuses: bool
-    """True for the delay log of a topic with delay.enabled=false."""
 
 
 class ProduceService:
@@ -122,7 +83,7 @@ class ProduceService:
         self._on_settled = on_settled
         self._pending_produces = PendingProduces(SESSION_PRODUCES_MAX, PRODUCES_MAX)
         """Requests with batches that a worker has."""
-        self._targets: dict[tuple[bytes, int], _Target] = {}
+        self._targets: dict[tuple[bytes, int], AppendTarget] = {}
         """Targets by topic id and partition. Cleared when routes change."""
         self._targets_of = -1
         """`PartitionRoutes.changes` at the time the targets were made."""
@@ -131,8 +92,8 @@ class ProduceService:
         self.now_ns = start_ns
         """Time of this loop step. The front sets it."""
 
-    def _reached(self, link: WorkerLink) -> _Worker:
-        return _Worker(
+    def _reached(self, link: WorkerLink) -> ConnectedWorker:
+        return ConnectedWorker(
             Outbox(link.lane, link.bell, partial(self._write, link.lane)), link.ring, link.acks
         )
 
@@ -307,7 +268,7 @@ class ProduceService:
                     or refuses
                     or (has_slot_maps and not 0 < slot_map_version <= VERSION_MAX)
                 ):
-                    refused.append((index, _refusal(target, length, slot_map_version)))
+                    refused.append((index, refusal_code(target, length, slot_map_version)))
                     released += length
                     index += 1
                     continue
@@ -343,13 +304,13 @@ class ProduceService:
                 self._responses.send_credit(raised, session if batch_token else None)
         return refused
 
-    def _find_target(self, topic_id: bytes, partition: int) -> _Target | None:
+    def _find_target(self, topic_id: bytes, partition: int) -> AppendTarget | None:
         route = self._routing.find(topic_id, partition)
         if route is None:
             return None
         outbox = self._workers[route.worker].outbox
         lane, settings = outbox.lane, route.settings
-        target = self._targets[topic_id, partition] = _Target(
+        target = self._targets[topic_id, partition] = AppendTarget(
             outbox, lane.try_write, route.slot,
             min(int(settings["max.message.bytes"]), lane.payload_max), bool(route.slot_counts),
             bool(route.delay_of) and not settings["delay.enabled"],
@@ -494,13 +455,3 @@ class ProduceService:
             worker.outbox.is_empty() and worker.acks.is_caught_up()
             for worker in self._workers.values()
         )
-
-
-def _refusal(target: _Target, length: int, slot_map_version: int) -> ErrorCode:
-    """Return the error code for a batch of this length and slot map version."""
-    if length > target.bytes_max:
-        return ErrorCode.RECORD_TOO_LARGE
-    if target.refuses:
-        return ErrorCode.DELAY_NOT_ENABLED
-    is_routed = not target.has_slot_maps or 0 < slot_map_version <= VERSION_MAX
-    return ErrorCode.UNSUPPORTED_BATCH if is_routed else ErrorCode.INVALID_REQUEST

@@ -29,11 +29,12 @@ from netfront.socket.connections import (
     UNSENT_PEER_MAX,
     Connections,
     Limits,
-    PeerConnection,
 )
 from netfront.socket.flow_control import Credit
 from netfront.socket.io_thread_slice import IoThreadSlice, io_threads, set_slice_ns
+from netfront.socket.listening_socket import QUEUE_MESSAGES, begin_zero_copy, listen, new_socket
 from netfront.socket.message_socket import LENT_FROM_BYTES, MessageSocket, taken_frame
+from netfront.socket.peer_connection import PeerConnection
 from netfront.socket.socket_stats import KernelSocketStats, SocketStats
 from netfront.socket.transport import Watched
 from shm.doorbell import Doorbell, spin_then_sleep
@@ -41,10 +42,6 @@ from tailrace.format.crc32c import Readable
 
 logger = logging.getLogger(__name__)
 
-QUEUE_MESSAGES = 4096
-ZMTP_HANDSHAKE_MS = 10_000
-DEAD_HOST_S = 30
-KEEPALIVE_S = 5
 BUFFER_CLASSES = (64 << 10, 1 << 20, 4 << 20, 8 << 20, 16 << 20)
 POOLED_MAX_BYTES = 32 << 20
 """Bytes of free buffers in each class, at least one buffer."""
@@ -74,39 +71,6 @@ _ACCEPTED, _DISCONNECTED, _ACCEPT_FAILED = (
 _EVENT = struct.Struct("=HI")
 
 
-class AddressInUseError(RuntimeError):
-    """Another process listens on the address."""
-
-
-def _begin_zero_copy(context: zmq.Context[zmq.Socket[bytes]]) -> None:
-    """Send one zero-copy message inside this process. pyzmq's first zero-copy send imports a module
-    and starts a thread with sockets. Later there may be no descriptors for them, and the front
-    would end.
-    """
-    with context.socket(zmq.PAIR) as one, context.socket(zmq.PAIR) as other:
-        one.copy_threshold = 0
-        one.bind("inproc://zero-copy")
-        other.connect("inproc://zero-copy")
-        sent = one.send(b"x", copy=False, track=True)
-        other.recv()
-        assert sent is not None
-        sent.wait()
-
-
-def _set_keepalive(socket: zmq.Socket[bytes]) -> None:
-    """Close connections whose host has not responded for DEAD_HOST_S.
-
-    ZMTP heartbeats cannot be used. If a peer with a full queue disappears, libzmq 4.3.5 writes the
-    next heartbeat into the closed connection and aborts the process (`!_io_error`, libzmq issue
-    4841).
-    """
-    socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
-    socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, KEEPALIVE_S)
-    socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, KEEPALIVE_S)
-    socket.setsockopt(zmq.TCP_KEEPALIVE_CNT, DEAD_HOST_S // KEEPALIVE_S - 1)
-    socket.setsockopt(zmq.TCP_MAXRT, DEAD_HOST_S * 1000)
-
-
 class Router:
     """A bound socket, its connections, and the buffers in use by libzmq."""
 
@@ -122,15 +86,7 @@ class Router:
         `message_max_bytes` is the largest frame accepted. Raises AddressInUseError.
         """
         self._context = zmq.Context()
-        socket = self.socket = self._context.socket(zmq.ROUTER)
-        socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        socket.setsockopt(zmq.LINGER, 1000)
-        socket.setsockopt(zmq.SNDHWM, QUEUE_MESSAGES)
-        socket.setsockopt(zmq.RCVHWM, QUEUE_MESSAGES)
-        socket.setsockopt(zmq.MAXMSGSIZE, message_max_bytes)
-        socket.setsockopt(zmq.HANDSHAKE_IVL, ZMTP_HANDSHAKE_MS)
-        _set_keepalive(socket)
-        socket.copy_threshold = 0
+        socket = self.socket = new_socket(self._context, message_max_bytes)
         monitor_address = f"inproc://monitor-{id(self)}"
         socket.monitor(monitor_address, _ACCEPTED | _DISCONNECTED | _ACCEPT_FAILED)
         self._monitor = self._context.socket(zmq.PAIR)
@@ -139,22 +95,11 @@ class Router:
         self.fd = int(socket.getsockopt(zmq.FD))
         self._messages = MessageSocket(socket)
         self._poll: select.poll | None = None
-        self.port = 0
         self._socket_paths = [
             address.removeprefix("ipc://") for address in addresses if address.startswith("ipc:///")
         ]
-        for address in addresses:
-            try:
-                socket.bind(address)
-            except zmq.ZMQError as error:
-                raise AddressInUseError(
-                    f"cannot listen on {address}: {zmq.strerror(error.errno or 0)}. Stop what "
-                    "uses it, or choose another with --listen."
-                ) from None
-            bound = socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
-            if address.startswith("tcp://") and not self.port:
-                self.port = int(bound.rpartition(":")[2])
-        _begin_zero_copy(self._context)
+        self.port = listen(socket, addresses)
+        begin_zero_copy(self._context)
         threads = io_threads()
         self._io_thread_slice = IoThreadSlice(lambda slice_ns: set_slice_ns(threads, slice_ns))
         self._moved = 0

@@ -68,7 +68,7 @@ OWN_MODULES_MAX = {
     MODULES[Role.FRONT]: 82,
     MODULES[Role.GROUPS]: 80,
     MODULES[Role.CONSOLE]: 60,
-    ZYGOTE: 180,
+    ZYGOTE: 195,
 }
 """Ceilings with room for a few more. Raise one when a process has grown for a reason that is worth
 its memory.

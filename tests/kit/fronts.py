@@ -10,11 +10,11 @@ from typing import Any
 
 import orjson
 
-from netfront.fetch.log_reader import ColdRead, LogReadError, Place, Span
+from netfront.fetch.read_result import ColdRead, LogReadError, Place, Span
 from netfront.forward.forwarder import ForwarderLink, OnDemand
 from netfront.front import Front
 from netfront.partition_routes import PartitionRoutes
-from netfront.produce.produce_service import WorkerLink
+from netfront.produce.append_target import WorkerLink
 from netfront.produce.ring_acks import AckWalker
 from netfront.socket.flow_control import Credit, CreditLedger
 from netfront.socket.transport import Watched

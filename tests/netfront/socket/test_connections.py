@@ -16,9 +16,9 @@ from netfront.socket.connections import (
     UNSHAKEN_NS,
     Connections,
     Limits,
-    PeerConnection,
 )
 from netfront.socket.flow_control import Credit
+from netfront.socket.peer_connection import PeerConnection
 
 KIB = 1 << 10
 MIB = 1 << 20
