@@ -28,7 +28,7 @@ def counted(count: int, noun: str) -> str:
 
 
 def print_json(value: Any) -> None:
-    """One JSON document on standard output."""
+    """Print a JSON document to standard output."""
     sys.stdout.buffer.write(
         orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
     )
@@ -41,11 +41,11 @@ def print_table(
     shorten: Sequence[str] = (),
     wrap: Sequence[str] = (),
 ) -> None:
-    """An aligned table, numbers to the right. Nothing in it is cut: what is wider than a terminal
-    goes on in its next line, and can be copied whole.
+    """Print an aligned table, numbers to the right. Cells are not cut. A line wider than the
+    terminal continues on the next one and can be copied whole.
 
-    `shorten`: columns whose cells lose their middle on a terminal (never an id that somebody
-    needs); `wrap`: columns of sentences, which a terminal gets in lines of its width.
+    `shorten`: columns whose cells lose their middle on a terminal; never ids that users copy.
+    `wrap`: columns of sentences, which are wrapped to the terminal's width.
     """
     is_terminal = sys.stdout.isatty()
     texts = [[one_line(cell) for cell in row] for row in rows]
@@ -70,9 +70,7 @@ def print_table(
 def _lines(
     columns: Sequence[str], texts: list[list[str]], numeric: list[bool], is_terminal: bool
 ) -> list[str]:
-    """The lines of `_wrapped_lines` at a hundredth of its cost, for tables of ten thousand
-    partitions.
-    """
+    """The lines of `_wrapped_lines` without rich's layout, for tables of thousands of rows."""
     from rich.cells import cell_len
 
     every = [list(columns), *texts]
@@ -144,13 +142,13 @@ def shortened(text: str) -> str:
 
 
 def complain(sentence: str) -> None:
-    """An error on standard error."""
+    """Print an error to standard error."""
     red, plain = ("\x1b[31m", "\x1b[0m") if sys.stderr.isatty() else ("", "")
     print(f"{red}tailrace: {sentence}{plain}", file=sys.stderr)
 
 
 def echo(sentence: str) -> None:
-    """Print a note on standard error, for the user and not for the pipe."""
+    """Print a note to standard error, beside the output for the pipe."""
     print(sentence, file=sys.stderr)
 
 
@@ -169,8 +167,8 @@ class Progress:
 
 @contextmanager
 def progress(description: str, total: int | None, unit: str = ITEMS) -> Iterator[Progress]:
-    """A bar on standard error while the block runs, when the length is known and someone is
-    looking.
+    """Show a progress bar on standard error during the block, if the length is known and standard
+    error is a terminal.
     """
     if total is None or not sys.stderr.isatty():
         yield Progress()

@@ -240,8 +240,8 @@ def round_trips(
     size: int,
     report: Callable[[int, float], None],
 ) -> Latency:
-    """One record at a time, from `send` until a consumer has it. `report`: every thousandth. Raises
-    TailraceError.
+    """Measure one record at a time, from `send` until a consumer has it. `report`: called for every
+    thousandth record. Raises TailraceError.
     """
     latencies = Latencies()
     for number in range(count):

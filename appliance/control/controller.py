@@ -102,8 +102,8 @@ class Controller:
     # ---- agent -----------------------------------------------------------------------------------
 
     def step(self, now_ns: int) -> int:
-        """One turn of the loop: feeds, requests, finished decisions, one commit for all, waiting
-        messages.
+        """Run one step of the loop: feeds, requests, finished decisions, one commit for all,
+        waiting messages.
         """
         self._now_ns = now_ns
         work = self._publisher.connect_workers() + self._publisher.connect_groups()

@@ -28,7 +28,7 @@ class Host:
         return found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
 
     def read_partition_file(self, directory: str) -> PartitionMetadata | None:
-        """None where it cannot be read."""
+        """The metadata of a partition's directory; None if it cannot be read."""
         try:
             with open(f"{directory}/{PARTITION_FILE}", "rb") as file:
                 return PartitionMetadata.decode(file.read())

@@ -59,7 +59,7 @@ class Child:
     last_beat: int = -1
     beat_changed_ns: int = 0
     is_dismissed: bool = False
-    """True for a dedicated worker whose topic is gone: it is told to stop, and has no successor."""
+    """True for a dedicated worker whose topic was deleted: it is stopped and not replaced."""
 
     @property
     def name(self) -> str:

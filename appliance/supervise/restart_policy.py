@@ -1,7 +1,7 @@
 """The supervisor's decision when a child ends: one pure table of exit codes.
 
     status                   stopping  running
-    0                        fine      restart at once (it was not told to end)
+    0                        fine      restart at once (no stop was requested)
     72 ADDRESS_IN_USE        halt      halt before it ever served, else restart with backoff
     73 DATA_UNUSABLE,        halt      halt: the next try would fail alike
     74 CONFIG,

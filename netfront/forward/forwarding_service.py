@@ -189,7 +189,7 @@ class ForwardingService:
             if kind == LaneKind.RESPONSE:
                 asked = forwarder.take(word, correlation_id)
                 if asked is not None:
-                    self._responses.answer_expired(
+                    self._responses.answer_deferred(
                         word, asked[0], asked[1], correlation_id, code_of(code), payload
                     )
             elif kind == LaneKind.PUSH:
@@ -206,6 +206,6 @@ class ForwardingService:
         self, word: int, api: int, version: int, correlation_id: int, code: ErrorCode, sentence: str
     ) -> None:
         """Answer a request that its process will not answer."""
-        self._responses.answer_expired(
+        self._responses.answer_deferred(
             word, api, version, correlation_id, code, messages.encode_error(sentence)
         )

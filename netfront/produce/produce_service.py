@@ -387,7 +387,7 @@ class ProduceService:
         answered, self._answered = self._answered, []
         for asked in answered:
             assert asked.body is not None
-            self._responses.answer_expired(
+            self._responses.answer_deferred(
                 asked.word,
                 Api.PRODUCE,
                 asked.version,
@@ -408,7 +408,7 @@ class ProduceService:
                     answer.base_offset, answer.append_time_us, answer.leader_epoch, flags
                 )
             )
-        self._responses.answer_expired(
+        self._responses.answer_deferred(
             asked.word, Api.PRODUCE, asked.version, asked.correlation_id, answer.code, body
         )
 
@@ -428,7 +428,7 @@ class ProduceService:
                     ErrorCode.TIMED_OUT,
                     bytearray(messages.encode_error("no ack within the request's timeout")),
                 )
-            self._responses.answer_expired(
+            self._responses.answer_deferred(
                 asked.word, Api.PRODUCE, asked.version, asked.correlation_id, code, body
             )
         return len(late)

@@ -97,7 +97,7 @@ class Responses:
         if not self._transport.try_send_buffer(session.identity, head, data):
             self._on_unreachable(session)
 
-    def answer_expired(
+    def answer_deferred(
         self,
         word: int,
         api: int,

@@ -161,7 +161,7 @@ class SessionLifecycle:
     def _is_reachable(self, identity: bytes) -> bool:
         """True if libzmq still has the client's connection.
 
-        The probe is a credit push without news.
+        The probe is a credit push without a change.
         """
         session = self._sessions.by_identity(identity)
         return session is not None and self._responses.push(session)

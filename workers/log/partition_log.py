@@ -416,12 +416,12 @@ class PartitionLog:
         self.live = None
 
     def rewrite(self, earlier: Sequence[PendingBatch]) -> list[tuple[int, int]]:
-        """After a write or a sync that failed: put `earlier` (from the journal) and the group into
-        a new segment in a new file, durably. Returns the new places of the group. Raises OSError;
-        then the old file is where it was, and can be read.
+        """Write `earlier` (from the journal) and the group durably to a new segment in a new file,
+        after a failed write or sync. Returns the new places of the group. Raises OSError; then the
+        old file is unchanged and readable.
 
-        What the old file holds behind its last sync is not trusted any more; it ends where the new
-        one begins.
+        Bytes of the old file behind its last sync are not trusted. It ends where the new one
+        begins.
         """
         batches = [*earlier, *self.group]
         start = batches[0].base_offset if batches else self.next_offset
@@ -445,13 +445,13 @@ class PartitionLog:
         return places[len(earlier) :]
 
     def split(self, first: IndexEntry) -> bool:
-        """Begin a new segment with the batches of the live one from `first` on, so that the rest of
-        it can be removed. Nothing may be placed, and everything must be synced. Returns whether it
-        was done: not where the file does not hold what the index says. Raises OSError; then all is
-        as it was.
+        """Copy the batches of the active segment from `first` on to a new segment, so that the rest
+        can be deleted. Nothing may be placed, and everything must be synced. Returns False, with
+        nothing changed, if the file does not match the index. Raises OSError; then nothing has
+        changed.
 
         Crash: the new segment is durable before it has its name. From then on the old one ends
-            where the new one begins, though its file goes on.
+            where the new one begins, although its file is longer.
         """
         live = self.live
         assert live is not None

@@ -251,8 +251,8 @@ class Start:
         *,
         is_past: bool,
     ) -> None:
-        """`is_past`: an end is given, so that what is not told otherwise begins at the beginning.
-        Raises UsageError.
+        """`is_past`: an end is given, so that reading starts at the beginning by default. Raises
+        UsageError.
         """
         self._offset, self._since, self._tail = offset, since, tail
         given = [from_beginning, offset is not None, since is not None, tail is not None]

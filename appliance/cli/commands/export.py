@@ -218,7 +218,7 @@ class Report:
         self.left_out: list[SkippedRange] = []
 
     def add(self, commit: Commit, bar: Progress) -> None:
-        """One more commit."""
+        """Count a commit and advance the bar."""
         self.commits += 1
         self._rows += commit.rows
         self._files += len(commit.files)

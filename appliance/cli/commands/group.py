@@ -115,7 +115,7 @@ def describe(group: str, bootstrap: str, as_json: bool) -> None:
 
 
 def paused_topics(admin: Admin, described: Mapping[str, Any]) -> list[str]:
-    """Those of a group's topics whose delivery is paused."""
+    """The topics of a group whose delivery is paused."""
     names = {row["topic"] for row in described["partitions"]}.union(
         *(member["topics"] or () for member in described["members"])
     )
