@@ -160,8 +160,8 @@ def cancel(
     bootstrap: str,
     as_json: bool,
 ) -> None:
-    """Have delayed records not delivered: those with these ids, or all that the options select.
-    Exit status 1 when one came too late.
+    """Cancel delayed records: those with these ids, or all that the options select. Exit status 1
+    when it was too late for one.
 
     \b
     Example:
@@ -198,7 +198,7 @@ def cancel(
 def reschedule(
     topic: str, due: dt.datetime, delay_ids: tuple[str, ...], bootstrap: str, as_json: bool
 ) -> None:
-    """Have delayed records delivered at another time; each has a new id then, which is printed.
+    """Change the due time of delayed records. Each gets a new id, which is printed.
 
     \b
     Example:

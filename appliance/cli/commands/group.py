@@ -89,8 +89,8 @@ def list_(bootstrap: str, as_json: bool) -> None:
 @bootstrap_option
 @json_option
 def describe(group: str, bootstrap: str, as_json: bool) -> None:
-    """Show a group: its members, and of each partition what is committed, how many records it lags
-    behind, and how old the first of them is.
+    """Show a group: its members, and the committed offset, the lag and the age of the lag of each
+    partition.
 
     \b
     Example:
@@ -265,8 +265,8 @@ def reset_offsets(
     bootstrap: str,
     as_json: bool,
 ) -> None:
-    """Set where a group goes on, while none of its consumers run. It shows what it sets; on a
-    terminal it asks before.
+    """Set the committed offsets of a group while none of its consumers run. The new offsets are
+    shown first, and on a terminal confirmed.
 
     \b
     Example:
@@ -347,8 +347,8 @@ def reset_offsets(
 def delete(
     groups: tuple[str, ...], if_exists: bool, yes: bool, bootstrap: str, as_json: bool
 ) -> int:
-    """Delete groups with what they have committed. On a terminal it asks first. One that cannot be
-    deleted does not keep the others from it; the exit status is 1 then.
+    """Delete groups with their committed offsets, after a confirmation on a terminal. If a group
+    cannot be deleted, the others are, and the exit status is 1.
 
     \b
     Example:
@@ -404,8 +404,8 @@ def delete(
 @bootstrap_option
 @json_option
 def advise_(group: str, seconds: float, by: dt.timedelta, bootstrap: str, as_json: bool) -> None:
-    """Look for some seconds how fast records arrive and are consumed; say how many consumers and
-    partitions would drain the lag by when.
+    """Measure the arrival and consumption of records for some seconds, and recommend numbers of
+    consumers and partitions to drain the lag.
 
     \b
     Example:

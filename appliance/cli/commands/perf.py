@@ -110,7 +110,7 @@ def produce(
     bootstrap: str,
     as_json: bool,
 ) -> None:
-    """Send records and say how many a second, and how long each took to be acknowledged.
+    """Send records and report the throughput and the latency of acknowledgements.
 
     At a fixed --throughput latency counts from when a record should have been sent. Without one,
     and above 50,000 records/s, the latency of every 16th record is taken.
@@ -212,7 +212,7 @@ def consume(
     bootstrap: str,
     as_json: bool,
 ) -> None:
-    """Read records and say how many a second.
+    """Read records and report the throughput.
 
     \b
     Example:
@@ -310,7 +310,7 @@ def latency(
     bootstrap: str,
     as_json: bool,
 ) -> None:
-    """Say how long records take from a producer to a consumer.
+    """Measure the latency of records from a producer to a consumer.
 
     \b
     Example:
@@ -394,10 +394,10 @@ def _rate(_context: click.Context, _parameter: click.Parameter, value: str) -> f
 def advise(
     target: float, record_size: int, seconds: float, acks: str, bootstrap: str, as_json: bool
 ) -> None:
-    """Say how many partitions a topic needs for a throughput, from what one partition does on this
-    host.
+    """Recommend a number of partitions for a throughput, from a measurement of one partition on
+    this host.
 
-    A topic is made for the measurement and deleted after it.
+    A topic is created for the measurement and deleted after it.
 
     \b
     Example:

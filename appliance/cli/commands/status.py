@@ -14,8 +14,8 @@ from appliance.cli.output import counted, human_bytes, print_json, print_table
 @bootstrap_option
 @json_option
 def command(bootstrap: str, as_json: bool) -> None:
-    """Show processes, topics, what is paused and what takes no writes. Exit status 3 when no
-    appliance answers.
+    """Show processes, topics, paused deliveries and partitions that refuse writes. Exit status 3
+    when no appliance answers.
 
     \b
     Example:

@@ -151,8 +151,7 @@ def _count(partition: dict[str, Any]) -> int:
 @bootstrap_option
 @json_option
 def describe(name: str, bootstrap: str, as_json: bool) -> None:
-    """Show a topic: its settings, its columns, and of each partition how much is in it, on the
-    disk, and since when.
+    """Show a topic: its settings and columns, and the offsets, size and age of each partition.
 
     \b
     Example:
@@ -333,8 +332,8 @@ def alter(
 @bootstrap_option
 @json_option
 def online(name: str, bootstrap: str, as_json: bool) -> None:
-    """Let a topic's partitions take writes again, after the disk that failed was repaired. Their
-    logs are recovered first.
+    """Bring a topic's partitions online after their failed disk was repaired. Their logs are
+    recovered first.
 
     \b
     Example:
