@@ -71,7 +71,7 @@ class MetadataPublisher:
         self._connected: set[int] = set()
         """Dedicated workers with a sender."""
         self._answers: list[tuple[int, int, int, ErrorCode, bytes]] = []
-        """Of this step: (front, session, correlation id, code, body)."""
+        """Answers of this step: (front, session, correlation id, code, body)."""
         self._unconnected: dict[int, dict[tuple[bytes, int], Assignment]] = {}
         """Updates for dedicated workers that the supervisor has not started yet."""
         self.feed_leases: Callable[[LaneSender], None] = lambda _out: None
@@ -96,8 +96,8 @@ class MetadataPublisher:
     def answer(
         self, front: int, session: int, correlation_id: int, code: ErrorCode, body: bytes
     ) -> None:
-        """Answer a client's request, through its front. `send` queues it behind the updates for
-        every process, so that whoever is answered finds what the answer promises everywhere.
+        """Answer a client's request, through its front. `send` queues the answer behind the updates
+        for every process, so that the change is known everywhere when the client gets it.
         """
         self._answers.append((front, session, correlation_id, code, body))
 
