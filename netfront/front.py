@@ -32,7 +32,7 @@ from collections.abc import Callable, Iterator
 from netfront.fetch.fetch_service import FetchService
 from netfront.fetch.file_reader import DiskFileReader, FileReader
 from netfront.fetch.log_reader import LogReader
-from netfront.fetch.metadata_service import MetadataService
+from netfront.fetch.lookup.metadata_service import MetadataService
 from netfront.fetch.purgatory import Fetch
 from netfront.fetch.reader_pool import AsyncReader, ReaderPool
 from netfront.forward.forwarder import ForwarderLink, OnDemand

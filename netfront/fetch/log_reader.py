@@ -188,7 +188,7 @@ class LogReader:
         finally:
             self._files.close(fd)
 
-    # ---- for looking through batches (see `netfront.fetch.timestamp_lookup`) ---------------------
+    # ---- search through batches (see `lookup.timestamp_lookup`) ----------------------------------
 
     def segments_of(self, route: Assignment, state: PartitionState) -> list[tuple[int, int]]:
         """Return (base offset, end offset below the watermark) of each segment, oldest first."""

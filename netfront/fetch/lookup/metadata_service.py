@@ -30,7 +30,7 @@ from tailrace.protocol.frame import WireError
 from tailrace.protocol.messages import TOPICS_AT_ONCE_MAX, ListOffsetsEntry
 
 if TYPE_CHECKING:
-    from netfront.fetch.timestamp_lookup import TimestampLookup
+    from netfront.fetch.lookup.timestamp_lookup import TimestampLookup
 
 logger = logging.getLogger(__name__)
 
@@ -113,7 +113,7 @@ class MetadataService:
         It is loaded at the first query by time, so that a front starts sooner.
         """
         if self._times is None:
-            from netfront.fetch.timestamp_lookup import TimestampLookup
+            from netfront.fetch.lookup.timestamp_lookup import TimestampLookup
 
             self._times = TimestampLookup(self._reader)
         return self._times

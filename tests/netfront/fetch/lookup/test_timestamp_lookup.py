@@ -15,11 +15,11 @@ from typing import Any, cast
 import pyarrow as pa
 import pytest
 
-from netfront.fetch import decompression as unpacking
-from netfront.fetch.decompression import PIECE_BYTES, UnpackError, unpacker_for
 from netfront.fetch.file_reader import DiskFileReader
 from netfront.fetch.log_reader import LogReader
-from netfront.fetch.timestamp_lookup import FoundTime, TimestampLookup
+from netfront.fetch.lookup import decompression as unpacking
+from netfront.fetch.lookup.decompression import PIECE_BYTES, UnpackError, unpacker_for
+from netfront.fetch.lookup.timestamp_lookup import FoundTime, TimestampLookup
 from shm.lane_messages import Assignment
 from shm.layout import SlotState
 from shm.partition_table import PartitionState

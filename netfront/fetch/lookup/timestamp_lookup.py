@@ -26,8 +26,8 @@ from collections.abc import Generator, Iterator
 from contextlib import closing
 from typing import NamedTuple
 
-from netfront.fetch.decompression import MAGIC_BYTES, PIECE_BYTES, UnpackError, unpacker_for
 from netfront.fetch.log_reader import LogReader
+from netfront.fetch.lookup.decompression import MAGIC_BYTES, PIECE_BYTES, UnpackError, unpacker_for
 from netfront.fetch.read_result import Place
 from netfront.session.time_slicing import UNITS_OF_A_FILE
 from shm.lane_messages import Assignment
