@@ -15,6 +15,8 @@ from appliance.catalog.transaction import Database, Transaction
 from tailrace.core.errors import DiskFullError, StorageError
 
 SCHEMA_VERSION = 4
+OLDEST_VERSION = 2
+"""The oldest version that is upgraded."""
 LOCKED_TIMEOUT_S = 0.5
 """Longest wait of a change for another process (a backup, a shell) that holds the database."""
 TABLES = """
@@ -81,11 +83,12 @@ def open_database(path: str) -> Database:
         factory=Database,
     )
     try:
+        _refuse_other_versions(database, path)
         database.execute("PRAGMA journal_mode=WAL")
         database.execute("PRAGMA synchronous=FULL")
         database.execute("PRAGMA foreign_keys=ON")
         database.executescript(TABLES)
-        _upgrade(database, path)
+        _upgrade(database)
     except BaseException:
         database.close()
         raise
@@ -101,7 +104,19 @@ def read_meta(database: Database, name: str, default: int) -> int:
     return int(row[0])
 
 
-def _upgrade(database: Database, path: str) -> None:
+def _refuse_other_versions(database: Database, path: str) -> None:
+    """Before anything is written: a file of another build stays as it is."""
+    if not database.execute("SELECT 1 FROM sqlite_schema WHERE name = 'meta'").fetchone():
+        return
+    row = database.execute("SELECT value FROM meta WHERE name = 'schema_version'").fetchone()
+    if row is not None and not OLDEST_VERSION <= row[0] <= SCHEMA_VERSION:
+        raise CatalogVersionError(
+            f"{path} has catalog version {row[0]}; this build reads versions {OLDEST_VERSION} to "
+            f"{SCHEMA_VERSION}: use the build that wrote it"
+        )
+
+
+def _upgrade(database: Database) -> None:
     found = read_meta(database, "schema_version", SCHEMA_VERSION)
     if found == 2:  # before delays
         with Transaction(database):
@@ -116,8 +131,3 @@ def _upgrade(database: Database, path: str) -> None:
                 "ALTER TABLE partitions ADD COLUMN hand_over TEXT NOT NULL DEFAULT '[]'"
             )
             database.execute("UPDATE meta SET value = 4 WHERE name = 'schema_version'")
-        found = 4
-    if found != SCHEMA_VERSION:
-        raise CatalogVersionError(
-            f"{path} has catalog version {found}; this build reads version {SCHEMA_VERSION}"
-        )

@@ -4,6 +4,7 @@ clients can make grow has an end.
 
 from __future__ import annotations
 
+import contextlib
 import pathlib
 import sqlite3
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import pytest
 
 from appliance.catalog import catalog as catalog_module
 from appliance.catalog.catalog import Catalog, CatalogFullError, PartitionRow, Topic
+from appliance.catalog.database import CatalogVersionError, open_database
 from appliance.config.default_schema import DEFAULT_SCHEMA_MESSAGE
 from tailrace.core.errors import DiskFullError, InvalidSchemaError, StorageError
 
@@ -157,3 +159,18 @@ def test_a_slot_map_is_in_the_catalog_as_ranges_with_where_what_was_handed_over_
     catalog.forget(same.topic_id)
     catalog.restore_topic(same)
     assert catalog.topics() == [same]
+
+
+@pytest.mark.parametrize("version", [1, 99])
+def test_a_database_of_another_build_is_refused_and_stays_as_it_is(
+    tmp_path: pathlib.Path, version: int
+) -> None:
+    path = tmp_path / "coordinator.db"
+    with contextlib.closing(sqlite3.connect(path)) as other:
+        other.execute("CREATE TABLE meta (name TEXT PRIMARY KEY, value INTEGER NOT NULL) STRICT")
+        other.execute("INSERT INTO meta VALUES ('schema_version', ?)", (version,))
+        other.commit()
+    before = path.read_bytes()
+    with pytest.raises(CatalogVersionError, match=f"version {version}; this build reads"):
+        open_database(str(path))
+    assert path.read_bytes() == before
