@@ -27,7 +27,7 @@ from tailrace.core.error_codes import ERROR_TABLE, ErrorCode, code_of
 from tailrace.core.errors import NotReachableError, RequestTimeoutError, error_for
 from tailrace.format.batch_header import REMEMBERED_BATCHES
 from tailrace.kernel import keep_message
-from tailrace.producer.in_flight_requests import Entry, InFlightRequest
+from tailrace.producer.sending.in_flight_requests import Entry, InFlightRequest
 from tailrace.protocol import messages
 from tailrace.protocol.frame import Api
 from tailrace.protocol.session import Response

@@ -4,7 +4,7 @@ the place of the sender's thread.
 A batch is sent when it is full, when its linger is over, or, if a coroutine awaits one of its
 records, with the loop's next turn: what the other tasks send in this turn goes with it. While a
 request with such batches is under way it fills until the answer has come, so that many tasks that
-await each record of theirs share batches (see `tailrace.producer.in_flight_requests`).
+await each record of theirs share batches (see `tailrace.producer.sending.in_flight_requests`).
 
 Owner: one event loop's thread. (At the program's exit, a producer that was not closed is, in the
     main thread, without the loop.)
@@ -32,8 +32,9 @@ from tailrace.core.records import BatchMetadata, RecordMetadata
 from tailrace.core.validation import timeout_s_of
 from tailrace.kernel import fast_send
 from tailrace.producer.futures import FrameFuture, RecordFuture
-from tailrace.producer.producer import Outgoing, Producer
-from tailrace.producer.sender_thread import SenderThread
+from tailrace.producer.producer import Producer
+from tailrace.producer.record_appender import Outgoing
+from tailrace.producer.sending.sender_thread import SenderThread
 
 YIELD_AFTER_SENDS = 256
 """After so many sends in a row that waited for nothing, the loop's other tasks have their turn."""
@@ -69,14 +70,14 @@ class LoopProducer(Producer):
             yield PAUSE
         begun = begin()
         return (
-            (yield from self._send_when_possible(begun, start_ns))
+            (yield from self._records.finish(begun, start_ns))
             if isinstance(begun, Outgoing)
             else begun
         )
 
     def send_when_possible(self, outgoing: Outgoing, start_ns: int) -> Steps[RecordFuture]:
         """The rest of a `send` that has to wait, for max_block_ms since `start_ns`."""
-        return self._send_when_possible(outgoing, start_ns)
+        return self._records.finish(outgoing, start_ns)
 
 
 class Gate:

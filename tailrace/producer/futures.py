@@ -1,12 +1,12 @@
-"""What `send` and `send_arrow` return: the fate of a record, or of a frame's batches, when it is
-known.
+"""Futures of `send` and `send_arrow`: the outcome of a record, or of a frame's batches.
 
-Both are futures of `concurrent.futures`, so `wait`, `as_completed` and `asyncio.wrap_future` take
-them, and they can be awaited. A future's lock and condition cost more than a record: they are made
-when something first asks for them, which `result` and `done` do not.
+Both are futures of `concurrent.futures`. `wait`, `as_completed` and `asyncio.wrap_future` take
+them, and they can be awaited. The lock and condition of a Future cost more than a record. They are
+made when something first needs them, which `result` and `done` do not.
 
-Invariants: a handle is done exactly when its batches have ended; what it says then never changes.
-    It cannot be cancelled.
+Invariants:
+- A future is done exactly when its batches are completed. Its outcome then never changes.
+- It cannot be cancelled.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from tailrace.core.errors import RequestTimeoutError, TailraceError
 from tailrace.core.records import BatchMetadata, RecordMetadata
 from tailrace.core.validation import callable_of, timeout_s_of
-from tailrace.producer.producer_batch import COMPLETED, ProducerBatch
+from tailrace.producer.batches.producer_batch import COMPLETED, ProducerBatch
 
 Value = TypeVar("Value")
 _STATE = frozenset({"_condition", "_state", "_result", "_exception", "_waiters", "_done_callbacks"})
-"""What a Future keeps, and makes in its `__init__`, which a handle puts off."""
+"""Attributes that `Future.__init__` makes, which is put off here."""
 _making = threading.Lock()
 
 
@@ -32,11 +32,11 @@ class LazyFuture(Future[Value]):
     """A Future whose state is made when something first asks for it."""
 
     def _follow(self) -> None:
-        """Have `set_result` or `set_exception` called once the fate is known."""
+        """Have `set_result` or `set_exception` called with the outcome."""
         raise NotImplementedError
 
     def __getattr__(self, name: str) -> Any:
-        """Only for what is not there: the state of a Future."""
+        """Make the state of a Future. Python calls this only for missing attributes."""
         if name not in _STATE:
             raise AttributeError(
                 f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self
@@ -51,24 +51,24 @@ class LazyFuture(Future[Value]):
         return self.__dict__[name]
 
     def future(self) -> Future[Value]:
-        """Itself: it is a Future."""
+        """Return itself, which is a Future."""
         return self
 
     def cancel(self) -> bool:
-        """False: what was sent is not taken back."""
+        """Return False: a sent record cannot be cancelled."""
         return False
 
     def cancelled(self) -> bool:
-        """False."""
+        """Return False."""
         return False
 
     def running(self) -> bool:
-        """Whether the fate is not known yet."""
+        """True while there is no outcome."""
         return not self.done()
 
     def __await__(self) -> Generator[Any, None, Value]:
-        """In a coroutine: `await producer.send(...)` is `result()` without holding the event loop
-        up. Who gives up waiting takes nothing back.
+        """Wait as `result()` does, without blocking the event loop. A cancelled wait cancels
+        nothing else.
         """
         import asyncio
 
@@ -76,10 +76,9 @@ class LazyFuture(Future[Value]):
 
 
 class RecordFuture(tuple[ProducerBatch, int], LazyFuture[RecordMetadata]):
-    """The fate of one record: what `send` returns.
+    """The outcome of one record, as `send` returns it.
 
-    (batch, its row there when it was sent): a tuple of what is at hand, because one is made for
-    every record.
+    It is a tuple (batch, row at the time of `send`), since one is made for every record.
     """
 
     if TYPE_CHECKING:
@@ -97,25 +96,28 @@ class RecordFuture(tuple[ProducerBatch, int], LazyFuture[RecordMetadata]):
         )
 
     def resolve(self) -> tuple[ProducerBatch, int]:
-        """The batch that holds the record now, and its row there; a split moves it."""
+        """The batch that has the record now, and its row there. A split moves it."""
         batch, row = self
         while batch.children is not None:
             batch, row = batch.children.place(row)
         return batch, row
 
     def done(self) -> bool:
-        """Whether the record has been acknowledged, or has failed."""
+        """True if the record was acknowledged, or failed."""
         return self.resolve()[0].state is COMPLETED
 
     def exception(self, timeout: float | None = None) -> TailraceError | None:
-        """The error that the record ended with, or None. Raises RequestTimeoutError when it has not
-        ended within `timeout` seconds (None: without end).
+        """The error of the record, or None. Waits for at most `timeout` seconds (None: no limit).
+
+        Raises RequestTimeoutError when there is no outcome by then.
         """
         return self._ended(timeout)[0].error
 
     def result(self, timeout: float | None = None) -> RecordMetadata:
-        """Where the record went. Raises its error, or RequestTimeoutError when it has not ended
-        within `timeout` seconds (it may still be delivered).
+        """The record's place in the log. Waits for at most `timeout` seconds (None: no limit).
+
+        Raises the record's error, or RequestTimeoutError when there is no outcome by then. The
+        record may still be delivered after that.
         """
         batch, row = self._ended(timeout)
         if batch.error is not None:
@@ -123,7 +125,7 @@ class RecordFuture(tuple[ProducerBatch, int], LazyFuture[RecordMetadata]):
         return batch.metadata(row)
 
     def _ended(self, timeout: float | None) -> tuple[ProducerBatch, int]:
-        """The batch that had the record when it ended, and its row there. Raises
+        """The completed batch that has the record, and its row there. Raises
         RequestTimeoutError.
         """
         timeout_s = None if timeout is None else timeout_s_of(timeout)
@@ -135,8 +137,9 @@ class RecordFuture(tuple[ProducerBatch, int], LazyFuture[RecordMetadata]):
                 raise RequestTimeoutError(f"the record was not acknowledged within {timeout} s")
 
     def add_done_callback(self, fn: Callable[[RecordFuture], object]) -> None:
-        """Have `fn(handle)` called once the record has ended: at once if it has, else in whatever
-        thread finds out. What it raises is logged.
+        """Call `fn(handle)` once the record has an outcome, or now if it has.
+
+        Later calls come from the thread that finds the outcome. An exception of `fn` is logged.
         """
         callable_of("fn", fn)
 
@@ -156,10 +159,10 @@ class RecordFuture(tuple[ProducerBatch, int], LazyFuture[RecordMetadata]):
 
 
 class FrameFuture(LazyFuture[list[BatchMetadata]]):
-    """The fate of the batches that a frame was cut into: what `send_arrow` returns."""
+    """The outcome of a frame's batches, as `send_arrow` returns it."""
 
     def __init__(self, handles: list[RecordFuture]) -> None:
-        """`handles`: the first record's of each batch, in the order of the rows within each
+        """`handles`: of the first record of each batch, in the order of the rows within each
         partition.
         """
         self._handles = handles  # a Future's __init__ comes when its state is asked for
@@ -171,24 +174,28 @@ class FrameFuture(LazyFuture[list[BatchMetadata]]):
         )
 
     def done(self) -> bool:
-        """Whether all batches have been acknowledged, or have failed."""
+        """True if all batches were acknowledged, or failed."""
         return all(batch.state is COMPLETED for batch in _leaves(self._handles))
 
     def exception(self, timeout: float | None = None) -> TailraceError | None:
-        """The first error among the batches, or None. Raises RequestTimeoutError when not all have
-        ended within `timeout` seconds.
+        """The first error among the batches, or None. Waits for at most `timeout` seconds.
+
+        Raises RequestTimeoutError when a batch has no outcome by then.
         """
         timeout_s = timeout_s_of(timeout)
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         for batch, _ in self.incomplete():
             remaining = None if deadline is None else max(0.0, deadline - time.monotonic())
             if not batch.completion.wait_for(batch, remaining):
-                raise RequestTimeoutError(f"not everything was acknowledged within {timeout} s")
+                raise RequestTimeoutError(
+                    f"not every batch of the frame was acknowledged within {timeout} s"
+                )
         return next((leaf.error for leaf in _leaves(self._handles) if leaf.error is not None), None)
 
     def result(self, timeout: float | None = None) -> list[BatchMetadata]:
-        """Where each batch went, in the order of the rows within each partition. Raises the first
-        error, or RequestTimeoutError.
+        """The place of each batch in its log, in the order of the rows within each partition.
+
+        Raises the first error, or RequestTimeoutError.
         """
         error = self.exception(timeout)
         if error is not None:
@@ -196,8 +203,8 @@ class FrameFuture(LazyFuture[list[BatchMetadata]]):
         return [batch.batch_metadata() for batch in _leaves(self._handles)]
 
     def incomplete(self) -> Iterator[RecordFuture]:
-        """Each batch that has not ended, by its first row, for those who wait for one after the
-        other; one that was split is looked at again.
+        """The incomplete batches one by one, each by its first row. Parts of split batches are
+        included.
         """
         for handle in self._handles:
             while (
@@ -211,7 +218,7 @@ class FrameFuture(LazyFuture[list[BatchMetadata]]):
         self._follow_on(self.incomplete())
 
     def _follow_on(self, incomplete: Iterator[RecordFuture]) -> None:
-        """One batch after the other."""
+        """Wait for one batch after the other, then set the outcome."""
         waiting = next(incomplete, None)
         if waiting is not None:
             waiting.add_done_callback(lambda _: self._follow_on(incomplete))
@@ -222,7 +229,7 @@ class FrameFuture(LazyFuture[list[BatchMetadata]]):
 
 
 def _leaves(handles: list[RecordFuture]) -> list[ProducerBatch]:
-    """The batches that hold the handles' rows now, splits followed."""
+    """The batches that have the handles' rows now, with splits followed."""
     leaves: list[ProducerBatch] = []
     stack = [handle[0] for handle in reversed(handles)]
     while stack:

@@ -1,8 +1,10 @@
-"""What `send` is given, made plain or refused: keys, values, rows, headers, timestamps, due times;
-and how many bytes each takes.
+"""Validates and normalises the arguments of `send`, and counts the bytes of a record.
 
-Pure. Invariants: what is accepted here can be encoded, but for a row whose values do not fit their
-columns (only the encoder knows); a record that is refused costs no other.
+Owner: pure.
+Invariants:
+- An accepted record can be encoded. The exception is a row whose values do not fit their columns,
+  which only the encoder finds.
+- A refused record affects no other.
 """
 
 from __future__ import annotations
@@ -20,15 +22,15 @@ HEADER_OVERHEAD_BYTES = 16
 
 
 class Delay(NamedTuple):
-    """When a record is to be delivered, as `send` was given it."""
+    """The delivery time of a record, as given to `send`."""
 
     at: datetime | None
     after: timedelta | None
     repeat: Recurrence | None
 
     def first_occurrence_us(self, now_us: int) -> int:
-        """Of a recurring record: when it was asked to begin, else its first time from now on,
-        microseconds since 1970. Raises InvalidRecordError.
+        """The first delivery of a recurring record, in microseconds since 1970: `at` or `after` if
+        given, else the first occurrence after `now_us`. Raises InvalidRecordError.
         """
         repeat: Any = self.repeat
         if not isinstance(repeat, Recurrence):
@@ -42,14 +44,16 @@ class Delay(NamedTuple):
         if self.at is not None or self.after is not None:
             first_us = due_time_us(self.at, self.after, now_us)
         if first_us is None:
-            raise InvalidRecordError("repeat has no occurrence in the future")
+            raise InvalidRecordError("repeat has no occurrence in the future; give a later end")
         return due_time_us(
             datetime.fromtimestamp(0, UTC) + timedelta(microseconds=first_us), None, now_us
         )
 
 
 def bytes_of(part: str, value: object) -> bytes:
-    """A key or value (`part` says which) as bytes; text as UTF-8. Raises InvalidRecordError."""
+    """A key or value as bytes, text as UTF-8. `part` names it in errors. Raises
+    InvalidRecordError.
+    """
     if isinstance(value, bytes):
         return value
     if isinstance(value, str):
@@ -69,8 +73,9 @@ def bytes_of(part: str, value: object) -> bytes:
 
 
 def row_size(value: object, info: TopicInfo) -> int:
-    """About how many bytes a row of a typed topic takes in a batch. Raises InvalidRecordError, and
-    SchemaMismatchError for a column that the topic has not.
+    """The approximate bytes of a typed topic's row in a batch.
+
+    Raises InvalidRecordError, and SchemaMismatchError for an unknown column.
     """
     if not isinstance(value, dict):
         raise InvalidRecordError(
@@ -89,7 +94,7 @@ def row_size(value: object, info: TopicInfo) -> int:
 
 
 def checked_headers(headers: object) -> tuple[Headers, int]:
-    """The headers as (text, bytes) pairs, and the bytes they take. Raises InvalidRecordError."""
+    """The headers as (str, bytes) pairs, and their bytes in a batch. Raises InvalidRecordError."""
     checked = []
     size = 0
     try:
@@ -108,7 +113,9 @@ def checked_headers(headers: object) -> tuple[Headers, int]:
     except (TypeError, ValueError) as error:
         if isinstance(error, InvalidRecordError):
             raise
-        raise InvalidRecordError("headers must be a list of (str, bytes) pairs") from None
+        raise InvalidRecordError(
+            f"headers is of type {type(headers).__name__}; it must be a list of (str, bytes) pairs"
+        ) from None
     return checked, size  # type: ignore[return-value]
 
 

@@ -1,24 +1,27 @@
-"""Where a producer's records go: topics as they are known, their queues, and the choices of
-partition that can be used again.
+"""The topics that a producer sends to: their metadata, queues, and cached partitions of keys.
 
-Owner: one Producer; what asks the appliance or changes a route does so under the producer's lock.
-Invariants: a route's queues are those of its topic's id, one for each partition; a topic that was
-    deleted and made again has new ones, and what the old ones held goes there (see
-    `tailrace.producer.topic_recreation`).
+Owner: one Producer. Lookups of topics and changes of routes hold the producer's lock.
+Invariants:
+- A route has the queues of its topic id, one for each partition.
+- A recreated topic has new queues. The batches of the old ones move there (see
+  `tailrace.producer.sending.topic_change`).
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from time import time_ns
 from typing import Any
 
 from tailrace.client.new_topic import create_request
 from tailrace.client.settings import ProducerSettings
 from tailrace.client.steps import Steps
 from tailrace.client.topic_metadata import TopicInfo, topics_from_metadata
+from tailrace.core.delays import due_time_us
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import (
+    DelayNotEnabledError,
     InvalidRecordError,
     InvalidSettingError,
     UnknownTopicError,
@@ -26,14 +29,15 @@ from tailrace.core.errors import (
 )
 from tailrace.core.hash_slots import HASH_SLOTS, SLOT_COUNT, Owners
 from tailrace.kernel import PartitionCache
-from tailrace.producer.partition_queue import PartitionQueue
-from tailrace.producer.sender_thread import SenderThread
+from tailrace.producer.batches.partition_queue import PartitionQueue
+from tailrace.producer.record_validation import Delay
+from tailrace.producer.sending.sender_thread import SenderThread
 from tailrace.protocol.frame import Api
 
 STACK_DEPTH = 9
-"""How far up the caller of `send` stands from where a topic is loaded, for warnings."""
+"""Frames between the caller of `send` and `ProducerMetadata.load`, for warnings."""
 _ANY: Owners = bytes(SLOT_COUNT)
-"""While the map is not known: everything is routed anew before it is sent."""
+"""A slot map for a topic whose map is not known. Everything is routed again before it is sent."""
 
 
 class TopicRoute:
@@ -51,19 +55,35 @@ class TopicRoute:
         self.info = info
         self.queues = queues
         self.delay_route = delay_route
-        """Of a topic that has a delay log."""
+        """The route to the topic's delay log, or None."""
         self.owners: Owners | None = (
             None if not info.slot_map_version else _ANY if info.owners is None else info.owners
         )
-        """Of a topic with hash slots: slot -> partition."""
+        """Hash slot -> partition. None: the topic has no hash slots."""
         self.limit_bytes: int = min(settings.max_request_size, info.settings["max.message.bytes"])
         """The largest batch."""
         self.capacity_bytes = min(settings.batch_size, self.limit_bytes)
-        """A batch is full with so many."""
+        """The size at which a batch is full."""
+
+    def delayed(self, delay: Delay) -> tuple[TopicRoute, int]:
+        """The route to the delay log, and the due time in microseconds since 1970. Raises
+        DelayNotEnabledError, InvalidRecordError.
+        """
+        info = self.info
+        if self.delay_route is None or not info.settings["delay.enabled"]:
+            raise DelayNotEnabledError(
+                f"topic {info.name!r} takes no delayed records: delay.enabled is false"
+            )
+        now_us = time_ns() // 1000
+        if delay.repeat is not None:
+            return self.delay_route, delay.first_occurrence_us(now_us)
+        return self.delay_route, due_time_us(
+            delay.at, delay.after, now_us, info.settings["delay.levels"]
+        )
 
 
 class ProducerMetadata:
-    """See the module's docstring."""
+    """The routes by topic. A missing topic is looked up, and created if the appliance allows."""
 
     def __init__(
         self,
@@ -74,20 +94,20 @@ class ProducerMetadata:
         caches_partitions: bool,
         by_murmur2: bool,
     ) -> None:
-        """`call`: asks the appliance: (API, request, since when it is waited for) -> answer.
-        `caches_partitions`: records are sent as they are given, so that some need no more thought.
-        `by_murmur2`: keys go by Kafka's default partitioner.
+        """`call`: (API, request, start of the timeout) -> response. `caches_partitions`: records
+        are not serialized, so their keys can be looked up. `by_murmur2`: keys go by Kafka's default
+        partitioner.
         """
-        self._makes_choices = caches_partitions
+        self._caches_partitions = caches_partitions
         self._by_murmur2 = by_murmur2
         self._call = call
         self._settings = settings
         self._sender_thread = sender_thread
         self.by_topic: dict[str, TopicRoute] = {}
-        """By name, delay logs among them; `Producer.send` looks here."""
+        """By name, delay logs included."""
         self.known: dict[str, PartitionCache] = {}
-        """topic -> where its records go, of topics that are not typed. `Producer.send` looks here
-        first.
+        """topic -> cached partitions, of topics that are not typed. The fast path of `send` looks
+        here.
         """
         self._warned: set[str] = set()
         self._slot_map_change = sender_thread.sender.slot_map_change
@@ -99,9 +119,9 @@ class ProducerMetadata:
     def of(
         self, topic: str, schema_message: Callable[[], bytes] | None = None
     ) -> Steps[TopicRoute]:
-        """The route to a topic, asked for if need be. `schema_message`: the schema of the topic,
-        should it be missing and the appliance make it. Raises InvalidRecordError,
-        UnknownTopicError, NotReachableError, RequestTimeoutError.
+        """The route to a topic, looked up if it is not known. `schema_message`: schema of a topic
+        that is created. Raises InvalidRecordError, UnknownTopicError, NotReachableError,
+        RequestTimeoutError.
         """
         try:
             return self.by_topic[topic]
@@ -114,8 +134,8 @@ class ProducerMetadata:
         schema_message: Callable[[], bytes] | None = None,
         start_ns: int | None = None,
     ) -> Steps[TopicRoute]:
-        """The route to a topic, asked for now; `start_ns`: since when it is waited for, None: since
-        now. Raises as `of`.
+        """The route to a topic, looked up now. `start_ns`: start of the timeout, None for now.
+        Raises as `of` does.
         """
         if not isinstance(topic, str):
             raise InvalidRecordError(f"topic is {topic!r:.100}; it must be text")
@@ -143,12 +163,12 @@ class ProducerMetadata:
         return route
 
     def forget(self, topic: str) -> None:
-        """The appliance does not know the topic any more: ask anew before the next record."""
+        """Look the topic up again before its next record."""
         self.by_topic.pop(topic, None)
         self.known.pop(topic, None)
 
     def queue_now(self, route: TopicRoute, partition: int) -> PartitionQueue:
-        """The queue in the place of one that is gone. Raises UnknownTopicError."""
+        """The queue that replaced a queue of the route. Raises UnknownTopicError."""
         queue = self._sender_thread.accumulator.queues.get((route.info.topic_id, partition))
         if queue is not None:
             return queue
@@ -163,19 +183,17 @@ class ProducerMetadata:
         return now.queues[partition]
 
     def forget_all(self) -> None:
-        """Nothing is known any more."""
+        """Forget all topics."""
         self.by_topic.clear()
         self.known.clear()
 
     def remember(self, topic: str, key: bytes | None, queue: PartitionQueue) -> None:
-        """What the default partitioner has chosen. Without a key that is until its batch is
-        closed.
-        """
+        """Cache the partition of a key. Without a key, it is valid until its batch closes."""
         if topic in self.known:
             self.known[topic].remember(key, queue)
 
     def forget_keyless(self, topic: str) -> None:
-        """The batch of records without a key is closed."""
+        """Drop the cached partition of records without a key: its batch closed."""
         known = self.known.get(topic)
         if known is not None:
             known.forget_keyless()
@@ -187,9 +205,7 @@ class ProducerMetadata:
     def _created(
         self, topic: str, schema_message: Callable[[], bytes] | None, start_ns: int | None
     ) -> Steps[TopicInfo]:
-        """An appliance that allows it (an embedded one) makes the topic that is missing; a frame
-        brings its schema.
-        """
+        """Create the topic, on an appliance that allows it (an embedded one)."""
         request = create_request(topic, schema_message=schema_message() if schema_message else None)
         answer = yield from self._call(Api.CREATE_TOPICS, {"topics": [request]}, start_ns)
         for result in answer["results"]:
@@ -198,8 +214,8 @@ class ProducerMetadata:
         return (yield from self._described(topic, start_ns))
 
     def _adopt(self, info: TopicInfo) -> TopicRoute:
-        """Use what is known of a topic now; queues of the same topic go on, what those of a deleted
-        one hold goes to it.
+        """Make the route by METADATA. Queues of the same topic id stay. The batches of a deleted
+        topic of that name move to the new one.
         """
         known = self.by_topic.get(info.name)
         accumulator = self._sender_thread.accumulator
@@ -210,7 +226,7 @@ class ProducerMetadata:
         queues = [accumulator.queue(info, partition) for partition in range(len(info.partitions))]
         delay_route = None if info.delay_log is None else self._adopt(info.delay_log)
         self.known.pop(info.name, None)
-        if self._makes_choices and not info.typed and not info.delay_of:
+        if self._caches_partitions and not info.typed and not info.delay_of:
             has_slots = bool(info.slot_map_version)
             self.known[info.name] = PartitionCache(
                 queues,
@@ -225,20 +241,18 @@ class ProducerMetadata:
         return route
 
     def _on_found(self, info: TopicInfo) -> None:
-        """A topic that records wait for is there."""
+        """METADATA shows a topic that batches wait for."""
         self._adopt(info)
 
     def _on_moved(self, info: TopicInfo) -> None:
-        """Hash slots have moved, and the topic has other queues."""
+        """The topic's queues were replaced, since hash slots moved."""
         known = self.by_topic.get(info.name)
         if known is not None and known.info.topic_id == info.topic_id:
             self._adopt(info)
 
 
 def check_partitioner(info: TopicInfo, settings: ProducerSettings) -> None:
-    """A topic that routes by hash slots does so for all its producers. Raises
-    InvalidSettingError.
-    """
+    """Check that the producer routes as the topic does. Raises InvalidSettingError."""
     partitioner = settings.partitioner
     if not info.slot_map_version:
         if partitioner == HASH_SLOTS:
@@ -248,11 +262,11 @@ def check_partitioner(info: TopicInfo, settings: ProducerSettings) -> None:
             )
     elif partitioner not in (None, HASH_SLOTS):
         raise InvalidSettingError(
-            f"topic {info.name!r} routes by hash slots, so that keys keep their order when "
-            "partitions are added: leave partitioner out"
+            f"partitioner is {partitioner!r:.100}, and topic {info.name!r} routes by hash slots, "
+            "so that keys keep their order when partitions are added: leave partitioner out"
         )
     elif settings.acks == 0:
         raise InvalidSettingError(
-            f"topic {info.name!r} routes by hash slots, and acks=0 would not hear that they have "
-            "moved: set acks to 1 or all"
+            f"acks is 0, and topic {info.name!r} routes by hash slots: their moves are seen in "
+            "responses only, so set acks to 1 or all"
         )

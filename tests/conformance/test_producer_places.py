@@ -119,7 +119,9 @@ def test_what_would_have_to_wait_in_the_midst_of_the_producers_own_work_is_refus
         assert sorted(value for log in front.logs.values() for value in log) == [b"first", b"waits"]
         assert handle.done()
         producer.close()
-    assert any("let it send, and wait elsewhere" in refusal for refusal in refusals)
+    assert any(
+        "send there, and call result() or flush() outside" in refusal for refusal in refusals
+    )
 
 
 def test_at_exit_send_is_allowed_until_the_producer_is_closed_there(

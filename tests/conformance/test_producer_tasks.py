@@ -131,7 +131,7 @@ class Program:
             accumulator.in_flight_count,
         ) == (0, 0, 0), where
         assert not self.producer._gates, where
-        assert not self.producer._producer.sender_thread._room_queue, where
+        assert not self.producer._producer.sender_thread.buffer.waiters, where
 
 
 @asynccontextmanager

@@ -34,8 +34,8 @@ def producer(**settings: Any) -> Iterator[Producer]:
     made = Producer(
         "tcp://127.0.0.1:1", runtime=environment, linger_ms=1000, max_block_ms=0, **settings
     )
-    if type(made._partitioner) is DefaultPartitioner:
-        made._partitioner = DefaultPartitioner(seed=1)
+    if type(made._records.partitioner) is DefaultPartitioner:
+        made._records.partitioner = DefaultPartitioner(seed=1)
     described: dict[str, Any] = {
         "name": "t", "topic_id": "00" * 16, "version": 1, "typed": False, "schema_id": 1,
         "schema": "", "partitions": [{}] * PARTITIONS,

@@ -135,7 +135,7 @@ def test_a_callback_may_send_flush_and_close_its_producer(
 def test_a_batch_that_cannot_be_encoded_fails_its_own_records_only(
     appliance: EmbeddedAppliance, made: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tailrace.producer.producer_batch import ProducerBatch
+    from tailrace.producer.batches.producer_batch import ProducerBatch
 
     with Producer(appliance.address, linger_ms=1) as producer:
         producer.send(made, b"good").result(60)
@@ -159,7 +159,7 @@ def test_a_helper_that_fails_again_and_again_ends_every_handle(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr("tailrace.producer.sender_thread.HELPER_PAUSE_NS", 1_000_000)
+    monkeypatch.setattr("tailrace.producer.sending.sender_thread.HELPER_PAUSE_NS", 1_000_000)
     producer = Producer(appliance.address, linger_ms=200)
     producer.send(made, b"good").result(60)
 

@@ -118,7 +118,7 @@ def test_records_of_a_topic_that_is_not_made_again_end_in_time_and_others_go_on(
         assert [
             producer.send(other, b"%d" % number).result(60).offset for number in range(20)
         ] == list(range(20))
-        with pytest.raises(UnknownTopicError, match="was deleted, and not made again"):
+        with pytest.raises(UnknownTopicError, match="was deleted, and not created again"):
             waiting.result(60)
         assert producer.metrics()["buffered_bytes"] == 0
         with pytest.raises(UnknownTopicError):

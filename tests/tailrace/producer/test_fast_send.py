@@ -120,8 +120,8 @@ def test_quick_or_not_a_send_has_one_outcome(partitioner: str | None) -> None:
     def sent_both_ways(sends: list[tuple[Any, ...]]) -> None:
         with producer(**settings) as quick, producer(**settings) as slow:
             for made in (quick, slow):
-                if isinstance(made._partitioner, DefaultPartitioner):
-                    made._partitioner._sticky["t"] = 1
+                if isinstance(made._records.partitioner, DefaultPartitioner):
+                    made._records.partitioner._sticky["t"] = 1
             for arguments in sends:
                 assert outcome(quick.send, arguments) == outcome(partial(LONG_WAY, slow), arguments)
             assert batches(quick) == batches(slow)

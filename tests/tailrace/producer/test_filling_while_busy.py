@@ -14,9 +14,9 @@ import pytest
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import DeliveryTimeoutError, TailraceError
 from tailrace.format.batch_header import REMEMBERED_BATCHES, REMEMBERED_BATCHES_ONCE
-from tailrace.producer.in_flight_requests import OWN_FRAME_BYTES, SLOW_NS, InFlightRequest
-from tailrace.producer.partition_queue import PartitionQueue
-from tailrace.producer.sender import Sender
+from tailrace.producer.batches.partition_queue import PartitionQueue
+from tailrace.producer.sending.in_flight_requests import OWN_FRAME_BYTES, SLOW_NS, InFlightRequest
+from tailrace.producer.sending.sender import Sender
 from tailrace.protocol import messages as requests
 from tailrace.protocol.frame import PRODUCE_FRAMES_MAX
 from tests.kit.scripted_front import MS, Driven, ScriptedFront
@@ -458,7 +458,7 @@ def test_a_send_in_the_midst_of_sending_leaves_with_the_next_request_and_none_tw
     ) -> Any:
         if not nested:  # as a signal's handler, or what the collector ends
             nested.extend(send(driven, 0) + send(driven, 1))
-            with pytest.raises(TailraceError, match="in the midst of its own work") as caught:
+            with pytest.raises(TailraceError, match="interrupted the producer itself") as caught:
                 nested[0].result(0)
             refused.append(caught.value)
         return ask(body, *args)

@@ -9,8 +9,8 @@ from typing import Any
 from tailrace.batch import arrow_codec as arrow_batch
 from tailrace.client.topic_metadata import TopicInfo
 from tailrace.kernel.reference_arrow import default_rows
-from tailrace.producer.partition_queue import PartitionQueue
-from tailrace.producer.producer_batch import ProducerBatch
+from tailrace.producer.batches.partition_queue import PartitionQueue
+from tailrace.producer.batches.producer_batch import ProducerBatch
 
 
 def test_a_later_answer_does_not_let_a_sixth_sequence_out_before_the_oldest_is_settled() -> None:

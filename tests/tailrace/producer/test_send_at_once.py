@@ -20,8 +20,12 @@ import pytest
 from tailrace import kernel
 from tailrace.core.errors import ClientClosedError
 from tailrace.kernel import reference
+from tailrace.producer.batches.producer_batch import (
+    BATCH_OVERHEAD_BYTES,
+    RECORD_OVERHEAD_BYTES,
+    BatchState,
+)
 from tailrace.producer.producer import Producer
-from tailrace.producer.producer_batch import BATCH_OVERHEAD_BYTES, RECORD_OVERHEAD_BYTES, BatchState
 from tests.kit.lone_producers import ignore, producer
 
 HEADERS: list[Any] = [("h", bytearray(b"v"))]

@@ -1,18 +1,18 @@
-"""What a producer has taken and not yet settled: batches that fill, wait and are under way, and the
-memory that they take.
+"""The records that a producer has accepted and not completed: their batches and memory.
 
-An open batch fills for `linger_ms`, or until it is full; then, and while a request that took
-unfilled batches is under way, until it may leave (see `tailrace.producer.in_flight_requests`).
+An open batch fills for `linger_ms`, or until it is full. It then fills on until it can be sent (see
+`tailrace.producer.sending.in_flight_requests`).
 
 Owner: a Producer, under its lock.
-Invariants: a batch ends exactly once; `buffered_bytes` is the sum of `reserved_bytes` over batches
-    that have not ended, and `incomplete_count` their number; `in_flight_count` is the sum of what
-    the queues have under way; a queue with something to send is listed, once in each list.
-Crash: a signal's handler may cut off anything between two instructions, but nothing within a
-    straight line of assignments: Python runs handlers where a call has returned, where a function
-    begins, and where a loop goes round. `_alive` has every batch that has not ended, each batch
-    knows its state, its place and its halves, and changes them in one such line; `rebuild` makes
-    everything else anew from that.
+Invariants:
+- A batch is completed exactly once.
+- `buffered_bytes` is the sum of `reserved_bytes` over incomplete batches, `incomplete_count` their
+  number. `in_flight_count` is the sum of the queues' in-flight batches.
+- A queue with a batch to send is listed, once in each list.
+Crash: a signal handler may interrupt between two instructions, except within a straight line of
+    assignments. Python runs handlers when a call returns, a function begins, or a loop repeats.
+    `_alive` has every incomplete batch. Each batch knows its state, its place and its parts, and
+    changes them in one straight line. `rebuild` computes everything else from that.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ from typing import TYPE_CHECKING
 from tailrace.client.settings import ProducerSettings
 from tailrace.client.topic_metadata import TopicInfo
 from tailrace.core.errors import TailraceError
-from tailrace.producer.callbacks import Callbacks
-from tailrace.producer.partition_queue import PartitionQueue
-from tailrace.producer.producer_batch import (
+from tailrace.producer.batches.batch_split import split_in_halves
+from tailrace.producer.batches.callbacks import Callbacks
+from tailrace.producer.batches.partition_queue import PartitionQueue
+from tailrace.producer.batches.producer_batch import (
     BATCH_OVERHEAD_BYTES,
     COMPLETED,
     IN_FLIGHT,
@@ -41,13 +42,13 @@ if TYPE_CHECKING:
 
 NS_PER_MS = 1_000_000
 RESERVE_BYTES = 64 << 10
-"""How much buffer memory an open batch takes at a time, at most: between, a record is added without
-looking at anything else.
+"""Most buffer memory that an open batch reserves at a time. Records within it need no further
+check.
 """
 
 
 class RecordAccumulator:
-    """See the module's docstring."""
+    """The queues of all partitions, their batches and memory."""
 
     def __init__(
         self,
@@ -57,8 +58,8 @@ class RecordAccumulator:
         callbacks: Callbacks,
         on_keyless_batch: Callable[[TopicInfo], None],
     ) -> None:
-        """`callbacks`: gets the calls that are due when a batch ends. `on_keyless_batch`: told when
-        a batch that ended with a record without a key takes no more.
+        """`callbacks` gets the callbacks of completed batches. `on_keyless_batch` is called when a
+        batch closes whose last record has no key.
         """
         self._settings = settings
         self._now_ns = now_ns
@@ -66,55 +67,52 @@ class RecordAccumulator:
         self._callbacks = callbacks
         self._on_keyless_batch = on_keyless_batch
         self.notifies_every_batch = False
-        """Whether `on_keyless_batch` is told of batches with keys, too."""
+        """True if `on_keyless_batch` is called for batches with keys too."""
         self._linger_ns = settings.linger_ms * NS_PER_MS
         self.queues: dict[tuple[bytes, int], PartitionQueue] = {}
         """(topic id, partition) -> its batches."""
         self._ready_queues: deque[PartitionQueue] = deque()
-        """Queues with something that is ready to be sent."""
+        """Queues with a ready batch."""
         self._due_queues: deque[PartitionQueue] = deque()
-        """Queues with an open batch that is due. Apart, because there may be many of them that wait
-        for one answer.
+        """Queues with a due open batch. They are apart, since many of them may wait for one
+        response.
         """
         self._lingering: deque[tuple[int, PartitionQueue, ProducerBatch]] = deque()
-        """(when its linger ends, its queue, batch) of batches that were opened, in order; some are
-        closed already. Not those whose linger is over.
-        """
+        """(end of linger, queue, batch) of opened batches, in order. Some are closed already."""
         self.piece_bytes = RESERVE_BYTES
-        """How much an open batch takes now: see
-        `tailrace.producer.sender_thread.SenderThread.poll_while_appending`.
+        """Memory that an open batch reserves at a time, adapted by
+        `tailrace.producer.sending.caller_polling`.
         """
         self._order = 0
         self._alive: dict[ProducerBatch, None] = {}
-        """All batches that have not ended."""
+        """All incomplete batches."""
         self.buffered_bytes = 0
         self.in_flight_count = 0
         self.error_count = 0
-        """Records that ended with an error."""
+        """Number of records that failed."""
 
     @property
     def incomplete_count(self) -> int:
-        """How many batches have not ended."""
+        """Number of incomplete batches."""
         return len(self._alive)
 
     # ---- filling ---------------------------------------------------------------------------------
 
     def queue(self, info: TopicInfo, partition: int) -> PartitionQueue:
-        """The queue of a partition, which goes on with what is known of its topic now."""
+        """The queue of a partition, updated with `info`."""
         queue = self.queues.setdefault((info.topic_id, partition), PartitionQueue(info, partition))
         queue.info = info
         queue.is_gone = False
         return queue
 
     def open_batch(self, queue: PartitionQueue) -> ProducerBatch:
-        """A batch that fills now, in a queue that has none."""
+        """Open a batch in a queue without one."""
         now_ns = self._now_ns()
         batch = ProducerBatch(
             self._completion, queue.info, queue.partition, now_ns, self.next_order()
         )
-        if (
-            queue.open is not None
-        ):  # what the collector, or a signal's handler, ran meanwhile has sent
+        # Sent meanwhile by code that the garbage collector or a signal handler ran.
+        if queue.open is not None:
             return queue.open
         self._alive[batch] = None
         queue.open = batch
@@ -127,9 +125,7 @@ class RecordAccumulator:
         return batch
 
     def add_frame(self, queue: PartitionQueue, piece: FrameSlice) -> ProducerBatch:
-        """A batch of rows that are columns already; it is sent behind everything that the queue
-        has.
-        """
+        """Add a batch of rows that are columns already, as the queue's last."""
         self.close_batch(queue)
         batch = ProducerBatch.of_frame(
             self._completion, queue.info, piece, self._now_ns(), self.next_order()
@@ -141,13 +137,14 @@ class RecordAccumulator:
         return batch
 
     def next_order(self) -> tuple[int, ...]:
-        """The place of another batch among all of the producer's."""
+        """The place of the next batch among all of the producer's."""
         self._order += 1
         return (self._order,)
 
     def reserve(self, batch: ProducerBatch, byte_count: int, capacity: int) -> None:
-        """Give an open batch room for `byte_count` bytes, and for what is likely to follow, up to
-        `capacity` bytes in all; that much memory is free.
+        """Reserve room for `byte_count` bytes and likely successors, up to `capacity` bytes in all.
+
+        The caller has checked that `byte_count` bytes are free.
         """
         unused = self._settings.buffer_memory - self.buffered_bytes - BATCH_OVERHEAD_BYTES
         used = batch.reserved_bytes - batch.room
@@ -159,8 +156,8 @@ class RecordAccumulator:
         self.buffered_bytes += more
 
     def close_batch(self, queue: PartitionQueue, *, is_draining: bool = False) -> None:
-        """The queue's open batch, if it has one, takes no more records. `is_draining`: by `drain`,
-        whose visitor lists it again if need be.
+        """Close the queue's open batch, if it has one. `is_draining`: `drain` is visiting the
+        queue, and its visitor lists the queue again if need be.
         """
         batch = queue.open
         if batch is not None:
@@ -172,27 +169,27 @@ class RecordAccumulator:
                 self._on_keyless_batch(queue.info)
 
     def close_all(self) -> None:
-        """No open batch takes more records."""
+        """Close all open batches."""
         for queue in self.queues.values():
             self.close_batch(queue)
 
     # ---- linger ----------------------------------------------------------------------------------
 
     def queue_of_open(self, batch: ProducerBatch) -> PartitionQueue | None:
-        """The queue in which the batch still takes records, if it does."""
+        """The queue in which the batch is open, or None."""
         queue = self.queues.get((batch.info.topic_id, batch.partition))
         return queue if queue is not None and queue.open is batch else None
 
     def incomplete(self) -> list[ProducerBatch]:
-        """All batches that have not ended, by partition."""
+        """All incomplete batches, by partition."""
         return [batch for queue in self.queues.values() for batch in queue.batches()]
 
     def first_linger_ns(self) -> int | None:
-        """When the first open batch has filled long enough; None: there is none."""
+        """The time when the first linger ends, or None."""
         return self._lingering[0][0] if self._lingering else None
 
     def expire_linger(self, now_ns: int) -> None:
-        """Open batches have filled long enough."""
+        """Mark open batches as due whose linger has ended."""
         lingering = self._lingering
         while lingering and (lingering[0][0] <= now_ns or lingering[0][2].state is not OPEN):
             _, queue, batch = lingering.popleft()
@@ -201,18 +198,16 @@ class RecordAccumulator:
                 self.mark_ready(queue)
 
     def flush_batch(self, batch: ProducerBatch) -> None:
-        """The batch, if it is open, is not to wait for linger_ms to be over."""
+        """End the batch's linger, if it is open."""
         queue = self.queue_of_open(batch)
         if queue is not None:
             queue.is_due = True
             self.mark_ready(queue)
 
-    # ---- what is to be sent ----------------------------------------------------------------------
+    # ---- sending ---------------------------------------------------------------------------------
 
     def mark_ready(self, queue: PartitionQueue, *, as_next: bool = False) -> None:
-        """The queue has something to send, if anything. `as_next`: it is the first to be
-        visited.
-        """
+        """List the queue if it has a batch to send. `as_next` puts it first."""
         if queue.ready:
             if queue.is_queued:
                 return
@@ -229,10 +224,11 @@ class RecordAccumulator:
             where.append(queue)
 
     def drain(self, visit: Callable[[PartitionQueue], bool], *, with_unfilled: bool) -> None:
-        """Have `visit` called for each queue with something that is ready, and then,
-        `with_unfilled`, for those with an open batch that is due; in turn, until it says that it
-        has enough (False). A queue with something left that an answer will not free is to be listed
-        again.
+        """Call `visit` for each ready queue in turn, until it returns False. `with_unfilled`: then
+        for each queue with a due open batch.
+
+        A visited queue is no longer listed. The visitor lists it again if it has a batch left that
+        no response of its partition will release.
         """
         for _ in range(len(self._ready_queues)):
             queue = self._ready_queues.popleft()
@@ -246,40 +242,36 @@ class RecordAccumulator:
                 return
 
     def has_ready(self, *, with_unfilled: bool) -> bool:
-        """Whether a queue has something to send."""
+        """True if a queue has a batch to send."""
         return bool(self._ready_queues) or (with_unfilled and bool(self._due_queues))
 
     def first_retry_ns(self, now_ns: int, before_ns: int) -> int:
-        """When the first of the retries that wait now may be sent; `before_ns` if that is
-        sooner.
-        """
+        """The end of the first retry's backoff, or `before_ns` if that is sooner."""
         for queue in self._ready_queues:
             if now_ns < queue.muted_until_ns < before_ns:
                 before_ns = queue.muted_until_ns
         return before_ns
 
     def enter_flight(self, queue: PartitionQueue, batch: ProducerBatch) -> None:
-        """The batch was sent and is to be answered."""
+        """Mark a batch as sent and not acknowledged."""
         batch.state = IN_FLIGHT
         queue.in_flight.append(batch)
         self.in_flight_count += 1
 
     def leave_flight(self, queue: PartitionQueue, batch: ProducerBatch) -> None:
-        """The batch was answered, or is given up."""
+        """Remove a batch from those in flight."""
         queue.in_flight.remove(batch)
         self.in_flight_count -= 1
 
     def requeue(self, queue: PartitionQueue, batch: ProducerBatch) -> None:
-        """The batch is to be sent again."""
+        """Make a batch ready to be sent again."""
         batch.state = READY
         queue.requeue(batch)
         self.mark_ready(queue)
 
     def split(self, queue: PartitionQueue, batch: ProducerBatch) -> bool:
-        """Have the first ready batch, which cannot leave as it is, leave as two. False: it has one
-        row.
-        """
-        halves = batch.split()
+        """Replace the first ready batch by its halves. False: it has a single row."""
+        halves = split_in_halves(batch)
         if halves is None:
             return False
         queue.ready.popleft()
@@ -288,7 +280,7 @@ class RecordAccumulator:
         return True
 
     def replaced(self, batch: ProducerBatch) -> None:
-        """Its children have its records: it has ended, and they have not."""
+        """Complete a split batch. Its children have its records."""
         assert batch.children is not None
         for child in batch.children.batches:
             if child.state is not COMPLETED:
@@ -298,13 +290,13 @@ class RecordAccumulator:
         if batch.waiter is not None:
             batch.waiter.set()
 
-    # ---- settling --------------------------------------------------------------------------------
+    # ---- completion ------------------------------------------------------------------------------
 
     def end(
         self, batch: ProducerBatch, base_offset: int | None, error: TailraceError | None
     ) -> None:
-        """Settle a batch, once: its records went to `base_offset` and on (None with acks=0), or
-        failed.
+        """Complete a batch, once. Its records are in the log from `base_offset` on (None with
+        acks=0), or failed with `error`.
         """
         if batch.state is COMPLETED:
             return
@@ -316,8 +308,8 @@ class RecordAccumulator:
         self._finish(batch)
 
     def _finish(self, batch: ProducerBatch) -> None:
-        """The fate of a batch is known: note whom to tell, and give its memory back. What is cut
-        off here is done again.
+        """Note the callbacks of a completed batch, and release its memory. `rebuild` repeats it if
+        it was interrupted.
         """
         if batch not in self._alive:
             return
@@ -333,27 +325,28 @@ class RecordAccumulator:
         batch.let_go()
 
     def end_queue(self, queue: PartitionQueue, error: TailraceError) -> None:
-        """Settle everything of a partition with an error."""
+        """Fail all batches of a partition."""
         for batch in queue.batches():
             self.end(batch, None, error)
         self.in_flight_count -= len(queue.in_flight)
         queue.clear()
 
     def end_all(self, error: TailraceError) -> None:
-        """Settle everything with an error."""
+        """Fail all batches."""
         for queue in self.queues.values():
             self.end_queue(queue, error)
 
-    # ---- after a signal's handler ----------------------------------------------------------------
+    # ---- after an interruption -------------------------------------------------------------------
 
     def under_way(self) -> list[ProducerBatch]:
         """Batches that were sent, or were about to be."""
         return [batch for batch in self._alive if batch.state is IN_FLIGHT]
 
     def rebuild(self, *, keeps_flight: bool) -> None:
-        """Something was cut off: make the queues and the books anew from the batches that have not
-        ended. `keeps_flight`: what is under way is, and is to be answered; else it is to be sent
-        again. Cut off itself, it is done again.
+        """Compute the queues and counters from the incomplete batches, after an interruption.
+
+        `keeps_flight`: in-flight batches stay in flight, else they are sent again. If it is
+        interrupted itself, it is called again.
         """
         self._end_completed()
         for queue in self.queues.values():
@@ -393,6 +386,7 @@ class RecordAccumulator:
             self.mark_ready(queue)
 
     def _end_completed(self) -> None:
+        """Finish the batches whose completion or split was interrupted."""
         while True:
             split = [batch for batch in self._alive if batch.children is not None]
             for batch in split:
@@ -403,8 +397,8 @@ class RecordAccumulator:
                 return
 
     def _finish_closing(self, queue: PartitionQueue) -> None:
-        """An open batch takes records, or is closed, or has ended; one that was opened twice has
-        none.
+        """Finish an interrupted opening or closing. A second batch that was opened in the queue has
+        no records.
         """
         batch = queue.open
         if batch is not None and batch not in self._alive:

@@ -1,15 +1,15 @@
-"""A batch of a producer: records of one partition that are sent together, from the first record to
-the acknowledgement.
+"""A batch of a producer: records of one partition that are sent together.
 
-    OPEN --close--> READY --sent--> IN_FLIGHT --answered, given up--> ENDED
-                      ^---- to be sent again ----'
+    OPEN --close--> READY --sent--> IN_FLIGHT --acknowledged, or failed--> COMPLETED
+                      ^------- to be sent again -------'
 
-A batch that turns out too large as bytes is split, and so is one whose records go to different
-partitions since hash slots have moved: it ends, and its `children` have its records.
+A batch may be split (`tailrace.producer.batches.batch_split`). It is then completed, and its
+`children` have its records.
 
 Owner: a Producer, under its lock.
-Invariants: a batch ends exactly once, with an offset or an error; its bytes are made once, and a
-    retry sends the same ones.
+Invariants:
+- A batch is completed exactly once, with an offset or an error.
+- Its bytes are encoded once. A retry sends the same bytes.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from tailrace.batch import arrow_codec as arrow_batch
+from tailrace.batch import arrow_codec
 from tailrace.batch.encoded_rows import EncodedRows
 from tailrace.client.topic_metadata import TopicInfo
 from tailrace.core.delays import DUE_COLUMN, DelayIds, delay_id
@@ -43,22 +43,19 @@ if TYPE_CHECKING:
 
     from tailrace.batch.frames import FrameSlice
 
-Value = TypeVar("Value")
 BATCH_OVERHEAD_BYTES = 2048
 LARGE_BYTES = 128 << 10
-"""From here on a batch's memory is kept for others, which would have to fetch theirs page by
-page.
+"""Memory of a message from this size on is kept for later batches. New memory of that size would be
+fetched page by page.
 """
 OnDelivery = Callable[[RecordMetadata | None, TailraceError | None], None]
-"""Called with (metadata, None) or (None, error), once."""
+"""Called once, with (metadata, None) or (None, error)."""
 DueCallback = tuple[OnDelivery, RecordMetadata | None, TailraceError | None]
-"""A call that is to be made, and its arguments."""
+"""A callback that is due, and its arguments."""
 
 
 class BatchState(Enum):
-    """How far a batch is; it goes from OPEN to ENDED, and back from IN_FLIGHT to READY when it is
-    sent again.
-    """
+    """The state of a batch; see the module's docstring."""
 
     OPEN = 1
     READY = 2
@@ -72,31 +69,31 @@ OPEN, READY, IN_FLIGHT, COMPLETED = (
     BatchState.IN_FLIGHT,
     BatchState.COMPLETED,
 )
-"""By themselves: to look a member of an enumeration up by its name takes as long as a function."""
+"""Module constants: the lookup of an enumeration's member costs as much as a function call."""
 
 
 class Resolves(Protocol):
-    """A record that was sent, as its handle names it."""
+    """A sent record, as its future names it."""
 
     def resolve(self) -> tuple[ProducerBatch, int]:
-        """The batch that has the record now, and the record's row there."""
+        """The batch that has the record now, and the record's row in it."""
         ...
 
 
 class Completion(Protocol):
-    """Who can wait for a batch (see `tailrace.producer.sender_thread.SenderThread`)."""
+    """Waits for batches (see `tailrace.producer.sending.sender_thread.SenderThread`)."""
 
     def wait_for(self, batch: ProducerBatch, timeout: float | None) -> bool:
-        """Until the batch has ended, or was split. False: `timeout` seconds are over."""
+        """Wait until the batch is completed. False: `timeout` seconds have passed."""
         ...
 
     def add_done_callback(self, record: Resolves, callback: OnDelivery) -> None:
-        """Have `callback(metadata, error)` called once the record has ended: at once if it has."""
+        """Call `callback(metadata, error)` once the record is completed, or now if it is."""
         ...
 
 
 class Children(Protocol):
-    """What became of a batch that was split."""
+    """The batches that a split batch became."""
 
     @property
     def batches(self) -> Sequence[ProducerBatch]:
@@ -104,28 +101,13 @@ class Children(Protocol):
         ...
 
     def place(self, row: int) -> tuple[ProducerBatch, int]:
-        """Where the record in `row` is now."""
+        """The batch that has the record of `row`, and the record's row in it."""
         ...
 
 
-class Halves(NamedTuple):
-    """Of a batch that was split before row `middle`."""
-
-    middle: int
-    left: ProducerBatch
-    right: ProducerBatch
-
-    @property
-    def batches(self) -> Sequence[ProducerBatch]:
-        return self[1:]
-
-    def place(self, row: int) -> tuple[ProducerBatch, int]:
-        return (self.left, row) if row < self.middle else (self.right, row - self.middle)
-
-
 class ProducerBatch(OpenBatch):
-    """Records of one partition that are sent together: rows while it is open, bytes once it is
-    encoded.
+    """Records of one partition that are sent together. An open batch has rows, an encoded one
+    bytes.
     """
 
     __slots__ = (
@@ -174,35 +156,35 @@ class ProducerBatch(OpenBatch):
         self.partition = partition
         self.created_ns = created_ns
         self.order = order
-        """Its place among the producer's batches; halves of a split one come where it was."""
+        """Its place among the producer's batches. Parts of a split batch take its place."""
         self.state = OPEN
         self.is_closing = False
-        """Whether it takes no more records, or is about to."""
+        """True from the beginning of `close` on."""
         self.count = 0
-        """How many records it has; known once it is closed."""
+        """Number of records, known once it is closed."""
         self.reserved_bytes = BATCH_OVERHEAD_BYTES
-        """What it takes of the producer's buffer_memory."""
+        """Its share of the producer's buffer_memory."""
         self.dues_us: Sequence[int] | np.ndarray[Any, np.dtype[np.int64]] = (
             [] if info.delay_of else ()
         )
-        """When each row of a delay log's batch is due."""
+        """Due time of each row, in a delay log's batch."""
         self.repeats: dict[int, str] | None = None
-        """row -> how it recurs."""
+        """row -> its recurrence (JSON)."""
         self.stamps_us: Sequence[int] | np.ndarray[Any, np.dtype[np.int64]] = ()
-        """The records' timestamps, known once it is encoded. Of a frame: its first and its largest;
-        with LogAppendTime: the appliance's.
+        """The records' timestamps, known once it is encoded. A frame has its first and its largest
+        one. With LogAppendTime it is the appliance's.
         """
         self.frame: pa.RecordBatch | EncodedRows | None = None
         self.data: bytearray | None = None
         self.attempts = 0
         self.last_refusal = ""
-        """What the appliance said when it was sent last."""
+        """The appliance's reason for refusing its last attempt."""
         self.was_sent = False
-        """Whether it may have been appended without our knowing: then only its sequence tells a
-        second copy from a first.
+        """True if it may be in the log. Only its sequence then distinguishes a second copy from the
+        first.
         """
         self.ordinal = 0
-        """Its place among the batches of its partition that were given a sequence."""
+        """Its place among the partition's batches that were given a sequence."""
         self.producer_id = NO_PRODUCER
         self.epoch = -1
         self.base_sequence = NO_SEQUENCE
@@ -210,12 +192,12 @@ class ProducerBatch(OpenBatch):
         self.error: TailraceError | None = None
         self.waiter: threading.Event | None = None
         self.children: Children | None = None
-        """The batches that have its records since it was split."""
+        """The batches that have its records after a split."""
         self.pinned: set[int] | None = None
-        """Of a topic with hash slots: rows whose partition the user named."""
+        """Rows whose partition the user named, in a topic with hash slots."""
         self.slots: Sequence[int] | np.ndarray[Any, np.dtype[np.int64]] | None = None
-        """Of a topic with hash slots, known once it is closed: the slot of each row, STAYS for one
-        that is routed otherwise. None: all stay.
+        """Hash slot of each row, known once it is closed. STAYS marks a row without a slot. None:
+        no row has one.
         """
 
     @classmethod
@@ -227,7 +209,7 @@ class ProducerBatch(OpenBatch):
         created_ns: int,
         order: tuple[int, ...],
     ) -> ProducerBatch:
-        """Rows that are columns already: a batch that is ready to be sent."""
+        """Make a ready batch of rows that are columns already."""
         batch = cls(completion, info, piece.partition, created_ns, order)
         batch.frame = piece.rows
         if info.delay_of:
@@ -240,15 +222,14 @@ class ProducerBatch(OpenBatch):
         return batch
 
     def pin(self, row: int) -> None:
-        """Of a topic with hash slots: the user has named the partition of the record that was just
-        added.
-        """
+        """Keep the record that was just added in this partition: the user named it."""
         self.pinned = self.pinned or set()
         self.pinned.add(row)
 
     def close(self) -> int:
-        """It takes no more records; returns how many bytes of its reservation it did not need. What
-        a signal's handler cuts off here is done again.
+        """Take no more records. Returns the unused bytes of its reservation.
+
+        If a signal handler interrupts it, it is called again.
         """
         if self.state is not OPEN:
             return 0
@@ -270,28 +251,26 @@ class ProducerBatch(OpenBatch):
         return unused
 
     def is_done(self) -> bool:
-        """Whether its fate is known, or it was split (its halves then have the records)."""
+        """True if it is completed. The children of a split batch may still be pending."""
         return self.state is COMPLETED
 
     @property
     def ends_without_key(self) -> bool:
-        """Whether the last record has no key, so that the partitioner may choose another partition
-        now.
-        """
+        """True if the last record has no key. The partitioner may then choose another partition."""
         return self.rows.ends_without_key()
 
     def _from_rows(self) -> pa.RecordBatch:
         if self.info.typed:
-            rows = arrow_batch.rows_from_dicts(self.rows.values(), self.info.schema)
+            rows = arrow_codec.rows_from_dicts(self.rows.values(), self.info.schema)
         else:
             rows = self.rows.frame()
         if self.info.delay_of:
             repeats = [self.repeats.get(row) for row in range(self.count)] if self.repeats else None
-            rows = arrow_batch.with_delays(rows, self.info.schema, self.dues_us, repeats)
+            rows = arrow_codec.with_delays(rows, self.info.schema, self.dues_us, repeats)
         return rows
 
     def encode(self, compression: str) -> bytearray:
-        """The batch as bytes, kept for retries. Raises InvalidRecordError."""
+        """Encode the batch. The bytes are kept for retries. Raises InvalidRecordError."""
         if self.data is None:
             info, rows = self.info, self.rows
             has_rows = len(rows) > 0
@@ -311,13 +290,13 @@ class ProducerBatch(OpenBatch):
                     self.data = fill_header(message, header, seed, body_crc)
                 else:
                     frame = self._from_rows() if self.frame is None else self.rebuilt_frame()
-                    self.data = arrow_batch.encode_as(frame, header, seed, compression)
+                    self.data = arrow_codec.encode_as(frame, header, seed, compression)
         self.rows.clear()
         self.repeats = None
         return self.data
 
     def number(self, producer_id: int, epoch: int, base_sequence: int) -> None:
-        """Write the producer's identity and the sequence into the encoded batch."""
+        """Write the producer's id and epoch and the sequence into the encoded batch."""
         assert self.data is not None
         # A fresh copy: ZeroMQ may still be sending the old bytes.
         if self.attempts:
@@ -325,59 +304,8 @@ class ProducerBatch(OpenBatch):
         stamp_batch(self.data, producer_id, epoch, base_sequence, self.info.seeds[self.partition])
         self.producer_id, self.epoch, self.base_sequence = producer_id, epoch, base_sequence
 
-    def split(self) -> tuple[ProducerBatch, ProducerBatch] | None:
-        """Two batches with half of the rows each, or None for a single row. It may have been
-        encoded or not.
-        """
-        if self.count < 2:
-            return None
-        middle = self.count // 2
-        left, right = self._half(0, middle, 0), self._half(middle, self.count, 1)
-        if self.rows:
-            left.detach_rows(self, 0, middle)
-            right.detach_rows(self, middle, self.count)
-        else:
-            frame = self.rebuilt_frame()
-            left.frame = arrow_batch.cut_out(frame, 0, middle)
-            right.frame = arrow_batch.cut_out(frame, middle, self.count - middle)
-        for row, callback in self.callbacks or ():
-            if row < middle:
-                left.add_callback(row, callback)
-            else:
-                right.add_callback(row - middle, callback)
-        halves = Halves(middle, left, right)
-        self.children = halves
-        self.callbacks = None
-        return left, right
-
-    def _half(self, start: int, end: int, side: int) -> ProducerBatch:
-        """A batch in the place of this one for the rows from `start` to `end`, which it is yet to
-        be given.
-        """
-        half = ProducerBatch(
-            self.completion, self.info, self.partition, self.created_ns, (*self.order, side)
-        )
-        half.count = end - start
-        half.stamps_us = (
-            self.stamps_us[start:end] if len(self.stamps_us) == self.count else self.stamps_us
-        )
-        half.dues_us = self.dues_us[start:end]
-        half.slots = None if self.slots is None else self.slots[start:end]
-        half.reserved_bytes = (
-            self.reserved_bytes // 2 if side else self.reserved_bytes - self.reserved_bytes // 2
-        )
-        half.state = READY
-        return half
-
-    def detach_rows(self, whole: ProducerBatch, start: int, end: int) -> None:
-        """Of a half: the rows from `start` to `end` of a batch that is not encoded, with what was
-        given beside them.
-        """
-        self.rows = whole.rows.picked(range(start, end))
-        self.repeats = _of_rows(whole.repeats, start, end)
-
     def rebuilt_frame(self) -> pa.RecordBatch:
-        """Its rows as columns, also when only its bytes are left."""
+        """Its rows as columns, decoded from its bytes if need be."""
         if self.frame is not None:
             return self.frame.batch() if isinstance(self.frame, EncodedRows) else self.frame
         import pyarrow as pa
@@ -388,8 +316,8 @@ class ProducerBatch(OpenBatch):
         )
 
     def made_for(self, info: TopicInfo) -> None:
-        """Send it to a topic that was made again: what was made for the old one is made again, too;
-        that one's log is gone, and what it had of this.
+        """Send it to a recreated topic. Its bytes, which name the old topic, are encoded again. The
+        old log is gone, so no copy of it can exist.
         """
         if not self.rows:
             self.frame, self.data = self.rebuilt_frame(), None
@@ -397,9 +325,7 @@ class ProducerBatch(OpenBatch):
         self.was_sent = False
 
     def add_due(self, row: int, due_us: int, repeat: str | None) -> None:
-        """When the record that is the next, in a delay log's batch, is due, and how it recurs
-        (JSON).
-        """
+        """Set the due time and the recurrence (JSON) of the next record of a delay log's batch."""
         self.dues_us[row:] = [due_us]  # type: ignore[index]
         if repeat is not None:
             if self.repeats is None:
@@ -409,15 +335,13 @@ class ProducerBatch(OpenBatch):
             self.repeats.pop(row, None)
 
     def add_callback(self, row: int, callback: OnDelivery) -> None:
-        """Have `callback` called with the fate of a record once the batch, which has not ended,
-        has.
-        """
+        """Call `callback` with the outcome of a record. The batch is not completed yet."""
         if self.callbacks is None:
             self.callbacks = []
         self.callbacks.append((row, callback))
 
     def metadata(self, row: int) -> RecordMetadata:
-        """What became of the record in `row`, of a batch that has ended well."""
+        """The metadata of the record in `row`, of a batch that was acknowledged."""
         offset = None if self.base_offset is None else self.base_offset + row
         stamp_us = self.stamps_us[min(row, len(self.stamps_us) - 1)]
         if self.info.delay_of:
@@ -432,7 +356,7 @@ class ProducerBatch(OpenBatch):
         return RecordMetadata(self.info.name, self.partition, offset, int(stamp_us) // 1000)
 
     def batch_metadata(self) -> BatchMetadata:
-        """Of all rows together."""
+        """The metadata of all rows together."""
         if not self.info.delay_of:
             return BatchMetadata(self.info.name, self.partition, self.base_offset, self.count)
         ids = (
@@ -443,7 +367,7 @@ class ProducerBatch(OpenBatch):
         return BatchMetadata(self.info.delay_of, self.partition, None, self.count, ids)
 
     def calls(self) -> list[DueCallback]:
-        """The callbacks to make now that its fate is known."""
+        """The callbacks that are due, of a batch with an outcome."""
         error = self.error
         return [
             (callback, None if error else self.metadata(row), error)
@@ -451,7 +375,7 @@ class ProducerBatch(OpenBatch):
         ]
 
     def let_go(self) -> None:
-        """Its fate is known: give its memory back, and wake who waits for it."""
+        """Release the memory of a batch with an outcome, and wake its waiters."""
         if self.data is not None and len(self.data) >= LARGE_BYTES:
             keep_message(self.data)
         self.data = None
@@ -462,12 +386,3 @@ class ProducerBatch(OpenBatch):
 
 def _largest(stamps_us: Sequence[int] | np.ndarray[Any, np.dtype[np.int64]]) -> int:
     return int(max(stamps_us) if len(stamps_us) <= 32 else np.max(stamps_us))
-
-
-def _of_rows(beside: dict[int, Value] | None, start: int, end: int) -> dict[int, Value] | None:
-    """What is given beside the rows from `start` to `end`, which are counted from 0 now."""
-    return (
-        {row - start: value for row, value in beside.items() if start <= row < end}
-        if beside
-        else None
-    )

@@ -1,9 +1,10 @@
-"""Calls that a producer owes its user: `on_delivery`, and whatever waits for handles.
+"""Callbacks of the user that are due: `on_delivery`, and those of futures.
 
-Owner: one Producer. `due` is appended to under the producer's lock; calls are made without it: a
-    callback may send, flush and close.
-Invariants: each call is made once, in the order in which batches ended, whatever another raised;
-    what one raises is logged.
+Owner: one Producer. `due` is filled under the producer's lock. Callbacks run without the lock, so
+they may send, flush and close.
+Invariants:
+- Each callback is called once, in the order in which batches were completed.
+- An exception of a callback is logged, and the others are still called.
 """
 
 from __future__ import annotations
@@ -12,34 +13,31 @@ import threading
 from collections.abc import Callable, Iterator
 
 from tailrace.core.log import logger
-from tailrace.producer.producer_batch import DueCallback
+from tailrace.producer.batches.producer_batch import DueCallback
 
 
 class Callbacks:
-    """See the module's docstring. `due`: what is to be called."""
+    """The callbacks that are due, in `due`."""
 
     def __init__(self, lock: threading.RLock, wake: Callable[[], None]) -> None:
-        """`wake`: has a thread call `make` soon."""
+        """`wake` makes a thread call `make` soon."""
         self._lock = lock
         self._wake = wake
         self.due: list[DueCallback] = []
 
     def __bool__(self) -> bool:
-        """Whether any call is due."""
+        """True if a callback is due."""
         return bool(self.due)
 
     def make(self) -> None:
-        """Make all calls that are due. Without the lock."""
+        """Call everything that is due. Called without the lock."""
         while self.due:
             calls: Iterator[DueCallback] = iter(())
             try:
                 with self._lock:
                     calls, self.due = iter(self.due), []
-                for (
-                    callback,
-                    metadata,
-                    error,
-                ) in calls:  # nothing is cut off between the taking of a call and its making
+                # A signal handler cannot interrupt between taking a callback and calling it.
+                for callback, metadata, error in calls:
                     try:
                         callback(metadata, error)
                     except Exception:
@@ -49,9 +47,8 @@ class Callbacks:
                         )
             finally:
                 left = list(calls)
-                if (
-                    left
-                ):  # KeyboardInterrupt, SystemExit: the thread that looks next makes the others
+                # After KeyboardInterrupt or SystemExit the next thread calls the rest.
+                if left:
                     with self._lock:
                         self.due[:0] = left
                         self._wake()

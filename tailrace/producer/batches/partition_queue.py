@@ -1,10 +1,10 @@
-"""The batches of one partition, from open to answered, and the sequence numbers that they are
-given.
+"""The batches of one partition, from open to completed, and their sequences.
 
 Owner: a Producer, under its lock.
-Invariants: batches are sent in the order in which they were begun, and their sequences ascend
-    without a gap; never so many are under way that the worker could forget one whose fate is not
-    known, and without sequences at most `max_in_flight_requests_per_connection`.
+Invariants:
+- Batches are sent in the order in which they were opened. Their sequences ascend without a gap.
+- In-flight batches never exceed the worker's deduplication window. Without sequences they are at
+  most `max_in_flight_requests_per_connection`.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from collections import deque
 from tailrace.client.topic_metadata import TopicInfo
 from tailrace.format.batch_header import NO_PRODUCER, SEQUENCE_MODULUS
 from tailrace.kernel import OpenQueue
-from tailrace.producer.producer_batch import ProducerBatch
+from tailrace.producer.batches.producer_batch import ProducerBatch
 
 
 class PartitionQueue(OpenQueue):
-    """The batches of one partition, from open to answered."""
+    """The batches of one partition, from open to completed."""
 
     open: ProducerBatch | None
     """The batch that takes records."""
@@ -47,37 +47,33 @@ class PartitionQueue(OpenQueue):
         self.next_sequence = 0
         self.next_ordinal = 0
         self.muted_until_ns = 0
-        """Not to be sent from before this: a retry is waiting for its time."""
+        """Nothing is sent before this time, the end of a retry's backoff."""
         self.is_due = False
-        """The open batch has filled for as long as it has to: it leaves when it may, and fills
-        until then.
-        """
+        """The linger of the open batch is over. It fills until it can be sent."""
         self.is_gone = False
-        """The appliance does not know the topic any more, or another queue has taken this one's
-        place: ask anew before sending to it.
-        """
+        """No record is added: the topic is unknown, or another queue has replaced this one."""
         self.awaits_map = False
-        """The topic's hash slots have moved: nothing new is sent until everything that was sent is
-        answered, and then routed anew.
+        """The topic's slot map has changed. Nothing new is sent before everything in flight has an
+        outcome. The rest is then routed by the new map.
         """
         self.awaits_topic = False
-        """The appliance does not know the topic by this id: nothing is sent until it is known what
-        has its name now (see `tailrace.producer.topic_recreation`).
+        """The topic id is unknown to the appliance. Nothing is sent before the topic is found again
+        (`tailrace.producer.sending.topic_change`).
         """
         self.is_queued = False
-        """Whether the producer's list of queues with something that is ready holds it."""
+        """True while the accumulator lists it among the ready queues."""
         self.is_queued_as_due = False
-        """The same of queues with an open batch that is due."""
+        """True while the accumulator lists it among the queues with a due open batch."""
 
     def requeue(self, batch: ProducerBatch) -> None:
-        """A batch is to be sent again: it goes among what is ready to where it was begun."""
+        """Put a batch that is to be sent again among the ready ones, in its order."""
         position = 0
         while position < len(self.ready) and self.ready[position].order < batch.order:
             position += 1
         self.ready.insert(position, batch)
 
     def pop(self, batch: ProducerBatch) -> None:
-        """A batch that is open or ready is not sent any more."""
+        """Remove a batch that is open or ready."""
         if self.open is batch:
             self.open = None
             self.is_due = False
@@ -85,7 +81,7 @@ class PartitionQueue(OpenQueue):
             self.ready.remove(batch)
 
     def clear(self) -> None:
-        """All batches have ended."""
+        """Remove all batches."""
         self.open = None
         self.is_due = False
         self.ready.clear()
@@ -93,12 +89,13 @@ class PartitionQueue(OpenQueue):
 
     @property
     def has_work(self) -> bool:
-        """Whether there is something to send."""
+        """True if there is a batch to send."""
         return bool(self.ready) or (self.is_due and self.open is not None)
 
     def close_open(self, batch: ProducerBatch) -> None:
-        """This batch, if it is the open one, takes no more records. No signal's handler runs
-        between its leaving one place and its coming to the other.
+        """Move the batch from open to ready, if it is the open one.
+
+        No signal handler runs between leaving one place and entering the other.
         """
         if self.open is batch:
             self.is_due = False
@@ -106,23 +103,25 @@ class PartitionQueue(OpenQueue):
             self.ready.append(batch)
 
     def number(self, batch: ProducerBatch, producer_id: int, epoch: int) -> None:
-        """Give a batch that was not sent before its sequence."""
+        """Give a batch its sequence before it is sent for the first time.
+
+        The sequence counts as used once this returns. A signal handler may interrupt it before.
+        """
         batch.ordinal = self.next_ordinal
-        batch.number(
-            producer_id, epoch, self.next_sequence
-        )  # it has its number when this is done, not when a signal's handler cuts it off
+        batch.number(producer_id, epoch, self.next_sequence)
         self.next_ordinal += 1
         self.next_sequence = (self.next_sequence + batch.count) % SEQUENCE_MODULUS
 
     def begin_epoch(self) -> None:
-        """Sequences begin at 0; what is ready is numbered anew."""
+        """Restart the sequences at 0. Ready batches get new ones."""
         self.next_sequence = 0
         for batch in self.ready:
             batch.producer_id = NO_PRODUCER
 
     def successor(self, info: TopicInfo) -> PartitionQueue:
-        """A queue in the place of this one, which has nothing under way and of unknown fate: the
-        sequences of what was refused are given again.
+        """An empty queue to replace this one, of which no batch may be in the log unacknowledged.
+
+        It uses the sequences of refused batches again.
         """
         following = PartitionQueue(info, self.partition)
         numbered = next((batch for batch in self.ready if batch.producer_id != NO_PRODUCER), None)
@@ -131,9 +130,11 @@ class PartitionQueue(OpenQueue):
         return following
 
     def window_is_full(self, remembered_batches: int) -> bool:
-        """Whether one more sequence would make the worker, which remembers so many, forget a batch
-        whose fate is not known: answers need not come in order, and a request that has timed out
-        may have been carried out.
+        """True if another sequence would overflow the worker's deduplication window.
+
+        The window holds the last `remembered_batches` batches. The oldest one without an outcome
+        must stay in it. Responses come in any order, and a request that timed out may have
+        succeeded.
         """
         return (
             bool(self.in_flight)
@@ -142,8 +143,9 @@ class PartitionQueue(OpenQueue):
         )
 
     def first_with_unknown_outcome(self) -> int:
-        """Where among `ready` the first batch stands that may have been appended, -1: there is
-        none. What was never sent comes behind all that was.
+        """The index in `ready` of the first batch that may be in the log, -1 if there is none.
+
+        Batches that were never sent come after all others.
         """
         for position, batch in enumerate(self.ready):
             if batch.was_sent:
@@ -153,7 +155,5 @@ class PartitionQueue(OpenQueue):
         return -1
 
     def batches(self) -> list[ProducerBatch]:
-        """All that have not ended, in the order in which they were begun where none is sent
-        again.
-        """
+        """All batches, in the order in which they were opened if none is sent again."""
         return [*self.in_flight, *self.ready, *([self.open] if self.open is not None else [])]

@@ -1,0 +1,495 @@
+"""Drives the sender: by a helper thread, and by callers that wait or append.
+
+One lock guards everything, the socket included. Callbacks run without it. `caller_polling` says
+which thread handles responses, `critical_section` how state survives a signal handler.
+
+The helper thread logs an unexpected error and goes on. When it fails repeatedly, every record fails
+with the error.
+
+Owner: one Producer. All methods are called with `lock` held. The exceptions are `do`, `stop`,
+    `wait_for`, `add_done_callback`, `make_callbacks`, `sleep_until`, `run_timers` and operations
+    (`Steps`).
+Invariants:
+- At most one thread at a time sleeps for a response.
+- Nothing is sent and no batch is completed without the lock.
+- Once it is closed, has failed, or is in a child process, it uses no socket, and every batch is
+  completed.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from threading import get_ident
+
+from tailrace.client.connection import Connection
+from tailrace.client.runtime import SYSTEM, Runtime, sleep_on
+from tailrace.client.settings import ProducerSettings
+from tailrace.client.steps import Steps, Wait
+from tailrace.client.topic_metadata import TopicInfo
+from tailrace.core import fork
+from tailrace.core.errors import ClientClosedError, TailraceError
+from tailrace.core.log import logger
+from tailrace.producer.batches.accumulator import NS_PER_MS, RecordAccumulator
+from tailrace.producer.batches.callbacks import Callbacks
+from tailrace.producer.batches.producer_batch import (
+    COMPLETED,
+    IN_FLIGHT,
+    OnDelivery,
+    ProducerBatch,
+    Resolves,
+)
+from tailrace.producer.futures import FrameFuture, RecordFuture
+from tailrace.producer.sending.buffer_pool import BufferPool
+from tailrace.producer.sending.caller_polling import CALLER_IS_ACTIVE_NS, CallerPolling
+from tailrace.producer.sending.critical_section import CriticalSection
+from tailrace.producer.sending.sender import Sender
+
+NEVER_NS = 2**63 - 1
+HELPER_FAILURES_MAX = 10
+"""Consecutive unexpected errors of the helper thread after which the producer fails."""
+HELPER_PAUSE_NS = 100 * NS_PER_MS
+HELPER_SLEEP_MIN_NS = 100_000
+WAIT_SLICE_NS = 20 * NS_PER_MS
+"""Longest sleep of a thread at a time while another thread may receive its response."""
+
+
+class SenderThread:
+    """The helper thread, and the waits of callers."""
+
+    def __init__(
+        self,
+        settings: ProducerSettings,
+        on_keyless_batch: Callable[[TopicInfo], None],
+        runtime: Runtime = SYSTEM,
+    ) -> None:
+        """`on_keyless_batch` is called when a batch closes whose last record has no key."""
+        self._runtime = runtime
+        self.now_ns = runtime.monotonic_ns
+        self.section = CriticalSection(self._repair)
+        self.lock = self.section.lock
+        self.do = self.section.run
+        self.use_connection = self.section.use_connection
+        self.connection = Connection(
+            settings.bootstrap_servers, settings.client_id, runtime, "producer"
+        )
+        self.callbacks = Callbacks(self.lock, self._wake_helper)
+        self.accumulator = RecordAccumulator(
+            settings, self.now_ns, self, self.callbacks, on_keyless_batch
+        )
+        self.sender = Sender(settings, runtime, self.connection, self.accumulator)
+        self.polling = CallerPolling(
+            self.now_ns, self.accumulator, self.sender, self.run_once, self._wake_helper
+        )
+        self.buffer = BufferPool(
+            settings, self.now_ns, self.accumulator,
+            self._flush_all, self._poll_for_room, self._wake_helper,
+        )  # fmt: skip
+        self.closed = False
+        self.is_stopped = False
+        """True once every batch is completed, the thread has ended, and descriptors are closed."""
+        self.forked = False
+        self.failure: TailraceError | None = None
+        """The error that ended the helper thread. Nothing can be sent any more."""
+        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._helper_may_be_woken = True
+        """True if the last sleep of the helper thread was ended by its eventfd. Reading that in
+        vain costs an exception for every response.
+        """
+        self._driver = 0
+        """The thread that sleeps for a response, 0 if there is none. Another thread that receives
+        something wakes it.
+        """
+        self._driver_is_woken = False
+        self._driver_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._is_running_once = False
+        _preload_for_exit()
+        self._helper = threading.Thread(target=self._help, name="tailrace-producer", daemon=True)
+        if runtime.has_threads:
+            self._helper.start()
+
+    def check_usable(self) -> None:
+        """Raise ClientClosedError if it is closed or from before a fork, or the error that it
+        failed with.
+        """
+        if self.forked:
+            raise fork.forked_error("producer")
+        if self.closed:
+            raise _closed_error()
+        if self.failure is not None:
+            raise self.failure
+
+    def after_fork(self) -> None:
+        """Stop being usable, in a child process. The eventfds are the parent's too, so nothing is
+        written to them.
+        """
+        self.forked = True
+        fork.free_in_child(self.lock)
+        self._wake_fd = self._driver_fd = -1
+
+    def stop(self) -> None:
+        """Fail what is not completed with ClientClosedError; end the thread and the socket."""
+        if self.forked:
+            self.closed = True
+        if self.is_stopped or self.forked:
+            return
+        self.do(self._stop)
+        try:
+            self.make_callbacks()
+        finally:
+            if self._helper.is_alive() and threading.current_thread() is not self._helper:
+                self._helper.join()
+            with self.lock:
+                self.is_stopped = True
+                fds, self._wake_fd, self._driver_fd = (self._wake_fd, self._driver_fd), -1, -1
+            for fd in fds:
+                if fd >= 0:
+                    os.close(fd)
+
+    def _stop(self) -> None:
+        self.closed = True
+        self.accumulator.end_all(_closed_error())
+        self.connection.process()
+        self.connection.close()
+        self._wake_helper()
+
+    def _repair(self, connection_is_torn: bool) -> None:
+        """Repair the state after an interrupted section."""
+        if self.closed or self.forked or self.failure is not None:
+            self.accumulator.rebuild(keeps_flight=True)
+            self.accumulator.end_all(self.failure or _closed_error())
+        elif connection_is_torn:
+            self.sender.restart()
+        else:
+            self.accumulator.rebuild(keeps_flight=True)
+
+    def metrics(self) -> dict[str, int]:
+        """Counters since construction, and what is buffered and in flight now."""
+        accumulator = self.accumulator
+        return {
+            **self.sender.counters(),
+            "buffered_bytes": accumulator.buffered_bytes,
+            "batches_in_flight": accumulator.in_flight_count,
+        }
+
+    # ---- runs of the sender ----------------------------------------------------------------------
+
+    def close_all(self) -> None:
+        """Send everything now."""
+        self.accumulator.close_all()
+        self.run_once()
+
+    def run_once(self, *, sends_first: bool = False) -> None:
+        """Run the sender once: handle responses, send what is due. `sends_first`: in the other
+        order.
+
+        Within a run of the same thread, in a signal handler or a destructor, it only wakes the
+        helper thread. A nested run could number or send a batch twice.
+        """
+        if self.section.is_inside:
+            self._pump(sends_first)
+        else:
+            self.do(self._pump, sends_first)
+
+    def _pump(self, sends_first: bool) -> None:
+        if self._is_running_once:
+            self._wake_helper()
+            return
+        section = self.section
+        now_ns = self.polling.polled_ns = self.now_ns()
+        received = self.connection.received_count
+        self._is_running_once = section.connection_is_torn = True
+        try:
+            self.sender.run_once(now_ns, sends_first=sends_first)
+            section.connection_is_torn = False
+        finally:
+            self._is_running_once = False
+        if (
+            self._driver
+            and self.connection.received_count != received
+            and self._driver != get_ident()
+        ):
+            self._driver_is_woken = True
+            _wakeup(self._driver_fd)
+
+    def next_wake_ns(self, now_ns: int) -> int:
+        """The time of the next run that is due without a response."""
+        accumulator = self.accumulator
+        wake_ns = now_ns + (100 if accumulator.incomplete_count else 1_000) * NS_PER_MS
+        if self.sender.waits_for_credit:
+            wake_ns = min(wake_ns, now_ns + 50 * NS_PER_MS)
+        tick_ns, linger_ns = self.connection.next_tick_ns(), accumulator.first_linger_ns()
+        if tick_ns is not None and tick_ns < wake_ns:
+            wake_ns = tick_ns
+        if linger_ns is not None and linger_ns < wake_ns:
+            wake_ns = linger_ns
+        return accumulator.first_retry_ns(now_ns, wake_ns)
+
+    def make_callbacks(self) -> None:
+        """Call the callbacks that are due. Called without the lock."""
+        if self.callbacks.due:
+            self.callbacks.make()
+
+    # ---- waits of callers ------------------------------------------------------------------------
+
+    def room(self, size: int, start_ns: int) -> Steps[None]:
+        """Wait for `size` bytes of buffer memory, for max_block_ms since `start_ns`. Raises
+        BufferExhaustedError, RecordTooLargeError.
+        """
+        self._check_may_wait()
+        yield from self.buffer.wait(size, start_ns)
+
+    def _flush_all(self) -> None:
+        self.do(self.close_all)
+
+    def _poll_for_room(self) -> None:
+        self.check_usable()
+        self.do(self._pump, False)
+
+    def ended(self, batches: Sequence[ProducerBatch], deadline_ns: int | None) -> Steps[bool]:
+        """Wait until these batches, and the parts of split ones, are completed. False: it is past
+        `deadline_ns`.
+        """
+        for handle in FrameFuture([RecordFuture((batch, 0)) for batch in batches]).incomplete():
+            while not handle[0].is_done():
+                if deadline_ns is not None and self.now_ns() >= deadline_ns:
+                    return False
+                yield Wait(deadline_ns)
+                if self.failure is not None or self.forked:
+                    self.check_usable()
+                self.do(self._pump, False)
+        return True
+
+    def received(self, timeout_s: float | None) -> Steps[None]:
+        """With acks=0, wait until the front has read everything that was sent. Raises
+        RequestTimeoutError, NotReachableError.
+        """
+        if not self.closed:
+            yield from self.sender.wait_until_received(timeout_s, self.use_connection)
+
+    def sleep_until(self, until_ns: int | None) -> None:
+        """Sleep until something may have come, or until that time. Called without the lock."""
+        now_ns = self.now_ns()
+        wake_ns = (
+            now_ns + WAIT_SLICE_NS if until_ns is None else min(until_ns, now_ns + WAIT_SLICE_NS)
+        )
+        with self.lock:
+            wake_ns = min(wake_ns, self.next_wake_ns(now_ns))
+            self.polling.until_ns = now_ns + WAIT_SLICE_NS + CALLER_IS_ACTIVE_NS
+        if wake_ns > now_ns:
+            self.connection.wait(wake_ns - now_ns)
+        self.make_callbacks()
+
+    def _check_may_wait(self) -> None:
+        """Raise TailraceError within a run of the sender. That run has the socket, and goes on only
+        when this returns.
+        """
+        if self._is_running_once:
+            raise TailraceError(
+                "cannot wait for the producer inside a signal handler or destructor that "
+                "interrupted the producer itself; send there, and call result() or flush() outside "
+                "of it"
+            )
+
+    def wait_for(self, batch: ProducerBatch, timeout: float | None) -> bool:
+        """Wait until `batch` is completed. False: `timeout` seconds have passed.
+
+        The first thread drives the connection, others wait on the batch.
+        """
+        deadline_ns = None if timeout is None else self.now_ns() + int(timeout * 1e9)
+        if batch.state is not IN_FLIGHT or self._is_running_once:
+            self.do(self._flush_now, batch)
+        self.make_callbacks()
+        while not batch.is_done():
+            now_ns = self.now_ns()
+            if deadline_ns is not None and now_ns >= deadline_ns:
+                return False
+            if self.forked or self.failure is not None:
+                self.check_usable()
+            if not self._drive_once(batch, now_ns, deadline_ns):
+                with self.lock:
+                    if batch.waiter is None:
+                        batch.waiter = threading.Event()
+                    waiter = batch.waiter
+                if not batch.is_done():
+                    waiter.wait(
+                        0.02 if deadline_ns is None else min(0.02, (deadline_ns - now_ns) / 1e9)
+                    )
+            self.make_callbacks()
+        return True
+
+    def _flush_now(self, batch: ProducerBatch) -> None:
+        """Send the batch without linger: the caller waits for it."""
+        if not batch.is_done():
+            self.check_usable()
+            self._check_may_wait()
+            if batch.state is not IN_FLIGHT:
+                self.accumulator.flush_batch(batch)
+                self.run_once()
+
+    def _drive_once(self, batch: ProducerBatch, now_ns: int, deadline_ns: int | None) -> bool:
+        """Sleep until something may have come, then run the sender. False: another thread sleeps.
+
+        The caller has run the sender before, or another thread has received its response.
+        """
+        me = get_ident()
+        with self.lock:
+            if batch.is_done():
+                return True
+            # This thread itself may be noted: a signal handler waits within, or interrupted, its
+            # wait.
+            if self._driver not in (0, me):
+                return False
+            wake_ns = self.next_wake_ns(now_ns)
+            self._driver = me
+            self.polling.until_ns = min(wake_ns, now_ns + 50 * NS_PER_MS) + CALLER_IS_ACTIVE_NS
+        try:
+            if deadline_ns is not None:
+                wake_ns = min(wake_ns, deadline_ns)
+            if self.sender.waits_for_answers or self.sender.waits_for_credit:
+                self.connection.wait(min(wake_ns - self.now_ns(), 50 * NS_PER_MS), self._driver_fd)
+            elif self.accumulator.incomplete_count:
+                self.connection.wait(min(wake_ns - self.now_ns(), 5 * NS_PER_MS), self._driver_fd)
+        finally:
+            self._driver = 0
+        with self.lock:
+            if self._driver_is_woken:
+                self._driver_is_woken = False
+                _clear_wakeup(self._driver_fd)
+            self.polling.until_ns = self.now_ns() + CALLER_IS_ACTIVE_NS
+            if not self.closed:
+                self.run_once()
+        return True
+
+    def add_done_callback(self, record: Resolves, callback: OnDelivery) -> None:
+        """Call `callback(metadata, error)` once the record is completed, or now if it is."""
+        if not self.do(self._call_when_ended, record, callback):
+            batch, row = record.resolve()
+            callback(None if batch.error else batch.metadata(row), batch.error)
+
+    def _call_when_ended(self, record: Resolves, callback: OnDelivery) -> bool:
+        batch, row = record.resolve()
+        if batch.state is COMPLETED:
+            return False
+        self.check_usable()  # in a child process no response comes
+        batch.add_callback(row, callback)
+        self._wake_helper()  # the calling thread waits elsewhere
+        return True
+
+    # ---- helper thread ---------------------------------------------------------------------------
+
+    def _wake_helper(self) -> None:
+        _wakeup(self._wake_fd)
+
+    @property
+    def wake_fd(self) -> int:
+        """Readable when the helper thread, or the event loop in its place, must run earlier."""
+        return self._wake_fd
+
+    def run_timers(self) -> int | None:
+        """Do the helper thread's work between two sleeps, in an event loop (`Runtime.has_threads`
+        is False). Called without the lock.
+
+        Returns the time of the next call, by the monotonic clock in ns. None: when `wake_fd` or the
+        connection's descriptor is readable.
+        """
+        with self.lock:
+            if self.closed or self.forked:
+                return None
+            _clear_wakeup(self._wake_fd)
+            self.run_once()
+            wake_ns: int | None = self.next_wake_ns(self.now_ns())
+            if not self.accumulator.incomplete_count and (
+                self.connection.fatal is not None or self.connection.next_tick_ns() is None
+            ):
+                wake_ns = None
+            self.polling.helper_wakes_ns = NEVER_NS if wake_ns is None else wake_ns
+        self.make_callbacks()
+        return wake_ns
+
+    def _help(self) -> None:
+        """Handle linger, retries and silence; and responses, unless callers poll."""
+        failures = 0
+        while True:
+            try:
+                if not self._help_once():
+                    return
+                failures = 0
+            # BaseException: a callback may raise SystemExit to end a thread, but not this one.
+            except BaseException as error:
+                failures += 1
+                logger.error(
+                    "the producer's helper thread failed, %d times in a row",
+                    failures,
+                    exc_info=error,
+                )
+                if failures >= HELPER_FAILURES_MAX:
+                    self._fail(error)
+                    return
+                self._runtime.sleep_on((), HELPER_PAUSE_NS)
+
+    def _help_once(self) -> bool:
+        """Run the sender if it is due, then sleep until it is. False: the producer has ended."""
+        with self.lock:
+            if self.closed or self.forked:
+                return False
+            if self._helper_may_be_woken:
+                _clear_wakeup(self._wake_fd)
+            polling, now_ns = self.polling, self.now_ns()
+            linger_ends_ns = self.accumulator.first_linger_ns()
+            if now_ns >= polling.until_ns or (
+                linger_ends_ns is not None and linger_ends_ns <= now_ns
+            ):
+                self.run_once()
+            wake_ns = self.next_wake_ns(now_ns)
+            callers_poll = now_ns < polling.until_ns
+            if callers_poll and self.accumulator.incomplete_count:
+                wake_ns = min(wake_ns, polling.until_ns)
+            polling.helper_wakes_ns = wake_ns
+        self.make_callbacks()
+        if self._wake_fd < 0:
+            return False  # a callback has closed the producer
+        remaining_ns = max(HELPER_SLEEP_MIN_NS, wake_ns - self.now_ns())
+        readable: Sequence[int] | None
+        if callers_poll:
+            readable = sleep_on((self._wake_fd,), remaining_ns)
+        else:
+            readable = self.connection.wait(remaining_ns, self._wake_fd)
+        self._helper_may_be_woken = readable is None or self._wake_fd in readable
+        return True
+
+    def _fail(self, error: BaseException) -> None:
+        """Fail every record and every later call: no thread handles linger and retries any more."""
+        self.failure = TailraceError(
+            f"internal error in the producer: {type(error).__name__}: {error}; please report it"
+        )
+        self.do(self.accumulator.end_all, self.failure)
+        self.make_callbacks()
+
+
+def _wakeup(fd: int) -> None:
+    try:
+        os.eventfd_write(fd, 1)
+    except OSError:
+        pass  # it is readable already, or closed
+
+
+def _clear_wakeup(fd: int) -> None:
+    try:
+        os.eventfd_read(fd)
+    except OSError:
+        pass  # it is not readable, or closed
+
+
+def _closed_error() -> ClientClosedError:
+    return ClientClosedError("the producer is closed")
+
+
+def _preload_for_exit() -> None:
+    """Import a module that pandas needs, before the program's exit.
+
+    pyarrow imports pandas, if installed, with its first array. A producer that was not closed may
+    encode its first batch at exit, too late for that import.
+    """
+    import concurrent.futures.thread  # noqa: F401
