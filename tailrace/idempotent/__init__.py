@@ -19,13 +19,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tailrace.idempotent.dedup_table import DedupTable
+    from tailrace.idempotent.offset_table import OffsetsMovedError
     from tailrace.idempotent.optimistic_lock import update_if_version
     from tailrace.idempotent.redis_dedup import RedisGuard
-    from tailrace.idempotent.sql_sink import OffsetsMovedError, SqlSink, SqlTransaction
+    from tailrace.idempotent.sql_sink import SqlSink, SqlTransaction
 
 _HOMES = {
     "DedupTable": "dedup_table",
-    "OffsetsMovedError": "sql_sink",
+    "OffsetsMovedError": "offset_table",
     "RedisGuard": "redis_dedup",
     "SqlSink": "sql_sink",
     "SqlTransaction": "sql_sink",
