@@ -1,16 +1,16 @@
-"""Consumers whose effects happen once, although records can come twice: after a crash, a rebalance,
-a retry.
+"""Effects of consumers that happen once, although a crash, a rebalance or a retry repeats records.
 
-`SqlSink`: effects in a SQL database; the offsets move in the transaction of the effects. Killed
-anywhere: each record is applied exactly once. `DedupTable`: keys that were seen, in the transaction
-of the effects, for events that are in the log more than once. Each key is applied exactly once.
-`update_if_version`: a row that counts its versions. An update is made once, and never over a newer
-one. `RedisGuard`: effects elsewhere, with Redis beside them. With `first_time` none comes twice,
-and a kill can miss the record in hand; with `seen` and `mark` none is missed, and a kill can repeat
-the record in hand.
+- `SqlSink`: effects in a SQL database. The offsets move in the transaction of the effects, so that
+  each record is applied exactly once, wherever the process is killed.
+- `DedupTable`: seen keys, in the transaction of the effects. It is for events that are in the log
+  more than once. Each key is applied exactly once.
+- `update_if_version`: a row that counts its versions. An update happens once, and never over a
+  newer one.
+- `RedisGuard`: effects elsewhere, with seen keys in Redis. With `first_time` no record is applied
+  twice, and a kill may lose one. With `seen` and `mark` none is lost, and a kill may repeat one.
 
-Nothing here opens a connection: the caller's driver (sqlite3, any DB-API 2.0 module, SQLAlchemy, a
-Redis client) is used as it is. Names are loaded when they are first used.
+The caller's driver (sqlite3, any DB-API 2.0 module, SQLAlchemy, a Redis client) is used as it is.
+Names are imported when they are first used.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ __all__ = [
 ]
 
 
-if not TYPE_CHECKING:  # a type checker is to find a misspelt name
+if not TYPE_CHECKING:  # lets type checkers find misspelt names
 
     def __getattr__(name: str) -> Any:
         import importlib

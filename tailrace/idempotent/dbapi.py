@@ -1,16 +1,16 @@
-"""Any SQL connection behind one face: how a transaction begins, how a statement is written, what it
-has changed, how it ends.
+"""Transactions and statements on a SQL connection of any driver.
 
-A connection is of DB-API 2.0 (PEP 249) or of SQLAlchemy, an engine makes connections. Statements
+A connection is of DB-API 2.0 (PEP 249) or of SQLAlchemy. An engine makes connections. Statements
 are written with `?` and rendered in the driver's parameter style.
 
 Owner: the caller. A connection is one thread's, and has no open transaction when
     `Database.transaction` is entered.
-Invariants: what runs inside `Database.transaction` is committed whole or not at all; a connection
-    that would commit each statement by itself is refused. Between `Session.watch` and
-    `Session.end_watch` the transaction is one and the same: a statement or a method of the driver
-    that ended it is found.
-Crash: a transaction that did not reach its commit is the database's to undo.
+Invariants:
+- Statements inside `Database.transaction` are committed together, or not at all. A connection that
+  commits each statement by itself is refused.
+- The transaction is the same from `Session.watch` to `Session.end_watch`. A statement or a method
+  of the driver that ended it is found.
+Crash: the database rolls back a transaction that did not reach its commit.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tailrace.core.records import Record
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _SAVEPOINT = "tailrace_block"
 _TRANSACTION_ID = {"duckdb": "SELECT txid_current()", "mssql": "SELECT CURRENT_TRANSACTION_ID()"}
-"""Databases without RELEASE SAVEPOINT -> how they are asked which transaction this is."""
+"""Database without RELEASE SAVEPOINT -> query for the id of the transaction."""
 _ENDED = (
     "the transaction was ended inside the block, so effects and offsets are not committed "
     "together; call neither commit() nor rollback() there, write no "
@@ -38,7 +38,7 @@ _STYLES = ("qmark", "format", "pyformat", "numeric", "numeric_dollar", "named")
 
 
 def identifier(label: str, given: object, parts_max: int = 1) -> str:
-    """A name that can stand in a statement as it is. `parts_max` 2 allows `schema.table`. Raises
+    """A name that needs no quotes in a statement. `parts_max` 2 allows `schema.table`. Raises
     InvalidSettingError.
     """
     parts = given.split(".") if isinstance(given, str) else []
@@ -51,9 +51,8 @@ def identifier(label: str, given: object, parts_max: int = 1) -> str:
 
 
 def key_bytes(key: object) -> bytes:
-    """What stands for a key of the user's: bytes as they are, text as UTF-8, a number in decimal, a
-    record as its place in the log: the id of its topic, so that a topic which is deleted and made
-    again is another, partition and offset. Raises InvalidRequestError.
+    """A key of the user's as bytes: text as UTF-8, a number in decimal, a Record as its topic's id,
+    partition and offset. A recreated topic has another id. Raises InvalidRequestError.
     """
     if isinstance(key, bytes):
         return key
@@ -69,14 +68,12 @@ def key_bytes(key: object) -> bytes:
 
 
 def earlier_key_bytes(record: Record) -> bytes:
-    """What stood for a record in version 0.1, which wrote the topic's name and not its id."""
+    """The bytes of a record in version 0.1, which wrote the topic's name instead of its id."""
     return f"{record.topic}/{record.partition}/{record.offset}".encode()
 
 
 def bound(statement: str, values: Sequence[Any], style: str) -> tuple[str, Any]:
-    """A statement written with `?`, and its values, as a driver of this parameter style takes
-    them.
-    """
+    """Render a statement with `?` and its values in a driver's parameter style."""
     if style == "qmark":
         return statement, tuple(values)
     if style == "format":
@@ -94,9 +91,10 @@ def bound(statement: str, values: Sequence[Any], style: str) -> tuple[str, Any]:
 
 
 def is_integrity_error(error: BaseException) -> bool:
-    """Whether a unique key, or another constraint, was violated. DB-API prescribes the name of the
-    exception, not its home; for drivers that raise another one (pg8000) the SQLSTATE says it: class
-    23.
+    """True if a unique key or another constraint was violated.
+
+    DB-API prescribes the name of the exception, but not its module. Drivers that raise another one
+    (pg8000) have an SQLSTATE of class 23.
     """
     if any(kind.__name__ == "IntegrityError" for kind in type(error).__mro__):
         return True
@@ -134,20 +132,17 @@ def paramstyle_of(connection: Any) -> str:
 
 
 def _module_of(connection: Any) -> str:
-    """The driver's top module, also of a subclass of its connection."""
+    """The driver's top module. It is found for subclasses of its connection too."""
     homes = [kind.__module__.partition(".")[0].lstrip("_") for kind in type(connection).__mro__]
     return next((home for home in homes if home in ("sqlite3", "duckdb")), homes[0])
 
 
 def commits_each_statement(connection: Any) -> bool:
-    """Whether the driver is known to commit every statement by itself now, so that several are no
-    transaction.
-    """
+    """True if the driver is known to commit every statement by itself (autocommit)."""
     driver = connection.connection.dbapi_connection if _is_sqlalchemy(connection) else connection
     if _module_of(driver) == "sqlite3":
-        autocommit = getattr(
-            driver, "autocommit", -1
-        )  # from Python 3.12 on; -1: isolation_level decides, as before
+        # From Python 3.12 on. With -1 isolation_level decides, as before.
+        autocommit = getattr(driver, "autocommit", -1)
         return (
             autocommit is True or (autocommit == -1 and driver.isolation_level is None)
         ) and not driver.in_transaction
@@ -158,7 +153,7 @@ def commits_each_statement(connection: Any) -> bool:
 
 
 class Session:
-    """Statements on one connection, in whatever transaction it is."""
+    """Statements on one connection, in its present transaction."""
 
     def __init__(self, connection: Any, paramstyle: str | None = None) -> None:
         if paramstyle is not None and paramstyle not in _STYLES:
@@ -172,13 +167,13 @@ class Session:
         self._is_its_own_cursor = not self._is_sqlalchemy and _module_of(connection) == "duckdb"
         self.is_begun_here = False
         self._question = ""
-        """How the transaction's id is asked for; empty: a savepoint is set."""
+        """Query for the transaction's id. Empty: a savepoint is used."""
         self._transaction_id: list[tuple[Any, ...]] = []
 
     @contextlib.contextmanager
     def cursor(self) -> Iterator[Any]:
-        """Of DB-API, in this connection's transaction; of SQLAlchemy the connection, which has no
-        cursors.
+        """A cursor in this connection's transaction. With SQLAlchemy, which has no cursors, it is
+        the connection.
         """
         if self._is_sqlalchemy or self._is_its_own_cursor:
             yield self.connection
@@ -187,8 +182,8 @@ class Session:
                 yield cursor
 
     def watch(self) -> None:
-        """From now on `refuse_ended` and `end_watch` find that the transaction is over. Raises
-        NotSupportedError for a database that has neither savepoints nor transaction ids.
+        """Let `refuse_ended` and `end_watch` find from now on that the transaction has ended.
+        Raises NotSupportedError for a database without savepoints and transaction ids.
         """
         self._question = _TRANSACTION_ID.get(self._dialect(), "")
         if self._question:
@@ -203,42 +198,41 @@ class Session:
             ) from error
 
     def refuse_ended(self) -> None:
-        """Raises InvalidRequestError when the transaction of `watch` is over, as far as that is
-        known without a change; `end_watch` knows it for certain.
+        """Raise InvalidRequestError if the transaction of `watch` is known to have ended. This
+        changes nothing; `end_watch` is certain.
         """
         is_over = self.is_begun_here and getattr(self.connection, "in_transaction", True) is False
         if is_over or (self._question and self.rows(self._question) != self._transaction_id):
             raise InvalidRequestError(_ENDED)
 
     def end_watch(self) -> None:
-        """Raises InvalidRequestError when the transaction of `watch` is over, whatever ended it:
-        COMMIT, ROLLBACK, a method of the driver, `OR ROLLBACK` of SQLite, the implicit commit of a
-        DDL statement. Another one may have begun meanwhile, which is to be rolled back then.
+        """Raise InvalidRequestError if the transaction of `watch` has ended: by COMMIT, ROLLBACK, a
+        method of the driver, `OR ROLLBACK` of SQLite, or the implicit commit of a DDL statement.
+        The caller then rolls back the transaction that may have begun meanwhile.
 
-        To be called last: where a driver of SQLite begins no transaction before the first change,
-        the savepoint is one, and this commits it.
+        Call it last. Some SQLite drivers begin a transaction with the first change only. The
+        savepoint is then the transaction, and this commits it.
         """
         if self._question:
             return
         try:
             self.define(f"RELEASE SAVEPOINT {_SAVEPOINT}")
         except Exception as error:
-            if (
-                "savepoint" not in str(error).lower()
-            ):  # PostgreSQL, MySQL and SQLite name it where it is missing
+            # PostgreSQL, MySQL and SQLite name a missing savepoint.
+            if "savepoint" not in str(error).lower():
                 raise
             raise InvalidRequestError(_ENDED) from error
 
     def _dialect(self) -> str:
-        """The database's name, where it has words of its own for transactions."""
+        """The database's name, as in _TRANSACTION_ID."""
         if self._is_sqlalchemy:
             return str(self.connection.dialect.name)
         module = _module_of(self.connection)
         return "mssql" if module == "pymssql" else module
 
     def change(self, statement: str, *values: Any) -> int:
-        """Run it; how many rows it has changed. Raises NotSupportedError where the driver does not
-        say.
+        """Run a statement. Returns the number of changed rows. Raises NotSupportedError if the
+        driver does not report it.
         """
         with self._done(statement, values) as result:
             count = int(result.rowcount)
@@ -250,16 +244,16 @@ class Session:
         return count
 
     def rows(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
-        """Run a query; all its rows."""
+        """Run a query. Returns all its rows."""
         with self._done(statement, values) as result:
-            # A connection may make dicts of its rows: iterating over one gives its columns' names.
+            # A connection may return dicts as rows. Iterating over one gives its columns' names.
             return [
                 tuple(row.values() if isinstance(row, Mapping) else row)
                 for row in result.fetchall()
             ]
 
     def define(self, statement: str) -> None:
-        """Run a statement of the schema."""
+        """Run a DDL statement, or another one without a result."""
         with self._done(statement, ()):
             pass
 
@@ -276,7 +270,7 @@ class Session:
 
 
 class Database:
-    """What the user gave, a connection or an engine, as something to run transactions on."""
+    """Transactions on the user's connection or engine."""
 
     def __init__(self, given: Any, paramstyle: str | None = None) -> None:
         if hasattr(given, "sync_engine"):
@@ -295,12 +289,12 @@ class Database:
         self.is_engine = _is_sqlalchemy(given) and not hasattr(given, "exec_driver_sql")
         self._paramstyle = paramstyle
         if not self.is_engine:
-            Session(given, paramstyle)  # what is wrong with it is said now
+            Session(given, paramstyle)  # raises now if it cannot be used
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[Session]:
-        """One transaction: committed at the end of the block, rolled back when it raises. Raises
-        InvalidRequestError, InvalidSettingError, and what the driver raises.
+        """Run one transaction. It is committed at the end of the block, and rolled back if that
+        raises. Raises InvalidRequestError, InvalidSettingError, and what the driver raises.
         """
         if self.is_engine or _is_sqlalchemy(self.given):
             with self.given.begin() if self.is_engine else self._of_connection() as connection:
@@ -324,9 +318,11 @@ class Database:
             yield self.given
 
     def _begin(self) -> str:
-        """The statement that began it, where the driver does not begin by itself or does so too
-        late. SQLite: a reader that becomes a writer can be refused, so the transaction is a
-        writer's from the start.
+        """Begin a transaction, if the driver does not do it by itself or does it too late. Returns
+        the statement that began it, or "".
+
+        SQLite may refuse a reader that becomes a writer. The transaction is a writer's from the
+        start.
         """
         module = _module_of(self.given)
         if module == "sqlite3" and getattr(self.given, "autocommit", -1) is not False:
@@ -349,12 +345,12 @@ class Database:
                 self.given.rollback()
             elif getattr(self.given, "in_transaction", True):
                 self.given.execute("ROLLBACK")
-        except Exception as second:  # the first error says what happened; a connection that is lost cannot be rolled back  # noqa: E501
+        except Exception as second:  # a lost connection cannot be rolled back
             error.add_note(f"and the rollback failed: {second!r}")
 
     def make_table(self, table: str, definition: str) -> None:
-        """Make a table unless it is there. Whoever may not make tables makes it beforehand. Raises
-        what the driver raises.
+        """Create a table if it is missing. A user without that permission needs an existing table.
+        Raises what the driver raises.
         """
         if self._has(table):
             return
@@ -362,7 +358,7 @@ class Database:
             with self.transaction() as session:
                 session.define(f"CREATE TABLE {table} ({definition})")
         except Exception:
-            if not self._has(table):  # else another process has made it meanwhile
+            if not self._has(table):  # else another process has created it meanwhile
                 raise
 
     def _has(self, table: str) -> bool:
@@ -384,8 +380,8 @@ def _refuse_autocommit(connection: Any) -> None:
 
 
 def joined(connection: Any, paramstyle: str | None = None) -> Session:
-    """Statements inside a transaction of the caller's. Raises InvalidRequestError where the
-    connection is known to be in none and to begin none by itself.
+    """Statements inside a transaction of the caller's. Raises InvalidRequestError if the connection
+    is known to be in autocommit.
     """
     session = Session(connection, paramstyle)
     if commits_each_statement(connection):

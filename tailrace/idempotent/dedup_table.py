@@ -1,13 +1,12 @@
-"""A table of keys that were seen: each is new once, in the transaction of its effect.
+"""A SQL table of seen keys: each key is new once, in the transaction of its effect.
 
-For events that carry a key of their own (an order's number, a request's id) and can be in the log
-more than once, under other offsets too. A Record as a key is its place in the log, with its topic's
-id. Version 0.1 wrote the topic's name: such a row stands for the topic that there was when it was
-written.
+It is for events with a key of their own (an order's number, a request's id) that may be in the log
+more than once. A Record as a key stands for its topic's id, partition and offset. Version 0.1 wrote
+the topic's name instead of its id. Such a row belongs to the topic of the time when it was written.
 
-Owner: the rows are everyone's who uses the table.
+Owner: all users of the table share the rows.
 Invariants: of all transactions that ask for a key, one commits with the answer True.
-Crash: the row is in the transaction of the effect: both are there or neither.
+Crash: the row is in the transaction of the effect. Both are stored, or neither.
 """
 
 from __future__ import annotations
@@ -26,15 +25,13 @@ _COLUMNS = "key_hash CHAR(64) NOT NULL PRIMARY KEY, seen_ms BIGINT NOT NULL"
 
 
 def _steady_clock() -> Callable[[], int]:
-    """Milliseconds since 1970: the computer's clock as it is now, and from then on the time that
-    passes, wherever that clock is set.
-    """
+    """A clock in milliseconds since 1970 that later changes of the system clock do not affect."""
     began_ms, began_ns = time.time_ns() // 1_000_000, time.monotonic_ns()
     return lambda: began_ms + (time.monotonic_ns() - began_ns) // 1_000_000
 
 
 class DedupTable:
-    """Says whether a key comes for the first time. For one thread at a time."""
+    """Tells new keys from seen ones. For one thread at a time."""
 
     def __init__(
         self,
@@ -45,9 +42,9 @@ class DedupTable:
         wall_ms: Callable[[], int] | None = None,
     ) -> None:
         """`connection`: of DB-API 2.0 without an open transaction, or an engine or connection of
-        SQLAlchemy. `table`: made where it is missing. `wall_ms`: another clock, milliseconds since
-        1970. The own one counts the time that passes: while a
-            process lives, setting the computer's clock makes `expire` remove nothing early.
+        SQLAlchemy. `table`: created if it is missing. `wall_ms`: another clock, in milliseconds
+        since 1970. The default one is not affected by changes of the system clock, so that `expire`
+        removes nothing early.
 
         Raises InvalidSettingError, and what the driver raises.
         """
@@ -58,13 +55,13 @@ class DedupTable:
         self._database.make_table(self._table, _COLUMNS)
 
     def first_time(self, key: Any, connection: Any = None) -> bool:
-        """Whether no committed transaction, nor this one, has asked for the key: bytes, text, a
-        whole number or a Record. `connection`: the transaction's, where the table was made with an
-        engine.
+        """True if neither this transaction nor a committed one has asked for the key, which is
+        bytes, text, a whole number or a Record. `connection`: the transaction's, if the table was
+        made with an engine.
 
-        When two transactions ask for a key at once, the second waits for the first's end; some
-        databases then refuse it with the driver's IntegrityError in place of False: roll back and
-        do it again. Raises InvalidRequestError outside of a transaction.
+        When two transactions ask for a key at once, the second waits for the first's end. Some
+        databases then raise the driver's IntegrityError instead of returning False. Roll back and
+        repeat the transaction. Raises InvalidRequestError outside of a transaction.
         """
         if connection is None and self._database.is_engine:
             raise InvalidRequestError(
@@ -78,8 +75,8 @@ class DedupTable:
         earlier = (
             hashlib.sha256(earlier_key_bytes(key)).hexdigest() if isinstance(key, Record) else name
         )
-        # Not ON CONFLICT or INSERT IGNORE: each database has its own words for that. Nor an insert
-        # that fails: it would end a transaction of PostgreSQL.
+        # ON CONFLICT and INSERT IGNORE differ between databases. An insert that fails would end a
+        # transaction of PostgreSQL.
         for found, seen_ms in session.rows(
             f"SELECT key_hash, seen_ms FROM {self._table} WHERE key_hash IN (?, ?)", name, earlier
         ):
@@ -91,9 +88,9 @@ class DedupTable:
         return True
 
     def expire(self, older_than: dt.timedelta) -> int:
-        """Forget keys that were seen longer ago, in a transaction of its own; how many there were.
-        Keep them for longer than a record can come again after: the topic's retention is always
-        enough.
+        """Delete keys that were seen longer ago, in a transaction of its own. Returns their number.
+
+        Keep keys for as long as a record may come again. The topic's retention is always enough.
         """
         if not isinstance(older_than, dt.timedelta) or older_than < dt.timedelta(0):
             raise InvalidRequestError(f"older_than is {older_than!r:.100}; it takes a timedelta")

@@ -1,11 +1,10 @@
-"""Optimistic locking: an update that is made only to the version of a row that was read.
+"""Optimistic locking: an update that changes a row only in the version that was read.
 
-The row has a column that counts its versions. Who reads version 3 and updates "where the version is
-3" to version 4 finds out when another was faster, and an update that comes a second time finds
-version 4 and changes nothing (Kung and Robinson, "On Optimistic Methods for Concurrency Control",
-1981).
+A column of the row counts its versions. A transaction that read version 3 updates "where the
+version is 3" to version 4. It finds out if another was faster. A repeated update finds version 4
+and changes nothing (Kung and Robinson, "On Optimistic Methods for Concurrency Control", 1981).
 
-Crash: one statement, in the caller's transaction.
+Crash: it is one statement, in the caller's transaction.
 """
 
 from __future__ import annotations
@@ -30,12 +29,12 @@ def update_if_version(
     paramstyle: str | None = None,
 ) -> bool:
     """Write `values` (column -> value) to the row `key` if its version is still `version`, and
-    count the version up. `key`: the value of `key_column`, or a dict of column -> value where
-    several make the key. True: written. False: the row has another version, or is not there: read
-    it again.
+    increment the version. `key`: the value of `key_column`, or a dict of column -> value for a key
+    of several columns. Returns False if the row has another version or is missing. Then read it
+    again.
 
-    The caller commits. Raises InvalidRequestError, InvalidSettingError (a name that cannot stand in
-    a statement), and what the driver raises.
+    The caller commits. Raises InvalidRequestError, InvalidSettingError (a name that needs quotes),
+    and what the driver raises.
     """
     columns = mapping_of("values", values, '{"balance": 10}')
     keys = dict(key) if isinstance(key, Mapping) else {key_column: key}

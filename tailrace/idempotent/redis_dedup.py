@@ -1,17 +1,17 @@
-"""Keys that were seen, in Redis: for effects that go elsewhere than a database.
+"""Seen keys in Redis, for effects outside of a database.
 
-Redis and the effect are two systems: between the guard's word and the effect a process can die. So
-there are two orders, and the caller chooses:
+Redis and the effect are two systems, and a process can die between them. The caller chooses one of
+two orders:
 
-    if guard.first_time(key): effect()            # at most once: killed in between, the effect is missed
-    if not guard.seen(key): effect(); guard.mark(key)   # at least once: killed in between, the effect comes again
+    if guard.first_time(key): effect()                  # at most once: a kill in between loses the effect
+    if not guard.seen(key): effect(); guard.mark(key)   # at least once: a kill in between repeats the effect
 
-Owner: the keys are everyone's who has the prefix. Each key ends by itself after `ttl`.
-Invariants: of all calls of `first_time` for a key within `ttl` one returns True, as long as Redis
-keeps what it has acknowledged: with `appendonly yes` and `appendfsync always` also over a kill of
-Redis; a failover to a replica can forget.
-Crash: as above; a Redis that cannot be reached raises the client's error, and the record is to be
-    handled again.
+Owner: all users of the prefix share the keys. Each key expires after `ttl`.
+Invariants: of all calls of `first_time` for a key within `ttl` one returns True, while Redis keeps
+    what it has acknowledged. With `appendonly yes` and `appendfsync always` it does so over a kill.
+    A failover to a replica may lose keys.
+Crash: see the two orders above. An unreachable Redis raises the client's error. The record must
+    then be handled again.
 """  # noqa: E501
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from tailrace.idempotent.dbapi import key_bytes
 
 
 class RedisGuard:
-    """Says whether a key comes for the first time within `ttl`. As thread-safe as the client."""
+    """Tells new keys from those seen within `ttl`. It is thread-safe if the client is."""
 
     def __init__(
         self, client: Any, prefix: str = "tailrace:seen:", ttl: dt.timedelta | float | str = "7d"
     ) -> None:
-        """`client`: of redis-py, or another with its `set`, `exists` and `delete`; not an asyncio
-        client. `prefix`: of all keys. `ttl`: how long a key is remembered, a timedelta, text such
-        as "7d", or seconds: longer than a record can come again after.
+        """`client`: of redis-py, or another with its `set`, `exists` and `delete`, and not of
+        asyncio. `prefix`: of all keys. `ttl`: lifetime of a key, as a timedelta, text such as "7d",
+        or seconds. It must cover the time in which a record may come again.
 
         Raises InvalidSettingError.
         """
@@ -50,13 +50,13 @@ class RedisGuard:
         self._ttl_ms = _milliseconds(ttl)
 
     def first_time(self, key: Any) -> bool:
-        """Remember the key (bytes, text, a whole number or a Record); whether it was not known.
-        Before the effect: at most once.
+        """Mark the key (bytes, text, a whole number or a Record) as seen. True if it was new.
+        Called before the effect: at most once.
         """
         return _was_set(self._client.set(self._name(key), b"1", nx=True, px=self._ttl_ms))
 
     def first_times(self, keys: Sequence[Any]) -> list[bool]:
-        """`first_time` of each in order, in one exchange with Redis. The client needs
+        """Call `first_time` for each key in order, in one round trip. The client needs
         `pipeline`.
         """
         pipeline = self._client.pipeline(transaction=False)
@@ -65,19 +65,19 @@ class RedisGuard:
         return [_was_set(answer) for answer in pipeline.execute()]
 
     def seen(self, key: Any) -> bool:
-        """Whether the key is remembered. Before the effect, with `mark` behind it: at least
-        once.
+        """True if the key is marked as seen. Called before the effect, with `mark` after it: at
+        least once.
         """
         return bool(int(self._client.exists(self._name(key))))
 
     def mark(self, key: Any, pipeline: Any = None) -> None:
-        """Remember the key: its effect is done. `pipeline`: the transaction (MULTI) of an effect
-        that is in Redis itself: both happen, or neither.
+        """Mark the key as seen, after its effect. `pipeline`: the transaction (MULTI) of an effect
+        in Redis itself. Both then happen, or neither.
         """
         (self._client if pipeline is None else pipeline).set(self._name(key), b"1", px=self._ttl_ms)
 
     def forget(self, key: Any) -> None:
-        """Take back a `first_time` whose effect has failed: the key is new again."""
+        """Make the key new again, after an effect that failed."""
         self._client.delete(self._name(key))
 
     def _name(self, key: Any) -> bytes:
@@ -85,8 +85,8 @@ class RedisGuard:
 
 
 def _was_set(answer: object) -> bool:
-    """What SET NX says. Anything else is no answer yet, of a pipeline or an asyncio client, and is
-    not to be taken for one.
+    """The result of SET NX. Raises InvalidSettingError for other objects, which a pipeline or an
+    asyncio client returns.
     """
     if answer is None or answer is False:
         return False
@@ -113,7 +113,7 @@ def _milliseconds(ttl: object) -> int:
         )
     if result is None or result < 1:
         raise InvalidSettingError(
-            f"ttl is {ttl!r:.100}; it takes a timedelta, a time such as 12h or 7d, or seconds, "
-            "more than none"
+            f"ttl is {ttl!r:.100}; it takes a timedelta, a time such as 12h or 7d, or seconds, of "
+            "at least a millisecond"
         )
     return result

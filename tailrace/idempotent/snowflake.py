@@ -1,4 +1,4 @@
-"""Ids that no other process makes, in order of time: 64 bits, as Twitter's Snowflake lays them out.
+"""Unique ids of 64 bits in order of time, in the layout of Twitter's Snowflake.
 
 Layout, from the highest bit:
 
@@ -8,14 +8,14 @@ Layout, from the highest bit:
 They are positive until 2089, sort by time, and fit a signed 64-bit column. Source:
 https://github.com/twitter-archive/snowflake/tree/snowflake-2010
 
-Owner: a generator is one process's; its threads share it.
-Invariants: each id of a generator is larger than the one before, whatever the clock does: where the
-clock stands still or goes back, the generator keeps its time and counts on, and where a millisecond
-is used up it takes the next. Ids of two generators differ when their instances do.
-Crash: what a generator knows is gone. The same instance, made anew, can repeat ids if the clock was
-set back meanwhile or the generator was ahead of it (more than 4,096 ids a millisecond): `after`
-takes the largest id that is known. Fork: a child goes on with another instance where it was
-derived; where it was given, the child is refused.
+Owner: a generator belongs to one process, whose threads share it.
+Invariants:
+- Each id of a generator is larger than the one before. If the clock stands still or goes back, the
+  generator keeps its time and counts on. After 4,096 ids in a millisecond it uses the next one.
+- Ids of two generators with different instances differ.
+Crash: a generator's state is lost. A new one of the same instance can repeat ids if the clock was
+    set back, or if the old one was ahead of the clock. `after` takes the largest known id.
+Fork: a child uses another instance if it was derived. If it was given, the child raises.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ TAKE_MAX = 1_000_000
 
 
 class IdParts(NamedTuple):
-    """What an id says."""
+    """The parts of an id."""
 
     timestamp: int
     """Milliseconds since 1970 UTC."""
@@ -60,17 +60,18 @@ class IdParts(NamedTuple):
 
 
 def derived_instance() -> int:
-    """An instance number from host, process and chance. Two processes have the same one with the
-    odds of 1 to 1,024; of 10 processes some two with 4 %, of 38 with one half. Where that is too
-    much, number the processes.
+    """An instance number from host, process id and random bytes.
+
+    Two processes get the same one with a probability of 1/1,024. Among 10 processes some two do
+    with 4 %, among 38 with 50 %. Number the processes if that is too much.
     """
     seed = f"{socket.gethostname()}/{os.getpid()}/".encode() + os.urandom(16)
     return int.from_bytes(hashlib.sha256(seed).digest()[:8], "big") & INSTANCE_MAX
 
 
 class IdGenerator:
-    """Makes ids that are unique among all generators with other instances, each larger than the one
-    before. Thread-safe, never blocks.
+    """Makes ids that are unique among generators of different instances. Each is larger than the
+    one before. Thread-safe, never blocks.
 
     ids = tailrace.IdGenerator(instance=7)
     next(ids), ids.take(100)
@@ -83,9 +84,9 @@ class IdGenerator:
         after: int | None = None,
         wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
-        """`instance`: 0 to 1,023, another one in each process; None: one is derived from host,
-        process and chance, see `derived_instance`. `after`: an id that is known (the largest in the
-        database): all ids come behind it. `wall_ms`: the clock, milliseconds since 1970.
+        """`instance`: 0 to 1,023, another one in each process. None: see `derived_instance`.
+        `after`: a known id, such as the largest in the database. All ids are larger. `wall_ms`: the
+        clock, in milliseconds since 1970.
 
         Raises InvalidRequestError.
         """
@@ -97,33 +98,30 @@ class IdGenerator:
         self._lock = threading.Lock()
         self._is_parents = False
         last = -1 if after is None else whole("after", after, 0)
-        # Time and sequence in one number, so that to count on past the end of a millisecond is to
-        # add one.
+        # Time and sequence in one number: adding one counts on past the end of a millisecond.
         self._last = -1 if last < 0 else (last >> _TIME_SHIFT) << _SEQUENCE_BITS | SEQUENCE_MAX
         _generators.add(self)
 
     @property
     def instance(self) -> int:
-        """The number in all its ids."""
+        """The instance number in all its ids."""
         return self._instance
 
     def __next__(self) -> int:
-        """The next id. Raises ClientClosedError in a child of the process, where the instance was
-        given.
-        """
+        """The next id. Raises ClientClosedError in a child process if the instance was given."""
         return self.take(1)[0]
 
     def next_id(self) -> int:
-        """The next id, as `next(generator)`."""
+        """The next id, like `next(generator)`."""
         return self.take(1)[0]
 
     def __iter__(self) -> Iterator[int]:
-        """Ids without end."""
+        """An endless iterator of ids."""
         return self
 
     def take(self, count: int) -> list[int]:
-        """The next `count` ids (up to 1,000,000), ascending; of one after the other no other thread
-        gets one between. Raises InvalidRequestError.
+        """The next `count` ids (up to 1,000,000), ascending. No other thread gets one between them.
+        Raises InvalidRequestError.
         """
         count = whole("count", count, 0, TAKE_MAX)
         with self._lock:
@@ -154,7 +152,7 @@ class IdGenerator:
         )
 
     def after_fork(self) -> None:
-        """In a child: go on with another instance where it was derived, else refuse to work."""
+        """Derive another instance in a child process. If it was given, raise from now on."""
         self._lock = threading.Lock()  # a thread of the parent may have held it
         if self._is_derived:
             self._instance = derived_instance()
@@ -168,8 +166,8 @@ def parts(of: int) -> IdParts:
 
 
 _generators: weakref.WeakSet[IdGenerator] = weakref.WeakSet()
-"""Not among the live clients: those are not told of the fork of a child, and a derived instance is
-another one in each generation.
+"""They are not among the clients of `tailrace.core.fork`, which handles the first fork only. Each
+later fork derives another instance too.
 """
 
 
