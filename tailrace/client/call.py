@@ -1,11 +1,11 @@
-"""One request of a client's and the wait for its answer, as steps that do not block.
+"""One request of a client and the wait for its response, as steps that do not block.
 
-`Connection.call` takes the steps in the caller's thread and sleeps between them; `tailrace.aio`
-takes them in an event loop and awaits between them.
+`tailrace.client.steps.call` makes an operation of it, which a thread or an event loop runs.
 
 Owner: the user of the connection, under the lock that guards it.
-Invariants: at most one copy of the request waits for an answer; it is sent again only when the
-    connection was lost, or the appliance said that it did nothing.
+Invariants:
+- At most one copy of the request has no response.
+- It is sent again only when the connection was lost, or the appliance did nothing (RETRY_CODES).
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from tailrace.client.connection import Connection
 
 RETRY_CODES = frozenset({ErrorCode.NOT_READY, ErrorCode.TOO_MANY_REQUESTS})
-"""Nothing was done: the request is sent again."""
+"""Codes of responses after which the appliance has done nothing. The request is sent again."""
 RETRY_INTERVAL_NS = 50_000_000
 NS_PER_MS = 1_000_000
 
 
 class PendingCall:
-    """`step()` until it returns the answer; between two steps wait for the connection's descriptor,
-    or until `wake_ns`.
+    """A request. Call `step()` until it returns the response. Between two steps wait for the
+    connection's descriptor, or until `wake_ns`.
     """
 
     def __init__(
@@ -43,8 +43,8 @@ class PendingCall:
         start_ns: int,
         on_answer: Callable[[], None] | None = None,
     ) -> None:
-        """`start_ns`: since when the timeouts run. `on_answer`: called when an answer has come, or
-        the connection was lost; a step is due then.
+        """`start_ns`: start of the timeouts. `on_answer`: called when a response has come or the
+        connection was lost. A step is then due.
         """
         self._connection = connection
         self._api = api
@@ -60,28 +60,28 @@ class PendingCall:
         self._ask_at_ns = start_ns
         self._was_ready = False
         self._was_lost = False
-        """Whether a copy of the request was under way when its connection was lost."""
+        """True if the connection was lost after a copy of the request was sent."""
         self.wake_ns = start_ns
-        """When a step is due though nothing has come, by the connection's clock."""
+        """Time of the next step if nothing comes, by the connection's clock."""
 
     @property
     def outcome_unknown(self) -> bool:
-        """Whether a copy of the request was sent and got no answer: it may have been carried out,
-        whatever is said of another one.
+        """True if a copy of the request was sent and got no response. It may have succeeded,
+        whatever the response to another copy is.
         """
         return self._was_lost or self._is_sent
 
-    def _take(self, response: Response | None) -> None:
+    def _on_response(self, response: Response | None) -> None:
         if response is not None or not self._answers:
             self._answers.append(response)
         if self._on_answer is not None:
             self._on_answer()
 
     def step(self) -> Response | None:
-        """Do what can be done now; returns the answer once it has come.
+        """Do what can be done now. Returns the response once it has come.
 
-        Raises NotReachableError when no connection came about in time, RequestTimeoutError,
-        ClientClosedError, or what the answer says.
+        Raises NotReachableError if there was no connection in time, RequestTimeoutError,
+        ClientClosedError, or the response's error.
         """
         connection = self._connection
         while True:
@@ -95,9 +95,9 @@ class PendingCall:
             self._was_ready = self._was_ready or connection.is_ready
             if self._is_sent or connection.now_ns() < self._ask_at_ns:
                 break
-            self._is_sent = connection.request(self._api, self._body, self._take)
+            self._is_sent = connection.request(self._api, self._body, self._on_response)
+            # Once it is sent, the response may be there: the descriptor reports changes only.
             if not self._is_sent:
-                # once it is sent, the answer may be there: the descriptor tells of changes only
                 break
         now_ns = connection.now_ns()
         if now_ns >= self._deadline_ns and self._was_ready:
@@ -114,9 +114,7 @@ class PendingCall:
         return None
 
     def _answer(self) -> Response | None:
-        """The answer, if it is one; what asks for patience is forgotten. Raises what the answer
-        says.
-        """
+        """The response, if it has come. Raises its error. A code of RETRY_CODES counts as none."""
         if not self._answers:
             return None
         answer = self._answers[-1]

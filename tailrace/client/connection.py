@@ -1,24 +1,24 @@
-"""One connection: a DEALER to one front, reopened by itself, driven by its caller.
+"""One connection: a DEALER to one front that reopens itself. Its caller drives it.
 
-There is no thread here and nothing blocks: `process()` takes in what has come, `wait()` sleeps
-until something may have. ZeroMQ's own reconnection replays some messages and loses others (tried:
-65 of 400), so when the front shows another generation, does not know us, or stays silent, the
-socket is closed (linger 0) and another opened; every request that was under way is told `None`, and
-its owner sends it again, in order.
+It has no thread and does not block. `process()` handles received messages, `wait()` sleeps until
+something may have come. ZeroMQ's own reconnection replays some messages and loses others. So the
+socket is closed (linger 0) and another one opened when the front shows another generation, does not
+know the session, or stays silent. The callback of each pending request is then called with `None`,
+and its owner sends the request again, in order.
 
-What an answer's bytes can cause ends the connection, never its user: an answer that does not parse
-is told as None, with a line in the log.
+A response that cannot be parsed ends the connection, with a line in the log. It never raises in the
+user of the connection.
 
-A signal's handler may raise between any two instructions, also between the taking of a message off
-the socket and its way to its owner. So `request`, `process` and `tick` note that they have begun,
-and that they have come to their end. When one was cut off, the next to use the connection gives the
-socket up as if it had been lost (ZeroMQ itself drops a message whose receiving a handler cuts off):
-nobody waits for an answer that was thrown away.
+A signal handler may raise between any two instructions, even after a message was received and
+before its callback was called. So `request`, `process` and `tick` note their beginning and end. If
+one was interrupted, the next use of the connection gives the socket up as if it were lost. No owner
+then waits for a discarded response. ZeroMQ itself drops a message whose receiving was interrupted.
 
-Owner: its user's lock: no method may be called by two threads at a time.
-Invariants: closed, or in a child of the process that made it, it uses no socket again, and says
-    why; an owner is told of its request once with an answer, or with None: at the latest when the
-    connection is used next.
+Owner: its user's lock. Two threads never call methods at a time. `wait` is the exception.
+Invariants:
+- After `close`, or in a child process, it uses no socket, and calls raise the reason.
+- The callback of a request is called once: with the response, or with None by the next use of the
+  connection after a loss.
 """
 
 from __future__ import annotations
@@ -27,12 +27,11 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from tailrace.client.runtime import SYSTEM, ClientSocket, Runtime
+from tailrace.client.runtime import SYSTEM, ClientSocket, Runtime, check_bootstrap
 from tailrace.core import fork
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import (
     ClientClosedError,
-    InvalidSettingError,
     NotReachableError,
     TailraceError,
     error_for,
@@ -43,30 +42,25 @@ from tailrace.protocol.frame import PUSH_CORRELATION_ID, Api, WireError
 from tailrace.protocol.session import ClientSession, Response, State
 
 PING_AFTER_NS = 250_000_000
-"""Silence while something is under way, after which the front is asked whether it still knows
-us.
-"""
+"""Silence with a pending request after which the front is pinged."""
 DEAD_AFTER_NS = 5_000_000_000
-"""Silence after which the socket is given up."""
+"""Silence with a pending request after which the socket is given up."""
 HANDSHAKE_RETRY_NS = 1_000_000_000
 HANDSHAKE_BACKOFF_DOUBLINGS = 2
-"""A handshake that is not answered is made again, over a new socket, after HANDSHAKE_RETRY_NS, then
-after twice and four times that: hundreds of clients that come at once to a host without a free core
-would otherwise spend it on handshakes that nobody waits for any more, and none would get through.
+"""A handshake without a response is repeated over a new socket after HANDSHAKE_RETRY_NS, then after
+twice and four times that. Hundreds of clients may start at once on a host without a free core. With
+shorter intervals it would handle abandoned handshakes only.
 """
 WARN_AFTER_NS = 1_000_000_000
-"""Without an appliance for so long, the log says what is waited for: a program that blocks in
-silence looks hung.
+"""Time without an appliance after which the log says so. A program that blocks silently looks hung.
 """
 REOPEN_FIRST_NS = 20_000_000
 REOPEN_MAX_NS = 1_000_000_000
 COPY_BELOW_BYTES = 64 << 10
 UNREACHABLE_AFTER_NS = 60_000_000_000
-"""A poll complains when the appliance has been away for so long."""
+"""Time without an appliance after which a poll raises."""
 SHARED_WAIT_NS = 20_000_000
-"""How long `call` sleeps at a time while others may use the connection: the answer may come to
-them.
-"""
+"""Longest sleep at a time on a shared connection. Another thread may receive the response."""
 
 NEVER_NS = 2**62
 T = TypeVar("T")
@@ -74,45 +68,20 @@ T = TypeVar("T")
 _READY, _LOST = State.READY, State.LOST
 
 OnResponse = Callable[[Response | None], None]
-"""Called with the answer, or with None when the connection was lost before one came."""
-
-
-def check_bootstrap(address: object) -> str:
-    """The address as ZeroMQ takes it. Kafka's spellings are taken too: `host:port`, and a list of
-    one. Raises InvalidSettingError.
-    """
-    if isinstance(address, str) and "," in address:
-        address = [part.strip() for part in address.split(",") if part.strip()]
-    if isinstance(address, (list, tuple)):
-        if len(address) > 1:
-            raise InvalidSettingError(
-                f"bootstrap_servers names {len(address)} addresses; an appliance is one host: "
-                "give one"
-            )
-        address = address[0] if address else ""
-    if isinstance(address, str):
-        if address.startswith(("tcp://", "ipc://")):
-            return address
-        host, _, port = address.rpartition(":")
-        if host and port.isdecimal() and "/" not in address:
-            return f"tcp://{address}"
-    raise InvalidSettingError(
-        f"bootstrap_servers is {address!r}; it takes an address such as tcp://127.0.0.1:7420, "
-        "localhost:7420 or ipc:///run/tailrace/tailrace.sock"
-    )
+"""Called with the response, or with None if the connection was lost before it."""
 
 
 class Connection:
-    """See the module's docstring. Call `process` often, and `tick` when `next_tick_ns` has come."""
+    """A connection. Call `process` often, and `tick` when `next_tick_ns` has come."""
 
     def __init__(
         self, address: str, client_id: str, runtime: Runtime = SYSTEM, owner: str = "client"
     ) -> None:
-        """`owner`: what it is a part of, for sentences."""
+        """`owner`: the client's name in messages."""
         self.address = check_bootstrap(address)
         self._owner = owner
         self._refusal: ClientClosedError | None = None
-        """Why it is not used any more."""
+        """The reason why it is not usable."""
         self._client_id = client_id
         self._runtime = runtime
         self.now_ns = runtime.monotonic_ns
@@ -120,41 +89,37 @@ class Connection:
         self.session = ClientSession(client_id)
         self._pending: dict[int, OnResponse] = {}
         self.on_push: Callable[[Response], None] | None = None
-        """Called with what comes that answers no request and is not about credit."""
+        """Called with messages that are neither responses nor credit."""
         self.opened_count = 0
-        """How many sockets it has opened: a new one may have the descriptor number of the one
-        before.
-        """
+        """Number of opened sockets. A new one may have the descriptor number of the old one."""
         self.received_count = 0
-        """How many messages have come, over all sockets."""
+        """Number of received messages, over all sockets."""
         self._opened_ns = 0
         self._unanswered = 0
-        """How many handshakes in a row were given up."""
+        """Consecutive handshakes without a response."""
         self._last_received_ns = 0
         self._pinged_ns = 0
         self._reopen_at_ns = 0
         self._is_in_use = False
-        """Whether its socket is being used, further up in the same thread: an owner may send a
-        request when it gets its answer.
+        """True while the socket is used further up in the same thread. A callback may send a
+        request.
         """
-        self._is_cut_off = False
-        """Whether its socket is being used, or a use of it was cut off."""
+        self._is_torn = False
+        """True while the socket is used, or after a use of it was interrupted."""
         self._came_in_tick = False
-        """Whether `tick` has taken in something since `process` was called: perhaps what its user
-        waits for before it sends.
+        """True if `tick` has received something since the last `process`. Its user may wait for
+        that before it sends.
         """
         self._failures = 0
         self._waited_since_ns = 0
-        """Since when its user has waited for an appliance in vain; 0: there is one, or nothing has
-        been wanted of it since.
-        """
+        """Time since when its user waits for an appliance. 0: it is connected, or was not used."""
         self._has_warned = False
         self._away_since_ns = 0
-        """Since when its user's polls have found no appliance; 0: the last one found it."""
+        """Time since when polls find no appliance. 0: the last one found it."""
         self.fatal: TailraceError | None = None
-        """A refusal that no retry mends (no common protocol version)."""
+        """A refusal that a retry cannot change: no common protocol version."""
         self._protocol_error = ""
-        """What was met at the address that is not an appliance."""
+        """The error of a peer at the address that is not an appliance."""
         self._open()
         fork.add(self)
 
@@ -162,22 +127,22 @@ class Connection:
 
     @property
     def is_ready(self) -> bool:
-        """Whether requests can be sent now: there is a socket, and its handshake was answered."""
+        """True if requests can be sent: the handshake has its response."""
         return self._socket is not None and self.session.state is _READY
 
     @property
     def is_usable(self) -> bool:
-        """Whether it is neither closed nor of another process."""
+        """True if it is neither closed nor from before a fork."""
         return self._refusal is None
 
     def check_usable(self) -> None:
-        """Raise ClientClosedError when it is closed, or was made before a fork."""
+        """Raise ClientClosedError if it is closed or from before a fork."""
         if self._refusal is not None:
             raise self._refusal
 
     def check_reachable(self, now_ns: int) -> None:
-        """In each poll, after `tick`. Raises NotReachableError when polls have found the appliance
-        away for UNREACHABLE_AFTER_NS, or why the connection is of no use any more.
+        """Raise NotReachableError if polls find no appliance for UNREACHABLE_AFTER_NS, or the fatal
+        error of the connection. Each poll calls it after `tick`.
         """
         if self.fatal is not None:
             raise self.fatal
@@ -191,7 +156,7 @@ class Connection:
             )
 
     def fileno(self) -> int:
-        """The descriptor to poll: readable when something *may* have come; -1 while there is no
+        """The descriptor to poll, which is readable when something *may* have come. -1: there is no
         socket.
         """
         return -1 if self._socket is None else self._socket.fileno()
@@ -199,15 +164,15 @@ class Connection:
     # ---- sending ---------------------------------------------------------------------------------
 
     def version(self, api: Api) -> int:
-        """The version of an API that is spoken now; 0: none, or no connection is ready."""
+        """The version of an API in this session. 0: unknown API, or not connected."""
         return self.session.version(api) if self.session.state is _READY else 0
 
     def request(self, api: Api, body: Sequence[Readable], on_response: OnResponse | None) -> bool:
-        """Send a request; False while the connection is not ready. None: no answer is expected.
-        Raises TailraceError when the appliance does not know the API.
+        """Send a request. `on_response` None: no response is expected. Returns False while the
+        connection is not ready. Raises TailraceError if the appliance does not know the API.
         """
         is_nested = self._is_in_use
-        if self._is_cut_off and not is_nested:
+        if self._is_torn and not is_nested:
             self._mend()
         socket, session = self._socket, self.session
         if socket is None or session.state is not _READY:
@@ -219,26 +184,26 @@ class Connection:
         if not self._pending:
             self._last_received_ns = self.now_ns()
         copy = sum(map(len, body)) < COPY_BELOW_BYTES
-        self._is_cut_off = True
+        self._is_torn = True
         if on_response is not None:
             self._pending[correlation_id] = on_response
         is_sent = socket.try_send(frames, copy=copy)
         if not is_sent and on_response is not None:
             del self._pending[correlation_id]
-        self._is_cut_off = is_nested
+        self._is_torn = is_nested
         return is_sent
 
     # ---- receiving -------------------------------------------------------------------------------
 
     def process(self) -> int:
-        """Take in everything that has come and call the owners of the requests that it answers.
-        Returns how many messages came. To be called after any use of the socket: its descriptor
-        tells of changes only.
+        """Receive all messages and call the requests' callbacks. Returns the number of messages.
+
+        Call it after any use of the socket, since its descriptor reports changes only.
         """
         is_nested = self._is_in_use
-        if self._is_cut_off and not is_nested:
+        if self._is_torn and not is_nested:
             self._mend()
-        self._is_in_use = self._is_cut_off = True
+        self._is_in_use = self._is_torn = True
         try:
             count = 0
             self._came_in_tick = False
@@ -248,15 +213,15 @@ class Connection:
                     break
                 count += 1
                 self.received_count += 1
-                if not self._load_group(frames):
+                if not self._on_message(frames):
                     break
-            self._is_cut_off = is_nested
+            self._is_torn = is_nested
             return count
         finally:
             self._is_in_use = is_nested
 
-    def _load_group(self, frames: Sequence[Readable]) -> bool:
-        """One message; False: it was the connection's last."""
+    def _on_message(self, frames: Sequence[Readable]) -> bool:
+        """Handle a message. False: the connection is lost."""
         self._last_received_ns = self.now_ns()
         session = self.session
         was_ready = session.state is _READY
@@ -275,36 +240,35 @@ class Connection:
         if response is None:
             return True
         if response.correlation_id == PUSH_CORRELATION_ID:
-            return self._take(self._on_push, response)
+            return self._deliver(self._on_push, response)
         on_response = self._pending.get(response.correlation_id)
         if on_response is None:
             return True
-        is_taken = self._take(on_response, response)
-        self._pending.pop(
-            response.correlation_id, None
-        )  # not before: until then it is told when the connection is lost
-        return is_taken
+        is_delivered = self._deliver(on_response, response)
+        # Removed last: until then a loss of the connection calls it.
+        self._pending.pop(response.correlation_id, None)
+        return is_delivered
 
     def give_up_socket(self) -> None:
-        """Open another one at once, and tell every owner of a request that it is lost: its user was
-        cut off in the midst of something and does not know how far it has come.
+        """Open another socket at once, and call all pending callbacks with None. The user was
+        interrupted and does not know its state.
         """
-        self._is_cut_off = True
+        self._is_torn = True
         self._mend()
 
     def _mend(self) -> None:
-        """A use of the socket was cut off: see the module's docstring. What is cut off here is
-        mended at the next use.
+        """Give the socket up after an interrupted use; see the module's docstring. If this is
+        interrupted, the next use repeats it.
         """
         self._is_in_use = True
         try:
             if self._refusal is None:
                 self._lose(
                     ErrorCode.SESSION_UNKNOWN,
-                    "a signal's handler has cut off the use of its socket",
+                    "a signal handler interrupted the use of its socket",
                 )
                 self._reopen_at_ns = self.now_ns()
-            self._is_cut_off = False
+            self._is_torn = False
         finally:
             self._is_in_use = False
 
@@ -312,19 +276,17 @@ class Connection:
         if response is not None and self.on_push is not None:
             self.on_push(response)
 
-    def _take(self, on_response: OnResponse, response: Response) -> bool:
-        """Give an answer to its owner; False: its owner could make nothing of it, and the
-        connection is lost.
-        """
+    def _deliver(self, on_response: OnResponse, response: Response) -> bool:
+        """Call a callback. False: it raised, and the connection is lost."""
         try:
             on_response(response)
         except Exception as error:
-            self._on_protocol_error(error)  # which tells its owner that it is lost
+            self._on_protocol_error(error)  # calls it again, with None
             return False
         return True
 
     def _on_protocol_error(self, error: Exception) -> None:
-        """What came is not of this protocol, or contradicts itself."""
+        """Lose the connection: a message is not of this protocol, or is inconsistent."""
         self._protocol_error = (
             f"{type(error).__name__}: {error}" if not isinstance(error, WireError) else error.detail
         )
@@ -335,7 +297,7 @@ class Connection:
     # ---- time ------------------------------------------------------------------------------------
 
     def next_tick_ns(self) -> int | None:
-        """When `tick`, or its user, next has something to do; not in the future: now."""
+        """The time when `tick` or `process` is due next, which may be in the past. None: never."""
         if self._came_in_tick:
             return self._last_received_ns
         if not self.is_ready:
@@ -350,16 +312,16 @@ class Connection:
         )
 
     def tick(self, now_ns: int) -> None:
-        """Reopen, repeat the handshake, ping, or give up on a silent front."""
+        """Reopen the socket, repeat the handshake, ping, or give up a silent front."""
         if self.fatal is not None or self._refusal is not None:
             return
         is_nested = self._is_in_use
-        if self._is_cut_off and not is_nested:
+        if self._is_torn and not is_nested:
             self._mend()
-        self._is_in_use = self._is_cut_off = True
+        self._is_in_use = self._is_torn = True
         try:
             self._run_timers(now_ns)
-            self._is_cut_off = is_nested
+            self._is_torn = is_nested
         finally:
             self._is_in_use = is_nested
 
@@ -383,14 +345,14 @@ class Connection:
                 self._socket.try_send(frames)
 
     def _handshake_deadline_ns(self) -> int:
-        """When the handshake that is under way is given up."""
+        """The time when the pending handshake is given up."""
         return self._opened_ns + (
             HANDSHAKE_RETRY_NS << min(self._unanswered, HANDSHAKE_BACKOFF_DOUBLINGS)
         )
 
     def _warn_unreachable(self, now_ns: int) -> None:
-        """Once, when an appliance has been waited for long enough. The time in which nothing was
-        wanted of it does not count: it may be there by now.
+        """Log once that the client has waited for an appliance for WARN_AFTER_NS. Time in which the
+        connection was not used does not count.
         """
         if not self._waited_since_ns:
             self._waited_since_ns = now_ns
@@ -406,19 +368,20 @@ class Connection:
     # ---- waiting ---------------------------------------------------------------------------------
 
     def wait(self, timeout_ns: int, wake_fd: int = -1) -> Sequence[int] | None:
-        """Sleep until something may have come, `wake_fd` is readable, or the time is up; returns
-        what is readable (None: perhaps both). Safe beside a holder of the lock: it touches no
+        """Sleep until something may have come, `wake_fd` is readable, or the timeout has passed.
+
+        Returns the readable descriptors (None: perhaps both). It needs no lock, since it touches no
         socket state.
         """
         return self._runtime.sleep_on((self.fileno(), wake_fd), timeout_ns)
 
     def sleep_until(self, until_ns: int | None) -> None:
-        """Sleep until something may have come, or until that time; None: without limit."""
+        """Sleep until something may have come, or until that time (None: no limit)."""
         self.wait(NEVER_NS if until_ns is None else until_ns - self.now_ns())
 
     def sleep_unlocked(self, lock: threading.RLock, until_ns: int | None) -> None:
-        """`sleep_until` without `lock`, the owner's, held once. Others may take it, and close the
-        connection, meanwhile.
+        """Release `lock`, which the owner holds once, during `sleep_until`. Others may acquire it
+        and close the connection meanwhile.
         """
         wait_ns = (
             SHARED_WAIT_NS if until_ns is None else min(until_ns - self.now_ns(), SHARED_WAIT_NS)
@@ -430,12 +393,9 @@ class Connection:
             lock.acquire()
 
     def peer_error_suffix(self) -> str:
-        """For a sentence: what was found at the address instead of an appliance, if that is
-        known.
-        """
+        """A clause for messages that describes a peer that is not an appliance, or ""."""
         return (
-            "; what was met there does not speak Tailrace's protocol "
-            f"({self._protocol_error[:200]})"
+            f"; the peer there does not speak Tailrace's protocol ({self._protocol_error[:200]})"
             if self._protocol_error
             else ""
         )
@@ -451,12 +411,12 @@ class Connection:
 
     def _reopen(self) -> None:
         self._open()
-        # ZeroMQ signals the first message only to one who has looked and found none: the
-        # handshake's answer would be seen a second late.
+        # ZeroMQ signals the first message only after a poll that found none. Without one, the
+        # handshake's response would be noticed a second late.
         self._came_in_tick = self.process() > 0
 
     def _lose(self, code: ErrorCode, reason: str) -> None:
-        """Give the socket up and tell every owner of a request."""
+        """Give the socket up and call all pending callbacks with None."""
         self._close_socket()
         if code is ErrorCode.UNSUPPORTED_VERSION:
             self.fatal = error_for(code, reason)
@@ -465,9 +425,8 @@ class Connection:
         self._reopen_at_ns = self.now_ns() + int(delay_ns * (0.5 + self._runtime.random() / 2))
         for correlation_id, on_response in list(self._pending.items()):
             on_response(None)
-            self._pending.pop(
-                correlation_id, None
-            )  # not before: what is cut off here is told again
+            # Removed last: an interrupted callback is called again.
+            self._pending.pop(correlation_id, None)
 
     def _close_socket(self) -> None:
         if self._socket is not None:
@@ -475,14 +434,14 @@ class Connection:
             self._socket = None
 
     def close(self) -> None:
-        """End the connection; nobody is told, and what is queued is not sent."""
+        """Close the connection. No callback is called, and queued messages are not sent."""
         if self._refusal is None:
             self._refusal = ClientClosedError(f"the {self._owner} is closed")
         self._pending.clear()
         self._close_socket()
 
     def after_fork(self) -> None:
-        """In a child: the socket is the parent's, and stays as it is."""
+        """Stop being usable, in a child process. The socket is the parent's and stays open."""
         self._refusal = fork.forked_error(self._owner)
         fork.keep_for_parent((self._socket, self._pending))
         self._socket = None

@@ -1,16 +1,16 @@
-"""Topics that clients make for another one, its origin: retry topics and dead-letter topics.
+"""Derived topics: retry topics and dead-letter topics that clients create for an origin topic.
 
-A derived topic takes the settings KEPT from its origin when it is made. It names the origin in
-`derived.from`, so that the two can be deleted together (`Admin.delete_topics(...,
-with_derived=True)`). Its max.message.bytes is the origin's and ADDED_BYTES more: every record of
-the origin fits, with the headers that say where it came from. It is raised when the origin's was;
-what an operator has set otherwise stays. `durability` is always `disk`: the original is given up
-for what lies here.
+A derived topic gets the settings KEPT from its origin when it is created. Its setting
+`derived.from` names the origin, so that both can be deleted together (`Admin.delete_topics(...,
+with_derived=True)`). Its max.message.bytes is ADDED_BYTES more than the origin's. Every record of
+the origin fits, with headers that name its source. It is raised when the origin's was. Other
+settings stay as an operator has set them. `durability` is always `disk`, since the original record
+is given up.
 
-Owner: pure, but for the requests that `call` makes.
-Invariants: a topic that `dead.letter.topic` names is its operator's: it is made where it is
+Owner: pure, except for the requests of `call`.
+Invariants: a topic that `dead.letter.topic` names belongs to its operator. It is created if it is
     missing, and never altered.
-Crash: a change that was under way is made whole by the next client that needs the topic.
+Crash: the next client that needs the topic completes an interrupted change.
 """
 
 from __future__ import annotations
@@ -27,18 +27,14 @@ from tailrace.protocol.frame import Api
 
 ORIGIN = "derived.from"
 ADDED_BYTES = 16 << 10
-"""More than the headers take that are added to a record on its way: a reason of 1,000 characters,
-names, numbers.
-"""
+"""Room for the headers that are added to a record: a reason of 1,000 characters, names, numbers."""
 KEPT = ("retention.ms", "retention.bytes", "segment.bytes", "segment.ms", "compression.type")
 TOPICS_AT_ONCE = 16
-"""Topics in one request for metadata: its answer has their schemas."""
+"""Topics in one METADATA request. The response has their schemas."""
 
 
 def configs_of(origin: TopicInfo, *, is_own: bool = True) -> dict[str, Any]:
-    """The settings that a topic derived from `origin` is made with. `is_own`: it is of this origin
-    alone.
-    """
+    """The settings of a topic derived from `origin`. `is_own`: it has no other origin."""
     configs = {name: origin.settings[name] for name in KEPT if name in origin.settings}
     configs["max.message.bytes"] = origin.settings["max.message.bytes"] + ADDED_BYTES
     return {**configs, ORIGIN: origin.topic_id.hex()} if is_own else configs
@@ -52,11 +48,11 @@ def ensure(
     *,
     is_own: bool = True,
 ) -> Steps[TopicInfo | None]:
-    """The topic `name` derived from `origin`: made where there is none, altered where the origin
-    has outgrown it. None: another client is making it, or it is being altered; ask again.
+    """The topic `name` derived from `origin`, created or altered as needed. None: the change is
+    under way. Call again.
 
-    `more`: settings beside those of the origin. `is_own`: see `configs_of`; a topic that is not is
-    left as it is. `call`: a request and its answer. Raises what the appliance refuses.
+    `more`: settings beside those of the origin. `is_own`: see `configs_of`. A topic with other
+    origins is never altered. Raises the appliance's errors.
     """
     requested = {**configs_of(origin, is_own=is_own), **(more or {})}
     found = yield from _known(call, name)
@@ -99,7 +95,7 @@ def ensure(
 
 
 def _known(call: Call, name: str) -> Steps[TopicInfo | None]:
-    """The topic as the appliance's front knows it now."""
+    """The topic as the front knows it now, or None."""
     try:
         return topics_from_metadata((yield from call(Api.METADATA, {"topics": [name]})), name)[name]
     except UnknownTopicError:
@@ -109,8 +105,8 @@ def _known(call: Call, name: str) -> Steps[TopicInfo | None]:
 def _with_room(
     configs: dict[str, Any], change: Callable[[dict[str, Any]], Steps[None]]
 ) -> Steps[bool]:
-    """Make a change; where the appliance's lanes carry no larger batch than the origin's, without
-    ADDED_BYTES. Returns whether with them.
+    """Make a change, without ADDED_BYTES if the appliance's lanes are too small for them. Returns
+    True with them.
     """
     try:
         yield from change(configs)
@@ -131,17 +127,15 @@ def _change(call: Call, api: Api, request: dict[str, Any]) -> Steps[None]:
 
 
 def derived_from(call: Call, origins: list[str], existing: Iterable[str]) -> Steps[dict[str, str]]:
-    """Those of the existing topics that are derived from `origins`, and from them in turn: name ->
-    the name of its origin. A topic that `dead.letter.topic` of another one names is not among them.
-    Raises UnknownTopicError.
+    """The existing topics derived from `origins`, directly or not: name -> the name of its origin.
+    Dead-letter topics that other topics name are left out. Raises UnknownTopicError.
     """
     names = [name for name in existing if name not in origins]
     infos: dict[str, TopicInfo] = {}
     for start in range(0, len(names), TOPICS_AT_ONCE):
         answer = yield from call(Api.METADATA, {"topics": names[start : start + TOPICS_AT_ONCE]})
-        present = [
-            one for one in answer["topics"] if one.get("code") != ErrorCode.UNKNOWN_TOPIC
-        ]  # one may have been deleted meanwhile
+        # A topic may have been deleted meanwhile.
+        present = [one for one in answer["topics"] if one.get("code") != ErrorCode.UNKNOWN_TOPIC]
         infos.update(topics_from_metadata({**answer, "topics": present}))
     ids = {}
     for start in range(0, len(origins), TOPICS_AT_ONCE):

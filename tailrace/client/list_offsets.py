@@ -1,4 +1,4 @@
-"""Asking for offsets: LIST_OFFSETS, in pieces that the appliance takes."""
+"""LIST_OFFSETS requests, of at most OFFSETS_AT_ONCE partitions each."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from tailrace.protocol.frame import Api
 OFFSETS_AT_ONCE = 1_024
 RETRY_INTERVAL_S = 0.05
 Call = Callable[[Api, dict[str, Any]], dict[str, Any]]
-"""A request and its answer, both JSON, of what is called and does not wait by steps."""
+"""A blocking request: (API, JSON) -> JSON."""
 At = str | int | dict[str, int]
-"""Which offset: "earliest", "latest", a time in microseconds, {"behind": an offset}: where the
-batch behind that one begins, or {"time_of": an offset}: the first record there or after it, whose
-time is in the answer."""
+"""The offset to look up: "earliest", "latest", a time in microseconds, {"behind": offset} for the
+begin of the next batch, or {"time_of": offset} for the first record from there on, with its time.
+"""
 
 
 def list_offsets(
     call: StepsCall, requested: Iterable[tuple[TopicPartition, At]]
 ) -> Steps[dict[TopicPartition, dict[str, Any]]]:
-    """What LIST_OFFSETS says of each partition; an entry may be a refusal (see `offset_in`)."""
+    """The LIST_OFFSETS entry of each partition. An entry may have an error (see `offset_in`)."""
     items = [{"topic": key.topic, "partition": key.partition, "at": at} for key, at in requested]
     found: dict[TopicPartition, dict[str, Any]] = {}
     for start in range(0, len(items), OFFSETS_AT_ONCE):
@@ -45,9 +45,9 @@ def ready_offsets(
     at: str,
     timeout_ms: int,
 ) -> dict[TopicPartition, dict[str, Any]]:
-    """What `ask` (`Admin.offsets`) says of each partition, all of them offsets. One that is being
-    opened, as all are for a moment after the appliance's start, is asked for again. Raises what an
-    entry says, RequestTimeoutError when one is not open after `timeout_ms`.
+    """The entries of `ask` (`Admin.offsets`), all with an offset. Partitions that the appliance is
+    still opening, as after its start, are asked for again. Raises an entry's error, and
+    RequestTimeoutError if a partition is not open after `timeout_ms`.
     """
     by_s = time.monotonic() + timeout_ms / 1000
     found: dict[TopicPartition, dict[str, Any]] = {key: {} for key in keys}
@@ -66,19 +66,21 @@ def ready_offsets(
 
 
 def offset_in(item: dict[str, Any]) -> int:
-    """The offset that one entry of a LIST_OFFSETS answer says; -1: no record is as late as the
-    time. Raises what the entry says.
+    """The offset in an entry of LIST_OFFSETS. -1: all records are older than the time. Raises the
+    entry's error.
     """
     return int(check_offsets_answer(item)["offset"])
 
 
 def check_offsets_answer(item: dict[str, Any]) -> dict[str, Any]:
-    """One entry of a LIST_OFFSETS answer, which has an offset. Raises what the entry says:
-    UnknownTopicError, PartitionOutOfRangeError, ...
+    """Return an entry of LIST_OFFSETS that has an offset. Raises the entry's error, such as
+    UnknownTopicError or PartitionOutOfRangeError.
     """
     code = code_of(item["code"])
     if code is not ErrorCode.OK:
         raise error_for(code, f"{item['topic']}-{item['partition']}")
     if "offset" not in item:
-        raise InvalidRequestError("an offset is missing in the answer")
+        raise InvalidRequestError(
+            f"the LIST_OFFSETS response has no offset for {item['topic']}-{item['partition']}"
+        )
     return item

@@ -1,7 +1,7 @@
-"""What a consumer knows of topics: asked for once, and anew where a topic may have changed since.
+"""The topics of a consumer, looked up once and again when they may have changed.
 
 Owner: one Consumer, one thread.
-Invariants: what is known is replaced only by an answer.
+Invariants: an entry is replaced only by a response.
 """
 
 from __future__ import annotations
@@ -14,27 +14,26 @@ from tailrace.protocol.frame import Api
 
 
 class MetadataCache:
-    """See the module's docstring."""
+    """TopicInfos by name."""
 
     def __init__(self, call: Call) -> None:
-        """`call`: a request and its answer."""
         self._call = call
         self._known: dict[str, TopicInfo] = {}
 
     def of(self, topic: str) -> Steps[TopicInfo]:
-        """As it was when it was first asked for. Raises UnknownTopicError."""
+        """The topic as last looked up. Raises UnknownTopicError."""
         info = self._known.get(topic)
         return (yield from self.refresh(topic)) if info is None else info
 
     def refresh(self, topic: str) -> Steps[TopicInfo]:
-        """As it is now. Raises UnknownTopicError."""
+        """The topic, looked up now. Raises UnknownTopicError."""
         answer = yield from self._call(Api.METADATA, {"topics": [topic]})
         info = self._known[topic] = topics_from_metadata(answer, topic)[topic]
         return info
 
     def with_partition(self, key: TopicPartition) -> Steps[TopicInfo]:
-        """Of a topic that has this partition, perhaps since a moment ago. Raises UnknownTopicError,
-        PartitionOutOfRangeError.
+        """The topic of a partition, looked up again if the partition may be new. Raises
+        UnknownTopicError, PartitionOutOfRangeError.
         """
         info = yield from self.of(key.topic)
         if key.partition >= len(info.partitions):
@@ -47,13 +46,13 @@ class MetadataCache:
         return info
 
     def as_assigned(self, topic: str, topic_id: str, partition_count: int) -> Steps[TopicInfo]:
-        """What a group's assignment speaks of. Raises UnknownTopicError when the appliance's front
-        does not know it like that.
+        """The topic of a group's assignment. Raises UnknownTopicError if the front knows another
+        topic of that name, or fewer partitions.
         """
         for ask in (self.of, self.refresh):
             info = yield from ask(topic)
             if info.topic_id.hex() == topic_id and len(info.partitions) >= partition_count:
                 return info
         raise UnknownTopicError(
-            f"topic {topic!r} is another one now, or has fewer partitions than the group says"
+            f"topic {topic!r} was recreated, or has fewer partitions than the group's assignment"
         )

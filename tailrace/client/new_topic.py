@@ -1,4 +1,4 @@
-"""A topic that is to be made, as a user describes it and as CREATE_TOPICS takes it."""
+"""A topic to create: the user's description, and its entry of a CREATE_TOPICS request."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ from tailrace.core.errors import (
 
 
 class NewTopic:
-    """A topic to be made: see `Admin.create_topics`.
+    """A topic to create by `Admin.create_topics`.
 
-    `configs`: Kafka's names of topic settings -> values, numbers with or without a unit
-    (`{"retention.ms": "7d", "segment.bytes": "64MiB"}`); what is left out has its default.
-    `schema`: a pyarrow Schema, or any frame that has the columns; None: the default schema of key,
-    value, timestamp and headers.
+    `configs`: topic settings, with Kafka's names. Numbers may have a unit (`{"retention.ms": "7d",
+    "segment.bytes": "64MiB"}`). `schema`: a pyarrow Schema, or any frame with the columns. None is
+    the default schema of key, value, timestamp and headers.
     """
 
     def __init__(
@@ -35,13 +34,14 @@ class NewTopic:
         config: Mapping[str, Any] | None = None,
         topic_configs: Mapping[str, Any] | None = None,
     ) -> None:
-        """`num_partitions`, `config` and `topic_configs` are Kafka's clients' names for
-        `partitions` and `configs`. Raises InvalidSettingError for a wrong part, NotSupportedError
-        for more than one replica.
+        """`num_partitions`, `config` and `topic_configs` are other clients' names for `partitions`
+        and `configs`. Raises InvalidSettingError, and NotSupportedError for more than one replica.
         """
         given = [each for each in (configs, config, topic_configs) if each is not None]
         if len(given) > 1:
-            raise InvalidSettingError("configs is given twice")
+            raise InvalidSettingError(
+                "configs is given twice; give one of configs, config and topic_configs"
+            )
         chosen: Any = given[0] if given else {}
         if num_partitions is not None:
             partitions = num_partitions
@@ -51,7 +51,7 @@ class NewTopic:
             raise InvalidSettingError(f"partitions is {partitions!r:.100}; it takes a whole number")
         if not isinstance(chosen, Mapping):
             hint = (
-                "; replication_factor, which there is none of, is a keyword argument"
+                "; replication_factor, which is always 1, is a keyword argument"
                 if isinstance(chosen, int)
                 else ""
             )
@@ -90,8 +90,8 @@ class NewTopic:
 
 
 def check_configs(configs: Mapping[Any, Any]) -> None:
-    """Raises InvalidSettingError unless these are names with text, numbers or truths; which of them
-    there are, the appliance knows.
+    """Raise InvalidSettingError unless these are names with text, numbers or booleans. The
+    appliance checks the names themselves.
     """
     for name, value in configs.items():
         if not isinstance(name, str):
@@ -128,7 +128,7 @@ def create_request(
 
 
 def delay_schema_of(schema_message: bytes) -> str:
-    """The schema of the delay log of a topic that has this one, for JSON."""
+    """The schema of the delay log of a topic with this schema, as base64."""
     from tailrace.format.schema import delay_schema, from_message, to_message
 
     return base64.b64encode(to_message(delay_schema(from_message(schema_message)))).decode("ascii")

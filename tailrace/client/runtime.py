@@ -52,12 +52,37 @@ _NOBLOCK_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 """Plain ints: operators of an enumeration's members run Python code."""
 
 
+def check_bootstrap(address: object) -> str:
+    """The address as ZeroMQ takes it. Kafka's `host:port` and a list of one address are accepted
+    too. Raises InvalidSettingError.
+    """
+    if isinstance(address, str) and "," in address:
+        address = [part.strip() for part in address.split(",") if part.strip()]
+    if isinstance(address, (list, tuple)):
+        if len(address) > 1:
+            raise InvalidSettingError(
+                f"bootstrap_servers names {len(address)} addresses; an appliance is one host: "
+                "give one"
+            )
+        address = address[0] if address else ""
+    if isinstance(address, str):
+        if address.startswith(("tcp://", "ipc://")):
+            return address
+        host, _, port = address.rpartition(":")
+        if host and port.isdecimal() and "/" not in address:
+            return f"tcp://{address}"
+    raise InvalidSettingError(
+        f"bootstrap_servers is {address!r}; it takes an address such as tcp://127.0.0.1:7420, "
+        "localhost:7420 or ipc:///run/tailrace/tailrace.sock"
+    )
+
+
 def send_frames(
     socket: zmq.Socket[bytes], frames: Sequence[Readable], *, copy: bool = True
 ) -> None:
     """Queue one message without waiting. Raises zmq.ZMQError.
 
-    Costs a third of `send_multipart`, which looks at each frame twice.
+    It costs a third of `send_multipart`, which checks each frame twice.
     """
     send = socket.send
     for frame in frames[:-1]:
@@ -210,7 +235,7 @@ class Runtime:
     has_threads: bool = True
 
     def __repr__(self) -> str:
-        return "SYSTEM" if self is SYSTEM else "<another Environment>"
+        return "SYSTEM" if self is SYSTEM else "<another Runtime>"
 
 
 SYSTEM = Runtime(time.monotonic_ns, DealerSocket, sleep_on, random.random)

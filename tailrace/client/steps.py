@@ -1,22 +1,20 @@
-"""An operation of a client as steps: it says what it waits for, and is resumed there. It is never
-begun again.
+"""Operations of a client as steps: generators that yield at each wait, and are resumed there.
 
-An operation is a generator. It yields a Wait where it cannot go on before something has come, and
-an Invoke where the user's code is to be called; it returns its result. Two runners take the steps:
-`run` in the caller's thread, which sleeps where the operation waits, and
-`tailrace.aio.event_loop.Driver.run_steps` in an event loop, which awaits there. So the logic of an
-operation is written once, for both.
+An operation yields a Wait where it needs something to come, and an Invoke to call the user's code.
+It returns its result. There are two runners. `run` runs it in the caller's thread and sleeps at
+each wait. `tailrace.aio.event_loop.LoopConnection.run_steps` runs it in an event loop and awaits
+there. The logic of an operation is thus written once, for both.
 
-An operation written as steps may be ended at each of its waits: by KeyboardInterrupt or another
-exception of a signal's handler, by a task's cancellation, by closing the generator. The runner then
-raises the exception in the operation, at that wait, as if the operation had slept there itself, and
-`finally` and `except` act as they do in a plain function. Hence two rules for an operation:
+An operation may be ended at each of its waits: by KeyboardInterrupt or another exception of a
+signal handler, by a task's cancellation, or by closing the generator. The runner raises the
+exception in the operation, at that wait, as if the operation had slept there itself. `finally` and
+`except` act as in a plain function. Hence two rules for an operation:
 
-* At each wait its state is one that others may find: other threads and tasks use the client
-  meanwhile, and the operation may never be resumed.
-* What has to be undone stands in a `finally`, which does not wait.
+* At each wait its state is valid for others. Other threads and tasks use the client meanwhile, and
+  the operation may never be resumed.
+* Undoing belongs into a `finally`, which does not wait.
 
-Owner: whoever runs the operation.
+Owner: the runner of the operation.
 Invariants: each operation is run by one runner, which has closed it when it returns.
 """
 
@@ -40,8 +38,8 @@ from typing import (
 from tailrace.client.call import PendingCall
 from tailrace.core.errors import error_for
 from tailrace.format.crc32c import Readable
-from tailrace.protocol import messages as requests
 from tailrace.protocol.frame import Api, WireError
+from tailrace.protocol.messages import decode_json, encode_json
 from tailrace.protocol.session import CLIENT_JSON_MAX_BYTES, Response
 
 if TYPE_CHECKING:
@@ -54,9 +52,9 @@ P = ParamSpec("P")
 
 
 class Wakeup:
-    """Rung when that has come which an operation waits for, perhaps before it waits.
+    """An event that ends a wait, perhaps before the wait begins.
 
-    An event loop resumes an operation that has a bell when the bell has rung, not with each
+    An event loop resumes an operation with a Wakeup only when that was rung, and not with each
     message.
     """
 
@@ -65,40 +63,35 @@ class Wakeup:
     def __init__(self) -> None:
         self.is_set = False
         self.on_ring: Callable[[], None] | None = None
-        """Called with each ring; the runner's."""
+        """Called with each `ring`; set by the runner."""
 
     def ring(self) -> None:
-        """What is waited for has come, or never will: the operation is to look."""
+        """Resume the operation: its response has come, or never will."""
         self.is_set = True
         if self.on_ring is not None:
             self.on_ring()
 
 
 class Wait(NamedTuple):
-    """The operation can go on when something has come over the connection, and looks at `until_ns`
-    at the latest.
+    """A wait until something comes over the connection, or until `until_ns`.
 
-    An operation may be resumed sooner: it looks whether that is there for which it waits, and waits
-    again.
+    An operation may be resumed earlier. It then checks its condition and waits again.
     """
 
     until_ns: int | None = None
-    """By the connection's clock; None: no time limit."""
+    """By the connection's clock. None: no time limit."""
     wakeup: Wakeup | None = None
-    """What tells that its answer has come; None: it looks at everything that comes."""
+    """The event that ends the wait. None: anything that comes ends it."""
 
 
 PAUSE = Wait(0)
-"""The operation has worked for long: the other tasks of an event loop have their turn. A thread
-goes on at once.
-"""
+"""Lets the other tasks of an event loop run. A thread goes on at once."""
 
 
 class Invoke(NamedTuple):
-    """The user's code is to be called: in a thread `function(*args)`; in an event loop its result
-    is awaited where it can be.
+    """A call of the user's code: `function(*args)`. An event loop awaits the result if it can be.
 
-    The operation is resumed with what the call returned, or with what it raised.
+    The operation is resumed with the result, or with the exception.
     """
 
     function: Callable[..., Any]
@@ -108,22 +101,20 @@ class Invoke(NamedTuple):
 Steps: TypeAlias = Generator[Wait | Invoke, Any, T]
 """An operation that returns a T."""
 Call: TypeAlias = "Callable[[Api, dict[str, Any]], Steps[dict[str, Any]]]"
-"""A request and its answer, both JSON, as an operation."""
+"""A request and its response, both JSON, as an operation."""
 Guard: TypeAlias = "Callable[[Callable[[], Response | None]], Response | None]"
-"""Calls a function that uses the connection, under the lock of the connection's user; returns what
-it returns.
-"""
+"""Calls a function that uses the connection under the user's lock, and returns its result."""
 Sleep: TypeAlias = "Callable[[int | None], object]"
-"""Sleep until something may have come, or until that time (None: without limit), by the
-connection's clock.
+"""Sleeps until something may have come, or until that time (None: no limit), by the connection's
+clock.
 """
 
 
-# ---- what an operation says ----------------------------------------------------------------------
+# ---- parts of operations -------------------------------------------------------------------------
 
 
 def invoke(function: Callable[..., Any], *args: Any) -> Steps[Any]:
-    """Call the user's code; see Invoke. Raises what it raises."""
+    """Call the user's code (see Invoke). Raises what it raises."""
     return (yield Invoke(function, args))
 
 
@@ -136,10 +127,10 @@ def call(
     start_ns: int | None = None,
     guard: Guard | None = None,
 ) -> Steps[Response]:
-    """Send a request and wait for its answer; see `Connection.call`, which raises the same.
+    """Send a request and wait for its response. Raises as `call_now` does.
 
-    `start_ns`: since when the timeouts run; None: from now on. `guard`: has each use of the
-    connection made by itself, where others use it too.
+    `start_ns`: start of the timeouts, None for now. `guard` makes each use of a connection that
+    others use too.
     """
     wakeup = Wakeup()
     started_ns = connection.now_ns() if start_ns is None else start_ns
@@ -160,10 +151,10 @@ def call_json(
     start_ns: int | None = None,
     guard: Guard | None = None,
 ) -> Steps[dict[str, Any]]:
-    """`call` with JSON both ways. Raises what it does, and MalformedRequestError for an answer that
-    is not JSON.
+    """Send a request as JSON and wait for its JSON response. Raises as `call` does, and
+    MalformedRequestError for another response.
     """
-    body = [requests.encode_json(request)]
+    body = [encode_json(request)]
     response = yield from call(
         connection, api, body, timeout_ms, connect_timeout_ms, start_ns, guard
     )
@@ -171,17 +162,15 @@ def call_json(
 
 
 def decode_answer(api: Api, response: Response) -> dict[str, Any]:
-    """The JSON of an answer. Raises MalformedRequestError when it is none."""
+    """The JSON of a response. Raises MalformedRequestError."""
     try:
-        return requests.decode_json(
-            response.body[0] if response.body else b"", CLIENT_JSON_MAX_BYTES
-        )
+        return decode_json(response.body[0] if response.body else b"", CLIENT_JSON_MAX_BYTES)
     except WireError as error:
         raise error_for(error.code, f"the answer to {api.name}: {error.detail}") from None
 
 
 def lifted(function: Callable[..., R]) -> Callable[..., Steps[R]]:
-    """A function that does not wait, in the place of an operation."""
+    """Make an operation of a function that does not wait."""
 
     def steps(*args: Any, **keywords: Any) -> Steps[R]:
         yield from ()
@@ -194,16 +183,16 @@ def lifted(function: Callable[..., R]) -> Callable[..., Steps[R]]:
 
 
 class Runner(Protocol):
-    """A client of threads, which takes the steps of its operations."""
+    """A client of threads, which runs its operations."""
 
     def _run_steps(self, steps: Steps[T], /) -> T: ...
 
 
 def operation(steps: Callable[Concatenate[C, P], Steps[T]]) -> Callable[Concatenate[C, P], T]:
-    """Make an operation a public method of a client of threads: called, it is run, and its result
-    is returned.
+    """Decorator that makes a public method of an operation, for a client of threads.
 
-    `steps_of` gives the operation back, for other operations and for the loop's clients.
+    The method runs the operation and returns its result. `steps_of` returns the operation, for
+    other operations and for the clients of event loops.
     """
 
     @wraps(steps)
@@ -218,7 +207,7 @@ def operation(steps: Callable[Concatenate[C, P], Steps[T]]) -> Callable[Concaten
 
 
 def steps_of(method: Callable[Concatenate[C, P], T]) -> Callable[Concatenate[C, P], Steps[T]]:
-    """The operation that a method, made by `operation`, runs."""
+    """The operation of a method that `operation` made."""
     steps: Callable[Concatenate[C, P], Steps[T]] = method.__wrapped__  # type: ignore[attr-defined]
     return steps
 
@@ -227,9 +216,9 @@ def steps_of(method: Callable[Concatenate[C, P], T]) -> Callable[Concatenate[C, 
 
 
 class Progress:
-    """One operation on its way, for a runner: `advance` until `is_done`.
+    """One running operation. Its runner calls `advance` until `is_done`.
 
-    What a wait or a call of the user's raised is given to the operation with the next `advance`.
+    The next `advance` raises an exception of a wait, or of the user's code, in the operation.
     """
 
     __slots__ = ("_answer", "_error", "_steps", "is_done", "result")
@@ -242,8 +231,8 @@ class Progress:
         self.result: Any = None
 
     def advance(self) -> Wait | Invoke | None:
-        """Resume the operation; returns what it waits for, None when it is done. Raises what the
-        operation raises.
+        """Resume the operation. Returns its next wait or call, None when it is done. Raises what
+        the operation raises.
         """
         answer, self._answer = self._answer, None
         error, self._error = self._error, None
@@ -254,21 +243,19 @@ class Progress:
             self.is_done = True
             return None
         finally:
-            error = None  # else it would hold this frame, which its traceback names
+            error = None  # else it would keep this frame alive, by its traceback
 
     def answer(self, result: Any) -> None:
-        """The call that the operation asked for returned this."""
+        """Set the result of the call that the operation yielded."""
         self._answer = result
 
     def fail(self, error: BaseException) -> None:
-        """The wait, or the call that the operation asked for, raised this."""
+        """Set the exception of the wait or call that the operation yielded."""
         self._error = error
 
 
 def run(steps: Steps[T], sleep: Sleep) -> T:
-    """Take the steps of an operation in this thread, sleeping where it waits. Raises what the
-    operation raises.
-    """
+    """Run an operation in this thread, and sleep at its waits. Raises what it raises."""
     progress = Progress(steps)
     try:
         while not progress.is_done:
@@ -290,18 +277,19 @@ def run(steps: Steps[T], sleep: Sleep) -> T:
 
 
 def run_at_once(steps: Steps[T]) -> T:
-    """The result of an operation that has nothing to wait for. Raises RuntimeError when it has."""
+    """Run an operation that does not wait. Raises RuntimeError if it does."""
     return run(steps, _refuse_to_sleep)
 
 
 def _refuse_to_sleep(_until_ns: int | None) -> None:
-    raise RuntimeError("an operation that was to end at once has something to wait for")
+    raise RuntimeError("an operation that must not wait has something to wait for; use run()")
 
 
 def run_on(connection: Connection, steps: Steps[T], lock: threading.RLock | None = None) -> T:
-    """Take the steps of an operation in this thread; where it waits, sleep on the connection.
+    """Run an operation in this thread, and sleep on the connection at its waits.
 
-    `lock`: the owner's, held once; others may have it, and close the connection, during a sleep.
+    `lock`: of the owner, held once. It is released during a sleep, when others may close the
+    connection.
     """
     if lock is None:
         return run(steps, connection.sleep_until)
@@ -316,11 +304,11 @@ def call_now(
     connect_timeout_ms: int | None = None,
     lock: threading.RLock | None = None,
 ) -> Response:
-    """Send a request and wait for its answer in this thread; repeat it when the connection is
-    lost, or the appliance cannot take it now. `lock`: as of `run_on`.
+    """Send a request and wait for its response in this thread. `lock`: as in `run_on`.
 
-    Raises NotReachableError when no connection came about within `connect_timeout_ms` (None:
-    `timeout_ms`), RequestTimeoutError, ClientClosedError, or what the answer says.
+    The request is repeated if the connection is lost, or the appliance cannot take it now. Raises
+    NotReachableError without a connection within `connect_timeout_ms` (None: `timeout_ms`),
+    RequestTimeoutError, ClientClosedError, or the response's error.
     """
     return run_on(connection, call(connection, api, body, timeout_ms, connect_timeout_ms), lock)
 
@@ -333,8 +321,8 @@ def call_json_now(
     connect_timeout_ms: int | None = None,
     lock: threading.RLock | None = None,
 ) -> dict[str, Any]:
-    """`call_now` with JSON both ways. Raises what it does, and MalformedRequestError for an answer
-    that is not JSON.
+    """Send a request as JSON and wait for its JSON response, in this thread. Raises as `call_now`
+    does, and MalformedRequestError for another response.
     """
     steps = call_json(connection, api, request, timeout_ms, connect_timeout_ms)
     return run_on(connection, steps, lock)

@@ -1,7 +1,8 @@
-"""What a client knows of a topic, from METADATA: partitions, schema, settings.
+"""A topic as METADATA describes it: partitions, schema, settings.
 
-Invariants: a TopicInfo never changes; news is another one. The schema is made from its bytes when
-    first asked for (that loads pyarrow).
+Invariants:
+- A TopicInfo never changes. A change of the topic makes another one.
+- The schema is decoded at its first use, since that imports pyarrow.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ if TYPE_CHECKING:
 
 
 INTERNAL_PREFIX = "__tailrace_"
-"""What the names of topics begin with that programs of Tailrace keep for themselves: lists leave
-them out, as Kafka's do with its own.
+"""Prefix of topics that Tailrace's programs keep for themselves. Lists of topics leave them out, as
+Kafka's do.
 """
 UNKNOWN_MAP = -1
-"""In the place of a slot map's version: there is one, and it is not known."""
+"""Version of a slot map that is not known."""
 
 
 class TopicInfo:
-    """One topic; or, with `delay_of`, the log that holds a topic's delayed records."""
+    """One topic, or the delay log of the topic `delay_of`."""
 
     def __init__(self, described: dict[str, Any], delay_of: str = "") -> None:
         self.name: str = described["name"]
@@ -40,12 +41,12 @@ class TopicInfo:
         self.settings: dict[str, Any] = described["settings"]
         self.partitions: list[dict[str, Any]] = described["partitions"]
         self.created_us: int = described.get("created_us", 0)
-        """Microseconds since 1970; 0: an earlier version does not tell."""
+        """Microseconds since 1970. 0: earlier versions do not report it."""
         self.seeds = [checksum_seed(self.topic_id, p) for p in range(len(self.partitions))]
         self._schema: pa.Schema | None = None
         self._columns: frozenset[str] | None = None
         self.delay_of = delay_of
-        """Of a delay log: the topic's name."""
+        """The topic's name, of a delay log."""
         self.delay_log: TopicInfo | None = None
         self.slot_map_version: int = 0 if delay_of else described.get("slot_map_version", 0)
         """0: the topic has no hash slots."""
@@ -54,8 +55,8 @@ class TopicInfo:
             if self.slot_map_version
             else None
         )
-        """Slot -> partition. None: it has none, or the appliance is just telling its fronts of
-        another map.
+        """Slot -> partition. None: the topic has no hash slots, or the appliance is just changing
+        the map.
         """
         if self.slot_map_version and self.owners is None:
             self.slot_map_version = UNKNOWN_MAP
@@ -64,9 +65,7 @@ class TopicInfo:
             for partition, p in enumerate(described["partitions"])
             if p.get("hand_over")
         }
-        """Partition that got hash slots from others -> where each of those ended then (see
-        `is_drained`).
-        """
+        """Partition that got hash slots from others -> the end of each of those at that time."""
         delay_log = described.get("delay_log")
         if delay_log is not None:
             self.delay_log = TopicInfo(
@@ -85,7 +84,7 @@ class TopicInfo:
 
     @property
     def columns(self) -> frozenset[str]:
-        """The columns that a row of a typed topic may have; of a delay log, those of its topic."""
+        """The columns of a typed topic's rows. A delay log has those of its topic."""
         if self._columns is None:
             self._columns = frozenset(self.schema.names).difference(
                 DELAY_COLUMNS if self.delay_of else ()
@@ -94,13 +93,13 @@ class TopicInfo:
 
 
 def is_internal(name: str) -> bool:
-    """Whether a topic is not a user's: see INTERNAL_PREFIX."""
+    """True if Tailrace's programs keep the topic for themselves (INTERNAL_PREFIX)."""
     return name.startswith(INTERNAL_PREFIX)
 
 
 def topics_from_metadata(answer: dict[str, Any], *requested: str) -> dict[str, TopicInfo]:
-    """The topics of a METADATA answer, `requested` among them. Raises UnknownTopicError for the
-    first that does not exist, MalformedRequestError for an answer that is none.
+    """The topics of a METADATA response, by name. Raises UnknownTopicError for the first one that
+    does not exist, MalformedRequestError for an invalid response or a missing `requested` topic.
     """
     topics = {}
     try:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tailrace import Consumer, NewTopic, Producer, TopicPartition
-from tailrace.client.connection import check_bootstrap
+from tailrace.client.runtime import check_bootstrap
 from tailrace.client.settings import (
     ALIASES,
     ConsumerOptions,
