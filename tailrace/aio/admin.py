@@ -1,5 +1,4 @@
-"""Administration from a coroutine: `tailrace.Admin`, its methods awaited. Any number of calls may
-be under way at a time, on one connection.
+"""`tailrace.Admin` for asyncio. Any number of calls share one connection at a time.
 
 Owner: one event loop's thread.
 """
@@ -25,7 +24,7 @@ P = ParamSpec("P")
 def _awaited(
     method: Callable[Concatenate[Admin, P], T],
 ) -> Callable[Concatenate[AsyncAdmin, P], Coroutine[Any, Any, T]]:
-    """A method of Admin as one of AsyncAdmin, with the same arguments and errors."""
+    """Make a method of AsyncAdmin from one of Admin, with the same arguments and errors."""
     steps = steps_of(method)
 
     @wraps(method)
@@ -36,8 +35,8 @@ def _awaited(
 
 
 class PendingDelays:
-    """What `AsyncAdmin.list_delays` returns: `async for` takes it page by page, `await` all of it
-    as a list.
+    """The result of `AsyncAdmin.list_delays`. `async for` reads it page by page, `await` returns a
+    list of all.
     """
 
     def __init__(self, client: AsyncAdmin, request: dict[str, Any]) -> None:
@@ -63,11 +62,11 @@ class PendingDelays:
 
 
 class AsyncAdmin(AsyncClient, RenamedMethods):
-    """`tailrace.Admin` for coroutines: the same arguments, methods and errors; each method is
+    """`tailrace.Admin` for coroutines: the same arguments, methods and errors. Each method is
     awaited.
 
-    `await asyncio.gather(admin.describe_topics("a"), admin.list_topics())`: requests go out at once
-    and are answered as the appliance comes to them.
+    `await asyncio.gather(admin.describe_topics("a"), admin.list_topics())` sends both requests at
+    once.
     """
 
     _renamed = Admin._renamed
@@ -81,7 +80,7 @@ class AsyncAdmin(AsyncClient, RenamedMethods):
         connect_timeout_ms: int | str | None = None,
         client_id: str | None = None,
     ) -> None:
-        """As `Admin`. Raises InvalidSettingError."""
+        """Take the settings of `Admin`. Raises InvalidSettingError."""
         self._admin = Admin(
             bootstrap,
             bootstrap_servers=bootstrap_servers,
@@ -93,7 +92,7 @@ class AsyncAdmin(AsyncClient, RenamedMethods):
         self._loop_connection = LoopConnection(type(self).__name__, self._admin._connection)
 
     async def close(self) -> None:
-        """End it; calls that wait for an answer raise ClientClosedError."""
+        """Close the client. Calls that wait for a response raise ClientClosedError."""
         self._end(self._admin.close)
 
     create_topics = _awaited(Admin.create_topics)
@@ -129,7 +128,7 @@ class AsyncAdmin(AsyncClient, RenamedMethods):
         due_from: dt.datetime | None = None,
         due_to: dt.datetime | None = None,
     ) -> PendingDelays:
-        """What waits in a topic, by partition and due time: `async for` it, or await it for a list.
-        Raises UnknownTopicError, InvalidRequestError.
+        """The delayed records of a topic, by partition and due time. Use `async for`, or await it
+        for a list. Raises UnknownTopicError, InvalidRequestError.
         """
         return PendingDelays(self, delays_request(topic, partition, key, due_from, due_to))

@@ -1,8 +1,7 @@
-"""What the three asynchronous clients have in common: they begin, end, and make their plain
-client's operations awaitable.
+"""The base class of the asyncio clients: start, close, and running a plain client's operations.
 
 Owner: one event loop's thread.
-Invariants: a client that is not closed when it is forgotten says so (ResourceWarning).
+Invariants: a client that is garbage before it was closed gives a ResourceWarning.
 """
 
 from __future__ import annotations
@@ -19,21 +18,19 @@ Result = TypeVar("Result")
 
 
 class AsyncClient:
-    """Use it with `async with`, or await `start()` and `close()`; `stop()` is another name for
-    that.
-    """
+    """A client for `async with`, or for `start()` and `close()`."""
 
     _loop_connection: LoopConnection
     _is_closed = False
 
     async def start(self) -> None:
-        """Begin to work in the running event loop. Any other method does so too when it is the
-        first. Raises InvalidRequestError when the client works in another loop, ClientClosedError.
+        """Start in the running event loop. The first call of any other method starts it too. Raises
+        InvalidRequestError if the client works in another loop, ClientClosedError.
         """
         self._loop_connection.enter()
 
     async def close(self) -> None:
-        """End it. Who waits elsewhere gets ClientClosedError. Nothing happens the second time."""
+        """Close the client. Calls that wait raise ClientClosedError. A second call does nothing."""
         raise NotImplementedError
 
     def _end(self, close_plain_client: Callable[[], None]) -> None:
@@ -43,7 +40,7 @@ class AsyncClient:
         close_plain_client()
 
     async def stop(self) -> None:
-        """`close()`, by aiokafka's name."""
+        """Call `close()`. The name is aiokafka's."""
         await self.close()
 
     async def __aenter__(self) -> Self:
@@ -69,7 +66,7 @@ class AsyncClient:
             self._loop_connection.forget()
 
     async def _run(self, steps: Steps[Result]) -> Result:
-        """Take the steps of an operation in the loop."""
+        """Run an operation in the loop."""
         try:
             self._loop_connection.enter()
             return await self._loop_connection.run_steps(steps)

@@ -1,13 +1,11 @@
-"""Reading from a coroutine: `tailrace.Consumer`, its methods awaited, and `async for record in
-consumer`.
+"""`tailrace.Consumer` for asyncio: its methods awaited, and `async for record in consumer`.
 
-What the methods do is written in `tailrace.consumer.consumer`, as steps; here they are awaited.
-Fetches go on while the program is elsewhere: their answers are taken in by the event loop, at most
-one for each partition.
+The methods are steps of `tailrace.consumer.consumer`, run by the event loop. Fetches go on while
+the program does other things. The loop receives their responses, at most one for each partition.
 
 Owner: one event loop's thread.
-Invariants: no record is lost by a cancelled await, or by leaving an `async for`: it lies in the
-    consumer's buffer until the call that carries it returns, and nothing is awaited between.
+Invariants: a cancelled await, or leaving an `async for`, loses no record. A record stays in the
+    consumer's buffer until the call that delivers it returns, without an await in between.
 """
 
 from __future__ import annotations
@@ -38,7 +36,7 @@ P = ParamSpec("P")
 
 
 class LoopProducers(Producers):
-    """Producers that work in the same loop."""
+    """Producers of the consumer's event loop."""
 
     def make(self, **settings: Any) -> Any:
         """See `Producers`."""
@@ -48,14 +46,14 @@ class LoopProducers(Producers):
 
     @staticmethod
     def outcome(handle: Any) -> Any:
-        """See `Producers`; it is awaited."""
+        """See `Producers`. The result is awaited."""
         return handle
 
 
 def _awaited(
     method: Callable[Concatenate[Consumer, P], T],
 ) -> Callable[Concatenate[AsyncConsumer, P], Coroutine[Any, Any, T]]:
-    """A method of Consumer as one of AsyncConsumer, with the same arguments and errors."""
+    """Make a method of AsyncConsumer from one of Consumer, with the same arguments and errors."""
     steps = steps_of(method) if hasattr(method, "__wrapped__") else None
 
     @wraps(method)
@@ -75,9 +73,7 @@ def _awaited(
 def _awaited_instead(
     method: Callable[Concatenate[Consumer, P], T],
 ) -> Callable[Concatenate[AsyncConsumer, P], Coroutine[Any, Any, T]]:
-    """`_awaited`, of a method that says what is read, in the place of the topics named at
-    construction.
-    """
+    """Make a method as `_awaited` does, which replaces the topics named at construction."""
     steps = steps_of(method)
 
     @wraps(method)
@@ -93,15 +89,15 @@ def _awaited_instead(
 
 
 class AsyncConsumer(AsyncClient, RenamedMethods):
-    """`tailrace.Consumer` for coroutines: the same arguments, settings, methods and errors; each
+    """`tailrace.Consumer` for coroutines: the same arguments, settings, methods and errors. Each
     method is awaited.
 
         async with AsyncConsumer("orders", bootstrap="tcp://127.0.0.1:7420") as consumer:
             async for record in consumer:
                 ...
 
-    Several tasks may use it; each record goes to one of them. aiokafka's `getone` and `getmany` are
-    here too. A listener's methods may be coroutines.
+    Several tasks may use it. Each record goes to one of them. It also has aiokafka's `getone` and
+    `getmany`. A listener's methods may be coroutines.
     """
 
     _renamed = Consumer._renamed
@@ -112,7 +108,7 @@ class AsyncConsumer(AsyncClient, RenamedMethods):
         bootstrap: str | None = None,
         **settings: Unpack[ConsumerOptions],
     ) -> None:
-        """As `Consumer`; the topics are looked up by `start()`, or the first use. Raises
+        """Take the arguments of `Consumer`. `start()` or the first use looks the topics up. Raises
         InvalidSettingError.
         """
         first = topics[:1] if topics and isinstance(topics[0], Mapping) else ()
@@ -140,7 +136,7 @@ class AsyncConsumer(AsyncClient, RenamedMethods):
 
     async def start(self) -> None:
         """Assign all partitions of the topics named at construction. Raises UnknownTopicError,
-        NotReachableError; the consumer is closed then, as when a Consumer cannot be made.
+        NotReachableError. The consumer is closed then.
         """
         self._loop_connection.enter()
         try:
@@ -178,8 +174,8 @@ class AsyncConsumer(AsyncClient, RenamedMethods):
     # ---- the end -------------------------------------------------------------------------------
 
     async def close(self, autocommit: bool = True) -> None:
-        """As `Consumer.close`. Who waits for records gets ClientClosedError, an `async for`
-        ends.
+        """Close the consumer as `Consumer.close` does. Calls that wait for records raise
+        ClientClosedError, and an `async for` ends.
         """
         await self._close(autocommit, True)
 
@@ -219,11 +215,9 @@ class AsyncConsumer(AsyncClient, RenamedMethods):
     # ---- reading -------------------------------------------------------------------------------
 
     async def _asking(self, gathering: Callable[..., Steps[None]], *args: Any) -> None:
-        """Have records in the buffer, by these steps of the consumer's."""
+        """Fill the buffer by these steps of the consumer."""
         consumer = self._consumer
-        await asyncio.sleep(
-            0
-        )  # records that are there already must not keep the loop's other tasks waiting
+        await asyncio.sleep(0)  # lets other tasks run even if the buffer has records
         consumer._check_may_ask()
         try:
             consumer._poll_loop.begin()
@@ -236,8 +230,8 @@ class AsyncConsumer(AsyncClient, RenamedMethods):
     async def poll(
         self, timeout_ms: float = 0, max_records: int | None = None, **others: Never
     ) -> list[Record]:
-        """Up to `max_records` records (default max_poll_records); awaits the first for at most
-        `timeout_ms`. Empty when the time is up. Raises what `Consumer.poll` does.
+        """Up to `max_records` records (default max_poll_records). Waits at most `timeout_ms` for
+        the first, and then returns an empty list. Raises as `Consumer.poll` does.
         """
         if others:
             refuse_keywords("poll", others)
@@ -247,9 +241,9 @@ class AsyncConsumer(AsyncClient, RenamedMethods):
         return self._consumer._buffer.deliver(limit)
 
     async def consume(self, num_messages: int = 1, timeout: float | None = -1.0) -> list[Record]:
-        """Up to `num_messages` records: waits until there are as many or `timeout` seconds are over
-        (-1, None: without end). Raises what `poll` does; what came before an error is delivered
-        first, and what came before a cancellation by the next call.
+        """Up to `num_messages` records. Waits for as many, for at most `timeout` seconds (-1 or
+        None: no limit). Raises as `poll` does. Records before an error are delivered first, and
+        those before a cancellation by the next call.
         """
         await self._ready()
         requested, deadline_ns = self._consumer._consume_arguments(num_messages, timeout)
@@ -258,8 +252,8 @@ class AsyncConsumer(AsyncClient, RenamedMethods):
         return self._consumer._buffer.deliver(requested)
 
     async def poll_arrow(self, timeout_ms: float = 0) -> list[TopicBatch]:
-        """Whole batches that have come, columns untouched; awaits the first for at most
-        `timeout_ms`. Raises what `poll` does.
+        """Whole batches with their columns. Waits at most `timeout_ms` for the first. Raises as
+        `poll` does.
         """
         await self._ready()
         consumer = self._consumer
@@ -273,9 +267,7 @@ class AsyncConsumer(AsyncClient, RenamedMethods):
         timeout_ms: float = 0,
         max_records: int | None = None,
     ) -> dict[TopicPartition, list[Record]]:
-        """`poll`, by aiokafka's name: records by partition; of `partitions` only, where some are
-        named.
-        """
+        """Poll as aiokafka does: records by partition, of `partitions` only if some are named."""
         found = await (
             self._poll_of(partitions, timeout_ms, max_records)
             if partitions
@@ -287,8 +279,8 @@ class AsyncConsumer(AsyncClient, RenamedMethods):
         return result
 
     async def getone(self, *partitions: TopicPartition | list[TopicPartition]) -> Record:
-        """The next record; waits for one without end. Of `partitions` only, where some are named.
-        Raises what `poll` does.
+        """The next record, of `partitions` only if some are named. Waits without limit. Raises as
+        `poll` does.
         """
         if partitions:
             return (await self._poll_of(partitions, None, 1))[0]
@@ -306,7 +298,7 @@ class AsyncConsumer(AsyncClient, RenamedMethods):
         return next(consumer._buffer.iterator)
 
     def __aiter__(self) -> AsyncIterator[Record]:
-        """Records without end, until the consumer is closed; waits for new ones."""
+        """All records and new ones, until the consumer is closed."""
         return self
 
     async def __anext__(self) -> Record:
@@ -320,7 +312,7 @@ class AsyncConsumer(AsyncClient, RenamedMethods):
     async def _poll_of(
         self, partitions: tuple[Any, ...], timeout_ms: float | None, max_records: int | None
     ) -> list[Record]:
-        """`poll`, of some partitions; timeout None: without end."""
+        """Poll some partitions. `timeout_ms` None: no limit."""
         await self._ready()
         consumer = self._consumer
         limit, deadline_ns = consumer._poll_arguments(timeout_ms or 0, max_records, {})

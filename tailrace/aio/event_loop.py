@@ -1,17 +1,18 @@
-"""One client's connection in one event loop: the loop watches its descriptor, in the way of
-`zmq.asyncio`, and nothing here blocks or is a thread.
+"""Runs a client's operations on an event loop, which watches the client's connection.
 
-How the clients of `tailrace` are used without their blocking: their operations are steps
-(`tailrace.client.steps`), which are taken here; where one waits, the loop awaits that.
+The operations of plain clients are steps (`tailrace.client.steps`). The loop awaits their waits.
+It watches the connection's descriptor as `zmq.asyncio` does. Nothing here blocks or uses a thread.
 
-ZeroMQ's descriptor tells of changes only: what has come while a message was sent is not announced
-again. Therefore `settle()` follows every use of the connection: it takes in what is there, wakes
-who waits for it, and watches the descriptor of the socket that is open now.
+ZeroMQ's descriptor reports changes only, and not messages that came while one was sent. So
+`settle()` follows every use of the connection. It receives messages, wakes the waits, and watches
+the descriptor of the open socket.
 
 Owner: one event loop's thread.
-Invariants: the loop watches the descriptor of the open socket, or none while there is none; whoever
-    waits is woken when something came, when the connection's state changed, at its own time, and at
-    `close()`; a client that has met one loop refuses any other.
+Invariants:
+- The loop watches the descriptor of the open socket, or none without a socket.
+- Waits are woken when something came, when the connection's state changed, at their own time, and
+  at `close()`.
+- A client that was used in one loop refuses any other.
 """
 
 from __future__ import annotations
@@ -34,16 +35,14 @@ from tailrace.protocol.frame import Api
 from tailrace.protocol.session import Response
 
 FAILURES_MAX = 10
-"""So often in a row looking after the connection may fail in what nobody expected; then the client
-is closed.
-"""
+"""Consecutive unexpected errors of `run_once` after which the client is closed."""
 PAUSE_NS = 100_000_000
 SOONEST_NS = 1_000_000
 T = TypeVar("T")
 
 
 class Waiter(Protocol):
-    """Await until something has come (with a bell: until it has rung), or until that time, by the
+    """Waits until something has come (with a Wakeup: until it was rung), or until that time, by the
     connection's clock.
     """
 
@@ -51,7 +50,7 @@ class Waiter(Protocol):
 
 
 def is_running_here(loop: asyncio.AbstractEventLoop | None = None) -> bool:
-    """Whether this is called by an event loop: by `loop`, or by any."""
+    """True if `loop`, or any event loop if None, runs in this thread."""
     try:
         running = asyncio.get_running_loop()
     except RuntimeError:
@@ -60,44 +59,41 @@ def is_running_here(loop: asyncio.AbstractEventLoop | None = None) -> bool:
 
 
 async def _result_of(returned: Any) -> Any:
-    """What a call of the user's code returned, awaited if it can be."""
+    """The result of the user's code, awaited if it can be."""
     return await returned if inspect.isawaitable(returned) else returned
 
 
 def _never_sleep(fds: Sequence[int], timeout_ns: int) -> None:
-    """In an event loop nobody sleeps: an operation waits by its steps. At a program's exit, when
-    there is no loop any more, a producer is closed as others are.
+    """Raise in an event loop, where operations wait by their steps. At a program's exit, without a
+    loop, a producer is closed by sleeping.
     """
     if is_running_here():
-        raise RuntimeError("a client of an event loop was about to block it")
+        raise RuntimeError("internal error: a client of an event loop was about to block it")
     sleep_on(fds, timeout_ns)
 
 
 LOOP_RUNTIME = replace(SYSTEM, sleep_on=_never_sleep, has_threads=False)
-"""The environment of clients that an event loop drives."""
+"""The runtime of clients that an event loop drives."""
 
 
 class LoopConnection:
-    """See the module's docstring. `kind` is the client's name for sentences; `client` is whose
-    operations `run` makes, where they are begun again.
-    """
+    """A connection and the loop that watches it."""
 
     def __init__(self, kind: str, connection: Connection) -> None:
+        """`kind`: the client's name in messages."""
         self.kind = kind
         self.connection = connection
         self._loop: asyncio.AbstractEventLoop | None = None
         self._watched = -1, 0
-        """The descriptor that the loop watches, -1: none, and which of the connection's sockets it
-        is of.
-        """
+        """The descriptor that the loop watches (-1: none), and the number of its socket."""
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ns = 0
         self._state: tuple[int, bool, bool] = (0, False, False)
         self._received_count = 0
         self._callers: set[asyncio.Future[None]] = set()
-        """Who waits for an answer, or for the connection."""
+        """Waits for a response, or for the connection's state."""
         self._watchers: set[asyncio.Future[None]] = set()
-        """Who waits for anything that comes."""
+        """Waits for anything that comes."""
         self._failures = 0
         self._is_closed = False
         fork.add(self)
@@ -106,13 +102,13 @@ class LoopConnection:
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
-        """The loop that the client works in, known from its first use on."""
+        """The loop of the client, known from its first use on."""
         assert self._loop is not None
         return self._loop
 
     def enter(self) -> None:
-        """Every use begins here. Raises ClientClosedError when the client is closed, or its loop,
-        and InvalidRequestError in another loop than its own.
+        """Begin a use of the client. Raises ClientClosedError if the client or its loop is closed,
+        InvalidRequestError in another loop than its own.
         """
         self.connection.check_usable()
         loop = asyncio.get_running_loop()
@@ -139,8 +135,8 @@ class LoopConnection:
         self.settle()
 
     def enter_to_close(self) -> None:
-        """A client may be closed in another loop when its own has closed: what is under way goes on
-        there. Raises InvalidRequestError.
+        """Begin the close of the client. If its own loop is closed, it goes on in this one. Raises
+        InvalidRequestError.
         """
         loop = asyncio.get_running_loop()
         if self._loop is None or self._loop is loop or self._is_closed:
@@ -153,14 +149,12 @@ class LoopConnection:
         self._begin(loop)
 
     def after_fork(self) -> None:
-        """In a child: what the loop watches is the parent's."""
+        """Stop being usable, in a child process. The loop's descriptors are the parent's."""
         self._is_closed = True
         self._loop = None
 
     def detach(self) -> None:
-        """Watch nothing any more, and wake whoever waits: the client is being closed, and says so
-        to them.
-        """
+        """Watch nothing any more, and wake all waits: the client is being closed."""
         self._is_closed = True
         if self._loop is None or self._loop.is_closed():
             return
@@ -173,17 +167,17 @@ class LoopConnection:
         self._wake(self._watchers)
 
     def forget(self) -> None:
-        """The program has lost its client without closing it: nobody will use the connection, if
-        nobody can be using it now.
+        """Close the connection of a client that is garbage, unless another thread's loop may be
+        using it.
         """
         if self._loop is None or self._loop.is_closed() or is_running_here(self._loop):
             self.detach()
             self.connection.close()
 
-    # ---- turns -----------------------------------------------------------------------------------
+    # ---- runs ------------------------------------------------------------------------------------
 
     def run_once(self) -> None:
-        """Something may have come, or something is due. Called by the loop."""
+        """Handle what has come and what is due. Called by the loop."""
         if self._is_closed:
             return
         self._timer = None
@@ -193,7 +187,7 @@ class LoopConnection:
         except Exception as error:
             self._failures += 1
             logger.error(
-                "the %s could not look after its connection, %d times in a row",
+                "the %s failed to handle its connection, %d times in a row",
                 self.kind,
                 self._failures,
                 exc_info=error,
@@ -206,17 +200,17 @@ class LoopConnection:
         self.settle()
 
     def run_timers(self) -> None:
-        """Take in what has come and do what is due."""
+        """Receive messages, and do what is due by time."""
         self.connection.process()
         self.connection.tick(self.connection.now_ns())
 
     def fail(self) -> None:
-        """Nobody can look after the connection any more."""
+        """Close the client after FAILURES_MAX errors."""
         self.connection.close()
         self.detach()
 
     def settle(self) -> None:
-        """After any use of the connection: see the module's docstring."""
+        """Follow up on a use of the connection; see the module's docstring."""
         if self._is_closed or self._loop is None or self._loop.is_closed():
             return
         connection = self.connection
@@ -233,7 +227,7 @@ class LoopConnection:
         self._set_timer(self.due_ns())
 
     def due_ns(self) -> int | None:
-        """When a turn is due though nothing comes; None: never."""
+        """The time of the next run if nothing comes. None: never."""
         return None if self.connection.fatal is not None else self.connection.next_tick_ns()
 
     def _watch_descriptor(self) -> None:
@@ -273,8 +267,9 @@ class LoopConnection:
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[Waiter]:
-        """`with loop_connection.watching() as wait:` look, then `await wait(until_ns)`: returns
-        when something has come since the block began, or at that time.
+        """Give a function that waits until something has come since the block began.
+
+        `with loop_connection.watching() as wait:` check a condition, then `await wait(until_ns)`.
         """
         with self._waiting(self._watchers) as wait:
             yield wait
@@ -286,9 +281,7 @@ class LoopConnection:
             waiting.add(future)
 
         async def wait(until_ns: int | None, wakeup: Wakeup | None = None) -> None:
-            if (
-                wakeup is not None
-            ):  # the answer is one of many: what comes for others wakes nobody here
+            if wakeup is not None:  # messages for other waits do not end this one
                 self._watchers.discard(future)
                 wakeup.on_ring = partial(self._wake, {future})
                 if wakeup.is_set:
@@ -324,16 +317,16 @@ class LoopConnection:
         connect_timeout_ms: int | None = None,
         start_ns: int | None = None,
     ) -> Response:
-        """`Connection.call`, awaited; any number at a time, answered in any order. `start_ns`:
-        since when the timeouts run, None: since now. Raises what it does.
+        """Send a request and await its response. Any number may be pending at a time. `start_ns`:
+        start of the timeouts, None for now. Raises as `tailrace.client.steps.call` does.
         """
         return await self.run_steps(
             call(self.connection, api, body, timeout_ms, connect_timeout_ms, start_ns)
         )
 
     async def run_steps(self, steps: Steps[T]) -> T:
-        """Take the steps of an operation in the loop, awaiting where it waits; see
-        `tailrace.client.steps`. Raises what the operation raises.
+        """Run an operation in the loop, and await its waits (see `tailrace.client.steps`). Raises
+        what the operation raises.
         """
         progress = Progress(steps)
         try:
@@ -356,7 +349,7 @@ class LoopConnection:
             steps.close()
 
     def advance(self, progress: Progress) -> Wait | Invoke | None:
-        """Resume an operation, which uses the connection."""
+        """Resume an operation, and settle its use of the connection."""
         try:
             return progress.advance()
         finally:

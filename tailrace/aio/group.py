@@ -1,9 +1,8 @@
-"""A member of a group in an event loop: its heartbeats.
+"""The heartbeats of a group's member in an event loop.
 
-The loop watches the heartbeats' connection beside the reader's, so they go on while the program
-awaits anything; code that holds the loop for longer than session_timeout_ms loses the membership,
-as it stops everything else in the loop. Rebalances are steps of the consumer's operations
-(`tailrace.group.group_coordinator`).
+The loop watches the connection of the heartbeats beside the reader's. They go on while the program
+awaits anything. Code that blocks the loop for longer than session_timeout_ms loses the membership.
+Rebalances are steps of the consumer's operations (`tailrace.group.group_coordinator`).
 
 Owner: one event loop's thread.
 """
@@ -17,29 +16,29 @@ from tailrace.group.heartbeat import HeartbeatManager
 
 
 class HeartbeatLoopConnection(LoopConnection):
-    """Heartbeats in the event loop."""
+    """The connection of the heartbeats, and the loop that watches it."""
 
     def __init__(self, kind: str, beats: HeartbeatManager, on_event: Callable[[], None]) -> None:
-        """`on_event`: called when the consumer has something to look at."""
+        """`on_event`: called when the membership has an event for the consumer."""
         super().__init__(kind, beats.connection)
         self._beats = beats
         self._on_event = on_event
 
     def run_timers(self) -> None:
-        """Take in what has come, and send what is due."""
+        """Receive messages, and send the heartbeats that are due."""
         self._beats.step()
         if self._beats.membership.has_events:
             self._on_event()
 
     def beat(self) -> None:
-        """The membership has changed: make the heartbeats that are due now."""
+        """Send the heartbeats that are due after a change of the membership."""
         try:
             self._beats.step()
         finally:
             self.settle()
 
     def due_ns(self) -> int | None:
-        """When the next step is due though nothing comes."""
+        """The time of the next step if nothing comes."""
         return (
             None if self._is_closed or self.connection.fatal is not None else self._beats.next_ns()
         )

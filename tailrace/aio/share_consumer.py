@@ -1,13 +1,11 @@
-"""A queue worked off by coroutines: `tailrace.ShareConsumer`, its methods awaited, and `async for
-record in consumer`.
+"""`tailrace.ShareConsumer` for asyncio: its methods awaited, and `async for record in consumer`.
 
-The event loop watches the connections, makes the heartbeats and writes dead letters; there are no
-threads. Code that holds the loop for longer than session_timeout_ms loses the membership, as it
-stops everything else in the loop.
+The event loop watches the connections, sends the heartbeats and writes dead letters. There are no
+threads. Code that blocks the loop for longer than session_timeout_ms loses the membership.
 
 Owner: one event loop's thread.
-Invariants: those of `tailrace.share.poll_loop`. An await that is cancelled loses nothing: what was
-read is handed out by the next call, what was said is sent then.
+Invariants: those of `tailrace.share.poll_loop`. A cancelled await loses nothing. The next call
+    delivers the records and sends the acknowledgements.
 """
 
 from __future__ import annotations
@@ -42,7 +40,7 @@ P = ParamSpec("P")
 
 
 class LoopShareConsumer(ShareConsumer):
-    """The plain consumer whose steps an event loop takes."""
+    """A ShareConsumer without threads, whose steps an event loop runs."""
 
     def __init__(self, settings: ShareConsumerSettings) -> None:
         self.settings = settings
@@ -51,13 +49,13 @@ class LoopShareConsumer(ShareConsumer):
                 settings, LOOP_RUNTIME, LoopProducers(settings.bootstrap_servers, LOOP_RUNTIME)
             )
         )
-        self._abandon.detach()  # the loop's client says when it is forgotten
+        self._abandon.detach()  # AsyncShareConsumer handles its own end
 
 
 def _awaited(
     method: Callable[Concatenate[ShareConsumer, P], T],
 ) -> Callable[Concatenate[AsyncShareConsumer, P], Coroutine[Any, Any, T]]:
-    """A method of ShareConsumer as one of AsyncShareConsumer, with the same arguments and
+    """Make a method of AsyncShareConsumer from one of ShareConsumer, with the same arguments and
     errors.
     """
     steps = steps_of(method) if hasattr(method, "__wrapped__") else None
@@ -77,9 +75,7 @@ def _awaited(
 def _awaited_instead(
     method: Callable[Concatenate[ShareConsumer, P], T],
 ) -> Callable[Concatenate[AsyncShareConsumer, P], Coroutine[Any, Any, T]]:
-    """`_awaited`, of a method that says what is read, in the place of the topics named at
-    construction.
-    """
+    """Make a method as `_awaited` does, which replaces the topics named at construction."""
     steps = steps_of(method)
 
     @wraps(method)
@@ -95,7 +91,7 @@ def _awaited_instead(
 
 
 class _Loop:
-    """One `async for` over a queue."""
+    """The iterator of one `async for`."""
 
     def __init__(self, consumer: AsyncShareConsumer) -> None:
         self._client = consumer
@@ -144,16 +140,16 @@ class _Loop:
 
 
 class AsyncShareConsumer(AsyncClient, RenamedMethods):
-    """`tailrace.ShareConsumer` for coroutines: the same arguments, settings, methods and errors;
-    each method is awaited.
+    """`tailrace.ShareConsumer` for coroutines: the same arguments, settings, methods and errors.
+    Each method is awaited.
 
         async with AsyncShareConsumer("jobs", bootstrap="tcp://127.0.0.1:7420", group_id="workers")
             as consumer: async for record in consumer:
                 await work(record.value)
 
-    Several tasks may use it, each record goes to one of them; then acknowledge each record, with
-    share_acknowledgement_mode "explicit": the implicit mode accepts with a poll what the poll
-    before has returned, whichever task made it.
+    Several tasks may use it. Each record goes to one of them. Use share_acknowledgement_mode
+    "explicit" then, and acknowledge each record. In the implicit mode a poll accepts the records of
+    the poll before, even if another task made that.
     """
 
     _renamed: ClassVar[dict[str, str]] = {
@@ -168,8 +164,8 @@ class AsyncShareConsumer(AsyncClient, RenamedMethods):
         bootstrap: str | Sequence[str] | None = None,
         **settings: Unpack[ShareConsumerOptions],
     ) -> None:
-        """As `ShareConsumer`; the topics are looked up by `start()`, or the first use. Raises
-        InvalidSettingError.
+        """Take the arguments of `ShareConsumer`. `start()` or the first use looks the topics up.
+        Raises InvalidSettingError.
         """
         self._names, self.settings = settings_of(topics, bootstrap, settings)
         kind = type(self).__name__
@@ -182,12 +178,12 @@ class AsyncShareConsumer(AsyncClient, RenamedMethods):
         self._poll_loop.member.wakeup = self._beats.beat
         self._starting = asyncio.Lock()
         self._polling = asyncio.Lock()
-        """One task at a time acquires."""
+        """Held by the task that acquires records."""
         self._is_closing = False
 
     async def start(self) -> None:
         """Subscribe to the topics named at construction. Raises UnknownTopicError,
-        NotReachableError; the consumer is closed then.
+        NotReachableError. The consumer is closed then.
         """
         self._loop_connection.enter()
         try:
@@ -224,8 +220,8 @@ class AsyncShareConsumer(AsyncClient, RenamedMethods):
     async def poll(
         self, timeout_ms: float = 0, max_records: int | None = None, **others: Never
     ) -> list[ShareRecord]:
-        """Acquire up to `max_records` records (default max_poll_records); awaits the first for at
-        most `timeout_ms`. Raises what `ShareConsumer.poll` does.
+        """Acquire up to `max_records` records (default max_poll_records). Waits at most
+        `timeout_ms` for the first. Raises as `ShareConsumer.poll` does.
         """
         if others:
             refuse_keywords("poll", others)
@@ -235,28 +231,26 @@ class AsyncShareConsumer(AsyncClient, RenamedMethods):
         try:
             async with asyncio.timeout(timeout_ms / 1000):
                 await self._polling.acquire()
-        except TimeoutError:  # another task polls for so long
+        except TimeoutError:  # another task has polled for that time
             return []
         try:
-            await asyncio.sleep(
-                0
-            )  # records that are there already must not keep the loop's other tasks waiting
+            await asyncio.sleep(0)  # lets other tasks run even if the buffer has records
             await self._run(self._poll_loop.fill(limit, deadline_ns))
             return self._poll_loop.delivery.collect(limit)
         finally:
             self._polling.release()
 
     def __aiter__(self) -> AsyncIterator[ShareRecord]:
-        """Records without end, until the consumer is closed; what is said of
-        `ShareConsumer.__iter__` holds.
+        """All records and new ones, until the consumer is closed. Acknowledgement is as in
+        `ShareConsumer.__iter__`.
         """
         return _Loop(self)
 
     # ---- the end ---------------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """As `ShareConsumer.close`. Who waits for records gets ClientClosedError, an `async for`
-        ends.
+        """Close the consumer as `ShareConsumer.close` does. Calls that wait for records raise
+        ClientClosedError, and an `async for` ends.
         """
         self._loop_connection.enter_to_close()
         if self._is_closing:
