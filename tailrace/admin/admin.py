@@ -21,7 +21,8 @@ from tailrace.client.new_topic import NewTopic as NewTopic
 from tailrace.client.new_topic import check_configs, delay_schema_of
 from tailrace.client.new_topic import create_request as create_request
 from tailrace.client.runtime import SYSTEM, Runtime
-from tailrace.client.settings import AdminSettings, build, documented, merged
+from tailrace.client.setting_fields import build, documented, merged
+from tailrace.client.settings import AdminSettings
 from tailrace.client.steps import Steps, call_json, operation, run_on
 from tailrace.client.topic_metadata import TopicInfo, topics_from_metadata
 from tailrace.core.error_codes import ErrorCode, code_of

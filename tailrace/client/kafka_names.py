@@ -2,7 +2,7 @@
 
 Methods of a later version exist and raise NotSupportedError. Methods under another client's name do
 not exist (`hasattr` is false); the AttributeError says what to write. Settings are treated alike in
-`tailrace.client.settings.build`.
+`tailrace.client.setting_fields.build`.
 """
 
 from __future__ import annotations
@@ -201,9 +201,7 @@ class RenamedProducerMethods:
     __slots__ = ()
 
     def produce(self, *_arguments: Any, **_keywords: Any) -> NoReturn:
-        """Not supported: write `send(topic, value, key,
-        on_delivery=...)`. Raises NotSupportedError.
-        """
+        """Raise NotSupportedError: write `send(topic, value, key, on_delivery=...)`."""
         raise NotSupportedError(
             "a Producer has no produce(): write send(topic, value, key, on_delivery=...)"
         )

@@ -37,8 +37,8 @@ class DefaultPartitioner:
     """Kafka's default: keys by hash (cached, since keys repeat), records without a key stickily."""
 
     remembers_keys = True
-    """True if a key always gets the same partition for a partition
-    count, so a producer may cache it.
+    """True if a key always gets the same partition for a partition count. A producer may then cache
+    it.
     """
     notifies_every_batch = False
     """True if `on_batch_sent` is called for every batch, else only for batches that end with a

@@ -9,26 +9,23 @@ Invariants:
 
 from __future__ import annotations
 
-import unicodedata
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import Field, dataclass, field, fields
-from typing import Any, NoReturn, TypedDict, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, TypedDict
 
-from tailrace.client.kafka_names import setting_hint
 from tailrace.client.partitioners import NAMES as PARTITIONERS
 from tailrace.client.partitioners import plain_name
-from tailrace.core.error_codes import ErrorCode
+from tailrace.client.setting_fields import (
+    check_callables,
+    check_kinds,
+    check_name,
+    number_field,
+)
 from tailrace.core.errors import InvalidSettingError
-from tailrace.core.units import examples, whole_number
 
 DEFAULT_BOOTSTRAP = "tcp://127.0.0.1:7420"
 COMPRESSIONS = ("none", "lz4", "zstd")
-Kind = TypeVar("Kind")
-Client = TypeVar("Client")
-
-
-def _number(default: int | None, doc: str, minimum: int = 0, maximum: int = 2**31 - 1) -> Any:
-    return field(default=default, metadata={"doc": doc, "minimum": minimum, "maximum": maximum})
+KAFKAS_ASSIGNORS = {"cooperative-sticky": "sticky", "uniform": "sticky"}
+"""Kafka's name of an assignor -> its name here, where they differ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,30 +43,30 @@ class ProducerSettings:
             '"all" or -1: durable on disk.'
         },
     )
-    linger_ms: int = _number(
+    linger_ms: int = number_field(
         5,
         "Time that an open batch waits for more records, ms; 0: a batch waits only while a "
         "request is in flight.",
     )
-    batch_size: int = _number(
+    batch_size: int = number_field(
         256 << 10, "Size at which a batch of send() is complete, bytes.", 1024, 64 << 20
     )
     compression_type: str | None = field(
         default=None, metadata={"doc": "none, lz4 or zstd; None: the topic's setting."}
     )
-    buffer_memory: int = _number(
+    buffer_memory: int = number_field(
         64 << 20,
         "Memory for records that are not yet acknowledged, bytes; when full, send() blocks.",
         65536,
         2**40,
     )
-    max_block_ms: int = _number(
+    max_block_ms: int = number_field(
         60_000, "Longest time that send() blocks for memory or metadata before it raises, ms."
     )
-    max_request_size: int = _number(
+    max_request_size: int = number_field(
         1 << 20, "Largest record, batch, or request of several batches, bytes.", 1024, 64 << 20
     )
-    max_in_flight_requests_per_connection: int = _number(
+    max_in_flight_requests_per_connection: int = number_field(
         5,
         "Requests without a response at a time. One that takes more than a second delays only its "
         "own partitions.",
@@ -80,12 +77,14 @@ class ProducerSettings:
         default=True,
         metadata={"doc": "No duplicates and no reordering by retries (needs acks 1 or all)."},
     )
-    retries: int = _number(2**31 - 1, "How many times a batch is sent again.")
-    retry_backoff_ms: int = _number(
+    retries: int = number_field(2**31 - 1, "How many times a batch is sent again.")
+    retry_backoff_ms: int = number_field(
         100, "First pause in ms before a batch is sent again, doubled up to 1,000, with jitter."
     )
-    delivery_timeout_ms: int = _number(120_000, "Time after send() when a record fails, ms.", 1)
-    request_timeout_ms: int = _number(
+    delivery_timeout_ms: int = number_field(
+        120_000, "Time after send() when a record fails, ms.", 1
+    )
+    request_timeout_ms: int = number_field(
         30_000, "Longest wait for a response before a batch is sent again, ms.", 1
     )
     client_id: str = field(
@@ -116,8 +115,8 @@ class ProducerSettings:
         for spelling, meant in (("0", 0), ("1", 1), ("-1", "all"), (-1, "all")):
             if self.acks == spelling:
                 object.__setattr__(self, "acks", meant)
-        _check_callables(self, "key_serializer", "value_serializer")
-        _check_kinds(self)
+        check_callables(self, "key_serializer", "value_serializer")
+        check_kinds(self)
         if self.acks not in (0, 1, "all") or isinstance(self.acks, bool):
             raise InvalidSettingError(f'acks is {self.acks!r}; allowed are 0, 1 and "all"')
         if self.compression_type not in (None, *COMPRESSIONS):
@@ -188,15 +187,15 @@ class ConsumerSettings:
             "session_timeout_ms moves no partition."
         },
     )
-    session_timeout_ms: int = _number(
+    session_timeout_ms: int = number_field(
         45_000, "The group removes a consumer after this time without a heartbeat, ms.", 1
     )
-    heartbeat_interval_ms: int = _number(
+    heartbeat_interval_ms: int = number_field(
         3_000,
         "Time between heartbeats to the group, ms; less than session_timeout_ms.",
         1,
     )
-    max_poll_interval_ms: int = _number(
+    max_poll_interval_ms: int = number_field(
         300_000,
         "A consumer that does not call poll() for this time leaves its group, and joins again at "
         "its next poll(), ms.",
@@ -216,35 +215,35 @@ class ConsumerSettings:
             "earliest, latest or none (raise)."
         },
     )
-    max_retry_attempts: int = _number(
+    max_retry_attempts: int = number_field(
         5,
         "Attempts by retry_later() before a record goes to the dead-letter topic.",
     )
-    max_poll_records: int = _number(500, "Most records that one poll() returns.", 1)
-    fetch_min_bytes: int = _number(1, "A fetch waits for this many bytes.", 1)
-    fetch_max_bytes: int = _number(
+    max_poll_records: int = number_field(500, "Most records that one poll() returns.", 1)
+    fetch_min_bytes: int = number_field(1, "A fetch waits for this many bytes.", 1)
+    fetch_max_bytes: int = number_field(
         8 << 20,
         "Most bytes of one fetch (one batch always fits). No fetch starts while this many bytes "
         "are buffered.",
         1024,
         64 << 20,
     )
-    max_partition_fetch_bytes: int = _number(
+    max_partition_fetch_bytes: int = number_field(
         4 << 20,
         "Most bytes of one partition in one fetch (one batch always fits).",
         1024,
         64 << 20,
     )
-    fetch_max_wait_ms: int = _number(
+    fetch_max_wait_ms: int = number_field(
         500, "Longest time that a fetch waits for fetch_min_bytes, ms.", 0, 60_000
     )
-    request_timeout_ms: int = _number(30_000, "Longest wait for a response, ms.", 1)
-    retry_backoff_ms: int = _number(
+    request_timeout_ms: int = number_field(30_000, "Longest wait for a response, ms.", 1)
+    retry_backoff_ms: int = number_field(
         100,
         "First pause in ms before a partition that could not be read is fetched again, doubled up "
         "to 1,000.",
     )
-    max_decompressed_batch_bytes: int = _number(
+    max_decompressed_batch_bytes: int = number_field(
         64 << 20,
         "Largest batch after decompression, bytes; it may have one row for 8 of them. poll() "
         "raises for a larger one.",
@@ -268,7 +267,7 @@ class ConsumerSettings:
             "poll() returned."
         },
     )
-    auto_commit_interval_ms: int = _number(5_000, "Time between commits by poll(), ms.")
+    auto_commit_interval_ms: int = number_field(5_000, "Time between commits by poll(), ms.")
     key_deserializer: Any = field(
         default=None,
         metadata={
@@ -284,8 +283,8 @@ class ConsumerSettings:
     )
 
     def __post_init__(self) -> None:
-        _check_kinds(self)
-        _check_callables(self, "key_deserializer", "value_deserializer")
+        check_kinds(self)
+        check_callables(self, "key_deserializer", "value_deserializer")
         if self.group_id is not None:
             self._check_group()
         if self.auto_offset_reset not in ("earliest", "latest", "none"):
@@ -295,9 +294,9 @@ class ConsumerSettings:
             )
 
     def _check_group(self) -> None:
-        _check_name("group_id", self.group_id)
+        check_name("group_id", self.group_id)
         if self.group_instance_id is not None:
-            _check_name("group_instance_id", self.group_instance_id)
+            check_name("group_instance_id", self.group_instance_id)
         if self.heartbeat_interval_ms >= self.session_timeout_ms:
             raise InvalidSettingError(
                 f"heartbeat_interval_ms ({self.heartbeat_interval_ms}) must be less than "
@@ -354,8 +353,8 @@ class AdminSettings:
         default=DEFAULT_BOOTSTRAP,
         metadata={"doc": "Address of the appliance. The short name is bootstrap."},
     )
-    request_timeout_ms: int = _number(30_000, "Longest wait for a response, ms.", 1)
-    connect_timeout_ms: int | None = _number(
+    request_timeout_ms: int = number_field(30_000, "Longest wait for a response, ms.", 1)
+    connect_timeout_ms: int | None = number_field(
         None,
         "Longest wait for an appliance that does not respond at all, ms; None: request_timeout_ms.",
     )
@@ -364,142 +363,4 @@ class AdminSettings:
     )
 
     def __post_init__(self) -> None:
-        _check_kinds(self)
-
-
-def documented(kind: type[Any]) -> Callable[[type[Client]], type[Client]]:
-    """Decorator that appends the settings of class `kind`, with
-    defaults, to a client's docstring.
-    """
-
-    def add(client: type[Client]) -> type[Client]:
-        rows = [
-            f"        {item.name} = {item.default!r}: {item.metadata['doc']}"
-            for item in fields(kind)
-        ]
-        client.__doc__ = (
-            f"{(client.__doc__ or '').rstrip()}\n\n    Settings:\n\n" + "\n".join(rows) + "\n    "
-        )
-        return client
-
-    return add
-
-
-ALIASES = {
-    "bootstrap": "bootstrap_servers",
-    "check_batches": "validate_batches",
-    "max_unpacked_batch_bytes": "max_decompressed_batch_bytes",
-    "retry_attempts_max": "max_retry_attempts",
-}
-"""Earlier and shorter names of settings -> their names."""
-
-
-KAFKAS_ASSIGNORS = {"cooperative-sticky": "sticky", "uniform": "sticky"}
-"""Kafka's name of an assignor -> its name here, where they differ."""
-GROUP_NAME_MAX = 249
-
-
-def _check_name(setting: str, name: object) -> None:
-    """Check the name of a group or a member. Raises InvalidSettingError."""
-    if (
-        not isinstance(name, str)
-        or not 0 < len(name) <= GROUP_NAME_MAX
-        or any(unicodedata.category(c) in ("Cc", "Cs") for c in name)
-    ):
-        shown = (
-            f"a text of {len(name)} characters"
-            if isinstance(name, str) and len(name) > GROUP_NAME_MAX
-            else f"{name!r:.100}"
-        )
-        raise InvalidSettingError(
-            f"{setting} is {shown}; give text of 1 to {GROUP_NAME_MAX} characters without "
-            "control characters",
-            ErrorCode.INVALID_GROUP,
-        )
-
-
-def _check_callables(settings: Any, *names: str) -> None:
-    for name in names:
-        if getattr(settings, name) is not None and not callable(getattr(settings, name)):
-            raise InvalidSettingError(
-                f"{name} is of type {type(getattr(settings, name)).__name__}; give a function"
-            )
-
-
-def _check_kinds(settings: Any) -> None:
-    """Check numbers against their bounds, and text and booleans by
-    type. Raises InvalidSettingError.
-    """
-    for item in fields(settings):
-        value = getattr(settings, item.name)
-        if "minimum" in item.metadata:
-            low, high = item.metadata["minimum"], item.metadata["maximum"]
-            is_number = (
-                isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
-            )
-            if not is_number and (value is not None or item.default is not None):
-                raise InvalidSettingError(
-                    f"{item.name} is {value!r}; give a whole number from {low} to "
-                    f"{high}{examples(item.name)}"
-                )
-        elif isinstance(item.default, bool) and not isinstance(value, bool):
-            raise InvalidSettingError(f"{item.name} is {value!r}; give True or False")
-        elif item.name == "client_id" and not isinstance(value, str):
-            raise InvalidSettingError(f"{item.name} is {value!r}; give text")
-
-
-def merged(settings: Mapping[str, Any] | None, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge a dict of settings, as Kafka's clients take it, with keyword arguments.
-
-    Names get underscores, and Kafka's names become ours. Raises InvalidSettingError for a setting
-    that is given twice.
-    """
-    result: dict[str, Any] = {}
-    for source in (settings or {}, given):
-        for name, value in source.items():
-            if not isinstance(name, str):
-                raise InvalidSettingError(f"the name of a setting is {name!r}; give it as text")
-            plain = name.replace(".", "_")
-            plain = ALIASES.get(plain, plain)
-            if plain in result:
-                raise InvalidSettingError(f"{name} is given twice; give it once")
-            result[plain] = value
-    return result
-
-
-def build(kind: type[Kind], given: Mapping[str, Any]) -> Kind:
-    """Build the settings class `kind` from the result of `merged`.
-
-    Numbers may be text, with a unit where the setting has one ("1h30m", "64MiB"). Booleans may be
-    text. Raises InvalidSettingError for unknown names and invalid values, NotSupportedError for
-    settings of a later version.
-    """
-    known = {item.name: item for item in fields(kind)}  # type: ignore[arg-type]
-    return kind(
-        **{
-            name: _plain(known[name], value) if name in known else _refuse(name, known)
-            for name, value in given.items()
-        }
-    )
-
-
-def _plain(item: Field[Any], value: Any) -> Any:
-    """Convert a number or boolean given as text, as in settings
-    files. Other values stay as they are.
-    """
-    if "minimum" in item.metadata:
-        number = whole_number(item.name, value)
-        return value if number is None else number
-    if isinstance(item.default, bool) and isinstance(value, str):
-        return {"true": True, "false": False}.get(value.strip().lower(), value)
-    return value
-
-
-def _refuse(name: str, known: Iterable[str]) -> NoReturn:
-    hint = setting_hint(name)
-    if not hint:
-        import difflib  # imported only for a mistyped name
-
-        near = difflib.get_close_matches(name, known, 1, 0.5)
-        hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
-    raise InvalidSettingError(f"unknown setting {name!r}; {hint}")
+        check_kinds(self)

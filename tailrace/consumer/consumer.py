@@ -35,7 +35,8 @@ from tailrace.client.kafka_names import (
 from tailrace.client.metadata_cache import MetadataCache
 from tailrace.client.runtime import SYSTEM, Runtime
 from tailrace.client.serdes import deserialized
-from tailrace.client.settings import ConsumerOptions, ConsumerSettings, build, documented, merged
+from tailrace.client.setting_fields import build, documented, merged
+from tailrace.client.settings import ConsumerOptions, ConsumerSettings
 from tailrace.client.steps import Steps, T, call_json, operation, run
 from tailrace.client.topic_metadata import TopicInfo
 from tailrace.consumer.dead_letter_queue import Producers

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tailrace.client.settings import _check_kinds, _number, build, merged
+from tailrace.client.setting_fields import build, check_kinds, merged, number_field
 from tailrace.core.errors import InvalidSettingError
 
 FORMATS = ("parquet", "arrow", "delta", "iceberg")
@@ -48,15 +48,15 @@ class ExportSettings:
         default="zstd",
         metadata={"doc": "For parquet and arrow files: zstd, snappy (parquet), lz4 or none."},
     )
-    rows_max: int = _number(1_000_000, "Most rows in a commit.", 1, 2**30)
-    commit_bytes: int = _number(
+    rows_max: int = number_field(1_000_000, "Most rows in a commit.", 1, 2**30)
+    commit_bytes: int = number_field(
         128 << 20,
         "A commit ends when this many bytes are read; they are kept in memory.",
         1024,
         1 << 30,
     )
     follow: bool = field(default=False, metadata={"doc": "Continue with records sent later."})
-    max_delay_ms: int = _number(
+    max_delay_ms: int = number_field(
         60_000,
         "With follow: longest wait of records outside sealed segments for a larger commit, ms.",
     )
@@ -67,12 +67,12 @@ class ExportSettings:
             "the export."
         },
     )
-    request_timeout_ms: int = _number(
+    request_timeout_ms: int = number_field(
         30_000, "Longest wait for an appliance that is away, ms; with follow it retries.", 1
     )
 
     def __post_init__(self) -> None:
-        _check_kinds(self)
+        check_kinds(self)
         for name, known in (
             ("format", FORMATS),
             ("compression", COMPRESSIONS),

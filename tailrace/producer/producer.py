@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 from tailrace.client.kafka_names import RenamedProducerMethods, UnsupportedTransactions
 from tailrace.client.partitioners import DefaultPartitioner, chosen_by
 from tailrace.client.runtime import SYSTEM, Runtime
-from tailrace.client.settings import ProducerOptions, ProducerSettings, build, documented, merged
+from tailrace.client.setting_fields import build, documented, merged
+from tailrace.client.settings import ProducerOptions, ProducerSettings
 from tailrace.client.steps import Steps, call_json, operation, run
 from tailrace.client.topic_metadata import TopicInfo
 from tailrace.core import fork

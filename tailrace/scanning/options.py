@@ -14,7 +14,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple, TypedDict
 
-from tailrace.client.settings import ALIASES, ConsumerSettings, _check_kinds, build, merged
+from tailrace.client.setting_fields import ALIASES, build, check_kinds, merged
+from tailrace.client.settings import ConsumerSettings
 from tailrace.core.errors import InvalidSettingError, OffsetOutOfRangeError
 from tailrace.core.records import to_timestamp_us
 from tailrace.core.topic_partition import TopicPartition
@@ -66,7 +67,7 @@ class ScanSettings:
     )
 
     def __post_init__(self) -> None:
-        _check_kinds(self)
+        check_kinds(self)
         if self.on_damage is not None and not callable(self.on_damage):
             raise InvalidSettingError(
                 f"on_damage is of type {type(self.on_damage).__name__}; give a function"

@@ -31,7 +31,7 @@ from tailrace.client.kafka_names import (
     refuse_keywords,
 )
 from tailrace.client.runtime import SYSTEM, Runtime
-from tailrace.client.settings import build, documented, merged
+from tailrace.client.setting_fields import build, documented, merged
 from tailrace.client.steps import Steps, T, operation, run
 from tailrace.core.records import Record
 from tailrace.core.validation import name_list, timeout_ms_of, whole

@@ -5,14 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import Any, TypedDict
 
-from tailrace.client.settings import (
-    DEFAULT_BOOTSTRAP,
-    ConsumerSettings,
-    _check_callables,
-    _check_kinds,
-    _check_name,
-    _number,
-)
+from tailrace.client.setting_fields import check_callables, check_kinds, check_name, number_field
+from tailrace.client.settings import DEFAULT_BOOTSTRAP, ConsumerSettings
 from tailrace.core.errors import InvalidSettingError
 
 _READING = {item.name: item for item in fields(ConsumerSettings)}
@@ -62,7 +56,7 @@ class ShareConsumerSettings:
     retry_backoff_ms: int = _as_consumers("retry_backoff_ms")
     max_decompressed_batch_bytes: int = _as_consumers("max_decompressed_batch_bytes")
     validate_batches: bool = _as_consumers("validate_batches")
-    dead_letter_timeout_ms: int = _number(
+    dead_letter_timeout_ms: int = number_field(
         10_000, "How long poll() and commit() try to write to the dead-letter topic, ms.", 1
     )
     client_id: str = field(
@@ -72,13 +66,13 @@ class ShareConsumerSettings:
     value_deserializer: Any = _as_consumers("value_deserializer")
 
     def __post_init__(self) -> None:
-        _check_kinds(self)
-        _check_callables(self, "key_deserializer", "value_deserializer")
+        check_kinds(self)
+        check_callables(self, "key_deserializer", "value_deserializer")
         if self.group_id is None:
             raise InvalidSettingError(
                 "a ShareConsumer needs group_id: consumers with the same one share the records"
             )
-        _check_name("group_id", self.group_id)
+        check_name("group_id", self.group_id)
         if self.auto_offset_reset not in ("earliest", "latest"):
             raise InvalidSettingError(
                 f"auto_offset_reset is {self.auto_offset_reset!r}; allowed are earliest and latest"

@@ -11,14 +11,12 @@ import pytest
 
 from tailrace import Consumer, NewTopic, Producer, TopicPartition
 from tailrace.client.runtime import check_bootstrap
+from tailrace.client.setting_fields import ALIASES, build, merged
 from tailrace.client.settings import (
-    ALIASES,
     ConsumerOptions,
     ConsumerSettings,
     ProducerOptions,
     ProducerSettings,
-    build,
-    merged,
 )
 from tailrace.core.errors import InvalidRequestError, InvalidSettingError, NotSupportedError
 from tailrace.core.validation import name_list, partition_list, partition_of

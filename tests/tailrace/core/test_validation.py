@@ -18,7 +18,8 @@ import pytest
 
 from tailrace import Admin, Consumer, NewTopic, Producer, ShareConsumer, TopicPartition
 from tailrace.client import kafka_names as other_names
-from tailrace.client.settings import AdminSettings, ConsumerSettings, ProducerSettings, build
+from tailrace.client.setting_fields import build
+from tailrace.client.settings import AdminSettings, ConsumerSettings, ProducerSettings
 from tailrace.core.errors import (
     ClientClosedError,
     InvalidRecordError,

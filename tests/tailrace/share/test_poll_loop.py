@@ -14,7 +14,7 @@ from tailrace.client import connection as connection_module
 from tailrace.client.call import PendingCall
 from tailrace.client.connection import UNREACHABLE_AFTER_NS
 from tailrace.client.runtime import SYSTEM
-from tailrace.client.settings import build
+from tailrace.client.setting_fields import build
 from tailrace.client.steps import lifted, run_at_once
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import (
