@@ -181,7 +181,7 @@ class Producer(FastPathSender, UnsupportedTransactions, RenamedProducerMethods):
         deliver_after: timedelta | None = None,
         delay_column: str | None = None,
     ) -> Steps[FrameFuture]:
-        """Send the rows of a frame; columns stay columns. `frame`: a pyarrow Table or RecordBatch,
+        """Send the rows of a frame as columns. `frame`: a pyarrow Table or RecordBatch,
         a pandas or polars frame (a LazyFrame is collected), a duckdb relation, or anything else
         with `__arrow_c_stream__` or `__arrow_c_array__`.
 

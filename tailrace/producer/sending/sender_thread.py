@@ -129,7 +129,7 @@ class SenderThread:
         self._wake_fd = self._driver_fd = -1
 
     def stop(self) -> None:
-        """Fail what is not completed with ClientClosedError; end the thread and the socket."""
+        """Fail incomplete records with ClientClosedError, and end the thread and the socket."""
         if self.forked:
             self.closed = True
         if self.is_stopped or self.forked:
@@ -409,7 +409,7 @@ class SenderThread:
         return wake_ns
 
     def _help(self) -> None:
-        """Handle linger, retries and silence; and responses, unless callers poll."""
+        """Handle linger, retries and silence. Handle responses unless callers poll."""
         failures = 0
         while True:
             try:

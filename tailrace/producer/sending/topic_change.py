@@ -125,7 +125,7 @@ class TopicChange:
         self._on_described(change, info)
 
     def _needs_metadata(self, change: Change, now_ns: int) -> bool:
-        """True if METADATA is to be requested for a topic whose batches cannot move now."""
+        """True if the topic, whose batches cannot move now, needs METADATA."""
         raise NotImplementedError
 
     def _on_described(self, change: Change, info: TopicInfo | None) -> None:
