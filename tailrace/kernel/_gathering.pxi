@@ -1,5 +1,5 @@
 # Cells of columns as Arrow holds them, picked by row into one column; and the hash of each (see
-# reference_gathering.py).
+# reference_gather.py).
 #
 # Invariant: every row and every offset is looked at before memory is followed.
 
@@ -18,7 +18,7 @@ cdef const int64_t* rows_in(Py_buffer* view, Py_ssize_t count) except? NULL:
 
 
 def gathered(list columns not None, list rows not None):
-    """See `reference_gathering.gathered`."""
+    """See `reference_gather.gathered`."""
     cdef Py_ssize_t part, index, count = 0, done = 0, nulls = 0, length
     cdef int64_t end = 0
     cdef int32_t start, stop
@@ -76,7 +76,7 @@ def gathered(list columns not None, list rows not None):
 
 
 def murmur2_cells(column):
-    """See `reference_gathering.murmur2_cells`."""
+    """See `reference_gather.murmur2_cells`."""
     cdef Cells cells
     cdef int32_t start, stop
     cdef Py_ssize_t row

@@ -1,6 +1,6 @@
 # The records of a batch as columns, and the Arrow message of them: one copy.
 
-# few_rows.template(): (metadata, row_count_at, nodes_at, buffers_at, body_length_at)
+# small_batch.template(): (metadata, row_count_at, nodes_at, buffers_at, body_length_at)
 cdef object _template = None
 
 

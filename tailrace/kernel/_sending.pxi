@@ -102,7 +102,7 @@ cdef class FastPathSender:
 
 
 cdef inline Py_ssize_t plain_headers_size(object headers) except -2:
-    """The bytes that headers take, by the rule of `record_checks.checked_headers`; -1: they need
+    """The bytes that headers take, by the rule of `record_validation.checked_headers`; -1: they need
     thought.
     """
     cdef Py_ssize_t i, count, size = 0
