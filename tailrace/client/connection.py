@@ -429,9 +429,10 @@ class Connection:
             self._pending.pop(correlation_id, None)
 
     def _close_socket(self) -> None:
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
+        # First out of reach: a signal's handler may raise behind it, and a closed socket is not used.
+        socket, self._socket = self._socket, None
+        if socket is not None:
+            socket.close()
 
     def close(self) -> None:
         """Close the connection. No callback is called, and queued messages are not sent."""

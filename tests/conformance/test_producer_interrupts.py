@@ -12,8 +12,9 @@ import pyarrow as pa
 import pytest
 
 from tailrace.core.errors import TailraceError
-from tests.conformance.interrupts import at, points
+from tests.conformance.interrupts import Interrupt, at, points
 from tests.conformance.logging_front import DrivenProducer, LoggingFront
+from tests.kit.scripted_front import _Socket
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 """What a handler raises while Python makes an end of an object, Python throws away."""
@@ -233,3 +234,23 @@ def test_a_signal_at_any_point_of_a_close_leaves_every_record_ended_and_the_next
             program.producer.send("t", b"later")
         if not interruption.was_made:
             return
+
+
+def test_a_socket_is_not_used_when_a_signal_comes_behind_its_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    program = Program()
+    program.known()
+    close = _Socket.close
+
+    def is_cut_off(socket: _Socket) -> None:
+        close(socket)
+        monkeypatch.undo()
+        raise Interrupt
+
+    monkeypatch.setattr(_Socket, "close", is_cut_off)
+    with pytest.raises(Interrupt):
+        program.producer.close()
+    program.producer.close()
+    with pytest.raises(TailraceError, match="closed"):
+        program.producer.send("t", b"later")

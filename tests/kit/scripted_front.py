@@ -243,13 +243,16 @@ class ScriptedFront:
 class _Socket:
     def __init__(self, front: ScriptedFront) -> None:
         self._front = front
+        self._is_closed = False
 
     def try_send(self, frames: Sequence[Readable], *, copy: bool = True) -> bool:
         del copy
+        assert not self._is_closed
         self._front.take(self, [bytes(frame) for frame in frames])
         return True
 
     def try_receive(self) -> list[bytes] | None:
+        assert not self._is_closed
         front = self._front
         return front._answers.popleft() if front._answers and front._socket is self else None
 
@@ -257,7 +260,7 @@ class _Socket:
         return -1
 
     def close(self) -> None:
-        pass
+        self._is_closed = True
 
 
 class Driven:
