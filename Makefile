@@ -22,7 +22,8 @@ demo: $(KERNEL) java
 	@$(BIN)/python -P -m bench.demo
 
 # Tests that share a fixture stay in one process; each other one goes to the process that is free (tests/conftest.py).
-PYTEST = $(BIN)/python -P -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
+# Four processes for two cores: a test waits for disks, timers and other processes half of its time.
+PYTEST = $(BIN)/python -P -m pytest -n 4 --dist loadgroup --no-loadscope-reorder
 
 # The suites that go through the kernel, with the same functions in Python.
 test-pure: $(KERNEL)
