@@ -429,7 +429,7 @@ class Connection:
             self._pending.pop(correlation_id, None)
 
     def _close_socket(self) -> None:
-        # First out of reach: a signal's handler may raise behind it, and a closed socket is not used.
+        # Out of reach first: a signal handler may raise afterwards, and the socket ends by itself.
         socket, self._socket = self._socket, None
         if socket is not None:
             socket.close()

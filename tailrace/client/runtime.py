@@ -133,6 +133,7 @@ class DealerSocket:
                 "tcp://HOST:PORT or ipc://PATH"
             ) from None
         self._socket = socket
+        self._is_closed = False
 
     def try_send(self, frames: Sequence[Readable], *, copy: bool = True) -> bool:
         """Queue one message; False when the queue is full."""
@@ -168,10 +169,16 @@ class DealerSocket:
         """Close the socket; queued messages are not sent. While another thread or greenlet sleeps
         on its descriptor, it stays open: gevent ends a process that waits for a closed one.
         """
+        self._is_closed = True
         if any(self._fd in fds for fds in list(_sleeping.values())):
             _closing.append((self._fd, self._socket))
         else:
             self._socket.close(0)
+
+    def __del__(self) -> None:
+        """Close a socket that a signal handler's exception kept its owner from having."""
+        if not getattr(self, "_is_closed", True):
+            self.close()
 
 
 _sleeping: dict[object, Sequence[int]] = {}
