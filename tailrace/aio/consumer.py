@@ -25,11 +25,11 @@ from tailrace.client.kafka_names import RenamedMethods, refuse_keywords
 from tailrace.client.settings import ConsumerOptions
 from tailrace.client.steps import Steps, steps_of
 from tailrace.consumer.consumer import Consumer
-from tailrace.consumer.dead_letter_queue import Producers
 from tailrace.core.errors import ClientClosedError
 from tailrace.core.records import Record
 from tailrace.core.topic_partition import TopicPartition
 from tailrace.core.validation import name_list, partitions_named
+from tailrace.group.dead_letter_queue import Producers
 
 T = TypeVar("T")
 P = ParamSpec("P")

@@ -39,7 +39,6 @@ from tailrace.client.setting_fields import build, documented, merged
 from tailrace.client.settings import ConsumerOptions, ConsumerSettings
 from tailrace.client.steps import Steps, T, call_json, operation, run
 from tailrace.client.topic_metadata import TopicInfo
-from tailrace.consumer.dead_letter_queue import Producers
 from tailrace.consumer.group_api import GroupApi
 from tailrace.consumer.offset_queries import OffsetQueries
 from tailrace.consumer.poll_loop import PollLoop
@@ -58,6 +57,7 @@ from tailrace.core.validation import (
 from tailrace.fetch.fetch_loop import FetchLoop
 from tailrace.fetch.fetcher import PartitionPosition
 from tailrace.fetch.record_buffer import RecordBuffer
+from tailrace.group.dead_letter_queue import Producers
 from tailrace.protocol.frame import Api
 
 if TYPE_CHECKING:

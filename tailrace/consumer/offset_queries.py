@@ -6,7 +6,7 @@ Owner: one Consumer, one thread.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tailrace.client.connection import Connection
@@ -14,13 +14,13 @@ from tailrace.client.list_offsets import At, list_offsets, offset_in
 from tailrace.client.settings import ConsumerSettings
 from tailrace.client.steps import Steps, T, operation
 from tailrace.client.topic_metadata import TopicInfo
-from tailrace.core.errors import InvalidRequestError, RequestTimeoutError
+from tailrace.core.errors import InvalidRequestError
 from tailrace.core.records import OffsetAndTimestamp, to_timestamp_us
 from tailrace.core.topic_partition import TopicPartition
 from tailrace.core.validation import by_partition, partition_list, partition_of
 from tailrace.fetch.fetch_loop import FetchLoop
-from tailrace.fetch.fetcher import Fetcher, PartitionPosition
-from tailrace.fetch.timestamp_search import offset_for_time
+from tailrace.fetch.fetcher import PartitionPosition
+from tailrace.fetch.timestamp_search import first_records_at
 from tailrace.protocol.frame import Api
 
 
@@ -30,7 +30,6 @@ class OffsetQueries:
     settings: ConsumerSettings
     _connection: Connection
     _fetch_loop: FetchLoop
-    _now_ns: Callable[[], int]
 
     def _check_open(self) -> None:
         raise NotImplementedError
@@ -104,34 +103,8 @@ class OffsetQueries:
         self, requested: Mapping[TopicPartition, int]
     ) -> Steps[dict[TopicPartition, OffsetAndTimestamp | None]]:
         """`offsets_for_times` with times in microseconds."""
-        result: dict[TopicPartition, OffsetAndTimestamp | None] = {}
-        found = yield from list_offsets(self._call, requested.items())
-        for key, item in found.items():
-            offset = offset_in(item)
-            if offset < 0:
-                result[key] = None
-            elif item.get("exact"):
-                result[key] = OffsetAndTimestamp(offset, item["timestamp_us"] // 1000)
-            else:
-                result[key] = yield from self._offset_for_time(key, offset, requested[key])
-        return result
-
-    def _offset_for_time(
-        self, key: TopicPartition, start: int, when_us: int
-    ) -> Steps[OffsetAndTimestamp | None]:
-        cursor = PartitionPosition(key, (yield from self._info(key.topic)))
-        cursor.seek(start)
-        fetcher = Fetcher(self._connection, self.settings, self._now_ns)
-        timeout_ms = self.settings.request_timeout_ms
-        deadline_ns = self._now_ns() + timeout_ms * 1_000_000
-        end = (yield from self._offsets([key], "latest"))[key]
-
-        def fetch(requested: PartitionPosition) -> Steps[None]:
-            if self._now_ns() >= deadline_ns:
-                raise RequestTimeoutError(
-                    f"the search for a time in {key.topic}-{key.partition} did not end within "
-                    f"{timeout_ms} ms (request_timeout_ms)"
-                )
-            return self._fetch_loop.step(fetcher, [requested], deadline_ns)
-
-        return (yield from offset_for_time(cursor, when_us, end, fetch, self.settings))
+        return (
+            yield from first_records_at(
+                self._connection, self._fetch_loop, self.settings, self._call, self._info, requested
+            )
+        )

@@ -40,7 +40,6 @@ from tailrace.client.derived_topics import ensure
 from tailrace.client.settings import ConsumerSettings
 from tailrace.client.steps import Call, Steps, invoke
 from tailrace.client.topic_metadata import TopicInfo, topics_from_metadata
-from tailrace.consumer.dead_letter_queue import DeadLetter, DeadLetters, Producers, until_known
 from tailrace.core.errors import (
     InvalidRequestError,
     NotSupportedError,
@@ -61,6 +60,7 @@ from tailrace.core.topic_partition import TopicPartition
 from tailrace.core.units import duration_ms
 from tailrace.fetch.fetch_loop import FetchLoop
 from tailrace.fetch.fetcher import Fetcher, PartitionPosition
+from tailrace.group.dead_letter_queue import DeadLetter, DeadLetters, Producers, until_known
 from tailrace.protocol.frame import Api
 
 

@@ -1,7 +1,7 @@
 """Names of derived topics: a group's retry topics, and dead-letter topics.
 
 A group's records wait in a retry topic for another attempt (`tailrace.consumer.retry_topic`). A
-dead-letter topic stores records that a group gave up (`tailrace.consumer.dead_letter_queue`).
+dead-letter topic stores records that a group gave up (`tailrace.group.dead_letter_queue`).
 docs/adr/0028-names-of-derived-topics.md has the reasons.
 
     shop, group mails     shop.mails.retry          a group without a dot

@@ -1,18 +1,71 @@
-"""Search for the first record at or after a time, by reading. It is used when the appliance cannot
-answer, because its host has no codec for a batch, or a batch is damaged.
+"""Search for the first record at or after a time. The appliance answers from its indexes. Where it
+cannot, because its host has no codec for a batch or a batch is damaged, the client reads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import pyarrow.compute as pc
 
 from tailrace.batch import arrow_codec
+from tailrace.client.connection import Connection
+from tailrace.client.list_offsets import list_offsets, offset_in
 from tailrace.client.settings import ConsumerSettings
-from tailrace.client.steps import Steps
+from tailrace.client.steps import Call, Steps
+from tailrace.client.topic_metadata import TopicInfo
+from tailrace.core.errors import RequestTimeoutError
 from tailrace.core.records import OffsetAndTimestamp
-from tailrace.fetch.fetcher import PartitionPosition
+from tailrace.core.topic_partition import TopicPartition
+from tailrace.fetch.fetch_loop import FetchLoop
+from tailrace.fetch.fetcher import Fetcher, PartitionPosition
+
+
+def first_records_at(
+    connection: Connection,
+    fetch_loop: FetchLoop,
+    settings: ConsumerSettings,
+    call: Call,
+    info: Callable[[str], Steps[TopicInfo]],
+    requested: Mapping[TopicPartition, int],
+) -> Steps[dict[TopicPartition, OffsetAndTimestamp | None]]:
+    """The first record of each partition at or after a time in microseconds; None: there is none.
+    `info` looks a topic up. Raises UnknownTopicError, PartitionOutOfRangeError.
+    """
+    result: dict[TopicPartition, OffsetAndTimestamp | None] = {}
+    found = yield from list_offsets(call, requested.items())
+    for key, item in found.items():
+        offset = offset_in(item)
+        if offset < 0:
+            result[key] = None
+        elif item.get("exact"):
+            result[key] = OffsetAndTimestamp(offset, item["timestamp_us"] // 1000)
+        else:
+            cursor = PartitionPosition(key, (yield from info(key.topic)))
+            cursor.seek(offset)
+            end = offset_in((yield from list_offsets(call, [(key, "latest")]))[key])
+            fetch = _fetching(connection, fetch_loop, settings)
+            result[key] = yield from offset_for_time(cursor, requested[key], end, fetch, settings)
+    return result
+
+
+def _fetching(
+    connection: Connection, fetch_loop: FetchLoop, settings: ConsumerSettings
+) -> Callable[[PartitionPosition], Steps[None]]:
+    """Fetch a cursor beside the loop's own ones, for request_timeout_ms in all."""
+    fetcher = Fetcher(connection, settings, connection.now_ns)
+    timeout_ms = settings.request_timeout_ms
+    deadline_ns = connection.now_ns() + timeout_ms * 1_000_000
+
+    def fetch(cursor: PartitionPosition) -> Steps[None]:
+        if connection.now_ns() >= deadline_ns:
+            raise RequestTimeoutError(
+                f"the search for a time in {cursor.key.topic}-{cursor.key.partition} did not end "
+                f"within {timeout_ms} ms (request_timeout_ms)"
+            )
+        return fetch_loop.step(fetcher, [cursor], deadline_ns)
+
+    return fetch
 
 
 def offset_for_time(

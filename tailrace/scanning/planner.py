@@ -364,25 +364,17 @@ def offsets_at(
     admin: Admin, times: Mapping[tuple[str, TopicPartition], AtTime], settings: ScanSettings
 ) -> dict[tuple[str, TopicPartition], int | None]:
     """The first record at or after each time, as in `Consumer.offsets_for_times`."""
-    from tailrace.consumer.consumer import Consumer
+    from tailrace.scanning.remote_source import TimeLookup
 
-    result: dict[tuple[str, TopicPartition], int | None] = {}
-    with Consumer(
-        bootstrap=admin.settings.bootstrap_servers, client_id=settings.client_id,
-        request_timeout_ms=settings.request_timeout_ms,
-        max_decompressed_batch_bytes=settings.max_decompressed_batch_bytes,
-    ) as consumer:  # fmt: skip
+    source = TimeLookup(admin.settings.bootstrap_servers, settings)
+    try:
+        result: dict[tuple[str, TopicPartition], int | None] = {}
         for name in ("start", "end"):
-            requested = {key: at for (of, key), at in times.items() if of == name}
-            found = consumer._run_steps(
-                consumer._offsets_for_times_us(
-                    {key: at.timestamp_us for key, at in requested.items()}
-                )
-            )
-            result.update(
-                ((name, key), None if item is None else item.offset) for key, item in found.items()
-            )
-    return result
+            requested = {key: at.timestamp_us for (of, key), at in times.items() if of == name}
+            result.update(((name, key), at) for key, at in source.offsets(requested).items())
+        return result
+    finally:
+        source.close()
 
 
 # ---- a stopped appliance's directory -------------------------------------------------------------

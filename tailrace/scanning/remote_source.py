@@ -12,7 +12,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -33,6 +33,7 @@ from tailrace.core.errors import (
 from tailrace.core.topic_partition import TopicPartition
 from tailrace.fetch.fetch_loop import FetchLoop
 from tailrace.fetch.fetcher import PartitionPosition
+from tailrace.fetch.timestamp_search import first_records_at
 from tailrace.format.batch_header import BatchFormatError, header_is_intact, verify_batch
 from tailrace.protocol.frame import Api
 from tailrace.scanning.batch import StoredBatch, damage_error
@@ -161,3 +162,51 @@ class RemoteSource:
             raise UnknownTopicIdError(
                 f"topic {self.key.topic!r} was deleted while it was scanned: {where}"
             ) from None
+
+
+class TimeLookup:
+    """Looks up the first offsets at or after a time at the appliance."""
+
+    def __init__(self, bootstrap: str, settings: ScanSettings) -> None:
+        self._settings = ConsumerSettings(
+            bootstrap_servers=bootstrap,
+            client_id=settings.client_id,
+            request_timeout_ms=settings.request_timeout_ms,
+            max_decompressed_batch_bytes=settings.max_decompressed_batch_bytes,
+        )
+        self._connection = Connection(bootstrap, settings.client_id, SYSTEM, "scan")
+
+    def close(self) -> None:
+        """Close the connection. Does nothing a second time."""
+        self._connection.close()
+
+    def _call(self, api: Api, request: dict[str, Any]) -> Steps[dict[str, Any]]:
+        return call_json(self._connection, api, request, self._settings.request_timeout_ms)
+
+    def _offsets(self, keys: Iterable[TopicPartition], at: At) -> Steps[dict[TopicPartition, int]]:
+        found = yield from list_offsets(self._call, [(key, at) for key in keys])
+        return {key: offset_in(item) for key, item in found.items()}
+
+    def offsets(self, requested: Mapping[TopicPartition, int]) -> dict[TopicPartition, int | None]:
+        """The first offset at or after each time in microseconds; None: there is none. Raises
+        UnknownTopicError, NotReachableError, RequestTimeoutError.
+        """
+        fetch_loop = FetchLoop(
+            self._connection,
+            self._settings,
+            self._connection.now_ns,
+            self._offsets,
+            lambda _key: None,
+        )
+        found = run_on(
+            self._connection,
+            first_records_at(
+                self._connection,
+                fetch_loop,
+                self._settings,
+                self._call,
+                MetadataCache(self._call).of,
+                requested,
+            ),
+        )
+        return {key: None if item is None else item.offset for key, item in found.items()}

@@ -4,7 +4,7 @@ them (Kafka's share groups, KIP-932).
 `poll` acquires records, fetches them, and returns them with their delivery count. `acknowledge`
 sets the outcome of each. A record that is not acknowledged before its lock expires is delivered
 again, as is one whose consumer died. A record that reaches the delivery count limit, or is
-rejected, goes to the dead-letter topic (`tailrace.consumer.dead_letter_queue`). A thread makes the
+rejected, goes to the dead-letter topic (`tailrace.group.dead_letter_queue`). A thread makes the
 heartbeats.
 
 Owner: one thread uses a ShareConsumer.

@@ -20,10 +20,10 @@ from typing import Any
 from tailrace.client.connection import Connection
 from tailrace.client.runtime import Runtime
 from tailrace.client.steps import PAUSE, Steps, Wait, call_json
-from tailrace.consumer.dead_letter_queue import DeadLetters, Producers
 from tailrace.core.errors import InvalidRequestError, TailraceError
 from tailrace.core.log import logger
 from tailrace.core.validation import name_list
+from tailrace.group.dead_letter_queue import DeadLetters, Producers
 from tailrace.protocol.frame import Api
 from tailrace.protocol.session import Response
 from tailrace.share.acknowledgements import Acknowledgements

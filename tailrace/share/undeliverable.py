@@ -14,11 +14,11 @@ from typing import NamedTuple
 
 from tailrace.client.steps import Steps
 from tailrace.client.topic_metadata import TopicInfo
-from tailrace.consumer.dead_letter_queue import REASON_MAX, DeadLetter
 from tailrace.core.errors import TailraceError
 from tailrace.core.log import logger
 from tailrace.core.records import Record
 from tailrace.core.topic_partition import TopicPartition
+from tailrace.group.dead_letter_queue import REASON_MAX, DeadLetter
 from tailrace.share.acknowledgements import REJECTING, Acknowledgements
 from tailrace.share.acquired.ranges import FetchedRange
 from tailrace.share.record import ShareRecord
