@@ -289,6 +289,7 @@ class AsyncConsumer(AsyncClient, RenamedMethods):
     async def _next(self) -> Record:
         await self._ready()
         consumer = self._consumer
+        consumer._buffer.follow(consumer._fetch_loop.cursors)
         while not len(consumer._buffer):
             await self._asking(
                 consumer._poll_loop.gather, 1, consumer.settings.max_poll_records, None

@@ -500,6 +500,7 @@ class Consumer(GroupApi, OffsetQueries, RenamedMethods):
     def _without_end(self) -> Iterator[Record]:
         buffer, limit = self._buffer, self.settings.max_poll_records
         while True:
+            buffer.follow(self._fetch_loop.cursors)
             yield from buffer.iterator
             if self._closed:
                 return

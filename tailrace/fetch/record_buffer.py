@@ -259,8 +259,7 @@ class RecordBuffer:
         """
         if self._open is not None or self._moving:
             self.recover()
-        if cursors is not self._cursors:
-            self.keep_assigned(cursors)
+        self.follow(cursors)
         if self._batches:
             self.withdraw(cursors, [item.cursor.key for item in self._batches])
         records, iterator = self._made
@@ -387,6 +386,13 @@ class RecordBuffer:
             else:
                 _reread(cursor, offset)
         self._moving = ()
+
+    def follow(self, cursors: Mapping[TopicPartition, PartitionPosition]) -> None:
+        """`keep_assigned`, if the assignment is another one: whoever made it may have been cut
+        off.
+        """
+        if cursors is not self._cursors:
+            self.keep_assigned(cursors)
 
     def keep_assigned(self, cursors: Mapping[TopicPartition, PartitionPosition]) -> None:
         """Discard the records of cursors that are no longer assigned."""
