@@ -18,9 +18,9 @@ from tailrace.aio import AsyncProducer
 from tailrace.aio.event_loop import LOOP_RUNTIME
 from tailrace.client.runtime import Runtime
 from tailrace.embedded_appliance import EmbeddedAppliance
-from tests.conformance.cancellation import CancelledAt
 from tests.conformance.interrupts import at, points
 from tests.conformance.logging_front import LoggingFront
+from tests.kit.cancellation import CancelledAt
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 """What a handler raises while Python makes an end of an object, Python throws away."""
