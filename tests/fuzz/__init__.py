@@ -1,3 +1,3 @@
-"""Fuzzers: what clients send, bent in every way (`protocol`), against real processes. `make fuzz
-SECONDS=600 SEED=1`; CI runs short ones.
+"""Fuzzers: malformed requests (`protocol`), damaged files (`files`) and random programs of public
+calls (`programs`), against real processes. `make fuzz SECONDS=600 SEED=1`; CI runs short ones.
 """

@@ -1,16 +1,17 @@
-"""`python -P -m tests.fuzz protocol|files SECONDS [SEED]`: a fuzzer for as long as wanted; see
-`make fuzz`.
+"""`python -P -m tests.fuzz protocol|files|programs SECONDS [SEED]`: a fuzzer for as long as wanted;
+see `make fuzz`.
 """
 
 from __future__ import annotations
 
 import sys
 
-from tests.fuzz import files, protocol_fuzzer
+from tests.fuzz import files, programs, protocol_fuzzer
 
 FUZZERS = {
     "protocol": protocol_fuzzer.main,
     "files": files.main,
+    "programs": programs.main,
 }
 
 if __name__ == "__main__":

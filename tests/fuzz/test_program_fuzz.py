@@ -1,0 +1,70 @@
+"""A round of the program fuzzer, the same programs each time; more by `make fuzz FUZZ=programs`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tailrace import Consumer, Record
+from tests.fuzz import program_consumers, programs
+from tests.fuzz.program_model import Finding
+from tests.fuzz.program_operations import PARTITIONS, Operation, program_of
+from tests.kit import seeds
+from tests.kit.processes import HANG_LIMIT_S
+
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+"""What a handler raises while Python makes an end of an object, Python throws away."""
+SEED = 1
+NUMBERS = range(3)
+NEW_PROGRAMS = 150
+LONG_S = 3_600.0
+
+
+def test_programs_of_public_calls_get_what_the_page_of_deliveries_promises() -> None:
+    said: list[str] = []
+    assert not programs.fuzz(SEED, HANG_LIMIT_S, said.append, numbers=NUMBERS, shrinks=False), said
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", [seeds.base()])
+def test_new_programs_of_public_calls_get_what_the_page_of_deliveries_promises(seed: int) -> None:
+    said: list[str] = []
+    numbers = range(NEW_PROGRAMS)
+    assert not programs.fuzz(seed, LONG_S, said.append, numbers=numbers), "\n".join(said)
+
+
+def test_a_program_is_a_function_of_its_seed() -> None:
+    assert program_of("7/3") == program_of("7/3") != program_of("7/4")
+
+
+def test_a_skipped_record_is_found_and_the_program_is_cut_to_what_shows_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Skipping(Consumer):
+        """Delivers all but the first record."""
+
+        def poll(self, *arguments: Any, **others: Any) -> list[Record]:
+            return super().poll(*arguments, **others)[1:]
+
+    settings = {"enable_auto_commit": True, "auto_commit_interval_ms": 3_600_000}
+    needed = [
+        Operation("p0", "open", ("Producer", {"acks": "all", "linger_ms": 50})),
+        Operation("p0", "send", ("a", 0, None, 3, 0)),
+        Operation("c0", "open", ("Consumer", None, ("a",), settings, False)),
+        Operation("c0", "poll", (300, None)),
+    ]
+    program = (
+        *(Operation("world", "create", (name, 5)) for name in PARTITIONS),
+        needed[0],
+        Operation("p0", "flush"),
+        *needed[1:],
+        Operation("c0", "positions"),
+    )
+    with programs.fuzzer(SEED) as fuzzer:
+        assert fuzzer.try_program(program) is None
+        monkeypatch.setitem(program_consumers.KINDS, "Consumer", Skipping)
+        shortest, finding = fuzzer.shrink(program, until_s=float("inf"))
+    assert isinstance(finding, Finding)
+    assert "came where [0] belongs" in str(finding)
+    assert list(shortest[len(PARTITIONS) :]) == needed
