@@ -275,9 +275,12 @@ class SharePollLoop:
                 self.check_reachable()
             except TailraceError as error:
                 self.fail(error)
-            if self.is_done(limit) or self.now_ns() >= deadline_ns:
+            if self.is_done(limit):
                 return
+            # Fetches acquired records too, for the next poll of a program that does not wait.
             until_ns = self.member.wait_until_ns(self.wait_until_ns(deadline_ns))
+            if self.now_ns() >= deadline_ns:
+                return
             yield Wait(until_ns) if until_ns > self.now_ns() else PAUSE
             self.connection.check_usable()
             self.connection.process()
@@ -453,13 +456,13 @@ class SharePollLoop:
             return
         self.delivery.register()
         self.delivery.release_unread(self.delivery.buffered.clear())
-        self.delivery.release_unread(self.fetch_loop.forget_ranges())
         try:
+            yield from self._release_ranges()
             yield from self.write_dead_letters(with_rejected=True)
             until_ns = self.now_ns() + CLOSE_COMMIT_MS * NS_PER_MS
             yield from self._flush(until_ns)
             # The response to a request in flight may have acquired more.
-            self.delivery.release_unread(self.fetch_loop.forget_ranges())
+            yield from self._release_ranges()
             yield from self._flush(until_ns)
         except TailraceError as error:
             logger.warning(
@@ -478,6 +481,12 @@ class SharePollLoop:
             yield Wait(self.member.wait_until_ns(until_ns))
             self.connection.process()
             self.member.leave_step()
+
+    def _release_ranges(self) -> Steps[None]:
+        """Release the acquired ranges that were not read, also of topics that are not known yet."""
+        if self.fetch_loop.needs_topics:
+            self._on_recreated((yield from self.fetch_loop.learn_topics()))
+        self.delivery.release_unread(self.fetch_loop.forget_ranges())
 
     def forget(self) -> None:
         """Forget all records and the subscription, after leaving the group."""

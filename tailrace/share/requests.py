@@ -103,7 +103,6 @@ class ShareRequests:
         self._acknowledgements = acknowledgements
         self._topic_id = topic_id
         self._timeout_ms = timeout_ms
-        self._sequence = 0
         self._completed_sequence = 0
         self._request: _Request | None = None
         """The request in flight or to be sent again."""
@@ -133,7 +132,10 @@ class ShareRequests:
     @property
     def last(self) -> int:
         """The sequence number of the last request."""
-        return self._sequence
+        if self._request is None:
+            return self._completed_sequence
+        sequence: int = self._request.body["sequence"]
+        return sequence
 
     def is_complete(self, number: int) -> bool:
         """True if the request with this number is complete."""
@@ -146,12 +148,11 @@ class ShareRequests:
         with self._thread.beats.lock:
             membership = self._thread.beats.membership
             identity, epoch = membership.identity, membership.epoch
-        self._sequence += 1
         body: dict[str, Any] = {
             "group": identity.group,
             "member_id": identity.member_id,
             "member_epoch": epoch,
-            "sequence": self._sequence,
+            "sequence": self._completed_sequence + 1,
         }
         body["acknowledge"] = [
             [topic_id, run.key.partition, run.first, run.last, run.outcome]
@@ -161,6 +162,8 @@ class ShareRequests:
         if max_records is not None:
             body["max_records"] = max_records
         self._is_sent_marked = False
+        self._call, self._outcome_unknown, self._send_at_ns = None, False, 0
+        # One store: a signal leaves the whole request, or nothing of it.
         self._request = _Request(
             Api.SHARE_ACKNOWLEDGE if max_records is None else Api.SHARE_ACQUIRE,
             body,
@@ -210,7 +213,7 @@ class ShareRequests:
                 self.complete()
                 raise
             self._on_member_removed(acknowledged)
-            return ShareResponse(self._sequence, [], [], False)
+            return ShareResponse(self.last, [], [], False)
         return None if response is None else self._apply(self._request, response)
 
     def _apply(self, request: _Request, response: Response) -> ShareResponse:
@@ -228,12 +231,13 @@ class ShareRequests:
             )
             for topic_id, partition, first, last, *_ in answer.get("refused", ())
         ]
-        if self._refused_number != self._sequence:
+        number = self.last
+        if self._refused_number != number:
             # Stores without a call in between: a repeated response counts once.
             self.refused, self.refused_count, self._refused_number = (
                 [*self.refused, *refused][-FAILED_MAX:],
                 self.refused_count + len(refused),
-                self._sequence,
+                number,
             )
         lock_ms = int(answer.get("lock_ms", 0))
         self.lock_ms = lock_ms or self.lock_ms
@@ -245,14 +249,14 @@ class ShareRequests:
                 )
         if not self._is_current_epoch(body["member_epoch"]):
             # The member was removed and has joined again: the locks of this response are lost.
-            return ShareResponse(self._sequence, [], [], False)
+            return ShareResponse(self.last, [], [], False)
         acquired = [
             Acquired(run[0], run[1], run[2], run[3], run[4], is_dead, locked_until_ns)
             for is_dead, runs in ((False, "acquired"), (True, "dead"))
             for run in answer.get(runs, ())
         ]
         return ShareResponse(
-            self._sequence,
+            number,
             acquired,
             [(one[0], one[1], one[2]) for one in answer.get("ends", ())],
             api is Api.SHARE_ACQUIRE,
@@ -263,9 +267,9 @@ class ShareRequests:
         """End the request, once its response is applied: until then `step` repeats it after a
         signal, and the appliance gives the same response to the same number.
         """
-        self._request = self._call = None
-        self._outcome_unknown, self._send_at_ns = False, 0
-        self._completed_sequence = self._sequence
+        self._completed_sequence = self.last
+        self._call = None
+        self._request = None
 
     def _is_current_epoch(self, epoch: int) -> bool:
         with self._thread.beats.lock:

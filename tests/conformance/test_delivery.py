@@ -15,8 +15,10 @@ import pytest
 
 from tailrace import Admin, Consumer, NewTopic, Producer, ShareConsumer, TopicPartition
 from tailrace.aio import AsyncConsumer, AsyncShareConsumer
+from tailrace.core.errors import InvalidRequestError
 from tailrace.embedded_appliance import EmbeddedAppliance
 from tests.conformance.worlds import LoopWorld, ThreadWorld
+from tests.kit.processes import wait_until
 from tests.kit.queues import take
 
 PAGE = pathlib.Path(__file__).parents[2] / "docs/delivery.md"
@@ -365,6 +367,23 @@ def test_a_loop_accepts_what_was_delivered_before_it_though_more_lies_in_the_buf
     assert rest == {offset: 2 if offset == last else 1 for offset in range(last, COUNT)}
 
 
+def test_a_queue_that_is_polled_without_waiting_gets_its_records(
+    appliance: EmbeddedAppliance, filled: str
+) -> None:
+    """They were acquired, and never asked for: `poll()` waits for nothing by default."""
+    found: list[int] = []
+    with ShareConsumer(
+        filled, bootstrap=appliance.address, group_id=filled, auto_offset_reset="earliest"
+    ) as consumer:
+
+        def is_done() -> bool:
+            found.extend(record.offset for record in consumer.poll())
+            return len(found) == COUNT
+
+        wait_until(is_done, "all records come", timeout_s=25)  # before their locks pass
+    assert found == list(range(COUNT))
+
+
 def test_what_was_asked_for_when_a_queue_was_closed_has_no_delivery(
     appliance: EmbeddedAppliance, filled: str
 ) -> None:
@@ -372,7 +391,7 @@ def test_what_was_asked_for_when_a_queue_was_closed_has_no_delivery(
         filled, bootstrap=appliance.address, group_id=filled, auto_offset_reset="earliest"
     )
     while not consumer._poll_loop.requests.is_busy:
-        assert consumer.poll(0) == []
+        consumer._poll_loop.run_once(COUNT)
     consumer.close()
     with ShareConsumer(
         filled, bootstrap=appliance.address, group_id=filled, auto_offset_reset="earliest"
@@ -436,6 +455,24 @@ def test_ways_of_reading_are_mixed_and_each_goes_on_where_the_other_stopped(
     assert seen == list(range(len(seen)))
     with Consumer(bootstrap=appliance.address, group_id=filled) as successor:
         assert successor.committed(key) == len(seen)
+
+
+def test_a_loop_delivers_nothing_of_what_was_given_up_by_a_call_that_was_cut_off(
+    appliance: EmbeddedAppliance, filled: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def is_cut_off(_cursors: Any) -> None:
+        monkeypatch.undo()
+        raise EndsError
+
+    with Consumer(bootstrap=appliance.address, auto_offset_reset="earliest") as consumer:
+        consumer.assign([TopicPartition(filled, 0)])
+        assert len(consumer.poll(LONG_MS, 1)) == 1
+        monkeypatch.setattr(consumer._buffer, "keep_assigned", is_cut_off)
+        with pytest.raises(EndsError):
+            consumer.unsubscribe()
+        assert consumer.assignment() == []
+        with pytest.raises(InvalidRequestError, match="nothing is assigned"):
+            next(iter(consumer))
 
 
 def test_a_poll_inside_of_a_poll_is_refused_with_a_sentence(

@@ -7,6 +7,8 @@ from __future__ import annotations
 import signal
 from typing import Any
 
+import pytest
+
 from tailrace import Admin, Consumer, NewTopic, Producer
 from tailrace.embedded_appliance import EmbeddedAppliance
 
@@ -15,6 +17,8 @@ EACH_S = 0.003
 ENOUGH_S = 60
 
 
+# What a handler raises inside a destructor, Python ignores.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_an_interrupt_each_three_milliseconds_costs_no_record_that_was_accepted(
     appliance: EmbeddedAppliance, topic: str
 ) -> None:

@@ -62,7 +62,7 @@ def test_a_commit_of_what_was_read_before_a_topic_was_made_again_is_refused_and_
         assert len(read_until([old], COUNT)) == COUNT
         make_again(appliance, made)
         send(appliance, made, 100)
-        with pytest.raises(UnknownTopicIdError, match="made since"):
+        with pytest.raises(UnknownTopicIdError, match="created later"):
             old.commit()
         with pytest.raises(UnknownTopicError):
             old.commit({key: 5})
@@ -156,6 +156,20 @@ def test_a_record_of_a_deleted_topic_cannot_be_acknowledged_in_the_topic_that_ha
             consumer.acknowledge(old[2], outcome)
         consumer.acknowledge(new[2], "accept")
         consumer.commit()
+
+
+def test_what_a_queue_has_acquired_of_a_topic_that_it_does_not_know_yet_has_no_delivery(
+    appliance: EmbeddedAppliance, made: str
+) -> None:
+    with share(appliance, made, share_acknowledgement_mode="explicit") as consumer:
+        take(consumer, COUNT)
+        make_again(appliance, made)
+        send(appliance, made, 100)
+        poll_loop = consumer._poll_loop
+        while not poll_loop.fetch_loop._unplaced:
+            poll_loop.run_once(COUNT)
+    with share(appliance, made) as consumer:
+        assert [record.delivery_count for record in take(consumer, COUNT)] == [1] * COUNT
 
 
 def test_a_loop_over_a_queue_accepts_no_record_of_the_topic_that_has_the_name_of_its_own(

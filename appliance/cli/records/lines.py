@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
-import threading
+import queue
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
@@ -32,6 +32,8 @@ from tailrace.core.records import RecordMetadata
 from tailrace.core.recurrence import Recurrence
 from tailrace.producer.producer import Producer
 
+COUNT_EVERY = 1_000
+"""Lines between two counts of outcomes, which wait in memory."""
 CALLBACKS_TIMEOUT_S = 30.0
 INTERRUPTED_S = 5.0
 """Longest wait after Ctrl-C for the acknowledgement of what was sent."""
@@ -72,7 +74,12 @@ class Sent:
     sent: int = 0
     delay_ids: list[tuple[int, str]] = field(default_factory=list)
     """(line number, id) of recurring records: cancelling one needs its id."""
-    _changed: threading.Condition = field(default_factory=threading.Condition)
+    _outcomes: queue.SimpleQueue[tuple[int, RecordMetadata | None, TailraceError | None, bool]] = (
+        field(default_factory=queue.SimpleQueue)
+    )
+    """Outcomes that are not counted yet. A queue and no lock: an interrupt inside a callback would
+    leave a lock locked, and the producer's thread would wait for it without end.
+    """
 
     def note(
         self,
@@ -81,25 +88,37 @@ class Sent:
         error: TailraceError | None,
         is_recurring: bool,
     ) -> None:
-        """Count a record's outcome. The producer calls it from any of its threads."""
-        with self._changed:
-            if error is None:
-                self.acknowledged += 1
-                if is_recurring and metadata is not None and metadata.delay_id is not None:
-                    self.delay_ids.append((number, metadata.delay_id))
-            else:
-                self.failures.append((number, error))
-            self._changed.notify()
+        """Note a record's outcome. The producer calls it from any of its threads."""
+        self._outcomes.put((number, metadata, error, is_recurring))
+
+    def count(self) -> None:
+        """Count the outcomes that were noted."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._count(*self._outcomes.get_nowait())
 
     def wait(self) -> None:
         """Wait until the outcome of every sent line is counted.
 
         The producer's callbacks come a moment after its flush returns.
         """
-        with self._changed:
-            self._changed.wait_for(
-                lambda: self.acknowledged + len(self.failures) >= self.sent, CALLBACKS_TIMEOUT_S
-            )
+        with contextlib.suppress(queue.Empty):
+            while self.acknowledged + len(self.failures) < self.sent:
+                self._count(*self._outcomes.get(timeout=CALLBACKS_TIMEOUT_S))
+
+    def _count(
+        self,
+        number: int,
+        metadata: RecordMetadata | None,
+        error: TailraceError | None,
+        is_recurring: bool,
+    ) -> None:
+        if error is not None:
+            self.failures.append((number, error))
+            return
+        self.acknowledged += 1
+        if is_recurring and metadata is not None and metadata.delay_id is not None:
+            self.delay_ids.append((number, metadata.delay_id))
 
 
 def send_lines(
@@ -131,6 +150,7 @@ def send_lines(
     except KeyboardInterrupt:
         with contextlib.suppress(RequestTimeoutError):
             producer.flush(INTERRUPTED_S)
+        sent.count()
         complain(f"interrupted; {sent.acknowledged} of {sent.sent} sent lines are acknowledged")
         raise
     producer.flush()
