@@ -40,6 +40,7 @@ from workers.flush.flusher import Flusher, FlusherSettings
 from workers.flush.invariants import check_flusher, check_worker
 from workers.log.log_set import RunFacts
 from workers.log.producer_snapshots import load_producers
+from workers.log.retention.wall_clock_jumps import WallJumps, follow
 from workers.segment.files import DiskFiles, Files
 
 CHECKED_EVERY = 8
@@ -136,13 +137,19 @@ class Bench:
             ),
         }
         feed = LaneWriter(self.regions["controller>worker"])
-
+        moved = follow(
+            WallJumps(self.files, self.directory, self.now_us, self.now_ns),
+            lambda: self.now_us,
+            lambda: self.now_ns,
+        )
         worker = Worker(
             ring=ring, lanes=lanes, tables=[self.table],
             slot=Control(self.regions["control"]).process(Role.WORKER, 0),
             generation=self.generation,
             is_running=lambda: self.is_running, live_fronts=lambda: [0], fronts=[], flushers=[],
-            load_producers=lambda a, end: load_producers(self.files, self.directory, a, end),
+            load_producers=lambda a, end: load_producers(
+                self.files, self.directory, a, end, moved
+            ),
             is_disk_full=lambda d: bool(self.flusher_slot.load(ProcessWord.DISK_FULL)),
             producer_expiration_us=86_400_000_000,
             producer_ids_max=self.producer_ids_max, now_us=lambda: self.now_us,

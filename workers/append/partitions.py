@@ -150,7 +150,7 @@ class Partitions:
     def expire_producers(self, now_us: int, expiration_us: int) -> None:
         """Forget producers that have appended nothing for `expiration_us`."""
         for partition in self.by_slot.values():
-            partition.producers.expire(max(now_us, partition.last_append_us) - expiration_us)
+            partition.producers.expire(now_us - expiration_us)
 
     def topic_of(self, delay_log: Assignment) -> Partition | None:
         """Return the partition whose delayed records this delay log holds, or

@@ -76,6 +76,7 @@ from workers.log.delay_rules import (
 )
 from workers.log.producer_snapshots import load_producers
 from workers.log.producer_state import OLDER_BYTES, Decision, ProducerTable
+from workers.log.retention.wall_clock_jumps import WallJumps, follow
 from workers.segment.files import DiskFiles, Files
 
 logger = logging.getLogger(__name__)
@@ -349,7 +350,7 @@ class Worker:
             return self._refuse(source, message, ErrorCode.UNKNOWN_SEQUENCE, next_offset, header)
         verdict = None
         if header.producer_id >= 0:
-            now_us = max(self._now_us(), partition.last_append_us)
+            now_us = self._now_us()
             verdict = partition.producers.decide(
                 header.producer_id, header.producer_epoch, header.base_sequence,
                 header.last_offset_delta,
@@ -552,8 +553,20 @@ def build(context: ProcessContext, files: Files) -> Worker:
         for data_dir in range(len(spec.data_dirs))
     ]
 
+    moved = [
+        follow(
+            WallJumps(files, data_dir, clock.wall_us(), clock.monotonic_ns()),
+            clock.wall_us,
+            clock.monotonic_ns,
+        )
+        for data_dir in spec.data_dirs
+    ]
+
     def load(assignment: Assignment, end_offset: int) -> ProducerTable:
-        return load_producers(files, spec.data_dirs[assignment.data_dir], assignment, end_offset)
+        data_dir = assignment.data_dir
+        return load_producers(
+            files, spec.data_dirs[data_dir], assignment, end_offset, moved[data_dir]
+        )
 
     worker = Worker(
         ring=ring,

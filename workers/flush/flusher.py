@@ -129,6 +129,7 @@ class Flusher:
         self._now_ns = start_ns
         self._wheel: TimingWheel[Task] = TimingWheel(start_ns, tick_ns=100_000)
         jumps = WallJumps(files, data_dir, now_us(), start_ns)
+        self._logs.moved = jumps.moved
         self._log_cleaner = LogCleaner(
             self._logs,
             self._commit,
@@ -398,7 +399,6 @@ def build(context: ProcessContext, files: Files) -> Flusher:
         facts=RunFacts(
             settings["run"],
             bool(settings["lost_memory"]),
-            int(settings["producer.id.expiration.ms"]) * 1000,
         ),
         rings={w: connect(w)[0] for w in followed},
         old_rings=[

@@ -43,7 +43,6 @@ class RunFacts:
 
     Unsynced batches may be lost.
     """
-    producer_expiration_us: int = 1 << 62
 
 
 class LogSet:
@@ -54,6 +53,8 @@ class LogSet:
         self._data_dir = data_dir
         self._table = table
         self._facts = facts
+        self.moved: Callable[[int], int] | None = None
+        """See `ProducerTable.moved`."""
         self._logs: dict[int, PartitionLog] = {}
         self._by_key: dict[tuple[bytes, int], PartitionLog] | None = None
         """Logs by (topic id, partition). Built when needed, dropped after each change."""
@@ -147,9 +148,7 @@ class LogSet:
             else:
                 was_closed = log is not None and same and not log.is_open
                 shown_epoch = log.file.leader_epoch if log is not None and same else 0
-                log = PartitionLog(
-                    self._files, self._data_dir, assignment, self._facts.producer_expiration_us
-                )
+                log = PartitionLog(self._files, self._data_dir, assignment, self.moved)
                 self._logs[slot] = log
                 self._open(log, replay=replay)
                 if assignment.revive and (was_closed or log.file.leader_epoch < shown_epoch):

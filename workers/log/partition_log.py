@@ -15,7 +15,7 @@ or a segment without its end mark.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from shm.crash_points import crash_point
@@ -56,9 +56,10 @@ class PartitionLog:
         files: Files,
         data_dir: str,
         assignment: Assignment,
-        producer_expiration_us: int = 1 << 62,
+        moved: Callable[[int], int] | None = None,
     ) -> None:
-        self._producer_expiration_us = producer_expiration_us
+        """`moved`: see `ProducerTable`; None: the wall clock does not jump."""
+        self._moved = moved
         self._files = files
         self._home = PartitionDirectory(files, data_dir, assignment)
         self.directory = self._home.path
@@ -146,6 +147,8 @@ class PartitionLog:
         self.max_timestamp_us = recovered.max_timestamp_us
         self.last_append_us = recovered.last_append_us
         self.producers = recovered.producers
+        if self._moved is not None:
+            self.producers.moved = self._moved
         self.delivered = self.producers.delivered
         self._checkpoint_number = recovered.checkpoint_number
         self._has_segments = bool(self.sealed) or recovered.live_base >= 0
@@ -505,7 +508,6 @@ class PartitionLog:
     def checkpoint(self, *, sync: bool) -> None:
         """Write a checkpoint. Everything must be synced. Raises OSError."""
         live = self.live
-        self.producers.expire(self.last_append_us - self._producer_expiration_us)
         self._checkpoint_number += 1
         checkpoint = Checkpoint(
             number=self._checkpoint_number,

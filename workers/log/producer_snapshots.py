@@ -10,6 +10,7 @@ there.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 from shm.lane_messages import Assignment
 from tailrace.format import checked_json
@@ -77,13 +78,17 @@ def record_producer(table: ProducerTable, header: BatchHeader) -> None:
 
 
 def load_producers(
-    files: Files, data_dir: str, assignment: Assignment, end_offset: int
+    files: Files,
+    data_dir: str,
+    assignment: Assignment,
+    end_offset: int,
+    moved: Callable[[int], int],
 ) -> ProducerTable:
     """Load a partition's producers up to `end_offset`: the checkpoint's, then the headers after it.
     Raises OSError.
 
-    Return an empty table if the files are not this topic's. For a worker that starts beside a
-    running flusher.
+    `moved`: see `ProducerTable`. Return an empty table if the files are not this topic's. For a
+    worker that starts beside a running flusher.
     """
     directory = f"{data_dir}/{assignment.directory_name}"
     path = f"{directory}/{PARTITION_FILE}"
@@ -91,7 +96,7 @@ def load_producers(
         PartitionMetadata.decode(read_whole(files, path)) if files.exists(path) else None
     )
     if partition_file is None or partition_file.topic_id != assignment.topic_id:
-        return ProducerTable()
+        return ProducerTable(moved)
     checkpoint, _ = load_checkpoint(files, directory, partition_file.topic_id.hex())
     segments = segment_bases(files.list(directory))
     if checkpoint is None:
@@ -102,6 +107,7 @@ def load_producers(
         table = ProducerTable.from_snapshot(checkpoint.producers)
         start = checkpoint.next_offset if checkpoint.segment_base < 0 else checkpoint.segment_base
         position = checkpoint.valid_end
+    table.moved = moved
     for base in [b for b in segments if b >= start]:
         fd = files.open_for_read(f"{directory}/{file_name(base)}")
         try:

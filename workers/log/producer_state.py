@@ -25,7 +25,8 @@ turn others' retries into duplicates. So a producer that may still retry is neve
   are known, or after producer.id.expiration.ms (a day). They lose a round trip for a new epoch.
 - At `producer.ids.max`, new producers are refused with TOO_MANY_PRODUCERS, which their clients
   retry. Known ones continue.
-- Times are by the wall clock, which survives a restart. Setting it forward shortens them.
+- Times are by the wall clock, which survives a restart. Where its owner knows of jumps, a batch is
+  only as old as the time that has passed (`moved`). Set back, the clock lets producers stay longer.
 - A tombstone of (id, epoch) would tell a retry from a beginning, but could not acknowledge it with
   its offset.
 
@@ -35,6 +36,7 @@ Worker, flusher and snapshots apply one rule at the same batches, so a successor
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -96,10 +98,16 @@ def _oldest_first(packed: bytes) -> list[Remembered]:
     return [Remembered._make(fields[1:]) for fields in _BATCH.iter_unpack(packed)][::-1]
 
 
+def _unmoved(append_time_us: int) -> int:
+    return append_time_us
+
+
 class ProducerTable:
     """Producers and delay positions of one partition, which decide if a batch is new."""
 
-    def __init__(self) -> None:
+    def __init__(self, moved: Callable[[int], int] = _unmoved) -> None:
+        self.moved = moved
+        """An append time, corrected for later jumps of the wall clock."""
         self._producers: dict[int, bytes] = {}
         self._next_expiry_us = 0
         """Earliest time at which a producer can have become idle."""
@@ -125,7 +133,7 @@ class ProducerTable:
         return len(self._producers) < limit
 
     def _forget_idle(self, now_us: int) -> None:
-        if now_us >= self._next_expiry_us:
+        if not 0 < self._next_expiry_us - now_us <= EXPIRY_INTERVAL_US:  # or the clock was set back
             self._next_expiry_us = now_us + EXPIRY_INTERVAL_US
             self.expire(now_us - IDLE_US)
 
@@ -152,7 +160,7 @@ class ProducerTable:
         """
         packed = self._producers.get(producer_id)
         newest = None if packed is None else _BATCH.unpack_from(packed)
-        if newest is not None and newest[_TIME] < forget_before_us:
+        if newest is not None and self._is_before(newest[_TIME], forget_before_us):
             self.expire(forget_before_us)
             newest = None
         if newest is None or packed is None:
@@ -214,12 +222,15 @@ class ProducerTable:
             self._forget_idle(append_time_us)
         self._producers[producer_id] = batch
 
+    def _is_before(self, append_time_us: int, time_us: int) -> bool:
+        return append_time_us < time_us and self.moved(append_time_us) < time_us
+
     def expire(self, forget_before_us: int) -> int:
         """Forget producers that have appended nothing since. Return their number."""
         old = [
             producer_id
             for producer_id, packed in self._producers.items()
-            if _BATCH.unpack_from(packed)[_TIME] < forget_before_us
+            if self._is_before(_BATCH.unpack_from(packed)[_TIME], forget_before_us)
         ]
         for producer_id in old:
             del self._producers[producer_id]

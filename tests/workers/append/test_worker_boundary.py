@@ -26,7 +26,7 @@ from workers.append import partitions
 from workers.append import worker as worker_module
 from workers.append.descriptor_index import DescriptorIndex
 from workers.append.partitions import OPEN_RETRY_NS
-from workers.append.worker import Worker
+from workers.append.worker import EXPIRY_INTERVAL_NS, Worker
 from workers.flush.flusher import FlusherSettings
 from workers.log import producer_snapshots, producer_state
 from workers.log.log_set import LogSet
@@ -181,7 +181,9 @@ def test_files_that_cannot_be_read_now_make_a_partition_wait_and_not_the_worker_
         def load(item: Any, end: int) -> ProducerTable:
             if is_short:
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-            return producer_snapshots.load_producers(it.files, it.directory, item, end)
+            return producer_snapshots.load_producers(
+                it.files, it.directory, item, end, lambda stamp_us: stamp_us
+            )
 
         it.kill_worker()
         it.worker._opened._load_producers = load
@@ -349,6 +351,7 @@ def test_producers_beyond_what_a_partition_or_its_worker_remembers_are_refused_a
         assert results(0, range(6), 2) == [0] * 4 + [ErrorCode.UNKNOWN_SEQUENCE] * 2
         assert results(0, range(4, 6), 0) == [refused] * 2, "a successor knows as many"
         it.now_us += producer_state.IDLE_US + 1
+        it.now_ns += (producer_state.IDLE_US + 1) * 1_000
         assert results(0, range(4, 8), 0) == [0] * 4, "others have sent nothing for long enough"
         assert it.worker._partitions[0].producers.producer_count == 4
         log = it.flusher._logs.get(0)
@@ -410,3 +413,38 @@ def test_a_batch_that_a_second_flusher_cannot_place_either_takes_only_its_log_of
         it.send(make_batch(3), slot=0)
         it.settle()
         assert (it.table.read(0).state, it.table.read(0).high_watermark) == (SlotState.ONLINE, 3)
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+@pytest.mark.parametrize("back_us", [0, 8 * 86_400_000_000])
+def test_a_retry_behind_a_jump_of_the_wall_clock_is_a_duplicate(
+    tmp_path: pathlib.Path, restarts: bool, back_us: int
+) -> None:
+    """By eight days forward, and back again; the worker may be a new one."""
+    with bench(str(tmp_path)) as it:
+        it.send(make_batch(2, producer_id=9))
+        it.send(make_batch(2, producer_id=9, sequence=2))
+        it.settle()
+        it.now_us += 8 * 86_400_000_000
+        it.send(make_batch(2, producer_id=8))
+        it.settle()
+        it.now_us -= back_us
+        it.now_ns += EXPIRY_INTERVAL_NS + 1
+        it.now_us += EXPIRY_INTERVAL_NS // 1_000
+        if restarts:
+            it.kill_worker()
+        it.send(make_batch(2, producer_id=9, sequence=2))
+        it.send(make_batch(2, producer_id=9, sequence=4))
+        it.settle()
+        assert it.answers()[-2:] == [(0, 2), (0, 6)]
+
+
+def test_a_producer_that_appends_nothing_for_a_day_is_forgotten(tmp_path: pathlib.Path) -> None:
+    with bench(str(tmp_path)) as it:
+        it.send(make_batch(2, producer_id=9))
+        it.settle()
+        it.now_us += 2 * 86_400_000_000
+        it.now_ns += 2 * 86_400_000_000_000
+        it.send(make_batch(2, producer_id=9, sequence=2))
+        it.settle()
+        assert it.answers()[-1][0] == ErrorCode.UNKNOWN_SEQUENCE

@@ -238,3 +238,16 @@ def test_few_producers_are_remembered_however_idle() -> None:
         assert table.has_room(10, number * 10 * producer_state.IDLE_US)
         table.record(number, 0, 0, 0, number, number + 1, number * 10 * producer_state.IDLE_US)
     assert table.producer_count == 3
+
+
+def test_a_jump_of_the_clock_makes_no_producer_older() -> None:
+    """A retry behind it would be taken for new, or be sent again under another epoch."""
+    table, jump_us = ProducerTable(), 8 * 24 * 60 * MINUTE_US
+    table.record(1, 0, 0, 4, 0, 5, 1_000 * MINUTE_US)
+    forget_before_us = 1_001 * MINUTE_US + jump_us - 24 * 60 * MINUTE_US
+    table.moved = lambda append_time_us: append_time_us + jump_us
+    assert table.expire(forget_before_us) == 0
+    verdict = table.decide(1, 0, 0, 4, forget_before_us)
+    assert verdict.decision is Decision.DUPLICATE
+    table.moved = lambda append_time_us: append_time_us
+    assert table.expire(forget_before_us) == 1

@@ -11,7 +11,8 @@ are therefore recorded (by comparison with the monotonic clock), and earlier tim
 Timestamps between W - L and W were taken before the jump, too. A worker's timestamps never
 decrease, so a worker that has seen a later time keeps it.
 
-Owner: the flusher of one data directory; clock.json there.
+Owner: the flusher of one data directory; clock.json there. A worker reads the file at its start,
+    and compares the clocks itself (`follow`).
 Invariants:
 - Within a boot of the host no record counts as older than it is, also after restarts.
 - After another boot the wall clock is trusted, since the host's time off is unknown.
@@ -61,7 +62,7 @@ class WallJumps:
         """
         self._is_kept = False
         self._load()
-        self._compare(wall_us, monotonic_ns)
+        self.compare(wall_us, monotonic_ns)
 
     def _load(self) -> None:
         try:
@@ -82,11 +83,12 @@ class WallJumps:
 
     def observe(self, wall_us: int, monotonic_ns: int) -> None:
         """Compare the clocks, record a jump, and write the file if it changed."""
-        self._compare(wall_us, monotonic_ns)
+        self.compare(wall_us, monotonic_ns)
         if not self._is_kept:
             self._keep()
 
-    def _compare(self, wall_us: int, monotonic_ns: int) -> None:
+    def compare(self, wall_us: int, monotonic_ns: int) -> None:
+        """Compare the clocks and record a jump, without writing the file."""
         expected_us = self._anchor[0] + (monotonic_ns - self._anchor[1]) // 1_000
         difference_us = wall_us - expected_us
         self._anchor = wall_us, monotonic_ns
@@ -128,3 +130,15 @@ class WallJumps:
         return stamp_us and stamp_us + sum(
             by_us for to_us, by_us in self._jumps if stamp_us <= to_us
         )
+
+
+def follow(
+    jumps: WallJumps, wall_us: Callable[[], int], monotonic_ns: Callable[[], int]
+) -> Callable[[int], int]:
+    """`jumps.moved` as of now, for a process that does not own the file."""
+
+    def moved(stamp_us: int) -> int:
+        jumps.compare(wall_us(), monotonic_ns())
+        return jumps.moved(stamp_us)
+
+    return moved
