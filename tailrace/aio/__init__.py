@@ -1,8 +1,8 @@
 """The clients of `tailrace` for asyncio, with the same settings and awaitable methods.
 
     async with AsyncProducer("localhost:7420") as producer, AsyncConsumer("orders", bootstrap="localhost:7420") as consumer:
-        handle = await producer.send("orders", b"...", key=b"u1")   # waits while the buffer is full
-        metadata = await handle                                      # waits until it is acknowledged
+        future = await producer.send("orders", b"...", key=b"u1")   # waits while the buffer is full
+        metadata = await future                                      # waits until it is acknowledged
         async for record in consumer:
             ...
 

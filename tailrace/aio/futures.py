@@ -38,7 +38,7 @@ class AsyncRecordFuture:
     def exception(self) -> TailraceError | None:
         """The error of the record, or None."""
         if not self._handle.done():
-            raise asyncio.InvalidStateError("the record has not ended; await its handle")
+            raise asyncio.InvalidStateError("the record has not ended; await its future")
         return self._handle.exception(0)
 
     def result(self) -> RecordMetadata:
@@ -49,7 +49,7 @@ class AsyncRecordFuture:
         return self._handle.result(0)
 
     def add_done_callback(self, callback: Callable[[AsyncRecordFuture], None]) -> None:
-        """Have the loop call `callback(handle)` once the record has an outcome."""
+        """Have the loop call `callback(future)` once the record has an outcome."""
         self._loop_connection.ended(self._handle).add_done_callback(lambda _: callback(self))
 
     def __await__(self) -> Generator[Any, None, RecordMetadata]:

@@ -137,7 +137,7 @@ class RecordFuture(tuple[ProducerBatch, int], LazyFuture[RecordMetadata]):
                 raise RequestTimeoutError(f"the record was not acknowledged within {timeout} s")
 
     def add_done_callback(self, fn: Callable[[RecordFuture], object]) -> None:
-        """Call `fn(handle)` once the record has an outcome, or now if it has.
+        """Call `fn(future)` once the record has an outcome, or now if it has.
 
         Later calls come from the thread that finds the outcome. An exception of `fn` is logged.
         """

@@ -62,8 +62,8 @@ class Producer(FastPathSender, UnsupportedTransactions, RenamedProducerMethods):
     """Sends records to topics. A context manager. Any number of threads may share one.
 
         with tailrace.Producer("tcp://127.0.0.1:7420") as producer:
-            handle = producer.send("orders", b"{...}", key=b"customer 7")
-            handle.result(timeout=5)             # RecordMetadata(topic, partition, offset, timestamp)
+            future = producer.send("orders", b"{...}", key=b"customer 7")
+            future.result(timeout=5)             # RecordMetadata(topic, partition, offset, timestamp)
             producer.send_arrow("flights", frame)
 
     `send` only adds the record to a batch. It returns a future, which can also be awaited. `flush`,

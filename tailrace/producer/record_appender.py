@@ -128,9 +128,9 @@ class RecordAppender:
             and timestamp is None
             and on_delivery is None
         ):
-            handle = self._append_delayed(topic, value, key, delay)
-            if handle is not None:
-                return handle
+            future = self._append_delayed(topic, value, key, delay)
+            if future is not None:
+                return future
         return self._append(topic, value, key, headers, partition, timestamp, on_delivery, delay)
 
     def finish(self, outgoing: Outgoing, start_ns: int | None = None) -> Steps[RecordFuture]:
