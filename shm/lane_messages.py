@@ -52,7 +52,9 @@ SHARED_COUNT = 32
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """Assignment of one partition: its processes and settings. `dropped` removes it."""
+    """Assignment of one partition to its processes, with its settings. `dropped` removes it. The
+    controller sends it. It is unrelated to the assignment of a consumer group.
+    """
 
     topic: str
     topic_id: bytes

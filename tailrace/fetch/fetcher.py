@@ -57,7 +57,11 @@ RETRY_BACKOFF_MAX_MS = 1_000
 
 
 class PartitionPosition:
-    """An assigned partition with its position and buffered batches."""
+    """An assigned partition with its position and buffered batches. Variables call it a cursor.
+
+    `position` is where decoding goes on. The program's position may be before it, at the first
+    record in the record buffer (`tailrace.fetch.record_buffer`).
+    """
 
     def __init__(self, key: TopicPartition, info: TopicInfo) -> None:
         self.key = TopicPartition(

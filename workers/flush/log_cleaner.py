@@ -146,10 +146,9 @@ class LogCleaner:
         self._seal(log)
         return 1
 
-    def _seal(self, log: PartitionLog, *, goes: bool = False) -> bool:
-        """Close the active segment; the next batch starts another one. `goes`: the segment is
-        deleted next, so that its end mark is not needed on a full disk. Returns whether it is
-        closed.
+    def _seal(self, log: PartitionLog, *, is_deleted_next: bool = False) -> bool:
+        """Close the active segment; the next batch starts another one. With `is_deleted_next` its
+        end mark may be missing on a full disk. Returns True if it is closed.
         """
         try:
             if log.is_unsynced and not self._commit.sync(log):
@@ -157,7 +156,7 @@ class LogCleaner:
             try:
                 log.seal()
             except OSError as error:
-                if not goes or not is_shortage(error):
+                if not is_deleted_next or not is_shortage(error):
                     raise
                 log.abandon_segment()
             self._checkpoint(log)
@@ -256,7 +255,7 @@ class LogCleaner:
         leased: int | None,
     ) -> bool:
         """Seal or split the active segment if all of it, or on a full disk a part of it, has
-        expired. Returns whether that was done; then `retain` was called.
+        expired. Returns True if that was done; it has then called `retain`.
         """
         live = log.live
         if live is None or not live.first_append_us or log.group:
@@ -265,11 +264,11 @@ class LogCleaner:
             self._expires_us(log, live.max_timestamp_us, log.last_append_us, retention_ms) < now_us
         )
         if is_expired or log.assignment.delay_of:
-            return is_expired and self._seal(log, goes=True)
+            return is_expired and self._seal(log, is_deleted_next=True)
         if log.log_start_offset >= log.next_offset or (
             retention_bytes == 0 and self._is_disk_full()
         ):
-            return self._seal(log, goes=log.log_start_offset >= log.next_offset)
+            return self._seal(log, is_deleted_next=log.log_start_offset >= log.next_offset)
         if self._is_disk_full() and leased is None and self._split(log, live, retention_bytes):
             return True
         return live.end > int(log.assignment.settings["segment.bytes"]) and self._seal(log)

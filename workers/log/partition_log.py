@@ -243,7 +243,7 @@ class PartitionLog:
         )
 
     def place(self, batch: PendingBatch) -> tuple[int, int]:
-        """Place the next batch.
+        """Place the next batch at the active segment's end. `write_pending` writes it.
 
         Return (segment base, file position). The segment must have room. Raises LogGapError.
         """
@@ -356,7 +356,7 @@ class PartitionLog:
     # ---- rolling ---------------------------------------------------------------------------------
 
     def roll(self) -> None:
-        """Seal the live segment, if there is one, and begin the next at `next_offset`. Everything
+        """Seal the active segment, if there is one, and begin the next at `next_offset`. Everything
         must be synced. Raises OSError.
         """
         try:
@@ -392,8 +392,8 @@ class PartitionLog:
             )
 
     def seal(self) -> None:
-        """Finish the live segment with the end-of-stream mark. An empty one is only closed: the
-        next takes its place. Nothing may be placed. Raises OSError.
+        """Finish the active segment: write the end-of-stream mark, sync and close. An empty one is
+        only closed: the next takes its place. Nothing may be placed. Raises OSError.
         """
         live = self.live
         if live is None or live.base == self.next_offset:
@@ -405,7 +405,7 @@ class PartitionLog:
         crash_point("flusher.after_seal")
 
     def abandon_segment(self) -> None:
-        """Leave the live segment as it is, without an end mark: it ends where the
+        """Leave the active segment as it is, without an end mark: it ends where the
         next one begins.
         """
         if self.live is not None:
@@ -566,7 +566,7 @@ class PartitionLog:
         )
 
     def close(self) -> None:
-        """Write a last checkpoint of what is synced and close the files; the live segment stays
+        """Write a last checkpoint of what is synced and close the files; the active segment stays
         live for the next start. Raises OSError.
         """
         if self.since_checkpoint_bytes and not self.refusal:

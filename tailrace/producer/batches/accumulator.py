@@ -1,7 +1,7 @@
 """The records that a producer has accepted and not completed: their batches and memory.
 
-An open batch fills for `linger_ms`, or until it is full. It then fills on until it can be sent (see
-`tailrace.producer.sending.in_flight_requests`).
+A batch closes when it is full. An open batch whose `linger_ms` is over is *due*: it fills on until
+a request takes it, which closes it (see `tailrace.producer.sending.in_flight_requests`).
 
 Owner: a Producer, under its lock.
 Invariants:
@@ -173,7 +173,7 @@ class RecordAccumulator:
         for queue in self.queues.values():
             self.close_batch(queue)
 
-    # ---- linger ----------------------------------------------------------------------------------
+    # ---- lookups ---------------------------------------------------------------------------------
 
     def queue_of_open(self, batch: ProducerBatch) -> PartitionQueue | None:
         """The queue in which the batch is open, or None."""
@@ -183,6 +183,8 @@ class RecordAccumulator:
     def incomplete(self) -> list[ProducerBatch]:
         """All incomplete batches, by partition."""
         return [batch for queue in self.queues.values() for batch in queue.batches()]
+
+    # ---- linger ----------------------------------------------------------------------------------
 
     def first_linger_ns(self) -> int | None:
         """The time when the first linger ends, or None."""

@@ -42,7 +42,7 @@ SLOW_CHECK_NS = 1_000_000
 """Interval of the checks for silence and slow requests. Responses come ten times as often."""
 RECEIVED_TIMEOUT_MS = 5_000
 SHARES = 2
-"""A request takes at most this share of a partition's window. Batches of one request get their
+"""A request takes at most 1/SHARES of a partition's window. Batches of one request get their
 responses together. With the whole window in one request, the partition would stand still meanwhile.
 """
 _ACKS = {0: 0, 1: 1, "all": ACKS_ALL}
@@ -251,8 +251,8 @@ class Sender:
     ) -> bool:
         """Add the partition's batches that may be sent to the request. False: the request is full.
 
-        The queue stays listed if a batch is left that no response of its partition will release: it
-        lacks credit or room in the request, or its retry waits.
+        The queue is listed again if its next batch waits for something else than a response of its
+        partition: for credit, for room in a request, or for the end of a retry's backoff.
         """
         accumulator = self._accumulator
         count_before = len(request.entries)
