@@ -125,7 +125,7 @@ def test_handles_are_gathered_told_back_and_asked(appliance: EmbeddedAppliance, 
             handles = [
                 await producer.send(made, b"%d" % number, partition=0) for number in range(600)
             ]
-            with pytest.raises(asyncio.InvalidStateError, match="await its handle"):
+            with pytest.raises(asyncio.InvalidStateError, match="await its future"):
                 handles[0].result()
             handles[5].add_done_callback(told.append)
             handle = await producer.send(
