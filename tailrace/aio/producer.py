@@ -71,8 +71,8 @@ class AsyncProducer(AsyncClient, UnsupportedTransactions, RenamedProducerMethods
     awaited.
 
         async with AsyncProducer("tcp://127.0.0.1:7420") as producer:
-            handle = await producer.send("orders", b"...", key=b"u1")    # buffered: waits for room, at first for the topic's metadata
-            metadata = await handle                                        # acknowledged: RecordMetadata, or its error
+            future = await producer.send("orders", b"...", key=b"u1")    # buffered: waits for room, at first for the topic's metadata
+            metadata = await future                                        # acknowledged: RecordMetadata, or its error
             metadata = await producer.send_and_wait("orders", b"...")      # both
 
     Any number of tasks may use it. `on_delivery` is called by the event loop. The first `send`
@@ -99,7 +99,7 @@ class AsyncProducer(AsyncClient, UnsupportedTransactions, RenamedProducerMethods
     async def send(self, topic: str, *args: Any, **kwargs: Any) -> AsyncRecordFuture:
         """Add one record to its partition's batch, with the arguments and errors of
         `Producer.send`. It waits for room in the buffer (`buffer_memory`) and, the first time, for
-        the topic's metadata, for at most `max_block_ms`. Await the handle for the acknowledgement.
+        the topic's metadata, for at most `max_block_ms`. Await the future for the acknowledgement.
         Records go to each partition in the order of the calls. Cancelled while it waits, it has
         sent nothing.
         """
