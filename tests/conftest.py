@@ -5,6 +5,7 @@ what its appliances have logged.
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Generator, Iterator
 from typing import Any
 
@@ -28,8 +29,14 @@ LONG_HANG_LIMIT_S = 7_200
 
 
 def pytest_configure() -> None:
-    """Choose this run's base seed before xdist starts its workers, which inherit it."""
+    """Choose this run's base seed before xdist starts its workers, which inherit it.
+
+    A shell starts background jobs with SIGINT ignored, and their children inherit that: what a test
+    starts must hear of Ctrl-C.
+    """
     seeds.base()
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_xdist_make_scheduler(
