@@ -43,7 +43,7 @@ def quiet() -> object:
     logging.disable(logging.NOTSET)
 
 
-@pytest.mark.parametrize("block", seeds.fixed_blocks(10, SCHEDULES_A_TEST), ids=seeds.block_name)
+@pytest.mark.parametrize("block", seeds.fixed_blocks(6, SCHEDULES_A_TEST), ids=seeds.block_name)
 def test_schedules_keep_every_promise(block: range) -> None:
     for seed in block:
         assert run(seed).world.steps >= 200

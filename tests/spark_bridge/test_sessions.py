@@ -251,10 +251,10 @@ def run(
     return done.stdout
 
 
-@pytest.mark.slow_because("a program starts a JVM of its own")
+@pytest.mark.long
 @pytest.mark.parametrize(
     "program",
-    [OWN_SESSION, pytest.param(USERS_SESSION, marks=pytest.mark.long)],
+    [OWN_SESSION, USERS_SESSION],
     ids=["our session", "a session of the user's"],
 )
 def test_without_an_activated_environment_topics_are_read(
