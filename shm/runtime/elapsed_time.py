@@ -43,7 +43,7 @@ class Mark(NamedTuple):
     boot: int
 
     def rows(self) -> list[tuple[str, int]]:
-        """As a database keeps it: names and whole numbers."""
+        """Return the names and whole numbers that a database stores."""
         return list(zip(MARK_NAMES, self, strict=True))
 
     @classmethod

@@ -52,7 +52,7 @@ def occurrences(expression: str, zone: ZoneInfo, after_us: int) -> Iterator[int]
 
 
 def _offset(instant: dt.datetime, zone: ZoneInfo) -> dt.timedelta:
-    """What the zone's clocks are ahead of UTC at an instant."""
+    """Return the zone's offset from UTC at an instant."""
     found = instant.astimezone(zone).utcoffset()
     assert found is not None
     return found
@@ -78,7 +78,7 @@ def _times_of_day(expression: str, zone: ZoneInfo, after: dt.datetime) -> Iterat
 
 
 def _instant(local: dt.datetime, zone: ZoneInfo) -> dt.datetime:
-    """When the clock first shows a local time; where it never does, when it goes on behind it."""
+    """Return the first instant of a local time. A skipped one begins where the clock goes on."""
     first = local.replace(tzinfo=zone, fold=0).astimezone(dt.UTC)
     if first.astimezone(zone).replace(tzinfo=None) == local:
         return first
@@ -125,7 +125,7 @@ def _by_the_clock(expression: str, zone: ZoneInfo, after: dt.datetime) -> Iterat
 def _next_change(
     begin: dt.datetime, end: dt.datetime, offset: dt.timedelta, zone: ZoneInfo
 ) -> dt.datetime | None:
-    """When the offset first changes behind `begin`, at `end` at the latest; None: it does not. It
+    """Return the first change of the offset after `begin`, up to `end`; None: there is none. It
     changes at most once a day.
     """
     before = begin

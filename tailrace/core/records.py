@@ -22,7 +22,7 @@ class TopicName(str):
     __slots__ = ("created_us", "topic_id")
     topic_id: bytes
     created_us: int
-    """When the topic was made, microseconds since 1970; 0: not known."""
+    """Creation time of the topic, microseconds since 1970; 0: not known."""
 
     def __new__(cls, name: str, topic_id: bytes, created_us: int = 0) -> Self:
         self = super().__new__(cls, name)

@@ -1,4 +1,4 @@
-"""When a recurring record is due again: every so often, or by a cron expression in a time zone.
+"""Recurrence: the due times of a recurring record, by an interval or a cron expression in a zone.
 Pure; the parsing is cronsim's.
 
 Invariants: occurrences ascend; the same description and the same start give the same ones, whenever
@@ -23,11 +23,11 @@ MISSED = ("all", "last", "none")
 INTERVAL_MIN_US = 10_000
 CRON_MIN_US = 1_000_000
 MISSED_AT_ONCE = 1_000
-"""So many occurrences of a record are handed out in one step, and so many of an interval that had
-passed before the record was there are delivered at all.
+"""The most occurrences of a record in one step, and the most missed ones of an interval that are
+delivered at all.
 """
 MISSED_CRON_US = 86_400_000_000
-"""Of a cron expression, those of so long before the record was there."""
+"""The oldest missed occurrences of a cron expression that are delivered, by their age in us."""
 TEXT_MAX, EXPRESSION_MAX, ZONE_MAX = 1_024, 256, 100
 """Characters."""
 ON_TIME_TICKS = 5_000
@@ -175,8 +175,8 @@ class Recurrence:
         return due_us if due_us >= floor_us else self.after(floor_us)
 
     def due_until(self, due_us: int, tick: int) -> tuple[list[int], int | None]:
-        """What is delivered when everything up to `tick` is, from the occurrence `due_us` on, and
-        the occurrence behind. With missed="all" that may be many: see `reach`. Raises
+        """Return the occurrences due up to `tick`, from `due_us` on, and the next one after
+        them. With missed="all" that may be many: see `reach`. Raises
         RecurrenceError.
         """
         occurrences: list[int] = []

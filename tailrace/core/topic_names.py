@@ -154,7 +154,7 @@ def made_by_groups(topic: str, existing: Set[str]) -> str:
 
 
 def _begins_with_one_of(name: str, existing: Set[str]) -> bool:
-    """Whether `name` is one of these names, a dot, and more."""
+    """True if `name` is one of these names, a dot, and more."""
     return any(name[:at] in existing for at in range(1, len(name) - 1) if name[at] == ".")
 
 

@@ -99,7 +99,7 @@ class DiskReadFiles:
         return os.fstat(fd).st_size
 
     def is_removed(self, fd: int) -> bool:
-        """Whether no name leads to the file any more: its room on the disk is free when the last
+        """True if the file has no name any more. Its room on the disk is free when the last
         descriptor is closed.
         """
         return os.fstat(fd).st_nlink == 0
