@@ -16,14 +16,15 @@ PURE_TESTS := tests/tailrace/kernel tests/conformance \
 	$(addprefix tests/system/test_,produce_and_consume.py callbacks.py fork.py aio.py bad_input.py \
 	hash_slots.py::test_adding_partitions_under_load_keeps_the_order_of_every_key delays.py::test_records_come_when_they_are_due_in_due_order_and_never_early)
 
-.PHONY: demo test test-all test-pure check verify services lakes kernel simulate torture torture-delays torture-groups torture-spark fuzz load bench bench-peers bench-scale bench-delays bench-groups bench-rebalance bench-pairs bench-wakeups bench-scan bench-spark bench-spark-sink bench-spark-streaming lint java prepare-spark clean
+.PHONY: demo test test-all test-pure check verify services lakes kernel simulate torture torture-delays torture-groups torture-transactions torture-spark fuzz load bench bench-peers bench-scale bench-delays bench-groups bench-rebalance bench-pairs bench-wakeups bench-scan bench-spark bench-spark-sink bench-spark-streaming lint java prepare-spark clean
 
 demo: $(KERNEL) java
 	@$(BIN)/python -P -m bench.demo
 
 # Tests that share a fixture stay in one process; each other one goes to the process that is free (tests/conftest.py).
 # Four processes for two cores: a test waits for disks, timers and other processes half of its time.
-PYTEST = $(BIN)/python -P -m pytest -n 4 --dist loadgroup --no-loadscope-reorder
+# Each starts hundreds of interpreters: bytecode is kept though the environment may say otherwise.
+PYTEST = PYTHONDONTWRITEBYTECODE= $(BIN)/python -P -m pytest -n 4 --dist loadgroup --no-loadscope-reorder
 
 # The suites that go through the kernel, with the same functions in Python.
 test-pure: $(KERNEL)
@@ -67,6 +68,9 @@ torture-delays: $(KERNEL)
 
 torture-groups: $(KERNEL)
 	@$(BIN)/python -P -m tests.crash.group_torture $(or $(SECONDS),60) $(SEED)
+
+torture-transactions: $(KERNEL)
+	@$(BIN)/python -P -m tests.crash.transaction_torture $(or $(SECONDS),60) $(SEED)
 
 # A Spark stream into a topic, killed at random, each row counted.
 torture-spark: $(KERNEL) java

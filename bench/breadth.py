@@ -25,8 +25,7 @@ from typing import Any
 
 from bench.footprint import idle_percent, processes
 from bench.idle_connections import OTHER_DESCRIPTORS
-from bench.measure import machine, percentile, private_memory_mb
-from bench.suite import RESULTS
+from bench.measure import RESULTS, machine, percentile, private_memory_mb
 from tailrace import Admin, NewTopic, Producer, TopicPartition
 from tailrace.core.errors import TailraceError
 from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded

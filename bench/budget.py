@@ -20,11 +20,10 @@ from contextlib import ExitStack
 from typing import Any
 
 from bench import write_docs
-from bench.measure import machine
+from bench.measure import RESULTS, machine
 from bench.other_tree import ROOT, environment_of, short_name, tree_of
 from bench.stage_costs import STAGES
 
-RESULTS = pathlib.Path(__file__).parent / "results"
 ROUNDS = int(os.environ.get("ROUNDS", "5"))
 PROCESSES = ("producer", "front", "worker", "flusher")
 SHOWN = tuple(stage for stage in (*STAGES, "all") if stage != "others")
@@ -204,7 +203,7 @@ def main() -> int:
         where = result["machine"]
         path = RESULTS / f"budget-{where['date']}-{where['commit']}.json"
         path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-        print(f"written to {path.relative_to(ROOT)}")
+        print(f"written to {path.relative_to(RESULTS.parent.parent)}")
     if given.write_docs:
         write_docs.write({"budget": tables(result)})
     return 0

@@ -18,7 +18,7 @@ from typing import Any
 
 import orjson
 
-from bench.measure import machine
+from bench.measure import RESULTS, machine
 from tailrace import Admin, NewTopic, Producer
 from tailrace.embedded_appliance import start_embedded
 
@@ -117,13 +117,13 @@ def main() -> int:
         f"{rows[2]['bytes'] / 1e9:.2f} GB"
     )
     about = machine()
-    with open(f"bench/results/durability-{about['date']}-{about['commit']}.json", "wb") as file:
-        file.write(
-            orjson.dumps(
-                {"machine": about, "command": "python -m bench.durability", "figures": rows},
-                option=orjson.OPT_INDENT_2,
-            )
+    path = RESULTS / f"durability-{about['date']}-{about['commit']}.json"
+    path.write_bytes(
+        orjson.dumps(
+            {"machine": about, "command": "python -m bench.durability", "figures": rows},
+            option=orjson.OPT_INDENT_2,
         )
+    )
     print(about)
     return 0
 

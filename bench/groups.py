@@ -23,15 +23,14 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import psutil
 
 from bench import rebalance
-from bench.measure import machine, percentile
-from bench.suite import RESULTS
+from bench.measure import RESULTS, machine, percentile
 from tailrace import Admin, Consumer, NewTopic, Producer, ShareConsumer, TopicPartition
 from tailrace.client.connection import Connection
 from tailrace.client.steps import call_json_now, call_now
@@ -46,13 +45,13 @@ DEATH = rebalance.Shape(
     int(os.environ.get("MEMBERS", "200")), int(os.environ.get("PARTITIONS", "1000"))
 )
 COMMITTERS = 50
-COMMIT_S = 5.0
-HEARTBEATS = 5_000
+COMMIT_S = float(os.environ.get("SECONDS", "5"))
+HEARTBEATS = int(os.environ.get("HEARTBEATS", "5000"))
 HEARTBEAT_INTERVAL_S = 3.0
-BEATING_S = 12.0
+BEATING_S = float(os.environ.get("BEATING_S", "12"))
 LAG_PARTITIONS = int(os.environ.get("LAG_PARTITIONS", "9900"))
 """10,000 where as many open files are allowed: 20,000 are enough for 9,955."""
-QUEUED = 300_000
+QUEUED = int(os.environ.get("QUEUED", "300000"))
 BUSY = ("tr-front-0", "tr-groups-0")
 
 
@@ -130,14 +129,8 @@ def part_commits(found: list[dict[str, Any]]) -> None:
             "                                           p99", "ms", percentile(alone, 0.99), found
         )
         cpu = cpu_of(running, "tr-groups-0")
-        code = (
-            "import sys, json, bench.groups as g; print(json.dumps(g.several(sys.argv[1], "
-            "int(sys.argv[2]), int(sys.argv[3]))))"
-        )
-        command = [sys.executable, "-P", "-c", code, running.address]
         children = [
-            subprocess.Popen([*command, str(first), "10"], stdout=subprocess.PIPE)
-            for first in range(0, COMMITTERS, 10)
+            child("commit", running.address, first, 10) for first in range(0, COMMITTERS, 10)
         ]
         times = [ms for child in children for ms in json.loads(child.communicate()[0])]
         report(f"{COMMITTERS} consumers together", "commits/s", len(times) / COMMIT_S, found)
@@ -330,15 +323,8 @@ def part_queue(found: list[dict[str, Any]]) -> None:
                 producer.send("queue", b"x" * 100)
             producer.flush()
         for consumers in (1, 4):
-            code = "import sys, bench.groups as g; print(*g.taking(sys.argv[1], int(sys.argv[2])))"
-            children = [
-                subprocess.Popen(
-                    [sys.executable, "-P", "-c", code, running.address, str(consumers)],
-                    stdout=subprocess.PIPE,
-                )
-                for _ in range(consumers)
-            ]
-            rows = [tuple(map(float, child.communicate()[0].split())) for child in children]
+            children = [child("take", running.address, consumers) for _ in range(consumers)]
+            rows = [json.loads(child.communicate()[0]) for child in children]
             seconds = max(row[2] for row in rows) - min(row[1] for row in rows if row[0])
             report(
                 f"queue: acquired and accepted one by one by {consumers}",
@@ -348,11 +334,25 @@ def part_queue(found: list[dict[str, Any]]) -> None:
             )
 
 
+# ---- processes of their own ----------------------------------------------------------------------
+
+
+def child(role: str, address: str, *numbers: int) -> subprocess.Popen[bytes]:
+    """A process that runs `ROLES[role]`, and prints as JSON what it returns."""
+    command = [sys.executable, "-P", "-m", "bench.groups", "--role", role, address]
+    return subprocess.Popen([*command, *map(str, numbers)], stdout=subprocess.PIPE)
+
+
+ROLES: dict[str, Callable[..., Any]] = {"commit": several, "take": taking}
 PARTS = {"death": part_death, "commits": part_commits, "lag": part_lag, "queue": part_queue}
 
 
 def main() -> int:
-    """All parts, or those that are named."""
+    """All parts, or those that are named; with `--role` what a child does."""
+    if sys.argv[1:2] == ["--role"]:
+        role, address, *numbers = sys.argv[2:]
+        print(json.dumps(ROLES[role](address, *map(int, numbers))))
+        return 0
     where = machine()
     print(f"Groups on {where['cpu']}, {where['cores']} cores, commit {where['commit']}\n")
     signal.signal(

@@ -16,23 +16,12 @@ from appliance.supervise.child_processes import MODULES
 from appliance.supervise.zygote import MODULE, SHARED
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-PROGRAM = """
-import sys, time
-sys.path.insert(0, sys.argv[1])
-begun, before = time.process_time(), len(sys.modules)
-for name in sys.argv[2:]:
-    __import__(name)
-took = (time.process_time() - begun) * 1e3
-with open("/proc/self/smaps_rollup") as file:
-    pss = next(int(line.split()[1]) for line in file if line.startswith("Pss:"))
-print([took, pss * 1024 / 1e6, len(sys.modules) - before])
-"""
 
 
 def import_cost(*modules: str) -> tuple[float, float, int]:
     """(CPU ms, MB, modules) of one interpreter that imports them and nothing else."""
     done = subprocess.run(
-        [sys.executable, "-I", "-c", PROGRAM, str(ROOT), *modules],
+        [sys.executable, "-I", str(ROOT / "bench/import_cost.py"), str(ROOT), *modules],
         stdout=subprocess.PIPE,
         text=True,
         check=True,

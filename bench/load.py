@@ -12,9 +12,10 @@ import subprocess
 import sys
 from contextlib import ExitStack
 
+from bench.measure import RESULTS
 from tailrace.embedded_appliance import start_embedded
 
-REPORT = "bench/results/load.html"
+REPORT = str(RESULTS / "load.html")
 
 
 def main() -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pathlib
 import platform
 import statistics
 import subprocess
@@ -15,6 +16,9 @@ from typing import Any
 import psutil
 
 from tailrace import Admin, Consumer, NewTopic
+
+RESULTS = pathlib.Path(os.environ.get("RESULTS") or pathlib.Path(__file__).parent / "results")
+"""Where the files of results go."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,16 +127,9 @@ def end_to_end(
     ) as consumer:
         consumer.poll(0)
         command = [
-            sys.executable,
-            "-P",
-            "-c",
-            _SENDER,
-            address,
-            topic,
-            str(rate),
-            str(count),
+            sys.executable, "-P", "-m", "bench.paced_sender", address, topic, str(rate), str(count),
             str(size),
-        ]
+        ]  # fmt: skip
         sender = subprocess.Popen(command)
         times: list[float] = []
         while len(times) < count:
@@ -145,18 +142,3 @@ def end_to_end(
                 raise RuntimeError(f"only {len(times)} of {count} records came")
         sender.wait()
     return times[count // 10 :]
-
-
-_SENDER = """
-import sys
-from bench.measure import paced
-from tailrace import Producer
-from tailrace.batch import arrow_codec as arrow_batch
-address, topic, rate, count, size = sys.argv[1], sys.argv[2], *map(int, sys.argv[3:])
-default_rows([0], [None], [b""], None)
-with Producer(address, acks="all", linger_ms=1) as producer:
-    producer.partitions_for(topic)
-    filler = b"x" * (size - 8)
-    for due in paced(rate, count):
-        producer.send(topic, due.to_bytes(8, "big") + filler)
-"""

@@ -20,7 +20,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-RESULTS = pathlib.Path(__file__).parent / "results"
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PAIRS = int(os.environ.get("PAIRS", "6"))
 SECONDS = 1.0
@@ -222,7 +221,7 @@ def measure(tree: pathlib.Path, name: str, environment: dict[str, str]) -> dict[
 
 def main(base: str) -> int:
     sys.path.insert(0, str(ROOT))
-    from bench.measure import machine
+    from bench.measure import RESULTS, machine
     from bench.other_tree import environment_of, prepare, short_name, tree_of
 
     commit, wanted = short_name(base), os.environ.get("CASES", "").split() or list(CASES)
@@ -267,7 +266,7 @@ def main(base: str) -> int:
         )
         + "\n"
     )
-    print(f"\nwritten to {path.relative_to(ROOT)}")
+    print(f"\nwritten to {path.relative_to(RESULTS.parent.parent)}")
     return 0
 
 

@@ -36,12 +36,11 @@ from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from typing import Any, TextIO
 
-from bench.measure import machine
+from bench.measure import RESULTS, machine
 from bench.member_notes import HEARTBEAT_INTERVAL_MS, SESSION_TIMEOUT_MS, History, read_notes
 from bench.peers.kafka_groups import NAME as KAFKA
 from bench.peers.kafka_groups import kafka_group
 from bench.peers.servers import Missing, tied
-from bench.suite import RESULTS
 from tailrace import Admin, NewTopic, Producer
 from tailrace.embedded_appliance import start_embedded
 

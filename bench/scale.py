@@ -29,15 +29,14 @@ import pyarrow as pa
 
 from bench import breadth, budget, doc_tables, write_docs
 from bench.conditions import Conditions
-from bench.measure import machine
+from bench.measure import RESULTS, machine
 from bench.other_tree import short_name
-from bench.suite import RESULTS
 from tailrace import Admin, NewTopic, Producer
 from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
 
-SECONDS = 2.0
+SECONDS = float(os.environ.get("SECONDS", "2"))
 MODEL_ROWS = 650
-REPETITIONS = 5
+REPETITIONS = int(os.environ.get("REPETITIONS", "5"))
 PARTS = ("budget", "model", "breadth")
 _CONTEXT = multiprocessing.get_context("spawn")
 

@@ -26,14 +26,13 @@ import polars
 import pyarrow as pa
 
 import tailrace
-from bench.measure import machine
-from bench.suite import RESULTS
+from bench.measure import RESULTS, machine
 from tailrace import Admin, NewTopic, Producer
 from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
 from tailrace.format.schema import HEADER_TYPE
 
 BYTES = int(os.environ.get("BYTES", "1000000000"))
-REPETITIONS = 5
+REPETITIONS = int(os.environ.get("REPETITIONS", "5"))
 KEY = b"k" * 8
 FRAME_ROWS = 20_000
 

@@ -38,12 +38,12 @@ import tailrace
 from bench import doc_tables, write_docs
 from bench import spark_goals as of
 from bench.conditions import Conditions
+from bench.measure import RESULTS
 from bench.peers.goals import Values, outcome
 from bench.peers.servers import Missing
 from bench.spark_goals import GOALS
 from bench.spark_kafka import READ_OPTIONS, WORK, Connector
 from bench.spark_work import Took, aggregate, jvm, noop, timed
-from bench.suite import RESULTS
 from spark_bridge.session import local_session
 from tailrace import Admin, NewTopic, Producer
 from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
@@ -62,14 +62,6 @@ KEY = b"k" * 8
 THREE = "key binary, value binary, offset bigint"
 Calls = Mapping[tuple[str, str], Callable[[], Took]]
 """(what is done, who does it) -> one run."""
-FIRST_QUERY = """
-import sys, time
-import spark_bridge
-with spark_bridge.session(master="local[2]") as spark:
-    begun = time.perf_counter()
-    count = spark.read.format("tailrace").option("bootstrap", sys.argv[1]).option("subscribe", "small").load().count()
-    print("seconds", time.perf_counter() - begun, count)
-"""  # noqa: E501
 
 
 def fill(running: EmbeddedAppliance) -> None:
@@ -224,13 +216,13 @@ def starts(measured: Measured, running: EmbeddedAppliance, directory: str) -> No
         environment = {**os.environ, "XDG_CACHE_HOME": f"{directory}/cache-{who == of.PREPARED}"}
         if who == of.PREPARED:
             subprocess.run(
-                [sys.executable, "-P", "-c", "import spark_bridge; spark_bridge.prepare()"],
+                [sys.executable, "-P", "-m", "bench.spark_first_query", "--prepare"],
                 env=environment,
                 check=True,
             )
         seconds = []
         for _ in range(STARTS):
-            command = [sys.executable, "-P", "-c", FIRST_QUERY, running.address]
+            command = [sys.executable, "-P", "-m", "bench.spark_first_query", running.address]
             done = subprocess.run(
                 command, env=environment, stdout=subprocess.PIPE, text=True, check=True
             )

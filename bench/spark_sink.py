@@ -32,8 +32,7 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
-from bench.measure import machine
-from bench.suite import RESULTS
+from bench.measure import RESULTS, machine
 from spark_bridge.session import local_session
 from spark_bridge.sink.options import parse_sink_options
 from spark_bridge.sink.staging import Stager

@@ -29,8 +29,7 @@ from typing import Any
 
 from pyspark.sql.types import BinaryType, StructType
 
-from bench.measure import machine
-from bench.suite import RESULTS
+from bench.measure import RESULTS, machine
 from spark_bridge.session import local_session
 from spark_bridge.stream.options import parse_stream_options
 from spark_bridge.stream.reader import TopicStreamReader

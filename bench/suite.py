@@ -3,14 +3,14 @@ results file, a picture of the table.
 
 Everything goes through the real appliance on a temporary directory of the real disk
 (TAILRACE_BENCH_DIR chooses another; durability=disk: every batch is fdatasync'd before consumers
-see it). `FULL=1` runs every combination of the matrix, `ONLY=text` what has it in its name.
+see it). `FULL=1` runs every combination of the matrix, `ONLY=text` what has it in its name,
+`REPETITIONS=1` each once. RESULTS names another directory for the files of results, for any bench.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import pathlib
 import statistics
 import sys
 import tempfile
@@ -23,14 +23,13 @@ from rich.console import Console
 
 from bench import matrix
 from bench.footprint import measure_footprint
-from bench.measure import Figure, end_to_end, machine, percentile
+from bench.measure import RESULTS, Figure, end_to_end, machine, percentile
 from bench.recovery import measure_recovery
 from tailrace import Admin, NewTopic, Producer
 from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
 
-RESULTS = pathlib.Path(__file__).parent / "results"
-REPETITIONS = 5
-START_REPETITIONS = 10
+REPETITIONS = int(os.environ.get("REPETITIONS", "5"))
+START_REPETITIONS = 2 * REPETITIONS
 LATENCY_RATES = (1_000, 20_000)
 """Records of 1,000 bytes a second, from a producer to a consumer."""
 RECOVERY_GIB = 1.0

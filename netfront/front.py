@@ -111,7 +111,7 @@ class Front:
         workers: dict[int, WorkerLink],
         connect_worker: Callable[[int], WorkerLink],
         controller: ForwarderLink,
-        scheduler: ForwarderLink,
+        scheduler: OnDemand,
         groups: OnDemand,
         front_ports: Callable[[], list[int]],
         routing: PartitionRoutes,
@@ -448,14 +448,14 @@ class Front:
     def _on_fetch(self, session: Session, header: RequestHeader, body: list[bytes]) -> None:
         if len(body) != 1:
             raise WireError(ErrorCode.MALFORMED_REQUEST, "FETCH takes one body frame")
-        request = messages.decode_fetch(body[0])
+        request = messages.decode_fetch(body[0], header.version)
         session.fetch_received = min(request.received_bytes, session.fetch_sent)
         self._fetches.begin(
             Fetch(session, header.version, header.correlation_id, request), self._now_ns
         )
 
     def _respond_fetch(self, fetch: Fetch, entries: list[FetchedEntry], data: memoryview) -> None:
-        listed = messages.encode_fetched(entries)
+        listed = messages.encode_fetched(entries, fetch.version)
         self._slot.store(
             ProcessWord.BYTES_COUNT,
             self._slot.load(ProcessWord.BYTES_COUNT) + len(listed) + len(data),
@@ -509,6 +509,17 @@ def build(
             context.slot.store(ProcessWord.GROUPS_REQUESTED, 1)
             context.bell(Role.SUPERVISOR, 0).ring()
 
+    scheduler = context.control.process(Role.SCHEDULER, 0)
+    controller_slot = context.control.process(Role.CONTROLLER, 0)
+
+    def connect_scheduler() -> ForwarderLink | None:
+        return forwarder(Role.SCHEDULER) if scheduler.load(ProcessWord.GENERATION) else None
+
+    def ask_for_scheduler() -> None:
+        if not context.slot.load(ProcessWord.SCHEDULER_REQUESTED):
+            context.slot.store(ProcessWord.SCHEDULER_REQUESTED, 1)
+            context.bell(Role.SUPERVISOR, 0).ring()
+
     controller = forwarder(Role.CONTROLLER)
     lane_half = int(settings["lane_bytes"]) // 2
     reader = LogReader(
@@ -524,7 +535,13 @@ def build(
         workers={w: connect(w) for w in range(int(settings["workers"]))},
         connect_worker=connect,
         controller=controller,
-        scheduler=forwarder(Role.SCHEDULER),
+        scheduler=OnDemand(
+            connect_scheduler,
+            ask_for_scheduler,
+            lambda: False,
+            controller.to_it.payload_max,
+            lambda: bool(controller_slot.load(ProcessWord.SCHEDULER_REQUESTED)),
+        ),
         groups=OnDemand(
             connect_groups,
             ask_for_groups,

@@ -23,6 +23,9 @@ CRASH_POINTS = {
     "worker.after_copy": "a batch lies in the ring, its descriptor is not published",
     "worker.after_publish": "descriptors are published, no doorbell was rung, lane space is not "
     "released",
+    "worker.after_marker": "a marker is in the ring, nothing is published, and other markers of "
+    "the decision may be missing",
+    "worker.before_settled": "markers are durable, the coordinator was not informed",
     "flusher.after_place": "file positions are decided and recorded in the ring, nothing is "
     "written",
     "flusher.after_write": "batches are written, not synced",

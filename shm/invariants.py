@@ -153,6 +153,11 @@ def _table(region: Region) -> Check:
                 f"slot {slot}: start {state.log_start_offset}, high watermark "
                 f"{state.high_watermark}, end {state.log_end_offset}"
             )
+        if not state.log_start_offset <= state.last_stable_offset <= state.high_watermark:
+            return (
+                f"slot {slot}: start {state.log_start_offset}, last stable offset "
+                f"{state.last_stable_offset}, high watermark {state.high_watermark}"
+            )
         gone = (SlotState.DELETED, SlotState.UNREADABLE)
         if (
             shown.topic_id == state.topic_id
@@ -161,6 +166,15 @@ def _table(region: Region) -> Check:
         ):
             return (
                 f"slot {slot}: high watermark from {shown.high_watermark} to {state.high_watermark}"
+            )
+        if (
+            shown.topic_id == state.topic_id
+            and state.state not in gone
+            and state.last_stable_offset < shown.last_stable_offset
+        ):
+            return (
+                f"slot {slot}: last stable offset from {shown.last_stable_offset} to "
+                f"{state.last_stable_offset}"
             )
         return None
 

@@ -43,6 +43,32 @@ class LaneKind(IntEnum):
     """Front to groups: a session with group requests has ended. No payload."""
     PUSH = 8
     """Groups to front: push to a session. `slot` is the API number, payload JSON."""
+    TRANSACTIONS_FEED = 9
+    """Coordinator of transactions to worker: replace what is registered by the DECISIONS that
+    follow, up to TRANSACTIONS_FED.
+    """
+    DECISIONS = 10
+    """Coordinator of transactions to worker. Payload: see `shm.transaction_messages`."""
+    TRANSACTIONS_FED = 11
+    """Everything was sent to the worker's process generation in `correlation_id`."""
+    TRANSACTIONS_CONNECTED = 12
+    """Worker to coordinator of transactions: the process generation in `correlation_id` has
+    started. 0: it needs another feed.
+    """
+    OPENED = 13
+    """Worker to coordinator of transactions: these transactions have a batch here. Once for each
+    transaction and generation of either process.
+    """
+    SETTLED = 14
+    """Worker to coordinator of transactions: which decisions are carried out durably."""
+    ASK_OUTCOME = 15
+    """Worker to coordinator of transactions: how did these end, which are open in a partition, and
+    not registered?
+    """
+    PRODUCER_IDS = 16
+    """Controller to groups: `correlation_id` is the first of a block of producer ids for the
+    process generation in `session`.
+    """
 
 
 REPLAY = 1

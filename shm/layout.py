@@ -9,7 +9,7 @@ Layout of a region: 128 bytes of header, then by kind:
     ring     words | descriptors (128 B each) | outcomes (48 B each) |
              data (ring_bytes, page aligned)
     lane     words | data (lane_bytes)
-    table    slots (384 B each)
+    table    slots (448 B each)
     control  words | process slots (256 B each)
 """
 
@@ -18,9 +18,9 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
-LAYOUT_VERSION = 3
+LAYOUT_VERSION = 4
 REGION_MAGIC = 0x314D485352544C54
 REGION_HEADER_BYTES = 128
 LINE_BYTES = 64
@@ -47,6 +47,8 @@ def align(value: int, to: int) -> int:
 FRONTS_MAX = 16
 SOURCE_CONTROLLER = 16
 SOURCE_SCHEDULER = 17
+SOURCE_GROUPS = 18
+"""The transaction coordinator, in the process of groups."""
 DESCRIPTOR_BYTES = 128
 OUTCOME_BYTES = 48
 ALIGNMENT_BYTES = 64
@@ -65,6 +67,8 @@ FLAG_DELIVERED = 32
 """A batch delivered by the scheduler. (delay_ordinal, delay_position) is its last row."""
 FLAG_CLOSED = 64
 """A mark in a delay log: ordinals below `delay_ordinal` are closed."""
+FLAG_TRANSACTIONAL = 128
+"""A batch of a transaction, or its marker: then `control_type` is not 0."""
 SLOT_MAP_SHIFT = 8
 """First bit of the slot map version by which a batch was routed, in its flags. 0 without slots."""
 
@@ -91,8 +95,7 @@ class Verdict(IntEnum):
     DELETED = 5
 
 
-@dataclass(frozen=True, slots=True)
-class RingLayout:
+class RingLayout(NamedTuple):
     """Layout of a worker's ring. The worker stores `producer_position` and `reclaimed`, the flusher
     `settled`, front i `cursor(i)`.
     """
@@ -141,8 +144,7 @@ LANE_WRAP = 0xFFFFFFFF
 assert LANE_MESSAGE.size == LANE_MESSAGE_BYTES
 
 
-@dataclass(frozen=True, slots=True)
-class LaneLayout:
+class LaneLayout(NamedTuple):
     """Layout of a lane. The writer stores `producer_position`, the reader `consumer_position`."""
 
     lane_bytes: int
@@ -166,7 +168,7 @@ class LaneLayout:
 
 # ---- partition table -----------------------------------------------------------------------------
 
-STATE_BYTES = 160
+STATE_BYTES = 192
 SLOT_BYTES = LINE_BYTES + 2 * STATE_BYTES
 SLOTS_DEFAULT = 4096
 
@@ -241,6 +243,8 @@ class ProcessWord(IntEnum):
     """Generation that must finish its accepted work and end."""
     WITHOUT_MEMORY = 5
     """Spare worker or groups: 1 while it is wanted but shared memory has no room for it."""
+    TRANSACTION_LANES = 6
+    """Worker: 1 once the lanes between it and the transaction coordinator exist."""
     BEAT = 8
     READY_GENERATION = 9
     WORK_COUNT = 10
@@ -274,6 +278,14 @@ class ProcessWord(IntEnum):
     """Groups: number of offset commit requests handled, over all generations."""
     NOTIFICATIONS_OFF = 29
     """Front: 1 while it needs no ring for settled batches (see `shm.settled_notifications`)."""
+    TRANSACTIONS_REQUESTED = 30
+    """Groups: its generation, once it needs the lanes to the workers and a block of producer ids.
+    Worker: 1 once a partition has an open transaction and the coordinator is not connected.
+    """
+    SCHEDULER_REQUESTED = 31
+    """Controller: 1 once there was a topic with delays. Front: 1 once a client has sent a request
+    that the scheduler answers.
+    """
 
 
 class Phase(IntEnum):

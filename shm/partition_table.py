@@ -5,16 +5,19 @@ Owner: the flusher writes every word of its table. Fronts, workers, controller, 
 
 Invariants:
 - log_start_offset <= high_watermark <= log_end_offset.
-- high_watermark never moves back while the region lives and the slot has the same topic.
+- last_stable_offset <= high_watermark. Everything below it is decided, and what was aborted is in
+  the transaction indexes.
+- high_watermark and last_stable_offset never move back while the region lives and the slot has the
+  same topic.
 - One call returns values of one point in time.
 
 Layout: `TableLayout`. A slot has a count and two states, of which number `count % 2` is valid:
 
-      0: count (0: never written) | 64: state 0, 152 bytes (`_STATE`) | 224: state 1
+      0: count (0: never written) | 64: state 0, 168 bytes (`_STATE`) | 256: state 1
 
 Crash: a killed flusher's successor rewrites every slot from disk and ring.
 
-A state of nineteen words is read consistently as follows. The writer fills the invalid state, then
+A state of 21 words is read consistently as follows. The writer fills the invalid state, then
 increments the count with one store. The reader loads the count, copies the valid state, and loads
 the count again. If it is unchanged, the copy is consistent, because a state is written only after
 the count has moved past it. A killed writer leaves the old state, so that readers never wait for
@@ -32,12 +35,14 @@ from shm.layout import SlotState, TableLayout
 from shm.region import Region
 from tailrace import kernel
 
-_STATE = struct.Struct("<16s17Q")
+_STATE = struct.Struct("<16s19Q")
 _BOUNDS = struct.Struct("<16s5Q")
 _APPEND = struct.Struct("<5Q")
 _APPEND_AT = 24
 _DELIVERED = struct.Struct("<2Q")
-_DELIVERED_AT = _STATE.size - _DELIVERED.size
+_STABLE = struct.Struct("<2Q")
+_STABLE_AT = _STATE.size - _STABLE.size
+_DELIVERED_AT = _STABLE_AT - _DELIVERED.size
 
 
 class PartitionState(NamedTuple):
@@ -66,6 +71,14 @@ class PartitionState(NamedTuple):
     there is none.
     """
     delivered_position: int = 0
+    last_stable_offset: int = 0
+    """First offset of the oldest open transaction below the high watermark, or the high watermark.
+    Readers of committed records read up to here.
+    """
+    aborted_count: int = 0
+    """Number of aborted transactions that the flusher has entered in transaction indexes. Readers
+    read the indexes again after a change. 0: there is nothing to leave out.
+    """
 
     @classmethod
     def empty(
@@ -129,6 +142,11 @@ class PartitionTable:
         """Return (ordinal, position) of the last delivered row."""
         ordinal, position = self._read(slot, _DELIVERED, _DELIVERED_AT)
         return ordinal, position
+
+    def stable(self, slot: int) -> tuple[int, int]:
+        """Return (last stable offset, aborted count)."""
+        last_stable_offset, aborted_count = self._read(slot, _STABLE, _STABLE_AT)
+        return last_stable_offset, aborted_count
 
     def all(self) -> list[PartitionState]:
         """Return the states of all slots ever written."""

@@ -20,7 +20,7 @@ from __future__ import annotations
 import errno
 import mmap
 import os
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import posix_ipc
 
@@ -46,8 +46,7 @@ class RegionVersionError(RegionError):
     """The region was made by another version of Tailrace."""
 
 
-@dataclass(frozen=True, slots=True)
-class RegionHeader:
+class RegionHeader(NamedTuple):
     kind: RegionKind
     boot_id: bytes
     instance: bytes

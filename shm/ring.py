@@ -38,6 +38,7 @@ from shm.layout import (
     FLAG_BYTES,
     FLAG_CONTROL,
     FLAG_DUPLICATE,
+    FLAG_TRANSACTIONAL,
     FRONTS_MAX,
     OUTCOME_BYTES,
     OUTCOME_SECOND_PLACE,
@@ -73,7 +74,8 @@ class Descriptor(NamedTuple):
     producer_id: int
     base_sequence: int
     producer_epoch: int
-    reserved: int
+    control_type: int
+    """The type of a transaction's marker, as in the batch header. 0 for other batches."""
     last_offset_delta: int
     leader_epoch: int
     append_time_us: int
@@ -88,6 +90,11 @@ class Descriptor(NamedTuple):
     @property
     def is_control(self) -> bool:
         return bool(self.flags & FLAG_CONTROL)
+
+    @property
+    def is_transactional(self) -> bool:
+        """True for a batch of a transaction and for the marker that ends one."""
+        return bool(self.flags & FLAG_TRANSACTIONAL)
 
     @property
     def is_duplicate(self) -> bool:
@@ -261,14 +268,15 @@ class RingWriter(Ring):
                base_sequence: int, producer_epoch: int,
                last_offset_delta: int, leader_epoch: int, append_time_us: int,
                max_timestamp_us: int,
-               delay_ordinal: int = 0, delay_position: int = 0) -> None:  # fmt: skip
+               delay_ordinal: int = 0, delay_position: int = 0,
+               control_type: int = 0) -> None:  # fmt: skip
         """Write the next descriptor. Readers see it after `commit`."""
         number = self.next_number
         DESCRIPTOR.pack_into(
             self._descriptors, number % self.capacity * DESCRIPTOR_BYTES, number + 1, position,
             length, slot, base_offset, next_offset,
             session, correlation_id, lane_position, flags, source_lane, result, producer_id,
-            base_sequence, producer_epoch, 0,
+            base_sequence, producer_epoch, control_type,
             last_offset_delta, leader_epoch, append_time_us, max_timestamp_us, delay_ordinal,
             delay_position,
         )  # fmt: skip

@@ -10,6 +10,7 @@ from tailrace.consumer.consumer import Consumer as Consumer
 from tailrace.core.errors import BufferExhaustedError as BufferExhaustedError
 from tailrace.core.errors import ClientClosedError as ClientClosedError
 from tailrace.core.errors import CommitFailedError as CommitFailedError
+from tailrace.core.errors import ConcurrentTransactionsError as ConcurrentTransactionsError
 from tailrace.core.errors import CorruptBatchError as CorruptBatchError
 from tailrace.core.errors import DelayNotEnabledError as DelayNotEnabledError
 from tailrace.core.errors import DeliveryTimeoutError as DeliveryTimeoutError
@@ -24,6 +25,7 @@ from tailrace.core.errors import InvalidRequestError as InvalidRequestError
 from tailrace.core.errors import InvalidSchemaError as InvalidSchemaError
 from tailrace.core.errors import InvalidSettingError as InvalidSettingError
 from tailrace.core.errors import InvalidTopicNameError as InvalidTopicNameError
+from tailrace.core.errors import InvalidTransactionError as InvalidTransactionError
 from tailrace.core.errors import LockLostError as LockLostError
 from tailrace.core.errors import LogTruncatedError as LogTruncatedError
 from tailrace.core.errors import MalformedRequestError as MalformedRequestError
@@ -33,6 +35,7 @@ from tailrace.core.errors import OffsetOutOfRangeError as OffsetOutOfRangeError
 from tailrace.core.errors import OutOfOrderSequenceError as OutOfOrderSequenceError
 from tailrace.core.errors import PartitionOfflineError as PartitionOfflineError
 from tailrace.core.errors import PartitionOutOfRangeError as PartitionOutOfRangeError
+from tailrace.core.errors import ProducerFencedError as ProducerFencedError
 from tailrace.core.errors import RecordTooLargeError as RecordTooLargeError
 from tailrace.core.errors import RequestTimeoutError as RequestTimeoutError
 from tailrace.core.errors import SchemaMismatchError as SchemaMismatchError
@@ -40,12 +43,14 @@ from tailrace.core.errors import StaleProducerEpochError as StaleProducerEpochEr
 from tailrace.core.errors import StorageError as StorageError
 from tailrace.core.errors import TailraceError as TailraceError
 from tailrace.core.errors import TopicExistsError as TopicExistsError
+from tailrace.core.errors import TransactionAbortedError as TransactionAbortedError
 from tailrace.core.errors import UnknownDelayError as UnknownDelayError
 from tailrace.core.errors import UnknownGroupError as UnknownGroupError
 from tailrace.core.errors import UnknownMemberError as UnknownMemberError
 from tailrace.core.errors import UnknownSequenceError as UnknownSequenceError
 from tailrace.core.errors import UnknownTopicError as UnknownTopicError
 from tailrace.core.errors import UnknownTopicIdError as UnknownTopicIdError
+from tailrace.core.errors import UnknownTransactionalIdError as UnknownTransactionalIdError
 from tailrace.core.errors import UnsafeBatchError as UnsafeBatchError
 from tailrace.core.errors import UnsupportedAssignorError as UnsupportedAssignorError
 from tailrace.core.errors import UnsupportedBatchError as UnsupportedBatchError

@@ -252,6 +252,8 @@ class Raw:
         self.socket.setsockopt(zmq.RCVTIMEO, 60_000)
         self.socket.connect(address)
         self._correlation_id = 0
+        self.answer: dict[str, Any] = {}
+        """The body of the newest response to `ask`."""
 
     def exchange(
         self, api: int, body: Sequence[bytes], version: int | None = None
@@ -279,7 +281,8 @@ class Raw:
         _, response = self.exchange(api, [requests.encode_json(value)])
         header = decode_response_header(response[0])
         assert not header.error, response[1]
-        answer = _without_what_varies(requests.decode_json(response[1]))
+        self.answer = requests.decode_json(response[1])
+        answer = _without_what_varies(self.answer)
         return _TOPIC_ID.sub(
             '"<topic id>"',
             f"{api.name} {json.dumps(_without_what_varies(value))}\n  {json.dumps(answer)}\n",
@@ -301,7 +304,8 @@ _VARIES = {
     "processes", "data_dirs", "bytes", "cursor", "saved_cursor", "is_settled", "files",
     "memory_bytes", "schema_id", "session", "delay_log", "port",
     "lateness_us", "created_us", "last_append_us", "catalog_version", "created_ms",
-    "empty_since_ms", "last_heartbeat_ms_ago", "committed_ms",
+    "empty_since_ms", "last_heartbeat_ms_ago", "committed_ms", "owner", "owned_ms", "wall_ms",
+    "workers_pending", "unsettled", "decision_seconds",
 }  # fmt: skip
 _TOPIC_ID = re.compile(r'"[0-9a-f]{32}"')
 _WALL_MS_MIN = 1_600_000_000_000
@@ -412,6 +416,17 @@ def a_group(first: Raw, second: Raw, address: str) -> Iterator[str]:
     first.ask(beat, {**worker, "member_epoch": -1})
     first.ask(Api.DELETE_GROUPS, {"groups": ["workers"]})
     first.ask(Api.DELETE_TOPICS, {"topics": [{"name": "payments"}]})
+    yield "A producer takes a transactional id, commits without records, and an operator aborts:\n"
+    named = {"transactional_id": "billing-1"}
+    init = {**named, "timeout_ms": 60_000, "client_id": "dump", "attempt": "random-5f0c91b7"}
+    yield first.ask(Api.INIT_TRANSACTIONS, init)
+    owned = {key: first.answer[key] for key in ("owner", "producer_id", "producer_epoch")}
+    yield first.ask(Api.DESCRIBE_TRANSACTION, {**named, "owner": owned["owner"]})
+    end = {**named, **owned, "outcome": "commit", "offsets": [], "is_empty": True}
+    yield first.ask(Api.END_TRANSACTION, end)
+    yield first.ask(Api.ABORT_TRANSACTION, named)
+    yield "A list of what is open:\n"
+    yield first.ask(Api.LIST_TRANSACTIONS, {"states": ["ongoing"]})
 
 
 def test_the_exchanges_are_real_ones_and_there_is_one_for_every_api() -> None:
@@ -639,7 +654,10 @@ with start() as appliance:
     "path",
     [
         ROOT / "README.md",
-        *(ROOT / "docs" / f"{name}.md" for name in ("export", "groups", "queues", "scan", "sdk")),
+        *(
+            ROOT / "docs" / f"{name}.md"
+            for name in ("export", "groups", "queues", "scan", "sdk", "transactions")
+        ),
     ],
     ids=lambda path: path.name,
 )

@@ -29,9 +29,11 @@ import orjson
 from appliance.catalog.database import open_database, read_meta, refusals
 from appliance.catalog.rows import ROW, SELECT_TOPICS, PartitionRow, Topic, partition_of, topic_of
 from appliance.catalog.transaction import Database, Done, Effects, Failed, Transaction
+from shm.transaction_messages import PRODUCER_IDS_IN_BLOCK
 from tailrace.core.delays import delay_log_name
 from tailrace.core.errors import DiskFullError, InvalidSchemaError, StorageError, TailraceError
 from tailrace.core.hash_slots import HASH_SLOTS, HandOver, owners_after, ranges_of
+from tailrace.format.batch_header import TRANSACTIONAL_PRODUCER_IDS
 
 __all__ = [
     "Catalog", "CatalogFullError", "MissingDirectoryError", "PartitionRow", "Topic", "delay_log_of",
@@ -40,6 +42,10 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 PRODUCER_EPOCH_MAX = 32767
+_BLOCK = "transactional_block"
+"""Row of `meta`: number of the last block of transactional producer ids. There are blocks until the
+year 2106.
+"""
 PRODUCERS_MAX = 100_000
 """Most producer ids whose epochs are known. An older id gets a new one when it asks for its next
 epoch, as an unknown id does.
@@ -448,6 +454,16 @@ class Catalog:
                 "DELETE FROM producers WHERE producer_id <= ?", (cursor.lastrowid - PRODUCERS_MAX,)
             )
         return cursor.lastrowid, 0
+
+    def new_transactional_block(self, now_us: int) -> int:
+        """The first of PRODUCER_IDS_IN_BLOCK transactional producer ids that were never given
+        before. Blocks are numbered by the seconds of the clock, and follow each other where it was
+        set back: so a catalog that was rebuilt or restored gives no id again.
+        """
+        with refusals(), Transaction(self._db):
+            block = max(read_meta(self._db, _BLOCK, 0) + 1, now_us // 1_000_000)
+            self._db.execute("UPDATE meta SET value = ? WHERE name = ?", (block, _BLOCK))
+        return TRANSACTIONAL_PRODUCER_IDS + block * PRODUCER_IDS_IN_BLOCK
 
     def next_epoch(self, producer_id: int, epoch: int) -> tuple[int, int]:
         """A higher epoch of a known producer; a new id if it is unknown or its epochs are used

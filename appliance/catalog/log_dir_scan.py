@@ -13,7 +13,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from appliance.catalog.catalog import PartitionRow, Topic
@@ -41,8 +41,7 @@ class LiveSlot(NamedTuple):
     version: int
 
 
-@dataclass(frozen=True, slots=True)
-class FoundPartition:
+class FoundPartition(NamedTuple):
     """A directory with the name of a partition."""
 
     path: str
@@ -66,10 +65,9 @@ class Restored:
     @staticmethod
     def with_numbers(topic: Topic, numbers: list[int]) -> Topic:
         """The topic with the catalog's numbers of the data directories."""
-        return replace(
-            topic,
+        return topic._replace(
             partitions=tuple(
-                replace(row, data_dir=numbers[row.data_dir]) for row in topic.partitions
+                row._replace(data_dir=numbers[row.data_dir]) for row in topic.partitions
             ),
         )
 
@@ -328,17 +326,17 @@ def _match_delay_logs(restored: Restored) -> None:
                 )
                 continue
             kept.append(
-                replace(
-                    topic, delay_of=owner.topic_id, given={**topic.given, "delay.enabled": True}
+                topic._replace(
+                    delay_of=owner.topic_id, given={**topic.given, "delay.enabled": True}
                 )
             )
         elif delay_log_name(topic.name) in by_name:
-            kept.append(replace(topic, given={"delay.enabled": True, **topic.given}))
+            kept.append(topic._replace(given={"delay.enabled": True, **topic.given}))
         elif topic.given.get("delay.enabled"):
             restored.warnings.append(
                 f"topic={topic.name} delay.enabled=false reason='its delay log is gone'"
             )
-            kept.append(replace(topic, given={**topic.given, "delay.enabled": False}))
+            kept.append(topic._replace(given={**topic.given, "delay.enabled": False}))
         else:
             kept.append(topic)
     restored.topics = kept

@@ -6,8 +6,7 @@ Owner: pure; `appliance.catalog.catalog` reads and writes the rows.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -21,8 +20,7 @@ SELECT_TOPICS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class PartitionRow:
+class PartitionRow(NamedTuple):
     """A partition as decided: where its files and its slot are."""
 
     partition: int
@@ -40,8 +38,7 @@ class PartitionRow:
     """
 
 
-@dataclass(frozen=True, slots=True)
-class Topic:
+class Topic(NamedTuple):
     """A topic as decided. `given` holds only the settings that were asked for; defaults are filled
     in by `topic_config.complete`.
     """

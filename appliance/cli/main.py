@@ -42,6 +42,10 @@ _COMMANDS = {
         "appliance.cli.commands.group",
         "List, describe, reset, delete and advise consumer groups.",
     ),
+    "transaction": (
+        "appliance.cli.commands.transaction",
+        "List, describe and abort transactions.",
+    ),
     "delay": ("appliance.cli.commands.delay", "List, cancel and reschedule delayed records."),
     "context": ("appliance.cli.commands.context", "Keep the addresses of appliances under names."),
     "perf": ("appliance.cli.commands.perf", "Measure throughput and latency, as Kafka's tools do."),

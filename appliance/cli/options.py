@@ -120,6 +120,14 @@ def complete_groups(ctx: click.Context, param: click.Parameter, incomplete: str)
     return _completions(ctx, incomplete, lambda admin: admin.list_groups())
 
 
+def complete_transactional_ids(
+    ctx: click.Context, param: click.Parameter, incomplete: str
+) -> list[str]:
+    """Complete a transactional id."""
+    del param
+    return _completions(ctx, incomplete, lambda admin: admin.list_transactions())
+
+
 def _completions(
     ctx: click.Context, incomplete: str, ask: Callable[[Admin], Iterable[str]]
 ) -> list[str]:

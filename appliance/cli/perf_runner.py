@@ -115,6 +115,98 @@ class Produced:
     sample: int
     """Latency is taken of one in this many records."""
     failed: int
+    commits: Latency | None = None
+    """Of `commit_transaction`, with transactions."""
+
+
+class TimedTransactions:
+    """Transactions of a length in time, one after the other."""
+
+    def __init__(self, producer: Producer, length_ms: float) -> None:
+        self._producer = producer
+        self._length_s = length_ms / 1e3
+        self._ends_at = 0.0
+        self.latencies = Latencies()
+        """Of the commits."""
+
+    def step(self) -> bool:
+        """Begin the first transaction, and the next one when it is time. True: one is new."""
+        now = time.perf_counter()
+        if now < self._ends_at:
+            return False
+        if self._ends_at:
+            self.end()
+        self._producer.begin_transaction()
+        self._ends_at = time.perf_counter() + self._length_s
+        return True
+
+    @property
+    def is_due(self) -> bool:
+        """True if the open transaction has its length."""
+        return self._ends_at > 0 and time.perf_counter() >= self._ends_at
+
+    def end(self) -> None:
+        """Commit the open transaction, if there is one."""
+        if self._ends_at:
+            started = time.perf_counter()
+            self._producer.commit_transaction()
+            self.latencies.add((time.perf_counter() - started) * 1e3)
+            self._ends_at = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Transformed:
+    """Figures of a transform run."""
+
+    records: int
+    payload_bytes: int
+    seconds: float
+    commits: Latency
+
+
+def transform(
+    consumer: Consumer,
+    producer: Producer,
+    topic: str,
+    requested: int,
+    idle_s: float,
+    transaction_ms: float,
+) -> Transformed:
+    """Send each record that is read to `topic`, with the offsets in the transaction, until
+    `requested` records have come, or nothing for `idle_s`. Raises TailraceError.
+    """
+    transactions = TimedTransactions(producer, transaction_ms)
+    count = byte_count = 0
+    begun = last = time.perf_counter()
+
+    def commit() -> None:
+        producer.send_offsets_to_transaction(consumer.positions(), consumer.group_metadata())
+        transactions.end()
+
+    is_open = False
+    while count < requested:
+        records = consumer.poll(timeout_ms=min(100.0, transaction_ms))
+        now = time.perf_counter()
+        if records:
+            last = now
+            if not count:
+                begun = now
+            if not is_open:
+                is_open = transactions.step()
+            for record in records:
+                producer.send(topic, record.value, record.key)
+                byte_count += len(record.value or b"")
+            count += len(records)
+        elif now - last >= idle_s:
+            break
+        if is_open and transactions.is_due:
+            commit()
+            is_open = False
+    if is_open:
+        commit()
+    return Transformed(
+        count, byte_count, time.perf_counter() - begun, transactions.latencies.summary()
+    )
 
 
 Report = Callable[[int, int, float, float, float], None]
@@ -130,9 +222,11 @@ def produce(
     count: int,
     rate: float,
     report: Report,
+    transaction_ms: float | None = None,
 ) -> Produced:
     """Send `count` records, the payloads in turn, `rate` a second (0 or less: as fast as they are
-    taken), until all have ended. Raises TailraceError.
+    taken), until all have ended. `transaction_ms`: length of the transactions that they are in,
+    None without. Raises TailraceError.
     """
     sample = 1 if 0 < rate <= EVERY_RECORD_BELOW else SAMPLE
     latencies = Latencies()
@@ -146,6 +240,7 @@ def produce(
         if error is not None:
             failures.append(error)
 
+    transactions = None if transaction_ms is None else TimedTransactions(producer, transaction_ms)
     schedule = Schedule(rate)
     begun = reported = time.perf_counter()
     reported_count = byte_count = reported_bytes = 0
@@ -153,6 +248,8 @@ def produce(
     for number in range(count):
         payload = payloads[number % payload_count]
         due_ns = schedule.wait_for(number)
+        if transactions is not None and (rate > 0 or not number & 15):
+            transactions.step()
         if number % sample:
             producer.send(topic, payload)
         else:
@@ -167,12 +264,15 @@ def produce(
                 *latencies.since_last(),
             )
             reported, reported_count, reported_bytes = now, number, byte_count
+    if transactions is not None:
+        transactions.end()
     producer.flush()
     seconds = time.perf_counter() - begun
     failed = producer.metrics()["errors"]
     if failures and failed == count:
         raise failures[0]
-    return Produced(count, byte_count, seconds, latencies.summary(), sample, failed)
+    commits = None if transactions is None else transactions.latencies.summary()
+    return Produced(count, byte_count, seconds, latencies.summary(), sample, failed, commits)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,6 @@ Invariants:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from tailrace.core.errors import InvalidSettingError
@@ -27,8 +26,7 @@ ack, shorter than a pause between two.
 """
 
 
-@dataclass(frozen=True, slots=True)
-class CorePlan:
+class CorePlan(NamedTuple):
     """Cores of each process."""
 
     workers: tuple[int | None, ...]

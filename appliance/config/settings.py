@@ -194,6 +194,26 @@ class Settings:
         minimum=1,
         name="offsets.retention.minutes",
     )
+    transaction_max_timeout_ms: int = _setting(
+        900_000,
+        "Largest transaction_timeout_ms that a producer may ask for, ms. A transaction that is open "
+        "for longer than its timeout is aborted.",
+        minimum=1,
+        name="transaction.max.timeout.ms",
+    )
+    transactional_id_expiration_ms: int = _setting(
+        604_800_000,
+        "A transactional id is forgotten when it was unused for this long, ms.",
+        minimum=60_000,
+        name="transactional.id.expiration.ms",
+    )
+    transactional_ids_max: int = _setting(
+        1_000_000,
+        "Most transactional ids.",
+        minimum=1,
+        maximum=10_000_000,
+        name="transactional.ids.max",
+    )
     flush_linger_ms: int = _setting(
         0,
         "How long the flusher waits for a larger group of batches, ms. 0: not at all; under "

@@ -11,8 +11,7 @@ Invariants:
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from tailrace.core.delays import DELAY_SUFFIX, parse_levels
 from tailrace.core.errors import InvalidSettingError, InvalidTopicNameError
@@ -36,8 +35,7 @@ SHOWN_MAX = 60
 """Most characters of a client's text in an error message."""
 
 
-@dataclass(frozen=True, slots=True)
-class TopicSetting:
+class TopicSetting(NamedTuple):
     """A setting of topics: its type, default, and allowed values."""
 
     name: str

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import orjson
@@ -45,6 +46,7 @@ from appliance.control.topic_change_queue import CHANGES, TopicChangeQueue
 from appliance.control.topic_commands import TopicCommands, is_whole
 from appliance.data.data_dir_lock import directory_id
 from appliance.supervise.restart_policy import ExitCode
+from shm.atomic_word import AtomicCounter
 from shm.control import ProcessSlot
 from shm.crash_points import crash_point
 from shm.lane import LaneReader
@@ -54,13 +56,18 @@ from shm.runtime.agent_runner import ProcessContext, configure_logging, process_
 from shm.runtime.error_handler import CountedErrorHandler
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import InvalidRequestError, InvalidSettingError, TailraceError
+from tailrace.format.batch_header import TRANSACTIONAL_PRODUCER_IDS
 from tailrace.protocol.frame import Api
 from tailrace.protocol.messages import decode_json, encode_error, encode_reply
 
 logger = logging.getLogger(__name__)
 
 PENDING_RETRY_NS = 50_000_000
+IDS_RETRY_NS = 1_000_000_000
+"""Interval of trying to record a block of producer ids."""
 ANSWERS_MAX = 64
+PRODUCER_ID_MAX = TRANSACTIONAL_PRODUCER_IDS - 1
+"""Largest id whose epochs the controller gives. The transaction coordinator gives those above."""
 
 
 class Controller:
@@ -79,8 +86,13 @@ class Controller:
         incoming: dict[int, LaneReader],
         answer_max: int,
         leases: OffsetLeases[LaneSender],
+        ids_requested: AtomicCounter,
+        wall_us: Callable[[], int],
         start_ns: int,
     ) -> None:
+        """`ids_requested`: the word with the generation of the process of groups that needs
+        transactional producer ids.
+        """
         self._catalog = catalog
         self._publisher = publisher
         self._decisions = decisions
@@ -90,6 +102,11 @@ class Controller:
         self._incoming = incoming
         self._answer_max = answer_max
         self._now_ns = start_ns
+        self._ids_requested = ids_requested
+        self._wall_us = wall_us
+        self._ids_given_to = 0
+        """Generation of the process of groups with a block of producer ids."""
+        self._give_ids_at_ns = start_ns
         for topic in topics.values():
             publisher.placement.assign(topic)
         publisher.connect_workers()
@@ -109,6 +126,7 @@ class Controller:
         work = self._publisher.connect_workers() + self._publisher.connect_groups()
         work += self._publisher.feed(pause_readers=self._changes.is_inheriting(now_ns))
         self._catalog.begin_step()
+        work += self._give_producer_ids()
         for front, lane in self._incoming.items():
             room = ANSWERS_MAX - len(self._publisher.to(Role.FRONT, front).queue)
             while room > 0 and (message := lane.peek()) is not None:
@@ -140,6 +158,8 @@ class Controller:
         doorbell. The process that frees the lane or changes the table rings, but look again in
         any case.
         """
+        if self._now_ns < self._give_ids_at_ns:
+            return min(self._give_ids_at_ns, self._now_ns + PENDING_RETRY_NS)
         return (
             self._now_ns + PENDING_RETRY_NS
             if self._changes.is_waiting() or self._leases.is_waiting or self._publisher.is_behind()
@@ -195,7 +215,9 @@ class Controller:
         producer_id, epoch = request.get("producer_id"), request.get("producer_epoch", 0)
         if producer_id is None:
             producer_id, epoch = self._catalog.new_producer()
-        elif is_whole(producer_id, 0, 2**62) and is_whole(epoch, -1, 32767):
+        elif is_whole(producer_id, 0, TRANSACTIONAL_PRODUCER_IDS - 1) and is_whole(
+            epoch, -1, 32767
+        ):
             producer_id, epoch = self._catalog.next_epoch(producer_id, epoch)
         else:
             raise InvalidRequestError("producer_id and producer_epoch must be whole numbers")
@@ -208,6 +230,38 @@ class Controller:
         self._catalog.afterwards(
             kept, lambda error: self._send(requester, error.code, encode_error(error.detail))
         )
+
+    def _give_producer_ids(self) -> int:
+        """Give the process of groups a block of transactional producer ids, once for each of its
+        generations that asks; the message follows the commit.
+        """
+        generation = self._ids_requested.load()
+        if (
+            generation == self._ids_given_to
+            or not self._publisher.knows_groups
+            or self._now_ns < self._give_ids_at_ns
+        ):
+            return 0
+        self._ids_given_to = generation
+
+        def kept() -> None:
+            crash_point("controller.after_producer_id")
+            self._publisher.to(Role.GROUPS, 0).put(
+                LaneKind.PRODUCER_IDS, session=generation, correlation_id=first
+            )
+
+        def failed(error: TailraceError) -> None:
+            logger.warning("no_producer_ids generation=%d error=%r", generation, error.detail)
+            self._ids_given_to = 0
+            self._give_ids_at_ns = self._now_ns + IDS_RETRY_NS
+
+        try:
+            first = self._catalog.new_transactional_block(self._wall_us())
+        except TailraceError as error:
+            failed(error)
+        else:
+            self._catalog.afterwards(kept, failed)
+        return 1
 
     def _send(self, requester: Requester, code: ErrorCode, body: bytes) -> None:
         self._publisher.answer(
@@ -224,7 +278,7 @@ def build(
     spec, settings, control = context.spec, context.spec.settings, context.control
     worker_dirs, front_count = list(settings["worker_dirs"]), int(settings["fronts"])
     roles = [(Role.FRONT, f) for f in range(front_count)]
-    roles += [(Role.SCHEDULER, 0), *((Role.WORKER, w) for w in range(len(worker_dirs)))]
+    roles += [(Role.WORKER, w) for w in range(len(worker_dirs))]
     roles += [(Role.FLUSHER, d) for d in range(len(spec.data_dirs))]
 
     def connect(role: Role, index: int) -> LaneSender:
@@ -244,6 +298,11 @@ def build(
             else None
         )
 
+    def request_scheduler() -> None:
+        if not context.slot.load(ProcessWord.SCHEDULER_REQUESTED):
+            context.slot.store(ProcessWord.SCHEDULER_REQUESTED, 1)
+            context.bell(Role.SUPERVISOR, 0).ring()
+
     tables = [context.table(d) for d in range(len(spec.data_dirs))]
     topics = {topic.name: topic for topic in catalog.topics()}
     dedicated = DedicatedWorkers(
@@ -253,7 +312,7 @@ def build(
         topics, dir_numbers, worker_dirs, dedicated, context.bell(Role.SUPERVISOR, 0)
     )
     sizes = Sizes(front_count, int(settings["ring_bytes"]), int(settings["lane_bytes"]))
-    outgoing = [connect(role, index) for role, index in roles]
+    outgoing = [connect(role, index) for role, index in [*roles, (Role.SCHEDULER, 0)]]
     publisher = MetadataPublisher(
         topics,
         outgoing,
@@ -262,6 +321,7 @@ def build(
         dedicated,
         lambda worker: connect(Role.WORKER, worker),
         connect_groups,
+        request_scheduler,
         sizes,
     )
     decisions = TopicCommands(
@@ -292,7 +352,8 @@ def build(
         description=ClusterDescription(topics, publisher, host_view, spec.instance, answer_max),
         slot=context.slot, error_handler=CountedErrorHandler(context.slot),
         incoming={f: context.lane_reader(process_name(Role.FRONT, f)) for f in range(front_count)},
-        answer_max=answer_max, start_ns=context.clock.monotonic_ns(),
+        ids_requested=control.process(Role.GROUPS, 0).cell(ProcessWord.TRANSACTIONS_REQUESTED),
+        wall_us=context.clock.wall_us, answer_max=answer_max, start_ns=context.clock.monotonic_ns(),
     )  # fmt: skip
     context.report_ready()
     for front in range(front_count):  # they compare the controller's generation

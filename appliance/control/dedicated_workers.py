@@ -3,7 +3,8 @@
 Owner: the controller writes DEDICATED_TO and DEDICATED_DIR of the spare workers' slots. The
 supervisor starts workers by them. Flushers find the rings to follow there.
 Invariants:
-- A partition keeps its worker as long as the appliance runs.
+- A partition keeps its worker as long as the appliance runs: the transaction coordinator forgets a
+  decision that every worker has carried out, and no partition with an open log comes to one later.
 - A spare worker serves one data directory in a run, for that directory's flusher follows its ring.
 Crash: the words outlive the controller. After a restart of the supervisor every partition is given
 a worker again.

@@ -69,17 +69,17 @@ class HostView:
             if self._control.process(Role.WORKER, w).load(ProcessWord.DEDICATED_TO)
         ]
         console = [(Role.CONSOLE, 0)] if self._http_listen else []
-        groups = (
-            [(Role.GROUPS, 0)]
-            if self._control.process(Role.GROUPS, 0).load(ProcessWord.GENERATION)
-            else []
-        )
+        started = [
+            (role, 0)
+            for role in (Role.SCHEDULER, Role.GROUPS)
+            if self._control.process(role, 0).load(ProcessWord.GENERATION)
+        ]
         listed = [
             (Role.SUPERVISOR, 0),
             (Role.CONTROLLER, 0),
             *self._roles,
             *((Role.WORKER, w) for w in used),
-            *groups,
+            *started,
             *console,
         ]
         return [self._process(role, index) for role, index in listed]

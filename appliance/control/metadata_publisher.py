@@ -11,7 +11,7 @@ Crash: nothing is kept. A successor publishes to every process again.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from appliance.catalog.catalog import PartitionRow, Topic, delay_log_of
 from appliance.config import topic_config
@@ -31,8 +31,7 @@ that it does not know.
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Sizes:
+class Sizes(NamedTuple):
     """Sizes of this appliance."""
 
     front_count: int
@@ -52,11 +51,13 @@ class MetadataPublisher:
         dedicated: DedicatedWorkers,
         connect_worker: Callable[[int], LaneSender],
         connect_groups: Callable[[], LaneSender | None],
+        request_scheduler: Callable[[], None],
         sizes: Sizes,
     ) -> None:
         """`topics`: by name, the controller's present ones; `connect_worker`: makes the sender to a
         dedicated worker whose regions exist; `connect_groups`: makes the sender to the group
-        coordinator, None before its start.
+        coordinator, None before its start; `request_scheduler`: requests the scheduler from the
+        supervisor, and does nothing a second time.
         """
         self._topics = topics
         self._outgoing = outgoing
@@ -67,7 +68,8 @@ class MetadataPublisher:
         self._dedicated = dedicated
         self._connect_worker = connect_worker
         self._connect_groups = connect_groups
-        self._knows_groups = False
+        self.knows_groups = False
+        """True once there is a sender to the group coordinator."""
         self._connected: set[int] = set()
         """Dedicated workers with a sender."""
         self._answers: list[tuple[int, int, int, ErrorCode, bytes]] = []
@@ -77,6 +79,9 @@ class MetadataPublisher:
         self.feed_leases: Callable[[LaneSender], None] = lambda _out: None
         """Sends a flusher every lease: before FED, so that retention waits for them."""
         self._sizes = sizes
+        self._request_scheduler = request_scheduler
+        if any(topic.delay_of for topic in topics.values()):
+            request_scheduler()
 
     def is_behind(self) -> bool:
         """True if a message waits for room in a lane."""
@@ -105,10 +110,10 @@ class MetadataPublisher:
 
     def connect_groups(self) -> int:
         """Connect the group coordinator, once it is started."""
-        if self._knows_groups or (out := self._connect_groups()) is None:
+        if self.knows_groups or (out := self._connect_groups()) is None:
             return 0
         self._outgoing.append(out)
-        self._knows_groups = True
+        self.knows_groups = True
         return 1
 
     def connect_workers(self) -> int:
@@ -208,6 +213,8 @@ class MetadataPublisher:
         """Queue a decided topic for the workers of its partitions, which pass it on to the
         flushers. `revive`: see `Assignment`.
         """
+        if topic.delay_of:
+            self._request_scheduler()  # it starts while the flusher makes the files
         workers = {out.index: out for out in self._outgoing if out.role is Role.WORKER}
         for assignment in self._assignments(topic, revive=revive):
             out = workers.get(assignment.worker)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from appliance.catalog.catalog import Topic
 from tailrace.core.error_codes import ErrorCode
@@ -24,8 +24,7 @@ MESSAGE_MAX = 80
 """Characters of each message in an answer that would be too long otherwise."""
 
 
-@dataclass(frozen=True, slots=True)
-class Requester:
+class Requester(NamedTuple):
     """The origin of a request: the front, its session and the request's number there."""
 
     front: int

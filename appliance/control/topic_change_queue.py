@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from appliance.catalog.catalog import Catalog, CatalogFullError, PartitionRow, Topic
@@ -202,7 +201,7 @@ class TopicChangeQueue:
                     if before is not None and before.topic_id == topic.topic_id
                     else 0 :
                 ]
-                self._publisher.placement.release(replace(topic, partitions=added))
+                self._publisher.placement.release(topic._replace(partitions=added))
                 pending = pending_before[topic.topic_id]
                 if pending is None:
                     change.pending.pop(topic.topic_id, None)

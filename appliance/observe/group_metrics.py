@@ -1,4 +1,4 @@
-"""Prometheus metrics of consumer groups and share groups.
+"""Prometheus metrics of consumer groups, share groups and transactions.
 
 The console asks the group coordinator through a front, as Admin does, and only while that process
 runs: an appliance without groups has none of these metrics. A scrape costs a page or two of names,
@@ -18,6 +18,7 @@ from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from appliance.observe.transaction_metrics import transaction_families
 from tailrace.admin.admin import Admin
 from tailrace.core.errors import UnknownGroupError
 
@@ -35,6 +36,8 @@ class ObservedGroups:
     not_shown: int
     commits: int
     """Commits of offsets since the appliance started."""
+    transactions: Mapping[str, Any] | None = None
+    """Totals of transactions; None: there is no transactional id."""
 
 
 def observe_groups(admin: Admin, commits: int) -> ObservedGroups:
@@ -57,7 +60,14 @@ def observe_groups(admin: Admin, commits: int) -> ObservedGroups:
             break
         described.append(group)
     states = Counter((str(group["kind"]), str(group["state"])) for group in listed.values())
-    return ObservedGroups(states, described, len(listed) - len(described), commits)
+    totals = admin.transaction_totals()
+    return ObservedGroups(
+        states,
+        described,
+        len(listed) - len(described),
+        commits,
+        totals if totals.get("ids") else None,
+    )
 
 
 def group_families(observed: ObservedGroups) -> Iterator[Metric]:
@@ -111,3 +121,5 @@ def group_families(observed: ObservedGroups) -> Iterator[Metric]:
     yield rebalances
     yield lag
     yield at_limit
+    if observed.transactions is not None:
+        yield from transaction_families(observed.transactions)

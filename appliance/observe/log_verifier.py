@@ -1,5 +1,5 @@
 """Verifies the files of a data directory offline: checksums, index entries, offsets, timestamps,
-producer sequences, delayed records.
+producer sequences, transactions, delayed records.
 
 Owner: reads only; changes nothing and takes no lock. A live appliance may go on writing; its
 appends can look like a torn tail.
@@ -15,7 +15,12 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from tailrace.format import segment_index
-from tailrace.format.batch_header import NO_PRODUCER, SEQUENCE_MODULUS, BatchHeader
+from tailrace.format.batch_header import (
+    CONTROL_ABORT,
+    NO_PRODUCER,
+    SEQUENCE_MODULUS,
+    BatchHeader,
+)
 from tailrace.format.delay_files import (
     BUCKET_SUFFIX,
     DAMAGED_SUFFIX,
@@ -41,6 +46,12 @@ from tailrace.format.segment import (
     walk_batches,
 )
 from tailrace.format.segment_index import IndexEntry
+from tailrace.format.transaction_index import (
+    TRANSACTION_INDEX_SUFFIX,
+    AbortedBatches,
+    TransactionIndexDamagedError,
+    decode_transaction_index,
+)
 
 
 class Severity(Enum):
@@ -136,6 +147,10 @@ class _PartitionCheck:
         self._append_us = 0
         self._sequences: dict[int, tuple[int, int]] = {}
         """producer id -> (epoch, next sequence)"""
+        self._transactional: dict[int, dict[tuple[int, int], int]] = {}
+        """segment base -> (producer id, epoch) -> the last offset of its batches there"""
+        self._markers: dict[tuple[int, int], tuple[int, int]] = {}
+        """(producer id, epoch) -> (control type, offset) of its marker"""
 
     def _find(
         self, severity: Severity, path: str, text: str, first: int = -1, last: int = -1
@@ -186,8 +201,41 @@ class _PartitionCheck:
             )
         for number, base in enumerate(bases):
             self._check_segment(known, base, bases[number + 1] if number + 1 < len(bases) else None)
+        for base, transactional in self._transactional.items():
+            self._check_transaction_index(base, transactional)
         if os.path.exists(f"{self._directory}/{PENDING_FILE}"):
             self._check_pending(known)
+
+    def _check_transaction_index(
+        self, base: int, transactional: dict[tuple[int, int], int]
+    ) -> None:
+        """Check that a segment's transaction index has the aborted transactions, and no others."""
+        path = f"{self._directory}/{file_name(base, TRANSACTION_INDEX_SUFFIX)}"
+        try:
+            with open(path, "rb") as file:
+                found = AbortedBatches(decode_transaction_index(file.read(), base))
+        except FileNotFoundError:
+            self._find(Severity.REPAIRABLE, path, "missing")
+            return
+        except TransactionIndexDamagedError as error:
+            self._find(Severity.REPAIRABLE, path, f"damaged: {error}")
+            return
+        for (producer_id, epoch), last_offset in transactional.items():
+            control_type, marker_offset = self._markers.get((producer_id, epoch), (0, -1))
+            if marker_offset >= 0 and last_offset > marker_offset:
+                self._find(
+                    Severity.DAMAGE,
+                    path,
+                    f"producer {producer_id} epoch {epoch} has batches behind its marker at "
+                    f"offset {marker_offset}",
+                    last_offset,
+                )
+            if found.has(producer_id, epoch, last_offset) != (control_type == CONTROL_ABORT):
+                self._find(
+                    Severity.REPAIRABLE,
+                    path,
+                    f"says otherwise than the marker of producer {producer_id} epoch {epoch}",
+                )
 
     def _check_pending(self, known: PartitionMetadata) -> None:
         """Check the bucket files of delayed records, and the damaged ones among them."""
@@ -267,6 +315,8 @@ class _PartitionCheck:
             reported = 0
             for position, header in self._walk(read_at, size, walk, known, base, path, following):
                 self._check_batch(path, position, header)
+                if header.is_transactional:
+                    self._note_transactional(base, header)
                 entries.append(
                     IndexEntry(
                         header.base_offset,
@@ -357,7 +407,7 @@ class _PartitionCheck:
                 header.base_offset,
                 header.last_offset,
             )
-        if header.producer_id == NO_PRODUCER:
+        if header.producer_id == NO_PRODUCER or header.is_marker:
             return
         epoch, expected = self._sequences.get(
             header.producer_id, (header.producer_epoch, header.base_sequence)
@@ -376,6 +426,15 @@ class _PartitionCheck:
             )
         following = (header.base_sequence + header.last_offset_delta + 1) % SEQUENCE_MODULUS
         self._sequences[header.producer_id] = header.producer_epoch, following
+
+    def _note_transactional(self, base: int, header: BatchHeader) -> None:
+        key = header.producer_id, header.producer_epoch
+        of_segment = self._transactional.setdefault(base, {})
+        if header.is_marker:
+            self._markers[key] = header.control_type, header.base_offset
+            self._sequences.pop(header.producer_id, None)
+        else:
+            of_segment[key] = header.last_offset
 
     def _check_index(self, base: int, requested: list[IndexEntry]) -> None:
         path = f"{self._directory}/{file_name(base, INDEX_SUFFIX)}"

@@ -12,28 +12,10 @@ from typing import Any
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 
 from appliance.observe.group_metrics import ObservedGroups, group_families
-from shm.layout import Role
-from shm.runtime.agent_runner import process_name
+from appliance.observe.process_states import ProcessState
 
 _DUE_WITHIN_S = {"1m": "60", "1h": "3600", "1d": "86400", "later": "+Inf"}
 """Names in `describe_delays` -> seconds, for the label `within_seconds` (`le` is a histogram's)."""
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessState:
-    """One process, as the control region shows it."""
-
-    role: Role
-    index: int
-    is_live: bool
-    is_ready: bool
-    starts: int
-    resident_bytes: int
-    internal_errors: int
-
-    @property
-    def name(self) -> str:
-        return process_name(self.role, self.index)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,8 +134,14 @@ def _of_partitions(partitions: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
     )
     yield _gauge(
         "tailrace_partition_high_watermark_offset",
-        "Offset behind the last record that consumers see.",
-        {key: p["end"] for key, p in of.items()},
+        "Offset behind the last durable record.",
+        {key: p.get("high_watermark", p["end"]) for key, p in of.items()},
+        labels,
+    )
+    yield _gauge(
+        "tailrace_partition_last_stable_offset",
+        "Offset behind the last committed record, where an open transaction holds readers back.",
+        {key: p["end"] for key, p in of.items() if p["end"] != p.get("high_watermark", p["end"])},
         labels,
     )
     yield _gauge(

@@ -82,7 +82,6 @@ def first_children(
     for w in range(worker_count):
         core = plan.workers[w] if w < len(plan.workers) else None
         children.append(Child(Role.WORKER, w, others if core is None else [core]))
-    children.append(Child(Role.SCHEDULER, 0, others))
     return [*children, *(Child(Role.FRONT, f, others) for f in range(front_count))]
 
 

@@ -6,7 +6,7 @@ and passes the mapping to every child.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from appliance.config.settings import Settings
 from shm.layout import ControlLayout, LaneLayout, RegionKind, RingLayout, TableLayout
@@ -15,8 +15,7 @@ CONTROL_LANE_BYTES = 1 << 20
 """Lanes that carry decisions, not data: a topic's schema must fit one message."""
 
 
-@dataclass(frozen=True, slots=True)
-class RegionPlan:
+class RegionPlan(NamedTuple):
     """A shared-memory region to make."""
 
     logical_name: str
@@ -54,6 +53,16 @@ def plan_groups(fronts: int) -> list[RegionPlan]:
         lanes.append(_lane(f"front-{f}", "groups-0", CONTROL_LANE_BYTES))
         lanes.append(_lane("groups-0", f"front-{f}", CONTROL_LANE_BYTES))
     return lanes
+
+
+def plan_transactions(worker: int) -> list[RegionPlan]:
+    """Lanes between a worker and the transaction coordinator, made when transactions are first
+    used.
+    """
+    return [
+        _lane("groups-0", f"worker-{worker}", CONTROL_LANE_BYTES),
+        _lane(f"worker-{worker}", "groups-0", CONTROL_LANE_BYTES),
+    ]
 
 
 def plan_regions(settings: Settings, workers: int, fronts: int, flushers: int) -> list[RegionPlan]:

@@ -1,15 +1,22 @@
-"""Processes that are started when first needed: dedicated workers and the group coordinator.
+"""Processes that are started when first needed: dedicated workers, the group coordinator and the
+scheduler. Lanes that are made when first needed: those between workers and the transaction
+coordinator, which is in the process of groups.
 
-Each has shared memory of its own, which is made before it is started. An appliance that needs none
-of them has neither the processes nor the memory.
+Dedicated workers and the group coordinator have shared memory of their own, which is made before
+they are started. An appliance that needs none of them has neither the processes nor the memory. The
+scheduler's lanes are there from the start, so that the other processes need not look for them.
 
-Owner: the supervisor. It reads the requests of the controller (DEDICATED_TO) and the fronts
-(GROUPS_REQUESTED) in the control region.
+Owner: the supervisor. It reads the requests of the controller (DEDICATED_TO, SCHEDULER_REQUESTED),
+the fronts (GROUPS_REQUESTED, SCHEDULER_REQUESTED), the group coordinator and the workers
+(TRANSACTIONS_REQUESTED) in the control region, and stores each worker's TRANSACTION_LANES.
 Invariants:
 - A process is started after its regions exist.
+- Where topics with delays exist, the appliance serves when the scheduler does: the controller
+  requests it before it is ready itself.
+- Once transactions are requested, each worker that is started gets its lanes.
 - A process that lacks memory is retried every START_RETRY_MS, and WITHOUT_MEMORY is set meanwhile.
 Crash: requests end with the supervisor. The group coordinator is started with the appliance where
-its database exists.
+its database exists. A controller requests the scheduler when the catalog has a topic with delays.
 """
 
 from __future__ import annotations
@@ -59,13 +66,19 @@ class OnDemandProcesses:
         self._cores = cores
         self._spare_workers = spare_workers
         self._fronts = [control.process(Role.FRONT, f) for f in range(fronts)]
+        self._controller = control.process(Role.CONTROLLER, 0)
         self._groups = control.process(Role.GROUPS, 0)
+        self._workers = [control.process(Role.WORKER, index) for index in range(spare_workers.stop)]
+        self._has_transactions = False
+        """True once transactions are requested, for the rest of this run."""
         self._spawn = spawn
         self._had_groups = False
         self._start_at_ns = 0
         """Time of the next try after a lack of memory for a dedicated worker."""
         self._start_groups_at_ns = 0
         """Time of the next try after a lack of memory for the group coordinator."""
+        self._make_lanes_at_ns = 0
+        """Time of the next try after a lack of memory for the lanes of transactions."""
 
     def add_groups_of(self, data_dir: str) -> None:
         """Start the group coordinator with the first processes, where its database exists. Without
@@ -87,17 +100,39 @@ class OnDemandProcesses:
         Raises: Halt.
         """
         self._start_and_stop_workers(may_halt)
-        is_requested = self._had_groups or any(
-            front.load(ProcessWord.GROUPS_REQUESTED) for front in self._fronts
+        self._start_scheduler(may_halt)
+        self._has_transactions = self._has_transactions or any(
+            process.load(ProcessWord.TRANSACTIONS_REQUESTED)
+            for process in (self._groups, *self._workers)
+        )
+        is_requested = (
+            self._had_groups
+            or self._has_transactions
+            or any(front.load(ProcessWord.GROUPS_REQUESTED) for front in self._fronts)
         )
         if is_requested and self._child(Role.GROUPS, 0) is None and self._make_groups():
             self._children.append(Child(Role.GROUPS, 0, self._cores))
             self._spawn(self._children[-1])
+        if self._has_transactions:
+            self._make_transaction_lanes()
 
     def _child(self, role: Role, index: int) -> Child | None:
         return next(
             (child for child in self._children if child.role is role and child.index == index), None
         )
+
+    # ---- scheduler -------------------------------------------------------------------------------
+
+    def _start_scheduler(self, may_halt: bool) -> None:
+        is_requested = any(
+            process.load(ProcessWord.SCHEDULER_REQUESTED)
+            for process in (self._controller, *self._fronts)
+        )
+        if is_requested and self._child(Role.SCHEDULER, 0) is None:
+            # Its failures end an appliance that has never served, and no other.
+            child = Child(Role.SCHEDULER, 0, self._cores, has_served=not may_halt)
+            self._children.append(child)
+            self._spawn(child)
 
     # ---- groups ----------------------------------------------------------------------------------
 
@@ -115,6 +150,25 @@ class OnDemandProcesses:
             return False
         self._groups.store(ProcessWord.WITHOUT_MEMORY, 0)
         return True
+
+    # ---- transactions ----------------------------------------------------------------------------
+
+    def _make_transaction_lanes(self) -> None:
+        """Make the lanes of each worker that has none, and announce them."""
+        now_ns = time.monotonic_ns()
+        if now_ns < self._make_lanes_at_ns:
+            return
+        try:
+            made = self._regions.create_transactions()
+        except (RegionError, DataDirectoryError) as error:
+            logger.error("no_transaction_lanes error=%r retry_ms=%d", str(error), START_RETRY_MS)
+            self._make_lanes_at_ns = now_ns + START_RETRY_MS * NS_PER_MS
+            return
+        for worker in made:
+            self._workers[worker].store(ProcessWord.TRANSACTION_LANES, 1)
+            self._bells[process_name(Role.WORKER, worker)].ring()
+        if made:
+            self._bells[process_name(Role.GROUPS, 0)].ring()
 
     # ---- dedicated workers -----------------------------------------------------------------------
 

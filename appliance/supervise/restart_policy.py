@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum, IntEnum
+from typing import NamedTuple
 
 from shm.runtime.agent_runner import (
     EXIT_ADDRESS_IN_USE,
@@ -68,8 +69,7 @@ class Action(Enum):
     NOTHING = 3
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(NamedTuple):
     """An action, and how long to wait before it."""
 
     action: Action

@@ -22,7 +22,13 @@ from appliance.data import region_manifest as manifest
 from appliance.data.data_dir_lock import DataDirLock
 from appliance.data.directory_errors import DataDirectoryError, unusable
 from appliance.data.region_manifest import RegionManifest
-from appliance.supervise.memory_plan import RegionPlan, plan_groups, plan_regions, plan_worker
+from appliance.supervise.memory_plan import (
+    RegionPlan,
+    plan_groups,
+    plan_regions,
+    plan_transactions,
+    plan_worker,
+)
 from appliance.supervise.orphaned_regions import find_orphaned, remove_regions
 from appliance.supervise.restart_policy import ExitCode, Halt
 from shm.control import Control
@@ -168,13 +174,15 @@ class Regions:
         return f"{self._owner.identity.prefix}-{self.run_id}-{logical_name.replace('>', '.')}"
 
     def names_with_spares(self) -> dict[str, str]:
-        """Names of all regions for a child, those of future dedicated workers and the group
-        coordinator included.
+        """Names of all regions for a child, those of future dedicated workers, of the group
+        coordinator and of transactions included.
         """
         first = len(self._worker_dirs)
         spares = plan_groups(self._settings.fronts)
         for w in range(first, first + self._settings.dedicated_workers):
             spares += plan_worker(self._settings, w, self._settings.fronts)
+        for w in range(first + self._settings.dedicated_workers):
+            spares += plan_transactions(w)
         return {plan.logical_name: self.name_of(plan.logical_name) for plan in spares} | self.names
 
     def create(self) -> Control:
@@ -223,6 +231,23 @@ class Regions:
         except (RegionError, DataDirectoryError):
             self._try_to_write_manifest()
             raise
+
+    def create_transactions(self) -> list[int]:
+        """Make the lanes between the transaction coordinator and each worker that has none. Return
+        these workers. Raises RegionError, DataDirectoryError; then none of them has lanes.
+        """
+        plans = {
+            worker: plan_transactions(worker)
+            for worker in self._worker_dirs
+            if plan_transactions(worker)[0].logical_name not in self.names
+        }
+        try:
+            if plans:
+                self._make_all_or_none([plan for each in plans.values() for plan in each])
+        except (RegionError, DataDirectoryError):
+            self._try_to_write_manifest()
+            raise
+        return list(plans)
 
     def _make_all_or_none(self, plans: list[RegionPlan]) -> None:
         try:

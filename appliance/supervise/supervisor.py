@@ -10,7 +10,8 @@ Crash: children die with it (PDEATHSIG). Acknowledged batches are in the rings, 
 process, and the next start drains them.
 
 Start:  zygote | lock, identity | old rings found | regions, bells | controller, flusher, workers,
-        scheduler, fronts | flusher recovered: RUNNING | front bound: READY | console
+        fronts | scheduler, if a topic has delays | flusher recovered: RUNNING | front bound: READY
+        | console
 Stop:   zygote | console | fronts (nothing new) | groups | scheduler | workers (lanes empty) |
         flusher (rings settled, files synced) | controller | regions removed
 
@@ -186,9 +187,8 @@ class Supervisor:
         inherits doorbells only when it is started.
         """
         names = [process_name(Role.SUPERVISOR, 0)] + [child.name for child in children]
-        names += [process_name(Role.WORKER, index) for index in self._spare_workers()] + [
-            process_name(Role.GROUPS, 0)
-        ]
+        names += [process_name(Role.WORKER, index) for index in self._spare_workers()]
+        names += [process_name(Role.GROUPS, 0), process_name(Role.SCHEDULER, 0)]
         names += [process_name(Role.CONSOLE, 0)] if self.settings.http_listen else []
         self._bells = {name: Doorbell.create() for name in names}
 
@@ -234,6 +234,9 @@ class Supervisor:
             "group.session.timeout.min.ms": s.group_session_timeout_min_ms,
             "group.session.timeout.max.ms": s.group_session_timeout_max_ms,
             "offsets.retention.minutes": s.offsets_retention_minutes,
+            "transaction.max.timeout.ms": s.transaction_max_timeout_ms,
+            "transactional.id.expiration.ms": s.transactional_id_expiration_ms,
+            "transactional.ids.max": s.transactional_ids_max,
             "flush.linger_ms": s.flush_linger_ms, "flush.batch_size": s.flush_batch_size,
             "busy_poll_us": s.busy_poll(self._plan).us,
             "http.listen": s.http_listen, "connections.max": s.connections_max,
@@ -270,6 +273,7 @@ class Supervisor:
             if self._spawner.pidfd in ready:
                 self._spawner.replace_zygote()
             reap_strangers(self._processes.is_known)
+            self._note_served()  # before requests are read: a controller that serves has made its
             self._on_demand.step(may_halt=not self._announced)
             self._processes.restart_due(now_ns)
             self._advance_phase()
@@ -291,10 +295,12 @@ class Supervisor:
             == child.generation
         )
 
-    def _advance_phase(self) -> None:
-        """RECOVERING -> RUNNING when the flushers have recovered; READY when everything serves."""
+    def _note_served(self) -> None:
         for child in self._processes:
             child.has_served = child.has_served or self._is_ready(child)
+
+    def _advance_phase(self) -> None:
+        """RECOVERING -> RUNNING when the flushers have recovered; READY when everything serves."""
         if self._control.phase is Phase.RECOVERING and all(
             c.has_served for c in self._processes if c.role is Role.FLUSHER
         ):

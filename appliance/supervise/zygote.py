@@ -22,8 +22,9 @@ Invariants:
 Crash: nothing is lost, since its children are the supervisor's. The gate of a process that it was
     forking closes. That process exits and is started in another way.
 
-The first zygote is a fork of the supervisor, made when the supervisor has only modules. A later one
-is an interpreter of its own, run by `tailrace.launcher`.
+The first zygote is a fork of the supervisor, made when the supervisor has only modules: its own and
+the shared ones, so that both share all pages of them. A later one is an interpreter of its own, run
+by `tailrace.launcher`.
 """
 
 from __future__ import annotations
@@ -35,7 +36,6 @@ import select
 import signal
 import socket
 import sys
-from collections.abc import Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import orjson
@@ -57,10 +57,7 @@ from tailrace import launcher
 MODULE = "appliance.supervise.zygote"
 COMM_NAME = "tr-zygote-0"
 SHARED = (
-    *(
-        MODULES[role]
-        for role in (Role.CONTROLLER, Role.FLUSHER, Role.WORKER, Role.FRONT, Role.SCHEDULER)
-    ),
+    *(MODULES[role] for role in (Role.CONTROLLER, Role.FLUSHER, Role.WORKER, Role.FRONT)),
     "encodings.ascii",
 )
 """Modules imported before the first fork: the programs of every appliance, and the codec that each
@@ -116,7 +113,13 @@ def decode_request(data: bytes, descriptor_count: int) -> Request:
     return request
 
 
-def serve(channel: socket.socket, supervisor: int, ahead: Sequence[str] = SHARED) -> NoReturn:
+def import_shared() -> None:
+    """Import the modules that the processes share. Raises the errors of these modules."""
+    for module in SHARED:
+        importlib.import_module(module)
+
+
+def serve(channel: socket.socket, supervisor: int) -> NoReturn:
     """Serve as the zygote of the process `supervisor` until `channel` closes, with all other
     descriptors closed. Ends the process.
     """
@@ -127,17 +130,16 @@ def serve(channel: socket.socket, supervisor: int, ahead: Sequence[str] = SHARED
         signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED_SIGNALS)
         die_with_parent(supervisor)
         gc.disable()
-        _serve(channel, supervisor, ahead)
+        import_shared()  # before the first fork, since later imports are not shared
+        _serve(channel, supervisor)
     except Exception as error:
         _complain(f"the zygote ends: {error}")
         os._exit(1)
     os._exit(0)
 
 
-def _serve(channel: socket.socket, supervisor: int, ahead: Sequence[str]) -> None:
+def _serve(channel: socket.socket, supervisor: int) -> None:
     """Serve requests until `channel` closes. Raises OSError, and the errors of imported modules."""
-    for module in ahead:  # before the first fork, since later imports are not shared
-        importlib.import_module(module)
     while True:
         data, descriptors, _flags, _address = socket.recv_fds(
             channel, REQUEST_MAX_BYTES, DESCRIPTORS_MAX, socket.MSG_CMSG_CLOEXEC

@@ -28,10 +28,10 @@ from typing import Any
 from rich.console import Console
 
 from bench.conditions import Conditions
+from bench.measure import RESULTS
 from bench.peers.field import Field
 from bench.peers.goals import Outcome, goals, outcome
 from bench.peers.rows import Entry, Result, Row, rows
-from bench.suite import RESULTS
 from tailrace.core.errors import TailraceError
 
 console = Console(soft_wrap=True, highlight=False, record=True, width=150)

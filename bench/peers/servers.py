@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import pathlib
 import signal
 import socket
 import subprocess
@@ -15,13 +16,7 @@ from typing import Any
 _CONTEXT = multiprocessing.get_context("spawn")
 START_TIMEOUT_S = 60.0
 CHILD_TIMEOUT_S = 240.0
-_TIED = """
-import ctypes, os, signal, sys
-ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
-if os.getppid() != int(sys.argv[1]):
-    sys.exit("its parent is gone")
-os.execvp(sys.argv[2], sys.argv[2:])
-"""
+_TIED = str(pathlib.Path(__file__).with_name("tied.py"))
 
 
 class Missing(RuntimeError):
@@ -32,7 +27,7 @@ def tied(command: Sequence[str]) -> list[str]:
     """The command, to be killed when the thread that starts it ends: a bench that is killed leaves
     nothing behind.
     """
-    return [sys.executable, "-I", "-S", "-c", _TIED, str(os.getpid()), *command]
+    return [sys.executable, "-I", "-S", _TIED, str(os.getpid()), *command]
 
 
 class Server:

@@ -12,6 +12,7 @@ Invariants:
 from __future__ import annotations
 
 from netfront.fetch.fetch_response import Outgoing
+from netfront.fetch.isolation import end_of, is_at_end, isolation_of
 from netfront.fetch.log_reader import LogReader
 from netfront.fetch.purgatory import Fetch
 from netfront.fetch.read_result import ColdRead, LogReadError
@@ -70,15 +71,16 @@ class FetchProgress:
         self._time_slicer = time_slicer
         self._scratch = bytearray(_SCRATCH_BYTES)
 
-    def has_something(self, requested: FetchEntry) -> bool:
+    def has_something(self, version: int, requested: FetchEntry) -> bool:
         """True if the partition has records at the requested offset, or an error. Parking must not
-        cost a buffer.
+        cost a buffer. `version` is the request's.
         """
         route = self._routing.find(requested.topic_id, requested.partition)
         if route is None:
             return True
         try:
-            return self._reader.state(route).high_watermark != requested.offset
+            isolation = isolation_of(version, requested.flags)
+            return not is_at_end(self._reader.state(route), isolation, requested.offset)
         except LogReadError:
             return True
 
@@ -90,20 +92,21 @@ class FetchProgress:
         route = self._routing.find(requested.topic_id, requested.partition)
         if route is None:
             return True
+        isolation = isolation_of(fetch.version, requested.flags)
         try:
             state = self._reader.state(route)
             while fetch.counted_bytes < fetch.min_bytes:
                 place = fetch.counted_to.get(index)
                 offset = requested.offset if place is None else place.offset
-                if offset >= state.high_watermark:
+                if offset >= end_of(state, isolation):
                     return False
                 found = self._reader.read(
-                    route, state, offset, place, memoryview(self._scratch), False
+                    route, state, offset, place, memoryview(self._scratch), False, isolation
                 )
                 if isinstance(found, int):
                     return True  # the next batch is larger than the scratch buffer
                 self._time_slicer.spend(UNITS_OF_A_READ)
-                if found.end == found.start:
+                if found.end == found.start and found.resume_offset < 0:
                     return False
                 fetch.counted_bytes += found.end - found.start
                 fetch.counted_to[index] = found.following

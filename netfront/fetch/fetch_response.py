@@ -3,9 +3,10 @@
 Owner: one front.
 
 Invariants:
-- An entry has whole batches, from the one with the requested offset, never beyond the high
-  watermark.
-- The first entry has at least one batch, however small the limits.
+- An entry has whole batches, from the one with the requested offset, never beyond the end of its
+  isolation level.
+- The first entry has at least one batch, however small the limits, or a `resume_offset` that lies
+  behind the requested one.
 - Read positions are remembered only for open sessions and served partitions, at most PLACES_MAX.
 """
 
@@ -15,19 +16,21 @@ import logging
 from typing import Protocol
 
 from netfront.fetch.file_reader import SHORTAGES
+from netfront.fetch.isolation import end_of, isolation_of
 from netfront.fetch.log_reader import LogReader
 from netfront.fetch.purgatory import Fetch, FetchPurgatory
 from netfront.fetch.read_ahead import ReadAhead
-from netfront.fetch.read_result import ColdRead, LogReadError, Place
+from netfront.fetch.read_result import ColdRead, LogReadError, Place, Span
 from netfront.partition_routes import PartitionRoutes
 from netfront.session.sessions import Session
 from shm.lane_messages import Assignment
 from shm.partition_table import PartitionState
 from tailrace.core.error_codes import ErrorCode
-from tailrace.protocol.messages import FetchedEntry, FetchEntry
+from tailrace.protocol.messages import FETCHED_GAPS, FetchedEntry, FetchEntry
 
 logger = logging.getLogger(__name__)
 
+_NOTHING = Span(0, 0, Place(0, 0, 0))
 COLD_TRIES = 3
 PLACES_MAX = 65_536
 
@@ -138,6 +141,7 @@ class FetchResponseEntries:
             state.high_watermark,
             state.log_start_offset,
             resume_offset,
+            state.last_stable_offset,
         )
 
     def _read_one(self, fetch: Fetch, requested: FetchEntry, route: Assignment) -> FetchedEntry:
@@ -152,11 +156,12 @@ class FetchResponseEntries:
                 f"offset {requested.offset} is not between {state.log_start_offset} and "
                 f"{state.high_watermark}",
             )
-        length = 0
+        span = _NOTHING
         room = min(fetch.limit - fetch.used, requested.max_bytes)
-        if requested.offset < state.high_watermark and room > 0:
+        isolation = isolation_of(fetch.version, requested.flags)
+        if requested.offset < end_of(state, isolation) and room > 0:
             try:
-                length = self._read_batches(fetch, requested, route, state, room)
+                span = self._read_batches(fetch, requested, route, state, room)
             except ColdRead:
                 if not fetch.used:
                     raise
@@ -166,10 +171,12 @@ class FetchResponseEntries:
             requested.partition,
             0,
             state.leader_epoch,
-            length,
+            span.end - span.start,
             state.high_watermark,
             state.log_start_offset,
-            -1,
+            span.resume_offset,
+            state.last_stable_offset,
+            FETCHED_GAPS if span.has_gaps else 0,
         )
 
     def _read_batches(
@@ -179,19 +186,20 @@ class FetchResponseEntries:
         route: Assignment,
         state: PartitionState,
         room: int,
-    ) -> int:
-        """Append whole batches to the buffer. Return the number of bytes."""
+    ) -> Span:
+        """Append whole batches to the buffer. Return their Span."""
         number, used = fetch.session.number, fetch.used
+        isolation = isolation_of(fetch.version, requested.flags)
         blocking = fetch.cold_tries >= COLD_TRIES
         at_slot = self._places.get(route.slot)
         hint = None if at_slot is None else at_slot.get(number)
         buffer = fetch.buffer
         if buffer is None and len(fetch.request.entries) == 1:
-            made = self._ahead.take(fetch.session, route, state, requested.offset, room)
+            made = self._ahead.take(fetch.session, route, state, requested.offset, room, isolation)
             if made is not None:
                 fetch.buffer, span = made
                 self._remember_place(fetch.session, route.slot, at_slot, span.following)
-                return span.end
+                return span
         if buffer is None:
             buffer = fetch.buffer = self._outgoing.new_buffer(fetch.limit)
         try:
@@ -202,24 +210,31 @@ class FetchResponseEntries:
                 hint,
                 memoryview(buffer)[used : used + room],
                 blocking,
+                isolation,
             )
             while isinstance(result, int) and used == 0:
                 buffer = fetch.buffer = self._outgoing.new_buffer(result)
                 result = self._reader.read(
-                    route, state, requested.offset, hint, memoryview(buffer)[:result], blocking
+                    route,
+                    state,
+                    requested.offset,
+                    hint,
+                    memoryview(buffer)[:result],
+                    blocking,
+                    isolation,
                 )
         except ColdRead:
             if not used:
                 fetch.buffer = None  # it is empty, and the disk read may take long
             raise
         if isinstance(result, int):
-            return 0
+            return _NOTHING
         length = result.end - result.start
         if result.start:
             # The requested offset lies in a later batch than the index led to. Close the gap.
             buffer[used : used + length] = buffer[used + result.start : used + result.end]
         self._remember_place(fetch.session, route.slot, at_slot, result.following)
-        return length
+        return result
 
     # ---- read positions --------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator
 from netfront.fetch.fetch_progress import UNITS_OF_A_READ, FetchProgress, allowance
 from netfront.fetch.fetch_response import FetchResponseEntries, Outgoing
 from netfront.fetch.file_reader import SHORTAGES
+from netfront.fetch.isolation import isolation_of
 from netfront.fetch.log_reader import LogReader
 from netfront.fetch.purgatory import Fetch, FetchPurgatory
 from netfront.fetch.read_ahead import ReadAhead
@@ -247,7 +248,7 @@ class FetchService:
         if fetch.is_in_slices:
             fetch.has_something = fetch.has_moved = True
             return
-        if not self._progress.has_something(fetch.request.entries[index]):
+        if not self._progress.has_something(fetch.version, fetch.request.entries[index]):
             return
         fetch.has_something = True
         if not fetch.was_short or self._progress.has_enough(fetch, index):
@@ -311,7 +312,7 @@ class FetchService:
                 if route is not None:
                     self._purgatory.note(fetch, route.slot, fetch.at)
             fetch.at += 1
-            if not fetch.has_something and self._progress.has_something(requested):
+            if not fetch.has_something and self._progress.has_something(fetch.version, requested):
                 fetch.has_something = True
                 if not is_large:
                     fetch.at = len(entries)
@@ -373,8 +374,8 @@ class FetchService:
                 fetch.used += entry.data_length
             else:
                 units -= 1
-            if entry.error:
-                fetch.must_answer = True
+            if entry.error or (entry.resume_offset >= 0 and not entry.data_length):
+                fetch.must_answer = True  # the client goes on elsewhere
             fetch.answer.append(entry)
             fetch.at += 1
         if (
@@ -399,7 +400,12 @@ class FetchService:
         place = None if route is None else self._entries.place(route.slot, fetch.session)
         if route is not None and place is not None:
             self._ahead.expect(
-                fetch.session, route, place, min(fetch.limit, requested.max_bytes), self._now_ns
+                fetch.session,
+                route,
+                place,
+                min(fetch.limit, requested.max_bytes),
+                self._now_ns,
+                isolation_of(fetch.version, requested.flags),
             )
 
     def _fall_short(self, fetch: Fetch) -> None:

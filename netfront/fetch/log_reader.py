@@ -1,11 +1,12 @@
-"""Log reader: reads whole batches from segment files, located by offset or time, up to the high
-watermark.
+"""Log reader: reads whole batches from segment files, located by offset or time, up to the end of
+an isolation level.
 
 Owner: one front; reads only.
 
 Invariants:
 - A read begins with the batch that holds the requested offset and ends with a whole batch below the
-  watermark.
+  level's end.
+- Batches of aborted transactions are left out of a read of committed records.
 - A read that would wait for the disk is not made here (`ColdRead`) unless `blocking`.
 """
 
@@ -13,23 +14,34 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_right
+from functools import partial
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
+from netfront.fetch.batch_walk import PEEK_BYTES, before_transactions, walk, walk_committed
 from netfront.fetch.file_reader import SHORTAGES, FileReader
+from netfront.fetch.isolation import Isolation, end_of
 from netfront.fetch.open_files import OPEN_FILES_MAX, OpenFiles
 from netfront.fetch.read_result import ColdRead, LogReadError, Place, Span
 from shm.lane_messages import Assignment
 from shm.layout import SlotState
 from shm.partition_table import PartitionState, PartitionTable
 from tailrace.core.error_codes import ErrorCode
-from tailrace.format.batch_header import METADATA_MAX_BYTES, BatchFormatError, frame_at
+from tailrace.format.batch_header import checksum_seed
 from tailrace.format.partition_metadata import PARTITION_FILE, PartitionMetadata
 from tailrace.format.segment import INDEX_SUFFIX, SEGMENT_SUFFIX, file_name, segment_bases
 from tailrace.format.segment_index import IndexDamagedError, IndexReader
 
+if TYPE_CHECKING:
+    from netfront.fetch.transaction_indexes import TransactionIndexes
+
 logger = logging.getLogger(__name__)
 
-PEEK_BYTES = 64 << 10
+LEFT_OUT_MAX_BYTES = 4 << 20
+"""Most bytes of aborted batches that one read passes over."""
+TRANSACTION_INDEX_SUFFIX = ".txnindex"
+"""Copy from `tailrace.format.transaction_index`, which is not imported here: see `_indexes`."""
+SUFFIXES = (SEGMENT_SUFFIX, INDEX_SUFFIX, TRANSACTION_INDEX_SUFFIX)
 
 
 class LogReader:
@@ -52,6 +64,7 @@ class LogReader:
         Read when a client has an older epoch.
         """
         self._open_files = OpenFiles(files, open_files_max)
+        self._transactions: TransactionIndexes | None = None
 
     def state(self, route: Assignment) -> PartitionState:
         """Return the partition's state.
@@ -85,9 +98,11 @@ class LogReader:
             gone = [
                 self._path(route, base, suffix)
                 for base in set(known[1]) - set(bases)
-                for suffix in (SEGMENT_SUFFIX, INDEX_SUFFIX)
+                for suffix in SUFFIXES
             ]
             self._open_files.close(gone)  # their room on the disk is free only now
+            if self._transactions is not None:
+                self._transactions.forget(gone)
         return bases
 
     def close_removed(self) -> bool:
@@ -97,6 +112,8 @@ class LogReader:
     def forget(self, route: Assignment) -> None:
         """Close the files of a dropped partition."""
         self._close_files(route)
+        if self._transactions is not None:
+            self._transactions.forget_below(self._directory(route) + "/")
         self._segments.pop(route.topic_id, None)
 
     def _close_files(self, route: Assignment) -> None:
@@ -107,8 +124,10 @@ class LogReader:
 
     # ---- finding ---------------------------------------------------------------------------------
 
-    def locate(self, route: Assignment, state: PartitionState, offset: int) -> Place:
-        """Return the start of the batch that holds `offset`, or a position shortly before it."""
+    def locate(self, route: Assignment, state: PartitionState, offset: int, end: int) -> Place:
+        """Return the start of the batch that holds `offset`, or a position shortly before it.
+        `end`: see `behind`.
+        """
         bases = self._bases(route, state)
         number = bisect_right(bases, offset)
         if not number:
@@ -117,7 +136,7 @@ class LogReader:
             raise LogReadError(
                 ErrorCode.CORRUPT_BATCH,
                 f"no segment holds offset {offset}",
-                self.behind(route, state, offset),
+                self.behind(route, state, offset, end),
             )
         base = bases[number - 1]
         try:
@@ -133,9 +152,9 @@ class LogReader:
             else Place(base, base, self._schema_end(route, base))
         )
 
-    def behind(self, route: Assignment, state: PartitionState, offset: int) -> int:
+    def behind(self, route: Assignment, state: PartitionState, offset: int, end: int) -> int:
         """Return the offset of the first batch after `offset`, where a reader
-        that cannot read it continues.
+        that cannot read it continues, at most `end`, the end of what it may read.
         """
         known = self._partition_file(route)
         damage = known.damage_at(offset) if known is not None else None
@@ -147,7 +166,7 @@ class LogReader:
             found = self._index(route, bases[number - 1]).find_behind(offset) if number else None
         except IndexDamagedError:
             found = None
-        following = bases[number] if number < len(bases) else state.high_watermark
+        following = min(bases[number], end) if number < len(bases) else end
         return min(found.base_offset, following) if found is not None else following
 
     def check_epoch(
@@ -190,13 +209,32 @@ class LogReader:
 
     # ---- search through batches (see `lookup.timestamp_lookup`) ----------------------------------
 
-    def segments_of(self, route: Assignment, state: PartitionState) -> list[tuple[int, int]]:
-        """Return (base offset, end offset below the watermark) of each segment, oldest first."""
+    def segments_of(
+        self, route: Assignment, state: PartitionState, end: int
+    ) -> list[tuple[int, int]]:
+        """Return (base offset, end offset up to `end`) of each segment, oldest first."""
         bases = self._bases(route, state)
-        return [
-            (base, min(end, state.high_watermark))
-            for base, end in pairwise([*bases, state.high_watermark])
-        ]
+        return [(base, min(following, end)) for base, following in pairwise([*bases, end])]
+
+    def is_aborted(
+        self,
+        route: Assignment,
+        state: PartitionState,
+        base: int,
+        producer_id: int,
+        producer_epoch: int,
+        offset: int,
+    ) -> bool:
+        """True for a batch of an aborted transaction in the segment of this base offset.
+
+        Raises LogReadError (NOT_READY) if the segment's transaction index cannot be read, ColdRead
+        if it is read in pieces: call again.
+        """
+        if not state.aborted_count:
+            return False
+        path = self._path(route, base, TRANSACTION_INDEX_SUFFIX)
+        found = self._indexes().of(path, base, state.aborted_count, state.leader_epoch)
+        return found.has(producer_id, producer_epoch, offset)
 
     def place_of_time(
         self, route: Assignment, base: int, timestamp_us: int, at_least: int
@@ -221,6 +259,17 @@ class LogReader:
         Blocks on the disk. Raises OSError, LogReadError (NOT_READY).
         """
         return self._files.read_at(self._open_files.open(self._path(route, base)), length, position)
+
+    def _indexes(self) -> TransactionIndexes:
+        """Return the transaction indexes.
+
+        They are loaded at the first aborted transaction, so that a front starts sooner.
+        """
+        if self._transactions is None:
+            from netfront.fetch.transaction_indexes import TransactionIndexes
+
+            self._transactions = TransactionIndexes(self._files, self._open_files)
+        return self._transactions
 
     def _index(self, route: Assignment, base: int) -> IndexReader:
         """Return a segment's index.
@@ -262,6 +311,53 @@ class LogReader:
         hint: Place | None,
         target: memoryview,
         blocking: bool,
+        isolation: Isolation,
+    ) -> Span | int:
+        """Fill `target` with whole batches from the one that holds `offset` on.
+
+        Return a Span, or the number of bytes that the first batch needs if `target` is too small.
+        The Span is empty if there is nothing, or if everything up to its `resume_offset` was left
+        out. Raises ColdRead (unless `blocking`), LogReadError, OSError.
+        """
+        found = self._read_checked(route, state, offset, hint, target, blocking, isolation)
+        if isinstance(found, int):
+            return found
+        if isolation is Isolation.WITHOUT_TRANSACTIONS:
+            return before_transactions(target, found)
+        passed_bytes = len(target)
+        while (
+            found.has_gaps
+            and 2 * found.end < len(target)
+            and found.following.offset < state.last_stable_offset
+            and passed_bytes < LEFT_OUT_MAX_BYTES
+        ):
+            # Much was left out: a small response costs the reader as much as a full one.
+            place, rest = found.following, target[found.end :]
+            passed_bytes += len(rest)
+            try:
+                more = self._read_checked(
+                    route, state, place.offset, place, rest, blocking, isolation
+                )
+            except (ColdRead, LogReadError, OSError):
+                break  # a read that begins there reports it
+            if isinstance(more, int) or more.following == place:
+                break
+            kept = more.end - more.start
+            if more.start:
+                rest[:kept] = rest[more.start : more.end]
+            resume_offset = more.resume_offset
+            found = Span(found.start, found.end + kept, more.following, True, resume_offset)
+        return found
+
+    def _read_checked(
+        self,
+        route: Assignment,
+        state: PartitionState,
+        offset: int,
+        hint: Place | None,
+        target: memoryview,
+        blocking: bool,
+        isolation: Isolation,
     ) -> Span | int:
         """Fill `target` as `_read` does, and retry once on corruption, with reopened files and
         without the index.
@@ -276,6 +372,7 @@ class LogReader:
                 hint if hint is not None and hint.offset == offset else None,
                 target,
                 blocking,
+                isolation,
             )
         except LogReadError as error:
             if error.code is not ErrorCode.CORRUPT_BATCH:
@@ -288,7 +385,7 @@ class LogReader:
             if number
             else None
         )
-        return self._read(route, state, offset, start, target, True)
+        return self._read(route, state, offset, start, target, True, isolation)
 
     def _read(
         self,
@@ -298,13 +395,11 @@ class LogReader:
         hint: Place | None,
         target: memoryview,
         blocking: bool,
+        isolation: Isolation,
     ) -> Span | int:
-        """Fill `target` with whole batches from the one that holds `offset` on.
-
-        Return a Span (perhaps empty), or the number of bytes that the first batch needs if `target`
-        is too small. Raises ColdRead (unless `blocking`), LogReadError, OSError.
-        """
-        place = hint if hint is not None else self.locate(route, state, offset)
+        """Do `read` up to the first bytes, or up to the first aborted batches without any."""
+        end = end_of(state, isolation)
+        place = hint if hint is not None else self.locate(route, state, offset, end)
         bases = self._bases(route, state)
         while True:
             number = bisect_right(bases, place.segment_base)
@@ -317,20 +412,25 @@ class LogReader:
             fd = self._open_files.open(self._path(route, place.segment_base))
             length = self._read_into(fd, target, place.file_position, blocking)
             try:
-                result = self._walk(
-                    target,
-                    length,
-                    place,
-                    offset,
-                    state.high_watermark
-                    if following is None
-                    else min(following, state.high_watermark),
-                )
+                until = end if following is None else min(following, end)
+                if isolation is Isolation.COMMITTED and state.aborted_count:
+                    result = walk_committed(
+                        target, length, place, offset, until,
+                        partial(self.is_aborted, route, state, place.segment_base),
+                        checksum_seed(route.topic_id, route.partition),
+                    )  # fmt: skip
+                else:
+                    result = walk(target, length, place, offset, until)
             except LogReadError as error:
-                error.resume_offset = self.behind(route, state, max(place.offset, offset))
+                if error.code is ErrorCode.CORRUPT_BATCH:
+                    error.resume_offset = self.behind(route, state, max(place.offset, offset), end)
                 raise
             if isinstance(result, Span):
-                if result.end > result.start or result.following == place:
+                if (
+                    result.end > result.start
+                    or result.resume_offset >= 0
+                    or result.following == place
+                ):
                     return result
                 place = result.following
                 continue
@@ -344,7 +444,7 @@ class LogReader:
                     ErrorCode.CORRUPT_BATCH,
                     f"{self._path(route, place.segment_base)} ends at offset {place.offset}, the "
                     f"next segment begins at {following}",
-                    self.behind(route, state, max(place.offset, offset)),
+                    self.behind(route, state, max(place.offset, offset), end),
                 )
             needed, position = result, place.file_position
             if needed > len(target):
@@ -353,8 +453,9 @@ class LogReader:
                 raise LogReadError(
                     ErrorCode.CORRUPT_BATCH,
                     f"{self._path(route, place.segment_base)} ends inside a batch at {position}",
-                    self.behind(route, state, max(place.offset, offset)),
+                    self.behind(route, state, max(place.offset, offset), end),
                 )
+            fd = self._open_files.open(self._path(route, place.segment_base))
             raise ColdRead(fd, position, max(needed, PEEK_BYTES))
 
     def _check_damage(self, route: Assignment, offset: int) -> None:
@@ -373,54 +474,3 @@ class LogReader:
             return self._files.read_into(fd, target, position, blocking=blocking)
         except BlockingIOError:
             raise ColdRead(fd, position, len(target)) from None
-
-    @staticmethod
-    def _walk(
-        target: memoryview, length: int, place: Place, offset: int, high_watermark: int
-    ) -> Span | int:
-        """Return the Span of whole batches in the first `length` bytes.
-
-        Return 0 if the segment ends at `place`, or the size of the first batch if it needs more
-        bytes.
-        """
-        at = 0
-        start = -1
-        following = place.offset
-        while True:
-            if following >= high_watermark:
-                break
-            try:
-                frame = frame_at(target, at, length)
-            except BatchFormatError as error:
-                if start >= 0:
-                    break  # return the good batches before it first
-                raise LogReadError(
-                    ErrorCode.CORRUPT_BATCH, f"at byte {place.file_position + at}: {error.reason}"
-                ) from None
-            if frame is None:
-                if at == 0 and start < 0:
-                    return min(METADATA_MAX_BYTES, max(PEEK_BYTES, 2 * length))
-                break
-            batch_length, base_offset, next_offset = frame
-            if batch_length == 0:
-                if at == 0:
-                    return 0
-                break
-            if base_offset != following:
-                if start >= 0:
-                    break
-                raise LogReadError(
-                    ErrorCode.CORRUPT_BATCH,
-                    f"at byte {place.file_position + at}: a batch has offset {base_offset}; "
-                    f"expected {following}",
-                )
-            if at + batch_length > length:
-                if at == 0:
-                    return batch_length
-                break
-            if next_offset > offset and start < 0:
-                start = at
-            at += batch_length
-            following = next_offset
-        begin = at if start < 0 else start
-        return Span(begin, at, Place(following, place.segment_base, place.file_position + at))

@@ -7,8 +7,8 @@ is read into its own buffer.
 Owner: one front.
 
 Invariants:
-- A read that is handed out matches the request's topic, leader epoch and offset, and lies below the
-  high watermark. Bytes below the watermark never change.
+- A read that is handed out matches the request's topic, leader epoch, offset and isolation level,
+  and lies below the level's end. What a level shows below its end never changes.
 - Each session has one read, and all together hold AHEAD_MAX_BYTES. After AHEAD_MAX_NS an unused
   read gives way to others.
 
@@ -20,6 +20,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from netfront.fetch.isolation import Isolation, end_of
 from netfront.fetch.log_reader import LogReader
 from netfront.fetch.read_result import ColdRead, LogReadError, Place, Span
 from netfront.session.sessions import Session
@@ -45,6 +46,7 @@ class PendingRead:
     room: int
     """Size limit of its response, in bytes."""
     began_ns: int
+    isolation: Isolation
     leader_epoch: int = -1
     buffer: bytearray | None = None
     span: Span | None = None
@@ -67,7 +69,13 @@ class ReadAhead:
         return bool(self._due)
 
     def expect(
-        self, session: Session, route: Assignment, place: Place, room: int, now_ns: int
+        self,
+        session: Session,
+        route: Assignment,
+        place: Place,
+        room: int,
+        now_ns: int,
+        isolation: Isolation,
     ) -> None:
         """Schedule a read at `place` for a client that was sent a full response up to there."""
         self._forget(session.number)
@@ -80,7 +88,7 @@ class ReadAhead:
                 self._forget(number)
             if self._bytes + room > AHEAD_MAX_BYTES:
                 return
-        self._by_session[session.number] = PendingRead(route, place, room, now_ns)
+        self._by_session[session.number] = PendingRead(route, place, room, now_ns, isolation)
         self._due[session.number] = None
         self._bytes += room
 
@@ -91,7 +99,7 @@ class ReadAhead:
         del self._due[number]
         try:
             state = self._reader.state(read.route)
-            if state.log_start_offset <= read.place.offset < state.high_watermark:
+            if state.log_start_offset <= read.place.offset < end_of(state, read.isolation):
                 buffer = self._buffers.new_buffer(read.room)
                 found = self._reader.read(
                     read.route,
@@ -100,6 +108,7 @@ class ReadAhead:
                     read.place,
                     memoryview(buffer)[: read.room],
                     False,
+                    read.isolation,
                 )
                 # a small read is worth little: more records may arrive soon
                 if isinstance(found, Span) and not found.start and 2 * found.end > read.room:
@@ -110,7 +119,13 @@ class ReadAhead:
         self._forget(number)
 
     def take(
-        self, session: Session, route: Assignment, state: PartitionState, offset: int, room: int
+        self,
+        session: Session,
+        route: Assignment,
+        state: PartitionState,
+        offset: int,
+        room: int,
+        isolation: Isolation,
     ) -> tuple[bytearray, Span] | None:
         """Return the read for this request, or None. The caller owns its buffer."""
         read = self._by_session.get(session.number)
@@ -128,6 +143,7 @@ class ReadAhead:
             not is_same
             or read.leader_epoch != state.leader_epoch
             or read.place.offset != offset
+            or read.isolation is not isolation
             or read.span.end > room
         ):
             return None

@@ -46,3 +46,7 @@ class Span(NamedTuple):
     start: int
     end: int
     following: Place
+    has_gaps: bool = False
+    """True if batches of aborted transactions were left out."""
+    resume_offset: int = -1
+    """The offset of `following` if what lies behind the bytes was left out, else -1."""

@@ -97,6 +97,19 @@ LOST_OUTCOMES: dict[int, LostOutcome] = {
         ErrorCode.TIMED_OUT, "the process of groups was restarted: it is not known whether the "
                              "records are acknowledged; acknowledge them again"
     ),
+    Api.INIT_TRANSACTIONS: LostOutcome(
+        ErrorCode.NOT_READY, "the process of groups was restarted; take the transactional id over "
+                             "again"
+    ),
+    Api.END_TRANSACTION: LostOutcome(
+        ErrorCode.TIMED_OUT,
+        "the process of groups was restarted: it is not known whether the transaction has ended; "
+        "repeat the request, which is safe, until it is answered",
+    ),
+    Api.ABORT_TRANSACTION: LostOutcome(
+        ErrorCode.TIMED_OUT, "the process of groups was restarted: it is not known whether the "
+                             "transaction was aborted; look at the list of transactions"
+    ),
 }  # fmt: skip
 """All other APIs change nothing, or are idempotent."""
 
@@ -114,8 +127,7 @@ class ForwarderLink:
     """
 
 
-@dataclass(frozen=True, slots=True)
-class OnDemand:
+class OnDemand(NamedTuple):
     """Lanes of a process that is started on demand."""
 
     connect: Callable[[], ForwarderLink | None]
@@ -126,6 +138,8 @@ class OnDemand:
     """Return True if shared memory is too small to start it."""
     payload_max: int
     """Largest message of its lane, in bytes."""
+    is_expected: Callable[[], bool] = lambda: False
+    """Return True if another process has requested it for state that it will serve."""
 
 
 WITHOUT_MEMORY = (
@@ -201,7 +215,10 @@ class Forwarder:
         """True if the process was never started. It has no state to ask for."""
         self._check_process()
         return (
-            self.link is None and self._on_demand is not None and not self._on_demand.lacks_memory()
+            self.link is None
+            and self._on_demand is not None
+            and not self._on_demand.lacks_memory()
+            and not self._on_demand.is_expected()
         )
 
     def next_deadline_ns(self) -> int:

@@ -38,14 +38,20 @@ GROUP_APIS = (
     Api.GROUP_HEARTBEAT, Api.COMMIT_OFFSETS, Api.FETCH_OFFSETS, Api.LIST_GROUPS, Api.DESCRIBE_GROUP,
     Api.DELETE_GROUPS, Api.ALTER_GROUP_OFFSETS,
     Api.SHARE_ACQUIRE, Api.SHARE_ACKNOWLEDGE,
+    Api.INIT_TRANSACTIONS, Api.END_TRANSACTION, Api.LIST_TRANSACTIONS, Api.DESCRIBE_TRANSACTION,
+    Api.ABORT_TRANSACTION,
 )  # fmt: skip
-"""APIs that the group coordinator answers."""
+"""APIs that the process of groups answers: of the group and the transaction coordinator."""
 GATHERED_FROM = 32
 """Number of group sessions from which heartbeats without changes are gathered."""
-NO_GROUPS = orjson.dumps({"groups": [], "next": None})
-"""Response to LIST_GROUPS while the group coordinator was never started.
-
-Listing groups does not start it.
+NOTHING_LISTED = {
+    Api.LIST_GROUPS: orjson.dumps({"groups": [], "next": None}),
+    Api.LIST_TRANSACTIONS: orjson.dumps({"transactions": [], "next": None}),
+}
+"""Responses to lists while the process of groups was never started. A list does not start it."""
+NO_DELAYS = orjson.dumps({"partitions": [], "after": None})
+"""Response to DESCRIBE_DELAYS while the scheduler was never started, for metrics and `tailrace
+status`.
 """
 FORWARDED_APIS = (
     Api.CREATE_TOPICS, Api.DELETE_TOPICS, Api.ALTER_TOPICS, Api.DELETE_RECORDS, Api.LEASE_OFFSETS,
@@ -61,7 +67,7 @@ class ForwardingService:
         self,
         *,
         controller: ForwarderLink,
-        scheduler: ForwarderLink,
+        scheduler: OnDemand,
         groups: OnDemand,
         process_generation: int,
         sessions: Sessions,
@@ -129,8 +135,12 @@ class ForwardingService:
         """Forward a request. Raises WireError at a limit or for invalid JSON."""
         request = messages.decode_request(body)
         api, version, correlation_id = header.api, header.version, header.correlation_id
-        if api == Api.LIST_GROUPS and self.groups.is_absent():
-            self._responses.send(session, api, version, correlation_id, ErrorCode.OK, [NO_GROUPS])
+        nothing = NOTHING_LISTED.get(Api(api))
+        if nothing is not None and self.groups.is_absent():
+            self._responses.send(session, api, version, correlation_id, ErrorCode.OK, [nothing])
+            return
+        if api == Api.DESCRIBE_DELAYS and _is_first_page(request) and self.scheduler.is_absent():
+            self._responses.send(session, api, version, correlation_id, ErrorCode.OK, [NO_DELAYS])
             return
         forwarder = self._forwarder(api)
         is_patient = api == Api.GROUP_HEARTBEAT and self._is_patient(session.word, request)
@@ -209,3 +219,8 @@ class ForwardingService:
         self._responses.answer_deferred(
             word, api, version, correlation_id, code, messages.encode_error(sentence)
         )
+
+
+def _is_first_page(request: dict[str, Any]) -> bool:
+    """True for a request whose parameters the scheduler would not refuse."""
+    return request.get("after") is None and request.get("limit") is None

@@ -79,7 +79,7 @@ def _counted(
             begin, end
         ):
             if position > begin and taken + frame.header.batch_length > share_bytes:
-                break
+                return min(position, end)
             taken, position = taken + frame.header.batch_length, frame.header.next_offset
-        return min(position, end)
+        return end  # also where no record is left, as after an abort
     return None

@@ -1,5 +1,6 @@
 """Administration client: topics, offsets and the state of the appliance. The methods for groups are
-in `tailrace.admin.groups`, those for delayed records in `tailrace.admin.delays`.
+in `tailrace.admin.groups`, those for transactions in `tailrace.admin.transactions`, those for
+delayed records in `tailrace.admin.delays`.
 
 Each call makes a request or a few in the caller's thread.
 """
@@ -14,6 +15,7 @@ from typing import Any, ClassVar, TypeVar
 from tailrace.admin.delays import DelayAdmin
 from tailrace.admin.groups import GroupAdmin
 from tailrace.admin.topic_list import partition_counts
+from tailrace.admin.transactions import TransactionAdmin
 from tailrace.client.connection import Connection
 from tailrace.client.kafka_names import RenamedMethods
 from tailrace.client.list_offsets import list_offsets
@@ -50,7 +52,7 @@ _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 
 @documented(AdminSettings)
-class Admin(GroupAdmin, DelayAdmin, RenamedMethods):
+class Admin(GroupAdmin, TransactionAdmin, DelayAdmin, RenamedMethods):
     """Creates, changes, describes and deletes topics and groups, and shows the state of the
     appliance. A context manager; for one thread at a time.
 
@@ -282,7 +284,8 @@ class Admin(GroupAdmin, DelayAdmin, RenamedMethods):
     ) -> Steps[dict[str, dict[str, Any]]]:
         """All properties of topics (None: of all topics): settings, schema, creation time (ISO
         8601), and for each partition its offsets, records, bytes on the disk, segments, state,
-        newest timestamp and the time of the last append, both in milliseconds since 1970. A topic
+        newest timestamp and the time of the last append, both in milliseconds since 1970. A
+        partition with an open transaction has its last_stable_offset, below end_offset. A topic
         with hash slots also has its slot_map_version, and each partition its slots and hand_over:
         {source partition: the offset up to which it is to be read before}. Raises
         UnknownTopicError.
@@ -332,7 +335,8 @@ class Admin(GroupAdmin, DelayAdmin, RenamedMethods):
     ) -> Steps[dict[TopicPartition, dict[str, Any]]]:
         """Look up each partition's offset at "earliest", "latest" or a time (a datetime, or int
         microseconds): of the first record at or after it, -1 if there is none. Each is a dict with
-        `offset`, `beginning`, `end`, `size_bytes`, `leader_epoch` and `state`, or with the `code`
+        `offset`, `beginning`, `end` (of committed records; `high_watermark` is the end with open
+        transactions), `size_bytes`, `leader_epoch` and `state`, or with the `code`
         of an error, which `tailrace.client.list_offsets.check_offsets_answer` raises.
         """
         self._connection.check_usable()
@@ -424,7 +428,8 @@ class Admin(GroupAdmin, DelayAdmin, RenamedMethods):
 
 def _described_partition(info: TopicInfo, number: int, found: dict[str, Any]) -> dict[str, Any]:
     """A partition as `describe_topics` returns it, from its entry in a LIST_OFFSETS response."""
-    beginning, end = found.get("beginning"), found.get("end")
+    beginning, stable = found.get("beginning"), found.get("end")
+    end = found.get("high_watermark", stable)
     described = {
         "partition": number,
         "beginning_offset": beginning,
@@ -437,6 +442,8 @@ def _described_partition(info: TopicInfo, number: int, found: dict[str, Any]) ->
         "leader_epoch": found.get("leader_epoch"),
         "state": found.get("state", code_of(found["code"]).name),
     }
+    if stable != end:
+        described["last_stable_offset"] = stable
     if info.slot_map_version:
         described["slots"] = info.partitions[number].get("slots")
         described["hand_over"] = dict(info.hand_overs.get(number, ()))

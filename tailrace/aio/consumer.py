@@ -290,10 +290,11 @@ class AsyncConsumer(AsyncClient, RenamedMethods):
         await self._ready()
         consumer = self._consumer
         consumer._buffer.follow(consumer._fetch_loop.cursors)
-        while not len(consumer._buffer):
-            await self._asking(
-                consumer._poll_loop.gather, 1, consumer.settings.max_poll_records, None
-            )
+        is_due = consumer._group is not None and consumer._group.is_loop_poll_due()
+        while is_due or not len(consumer._buffer):
+            poll_loop = consumer._poll_loop
+            await self._asking(poll_loop.gather, 1, poll_loop.loop_limit, None)
+            is_due = False
             if len(consumer._buffer) > 1:
                 self._loop_connection.wake_watchers()  # other tasks may have waited for these
         return next(consumer._buffer.iterator)
@@ -346,6 +347,7 @@ class AsyncConsumer(AsyncClient, RenamedMethods):
     offsets_for_times = _awaited(Consumer.offsets_for_times)
     metrics = _awaited(Consumer.metrics)
     retry_later = _awaited(Consumer.retry_later)
+    group_metadata = _awaited(Consumer.group_metadata)
     consumer_group_metadata = _awaited(Consumer.consumer_group_metadata)
     memberid = _awaited(Consumer.memberid)
     commit = _awaited(Consumer.commit)

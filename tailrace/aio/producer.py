@@ -25,11 +25,13 @@ from tailrace.aio.event_loop import LOOP_RUNTIME
 from tailrace.aio.futures import AsyncFrameFuture, AsyncRecordFuture
 from tailrace.aio.producer_loop import LoopProducer, ProducerLoopConnection
 from tailrace.aio.send_gate import SendGate
-from tailrace.client.kafka_names import RenamedProducerMethods, UnsupportedTransactions
+from tailrace.aio.transaction_block import AsyncTransactionBlock
+from tailrace.client.kafka_names import RenamedProducerMethods
 from tailrace.client.settings import ProducerOptions
 from tailrace.client.steps import Steps, steps_of
 from tailrace.core.errors import TailraceError
-from tailrace.core.records import RecordMetadata
+from tailrace.core.records import ConsumerGroupMetadata, OffsetAndMetadata, RecordMetadata
+from tailrace.core.topic_partition import TopicPartition
 from tailrace.core.validation import timeout_s_of
 from tailrace.producer.producer import Producer
 from tailrace.producer.record_appender import Outgoing
@@ -66,7 +68,7 @@ def _like(
     return decorate
 
 
-class AsyncProducer(AsyncClient, UnsupportedTransactions, RenamedProducerMethods):
+class AsyncProducer(AsyncClient, RenamedProducerMethods):
     """`tailrace.Producer` for coroutines: the same settings, methods and errors. Each method is
     awaited.
 
@@ -161,6 +163,40 @@ class AsyncProducer(AsyncClient, UnsupportedTransactions, RenamedProducerMethods
         steps = steps_of(Producer.send_arrow)(self._producer, topic, *args, **kwargs)
         return AsyncFrameFuture(await self._in_order(topic, steps), self._loop_connection)
 
+    # ---- transactions ----------------------------------------------------------------------------
+
+    async def init_transactions(self, timeout: float | None = None) -> None:
+        """`Producer.init_transactions`."""
+        await self._run(steps_of(Producer.init_transactions)(self._producer, timeout))
+
+    async def begin_transaction(self) -> None:
+        """`Producer.begin_transaction`."""
+        await self._run(steps_of(Producer.begin_transaction)(self._producer))
+
+    async def send_offsets_to_transaction(
+        self,
+        offsets: Mapping[TopicPartition, int | OffsetAndMetadata],
+        group_metadata: ConsumerGroupMetadata | str,
+    ) -> None:
+        """`Producer.send_offsets_to_transaction`."""
+        await self._run(
+            steps_of(Producer.send_offsets_to_transaction)(self._producer, offsets, group_metadata)
+        )
+
+    async def commit_transaction(self, timeout: float | None = None) -> None:
+        """`Producer.commit_transaction`. Cancelled, it may be called again, which finds out the
+        outcome.
+        """
+        await self._run(steps_of(Producer.commit_transaction)(self._producer, timeout))
+
+    async def abort_transaction(self, timeout: float | None = None) -> None:
+        """`Producer.abort_transaction`."""
+        await self._run(steps_of(Producer.abort_transaction)(self._producer, timeout))
+
+    def transaction(self) -> AsyncTransactionBlock:
+        """`Producer.transaction`, as `async with producer.transaction():`."""
+        return AsyncTransactionBlock(self._producer.transactions, self._run)
+
     # ---- the rest --------------------------------------------------------------------------------
 
     async def flush(self, timeout: float | None = None) -> None:
@@ -180,7 +216,8 @@ class AsyncProducer(AsyncClient, UnsupportedTransactions, RenamedProducerMethods
 
     async def close(self, timeout: float | None = None) -> None:
         """Flush for at most `timeout` seconds (None: no limit but the records'
-        delivery_timeout_ms), then end. Other records fail with ClientClosedError.
+        delivery_timeout_ms), then end. Other records fail with ClientClosedError. An open
+        transaction is aborted.
         """
         timeout_s = timeout_s_of(timeout)
         if self._is_closed:
@@ -188,6 +225,7 @@ class AsyncProducer(AsyncClient, UnsupportedTransactions, RenamedProducerMethods
         self._loop_connection.enter_to_close()
         try:
             if self._loop_connection.has_started:
+                await self._run(self._producer.abandon_steps(timeout_s))
                 await self.flush(timeout_s)
         except TailraceError:
             pass  # `stop` fails the records that were not delivered

@@ -19,6 +19,7 @@ from tailrace.producer.futures import RecordFuture
 from tailrace.producer.producer import Producer
 from tailrace.producer.record_appender import Outgoing
 from tailrace.producer.sending.sender_thread import SenderThread
+from tailrace.producer.transactions.operations import Transactions
 
 
 class LoopProducer(Producer):
@@ -27,6 +28,16 @@ class LoopProducer(Producer):
     @property
     def sender_thread(self) -> SenderThread:
         return self._sender_thread
+
+    @property
+    def transactions(self) -> Transactions:
+        """Its transactions. Raises InvalidTransactionError without transactional_id."""
+        return self._transactional()
+
+    def abandon_steps(self, timeout_s: float | None) -> Steps[None]:
+        """Abort what is open: the producer ends."""
+        if self._transactions is not None:
+            yield from self._transactions.abandon(timeout_s)
 
     @fast_send(RecordFuture)
     def begin_send(self, *args: Any, **kwargs: Any) -> RecordFuture | Outgoing:

@@ -42,10 +42,14 @@ class PendingCall:
         connect_timeout_ms: int | None,
         start_ns: int,
         on_answer: Callable[[], None] | None = None,
+        *,
+        returns_errors: bool = False,
     ) -> None:
         """`start_ns`: start of the timeouts. `on_answer`: called when a response has come or the
-        connection was lost. A step is then due.
+        connection was lost. A step is then due. `returns_errors`: a response with an error is
+        returned, not raised.
         """
+        self._returns_errors = returns_errors
         self._connection = connection
         self._api = api
         self._body = body
@@ -127,6 +131,9 @@ class PendingCall:
             return None
         self._ask_at_ns = self._connection.now_ns() + RETRY_INTERVAL_NS
         if answer.code not in RETRY_CODES or self._ask_at_ns >= self._deadline_ns:
+            if self._returns_errors:
+                self._answers.append(answer)
+                return answer
             raise error_for(answer.code, answer.detail())
         return None
 

@@ -13,10 +13,6 @@ from typing import Any, ClassVar, NoReturn
 from tailrace.core.errors import InvalidRequestError, NotSupportedError
 from tailrace.core.log import logger
 
-NO_TRANSACTIONS = (
-    "transactions are not part of this version: send() with enable_idempotence (the "
-    "default) writes each record once, in order"
-)
 NO_SECURITY = (
     "encryption and users are not part of this version: leave this out, and let the "
     "appliance listen on 127.0.0.1 or ipc://"
@@ -25,13 +21,11 @@ NO_SECURITY = (
 UNSUPPORTED_SETTINGS = {
     "enable_auto_offset_store": "offsets are stored only by a commit: set enable_auto_commit to "
                                 "False and commit records after processing them",
-    **dict.fromkeys(("transaction_timeout_ms", "transactional_id"), NO_TRANSACTIONS),
-    "isolation_level": "transactions are not part of this version: every record is committed, so "
-                       "leave this out",
 }  # fmt: skip
 """Settings of Kafka that this version lacks -> the advice."""
 
 RENAMED_SETTINGS = {
+    "isolation_level": "only a Consumer has it: a share group has committed records alone",
     "batch_num_messages": "batch_size counts bytes",
     "compression_codec": "it is compression_type",
     "consumer_timeout_ms": "poll(timeout_ms=...) takes the timeout",
@@ -61,7 +55,6 @@ RENAMED_CONSUMER_METHODS = {
     "commit_sync": "write commit()",
     "enforce_rebalance": "write unsubscribe() and subscribe(...)",
     "get_watermark_offsets": "write beginning_offsets([partition]) and end_offsets([partition])",
-    "group_metadata": "write consumer_group_metadata()",
     "incremental_assign": "write assign() with all partitions to read; those already assigned keep "
     "their positions",
     "incremental_unassign": "write assign() with the partitions to keep",
@@ -212,29 +205,3 @@ class RenamedProducerMethods:
             "a Producer has no poll(): on_delivery is called without it. Leave it out, or write "
             "flush()"
         )
-
-
-class UnsupportedTransactions:
-    """Kafka's transaction methods of a producer, which a later version will support."""
-
-    __slots__ = ()
-
-    def init_transactions(self, *_arguments: Any, **_keywords: Any) -> NoReturn:
-        """Not in this version. Raises NotSupportedError."""
-        raise NotSupportedError(NO_TRANSACTIONS)
-
-    def begin_transaction(self, *_arguments: Any, **_keywords: Any) -> NoReturn:
-        """Not in this version. Raises NotSupportedError."""
-        raise NotSupportedError(NO_TRANSACTIONS)
-
-    def commit_transaction(self, *_arguments: Any, **_keywords: Any) -> NoReturn:
-        """Not in this version. Raises NotSupportedError."""
-        raise NotSupportedError(NO_TRANSACTIONS)
-
-    def abort_transaction(self, *_arguments: Any, **_keywords: Any) -> NoReturn:
-        """Not in this version. Raises NotSupportedError."""
-        raise NotSupportedError(NO_TRANSACTIONS)
-
-    def send_offsets_to_transaction(self, *_arguments: Any, **_keywords: Any) -> NoReturn:
-        """Not in this version. Raises NotSupportedError."""
-        raise NotSupportedError(NO_TRANSACTIONS)

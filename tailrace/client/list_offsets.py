@@ -12,26 +12,38 @@ from tailrace.core.error_codes import ErrorCode, code_of
 from tailrace.core.errors import InvalidRequestError, RequestTimeoutError, error_for
 from tailrace.core.topic_partition import TopicPartition
 from tailrace.protocol.frame import Api
+from tailrace.protocol.messages import READ_COMMITTED, READ_UNCOMMITTED
 
 OFFSETS_AT_ONCE = 1_024
 RETRY_INTERVAL_S = 0.05
 Call = Callable[[Api, dict[str, Any]], dict[str, Any]]
 """A blocking request: (API, JSON) -> JSON."""
+LOG_END = "log_end"
+"""As "latest" without transactions: the high watermark, at any isolation level."""
 At = str | int | dict[str, int]
-"""The offset to look up: "earliest", "latest", a time in microseconds, {"behind": offset} for the
-begin of the next batch, or {"time_of": offset} for the first record from there on, with its time.
+"""The offset to look up: "earliest", "latest", LOG_END, a time in microseconds, {"behind": offset}
+for the begin of the next batch, or {"time_of": offset} for the first record from there on, with its
+time.
 """
 
 
 def list_offsets(
-    call: StepsCall, requested: Iterable[tuple[TopicPartition, At]]
+    call: StepsCall,
+    requested: Iterable[tuple[TopicPartition, At]],
+    isolation_level: str = READ_COMMITTED,
 ) -> Steps[dict[TopicPartition, dict[str, Any]]]:
     """The LIST_OFFSETS entry of each partition. An entry may have an error (see `offset_in`)."""
-    items = [{"topic": key.topic, "partition": key.partition, "at": at} for key, at in requested]
+    asked = dict(requested)
+    if LOG_END in asked.values():
+        asked, isolation_level = dict.fromkeys(asked, "latest"), READ_UNCOMMITTED
+    isolation = {} if isolation_level == READ_COMMITTED else {"isolation": isolation_level}
+    items = [
+        {"topic": key.topic, "partition": key.partition, "at": at} for key, at in asked.items()
+    ]
     found: dict[TopicPartition, dict[str, Any]] = {}
     for start in range(0, len(items), OFFSETS_AT_ONCE):
         answer = yield from call(
-            Api.LIST_OFFSETS, {"partitions": items[start : start + OFFSETS_AT_ONCE]}
+            Api.LIST_OFFSETS, {"partitions": items[start : start + OFFSETS_AT_ONCE], **isolation}
         )
         found.update(
             (TopicPartition(item["topic"], item["partition"]), item) for item in answer["offsets"]

@@ -53,22 +53,29 @@ def documented(kind: type[Any]) -> Callable[[type[Client]], type[Client]]:
     return add
 
 
-def check_name(setting: str, name: object) -> None:
-    """Check the name of a group or a member. Raises InvalidSettingError."""
+def check_name(
+    setting: str,
+    name: object,
+    longest: int = GROUP_NAME_MAX,
+    code: ErrorCode | None = ErrorCode.INVALID_GROUP,
+) -> None:
+    """Check the name of a group, a member or a producer. `code`: of the error. Raises
+    InvalidSettingError.
+    """
     if (
         not isinstance(name, str)
-        or not 0 < len(name) <= GROUP_NAME_MAX
+        or not 0 < len(name) <= longest
         or any(unicodedata.category(c) in ("Cc", "Cs") for c in name)
     ):
         shown = (
             f"a text of {len(name)} characters"
-            if isinstance(name, str) and len(name) > GROUP_NAME_MAX
+            if isinstance(name, str) and len(name) > longest
             else f"{name!r:.100}"
         )
         raise InvalidSettingError(
-            f"{setting} is {shown}; give text of 1 to {GROUP_NAME_MAX} characters without "
+            f"{setting} is {shown}; give text of 1 to {longest} characters without "
             "control characters",
-            ErrorCode.INVALID_GROUP,
+            code,
         )
 
 

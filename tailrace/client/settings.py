@@ -21,9 +21,12 @@ from tailrace.client.setting_fields import (
     number_field,
 )
 from tailrace.core.errors import InvalidSettingError
+from tailrace.protocol.messages import ISOLATION_LEVELS, READ_COMMITTED
 
 DEFAULT_BOOTSTRAP = "tcp://127.0.0.1:7420"
 COMPRESSIONS = ("none", "lz4", "zstd")
+TRANSACTIONAL_ID_MAX = 255
+"""Characters of a transactional id."""
 KAFKAS_ASSIGNORS = {"cooperative-sticky": "sticky", "uniform": "sticky"}
 """Kafka's name of an assignor -> its name here, where they differ."""
 
@@ -76,6 +79,19 @@ class ProducerSettings:
     enable_idempotence: bool = field(
         default=True,
         metadata={"doc": "No duplicates and no reordering by retries (needs acks 1 or all)."},
+    )
+    transactional_id: str | None = field(
+        default=None,
+        metadata={
+            "doc": "Name of the producer that makes transactions, and of nobody else at a time. "
+            "Needs acks=all and enable_idempotence. None: no transactions."
+        },
+    )
+    transaction_timeout_ms: int = number_field(
+        60_000,
+        "The appliance aborts a transaction that stays open for this long after its first batch, "
+        "ms; at most its transaction.max.timeout.ms.",
+        1,
     )
     retries: int = number_field(2**31 - 1, "How many times a batch is sent again.")
     retry_backoff_ms: int = number_field(
@@ -132,10 +148,25 @@ class ProducerSettings:
                 f"{', '.join(PARTITIONERS)}, or a function"
                 " (topic, key, partition_count) -> partition"
             )
+        if self.transactional_id is not None:
+            self._check_transactional()
         if self.delivery_timeout_ms < self.linger_ms + 1:
             raise InvalidSettingError(
                 f"delivery_timeout_ms ({self.delivery_timeout_ms}) must be more than linger_ms "
                 f"({self.linger_ms})"
+            )
+
+    def _check_transactional(self) -> None:
+        check_name("transactional_id", self.transactional_id, TRANSACTIONAL_ID_MAX, code=None)
+        if self.acks != "all":
+            raise InvalidSettingError(
+                f"acks is {self.acks!r} beside a transactional_id: a commit needs records that are "
+                'durable, so leave acks out or give "all"'
+            )
+        if not self.enable_idempotence:
+            raise InvalidSettingError(
+                "enable_idempotence is False beside a transactional_id: a transaction has each "
+                "record once, so leave it out"
             )
 
 
@@ -155,6 +186,8 @@ class ProducerOptions(TypedDict, total=False):
     max_request_size: int | str
     max_in_flight_requests_per_connection: int | str
     enable_idempotence: bool
+    transactional_id: str | None
+    transaction_timeout_ms: int | str
     retries: int | str
     retry_backoff_ms: int | str
     delivery_timeout_ms: int | str
@@ -197,8 +230,8 @@ class ConsumerSettings:
     )
     max_poll_interval_ms: int = number_field(
         300_000,
-        "A consumer that does not call poll() for this time leaves its group, and joins again at "
-        "its next poll(), ms.",
+        "A consumer that does not ask for records, by poll() or a loop, for this time leaves its "
+        "group, and joins again at its next poll(), ms.",
         1,
     )
     partition_assignment_strategy: Any = field(
@@ -213,6 +246,13 @@ class ConsumerSettings:
         metadata={
             "doc": "Start without a committed offset, or when the position is outside the log: "
             "earliest, latest or none (raise)."
+        },
+    )
+    isolation_level: str = field(
+        default=READ_COMMITTED,
+        metadata={
+            "doc": "read_committed: no record of an open or aborted transaction. read_uncommitted: "
+            "all records as soon as they are durable."
         },
     )
     max_retry_attempts: int = number_field(
@@ -263,11 +303,13 @@ class ConsumerSettings:
     enable_auto_commit: bool = field(
         default=True,
         metadata={
-            "doc": "With a group: poll() and close() commit the records that earlier calls of "
-            "poll() returned."
+            "doc": "With a group: a call that asks for records commits those that were delivered "
+            "before it. close(), unsubscribe() and a revocation commit all delivered records."
         },
     )
-    auto_commit_interval_ms: int = number_field(5_000, "Time between commits by poll(), ms.")
+    auto_commit_interval_ms: int = number_field(
+        5_000, "Time between commits by poll() or a loop, ms."
+    )
     key_deserializer: Any = field(
         default=None,
         metadata={
@@ -291,6 +333,11 @@ class ConsumerSettings:
             raise InvalidSettingError(
                 f"auto_offset_reset is {self.auto_offset_reset!r}; allowed are earliest, latest "
                 "and none"
+            )
+        if self.isolation_level not in ISOLATION_LEVELS:
+            raise InvalidSettingError(
+                f"isolation_level is {self.isolation_level!r}; allowed are "
+                f"{' and '.join(ISOLATION_LEVELS)}"
             )
 
     def _check_group(self) -> None:
@@ -328,6 +375,7 @@ class ConsumerOptions(TypedDict, total=False):
     max_poll_interval_ms: int | str
     partition_assignment_strategy: str | list[str]
     auto_offset_reset: str
+    isolation_level: str
     max_retry_attempts: int | str
     max_poll_records: int | str
     fetch_min_bytes: int | str

@@ -126,17 +126,20 @@ def call(
     connect_timeout_ms: int | None = None,
     start_ns: int | None = None,
     guard: Guard | None = None,
+    *,
+    returns_errors: bool = False,
 ) -> Steps[Response]:
     """Send a request and wait for its response. Raises as `call_now` does.
 
     `start_ns`: start of the timeouts, None for now. `guard` makes each use of a connection that
-    others use too.
+    others use too. `returns_errors`: a response with an error is returned, not raised.
     """
     wakeup = Wakeup()
     started_ns = connection.now_ns() if start_ns is None else start_ns
     pending = PendingCall(
-        connection, api, body, timeout_ms, connect_timeout_ms, started_ns, wakeup.ring
-    )
+        connection, api, body, timeout_ms, connect_timeout_ms, started_ns, wakeup.ring,
+        returns_errors=returns_errors,
+    )  # fmt: skip
     while (answer := pending.step() if guard is None else guard(pending.step)) is None:
         yield Wait(pending.wake_ns, wakeup)
     return answer

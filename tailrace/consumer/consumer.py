@@ -116,7 +116,9 @@ class Consumer(GroupApi, OffsetQueries, RenamedMethods):
         )
         self._runtime = runtime
         self._now_ns = runtime.monotonic_ns
-        self._buffer = RecordBuffer(_deserializer(self.settings))
+        self._buffer = RecordBuffer(
+            _deserializer(self.settings), notes_last=self.settings.group_id is not None
+        )
         self._fetch_loop = FetchLoop(
             self._connection, self.settings, self._now_ns, self._offsets, self._buffer.first_offset
         )
@@ -332,9 +334,10 @@ class Consumer(GroupApi, OffsetQueries, RenamedMethods):
 
     def seek(self, partition: TopicPartition, offset: int) -> None:
         """Move the position to `offset`. If it does not exist, the next poll finds that. Raises
-        InvalidRequestError.
+        InvalidRequestError, and UnknownTopicIdError if `partition` has the topic of a record
+        (`record.topic`) that was deleted and made again.
         """
-        self._state.seek(self._cursor(partition), whole("offset", offset, 0))
+        self._state.seek(self._state.cursor_to_seek(partition), whole("offset", offset, 0))
 
     @operation
     def seek_to_beginning(self, *partitions: TopicPartition | list[TopicPartition]) -> Steps[None]:
@@ -492,20 +495,21 @@ class Consumer(GroupApi, OffsetQueries, RenamedMethods):
     def __iter__(self) -> Iterator[Record]:
         """Iterate over records without end, until the consumer is closed. Raises what `poll` does.
         A `commit` in the loop commits the records up to the current one. Records that the loop did
-        not take are delivered by the next loop or call, also by one inside the loop.
+        not take are delivered by the next loop or call, also by one inside the loop. With a group
+        it polls at least four times a second, and for each record that takes longer.
         """
         self._check_open()
         return self._without_end()
 
     def _without_end(self) -> Iterator[Record]:
-        buffer, limit = self._buffer, self.settings.max_poll_records
+        buffer, poll_loop = self._buffer, self._poll_loop
         while True:
             buffer.follow(self._fetch_loop.cursors)
-            yield from buffer.iterator
+            yield from poll_loop.loop_part()
             if self._closed:
                 return
             self._check_open()
-            self._have_records(1, limit, self._now_ns() + LOOP_POLL_NS)
+            self._have_records(1, poll_loop.loop_limit, self._now_ns() + LOOP_POLL_NS)
 
     def metrics(self) -> dict[str, int]:
         """Counters since construction: records_consumed, batches_consumed, bytes_consumed,

@@ -18,9 +18,9 @@ from tailrace.core.topic_partition import TopicPartition
 from tailrace.core.validation import callable_of, is_one_partition, partition_list, timeout_ms_of
 
 if TYPE_CHECKING:
+    from tailrace.client.offsets import Offsets
     from tailrace.consumer.retry_topic import RetryTopicProducer
     from tailrace.group.group_coordinator import ConsumerCoordinator
-    from tailrace.group.offset_commit import Offsets
 
 NO_GROUP = "this consumer has no group: give it a group_id"
 
@@ -108,7 +108,8 @@ class GroupApi:
         Returns the number of the coming attempt. 0: it was retried max_retry_attempts times, and
         went to the dead-letter topic. Raises InvalidRequestError, NotSupportedError (a topic with a
         schema), RecordTooLargeError (with the added headers the record exceeds the largest
-        max.message.bytes), and the errors of writing.
+        max.message.bytes), UnknownTopicIdError (a consumer with deserializers fetches the record
+        again, and its topic was deleted), and the errors of writing.
         """
         group = self._group_of()
         check_retries_are_read(group)
@@ -183,9 +184,15 @@ class GroupApi:
         self._check_open()
         return set() if self._group is None else self._group.topics()
 
-    def consumer_group_metadata(self) -> ConsumerGroupMetadata:
-        """The group id, member id, member epoch and instance id."""
+    def group_metadata(self) -> ConsumerGroupMetadata:
+        """The group id, member id, member epoch and instance id, for
+        `Producer.send_offsets_to_transaction`.
+        """
         return self._group_of().metadata()
+
+    def consumer_group_metadata(self) -> ConsumerGroupMetadata:
+        """`group_metadata()` under the name of confluent-kafka."""
+        return self.group_metadata()
 
     def memberid(self) -> str:
         """The member id."""
@@ -258,7 +265,7 @@ class GroupApi:
                 "(which commits the records before it in its partition too), a dict such as "
                 "{TopicPartition(topic, 0): offset}, or nothing to commit all delivered records"
             )
-        from tailrace.group.offset_commit import offsets_of
+        from tailrace.client.offsets import offsets_of
 
         return group.position_tracker.with_epochs(offsets_of(offsets))
 

@@ -51,7 +51,9 @@ class OffsetQueries:
 
     def _offsets(self, keys: Iterable[TopicPartition], at: At) -> Steps[dict[TopicPartition, int]]:
         self._check_open()
-        found = yield from list_offsets(self._call, [(key, at) for key in keys])
+        found = yield from list_offsets(
+            self._call, [(key, at) for key in keys], self.settings.isolation_level
+        )
         return {key: offset_in(item) for key, item in found.items()}
 
     @operation
@@ -65,20 +67,20 @@ class OffsetQueries:
 
     @operation
     def end_offsets(self, partitions: Iterable[TopicPartition]) -> Steps[dict[TopicPartition, int]]:
-        """The high watermark of each partition, assigned or not: the offset behind the last
-        readable record. Raises as `beginning_offsets`.
+        """The end of each partition, assigned or not: the last stable offset with
+        isolation_level="read_committed", else the high watermark. Raises as `beginning_offsets`.
         """
         return self._offsets(partition_list(partitions), "latest")
 
     @operation
     def highwater(self, partition: TopicPartition) -> Steps[int]:
-        """The current high watermark of a partition: the offset behind the last readable record."""
+        """The current end of a partition, as in `end_offsets`."""
         key = partition_of(partition)
         return (yield from self._offsets([key], "latest"))[key]
 
     @operation
     def lag(self, partition: TopicPartition) -> Steps[int]:
-        """The number of offsets between the position and the high watermark."""
+        """The number of offsets between the position and the end (see `end_offsets`)."""
         cursor = self._cursor(partition)
         ends = yield from self._offsets([cursor.key], "latest")
         return ends[cursor.key] - (yield from self._position(cursor))

@@ -12,20 +12,25 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from functools import partial
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from tailrace.client.connection import Connection
 from tailrace.client.settings import ConsumerSettings
 from tailrace.client.steps import Steps, Wait
 from tailrace.core.errors import TailraceError
+from tailrace.core.records import Record
 from tailrace.core.topic_partition import TopicPartition
 from tailrace.fetch.fetch_loop import FetchLoop
 from tailrace.fetch.record_buffer import RecordBuffer
 
 if TYPE_CHECKING:
     from tailrace.group.group_coordinator import ConsumerCoordinator
+
+
+_SECOND = itemgetter(1)
 
 
 class PollLoop:
@@ -60,6 +65,20 @@ class PollLoop:
         self.active_count = max(0, self.active_count - 1)
         if self._group is not None:
             self._group.end_poll()
+
+    def loop_part(self) -> Iterator[Record]:
+        """The buffered records: each step delivers one, without bytecode after it. In a group it
+        ends when the loop has to poll, even if records are left.
+        """
+        records = self._buffer.iterator
+        if self._group is None:
+            return records
+        return map(_SECOND, zip(self._group.until_loop_poll(), records, strict=False))
+
+    @property
+    def loop_limit(self) -> int:
+        """The number of records that a loop's poll buffers."""
+        return 1 if len(self._buffer) else self._settings.max_poll_records
 
     def fill(self, limit: int) -> int:
         """Buffer up to `limit` records from fetched batches. Returns the number of buffered

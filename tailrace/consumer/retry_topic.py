@@ -46,6 +46,7 @@ from tailrace.core.errors import (
     RecordTooLargeError,
     RequestTimeoutError,
     UnknownTopicError,
+    UnknownTopicIdError,
 )
 from tailrace.core.records import Record
 from tailrace.core.topic_names import (
@@ -141,7 +142,7 @@ class RetryTopicProducer:
                 "attempts in: send the row again with a producer"
             )
         stored = yield from self._stored(record)
-        topic_id = origin.topic_id or info.topic_id.hex()
+        topic_id = origin.topic_id or record.topic_id.hex() or info.topic_id.hex()
         if origin.attempt >= self._settings.max_retry_attempts:
             yield from self._dead_letter(
                 stored, origin, (yield from self._current_info(origin.topic)), topic_id
@@ -167,13 +168,20 @@ class RetryTopicProducer:
 
     def _stored(self, record: Record) -> Steps[Record]:
         """The stored form of the record. With deserializers it is fetched again. Raises
-        OffsetOutOfRangeError when retention has removed it.
+        OffsetOutOfRangeError when retention has removed it, UnknownTopicIdError when its topic was
+        deleted.
         """
         if self._settings.key_deserializer is None and self._settings.value_deserializer is None:
             return record
-        cursor = PartitionPosition(
-            TopicPartition(record.topic, record.partition), (yield from self._info(record.topic))
-        )
+        info = yield from self._info(record.topic)
+        if record.topic_id not in (b"", info.topic_id):
+            info = yield from self._current_info(record.topic)
+        if record.topic_id not in (b"", info.topic_id):
+            raise UnknownTopicIdError(
+                f"offset {record.offset} of {record.topic}-{record.partition} is of a topic that "
+                "was deleted, and a consumer with deserializers fetches a record again to retry it"
+            )
+        cursor = PartitionPosition(TopicPartition(record.topic, record.partition), info)
         cursor.seek(record.offset)
         now_ns, timeout_ms = self._connection.now_ns, self._settings.request_timeout_ms
         fetcher, deadline_ns = (

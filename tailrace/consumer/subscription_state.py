@@ -17,7 +17,7 @@ from tailrace.client.connection import Connection
 from tailrace.client.list_offsets import At
 from tailrace.client.metadata_cache import MetadataCache
 from tailrace.client.steps import Steps
-from tailrace.core.errors import InvalidRequestError
+from tailrace.core.errors import InvalidRequestError, UnknownTopicError, UnknownTopicIdError
 from tailrace.core.topic_partition import TopicPartition
 from tailrace.core.validation import partition_of, partitions_named
 from tailrace.fetch.fetch_loop import FetchLoop
@@ -53,11 +53,15 @@ class SubscriptionState:
     def assign(self, requested: list[TopicPartition]) -> Steps[None]:
         """See `Consumer.assign`."""
         self._check_not_subscribed()
+        # The name of a record knows its topic. Here a name means the topic that has it now.
+        requested = [TopicPartition(str(key.topic), key.partition) for key in requested]
         infos = {}
         if self._group is not None and requested:
             requested = list(
                 dict.fromkeys(requested + (yield from self._group.retries_of(requested)))
             )
+        for topic in dict.fromkeys(key.topic for key in requested):
+            yield from self._refresh(topic)
         for key in requested:
             infos[key] = yield from self._infos.with_partition(key)
         self._check_not_subscribed()
@@ -82,6 +86,16 @@ class SubscriptionState:
             )
         self._fetch_loop.cursors = cursors
         self._buffer.keep_assigned(cursors)
+
+    def _refresh(self, topic: str) -> Steps[None]:
+        """Look a topic up again: another one may have its name. A deleted topic that is read stays
+        known. Raises UnknownTopicError for any other.
+        """
+        try:
+            yield from self._infos.refresh(topic)
+        except UnknownTopicError:
+            if not any(key.topic == topic for key in self._fetch_loop.cursors):
+                raise
 
     def _check_not_subscribed(self) -> None:
         if self._group is not None and self._group.is_subscribed:
@@ -131,6 +145,19 @@ class SubscriptionState:
 
     # ---- positions -------------------------------------------------------------------------------
 
+    def cursor_to_seek(self, partition: TopicPartition) -> PartitionPosition:
+        """`cursor`, for an offset of the topic that the partition's name knows. Raises
+        UnknownTopicIdError if it is that of a record whose topic was deleted.
+        """
+        cursor = self.cursor(partition)
+        topic_id = getattr(partition[0], "topic_id", b"")
+        if topic_id not in (b"", cursor.info.topic_id):
+            raise UnknownTopicIdError(
+                f"the offset is of a deleted topic {cursor.key.topic!r}, and another topic has its "
+                "name now"
+            )
+        return cursor
+
     def seek(self, cursor: PartitionPosition, offset: int) -> None:
         """Move the position to `offset`, and discard the partition's buffers."""
         if self._group is not None:
@@ -165,9 +192,10 @@ class SubscriptionState:
         return cursor.position  # also before damage: the next poll raises that
 
     def positions(self) -> dict[TopicPartition, int]:
-        """The known positions of all assigned partitions."""
+        """The known positions of all assigned partitions. The topics of the keys have their ids."""
         first = self._buffer.first_offsets()
         found = {
-            key: first.get(key, cursor.position) for key, cursor in self._fetch_loop.cursors.items()
+            cursor.key: first.get(key, cursor.position)
+            for key, cursor in self._fetch_loop.cursors.items()
         }
         return {key: offset for key, offset in found.items() if offset is not None}

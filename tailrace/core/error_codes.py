@@ -10,8 +10,8 @@ Invariants:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 
 class ErrorCode(IntEnum):
@@ -71,10 +71,14 @@ class ErrorCode(IntEnum):
     LOCK_LOST = 51
     STALE_SLOT_MAP = 52
     UNKNOWN_TOPIC_ID = 53
+    PRODUCER_FENCED = 54
+    CONCURRENT_TRANSACTIONS = 55
+    TRANSACTION_ABORTED = 56
+    INVALID_TRANSACTION = 57
+    UNKNOWN_TRANSACTIONAL_ID = 58
 
 
-@dataclass(frozen=True, slots=True)
-class ErrorRow:
+class ErrorRow(NamedTuple):
     """One row of the error table."""
 
     code: ErrorCode
@@ -473,6 +477,45 @@ ERROR_TABLE: dict[ErrorCode, ErrorRow] = dict(
                 "Drop the records read from the deleted topic. For the one that has the name now, "
                 "assign or subscribe again and begin at its first record."
             ),
+        ),
+        _row(
+            _C.PRODUCER_FENCED,
+            False,
+            "Another producer has taken over the transactional id.",
+            (
+                "Stop this producer. If both belong to one program, give each its own "
+                "transactional_id."
+            ),
+        ),
+        _row(
+            _C.CONCURRENT_TRANSACTIONS,
+            True,
+            "The end of an earlier transaction of this transactional id is being carried out.",
+            "Try again in a moment. The SDK does this.",
+        ),
+        _row(
+            _C.TRANSACTION_ABORTED,
+            False,
+            "The transaction was aborted, and nothing of it will be read as committed.",
+            (
+                "Call abort_transaction() and repeat the whole transaction. After a timeout make "
+                "it shorter, or raise transaction_timeout_ms."
+            ),
+        ),
+        _row(
+            _C.INVALID_TRANSACTION,
+            False,
+            "The call does not fit the state of the transaction.",
+            (
+                "Call begin_transaction(), then send, then commit_transaction() or "
+                "abort_transaction()."
+            ),
+        ),
+        _row(
+            _C.UNKNOWN_TRANSACTIONAL_ID,
+            False,
+            "The appliance does not know the transactional id.",
+            "Look at `tailrace transaction list`. An id is forgotten when it was long unused.",
         ),
     )
 )

@@ -319,6 +319,40 @@ class LockLostError(TailraceError):
     refused: Sequence[tuple[str, int, int, int]] = ()
 
 
+class ProducerFencedError(TailraceError):
+    """Another producer has taken over the transactional id. This producer can do nothing more."""
+
+    default_code = ErrorCode.PRODUCER_FENCED
+
+
+class ConcurrentTransactionsError(TailraceError):
+    """The end of an earlier transaction of the same id is still being carried out."""
+
+    default_code = ErrorCode.CONCURRENT_TRANSACTIONS
+
+
+class TransactionAbortedError(TailraceError):
+    """The transaction has to be aborted, or was aborted already: by its timeout, by an operator, or
+    because a record of it failed. Abort it, and repeat it as a whole.
+    """
+
+    default_code = ErrorCode.TRANSACTION_ABORTED
+
+
+class InvalidTransactionError(TailraceError):
+    """The call does not fit the state of the transaction: a send outside of one, or a second
+    begin.
+    """
+
+    default_code = ErrorCode.INVALID_TRANSACTION
+
+
+class UnknownTransactionalIdError(TailraceError):
+    """The appliance does not know the transactional id."""
+
+    default_code = ErrorCode.UNKNOWN_TRANSACTIONAL_ID
+
+
 _BY_CODE: dict[ErrorCode, type[TailraceError]] = {
     subclass.default_code: subclass for subclass in TailraceError.__subclasses__()
 }

@@ -157,6 +157,8 @@ class ConsumerGroupMetadata(NamedTuple):
     generation_id: int
     member_id: str
     group_instance_id: str | None
+    is_subscribed: bool = False
+    """True if its partitions come from the group, so that offsets are a member's only."""
 
 
 class OffsetAndTimestamp(NamedTuple):

@@ -9,6 +9,8 @@ Owner: one Consumer, one thread.
 
 Invariants:
 - A partition's buffered batches are consecutive and begin with the one that contains its position.
+  Offsets without a record (aborted ones, markers of transactions) count to the batch before them;
+  before the first batch the position passes over them.
 - A seek discards the buffer and ignores the fetch in flight.
 - A batch is decoded and verified once, when it is taken.
 - No fetch starts while fetch_max_bytes or more of unpaused partitions are buffered.
@@ -44,11 +46,19 @@ from tailrace.format.batch_header import (
     BatchHeader,
     frame_at,
     header_is_intact,
+    is_control_at,
     leader_epoch_at,
 )
 from tailrace.protocol import messages
 from tailrace.protocol.frame import Api, WireError
-from tailrace.protocol.messages import FetchedEntry, FetchEntry, FetchRequest
+from tailrace.protocol.messages import (
+    FETCH_UNCOMMITTED,
+    FETCHED_GAPS,
+    READ_UNCOMMITTED,
+    FetchedEntry,
+    FetchEntry,
+    FetchRequest,
+)
 from tailrace.protocol.session import Response
 
 RETRIABLE = frozenset({ErrorCode.NOT_READY, ErrorCode.SHUTTING_DOWN, ErrorCode.TOO_MANY_REQUESTS})
@@ -93,7 +103,11 @@ class PartitionPosition:
         self.version = 0
         """Counts seeks. A response to a fetch of an older version is ignored."""
         self.buffered: deque[tuple[memoryview, int]] = deque()
-        """(batch, next offset after it)."""
+        """(batch, next offset after it and the offsets without a record behind it)."""
+        self.left_out: tuple[int, int] = (0, 0)
+        """The last range of offsets without a record that the position has passed over: (first, the
+        one behind it).
+        """
         self.buffered_bytes = 0
         self.fed_number = 0
         """The number of the last response with data for it, counted over all partitions."""
@@ -116,6 +130,7 @@ class PartitionPosition:
         self.position = offset
         self.from_committed = False
         self.leader_epoch = self.taken_epoch = -1
+        self.left_out = (0, 0)
         self.version += 1
         self.buffered.clear()
         self.buffered_bytes = 0
@@ -144,6 +159,19 @@ class PartitionPosition:
             now_ns + min(RETRY_BACKOFF_MAX_MS, backoff_ms << min(self.refusals, 10)) * 1_000_000
         )
         self.refusals += 1
+
+    def pass_over(self, offset: int) -> None:
+        """Note that what follows the buffered batches has no record up to `offset`."""
+        if self.buffered:
+            self.buffered[-1] = self.buffered[-1][0], offset
+        elif self.position is not None:
+            self._leave_out(self.position, offset)
+            self.position = offset
+
+    def _leave_out(self, first: int, behind: int) -> None:
+        if self.left_out[1] == first:
+            first = self.left_out[0]
+        self.left_out = first, behind
 
     def drop_buffered(self, error: TailraceError) -> None:
         """Discard the buffer, which begins with an unreadable batch,
@@ -187,7 +215,9 @@ class PartitionPosition:
             position = header.base_offset if self.position is None else self.position
             self.position = next_offset
             self.taken_epoch = header.leader_epoch
-            if header.attributes & ATTRIBUTE_CONTROL or next_offset <= position:
+            if next_offset > header.next_offset:
+                self._leave_out(header.next_offset, next_offset)
+            if header.attributes & ATTRIBUTE_CONTROL or header.next_offset <= position:
                 continue
             skipped = max(0, position - header.base_offset)
             return header, rows.slice(skipped) if skipped else rows, header.base_offset + skipped
@@ -209,12 +239,15 @@ class PartitionPosition:
             self.key.partition,
             self.position,
         )
-        if found is None or found[1] != next_offset:
+        if found is None or found[1] > next_offset:
             return None
         self.buffered.popleft()
         self.buffered_bytes -= len(data)
-        rows, self.position, self.taken_epoch = found
-        return rows, next_offset, len(data)
+        rows, end, self.taken_epoch = found
+        self.position = next_offset
+        if end != next_offset:
+            self._leave_out(end, next_offset)
+        return rows, end, len(data)
 
 
 def _last_fed(cursor: PartitionPosition) -> int:
@@ -238,6 +271,7 @@ class Fetcher:
         self._fed_count = 0
         self._connection_generation = 0
         self.fetch_count = 0
+        self._flags = FETCH_UNCOMMITTED if settings.isolation_level == READ_UNCOMMITTED else 0
 
     @property
     def is_waiting(self) -> bool:
@@ -282,6 +316,7 @@ class Fetcher:
                     cursor.leader_epoch,
                     offset,
                     cursor.fetch_max_bytes or s.max_partition_fetch_bytes,
+                    self._flags,
                 )
             )
         if self._connection.session.generation != self._connection_generation:
@@ -291,7 +326,9 @@ class Fetcher:
             s.fetch_max_wait_ms, s.fetch_min_bytes, s.fetch_max_bytes, self._received_bytes, entries
         )
         if self._connection.request(
-            Api.FETCH, [messages.encode_fetch(request)], partial(self._on_response, requested)
+            Api.FETCH,
+            [messages.encode_fetch(request)],
+            partial(self._on_response, requested, self._connection.version(Api.FETCH)),
         ):
             self._in_flight.update({key: version for key, (_, version) in requested.items()})
             self.fetch_count += 1
@@ -301,6 +338,7 @@ class Fetcher:
     def _on_response(
         self,
         requested: dict[tuple[bytes, int], tuple[PartitionPosition, int]],
+        api_version: int,
         response: Response | None,
     ) -> None:
         for key, (_, version) in requested.items():
@@ -314,7 +352,7 @@ class Fetcher:
                 if response.code not in RETRIABLE:
                     cursor.error = error_for(response.code, response.detail())
             return
-        for entry, data in messages.decode_fetched(response.body):
+        for entry, data in messages.decode_fetched(response.body, api_version):
             self._received_bytes += len(data)
             if (entry.topic_id, entry.partition) not in requested:
                 raise WireError(
@@ -336,7 +374,10 @@ class Fetcher:
             if len(data):
                 self._fed_count += 1
                 cursor.fed_number = self._fed_count
-                self._buffer(cursor, data)
+                self._buffer(cursor, data, has_gaps=bool(entry.flags & FETCHED_GAPS))
+            following = cursor.fetch_offset
+            if following is not None and entry.resume_offset > following and not cursor.error:
+                cursor.pass_over(entry.resume_offset)
 
     @staticmethod
     def _error_of(cursor: PartitionPosition, code: ErrorCode, entry: FetchedEntry) -> TailraceError:
@@ -364,8 +405,10 @@ class Fetcher:
         return error_for(code, f"{where} at offset {cursor.fetch_offset}")
 
     @staticmethod
-    def _buffer(cursor: PartitionPosition, data: memoryview) -> None:
+    def _buffer(cursor: PartitionPosition, data: memoryview, *, has_gaps: bool) -> None:
+        """Buffer the batches of a response. `has_gaps`: batches were left out in between."""
         at = 0
+        seed = cursor.info.seeds[cursor.key.partition]
         try:
             while at < len(data):
                 frame = frame_at(data, at, len(data))
@@ -373,11 +416,18 @@ class Fetcher:
                     if not at:
                         raise BatchFormatError("cut off")
                     break
-                length, _, next_offset = frame
-                if next_offset <= (cursor.fetch_offset or 0):
+                length, base_offset, next_offset = frame
+                following = cursor.fetch_offset or 0
+                if next_offset <= following:
                     raise BatchFormatError(f"the response repeats offsets below {next_offset}")
-                cursor.buffered.append((data[at : at + length], next_offset))
-                cursor.buffered_bytes += length
+                if has_gaps and base_offset > following:
+                    cursor.pass_over(base_offset)
+                batch = data[at : at + length]
+                if next_offset - base_offset == 1 and is_control_at(batch, seed):
+                    cursor.pass_over(next_offset)
+                else:
+                    cursor.buffered.append((batch, next_offset))
+                    cursor.buffered_bytes += length
                 cursor.leader_epoch = leader_epoch_at(data, at)
                 at += length
         except BatchFormatError as error:

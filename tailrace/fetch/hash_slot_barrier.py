@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
-from tailrace.client.list_offsets import At
+from tailrace.client.list_offsets import LOG_END, At
 from tailrace.client.steps import Steps
 from tailrace.core.errors import TailraceError
 from tailrace.core.topic_partition import TopicPartition
@@ -97,7 +97,7 @@ class HashSlotBarrier:
 
     def _ask_for_ends(self) -> Steps[None]:
         """Ask for the end of each source's log. A log that a disk failure has cut never reaches the
-        offset.
+        offset; one with an open transaction does.
         """
         keys = {
             source.key for _, sources in self._waiting for source, _ in sources
@@ -105,7 +105,7 @@ class HashSlotBarrier:
         if not keys:
             return
         try:
-            self._ends.update((yield from self._offsets(sorted(keys), "latest")))
+            self._ends.update((yield from self._offsets(sorted(keys), LOG_END)))
         except TailraceError:  # fetching that partition raises the reason
             self._ask_at_ns = self._now_ns() + RETRY_INTERVAL_NS
 

@@ -17,7 +17,8 @@ Owner: one Consumer, one thread.
 Invariants:
 - The buffered records of a partition begin at the program's position, and end without a gap where
   its cursor goes on.
-- A delivery is one bytecode: a deletion from `records` or `batches`, or a step of `iterator`.
+- A delivery is one bytecode: a deletion from `records` or `batches`, an assignment that puts an
+  empty list in the place of `records`, or a step of `iterator`.
 - Each partition in `_rows` has at least one row.
 
 Crash: an exception while records are being moved leaves `_open` or `_moving` set. `recover` then
@@ -66,9 +67,12 @@ class _Move(NamedTuple):
 class RecordBuffer:
     """The buffer of one consumer, for every way of reading."""
 
-    def __init__(self, deserialize: Deserialize | None = None) -> None:
-        """`deserialize` is None if records are delivered as stored."""
+    def __init__(self, deserialize: Deserialize | None = None, *, notes_last: bool = True) -> None:
+        """`deserialize` is None if records are delivered as stored. With `notes_last` the buffer
+        keeps the records delivered last, for `last_delivered`.
+        """
         self._deserialize = deserialize
+        self._notes_last = notes_last
         self._rows: dict[TopicPartition, _Decoded] = {}
         records: list[Record] = []
         self._made: tuple[list[Record], Iterator[Record]] = records, iter(records)
@@ -126,9 +130,18 @@ class RecordBuffer:
         records, iterator = self._made
         count = length_hint(iterator)
         start = len(records) - count
+        if not start and count <= limit:  # all: the list itself, without a copy
+            following: list[Record] = []
+            made = following, iter(following)
+            self._last = records if self._notes_last else (), following, 0
+            try:
+                return records
+            finally:
+                self._made = made
         end = start + min(count, limit)
         found = records[start:end]
-        self._last = found, records, start
+        if self._notes_last:
+            self._last = found, records, start
         try:
             return found
         finally:
@@ -142,12 +155,13 @@ class RecordBuffer:
     def deliver_batches(self) -> list[TopicBatch]:
         """Deliver all buffered Arrow batches, as `deliver`."""
         batches, found = self._batches, [item.batch for item in self._batches]
-        records, iterator = self._made
-        self._last = found, records, len(records) - length_hint(iterator)
+        if self._notes_last:
+            records, iterator = self._made
+            self._last = found, records, len(records) - length_hint(iterator)
         try:
             return found
         finally:
-            batches.clear()
+            del batches[:]  # `clear` is a call, behind which a signal's handler may run
 
     def all_processed(self) -> None:
         """The program asks for more: all delivered records are processed."""

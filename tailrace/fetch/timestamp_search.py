@@ -33,7 +33,7 @@ def first_records_at(
     `info` looks a topic up. Raises UnknownTopicError, PartitionOutOfRangeError.
     """
     result: dict[TopicPartition, OffsetAndTimestamp | None] = {}
-    found = yield from list_offsets(call, requested.items())
+    found = yield from list_offsets(call, requested.items(), settings.isolation_level)
     for key, item in found.items():
         offset = offset_in(item)
         if offset < 0:
@@ -43,7 +43,8 @@ def first_records_at(
         else:
             cursor = PartitionPosition(key, (yield from info(key.topic)))
             cursor.seek(offset)
-            end = offset_in((yield from list_offsets(call, [(key, "latest")]))[key])
+            ends = yield from list_offsets(call, [(key, "latest")], settings.isolation_level)
+            end = offset_in(ends[key])
             fetch = _fetching(connection, fetch_loop, settings)
             result[key] = yield from offset_for_time(cursor, requested[key], end, fetch, settings)
     return result

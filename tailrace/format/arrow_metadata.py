@@ -61,8 +61,7 @@ class BufferKind(IntEnum):
     DATA = 3
 
 
-@dataclass(frozen=True, slots=True)
-class BufferSpec:
+class BufferSpec(NamedTuple):
     """One buffer of a node."""
 
     kind: BufferKind
@@ -70,8 +69,7 @@ class BufferSpec:
     """Bits per value if `kind` is FIXED."""
 
 
-@dataclass(frozen=True, slots=True)
-class NodeSpec:
+class NodeSpec(NamedTuple):
     """One field node (depth first) and its buffers. A top-level node's length is the row count."""
 
     name: str

@@ -24,6 +24,10 @@ Invariants:
 Layout: `_FIELDS` below, little endian, every field at a multiple of its size. The last fields are
 `header_length, version, magic`, so the header is found from its end. All fields are reserved now,
 also those for later versions. A change of layout is a new `version`.
+
+Version 2 has the layout of version 1 and marks what belongs to a transaction: batches of a
+transactional producer, and the marker that ends it. A build that knows version 1 alone refuses
+them, instead of showing records that were aborted.
 """
 
 from __future__ import annotations
@@ -35,6 +39,8 @@ from tailrace.format.crc32c import Readable, crc32c
 
 BATCH_MAGIC = 0x31425254  # "TRB1" in the file
 BATCH_VERSION = 1
+TRANSACTIONAL_BATCH_VERSION = 2
+"""The version of each batch with ATTRIBUTE_TRANSACTIONAL, and of no other."""
 HEADER_BYTES = 136
 EXTENSION_MAX_BYTES = 4096
 METADATA_MAX_BYTES = 1 << 20
@@ -49,10 +55,16 @@ ATTRIBUTE_SPARSE = 8
 ATTRIBUTE_LOG_APPEND_TIME = 16
 ATTRIBUTE_COMPRESSED = 32
 KNOWN_ATTRIBUTES = 63
+_MARKER = ATTRIBUTE_TRANSACTIONAL | ATTRIBUTE_CONTROL
 
 CONTROL_DELAY_MARK = 0
-"""The type of a delay log's control batch: ordinals below its `min_tick` are closed. Transaction
-markers will have other types. A reader ignores unknown types.
+"""The type of a delay log's control batch: ordinals below its `min_tick` are closed. A reader
+ignores unknown types.
+"""
+CONTROL_COMMIT = 1
+CONTROL_ABORT = 2
+"""The types of a transaction's marker, which ends the transaction of its (producer_id,
+producer_epoch) in the partition. It has ATTRIBUTE_TRANSACTIONAL and ATTRIBUTE_CONTROL.
 """
 
 REMEMBERED_BATCHES = 16
@@ -66,6 +78,10 @@ _TICK_US, _TICK_MASK = 1_000, (1 << 44) - 1
 NO_PRODUCER = -1
 NO_SEQUENCE = -1
 SEQUENCE_MODULUS = 1 << 31
+TRANSACTIONAL_PRODUCER_IDS = 1 << 62
+"""The first id of transactional producers. A batch is transactional if and only if its producer id
+is not below.
+"""
 
 #       crc attr body length | base  delta count | first max append | producer sequence epoch _
 #                                    leader schema
@@ -75,17 +91,20 @@ _TAIL = struct.Struct("<HHI")
 _APPEND = struct.Struct("<q")
 _SEED = struct.Struct("<16si")
 _U32 = struct.Struct("<I")
+_U16 = struct.Struct("<H")
 _I32 = struct.Struct("<i")
 assert _FIELDS.size == HEADER_BYTES
 
 # Offsets, from the header's first byte, of the fields that the broker rewrites.
 OFFSET_HEADER_CRC = 0
+OFFSET_ATTRIBUTES = 4
 OFFSET_BASE_OFFSET = 16
 OFFSET_APPEND_TIME = 48
 OFFSET_PRODUCER = 56
 OFFSET_LEADER_EPOCH = 72
 OFFSET_DURABLE_OFFSET = 80
 OFFSET_MIN_TICK = 104
+OFFSET_VERSION = 130
 
 
 class BatchFormatError(ValueError):
@@ -159,9 +178,21 @@ class BatchHeader:
         return bool(self.attributes & ATTRIBUTE_CONTROL)
 
     @property
+    def is_transactional(self) -> bool:
+        """True for a batch of a transaction, and for the marker that ends one."""
+        return bool(self.attributes & ATTRIBUTE_TRANSACTIONAL)
+
+    @property
+    def is_marker(self) -> bool:
+        """True for the marker that commits or aborts a transaction: see CONTROL_COMMIT."""
+        return self.attributes & _MARKER == _MARKER
+
+    @property
     def is_delay_mark(self) -> bool:
         """True for a delay log's mark: see CONTROL_DELAY_MARK."""
-        return bool(self.attributes & ATTRIBUTE_CONTROL) and self.control_type == CONTROL_DELAY_MARK
+        return self.attributes & _MARKER == ATTRIBUTE_CONTROL and (
+            self.control_type == CONTROL_DELAY_MARK
+        )
 
     def has_one_time(self, *, is_typed: bool) -> bool:
         """True if `max_timestamp_us` is the time of every record, regardless of columns.
@@ -189,8 +220,13 @@ class BatchHeader:
             self.schema_id, self.durable_offset,
             self.due_us, self.delay_position, self.min_tick, self.extension_length, self.reserved_b,
             self.previous_position,
-            HEADER_BYTES, BATCH_VERSION, BATCH_MAGIC,
+            HEADER_BYTES, version_of(self.attributes), BATCH_MAGIC,
         )  # fmt: skip
+
+
+def version_of(attributes: int) -> int:
+    """The header version of a batch with these attributes."""
+    return TRANSACTIONAL_BATCH_VERSION if attributes & ATTRIBUTE_TRANSACTIONAL else BATCH_VERSION
 
 
 def checksum_seed(topic_id: bytes, partition: int) -> int:
@@ -247,8 +283,11 @@ def header_at(data: Readable, position: int, metadata_size: int) -> BatchHeader:
     ) = _FIELDS.unpack_from(data, position)  # fmt: skip
     if magic != BATCH_MAGIC:
         raise BatchFormatError(f"batch magic is 0x{magic:08x}; expected 0x{BATCH_MAGIC:08x}")
-    if version != BATCH_VERSION:
-        raise BatchFormatError(f"batch version is {version}; this build reads {BATCH_VERSION}")
+    if not BATCH_VERSION <= version <= TRANSACTIONAL_BATCH_VERSION:
+        raise BatchFormatError(
+            f"batch version is {version}; this build reads {BATCH_VERSION} and "
+            f"{TRANSACTIONAL_BATCH_VERSION}"
+        )
     if header_length != HEADER_BYTES:
         raise BatchFormatError(
             f"header length is {header_length}; version {version} has {HEADER_BYTES}"
@@ -261,6 +300,11 @@ def header_at(data: Readable, position: int, metadata_size: int) -> BatchHeader:
         )
     if attributes & ~KNOWN_ATTRIBUTES:
         raise BatchFormatError(f"unknown attribute bits 0x{attributes & ~KNOWN_ATTRIBUTES:x}")
+    if version != version_of(attributes):
+        raise BatchFormatError(
+            f"batch version {version} contradicts attributes 0x{attributes:x}: version "
+            f"{TRANSACTIONAL_BATCH_VERSION} is that of transactions"
+        )
     if base_offset < 0 or last_offset_delta >= SEQUENCE_MODULUS:
         raise BatchFormatError("the base offset or the last offset delta is out of range")
     if attributes & ATTRIBUTE_CONTROL:
@@ -347,8 +391,19 @@ def stamp_appended(
 def stamp_producer(
     batch: memoryview, *, producer_id: int, producer_epoch: int, base_sequence: int, seed: int
 ) -> None:
-    """Set the producer's fields, when a batch is first sent or sent again under another epoch."""
+    """Set the producer's fields, when a batch is first sent or sent again under another epoch. The
+    id says if the batch belongs to a transaction.
+    """
     position = header_position(batch)
+    attributes = _U32.unpack_from(batch, position + OFFSET_ATTRIBUTES)[0]
+    stamped = attributes & ~ATTRIBUTE_TRANSACTIONAL | (
+        ATTRIBUTE_TRANSACTIONAL if producer_id >= TRANSACTIONAL_PRODUCER_IDS else 0
+    )
+    if stamped != attributes:
+        # The version first: a signal handler may interrupt in between, and the next call then
+        # still sees attributes to change.
+        _U16.pack_into(batch, position + OFFSET_VERSION, version_of(stamped))
+        _U32.pack_into(batch, position + OFFSET_ATTRIBUTES, stamped)
     struct.pack_into(
         "<qih", batch, position + OFFSET_PRODUCER, producer_id, base_sequence, producer_epoch
     )
@@ -411,7 +466,7 @@ def stamp_append_time(
     """
     header.attributes |= ATTRIBUTE_LOG_APPEND_TIME
     header.first_timestamp_us = header.max_timestamp_us = append_time_us
-    _U32.pack_into(batch, position + 4, header.attributes)
+    _U32.pack_into(batch, position + OFFSET_ATTRIBUTES, header.attributes)
     struct.pack_into("<qq", batch, position + 32, append_time_us, append_time_us)
 
 
@@ -434,7 +489,11 @@ def frame_at(data: Readable, start: int, end: int) -> tuple[int, int, int] | Non
     if position + HEADER_BYTES > end:
         return None
     header_length, version, magic = _TAIL.unpack_from(data, position + HEADER_BYTES - _TAIL.size)
-    if magic != BATCH_MAGIC or version != BATCH_VERSION or header_length != HEADER_BYTES:
+    if (
+        magic != BATCH_MAGIC
+        or header_length != HEADER_BYTES
+        or not BATCH_VERSION <= version <= TRANSACTIONAL_BATCH_VERSION
+    ):
         raise BatchFormatError("the bytes are not a batch header of this version")
     batch_length, base_offset, last_offset_delta = _LENGTH.unpack_from(data, position + 12)
     if batch_length < PREFIX_BYTES + metadata_size:
@@ -447,6 +506,14 @@ def frame_at(data: Readable, start: int, end: int) -> tuple[int, int, int] | Non
 def leader_epoch_at(data: Readable, start: int) -> int:
     """The leader epoch of the batch at `start`, whose form `frame_at` has checked."""
     return int(_I32.unpack_from(data, header_position(data, start) + OFFSET_LEADER_EPOCH)[0])
+
+
+def is_control_at(batch: memoryview, seed: int) -> bool:
+    """True for a control batch whose header matches its checksum. `frame_at` has checked its
+    form.
+    """
+    attributes = _U32.unpack_from(batch, header_position(batch) + OFFSET_ATTRIBUTES)[0]
+    return bool(attributes & ATTRIBUTE_CONTROL) and header_is_intact(batch, seed)
 
 
 def header_is_intact(batch: memoryview, seed: int) -> bool:

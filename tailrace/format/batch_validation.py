@@ -45,6 +45,7 @@ from tailrace.format.batch_header import (
     ATTRIBUTE_SPARSE,
     ATTRIBUTE_TRANSACTIONAL,
     PREFIX_BYTES,
+    TRANSACTIONAL_PRODUCER_IDS,
     BatchFormatError,
     BatchHeader,
     metadata_size_of,
@@ -208,8 +209,14 @@ def _check_from_outside(header: BatchHeader) -> None:
             "the batch is marked as control, delivered or stamped with its append time; only the "
             "appliance may set these attributes"
         )
-    if header.attributes & ATTRIBUTE_TRANSACTIONAL:
-        raise BatchFormatError("the batch is transactional; this version has no transactions")
+    if bool(header.attributes & ATTRIBUTE_TRANSACTIONAL) != (
+        header.producer_id >= TRANSACTIONAL_PRODUCER_IDS
+    ):
+        raise UnsafeBatchError(
+            f"the batch of producer {header.producer_id} has attributes 0x{header.attributes:x}: a "
+            "batch is transactional if and only if its producer id is in the range of "
+            f"transactional producers, from {TRANSACTIONAL_PRODUCER_IDS} on"
+        )
     if (
         header.due_us not in _UNSET
         or header.delay_position not in _UNSET

@@ -11,13 +11,14 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from tailrace.client.connection import Connection
+from tailrace.client.offsets import Offsets
 from tailrace.client.steps import Call, Steps, decode_answer
 from tailrace.core.error_codes import ERROR_TABLE, ErrorCode
 from tailrace.core.errors import TailraceError, error_for
 from tailrace.core.records import OffsetAndMetadata
 from tailrace.core.topic_partition import TopicPartition
 from tailrace.fetch.fetcher import PartitionPosition
-from tailrace.group.offset_commit import POLL_INTERVAL_NS, RETRY_NS, Offsets
+from tailrace.group.offset_commit import POLL_INTERVAL_NS, RETRY_NS
 from tailrace.protocol.frame import Api
 from tailrace.protocol.messages import encode_json
 from tailrace.protocol.session import Response

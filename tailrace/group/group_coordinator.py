@@ -14,7 +14,7 @@ Invariants: those of `tailrace.group.reconciliation`.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 from uuid import uuid4
@@ -53,6 +53,10 @@ LEAVE_WAIT_NS = 5_000 * NS_PER_MS
 """The time that close() waits until the appliance knows that this member leaves."""
 POLL_STEP_NS = 1_000 * NS_PER_MS
 """The longest wait of a poll between two checks."""
+LOOP_POLL_EVERY_NS = 250 * NS_PER_MS
+"""A loop over the consumer polls at least this often, whatever lies in its buffer: for auto commit,
+rebalances and max_poll_interval_ms.
+"""
 
 
 class ConsumerCoordinator:
@@ -230,7 +234,11 @@ class ConsumerCoordinator:
         one = self.membership
         epoch = one.epoch if one.phase is Phase.MEMBER else -1
         return ConsumerGroupMetadata(
-            self.group_id, epoch, one.identity.member_id, one.identity.instance_id
+            self.group_id,
+            epoch,
+            one.identity.member_id,
+            one.identity.instance_id,
+            self.is_subscribed,
         )
 
     # ---- poll ------------------------------------------------------------------------------------
@@ -256,6 +264,16 @@ class ConsumerCoordinator:
         if self._waiting_count <= 0:
             self._waiting_count = 0
             self.membership.polled_ns = self._now_ns()
+
+    def is_loop_poll_due(self) -> bool:
+        """True if a loop polls before it delivers its next record."""
+        return self._now_ns() - self.membership.polled_ns >= LOOP_POLL_EVERY_NS
+
+    def until_loop_poll(self) -> Iterator[None]:
+        """Items without end, until `is_loop_poll_due`."""
+        now_ns, membership = self._now_ns, self.membership
+        while now_ns() - membership.polled_ns < LOOP_POLL_EVERY_NS:
+            yield
 
     def is_quiet(self, now_ns: int) -> bool:
         """True if `step` has nothing to do."""

@@ -22,20 +22,18 @@ from functools import partial
 from typing import Any
 
 from tailrace.client.connection import Connection
+from tailrace.client.offsets import Offsets, topic_id_of
 from tailrace.client.steps import decode_answer
 from tailrace.core.error_codes import ERROR_TABLE, ErrorCode, code_of
 from tailrace.core.errors import (
     CommitFailedError,
-    InvalidRequestError,
     NotReachableError,
     RequestTimeoutError,
     TailraceError,
     error_for_offset,
 )
 from tailrace.core.log import logger
-from tailrace.core.records import OffsetAndMetadata
 from tailrace.core.topic_partition import TopicPartition
-from tailrace.core.validation import INT64_MAX, by_partition, whole
 from tailrace.protocol.frame import Api
 from tailrace.protocol.messages import encode_json
 from tailrace.protocol.session import Response
@@ -52,33 +50,7 @@ LOST_MEMBERSHIP = frozenset(
 ITEM_WITHOUT_ID = 5
 """The number of fields of an entry in COMMIT_OFFSETS version 1."""
 
-Offsets = dict[TopicPartition, OffsetAndMetadata]
 Callback = Callable[[Offsets, TailraceError | None], Any]
-
-
-def offsets_of(given: Any) -> Offsets:
-    """Offsets to commit, from what the program passed. Raises InvalidRequestError."""
-    found: Offsets = {}
-    for key, value in by_partition("offsets", given, "{TopicPartition(topic, 0): offset}").items():
-        label = f"the offset of {key.topic}-{key.partition}"
-        if isinstance(value, OffsetAndMetadata):
-            offset, metadata, epoch = int(value), value.metadata, value.leader_epoch
-        elif hasattr(value, "offset") and hasattr(value, "metadata"):  # kafka-python's
-            offset, metadata, epoch = (
-                value.offset,
-                value.metadata,
-                getattr(value, "leader_epoch", -1),
-            )
-        else:
-            offset, metadata, epoch = value, "", -1
-        if not isinstance(metadata, str):
-            raise InvalidRequestError(
-                f"the metadata of {key.topic}-{key.partition} is {metadata!r:.100}; it takes text"
-            )
-        found[key] = OffsetAndMetadata(
-            whole(label, offset, 0), metadata, whole("leader_epoch", epoch, -1, INT64_MAX)
-        )
-    return found
 
 
 def commit_error(code: ErrorCode, sentence: str) -> TailraceError:
@@ -148,7 +120,7 @@ class CommitQueue:
 
     def add(self, offsets: Offsets, callback: Callback | None, timeout_ms: float) -> Commit:
         """Commit these offsets after all earlier ones."""
-        topic_ids = {key: _id_of_record(key) or self._topic_id(key) for key in offsets}
+        topic_ids = {key: topic_id_of(key) or self._topic_id(key) for key in offsets}
         commit = Commit(
             offsets, topic_ids, callback, self._connection.now_ns() + int(timeout_ms * NS_PER_MS)
         )
@@ -313,8 +285,3 @@ class CommitQueue:
 
 def _known(topic_id: str | None) -> tuple[str, ...]:
     return (topic_id,) if topic_id else ()
-
-
-def _id_of_record(key: TopicPartition) -> str:
-    """The topic id that the topic name of a record carries; empty: the name is plain text."""
-    return getattr(key.topic, "topic_id", b"").hex()

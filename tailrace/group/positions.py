@@ -19,6 +19,7 @@ from functools import partial
 from typing import Any
 
 from tailrace.client.connection import Connection
+from tailrace.client.offsets import Offsets
 from tailrace.client.settings import ConsumerSettings
 from tailrace.client.steps import Steps, Wait
 from tailrace.core.error_codes import ErrorCode
@@ -28,7 +29,7 @@ from tailrace.core.records import OffsetAndMetadata, Record
 from tailrace.core.topic_partition import TopicPartition
 from tailrace.fetch.fetch_loop import FetchLoop
 from tailrace.fetch.record_buffer import RecordBuffer
-from tailrace.group.offset_commit import Callback, Commit, CommitQueue, Offsets
+from tailrace.group.offset_commit import Callback, Commit, CommitQueue
 
 NS_PER_MS = 1_000_000
 NEVER_NS = 2**63 - 1

@@ -197,28 +197,30 @@ class SqlSink:
             self._led_to.pop(key, None)
 
     def _learn_ids(self, consumer: Any, topics: set[str]) -> None:
-        """Note the topics' ids. No record of a recreated topic was applied."""
+        """Note the ids of topics that a consumer is assigned. No record of a recreated topic was
+        applied.
+        """
         plain = getattr(consumer, "_consumer", consumer)  # of an AsyncConsumer
-        cursors = plain._fetch_loop.cursors
-        self._offsets.topic_ids.update(
-            {
-                key.topic: cursor.info.topic_id.hex()
-                for key, cursor in cursors.items()
-                if key.topic in topics
-            }
-        )
+        for key, cursor in plain._fetch_loop.cursors.items():
+            if key.topic in topics:
+                self._learn_id(key.topic, cursor.info.topic_id.hex())
 
     def _learn_ids_of(self, keys: Iterable[TopicPartition]) -> None:
         """Note the ids of topics that a consumer has read."""
-        topic_ids = self._offsets.topic_ids
         for key in keys:
             topic_id = getattr(key.topic, "topic_id", b"").hex()
-            if topic_id and topic_ids.get(key.topic) != topic_id:
-                if key.topic in topic_ids:  # all state is about the deleted topic
-                    for known in (self._led_to, self._failed_at, self._passed):
-                        for other in [one for one in known if one.topic == key.topic]:
-                            del known[other]
-                topic_ids[str(key.topic)] = topic_id
+            if topic_id:
+                self._learn_id(key.topic, topic_id)
+
+    def _learn_id(self, topic: str, topic_id: str) -> None:
+        topic_ids = self._offsets.topic_ids
+        if topic_ids.get(topic) == topic_id:
+            return
+        if topic in topic_ids:  # all state is about the deleted topic
+            for known in (self._led_to, self._failed_at, self._passed):
+                for other in [one for one in known if one.topic == topic]:
+                    del known[other]
+        topic_ids[str(topic)] = topic_id
 
     def _begin_at(self, key: TopicPartition, position: int) -> int:
         """Store the first position of a partition. A consumer that is killed before its first

@@ -50,6 +50,7 @@ cdef extern from *:
 cdef enum:
     BATCH_HEAD_BYTES = 136  # HEADER_BYTES
     METADATA_MAX = 1 << 20  # METADATA_MAX_BYTES
+    TRANSACTIONAL = 1  # ATTRIBUTE_TRANSACTIONAL
     COMPRESSED = 32  # ATTRIBUTE_COMPRESSED
     LOG_APPEND_TIME = 16  # ATTRIBUTE_LOG_APPEND_TIME
     VALIDITY = 0  # BufferKind
@@ -68,6 +69,7 @@ cdef enum:
 
 cdef uint32_t BATCH_MAGIC = 0x31425254
 cdef uint32_t SEQUENCES = 1U << 31  # SEQUENCE_MODULUS
+cdef int64_t TRANSACTIONAL_PRODUCER_IDS = <int64_t>1 << 62
 cdef object _crc32c = None
 
 
@@ -315,9 +317,10 @@ cdef inline bint is_unset(int64_t number) noexcept nogil:
     return number == 0 or number == -1
 
 
-cdef int64_t read_plain_head(const uint8_t* batch, int64_t length, BatchHead* head) noexcept nogil:
+cdef int64_t read_plain_head(const uint8_t* batch, int64_t length, BatchHead* head, uint32_t allowed) noexcept nogil:
     """The header of a client's batch, form proven as by `verify_batch` and `validate_batch`;
-    returns where it stands, 0: perhaps it is not good.
+    returns where it stands, 0: perhaps it is not good. `allowed`: attributes that it may have
+    besides COMPRESSED.
     """
     cdef uint32_t continuation, metadata_size
     cdef int64_t position
@@ -331,24 +334,24 @@ cdef int64_t read_plain_head(const uint8_t* batch, int64_t length, BatchHead* he
     if position + BATCH_HEAD_BYTES > length:
         return 0
     memcpy(head, batch + position, BATCH_HEAD_BYTES)
-    if head.magic != BATCH_MAGIC or head.version != 1 or head.header_length != BATCH_HEAD_BYTES or head.extension_length:
+    if head.magic != BATCH_MAGIC or head.version != (2 if head.attributes & TRANSACTIONAL else 1) or head.header_length != BATCH_HEAD_BYTES or head.extension_length:
         return 0
-    if head.batch_length != length or length & 7 or head.attributes & ~<uint32_t>COMPRESSED:
+    if head.batch_length != length or length & 7 or head.attributes & ~(<uint32_t>COMPRESSED | allowed):
         return 0
     if head.base_offset < 0 or head.last_offset_delta >= SEQUENCES or head.record_count == 0 or head.record_count - 1 != head.last_offset_delta:
         return 0
     if not is_unset(head.due_us) or not is_unset(head.delay_position) or not is_unset(head.min_tick) or head.previous_position:
         return 0
-    if head.control_type or head.reserved_b:
+    if head.control_type or head.reserved_b or (head.producer_id >= TRANSACTIONAL_PRODUCER_IDS) != ((head.attributes & TRANSACTIONAL) != 0):
         return 0
     return position
 
 
-cdef int64_t plain_head(const uint8_t* batch, int64_t length, BatchHead* head, uint32_t seed, BatchShape shape, int64_t max_message_bytes) except -1:
+cdef int64_t plain_head(const uint8_t* batch, int64_t length, BatchHead* head, uint32_t seed, BatchShape shape, int64_t max_message_bytes, uint32_t allowed) except -1:
     """Where the header, now in `head`, of a client's batch stands that `verify_batch` and
     `validate_batch` take, if the checksum of its body is right. 0: perhaps they do not.
     """
-    cdef int64_t position = read_plain_head(batch, length, head)
+    cdef int64_t position = read_plain_head(batch, length, head, allowed)
     if not position or not has_valid_structure(batch, length, position + BATCH_HEAD_BYTES - 8, head, shape, max_message_bytes):
         return 0
     return position if crc(batch + position + 4, BATCH_HEAD_BYTES - 4, seed) == head.header_crc else 0
@@ -371,7 +374,7 @@ def is_valid_batch(batch, uint32_t seed, BatchShape shape not None, int64_t max_
     cdef int64_t position
     PyObject_GetBuffer(batch, &view, PyBUF_SIMPLE)
     try:
-        position = plain_head(<const uint8_t*>view.buf, view.len, &head, seed, shape, max_message_bytes)
+        position = plain_head(<const uint8_t*>view.buf, view.len, &head, seed, shape, max_message_bytes, 0)
         return position > 0 and has_right_body(<const uint8_t*>view.buf, view.len, position, &head)
     finally:
         PyBuffer_Release(&view)
@@ -491,7 +494,7 @@ cdef int append_one(
     if shown.state != ONLINE or <int64_t>shown.leader_epoch != partition.leader_epoch:
         return 0
     cdef BatchHead head
-    cdef int64_t at = plain_head(batch, length, &head, partition.seed, partition.shape, partition.max_message_bytes)
+    cdef int64_t at = plain_head(batch, length, &head, partition.seed, partition.shape, partition.max_message_bytes, 0)
     if not at or head.schema_id != partition.schema_id:
         return 0
 
@@ -532,7 +535,7 @@ cdef int append_one(
     d.producer_id, d.base_sequence, d.producer_epoch = head.producer_id, head.base_sequence, head.producer_epoch
     d.last_offset_delta, d.leader_epoch = head.last_offset_delta, <uint32_t>partition.leader_epoch
     d.append_time_us, d.max_timestamp_us = append_us, head.max_timestamp_us
-    d.delay_ordinal = d.delay_position = 0
+    d.delay_ordinal = d.delay_position = d.control_type = 0
     ring.write_descriptor(d)
     partition.next_offset, partition.last_append_us = next_offset, append_us
     lane.position = following

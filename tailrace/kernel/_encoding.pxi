@@ -1,6 +1,7 @@
 # A batch of a producer, from its records to the bytes that are sent: `reference_codec.py` in one
 # step, without a header object between.
 
+
 cdef uint32_t client_crc(const uint8_t* data, Py_ssize_t length, uint32_t seed) except? 0xFFFFFFFF:
     """`crc`, in a process that has appended nothing."""
     global _crc32c
@@ -46,8 +47,8 @@ def encoded_batch(RecordBuffer rows not None, uint32_t schema_id, uint32_t seed)
 
 
 def stamp_batch(bytearray batch not None, int64_t producer_id, int16_t producer_epoch, int32_t base_sequence, uint32_t seed):
-    """Write a producer's identity and a sequence into a batch that has a header. Raises
-    ValueError.
+    """Write a producer's identity and a sequence into a batch that has a header. The id says if the
+    batch belongs to a transaction: then attribute and version say so too. Raises ValueError.
     """
     cdef uint8_t* at = <uint8_t*>PyByteArray_AS_STRING(batch)
     cdef int64_t length = len(batch), place, extension
@@ -63,6 +64,12 @@ def stamp_batch(bytearray batch not None, int64_t producer_id, int16_t producer_
     if extension > place:
         raise ValueError("a batch whose header is none")
     head.producer_id, head.base_sequence, head.producer_epoch = producer_id, base_sequence, producer_epoch
+    if producer_id >= TRANSACTIONAL_PRODUCER_IDS:
+        head.attributes |= TRANSACTIONAL
+        head.version = 2
+    elif head.attributes & TRANSACTIONAL:
+        head.attributes &= ~<uint32_t>TRANSACTIONAL
+        head.version = 1
     if extension:
         seed = client_crc(at + place - extension, extension, seed)
     head.header_crc = client_crc(<uint8_t*>&head + 4, BATCH_HEAD_BYTES - 4, seed)

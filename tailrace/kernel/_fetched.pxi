@@ -104,10 +104,10 @@ def fetched_rows(batch not None, uint32_t seed, BatchShape shape not None, recor
         raise TypeError("a record is a tuple, without attributes of its own")
     PyObject_GetBuffer(batch, &view, PyBUF_SIMPLE)
     try:
-        at = plain_head(<const uint8_t*>view.buf, view.len, &head, seed, shape, UNPACKED_MAX)
+        at = plain_head(<const uint8_t*>view.buf, view.len, &head, seed, shape, UNPACKED_MAX, TRANSACTIONAL)
         if not at or not has_right_body(<const uint8_t*>view.buf, view.len, at, &head):
             return None
-        if head.attributes or <size_t>view.buf & 7 or not pairs_of(<const uint8_t*>view.buf, at + BATCH_HEAD_BYTES - 8, &nodes, &buffers):
+        if head.attributes & ~<uint32_t>TRANSACTIONAL or <size_t>view.buf & 7 or not pairs_of(<const uint8_t*>view.buf, at + BATCH_HEAD_BYTES - 8, &nodes, &buffers):
             return None
         count = head.record_count
         if count > ROWS_FREE or position >= head.base_offset + count or 0 <= position < head.base_offset:

@@ -34,7 +34,7 @@ cdef extern from *:
         uint16_t source_lane, result;
         int64_t producer_id;
         int32_t base_sequence;
-        int16_t producer_epoch, reserved;
+        int16_t producer_epoch, control_type;
         uint32_t last_offset_delta, leader_epoch;
         int64_t append_time_us, max_timestamp_us, delay_ordinal, delay_position;
     } RingDescriptor;
@@ -58,7 +58,7 @@ cdef extern from *:
         uint16_t source_lane, result
         int64_t producer_id
         int32_t base_sequence
-        int16_t producer_epoch, reserved
+        int16_t producer_epoch, control_type
         uint32_t last_offset_delta, leader_epoch
         int64_t append_time_us, max_timestamp_us, delay_ordinal, delay_position
 
@@ -77,8 +77,8 @@ cdef enum:
     FLAG_DUPLICATE = 8
     FLAG_BYTES = 16
     FRONTS = 16  # FRONTS_MAX
-    SLOT_BYTES = 384
-    STATE_BYTES = 160
+    SLOT_BYTES = 448
+    STATE_BYTES = 192
     LINE = 64
     REGION_HEADER = 128  # REGION_HEADER_BYTES
 
@@ -377,7 +377,7 @@ cdef class Ring(Mapping):
         give(made, 12, d.producer_id)
         give(made, 13, d.base_sequence)
         give(made, 14, d.producer_epoch)
-        give(made, 15, d.reserved)
+        give(made, 15, d.control_type)
         give(made, 16, d.last_offset_delta)
         give(made, 17, d.leader_epoch)
         give(made, 18, d.append_time_us)
@@ -460,7 +460,6 @@ cdef class RingWriter(Ring):
     cdef void write_descriptor(self, RingDescriptor* d) noexcept:
         """The next descriptor; its ordinal is filled in."""
         d.ordinal = self.next_number + 1
-        d.reserved = 0
         memcpy(self.found(self.next_number), d, DESCRIPTOR_BYTES)
         self.next_number += 1
         self.next_position = d.position + d.length
@@ -469,7 +468,7 @@ cdef class RingWriter(Ring):
         self, uint64_t position, uint32_t length, uint32_t slot, int64_t base_offset, int64_t next_offset, uint64_t session,
         uint64_t correlation_id, uint64_t lane_position, uint32_t flags, uint16_t source_lane, uint16_t result, int64_t producer_id,
         int32_t base_sequence, int16_t producer_epoch, uint32_t last_offset_delta, uint32_t leader_epoch, int64_t append_time_us,
-        int64_t max_timestamp_us, int64_t delay_ordinal=0, int64_t delay_position=0,
+        int64_t max_timestamp_us, int64_t delay_ordinal=0, int64_t delay_position=0, int16_t control_type=0,
     ):
         cdef RingDescriptor d
         d.position, d.length, d.slot, d.base_offset, d.next_offset = position, length, slot, base_offset, next_offset
@@ -478,7 +477,7 @@ cdef class RingWriter(Ring):
         d.producer_id, d.base_sequence, d.producer_epoch = producer_id, base_sequence, producer_epoch
         d.last_offset_delta, d.leader_epoch = last_offset_delta, leader_epoch
         d.append_time_us, d.max_timestamp_us = append_time_us, max_timestamp_us
-        d.delay_ordinal, d.delay_position = delay_ordinal, delay_position
+        d.delay_ordinal, d.delay_position, d.control_type = delay_ordinal, delay_position, control_type
         self.write_descriptor(&d)
 
     def commit(self):

@@ -60,6 +60,7 @@ class FrameAppender:
         from tailrace.batch import frames
 
         self._sender_thread.check_usable()
+        transaction = self._sender_thread.sender.transaction
         main = yield from self._metadata.of(topic, lambda: frames.schema_message_of(frame))
         is_delayed = delay.at is not None or delay.after is not None or delay_column is not None
         if is_delayed and (main.delay_route is None or not main.info.settings["delay.enabled"]):
@@ -73,6 +74,7 @@ class FrameAppender:
                 yield PAUSE
             while (handle := self._sender_thread.do(self._add_slice, route, piece)) is None:
                 yield from self._sender_thread.room(piece.byte_count, self._sender_thread.now_ns())
+                self._sender_thread.check_transaction(transaction)
             handles.append(handle)
         if self._sender_thread.callbacks.due:
             self._sender_thread.make_callbacks()
@@ -132,7 +134,7 @@ class FrameAppender:
     def _add_slice(self, route: TopicRoute, piece: FrameSlice) -> RecordFuture | None:
         """Add a batch, in a section. None: there is no room."""
         sender_thread, queue = self._sender_thread, route.queues[piece.partition]
-        sender_thread.check_usable()
+        sender_thread.check_may_add()
         if not sender_thread.buffer.has_room(piece.byte_count):
             return None
         # Since the frame was cut, hash slots have moved or the topic was recreated.

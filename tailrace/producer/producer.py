@@ -14,10 +14,11 @@ import time
 import weakref
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
-from tailrace.client.kafka_names import RenamedProducerMethods, UnsupportedTransactions
+from tailrace.client.kafka_names import RenamedProducerMethods
 from tailrace.client.partitioners import DefaultPartitioner, chosen_by
 from tailrace.client.runtime import SYSTEM, Runtime
 from tailrace.client.setting_fields import build, documented, merged
@@ -25,9 +26,10 @@ from tailrace.client.settings import ProducerOptions, ProducerSettings
 from tailrace.client.steps import Steps, call_json, operation, run
 from tailrace.client.topic_metadata import TopicInfo
 from tailrace.core import fork
-from tailrace.core.errors import RequestTimeoutError, TailraceError
-from tailrace.core.records import Headers
+from tailrace.core.errors import InvalidTransactionError, RequestTimeoutError, TailraceError
+from tailrace.core.records import ConsumerGroupMetadata, Headers, OffsetAndMetadata
 from tailrace.core.recurrence import Recurrence
+from tailrace.core.topic_partition import TopicPartition
 from tailrace.core.validation import name_of, timeout_s_of
 from tailrace.kernel import FastPathSender, fast_send
 from tailrace.producer.batches.producer_batch import OnDelivery, ProducerBatch
@@ -37,6 +39,10 @@ from tailrace.producer.record_appender import Outgoing, RecordAppender, serializ
 from tailrace.producer.record_validation import Delay
 from tailrace.producer.routes import ProducerMetadata
 from tailrace.producer.sending.sender_thread import SenderThread
+from tailrace.producer.transactions.block import TransactionBlock
+from tailrace.producer.transactions.identity import TransactionalIdentity
+from tailrace.producer.transactions.operations import Transactions
+from tailrace.producer.transactions.state import TransactionState
 from tailrace.protocol.frame import Api
 
 if TYPE_CHECKING:
@@ -58,13 +64,18 @@ def close_at_exit() -> None:
 
 
 @documented(ProducerSettings)
-class Producer(FastPathSender, UnsupportedTransactions, RenamedProducerMethods):
+class Producer(FastPathSender, RenamedProducerMethods):
     """Sends records to topics. A context manager. Any number of threads may share one.
 
         with tailrace.Producer("tcp://127.0.0.1:7420") as producer:
             future = producer.send("orders", b"{...}", key=b"customer 7")
             future.result(timeout=5)             # RecordMetadata(topic, partition, offset, timestamp)
             producer.send_arrow("flights", frame)
+
+        with tailrace.Producer("tcp://127.0.0.1:7420", transactional_id="billing") as producer:
+            with producer.transaction():         # all of it is read, or nothing
+                producer.send("orders", b"{...}")
+                producer.send("ledger", b"{...}")
 
     `send` only adds the record to a batch. It returns a future, which can also be awaited. `flush`,
     `close` and the end of the `with` block wait until everything was acknowledged. Settings are
@@ -91,7 +102,14 @@ class Producer(FastPathSender, UnsupportedTransactions, RenamedProducerMethods):
         )
         self.settings = build(ProducerSettings, merged(first, settings))
         partitioner = chosen_by(self.settings.partitioner)
-        self._sender_thread = SenderThread(self.settings, self._on_keyless_batch, runtime)
+        transactional_id = self.settings.transactional_id
+        state = None if transactional_id is None else TransactionState(transactional_id)
+        self._sender_thread = SenderThread(
+            self.settings,
+            self._on_keyless_batch,
+            runtime,
+            None if state is None else partial(TransactionalIdentity, state, runtime.monotonic_ns),
+        )
         self._sender_thread.accumulator.notifies_every_batch = (
             isinstance(partitioner, DefaultPartitioner) and partitioner.notifies_every_batch
         )
@@ -105,7 +123,11 @@ class Producer(FastPathSender, UnsupportedTransactions, RenamedProducerMethods):
         self._records = RecordAppender(
             self.settings, self._sender_thread, self._metadata, partitioner
         )
+        self._transactions: Transactions | None = None
         self._begin_send = self._records.begin
+        if state is not None:
+            self._transactions = Transactions(self.settings, self._sender_thread, state)
+            self._begin_send = self._transactions.begin_send(self._records.begin)
         self._frames = FrameAppender(
             self.settings, self._sender_thread, self._metadata, self._records
         )
@@ -198,6 +220,8 @@ class Producer(FastPathSender, UnsupportedTransactions, RenamedProducerMethods):
 
         Raises what `send` does, and SchemaMismatchError.
         """
+        if self._transactions is not None:
+            self._transactions.check_send(deliver_at, deliver_after, delay_column)
         delay = Delay(deliver_at, deliver_after, None)
         return (
             yield from self._frames.append(
@@ -228,6 +252,84 @@ class Producer(FastPathSender, UnsupportedTransactions, RenamedProducerMethods):
         self._sender_thread.close_all()
         return batches
 
+    # ---- transactions ----------------------------------------------------------------------------
+
+    @operation
+    def init_transactions(self, timeout: float | None = None) -> Steps[None]:
+        """Become the owner of the transactional id: the producer that had it is fenced, and what it
+        had open is aborted. Returns when readers of committed records see what it committed. The
+        first `begin_transaction` does it too; a second call does nothing.
+
+        Waits for at most `timeout` seconds (None: max_block_ms). Raises RequestTimeoutError,
+        NotReachableError.
+        """
+        yield from self._transactional().initialize(timeout_s_of(timeout))
+
+    @operation
+    def begin_transaction(self) -> Steps[None]:
+        """Open a transaction. Raises InvalidTransactionError if one is open, ProducerFencedError if
+        another producer has taken over the transactional id; the first call raises what
+        `init_transactions` does.
+        """
+        yield from self._transactional().begin()
+
+    @operation
+    def send_offsets_to_transaction(
+        self,
+        offsets: Mapping[TopicPartition, int | OffsetAndMetadata],
+        group_metadata: ConsumerGroupMetadata | str,
+    ) -> Steps[None]:
+        """Commit the offsets of a consumer group with the transaction, and only with it. `offsets`:
+        for each partition the next offset to read, as `consumer.positions()` has them.
+        `group_metadata`: `consumer.group_metadata()`, by which the commit is refused if the
+        partitions have gone to another member. The consumer has enable_auto_commit=False.
+
+        Returns at once: the offsets go with `commit_transaction`. Raises InvalidTransactionError,
+        TransactionAbortedError, CommitFailedError, InvalidRequestError.
+        """
+        yield from self._transactional().send_offsets(offsets, group_metadata)
+
+    @operation
+    def commit_transaction(self, timeout: float | None = None) -> Steps[None]:
+        """Send everything, wait for the acknowledgements, and commit the transaction: all its
+        records and offsets, durably. Waits for at most `timeout` seconds (None: for the records'
+        outcomes, and then max_block_ms).
+
+        Raises TransactionAbortedError if that cannot be: a record failed, the transaction was
+        aborted by its timeout or an operator, or its offsets were refused. Then call
+        `abort_transaction`, and repeat the transaction. Raises RequestTimeoutError while the
+        outcome is not known: call it again, which finds it out and commits nothing twice. Raises
+        ProducerFencedError if another producer has taken over the transactional id.
+        """
+        yield from self._transactional().commit(timeout_s_of(timeout))
+
+    @operation
+    def abort_transaction(self, timeout: float | None = None) -> Steps[None]:
+        """Abort the open transaction: none of its records and offsets will be read as committed.
+        Records without an acknowledgement fail with TransactionAbortedError. Waits for at most
+        `timeout` seconds (None: max_block_ms).
+
+        Raises RequestTimeoutError without an answer; call it again. Raises InvalidTransactionError
+        while the outcome of a commit is not known, and ProducerFencedError.
+        """
+        yield from self._transactional().abort(timeout_s_of(timeout))
+
+    def transaction(self) -> TransactionBlock:
+        """A block that is one transaction: `with producer.transaction():` begins it, commits it at
+        the end, and aborts it when the block raises. It raises what `begin_transaction` and
+        `commit_transaction` do. After TransactionAbortedError it is aborted already.
+        """
+        return TransactionBlock(self._transactional(), self._run_steps)
+
+    def _transactional(self) -> Transactions:
+        self._sender_thread.check_usable()
+        if self._transactions is None:
+            raise InvalidTransactionError(
+                "this producer has no transactional_id: give it one, as in "
+                'Producer(address, transactional_id="billing-1")'
+            )
+        return self._transactions
+
     # ---- metadata and the end --------------------------------------------------------------------
 
     @operation
@@ -248,13 +350,15 @@ class Producer(FastPathSender, UnsupportedTransactions, RenamedProducerMethods):
 
     def close(self, timeout: float | None = None) -> None:
         """Flush for at most `timeout` seconds (None: no limit but the records'
-        delivery_timeout_ms), then end. Other records fail with ClientClosedError. A second call
-        does nothing.
+        delivery_timeout_ms), then end. Other records fail with ClientClosedError. An open
+        transaction is aborted. A second call does nothing.
         """
         timeout_s = timeout_s_of(timeout)
         if self._sender_thread.is_stopped or self._sender_thread.forked:
             return
         try:
+            if self._transactions is not None:
+                self._run_steps(self._transactions.abandon(timeout_s))
             self.flush(timeout_s)
         except TailraceError:
             pass  # `stop` fails the records that were not delivered

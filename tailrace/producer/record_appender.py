@@ -68,6 +68,8 @@ class Outgoing(NamedTuple):
     """The route for which its partition was chosen."""
     chosen: int = -1
     """Its partition."""
+    transaction: int = 0
+    """The number of the transaction that it belongs to, 0 without transactions."""
 
 
 class RecordAppender:
@@ -131,18 +133,23 @@ class RecordAppender:
             future = self._append_delayed(topic, value, key, delay)
             if future is not None:
                 return future
-        return self._append(topic, value, key, headers, partition, timestamp, on_delivery, delay)
+        begun = self._append(topic, value, key, headers, partition, timestamp, on_delivery, delay)
+        if isinstance(begun, Outgoing) and self._settings.transactional_id is not None:
+            return begun._replace(transaction=self._sender_thread.sender.transaction)
+        return begun
 
     def finish(self, outgoing: Outgoing, start_ns: int | None = None) -> Steps[RecordFuture]:
         """Wait for the topic's metadata or for room, and append. `start_ns`: start of
         max_block_ms, None for now.
         """
         start_ns = self._sender_thread.now_ns() if start_ns is None else start_ns
+        transaction = outgoing.transaction
         while True:
             if outgoing.size:
                 yield from self._sender_thread.room(outgoing.size, start_ns)
             else:
                 yield from self._metadata.load(outgoing.record[0], start_ns=start_ns)
+            self._sender_thread.check_transaction(transaction)
             begun = self._append(*outgoing.record, waited=outgoing)
             if not isinstance(begun, Outgoing):
                 return begun
@@ -295,9 +302,10 @@ class RecordAppender:
     ) -> ProducerBatch | None:
         """The queue's open batch, or another one, with room for `size` bytes. Called in a section.
 
-        None: there is no room, or `queue.is_gone`. Raises ClientClosedError.
+        None: there is no room, or `queue.is_gone`. Raises ClientClosedError, and
+        InvalidTransactionError outside of a transaction.
         """
-        self._sender_thread.check_usable()
+        self._sender_thread.check_may_add()
         accumulator, batch = self._accumulator, queue.open
         if batch is not None and (
             batch.is_closing or batch.reserved_bytes - batch.room + size > route.capacity_bytes

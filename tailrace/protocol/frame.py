@@ -81,13 +81,19 @@ class Api(IntEnum):
     ALTER_GROUP_OFFSETS = 24
     SHARE_ACQUIRE = 25
     SHARE_ACKNOWLEDGE = 26
+    INIT_TRANSACTIONS = 27
+    END_TRANSACTION = 28
+    LIST_TRANSACTIONS = 29
+    DESCRIBE_TRANSACTION = 30
+    ABORT_TRANSACTION = 31
 
 
 API_VERSIONS: dict[int, tuple[int, int]] = {
-    **dict.fromkeys(Api, (1, 1)), Api.PRODUCE: (1, 2), Api.FETCH: (2, 2), Api.LEASE_OFFSETS: (1, 2),
+    **dict.fromkeys(Api, (1, 1)), Api.PRODUCE: (1, 2), Api.FETCH: (2, 3), Api.LEASE_OFFSETS: (1, 2),
     Api.COMMIT_OFFSETS: (1, 2), Api.FETCH_OFFSETS: (1, 2),
 }  # fmt: skip
 """Lowest and highest version of each API in this build. HANDSHAKE's JSON stays version 1 forever.
+Since version 3 of FETCH a reader chooses its isolation level, and hears what was left out.
 Since version 2 LEASE_OFFSETS, COMMIT_OFFSETS and FETCH_OFFSETS may name topics by id. Topics
 without an id are handled as in version 1.
 """

@@ -21,11 +21,14 @@ Layout (little endian; topic ids are 16 raw bytes):
     FETCH
       request   max_wait_ms u32 | min_bytes u32 | max_bytes u32 | count u32 | received_bytes u64,
                 then `count` x { topic_id 16s | partition i32 | leader_epoch i32 | offset i64 |
-                max_bytes u32 | reserved u32 }
+                max_bytes u32 | flags u32 (1: read uncommitted) }
       response  count u32 | reserved u32, then `count` x { topic_id 16s | partition i32 |
-                error u16 | flags u16 | leader_epoch i32 | data_length u32 | high_watermark i64 |
-                log_start_offset i64 | resume_offset i64 }, then one frame with the batches of all
-                entries, one after the other
+                error u16 | flags u16 (1: the batches have gaps) | leader_epoch i32 |
+                data_length u32 | high_watermark i64 | log_start_offset i64 | resume_offset i64 |
+                last_stable_offset i64 }, then one frame with the batches of all entries, one after
+                the other
+      Version 2 has no flags, and no `last_stable_offset` in its response. It reads committed
+      records, and none of a transaction.
     CREDIT
       request   requested_bytes u64
 """
@@ -34,6 +37,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import orjson
@@ -74,11 +78,21 @@ assert _PRODUCED_ONE.size == _PRODUCED_MANY.size + _PRODUCED_ENTRY.size
 _FETCH = struct.Struct("<IIIIQ")
 _FETCH_ENTRY = struct.Struct("<16siiqII")
 _FETCHED = struct.Struct("<II")
-_FETCHED_ENTRY = struct.Struct("<16siHHiIqqq")
+_FETCHED_ENTRY = struct.Struct("<16siHHiIqqqq")
+_FETCHED_ENTRY_2 = struct.Struct("<16siHHiIqqq")
 _CREDIT = struct.Struct("<Q")
 _INT64_MAX = (1 << 63) - 1
 _INT32_MIN, _INT32_MAX = -(1 << 31), (1 << 31) - 1
 PRODUCED_DUPLICATE = 1
+FETCH_UNCOMMITTED = 1
+"""Flag of an entry of FETCH: read up to the high watermark, also what is open or aborted."""
+_FLAGS_OF = itemgetter(5)
+FETCHED_GAPS = 1
+"""Flag of an entry in the response: aborted records before or between its batches were left out."""
+READ_COMMITTED, READ_UNCOMMITTED = "read_committed", "read_uncommitted"
+ISOLATION_LEVELS = (READ_COMMITTED, READ_UNCOMMITTED)
+"""Kafka's names."""
+FETCH_VERSION = API_VERSIONS[Api.FETCH][1]
 _FIRST_ANSWER, _ANSWER_BYTES, _TIMED_OUT = (
     _PRODUCED_MANY.size,
     _PRODUCED_ENTRY.size,
@@ -157,6 +171,8 @@ class FetchEntry(NamedTuple):
     """The epoch of the last batch read, -1 if unknown."""
     offset: int
     max_bytes: int
+    flags: int = 0
+    """FETCH_UNCOMMITTED, or 0."""
 
 
 class FetchRequest(NamedTuple):
@@ -184,8 +200,13 @@ class FetchedEntry(NamedTuple):
     log_start_offset: int
     resume_offset: int
     """The offset after the damage with CORRUPT_BATCH. With LOG_TRUNCATED the offset where the
-    reader's history and the log diverge. Else -1.
+    reader's history and the log diverge. Without an error the offset after the batches and the
+    aborted records behind them, if there are any. Else -1.
     """
+    last_stable_offset: int = -1
+    """Where committed records end. -1: unknown."""
+    flags: int = 0
+    """FETCHED_GAPS, or 0."""
 
 
 def _malformed(detail: str) -> WireError:
@@ -356,10 +377,10 @@ def encode_fetch(request: FetchRequest) -> bytes:
         len(entries),
         request.received_bytes,
     )
-    return head + b"".join(_FETCH_ENTRY.pack(*entry, 0) for entry in entries)
+    return head + b"".join(_FETCH_ENTRY.pack(*entry) for entry in entries)
 
 
-def decode_fetch(frame: Readable) -> FetchRequest:
+def decode_fetch(frame: Readable, version: int = FETCH_VERSION) -> FetchRequest:
     """Decode a FETCH request of 1 to FETCH_PARTITIONS_MAX distinct partitions. Raises WireError."""
     if len(frame) < _FETCH.size:
         raise _malformed("the fetch request is cut off")
@@ -374,10 +395,13 @@ def decode_fetch(frame: Readable) -> FetchRequest:
             f"a fetch of {count} partitions has {_FETCH.size + count * _FETCH_ENTRY.size} bytes; "
             f"this one has {len(frame)}"
         )
-    entries = [
-        FetchEntry(*fields[:5])
-        for fields in _FETCH_ENTRY.iter_unpack(memoryview(frame)[_FETCH.size :])
-    ]
+    listed = _FETCH_ENTRY.iter_unpack(memoryview(frame)[_FETCH.size :])
+    if version >= FETCH_VERSION:
+        entries = [FetchEntry._make(fields) for fields in listed]
+    else:
+        entries = [FetchEntry(*fields[:5]) for fields in listed]
+    if max(map(_FLAGS_OF, entries)) > FETCH_UNCOMMITTED:
+        raise _malformed("the fetch has unknown flags; 0 and 1 (read uncommitted) are known")
     if count > 1 and len({entry[:2] for entry in entries}) != count:
         raise WireError(
             ErrorCode.INVALID_REQUEST, "the fetch names a partition twice; name each once"
@@ -385,30 +409,49 @@ def decode_fetch(frame: Readable) -> FetchRequest:
     return FetchRequest(max_wait_ms, min_bytes, max_bytes, received_bytes, entries)
 
 
-def encode_fetched(entries: Sequence[FetchedEntry]) -> bytes:
+def encode_fetched(entries: Sequence[FetchedEntry], version: int = FETCH_VERSION) -> bytes:
     """Encode the first frame of a FETCH response; the batches follow in another."""
+    if version < FETCH_VERSION:
+        return _FETCHED.pack(len(entries), 0) + b"".join(
+            _FETCHED_ENTRY_2.pack(
+                e.topic_id,
+                e.partition,
+                e.error,
+                0,
+                e.leader_epoch,
+                e.data_length,
+                e.high_watermark,
+                e.log_start_offset,
+                e.resume_offset if e.error else -1,
+            )
+            for e in entries
+        )
     return _FETCHED.pack(len(entries), 0) + b"".join(
         _FETCHED_ENTRY.pack(
             e.topic_id,
             e.partition,
             e.error,
-            0,
+            e.flags,
             e.leader_epoch,
             e.data_length,
             e.high_watermark,
             e.log_start_offset,
             e.resume_offset,
+            e.last_stable_offset,
         )
         for e in entries
     )
 
 
-def decode_fetched(body: Sequence[Readable]) -> list[tuple[FetchedEntry, memoryview]]:
+def decode_fetched(
+    body: Sequence[Readable], version: int = FETCH_VERSION
+) -> list[tuple[FetchedEntry, memoryview]]:
     """Decode a FETCH response: its entries, each with its batches. Raises WireError."""
     if not body or len(body[0]) < _FETCHED.size:
         raise _malformed("the fetch response is cut off")
     count, _ = _FETCHED.unpack_from(body[0], 0)
-    if count > FETCH_PARTITIONS_MAX or len(body[0]) != _FETCHED.size + count * _FETCHED_ENTRY.size:
+    layout = _FETCHED_ENTRY if version >= FETCH_VERSION else _FETCHED_ENTRY_2
+    if count > FETCH_PARTITIONS_MAX or len(body[0]) != _FETCHED.size + count * layout.size:
         raise _malformed("the length of the fetch response contradicts its count")
     data = memoryview(body[1]) if len(body) > 1 else memoryview(b"")
     result = []
@@ -417,18 +460,30 @@ def decode_fetched(body: Sequence[Readable]) -> list[tuple[FetchedEntry, memoryv
         topic_id,
         partition,
         error,
-        _,
+        flags,
         epoch,
         length,
         watermark,
         start,
         resume,
-    ) in _FETCHED_ENTRY.iter_unpack(memoryview(body[0])[_FETCHED.size :]):
+        *stable,
+    ) in layout.iter_unpack(memoryview(body[0])[_FETCHED.size :]):
         if position + length > len(data):
             raise _malformed("the fetch response claims more bytes than arrived")
         result.append(
             (
-                FetchedEntry(topic_id, partition, error, epoch, length, watermark, start, resume),
+                FetchedEntry(
+                    topic_id,
+                    partition,
+                    error,
+                    epoch,
+                    length,
+                    watermark,
+                    start,
+                    resume,
+                    stable[0] if stable else -1,
+                    flags if stable else 0,
+                ),
                 data[position : position + length],
             )
         )
@@ -565,6 +620,8 @@ class ListOffsetsEntry(NamedTuple):
     """The offset of `behind` and `time_of`."""
     code: ErrorCode
     """INVALID_REQUEST for an invalid entry."""
+    is_uncommitted: bool = False
+    """True if what is open or aborted counts too."""
 
 
 def decode_list_offsets(frame: Readable) -> list[ListOffsetsEntry]:
@@ -572,7 +629,10 @@ def decode_list_offsets(frame: Readable) -> list[ListOffsetsEntry]:
 
     Raises WireError.
     """
-    requested = decode_request(frame).get("partitions")
+    request = decode_request(frame)
+    requested, isolation = request.get("partitions"), request.get("isolation", READ_COMMITTED)
+    if isolation not in ISOLATION_LEVELS:
+        raise _malformed(f"`isolation` must be {' or '.join(ISOLATION_LEVELS)}")
     if not isinstance(requested, list) or not all(isinstance(item, dict) for item in requested):
         raise _malformed("`partitions` must be a list of {topic, partition, at}")
     if len(requested) > OFFSETS_AT_ONCE_MAX:
@@ -581,10 +641,11 @@ def decode_list_offsets(frame: Readable) -> list[ListOffsetsEntry]:
             f"the request has {len(requested)} partitions; the limit is {OFFSETS_AT_ONCE_MAX}: "
             "ask for fewer at once",
         )
-    return [_list_offsets_entry(item) for item in requested]
+    is_uncommitted = isolation == READ_UNCOMMITTED
+    return [_list_offsets_entry(item, is_uncommitted) for item in requested]
 
 
-def _list_offsets_entry(item: dict[str, Any]) -> ListOffsetsEntry:
+def _list_offsets_entry(item: dict[str, Any], is_uncommitted: bool) -> ListOffsetsEntry:
     topic, partition = item.get("topic"), item.get("partition")
     at: Any = item.get("at")
     known_topic = topic if isinstance(topic, str) else None
@@ -608,7 +669,7 @@ def _list_offsets_entry(item: dict[str, Any]) -> ListOffsetsEntry:
             -1,
             ErrorCode.INVALID_REQUEST,
         )
-    return ListOffsetsEntry(known_topic, known_partition, at, offset, ErrorCode.OK)
+    return ListOffsetsEntry(known_topic, known_partition, at, offset, ErrorCode.OK, is_uncommitted)
 
 
 class HandshakeRequest(NamedTuple):

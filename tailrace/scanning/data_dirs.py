@@ -16,7 +16,7 @@ import errno
 import fcntl
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from tailrace.core.errors import (
@@ -30,7 +30,9 @@ from tailrace.format.batch_header import BatchHeader
 from tailrace.format.data_dir import LOCK_FILE, read_identity
 from tailrace.format.partition_metadata import PARTITION_FILE, PartitionMetadata
 from tailrace.format.segment import Ending, Walk, find_behind, schema_message_length, walk_batches
+from tailrace.format.transaction_index import AbortedTransaction
 from tailrace.scanning.local_source import LocalSource, read_partition_file
+from tailrace.scanning.transactions import decided, has_transactions
 
 CHECKPOINTS = ("checkpoint.0", "checkpoint.1")
 _PARTITION_NAME = re.compile(r"(.+)-(0|[1-9][0-9]*)")
@@ -179,6 +181,26 @@ def same_directory(path: str, instance: str | None) -> bool:
 # ---- a stopped appliance's log -------------------------------------------------------------------
 
 
+def decided_end(files: LocalSource) -> tuple[int, tuple[AbortedTransaction, ...]]:
+    """The end of the committed records that the next start would find in these files, and the
+    aborted transactions before it. Raises StorageError.
+    """
+    end = settled_end(files)
+    try:
+        if not has_transactions(files.directory):
+            return end, ()
+    except OSError as error:
+        raise StorageError(f"{files.directory} cannot be read: {error}") from error
+    heads = LocalSource(
+        files.directory, files.known, headers_only=True, schema=files.schema, is_uncommitted=True
+    )
+
+    def headers(start: int, behind: int) -> Iterator[BatchHeader]:
+        return (frame.header for frame in heads.frames(start, behind))
+
+    return decided(headers, files.known.log_start_offset, end)
+
+
 def settled_end(files: LocalSource) -> int:
     """The end of the log that the next start would find in these files. Raises StorageError."""
     try:
@@ -265,7 +287,7 @@ def offset_for_time(
     `time_in` returns the first offset in a batch (header, data, schema), or None. Damaged batches
     count as empty.
     """
-    heads = LocalSource(files.directory, files.known, headers_only=True, schema=files.schema)
+    heads = files.with_headers_only()
     offset = files.known.log_start_offset
     while offset < end:
         try:

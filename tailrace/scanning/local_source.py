@@ -11,6 +11,7 @@ Invariants:
 - Each batch begins at the end of the previous one, in bytes and in offsets.
 - Returned data never changes: bytes below the settled end are final, and a mapping outlives the
   file's name.
+- Batches of aborted transactions are left out, unless `is_uncommitted`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import errno
 import mmap
 import os
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -56,7 +57,9 @@ from tailrace.format.segment import (
     segment_bases,
 )
 from tailrace.format.segment_index import IndexDamagedError, IndexReader
+from tailrace.format.transaction_index import AbortedBatches, AbortedTransaction
 from tailrace.scanning.batch import StoredBatch, damage_error
+from tailrace.scanning.transactions import read_aborted
 
 WINDOW_BYTES = 8 << 20
 """Bytes of a mapping that are requested at a time."""
@@ -90,9 +93,20 @@ class LocalSource:
     """The segments of one partition. `known` is its `partition.json` when it was opened."""
 
     def __init__(
-        self, directory: str, known: PartitionMetadata, *, headers_only: bool, schema: pa.Schema
+        self,
+        directory: str,
+        known: PartitionMetadata,
+        *,
+        headers_only: bool,
+        schema: pa.Schema,
+        aborted: Iterable[AbortedTransaction] | None = None,
+        is_uncommitted: bool = False,
     ) -> None:
-        """`schema` is the topic's, for segments whose own schema is lost."""
+        """`schema` is the topic's, for segments whose own schema is lost. `aborted` are the aborted
+        transactions if they are known; None: the segments' transaction indexes name them.
+        """
+        self._aborted = None if aborted is None else AbortedBatches(list(aborted))
+        self._is_uncommitted = is_uncommitted
         self.directory = directory
         self.known = known
         self.key = TopicPartition(known.topic, known.partition)
@@ -102,6 +116,12 @@ class LocalSource:
 
     def close(self) -> None:
         """Do nothing: no file is open between two segments."""
+
+    def with_headers_only(self) -> LocalSource:
+        """The same source, for headers only."""
+        other = LocalSource(self.directory, self.known, headers_only=True, schema=self.schema)
+        other._aborted, other._is_uncommitted = self._aborted, self._is_uncommitted
+        return other
 
     def bases(self) -> dict[int, str]:
         """Base offset -> path of the segment, ascending. Raises OSError."""
@@ -156,13 +176,19 @@ class LocalSource:
         schema, position = self._beginning(segment)
         take: Callable[[int, int], tuple[BatchHeader, pa.Buffer | None] | None]
         take = segment.head_at if self._headers_only else segment.batch_at
+        aborted = self._aborted
         offset = base
         found = self._indexed(segment, base, start)
         if found is not None and _is_at(segment, found, self.known.seed):
             offset, position = found
         while offset < limit:
             try:
-                taken = take(position, self.known.seed)
+                if aborted:  # no body is read of what is left out
+                    taken = segment.head_at(position, self.known.seed)
+                    if taken is None or not _is_aborted(taken[0], aborted):
+                        taken = take(position, self.known.seed)
+                else:
+                    taken = take(position, self.known.seed)
                 if taken is None:
                     raise BatchFormatError("the segment ends before these offsets")
                 header, data = taken
@@ -175,7 +201,10 @@ class LocalSource:
                     segment, position, offset, max(offset, start), limit, error.reason
                 ) from None
             if header.next_offset > start:
-                yield StoredBatch(header, data, schema)
+                if aborted is None and header.is_transactional and not self._is_uncommitted:
+                    aborted = read_aborted(self.directory, base)
+                if not aborted or not _is_aborted(header, aborted):
+                    yield StoredBatch(header, data, schema)
             offset, position = header.next_offset, position + header.batch_length
 
     def _beginning(self, segment: _OpenSegment) -> tuple[pa.Schema, int]:
@@ -248,6 +277,15 @@ class LocalSource:
                 f"removed offset {offset} during the scan"
             )
         self.known = now
+
+
+def _is_aborted(header: BatchHeader, aborted: AbortedBatches) -> bool:
+    """True for a batch of an aborted transaction. A marker is none."""
+    return (
+        header.is_transactional
+        and not header.is_control
+        and aborted.has(header.producer_id, header.producer_epoch, header.base_offset)
+    )
 
 
 def _is_at(segment: _OpenSegment, found: tuple[int, int], seed: int) -> bool:

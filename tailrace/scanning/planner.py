@@ -34,6 +34,7 @@ from tailrace.core.errors import (
 )
 from tailrace.core.topic_partition import TopicPartition
 from tailrace.format.schema import from_message
+from tailrace.format.transaction_index import AbortedTransaction
 from tailrace.scanning import data_dirs as directories
 from tailrace.scanning import retention_lease
 from tailrace.scanning.batch_decoder import time_in
@@ -56,6 +57,10 @@ class PartitionRange:
     end: int
     directory: str = ""
     """The directory of its files on the host that made the plan; empty: only over ZeroMQ."""
+    aborted: tuple[AbortedTransaction, ...] | None = None
+    """The aborted transactions of a stopped appliance's log; None: the transaction indexes name
+    them.
+    """
 
     @property
     def key(self) -> TopicPartition:
@@ -405,7 +410,9 @@ def _of_directory(
     ranges = []
     for directory, known in found.values():
         files = LocalSource(directory, known, headers_only=False, schema=current)
-        key, behind = files.key, directories.settled_end(files)
+        key = files.key
+        behind, aborted = directories.decided_end(files)
+        files = LocalSource(directory, known, headers_only=False, schema=current, aborted=aborted)
         at_times: dict[tuple[str, TopicPartition], int | None] = {}
         for bounds in (start, end):
             bound = bounds.of(key)
@@ -415,7 +422,7 @@ def _of_directory(
                 )
         made = _range(known.topic_id, key, start, end, known.log_start_offset, behind, at_times)
         if made.start < made.end:
-            ranges.append(replace(made, directory=directory))
+            ranges.append(replace(made, directory=directory, aborted=aborted))
     schema = united(topic, current, _older_schemas(ranges), columns)
     return ScanPlan(
         "",

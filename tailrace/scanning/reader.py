@@ -112,6 +112,7 @@ def _source(made: ScanPlan, r: PartitionRange) -> Source:
                 known,
                 headers_only=not needs_bodies(made.columns),
                 schema=made.topic_schema,
+                aborted=r.aborted,
             )
     if not made.bootstrap:
         raise StorageError(

@@ -101,7 +101,10 @@ class RemoteSource:
         position = start
         while position < end:
             self._await_batches(cursor, position, end)
+            if not cursor.buffered:  # no record is left up to the cursor
+                position = max(position, cursor.position or 0)
             while cursor.buffered and position < end:
+                position = max(position, cursor.position or 0)
                 data, next_offset = cursor.buffered.popleft()
                 cursor.buffered_bytes -= len(data)
                 frame = self._proven(data, position, next_offset, info.seeds[self.key.partition])
@@ -132,7 +135,11 @@ class RemoteSource:
         return StoredBatch(header, data, self._schema)
 
     def _await_batches(self, cursor: PartitionPosition, position: int, end: int) -> None:
-        """Wait until a batch is buffered."""
+        """Wait until a batch is buffered, or the cursor has passed over offsets without one."""
+
+        def has_moved() -> bool:
+            return cursor.position is not None and cursor.position > position
+
         deadline_ns = self._now_ns() + self._timeout_ms * 1_000_000
         where = (
             f"the scan of {self.key.topic}-{self.key.partition} is at offset {position} of {end}"
@@ -140,7 +147,9 @@ class RemoteSource:
         try:
             while not run_on(
                 self._connection,
-                self._fetch_loop.poll(min(deadline_ns, self._now_ns() + POLL_INTERVAL_NS)),
+                self._fetch_loop.poll(
+                    min(deadline_ns, self._now_ns() + POLL_INTERVAL_NS), has_moved
+                ),
             ):
                 if self._now_ns() < deadline_ns:
                     continue

@@ -20,7 +20,7 @@ from typing import Any
 from tailrace.client.connection import Connection
 from tailrace.client.runtime import Runtime
 from tailrace.client.steps import PAUSE, Steps, Wait, call_json
-from tailrace.core.errors import InvalidRequestError, TailraceError
+from tailrace.core.errors import InvalidRequestError, NotReachableError, TailraceError
 from tailrace.core.log import logger
 from tailrace.core.validation import name_list
 from tailrace.group.dead_letter_queue import DeadLetters, Producers
@@ -452,11 +452,13 @@ class SharePollLoop:
         """Send the acknowledgements, release unread records and leave the group, which releases all
         other records.
         """
-        if not (self.connection.is_usable and self.connection.is_ready):
+        if not self.connection.is_usable:
             return
         self.delivery.register()
         self.delivery.release_unread(self.delivery.buffered.clear())
+        until_ns = self.now_ns() + CLOSE_COMMIT_MS * NS_PER_MS
         try:
+            yield from self._until_ready(until_ns)
             yield from self._release_ranges()
             yield from self.write_dead_letters(with_rejected=True)
             until_ns = self.now_ns() + CLOSE_COMMIT_MS * NS_PER_MS
@@ -481,6 +483,36 @@ class SharePollLoop:
             yield Wait(self.member.wait_until_ns(until_ns))
             self.connection.process()
             self.member.leave_step()
+
+    def _until_ready(self, until_ns: int) -> Steps[None]:
+        """Wait for the connection if the appliance is to be told something. An interrupted call has
+        given its socket up. Raises NotReachableError after `until_ns`.
+        """
+        connection = self.connection
+        while not connection.is_ready and self._has_unsent:
+            connection.process()
+            connection.tick(self.now_ns())
+            if self.connection.is_ready:
+                return
+            if connection.fatal is not None:
+                raise connection.fatal
+            now_ns = self.now_ns()
+            if now_ns >= until_ns:
+                raise NotReachableError(
+                    f"no appliance answers at {connection.address}{connection.peer_error_suffix()}"
+                )
+            wake_ns = min(until_ns, connection.next_tick_ns() or until_ns)
+            yield Wait(wake_ns) if wake_ns > now_ns else PAUSE
+
+    @property
+    def _has_unsent(self) -> bool:
+        """True if an acknowledgement, a release or a dead letter is not done."""
+        return (
+            self.requests.is_busy
+            or self.fetch_loop.has_ranges
+            or self.acknowledgements.has_acknowledged
+            or bool(self.undeliverable)
+        )
 
     def _release_ranges(self) -> Steps[None]:
         """Release the acquired ranges that were not read, also of topics that are not known yet."""

@@ -53,6 +53,10 @@ class Undeliverable:
         self.failed_count = 0
         """Failed attempts to write a dead letter."""
 
+    def __bool__(self) -> bool:
+        """True if a dead letter is not written."""
+        return bool(self._found or self._rejected)
+
     def dead(self, key: TopicPartition, info: TopicInfo, piece: FetchedRange) -> None:
         """Add records whose delivery count limit is reached."""
         count = piece.run.delivery_count

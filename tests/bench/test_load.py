@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 from tailrace.embedded_appliance import EmbeddedAppliance
+from tests.kit.processes import HANG_LIMIT_S
 
 
 def test_users_of_every_kind_get_through_and_the_generator_is_measured_beside_them(
@@ -18,7 +19,7 @@ def test_users_of_every_kind_get_through_and_the_generator_is_measured_beside_th
     command = [sys.executable, "-P", "-m", "bench.load", "5", "6"]
     root = pathlib.Path(__file__).parents[2]
     done = subprocess.run(
-        command, cwd=root, env=environment, capture_output=True, timeout=60, check=False
+        command, cwd=root, env=environment, capture_output=True, timeout=HANG_LIMIT_S, check=False
     )
     text = done.stdout.decode() + done.stderr.decode()
     assert done.returncode == 0, text

@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 from bench.member_notes import History, Notes, read_notes
+from tests.kit.processes import HANG_LIMIT_S
 
 MS = 1_000_000
 
@@ -87,7 +88,7 @@ def test_a_member_that_fails_ends_its_process(tmp_path: pathlib.Path) -> None:
         "lambda notes: notes.given([1 / 0]))"
     )
     done = subprocess.run(
-        [sys.executable, "-P", "-c", code], capture_output=True, timeout=60, check=False
+        [sys.executable, "-P", "-c", code], capture_output=True, timeout=HANG_LIMIT_S, check=False
     )
     assert done.returncode == 1
     assert b"ZeroDivisionError" in done.stderr

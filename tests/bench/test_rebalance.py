@@ -18,7 +18,7 @@ from bench import rebalance
 from bench.peers.kafka_groups import NAME as KAFKA
 from bench.peers.servers import Missing, tied
 from bench.rebalance import TAILRACE, Column, Shape, as_rows, measure_all, table
-from tests.kit.processes import wait_until
+from tests.kit.processes import HANG_LIMIT_S, wait_until
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -90,7 +90,11 @@ def test_what_a_killed_bench_has_started_dies_with_it() -> None:
         "signal.SIGKILL)"
     )
     done = subprocess.run(
-        [sys.executable, "-P", "-c", code], cwd=ROOT, capture_output=True, timeout=60, check=False
+        [sys.executable, "-P", "-c", code],
+        cwd=ROOT,
+        capture_output=True,
+        timeout=HANG_LIMIT_S,
+        check=False,
     )
     pid = int(done.stdout)
     wait_until(
@@ -102,5 +106,5 @@ def test_what_a_killed_bench_has_started_dies_with_it() -> None:
 def test_a_command_whose_parent_is_gone_does_not_start() -> None:
     command = tied(["echo", "started"])
     command[command.index(str(os.getpid()))] = "1"
-    done = subprocess.run(command, capture_output=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, timeout=HANG_LIMIT_S, check=False)
     assert (done.returncode, done.stdout) == (1, b"")

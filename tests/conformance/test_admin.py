@@ -18,6 +18,7 @@ from tailrace.core.errors import (
     TopicExistsError,
     UnknownGroupError,
     UnknownTopicError,
+    UnknownTransactionalIdError,
 )
 from tailrace.embedded_appliance import EmbeddedAppliance
 from tests.conformance.interrupts import at, points
@@ -98,6 +99,26 @@ def test_offsets_leases_and_groups(world: World, appliance: EmbeddedAppliance, t
             with pytest.raises(UnknownGroupError):
                 await admin.describe_groups(group)
             assert (await admin.describe_cluster())["processes"]
+
+    world.run(body())
+
+
+@WORLDS
+def test_transactions_of_which_there_are_none(
+    world: World, appliance: EmbeddedAppliance, topic: str
+) -> None:
+    async def body() -> None:
+        async with world.admin(appliance.address) as admin:
+            assert await admin.list_transactions("prepared") == {}
+            assert await admin.find_hanging_transactions() == []
+            with pytest.raises(UnknownTransactionalIdError):
+                await admin.describe_transactions("no-such")
+            with pytest.raises(UnknownTransactionalIdError):
+                await admin.abort_transaction("no-such")
+            assert (await admin.transaction_totals())["open"] == 0
+            with pytest.raises(InvalidRequestError):
+                await admin.abort_transaction()
+            await admin.abort_transaction(producer_id=(1 << 62) + 99, producer_epoch=0)
 
     world.run(body())
 

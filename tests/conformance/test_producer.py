@@ -270,7 +270,9 @@ def test_a_buffer_that_stays_full_says_so_and_a_flush_that_takes_too_long(
 ) -> None:
     from tailrace.embedded_appliance import start_embedded
 
-    running = start_embedded(auto_create_topics=True)
+    running = start_embedded()
+    with Admin(running.address) as admin:
+        admin.create_topics([NewTopic("t")])
 
     async def body() -> None:
         producer = world.producer(

@@ -21,6 +21,7 @@ from tailrace.embedded_appliance import EmbeddedAppliance
 from tests.conformance.interrupts import at, points
 from tests.conformance.logging_front import LoggingFront
 from tests.kit.cancellation import CancelledAt
+from tests.kit.processes import HANG_LIMIT_S
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 """What a handler raises while Python makes an end of an object, Python throws away."""
@@ -117,7 +118,7 @@ class Program:
         await self.answer()
         await self.send()
         await self.send(LARGE)
-        await self.producer.flush(30)
+        await self.producer.flush(HANG_LIMIT_S)
         found = [value[:5] for value in self.front.logs[0]]
         assert found == sorted(set(found)), f"twice, or out of order: {found} at {where}"
         assert set(self.accepted) <= set(found), where

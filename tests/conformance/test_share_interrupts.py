@@ -99,6 +99,35 @@ def test_a_signal_at_any_point_of_a_close_loses_no_record_and_counts_no_delivery
             return
 
 
+@pytest.mark.parametrize("ends", [ShareConsumer.close, ShareConsumer.unsubscribe])
+def test_the_end_behind_an_interrupted_call_waits_for_the_connection_and_releases_what_was_not_read(
+    appliance: EmbeddedAppliance, topic: str, ends: Callable[[ShareConsumer], None]
+) -> None:
+    """An interrupted use of the socket gives it up. `close` released nothing then, so that the
+    records came a second later as delivered; `unsubscribe` did not leave the group.
+    """
+    make(appliance, topic, COUNT)
+    consumer = share(appliance, topic, "g")
+    seen = consumer.poll(10_000, 5)
+    while not consumer._poll_loop.requests.is_busy:
+        consumer._poll_loop.run_once(COUNT)
+        if consumer._poll_loop.fetch_loop.has_ranges:  # it has enough for now
+            consumer._poll_loop._begin(COUNT)
+    consumer._connection._is_torn = True  # as a signal leaves it
+    consumer._connection.process()
+    assert not consumer._connection.is_ready
+    ends(consumer)
+    with Admin(appliance.address) as admin:
+        assert not admin.describe_groups(f"g-{topic}")[f"g-{topic}"]["members"]
+    rest: dict[int, int] = {}
+    with share(appliance, topic, "g") as successor:
+        while len(rest) < COUNT:
+            rest |= {record.offset: record.delivery_count for record in successor.poll(500, 50)}
+    consumer.close()
+    given = {record.offset for record in seen}
+    assert rest == {offset: 2 if offset in given else 1 for offset in range(COUNT)}
+
+
 def _lag(appliance: EmbeddedAppliance, group: str) -> int:
     with Admin(appliance.address) as admin:
         return sum(p["lag"] for p in admin.describe_groups(group)[group]["partitions"])

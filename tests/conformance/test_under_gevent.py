@@ -10,6 +10,8 @@ import sys
 
 import pytest
 
+from tests.kit.processes import HANG_LIMIT_S
+
 SUITE = ["test_producer.py", "test_admin.py", "test_producer_places.py"]
 
 
@@ -56,7 +58,7 @@ while os.path.exists(f"/proc/self/fd/{fd}"):  # it is closed when the sleep has 
         [sys.executable, "-P", "-c", program],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANG_LIMIT_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import itertools
 import random
 
 import pytest
@@ -16,7 +17,8 @@ from tests.kit.matrices import short
 from tests.kit.simdisk import SimDisk, fail_at
 from tests.kit.workload import Workload, boot
 
-OPERATIONS = 150
+OPERATIONS = range(150)
+EVEN, ODD = OPERATIONS[::2], OPERATIONS[1::2]
 STEPS = 160
 
 
@@ -50,13 +52,22 @@ def run_with_failure(
     return workload, len(offline)
 
 
-@pytest.mark.parametrize("partitions", short([6, 1]))
-@pytest.mark.parametrize("error", short([errno.EIO, errno.ENOSPC, errno.EMFILE], 0, 1))
+@pytest.mark.parametrize(
+    ("error", "partitions", "operations"),
+    short(
+        [
+            (errno.EIO, 6, EVEN), (errno.ENOSPC, 6, ODD), (errno.EMFILE, 6, OPERATIONS[::15]),
+            (errno.EIO, 6, ODD), (errno.ENOSPC, 6, EVEN), (errno.EMFILE, 6, OPERATIONS),
+            *itertools.product((errno.EIO, errno.ENOSPC, errno.EMFILE), (1,), (OPERATIONS,)),
+        ],
+        0, 1, 2,
+    ),
+)  # fmt: skip
 def test_every_operation_refused_once_loses_nothing_acknowledged(
-    error: int, partitions: int
+    error: int, partitions: int, operations: range
 ) -> None:
     refused = offline = 0
-    for number in range(OPERATIONS):
+    for number in operations:
         workload, its_offline = run_with_failure(number, error, partitions)
         check(workload.history, workload.readable())
         refused += workload.refusals

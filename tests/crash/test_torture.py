@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.crash import delay_torture, group_torture
+from tests.crash import delay_torture, group_torture, transaction_torture
 from tests.crash.group_torture import POISON_EVERY
 from tests.crash.torture import torture
 from tests.kit import seeds
@@ -20,7 +20,7 @@ NEW = seeds.base()
 
 
 @pytest.mark.parametrize(
-    ("seed", "faults"), [pytest.param(20, 12, marks=SLOW), pytest.param(NEW, 300, marks=LONG)]
+    ("seed", "faults"), [pytest.param(20, 8, marks=SLOW), pytest.param(NEW, 300, marks=LONG)]
 )
 def test_random_kills_and_stops_under_load_break_no_promise(seed: int, faults: int) -> None:
     counts = torture(
@@ -33,7 +33,7 @@ def test_random_kills_and_stops_under_load_break_no_promise(seed: int, faults: i
 @pytest.mark.parametrize(
     ("seed", "faults", "far_s"),
     [
-        pytest.param(21, 15, 14.0, marks=SLOW),
+        pytest.param(21, 10, 10.0, marks=SLOW),
         pytest.param(NEW, 300, delay_torture.FAR_S, marks=LONG),
     ],
 )
@@ -58,7 +58,7 @@ def test_random_kills_deliver_each_delayed_record_once_and_none_early(
 @pytest.mark.parametrize(
     ("seed", "faults", "members"),
     [
-        pytest.param(22, 12, 1, marks=SLOW),
+        pytest.param(22, 8, 1, marks=SLOW),
         pytest.param(NEW, 200, group_torture.MEMBERS, marks=LONG),
     ],
 )
@@ -76,3 +76,22 @@ def test_random_kills_of_members_and_processes_break_no_promise_of_groups_and_qu
     assert (counts.sql_rows, counts.sql_missed, counts.sql_twice) == (counts.acknowledged, 0, 0)
     assert counts.dead_letters
     assert counts.retry_dead_letters
+
+
+@pytest.mark.parametrize(
+    ("seed", "faults"), [pytest.param(23, 8, marks=SLOW), pytest.param(NEW, 300, marks=LONG)]
+)
+def test_random_kills_tear_lose_and_repeat_no_transaction(seed: int, faults: int) -> None:
+    counts = transaction_torture.torture(
+        seed,
+        lambda now: (
+            now.harm.total >= faults
+            and now.committed > 0
+            and now.aborted > 0
+            and now.taken_over > 0
+            and now.transformed > 0
+        ),
+    )
+    assert counts.committed
+    assert counts.aborted
+    assert counts.taken_over

@@ -28,6 +28,7 @@ from tailrace.kernel.reference_arrow import default_rows
 from tailrace.protocol import messages as requests
 from tailrace.protocol.frame import API_VERSIONS, Api, RequestHeader
 from tailrace.protocol.messages import (
+    FETCH_UNCOMMITTED,
     FetchEntry,
     FetchRequest,
     ProduceBatches,
@@ -328,12 +329,13 @@ def _fetch(rng: random.Random, world: World) -> Request:
                 rng.choice((-1, 0)),
                 1 << 40 if is_parked else rng.randrange(30),
                 1 << 16,
+                rng.choice((0, FETCH_UNCOMMITTED)),
             )
         )
     request = FetchRequest(
         rng.randrange(1, 2000) if is_parked else 0, 1 << 20 if is_parked else 1, 1 << 17, 0, entries
     )
-    return Request(Api.FETCH, [requests.encode_fetch(request)], version=2)
+    return Request(Api.FETCH, [requests.encode_fetch(request)], version=rng.choice((2, 3)))
 
 
 def _metadata(rng: random.Random, world: World) -> Request:

@@ -33,6 +33,7 @@ from tailrace.core.errors import (
 )
 from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
 from tests.fuzz.specimen import SETTINGS, Specimen, by_kind, kind_of, make
+from tests.kit.processes import HANG_LIMIT_S
 
 CANARY = b"not the appliance's to write\n" * 40
 KILLED_SHARE = 0.3
@@ -237,7 +238,7 @@ class Trial:
                 consumer.assign([key])
                 end = consumer.end_offsets([key])[key]
                 consumer.seek_to_beginning(key)
-                deadline = time.monotonic() + 30
+                deadline = time.monotonic() + HANG_LIMIT_S
                 while consumer.position(key) < end:
                     self._expect(
                         time.monotonic() < deadline,

@@ -152,6 +152,64 @@ def _share_acknowledge(rng: random.Random, world: World) -> Made:
     return (Api.SHARE_ACKNOWLEDGE, {**value, "acknowledge": _runs(rng, world)})
 
 
+def _transactional_id(rng: random.Random) -> str:
+    return rng.choice(("t1", "t2", "t3"))
+
+
+def _init_transactions(rng: random.Random, _world: World) -> Made:
+    return (
+        Api.INIT_TRANSACTIONS,
+        {
+            "transactional_id": _transactional_id(rng),
+            "timeout_ms": rng.choice((1_000, 60_000)),
+            "client_id": "fuzz",
+        },
+    )
+
+
+def _end_transaction(rng: random.Random, world: World) -> Made:
+    """Owners and epochs are guessed: most of them are wrong."""
+    offsets = [[*_some_partition(rng, world), rng.choice((0, 1, 50)), -1, ""]]
+    return (
+        Api.END_TRANSACTION,
+        {
+            "transactional_id": _transactional_id(rng),
+            "owner": rng.choice((0, 1, (1 << 32) + rng.randrange(1, 9))),
+            "producer_id": (1 << 62) + rng.choice((0, 1 << 32, 2 << 32)) + rng.randrange(3),
+            "producer_epoch": rng.randrange(4),
+            "outcome": rng.choice(("commit", "abort")),
+            "is_empty": rng.choice((None, True, False)),
+            "offsets": rng.choice((None, [], [{"group": _group(rng), "entries": offsets}])),
+        },
+    )
+
+
+def _list_transactions(rng: random.Random, _world: World) -> Made:
+    return (
+        Api.LIST_TRANSACTIONS,
+        {
+            "states": rng.choice((None, ["ongoing"], ["empty", "aborting"])),
+            "next": rng.choice((None, "t1")),
+            "hanging": rng.choice((None, True)),
+        },
+    )
+
+
+def _describe_transaction(rng: random.Random, _world: World) -> Made:
+    owner = rng.choice((None, 1, (1 << 32) + 1))
+    return (
+        Api.DESCRIBE_TRANSACTION,
+        {"transactional_id": _transactional_id(rng), "owner": owner},
+    )
+
+
+def _abort_transaction(rng: random.Random, _world: World) -> Made:
+    value: dict[str, Any] = {"transactional_id": _transactional_id(rng)}
+    if rng.random() < 0.3:
+        value = {"producer_id": (1 << 62) + rng.randrange(3), "producer_epoch": rng.randrange(3)}
+    return (Api.ABORT_TRANSACTION, value)
+
+
 GROUP_REQUESTS: dict[Api, tuple[Callable[[random.Random, World], Made], int]] = {
     Api.GROUP_HEARTBEAT: (_group_heartbeat, 6),
     Api.COMMIT_OFFSETS: (_commit_offsets, 4),
@@ -162,5 +220,10 @@ GROUP_REQUESTS: dict[Api, tuple[Callable[[random.Random, World], Made], int]] = 
     Api.ALTER_GROUP_OFFSETS: (_alter_group_offsets, 2),
     Api.SHARE_ACQUIRE: (_share_acquire, 3),
     Api.SHARE_ACKNOWLEDGE: (_share_acknowledge, 2),
+    Api.INIT_TRANSACTIONS: (_init_transactions, 2),
+    Api.END_TRANSACTION: (_end_transaction, 2),
+    Api.LIST_TRANSACTIONS: (_list_transactions, 1),
+    Api.DESCRIBE_TRANSACTION: (_describe_transaction, 1),
+    Api.ABORT_TRANSACTION: (_abort_transaction, 1),
 }
 """API -> how to make a request, and how often it comes (relative to the others)."""

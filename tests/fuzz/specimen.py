@@ -21,7 +21,7 @@ import pyarrow as pa
 from shm.region import remove
 from tailrace import Admin, NewTopic, Producer
 from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
-from tests.kit.processes import children, wait_until
+from tests.kit.processes import HANG_LIMIT_S, children, wait_until
 
 SETTINGS = {
     "ring_bytes": 4 << 20,
@@ -93,7 +93,7 @@ def make(directory: pathlib.Path, *, is_killed: bool) -> Specimen:
         specimen.delay_ids = {
             str(
                 producer.send("later", b"%d" % n, deliver_after=dt.timedelta(days=n + 1))
-                .result(30)
+                .result(HANG_LIMIT_S)
                 .delay_id
             )
             for n in range(PENDING)
@@ -135,7 +135,7 @@ def _send(
                 (topic, partition, value, producer.send(topic, value, partition=partition))
             )
     for topic, partition, value, handle in handles:
-        offset = handle.result(30).offset
+        offset = handle.result(HANG_LIMIT_S).offset
         assert offset is not None
         specimen.acknowledged[topic, partition, offset] = value
 

@@ -23,7 +23,7 @@ from tests.kit.processes import HANG_LIMIT_S, children, wait_until
 
 @pytest.mark.slow_because("hundreds of connections with a witness beside them")
 @pytest.mark.parametrize(
-    ("seed", "scripts"), [(14, 800), pytest.param(seeds.base(), 10_000, marks=pytest.mark.long)]
+    ("seed", "scripts"), [(14, 500), pytest.param(seeds.base(), 10_000, marks=pytest.mark.long)]
 )
 def test_bent_requests_of_every_api_end_no_process_and_disturb_no_other_client(
     seed: int, scripts: int
@@ -39,7 +39,7 @@ def test_the_fuzzer_sees_a_process_that_ends() -> None:
     def kill_the_worker(appliance: EmbeddedAppliance) -> None:
         os.kill(children(appliance)["tr-worker-0"], signal.SIGKILL)
 
-    outcome = run(15, 20, meanwhile=kill_the_worker)
+    outcome = run(15, HANG_LIMIT_S, meanwhile=kill_the_worker)
     assert any(
         finding.kind == "process_ended" and "worker-0" in finding.detail
         for finding in outcome.findings
@@ -49,7 +49,7 @@ def test_the_fuzzer_sees_a_process_that_ends() -> None:
 
 def test_the_fuzzer_sees_a_process_that_grows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch, "MEMORY_MAX_BYTES", 1 << 20)
-    outcome = run(16, 20)
+    outcome = run(16, HANG_LIMIT_S)
     assert any(
         finding.kind == "memory" and "its bound" in finding.detail for finding in outcome.findings
     ), str(outcome)

@@ -15,6 +15,7 @@ import time
 from tailrace import Consumer, Producer
 from tailrace.core.errors import TailraceError
 from tailrace.core.records import RecordMetadata
+from tests.kit.processes import HANG_LIMIT_S
 
 PAUSE_S = 0.004
 CATCH_UP_S = 60.0
@@ -56,7 +57,7 @@ class Witness:
                 producer.send(self._topic, b"%d" % number, partition=0, on_delivery=done)
                 self._sent += 1
                 if number == 0:
-                    producer.flush(30)
+                    producer.flush(HANG_LIMIT_S)
                     print("ready", flush=True)
                 self._stop.wait(PAUSE_S)
             producer.flush(120)

@@ -70,14 +70,19 @@ def make_batch(
 
 
 def stamped(
-    data: bytearray, base_offset: int, *, durable_offset: int = 0, append_time_us: int = TIME_US
+    data: bytearray,
+    base_offset: int,
+    *,
+    durable_offset: int = 0,
+    append_time_us: int = TIME_US,
+    leader_epoch: int = 0,
 ) -> bytearray:
     """A batch as a worker puts it into its ring."""
     with memoryview(data) as view:
         position = header_position(view)
         stamp_appended(
             view, position, verify_batch(view, SEED), base_offset=base_offset,
-            append_time_us=append_time_us, leader_epoch=0,
+            append_time_us=append_time_us, leader_epoch=leader_epoch,
             durable_offset=durable_offset, seed=SEED,
         )  # fmt: skip
     return data

@@ -16,6 +16,7 @@ from click.testing import CliRunner
 
 from appliance.cli.main import run as run_command
 from tailrace.embedded_appliance import EmbeddedAppliance
+from tests.kit.processes import HANG_LIMIT_S
 
 TAILRACE = str(pathlib.Path(sys.executable).parent / "tailrace")
 
@@ -39,7 +40,7 @@ def run(
             input=stdin,
             capture_output=True,
             env=environment,
-            timeout=60,
+            timeout=HANG_LIMIT_S,
             check=False,
         )
     else:
@@ -93,4 +94,4 @@ def on_terminal(
             shown += piece
     finally:
         os.close(ours)
-    return process.wait(60), shown.decode().replace("\r\n", "\n")
+    return process.wait(HANG_LIMIT_S), shown.decode().replace("\r\n", "\n")

@@ -9,7 +9,7 @@ import urllib.request
 from prometheus_client.parser import text_string_to_metric_families
 
 from tailrace.embedded_appliance import EmbeddedAppliance
-from tests.kit.processes import wait_until
+from tests.kit.processes import HANG_LIMIT_S, wait_until
 
 
 def console_of(appliance: EmbeddedAppliance) -> str:
@@ -26,7 +26,7 @@ def console_of(appliance: EmbeddedAppliance) -> str:
 def get(address: str, path: str) -> tuple[int, str]:
     """(status, text)."""
     try:
-        with urllib.request.urlopen(address + path, timeout=120) as answer:
+        with urllib.request.urlopen(address + path, timeout=HANG_LIMIT_S) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()

@@ -1,8 +1,8 @@
-"""What simulated processes that were killed leave open: a kernel would close it, here the test's
-end does.
+"""What simulated processes that were killed leave open: a kernel would close it, here the end of
+the files that they share does.
 
-Owner: one test's bench. Invariants: a descriptor that its user has closed is not closed again: its
-    number may mean another file by then.
+Owner: the `files` of one test.
+Invariants: a descriptor is closed once. Its number may mean another file afterwards.
 """
 
 from __future__ import annotations
@@ -12,11 +12,18 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+_closings: weakref.WeakKeyDictionary[Any, Callable[[], object]] = weakref.WeakKeyDictionary()
+"""What closes the rest, for each `files` that is watched. Two benches of one directory share it:
+each with a set of its own would close the other's descriptors again.
+"""
 
-def close_with(owner: object, files: Any) -> Callable[[], object]:
+
+def close_with(files: Any) -> Callable[[], object]:
     """Have what was opened through `files` (`DiskReadFiles`, or one of its kind) and is open still
-    be closed when `owner` goes, or the result is called.
+    be closed when `files` goes, or the result is called.
     """
+    if files in _closings:
+        return _closings[files]
     opened: set[int] = set()
 
     def noting(real: Callable[..., int]) -> Callable[..., int]:
@@ -37,7 +44,9 @@ def close_with(owner: object, files: Any) -> Callable[[], object]:
         close(fd)
 
     files.close = closing
-    return weakref.finalize(owner, _close_all, opened)
+    weakref.finalize(files, _close_all, opened)
+    _closings[files] = lambda: _close_all(opened)
+    return _closings[files]
 
 
 def _close_all(opened: set[int]) -> None:

@@ -6,10 +6,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import orjson
 
+from netfront.fetch.isolation import Isolation
 from netfront.fetch.read_result import ColdRead, LogReadError, Place, Span
 from netfront.forward.forwarder import ForwarderLink, OnDemand
 from netfront.front import Front
@@ -129,7 +130,9 @@ class FakeLog:
             raise LogReadError(ErrorCode.NOT_READY, "not there")
         state = PartitionState.empty(route.topic_id, route.partition, SlotState.ONLINE, 1)
         return state._replace(
-            high_watermark=len(self.logs[route.slot]), log_end_offset=len(self.logs[route.slot])
+            high_watermark=len(self.logs[route.slot]),
+            log_end_offset=len(self.logs[route.slot]),
+            last_stable_offset=len(self.logs[route.slot]),
         )
 
     def check_epoch(
@@ -145,6 +148,7 @@ class FakeLog:
         hint: Place | None,
         target: memoryview,
         blocking: bool,
+        isolation: Isolation,
     ) -> Span | int:
         self.reads += 1
         if self.failure is not None:
@@ -160,10 +164,12 @@ class FakeLog:
             return len(log[offset])
         return Span(0, at, Place(offset, 0, offset))
 
-    def behind(self, route: Assignment, state: PartitionState, offset: int) -> int:
+    def behind(self, route: Assignment, state: PartitionState, offset: int, end: int) -> int:
         return offset + 1
 
-    def segments_of(self, route: Assignment, state: PartitionState) -> list[tuple[int, int]]:
+    def segments_of(
+        self, route: Assignment, state: PartitionState, end: int
+    ) -> list[tuple[int, int]]:
         return [(number, number + 1) for number in range(self.segments)]
 
     def place_of_time(
@@ -297,17 +303,18 @@ class FakeFront:
     """The front under test, with its world."""
 
     def __init__(
-        self, workers: int = 0, lane_bytes: int = 1 << 16, ledger: CreditLedger | None = None
+        self,
+        workers: int = 0,
+        lane_bytes: int = 1 << 16,
+        ledger: CreditLedger | None = None,
+        log: Any = None,
     ) -> None:
+        """`log`: a `LogReader`, instead of logs in memory."""
         self.workers = [FakeWorker(7, lane_bytes) for _ in range(workers)]
         control = Control(simulated(RegionKind.CONTROL, ControlLayout().size, 0))
         self.slot: ProcessSlot = control.process(Role.FRONT, 0)
-        self.transport, self.log, self.pool, self.routing = (
-            FakeTransport(),
-            FakeLog(),
-            FakePool(),
-            PartitionRoutes(),
-        )
+        self.transport, self.pool, self.routing = FakeTransport(), FakePool(), PartitionRoutes()
+        self.log = cast("Any", FakeLog() if log is None else log)
         self.controller, self.scheduler = (
             FakeForwarder(control, Role.CONTROLLER),
             FakeForwarder(control, Role.SCHEDULER),
@@ -316,6 +323,11 @@ class FakeFront:
         self.has_groups = False
         """Whether the process of groups has been started."""
         self.wants_groups = False
+        self.has_scheduler = True
+        """Whether the scheduler has been started."""
+        self.wants_scheduler = False
+        self.expects_scheduler = False
+        """Whether the controller has requested it."""
         self.lacks_memory = False
         self.now_ns = 1_000 * MS
         self._version = 0
@@ -323,13 +335,18 @@ class FakeFront:
             transport=self.transport, generation=7, process_generation=1,
             workers={number: worker.link for number, worker in enumerate(self.workers)},
             connect_worker=self._no_worker,
-            controller=self.controller.link, scheduler=self.scheduler.link,
+            controller=self.controller.link,
+            scheduler=OnDemand(
+                lambda: self.scheduler.link if self.has_scheduler else None,
+                self._ask_for_scheduler, lambda: False, self.scheduler.answers.payload_max,
+                lambda: self.expects_scheduler,
+            ),
             groups=OnDemand(
                 lambda: self.groups.link if self.has_groups else None, self._ask_for_groups,
                 lambda: self.lacks_memory, self.groups.answers.payload_max
             ),
             front_ports=lambda: [7420], routing=self.routing,
-            reader=self.log,  # type: ignore[arg-type]
+            reader=self.log,
             pool=self.pool, ledger=ledger or CreditLedger(1 << 20, 1 << 20, 1 << 16),
             slot=self.slot, cluster_id="fake", auto_create_topics=False,
             on_ready=lambda: None, start_ns=self.now_ns,
@@ -337,6 +354,9 @@ class FakeFront:
         assert self.controller.answers.try_write(LaneKind.FED, 0, 0, 0, 1, 0, (b"",))
         self.controller.answers.commit()
         self.step()
+
+    def _ask_for_scheduler(self) -> None:
+        self.wants_scheduler = True
 
     def _ask_for_groups(self) -> None:
         self.wants_groups = True
@@ -349,7 +369,7 @@ class FakeFront:
         self.now_ns += after_ms * MS
         done = self.front.step(self.now_ns)
         if (
-            len(self.log.logs) < 100
+            len(getattr(self.log, "logs", ())) < 100
         ):  # looking at thousands of partitions after every step takes longer than the tests
             check_front(self.front)
         return done

@@ -229,7 +229,10 @@ class AgentWorld:
         self.table.write(
             assignment.slot,
             empty._replace(
-                log_start_offset=start, high_watermark=high_watermark, log_end_offset=high_watermark
+                log_start_offset=start,
+                high_watermark=high_watermark,
+                log_end_offset=high_watermark,
+                last_stable_offset=high_watermark,
             ),
         )
 

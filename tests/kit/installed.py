@@ -18,6 +18,8 @@ from email.parser import HeaderParser
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from tests.kit.processes import HANG_LIMIT_S
+
 ROOT = pathlib.Path(__file__).parents[2]
 
 
@@ -26,15 +28,17 @@ def build_wheel(project: pathlib.Path, to: pathlib.Path) -> pathlib.Path:
     published is.
     """
     command = [sys.executable, "-P", "-m", "hatchling", "build", "-d", str(to), "-t"]
-    subprocess.run([*command, "sdist"], cwd=project, check=True, capture_output=True, timeout=60)
+    subprocess.run(
+        [*command, "sdist"], cwd=project, check=True, capture_output=True, timeout=HANG_LIMIT_S
+    )
     (packed,) = to.glob("*.tar.gz")
-    subprocess.run(["tar", "-xzf", str(packed), "-C", str(to)], check=True, timeout=60)
+    subprocess.run(["tar", "-xzf", str(packed), "-C", str(to)], check=True, timeout=HANG_LIMIT_S)
     subprocess.run(
         [*command, "wheel"],
         cwd=to / packed.name.removesuffix(".tar.gz"),
         check=True,
         capture_output=True,
-        timeout=180,
+        timeout=HANG_LIMIT_S,
     )  # it compiles
     (wheel,) = to.glob("*.whl")
     return wheel
@@ -102,6 +106,9 @@ def install(wheel: pathlib.Path, at: pathlib.Path) -> pathlib.Path:
     ]
     # Byte code is made when it is first used, of what is used.
     subprocess.run(
-        [*command, "--no-compile", str(wheel)], check=True, capture_output=True, timeout=120
+        [*command, "--no-compile", str(wheel)],
+        check=True,
+        capture_output=True,
+        timeout=HANG_LIMIT_S,
     )
     return at / "bin"

@@ -107,11 +107,14 @@ class Bench:
         self.now_ns = 1
         self.assignments = assignments or [assignment()]
         self.bell = Doorbell.create()
+        self.coordinator_bell = Doorbell.create()
+        self.has_requested_coordinator = False
         self._released: list[Callable[[], object]] = [
-            weakref.finalize(self, os.close, self.bell.fd)
+            weakref.finalize(self, os.close, self.bell.fd),
+            weakref.finalize(self, os.close, self.coordinator_bell.fd),
         ]
         if isinstance(files, DiskFiles):
-            self._released.append(close_with(self, files))
+            self._released.append(close_with(files))
         self.to_worker = LaneWriter(regions["front>worker"])
         self.table = PartitionTable(regions["table"])
         self.ring = Ring(regions["ring"])
@@ -153,9 +156,21 @@ class Bench:
             is_disk_full=lambda d: bool(self.flusher_slot.load(ProcessWord.DISK_FULL)),
             producer_expiration_us=86_400_000_000,
             producer_ids_max=self.producer_ids_max, now_us=lambda: self.now_us,
+            connect_coordinator=self._connect_coordinator,
+            request_coordinator=self._request_coordinator,
         )  # fmt: skip
         self._feed(feed)
         return worker
+
+    def _connect_coordinator(self, resume_at: int) -> tuple[LaneReader, LaneWriter, Doorbell]:
+        return (
+            LaneReader(self.regions["groups>worker"], resume_at),
+            LaneWriter(self.regions["worker>groups"]),
+            self.coordinator_bell,
+        )
+
+    def _request_coordinator(self) -> None:
+        self.has_requested_coordinator = True
 
     def _new_flusher(self) -> Flusher:
         self.generation += 1
@@ -275,6 +290,8 @@ def simulated_regions(
                 "controller>worker",
                 "controller>flusher",
                 "scheduler>worker",
+                "groups>worker",
+                "worker>groups",
             )
         },
     }
@@ -295,6 +312,8 @@ def bench(
             "controller>worker": stack.enter_context(memory.lane_region(1 << 18)),
             "scheduler>worker": stack.enter_context(memory.lane_region(1 << 18)),
             "controller>flusher": stack.enter_context(memory.lane_region(1 << 18)),
+            "groups>worker": stack.enter_context(memory.lane_region(1 << 18)),
+            "worker>groups": stack.enter_context(memory.lane_region(1 << 18)),
         }
         made = Bench(
             directory,

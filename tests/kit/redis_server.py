@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import pytest
 import redis
 
-from tests.kit.processes import wait_until
+from tests.kit.processes import HANG_LIMIT_S, wait_until
 
 
 @contextlib.contextmanager
@@ -48,7 +48,7 @@ def redis_server() -> Iterator[str]:
             yield path
         finally:
             process.terminate()
-            process.wait(30)
+            process.wait(HANG_LIMIT_S)
 
 
 def _answers(path: str) -> bool:

@@ -47,19 +47,29 @@ def _group_of_file(path: str) -> str | None:
     }
     if _SPARK in used:
         return _SPARK
-    wide = _wide_fixtures(functions).union(
-        *(_wide_fixtures(_functions(each)) for each in _conftests(file))
-    )
+    wide = _wide_fixtures(functions) | _wide_fixtures_above(file.parent)
     return path if wide & used else None
 
 
-def _conftests(file: pathlib.Path) -> list[pathlib.Path]:
-    return [found for parent in file.parents if (found := parent / "conftest.py").exists()]
+@functools.cache
+def _wide_fixtures_above(directory: pathlib.Path) -> frozenset[str]:
+    """The shared fixtures of the conftest files of a directory and those above it."""
+    above = directory.parent
+    found = _wide_fixtures_above(above) if above != directory else frozenset()
+    conftest = directory / "conftest.py"
+    return found | _wide_fixtures(_functions(conftest)) if conftest.exists() else found
 
 
 def _functions(file: pathlib.Path) -> list[Function]:
-    tree = ast.parse(file.read_text(encoding="utf-8"))
-    return [node for node in ast.walk(tree) if isinstance(node, Function)]
+    """The functions of a module and of its classes: those that pytest looks at."""
+    found, bodies = list[Function](), [ast.parse(file.read_bytes()).body]
+    while bodies:
+        for node in bodies.pop():
+            if isinstance(node, Function):
+                found.append(node)
+            elif isinstance(node, ast.ClassDef):
+                bodies.append(node.body)
+    return found
 
 
 def _wide_fixtures(functions: Iterable[Function]) -> set[str]:

@@ -9,6 +9,7 @@ import threading
 from typing import Any
 
 from tailrace import Admin, NewTopic, Producer
+from tests.kit.processes import HANG_LIMIT_S
 
 KEYS = [b"key %d" % number for number in range(300)]
 
@@ -70,6 +71,6 @@ class Load(threading.Thread):
     def end(self) -> dict[bytes, int]:
         """Returns how many values of each key were delivered."""
         self._ends.set()
-        self.join(120)
+        self.join(HANG_LIMIT_S)
         assert self.error is None
         return self.counts

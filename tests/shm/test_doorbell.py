@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 from shm.doorbell import Doorbell, spin_then_sleep
+from tests.kit.processes import HANG_LIMIT_S
 
 
 class World:
@@ -74,5 +75,5 @@ def test_rings_are_not_missed_between_looking_and_sleeping() -> None:
     for _ in range(3000):
         there.ring()
         back.wait(None, 5_000)
-    thread.join(60)
+    thread.join(HANG_LIMIT_S)
     assert not thread.is_alive()

@@ -38,10 +38,11 @@ class Interrupted:
 
 def state(number: int) -> PartitionState:
     """Every field says which."""
-    return PartitionState(
+    made = PartitionState(
         number.to_bytes(16, "big"), *[number] * 2,  # type: ignore[arg-type]
-        *[10 * number + n for n in range(15)]
-    )._replace(state=SlotState.ONLINE)  # fmt: skip
+        *[10 * number + n for n in range(17)]
+    )  # fmt: skip
+    return made._replace(state=SlotState.ONLINE, last_stable_offset=made.high_watermark)
 
 
 def table() -> tuple[PartitionTable, PartitionTable]:
@@ -70,7 +71,8 @@ def test_a_writer_killed_at_any_store_leaves_the_old_state_or_the_new(at: int) -
     writer._words = words
     writer.write(1, state(5))  # its successor
     assert reader.read(1) == state(5)
-    assert reader.delivered(1) == state(5)[-2:]
+    assert reader.delivered(1) == state(5)[-4:-2]
+    assert reader.stable(1) == state(5)[-2:]
 
 
 @pytest.mark.parametrize("at", range(25))
@@ -127,4 +129,11 @@ def test_a_high_watermark_that_goes_back_is_found_where_it_is_published() -> Non
     writer, _ = table()
     writer.write(0, state(1))
     with pytest.raises(InvariantError, match="from 12 to 11"):
-        writer.write(0, state(1)._replace(high_watermark=11))
+        writer.write(0, state(1)._replace(high_watermark=11, last_stable_offset=11))
+
+
+def test_a_last_stable_offset_that_goes_back_is_found_where_it_is_published() -> None:
+    writer, _ = table()
+    writer.write(0, state(1))
+    with pytest.raises(InvariantError, match="last stable offset from 12 to 11"):
+        writer.write(0, state(1)._replace(last_stable_offset=11))

@@ -45,6 +45,8 @@ CHILD_SETTINGS = {
     "group.session.timeout.max.ms": 1_800_000,
     "offsets.retention.minutes": 10_080, "http.listen": "", "flush.linger_ms": 0,
     "flush.batch_size": 1 << 20, "fronts": 1,
+    "transaction.max.timeout.ms": 900_000, "transactional.id.expiration.ms": 604_800_000,
+    "transactional.ids.max": 100,
 }  # fmt: skip
 
 

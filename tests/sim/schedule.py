@@ -22,6 +22,7 @@ from tailrace.core.errors import CorruptBatchError
 from tailrace.core.records import Record
 from tailrace.core.topic_partition import TopicPartition
 from tailrace.producer.producer import Producer
+from tailrace.producer.sending.sender_thread import SenderThread
 from tailrace.protocol import messages as requests
 from tests.kit.batches import TIME_US
 from tests.kit.checker import History, check
@@ -86,11 +87,7 @@ class Schedule:
         finally:
             for actor in self.actors:
                 if isinstance(actor, ProducerActor):
-                    actor.producer._sender_thread.closed = (
-                        actor.producer._sender_thread.is_stopped
-                    ) = True
-                    os.close(actor.producer._sender_thread._wake_fd)
-                    os.close(actor.producer._sender_thread._driver_fd)
+                    _abandon(actor.producer._sender_thread)
             world.close()
 
     @property
@@ -493,6 +490,16 @@ class Schedule:
             if not self.plan.may_have_holes:
                 raise
             return skip(reader, error)[1]
+
+
+def _abandon(sender: SenderThread) -> None:
+    """Close what a producer of a schedule that is over has open. It can still be asked to wake its
+    thread: by then, its numbers may mean other files.
+    """
+    sender.closed = sender.is_stopped = True
+    fds, sender._wake_fd, sender._driver_fd = (sender._wake_fd, sender._driver_fd), -1, -1
+    for fd in fds:
+        os.close(fd)
 
 
 def is_done(rows: dict[int, dict[str, Any]], partitions: int) -> bool:

@@ -17,14 +17,19 @@ import threading
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 from appliance.catalog.catalog import Catalog
 from appliance.config.topic_config import TOPIC_SETTINGS
 from appliance.control import controller as controller
 from appliance.groups.agent import agent as groups_agent
-from appliance.supervise.memory_plan import RegionPlan, plan_groups, plan_regions, plan_worker
+from appliance.supervise.memory_plan import (
+    RegionPlan,
+    plan_groups,
+    plan_regions,
+    plan_transactions,
+    plan_worker,
+)
 from netfront import front
 from shm.control import Control, ProcessSlot
 from shm.invariants import CheckedBuffer
@@ -90,6 +95,8 @@ class World:
         self.control: Control
         self._front_slot: ProcessSlot
         self._spare_slots: dict[int, ProcessSlot] = {}
+        self._transaction_slots: list[ProcessSlot] = []
+        """Of the processes that request transactions: groups, then the workers."""
         self._directory_of: dict[int, int] = {}
         """Worker, dedicated ones included -> index of its data directory."""
         self._set_layout(workers)
@@ -141,7 +148,7 @@ class World:
         users may have them.
         """
         known = TOPIC_SETTINGS["segment.bytes"]
-        TOPIC_SETTINGS["segment.bytes"] = replace(known, minimum=1024)
+        TOPIC_SETTINGS["segment.bytes"] = known._replace(minimum=1024)
         self.disk.hook = lambda _operation, _path: self.fate.count_down()
         try:
             yield
@@ -226,16 +233,24 @@ class World:
         self._spare_slots = {
             index: self.control.process(Role.WORKER, index) for index in self._spares()
         }
+        self._transaction_slots = [
+            self.control.process(Role.GROUPS, 0),
+            *(self.control.process(Role.WORKER, w) for w in range(self._spares().stop)),
+        ]
         self.control.set_phase(Phase.RECOVERING)
         names = [(Role.CONTROLLER, 0), *((Role.FLUSHER, d) for d in range(len(self.data_dirs)))]
         names += [
             *((Role.WORKER, w) for w in range(len(self._worker_dirs))),
-            (Role.SCHEDULER, 0),
             (Role.FRONT, 0),
         ]
         self.bells = {process_name(Role.SUPERVISOR, 0): SimBell()}
         self.children = []
-        for role, index in [*names, *((Role.WORKER, w) for w in self._spares()), (Role.GROUPS, 0)]:
+        for role, index in [
+            *names,
+            *((Role.WORKER, w) for w in self._spares()),
+            (Role.GROUPS, 0),
+            (Role.SCHEDULER, 0),
+        ]:
             self.bells[process_name(role, index)] = SimBell()
         if self._groups.exist:
             self._make(plan_groups(1))
@@ -266,24 +281,46 @@ class World:
         plans = plan_groups(1) + [
             plan for w in self._spares() for plan in plan_worker(SETTINGS, w, 1)
         ]
+        plans += [plan for w in range(self._spares().stop) for plan in plan_transactions(w)]
         return {
             plan.logical_name: f"/sim-{self.run}-{plan.logical_name}" for plan in plans
         } | self._spec_regions
 
     def _hire(self) -> None:
-        """The supervisor: start the dedicated workers that the controller wants, and the process of
-        groups when a front wants it.
+        """The supervisor: start the dedicated workers that the controller wants, the scheduler when
+        controller or front wants it, the process of groups when a front wants it, and the lanes of
+        transactions when anybody does.
         """
+        slots = (self._front_slot, self.control.process(Role.CONTROLLER, 0))
+        if any(slot.load(ProcessWord.SCHEDULER_REQUESTED) for slot in slots) and not any(
+            child.role is Role.SCHEDULER for child in self.children
+        ):
+            self._employ(Role.SCHEDULER, 0)
         for index, slot in self._spare_slots.items():
             if slot.load(ProcessWord.DEDICATED_TO) and index not in self._directory_of:
                 self._directory_of[index] = slot.load(ProcessWord.DEDICATED_DIR) - 1
                 self._make(plan_worker(SETTINGS, index, 1))
                 self._employ(Role.WORKER, index)
-        if self._front_slot.load(ProcessWord.GROUPS_REQUESTED) and not any(
+        has_transactions = any(
+            slot.load(ProcessWord.TRANSACTIONS_REQUESTED) for slot in self._transaction_slots
+        )
+        if (has_transactions or self._front_slot.load(ProcessWord.GROUPS_REQUESTED)) and not any(
             child.role is Role.GROUPS for child in self.children
         ):
             self._make(plan_groups(1))
             self._employ(Role.GROUPS, 0)
+        if has_transactions:
+            self._connect_transactions()
+
+    def _connect_transactions(self) -> None:
+        """The supervisor: make the lanes between the transaction coordinator and each worker."""
+        for index in self._directory_of:
+            plans = plan_transactions(index)
+            if plans[0].logical_name not in self._spec_regions:
+                self._make(plans)
+                self._transaction_slots[1 + index].store(ProcessWord.TRANSACTION_LANES, 1)
+                self.bells[process_name(Role.WORKER, index)].ring()
+                self.bells[process_name(Role.GROUPS, 0)].ring()
 
     def _write_manifest(self) -> None:
         self._manifest = list(self._recover)

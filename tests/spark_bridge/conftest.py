@@ -23,6 +23,6 @@ def spark() -> Iterator[Any]:
         for name in set(os.listdir("/tmp")) - before
         if name == own
         or name.startswith(("hsperf", "blockmgr", "liblz4"))
-        or ("spark" in name.lower() and not name.startswith("trspark"))
+        or ("spark" in name.lower() and not name.startswith(("trspark", "tailrace-spark-")))
     }
     assert not left, f"Spark left {left}"

@@ -20,7 +20,7 @@ import pytest
 import tailrace
 from spark_bridge import session
 from tailrace.embedded_appliance import EmbeddedAppliance
-from tests.kit.processes import wait_until
+from tests.kit.processes import HANG_LIMIT_S, wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.filterwarnings("ignore")]
 ROOT = pathlib.Path(__file__).parents[2]
@@ -79,7 +79,7 @@ def kill_all(process: subprocess.Popen[bytes]) -> None:
     for each in found:
         with contextlib.suppress(psutil.NoSuchProcess):
             each.kill()
-    process.wait(60)
+    process.wait(HANG_LIMIT_S)
     psutil.wait_procs(found, 60)
 
 

@@ -27,7 +27,7 @@ from tailrace.core.errors import (
 from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
 from tests.kit.aio import NOWHERE, failure, run, stored
 from tests.kit.forks import REFUSED, USED, in_child
-from tests.kit.processes import children
+from tests.kit.processes import HANG_LIMIT_S, children
 
 
 @pytest.fixture
@@ -235,7 +235,7 @@ asyncio.run(main())
         command,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANG_LIMIT_S,
         check=False,
         env={**os.environ, "PYTHONPATH": os.getcwd()},
     )
@@ -266,7 +266,7 @@ def test_asyncio_is_loaded_by_nobody_who_does_not_ask() -> None:
     )
     subprocess.run(
         [sys.executable, "-P", "-c", program],
-        timeout=60,
+        timeout=HANG_LIMIT_S,
         check=True,
         env={**os.environ, "PYTHONPATH": os.getcwd()},
     )

@@ -17,7 +17,7 @@ from tailrace import Admin, Consumer, NewTopic, Producer
 from tailrace.core.errors import UnsupportedAssignorError
 from tailrace.launcher import __file__ as launcher
 from tests.kit.groups import poll_until, read_until
-from tests.kit.processes import wait_until
+from tests.kit.processes import HANG_LIMIT_S, wait_until
 from tests.kit.raw_client import RawClient
 from tests.kit.raw_members import process_named
 
@@ -87,7 +87,7 @@ def address(tmp_path: pathlib.Path, python: str) -> Iterator[str]:
     try:
         yield address
         process.terminate()
-        assert process.wait(60) == 0
+        assert process.wait(HANG_LIMIT_S) == 0
     finally:
         process.kill()
         process.wait()

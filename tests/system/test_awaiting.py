@@ -12,6 +12,7 @@ import pytest
 from tailrace import Admin, BatchMetadata, NewTopic, Producer, RecordMetadata
 from tailrace.core.errors import ClientClosedError, InvalidRecordError, NotReachableError
 from tailrace.embedded_appliance import EmbeddedAppliance
+from tests.kit.processes import HANG_LIMIT_S
 
 
 def test_handles_are_awaited_by_many_tasks_at_once(
@@ -49,9 +50,11 @@ def test_where_a_future_is_taken_a_handle_gives_one(
         admin.create_topics([NewTopic(topic)])
         handles = [producer.send(topic, b"x", partition=0) for _ in range(10)]
         handles[3].add_done_callback(lambda handle: called.set() if handle.done() else None)
-        done = concurrent.futures.as_completed([handle.future() for handle in handles], timeout=60)
+        done = concurrent.futures.as_completed(
+            [handle.future() for handle in handles], timeout=HANG_LIMIT_S
+        )
         assert sorted(future.result().offset or 0 for future in done) == list(range(10))
-        assert called.wait(60)
+        assert called.wait(HANG_LIMIT_S)
         late = threading.Event()
         handles[0].add_done_callback(lambda _: late.set())
         assert late.is_set(), "it has ended already"
@@ -73,7 +76,7 @@ def test_what_is_awaited_ends_with_its_producer(appliance: EmbeddedAppliance, to
         handle = producer.send(topic, b"x")
         waiting = asyncio.ensure_future(asyncio.wrap_future(handle.future()))
         await asyncio.to_thread(producer.close, 0.0)
-        await asyncio.wait([waiting], timeout=60)
+        await asyncio.wait([waiting], timeout=HANG_LIMIT_S)
         error = waiting.exception()
         assert error is None or isinstance(error, ClientClosedError), (
             "it may have been acknowledged before"
@@ -114,7 +117,7 @@ def test_a_handle_is_a_future_of_the_standard_library(
         )
         frames = producer.send_arrow(topic, pa.table({"value": [b"x"] * 50_000}), partition=0)
         assert concurrent.futures.wait([frames], 20).done == {frames}
-        assert sum(batch.record_count for batch in frames.result(20)) == 50_000
+        assert sum(batch.record_count for batch in frames.result(HANG_LIMIT_S)) == 50_000
         one, many = asyncio.run(both(producer))
         assert one.offset == 50_200
         assert many[0].base_offset == 50_201
@@ -134,7 +137,7 @@ def test_handles_that_fail_are_futures_that_fail(appliance: EmbeddedAppliance, t
         done, waiting = concurrent.futures.wait(handles, 0)
         assert (len(done), len(waiting)) == (0, 100), "nothing has been sent yet"
         followed = [handle.future() for handle in handles]
-        producer.flush(20)
+        producer.flush(HANG_LIMIT_S)
         assert concurrent.futures.wait(followed, 20).done == set(followed)
         errors = [future.exception(0) for future in followed]
         assert isinstance(errors.pop(3), InvalidRecordError)

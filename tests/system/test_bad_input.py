@@ -42,6 +42,7 @@ from tailrace.embedded_appliance import EmbeddedAppliance
 from tailrace.protocol import messages as requests
 from tailrace.protocol.frame import Api, RequestHeader, decode_response_header, encode_request
 from tests.kit.batches import make_batch, with_wild_buffer
+from tests.kit.processes import HANG_LIMIT_S
 from tests.kit.produce_call import produce
 
 
@@ -322,7 +323,7 @@ def test_an_unknown_api_and_another_version(client: zmq.Socket[bytes]) -> None:
 def test_garbage_on_the_port_that_is_not_even_zeromq(appliance: EmbeddedAppliance) -> None:
     host, port = appliance.address.removeprefix("tcp://").split(":")
     for data in (b"GET / HTTP/1.1\r\n\r\n", os.urandom(5000), b"\xff" * 100, b""):
-        with socket.create_connection((host, int(port)), timeout=10) as raw:
+        with socket.create_connection((host, int(port)), timeout=HANG_LIMIT_S) as raw:
             raw.sendall(data)
 
 
@@ -444,7 +445,7 @@ def test_a_data_directory_on_a_read_only_mount(tmp_path: pathlib.Path) -> None:
         ["unshare", "-m", "sh", "-c", script],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HANG_LIMIT_S,
         check=False,
     )
     assert done.returncode == 73

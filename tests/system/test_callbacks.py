@@ -13,7 +13,7 @@ import pytest
 from tailrace import Admin, NewTopic, Producer
 from tailrace.core.errors import ClientClosedError, InvalidRecordError, TailraceError
 from tailrace.embedded_appliance import EmbeddedAppliance
-from tests.kit.processes import wait_until
+from tests.kit.processes import HANG_LIMIT_S, wait_until
 from tests.kit.programs import read_values
 
 
@@ -124,11 +124,11 @@ def test_a_callback_may_send_flush_and_close_its_producer(
         producer.send(made, b"fourth", on_delivery=close)
 
     producer.send(made, b"first", on_delivery=send_more)
-    assert done.wait(60)
+    assert done.wait(HANG_LIMIT_S)
     assert read_values(appliance, made, 4) == [b"first", b"second", b"third", b"fourth"]
     with pytest.raises(ClientClosedError):
         producer.send(made, b"fifth")
-    producer._sender_thread._helper.join(20)
+    producer._sender_thread._helper.join(HANG_LIMIT_S)
     assert not producer._sender_thread._helper.is_alive()
 
 

@@ -23,7 +23,7 @@ from tailrace.core.errors import NotReachableError, TailraceError, UnknownTopicE
 from tailrace.embedded_appliance import EmbeddedAppliance, embedded, start_embedded
 from tailrace.format.partition_metadata import PARTITION_FILE, PartitionMetadata
 from tests.kit.matrices import short
-from tests.kit.processes import children, kill_and_wait_for_successor, wait_until
+from tests.kit.processes import HANG_LIMIT_S, children, kill_and_wait_for_successor, wait_until
 
 DATABASE = "coordinator.db"
 RECORDS = 20
@@ -445,7 +445,7 @@ def test_an_end_of_a_change_that_cannot_be_noted_is_noted_when_it_can(
         os.kill(flusher.pid, signal.SIGSTOP)  # the topic is decided, and not carried out
         with Admin(running.address, request_timeout_ms=500) as hasty, pytest.raises(TailraceError):
             hasty.create_topics([NewTopic("slow")])
-        holder = sqlite3.connect(directory / DATABASE, isolation_level=None, timeout=30)
+        holder = sqlite3.connect(directory / DATABASE, isolation_level=None, timeout=HANG_LIMIT_S)
         holder.execute("BEGIN IMMEDIATE")
         os.kill(flusher.pid, signal.SIGCONT)
         log = pathlib.Path(running.log_path)

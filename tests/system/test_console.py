@@ -17,12 +17,14 @@ import urllib.request
 from collections.abc import Iterator
 
 import pytest
+from prometheus_client.openmetrics import parser as openmetrics
+from prometheus_client.parser import text_string_to_metric_families
 
 from appliance.config.settings import Settings
 from tailrace import Admin, NewTopic, Producer, TopicPartition
 from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
 from tests.kit.console import console_of, get, metrics
-from tests.kit.processes import children, kill_and_wait_for_successor, wait_until
+from tests.kit.processes import HANG_LIMIT_S, children, kill_and_wait_for_successor, wait_until
 
 
 @pytest.mark.skipif(
@@ -93,7 +95,7 @@ def test_every_page_answers_head_as_get_without_a_body_and_no_other_method(
     for path in ("/", "/metrics", "/health/live", "/nothing"):
         raw = urllib.request.Request(address + path, method="HEAD")
         try:
-            answer = urllib.request.urlopen(raw, timeout=120)
+            answer = urllib.request.urlopen(raw, timeout=HANG_LIMIT_S)
         except urllib.error.HTTPError as error:
             answer = error
         with answer:
@@ -101,10 +103,29 @@ def test_every_page_answers_head_as_get_without_a_body_and_no_other_method(
             assert int(answer.headers["Content-Length"]) > 0
     with pytest.raises(urllib.error.HTTPError) as refused:
         urllib.request.urlopen(
-            urllib.request.Request(address + "/metrics", data=b"x", method="POST"), timeout=120
+            urllib.request.Request(address + "/metrics", data=b"x", method="POST"),
+            timeout=HANG_LIMIT_S,
         )
     with refused.value as answered:
         assert (answered.status, answered.headers["Allow"]) == (405, "GET, HEAD")
+
+
+def test_a_scrape_may_take_openmetrics_and_some_families_by_name(
+    appliance: EmbeddedAppliance,
+) -> None:
+    address = console_of(appliance)
+    names = "name[]=tailrace_up&name[]=tailrace_process_restarts_total"
+    _, text = get(address, f"/metrics?{names}")
+    found = {family.name: family.samples for family in text_string_to_metric_families(text)}
+    assert found.keys() == {"tailrace_up", "tailrace_process_restarts"}
+    assert all(found.values())
+    scrape = urllib.request.Request(
+        address + "/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"}
+    )
+    with urllib.request.urlopen(scrape, timeout=120) as answer:
+        assert answer.headers["Content-Type"].startswith("application/openmetrics-text")
+        families = list(openmetrics.text_string_to_metric_families(answer.read().decode()))  # type: ignore[no-untyped-call]
+    assert {"tailrace_build", "tailrace_up"} <= {family.name for family in families}
 
 
 def test_health_says_who_does_not_serve_and_metrics_go_on_without_a_front(
@@ -154,7 +175,7 @@ def test_connections_that_trickle_are_ended_and_stop_nobody(appliance: EmbeddedA
     console = children(appliance)["tr-console-0"]
     with contextlib.ExitStack() as opened:
         slow = [
-            opened.enter_context(socket.create_connection((host, int(port)), timeout=60))
+            opened.enter_context(socket.create_connection((host, int(port)), timeout=HANG_LIMIT_S))
             for _ in range(40)
         ]
         for turn in range(3):

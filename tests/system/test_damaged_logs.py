@@ -33,6 +33,7 @@ from tests.kit.orders import (
     segments,
     start,
 )
+from tests.kit.processes import HANG_LIMIT_S
 
 
 def test_a_damaged_batch_is_never_served_the_range_is_told_and_the_rest_goes_on(
@@ -145,7 +146,7 @@ def test_a_reader_of_a_lost_past_is_told_where_it_parted(
         environment = {**os.environ, CRASH_POINT_VARIABLE: "supervisor.after_regions"}
         assert (
             subprocess.run(
-                command, env=environment, capture_output=True, timeout=120, check=False
+                command, env=environment, capture_output=True, timeout=HANG_LIMIT_S, check=False
             ).returncode
             == -signal.SIGKILL
         )

@@ -29,7 +29,7 @@ from tailrace.core.errors import (
     UnknownTopicError,
 )
 from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
-from tests.kit.processes import children, wait_until
+from tests.kit.processes import HANG_LIMIT_S, children, wait_until
 
 
 def in_ms(milliseconds: float) -> dt.datetime:
@@ -340,7 +340,7 @@ def test_a_scheduler_killed_behind_its_first_batch_is_followed_by_one_that_repea
             assert sorted(found) == list(range(len(found)))
             assert consumer.poll(timeout_ms=500) == []
         running.terminate()
-        assert running.wait(60) == 0
+        assert running.wait(HANG_LIMIT_S) == 0
     finally:
         running.kill()
         running.wait()
@@ -351,6 +351,7 @@ def test_what_fell_due_while_the_appliance_was_down_is_delivered_at_the_next_sta
 ) -> None:
     first = start_embedded(data_dir=str(tmp_path / "data"), auto_create_topics=False)
     create(first, topic)
+    wait_until(lambda: "tr-scheduler-0" in children(first), "the scheduler is started")
     os.kill(
         children(first)["tr-scheduler-0"], signal.SIGSTOP
     )  # however long sending takes, nothing is delivered before the kill
@@ -423,16 +424,18 @@ def test_each_occurrence_has_its_own_time_also_when_it_was_missed(tmp_path: path
     asked_ms = int((in_ms(0) - dt.timedelta(hours=5)).timestamp() * 1000)
     with Producer(first.address, acks="all") as producer:
         past = dt.datetime.fromtimestamp(asked_ms / 1000, dt.UTC)
-        producer.send("plain", b"long", timestamp=1234, deliver_at=past, repeat=long).result(20)
+        producer.send("plain", b"long", timestamp=1234, deliver_at=past, repeat=long).result(
+            HANG_LIMIT_S
+        )
         producer.send(
             "plain", b"often", timestamp=1234, deliver_after=dt.timedelta(0), repeat=every
-        ).result(20)
+        ).result(HANG_LIMIT_S)
         producer.send(
             "plain", b"once", timestamp=1234, deliver_after=dt.timedelta(milliseconds=200)
-        ).result(20)
+        ).result(HANG_LIMIT_S)
         producer.send(
             "typed", {"n": 7, "timestamp": created}, deliver_after=dt.timedelta(0), repeat=every
-        ).result(20)
+        ).result(HANG_LIMIT_S)
     stamps: dict[str, list[int]] = {"long": [], "often": [], "once": [], "typed": []}
 
     def read(address: str, requested: int) -> None:

@@ -16,6 +16,7 @@ import pytest
 from bench.demo import EXIT_READER_GONE
 from tailrace.format.data_dir import read_identity
 from tests.kit.matrices import short
+from tests.kit.processes import HANG_LIMIT_S
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -45,7 +46,7 @@ def test_an_interrupted_demo_leaves_no_process_no_memory_and_no_file(
     demo.stdout.close()
     # To a shell both are 130. CPython ends so by itself where the interrupt came within an `exec`
     # of text, as dataclasses have them: also when it was caught.
-    assert demo.wait(60) in (130, -signal.SIGINT), rest
+    assert demo.wait(HANG_LIMIT_S) in (130, -signal.SIGINT), rest
     assert "everything is cleaned up" in rest
     assert not any(process.is_running() for process in processes)
     assert not [name for name in os.listdir("/dev/shm") if name.startswith(prefix)]
@@ -77,6 +78,6 @@ def test_a_demo_whose_report_nobody_reads_any_more_ends_in_order(tmp_path: pathl
     assert demo.stdout.readline() == b"0\n"
     demo.stdout.close()
     assert demo.stderr is not None
-    assert (demo.stderr.read(), demo.wait(60)) == (b"", EXIT_READER_GONE)
+    assert (demo.stderr.read(), demo.wait(HANG_LIMIT_S)) == (b"", EXIT_READER_GONE)
     demo.stderr.close()
     assert os.listdir(tmp_path) == []

@@ -22,7 +22,7 @@ from tailrace.format.data_dir import read_identity
 from tests.kit.file_systems import small_file_system
 from tests.kit.matrices import short
 from tests.kit.orders import create, kill_everything, produce, read, start
-from tests.kit.processes import children, kill_and_wait_for_successor, wait_until
+from tests.kit.processes import HANG_LIMIT_S, children, kill_and_wait_for_successor, wait_until
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_controller_and_supervisor_killed_at_each_named_place(
                 with (
                     Producer(address, acks="all") as producer
                 ):  # its id is asked for only now: a change that is under way at a kill is given up
-                    assert producer.send("more", b"1:").result(30).offset == 0
+                    assert producer.send("more", b"1:").result(HANG_LIMIT_S).offset == 0
                 wait_until(
                     lambda: any(
                         p["name"] == "controller" and p["restarts"]
@@ -65,13 +65,13 @@ def test_controller_and_supervisor_killed_at_each_named_place(
                     "it was killed",
                 )
             armed.terminate()
-            assert armed.wait(60) == 0
+            assert armed.wait(HANG_LIMIT_S) == 0
         else:
             if name == "supervisor.in_clean_up":
                 with Admin(address) as admin:
                     admin.list_topics()
                 armed.terminate()
-            assert armed.wait(60) == -signal.SIGKILL
+            assert armed.wait(HANG_LIMIT_S) == -signal.SIGKILL
     finally:
         armed.kill()
         armed.wait()
@@ -197,7 +197,7 @@ def test_another_number_of_workers_drains_what_the_old_ones_left(tmp_path: pathl
     with Producer(running.address, acks=1) as producer:
         for number in range(300):
             producer.send("orders", b"%d:" % number, partition=number % 3)
-        producer.flush(20)
+        producer.flush(HANG_LIMIT_S)
     kill_everything(running)
     again = start(tmp_path, cores="[0, 1]" if len(os.sched_getaffinity(0)) > 1 else "auto")
     try:

@@ -16,6 +16,7 @@ import pytest
 from tailrace import Admin, NewTopic, Producer, TopicPartition
 from tailrace.embedded_appliance import EmbeddedAppliance
 from tests.kit.cli import run
+from tests.kit.processes import HANG_LIMIT_S
 
 
 @pytest.fixture(scope="module")
@@ -180,5 +181,5 @@ def test_a_followed_topic_is_told_of_by_the_line_until_a_signal_ends_it_between_
                     [[0, n, n + 1]],
                 )
             running.send_signal(number)
-            assert running.wait(60) == status
+            assert running.wait(HANG_LIMIT_S) == status
     assert values(tmp_path) == [b"v0", b"v1"]

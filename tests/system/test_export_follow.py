@@ -19,6 +19,7 @@ from tailrace.export.checkpoint import Commit
 from tailrace.export.export import Export, OffsetLost
 from tailrace.export.source import TopicSource
 from tests.kit.exports import DAY_MS, entries, rows, run, send, sent, values
+from tests.kit.processes import HANG_LIMIT_S
 
 # ---- what was lost -------------------------------------------------------------------------------
 
@@ -128,7 +129,7 @@ class Following:
 
     def __exit__(self, *_error: object) -> None:
         self.stop.set()
-        self._thread.join(60)
+        self._thread.join(HANG_LIMIT_S)
         assert not self._thread.is_alive()
 
     def wait_for(self, count: int) -> None:

@@ -17,7 +17,7 @@ from tailrace import Admin, Consumer, NewTopic, Producer, TopicPartition
 from tailrace.core.errors import ClientClosedError
 from tailrace.embedded_appliance import EmbeddedAppliance
 from tests.kit.forks import CHILD_TIMEOUT_S, REFUSED, USED, in_child
-from tests.kit.processes import children
+from tests.kit.processes import HANG_LIMIT_S, children
 from tests.kit.programs import read_values, run_program
 
 
@@ -38,11 +38,11 @@ def test_a_child_forked_while_another_thread_holds_the_producer_is_refused_at_on
         def hold() -> None:
             with producer._sender_thread.lock:
                 holds.set()
-                over.wait(60)
+                over.wait(HANG_LIMIT_S)
 
         thread = threading.Thread(target=hold)
         thread.start()
-        assert holds.wait(60)
+        assert holds.wait(HANG_LIMIT_S)
         try:
             acts: list[Callable[[], object]] = [
                 lambda: producer.send(made, b"x"),
@@ -80,7 +80,7 @@ def test_children_forked_under_load_never_hang_and_the_parent_loses_nothing(
         finally:
             over.set()
             thread.join()
-        producer.flush(20)
+        producer.flush(HANG_LIMIT_S)
         assert producer.metrics()["errors"] == 0
     assert read_values(appliance, made, sent[0]) == [b"%d" % number for number in range(sent[0])]
 

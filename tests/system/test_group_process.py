@@ -29,6 +29,7 @@ from tests.kit.file_systems import small_file_system
 from tests.kit.matrices import short
 from tests.kit.orders import create, produce, read, start
 from tests.kit.processes import (
+    HANG_LIMIT_S,
     children,
     commits_of,
     kill_and_wait_for_successor,
@@ -90,7 +91,7 @@ def test_looking_for_groups_and_completing_their_names_start_no_process(
             [TAILRACE, *words],
             env={**os.environ, "TAILRACE_BOOTSTRAP": own.address, **environment},
             capture_output=True,
-            timeout=60,
+            timeout=HANG_LIMIT_S,
         )
         assert done.returncode == 0
         return (done.stdout + done.stderr).decode()
@@ -163,7 +164,7 @@ def armed(data_dir: pathlib.Path, name: str) -> Iterator[str]:
     try:
         yield address
         process.terminate()
-        assert process.wait(60) == 0
+        assert process.wait(HANG_LIMIT_S) == 0
     finally:
         process.kill()
         process.wait()
@@ -504,7 +505,7 @@ def test_without_shared_memory_for_it_requests_are_refused_until_there_is_some(
             member.settle(4)
     finally:
         process.terminate()
-        assert process.wait(60) == 0
+        assert process.wait(HANG_LIMIT_S) == 0
 
 
 def test_the_console_shows_it_once_it_is_there(tmp_path: pathlib.Path) -> None:
@@ -519,13 +520,13 @@ def test_the_console_shows_it_once_it_is_there(tmp_path: pathlib.Path) -> None:
             console = client.ask(Api.DESCRIBE_CLUSTER, {})[1]["console"]
 
             def scraped() -> str:
-                with urllib.request.urlopen(f"{console}/metrics", timeout=60) as answer:
+                with urllib.request.urlopen(f"{console}/metrics", timeout=HANG_LIMIT_S) as answer:
                     return str(answer.read(), "utf-8")
 
             assert "groups-0" not in scraped()
             joined(client)
             assert 'tailrace_process_live{process="groups-0"} 1.0' in scraped()
-            with urllib.request.urlopen(f"{console}/health/ready", timeout=60) as answer:
+            with urllib.request.urlopen(f"{console}/health/ready", timeout=HANG_LIMIT_S) as answer:
                 assert answer.status == 200
     finally:
         assert running.stop() == 0

@@ -21,6 +21,7 @@ from tailrace import (
     Record,
     TopicPartition,
 )
+from tailrace.client.offsets import topic_id_of
 from tailrace.core.errors import (
     CommitFailedError,
     InstanceIdInUseError,
@@ -39,6 +40,7 @@ from tests.kit.groups import (
     poll_until_shared,
     read_until,
 )
+from tests.kit.processes import HANG_LIMIT_S
 from tests.kit.topics import create
 
 PARTITIONS = 4
@@ -146,9 +148,11 @@ def test_a_group_goes_on_where_it_has_committed(
         assert [outside.position(key) for key in keys[:2]] == [100, 100], "of assign(), too"
         outside.commit({keys[0]: 50})
         assert outside.committed(keys[0]) == 50
-        assert outside.consumer_group_metadata() == ConsumerGroupMetadata(
+        assert outside.group_metadata() == ConsumerGroupMetadata(
             filled, -1, outside.memberid(), None
         )
+        assert outside.consumer_group_metadata() == outside.group_metadata()
+        assert all(topic_id_of(key) for key in outside.positions()), "offsets go by topic id"
 
 
 def test_auto_commit_is_of_what_earlier_polls_have_handed_out(
@@ -358,7 +362,7 @@ sys.exit(7)
 """  # noqa: E501
     done = subprocess.run(
         [sys.executable, "-P", "-X", "dev", "-c", program, appliance.address, filled],
-        timeout=120,
+        timeout=HANG_LIMIT_S,
         check=False,
     )
     assert done.returncode == 7
@@ -378,7 +382,9 @@ with tailrace.Consumer(sys.argv[2], bootstrap=sys.argv[1], auto_offset_reset="ea
 assert "tailrace.group.group_coordinator" not in sys.modules
 """  # noqa: E501
     subprocess.run(
-        [sys.executable, "-P", "-c", program, appliance.address, filled], timeout=120, check=True
+        [sys.executable, "-P", "-c", program, appliance.address, filled],
+        timeout=HANG_LIMIT_S,
+        check=True,
     )
 
 

@@ -38,7 +38,7 @@ from tailrace.protocol.frame import Api
 from tailrace.protocol.messages import ProduceRequest, encode_produce
 from tests.kit.batches import make_batch
 from tests.kit.matrices import short
-from tests.kit.processes import kill_and_wait_for_successor, wait_until
+from tests.kit.processes import HANG_LIMIT_S, kill_and_wait_for_successor, wait_until
 from tests.kit.raw_client import RawClient
 from tests.kit.slot_load import KEYS, Load, add_partitions, create
 from tests.kit.slots import check_order, described, logs_of
@@ -112,7 +112,7 @@ def test_a_controller_killed_in_any_phase_of_the_change_finishes_it(
             for partition, found in info.hand_overs.items()
         } == {partition: birth.sources for partition, birth in births((2, 5)).items()}
         running.terminate()
-        assert running.wait(60) == 0
+        assert running.wait(HANG_LIMIT_S) == 0
     finally:
         running.kill()
         running.wait()

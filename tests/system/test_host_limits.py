@@ -24,7 +24,7 @@ from tests.kit.killed_directories import (
     read,
     start,
 )
-from tests.kit.processes import children, shared_memory, wait_until
+from tests.kit.processes import HANG_LIMIT_S, children, shared_memory, wait_until
 
 
 def supervise(
@@ -58,7 +58,7 @@ def supervise(
         env=environment,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANG_LIMIT_S,
         check=False,
     )
 
@@ -93,7 +93,7 @@ def with_open_files(data_dir: pathlib.Path, log: pathlib.Path, files: int) -> It
         yield re.findall(r"ready address=(\S+)", log.read_text())[0]
     finally:
         process.terminate()
-        assert process.wait(60) == 0
+        assert process.wait(HANG_LIMIT_S) == 0
 
 
 def test_64_open_files_end_in_a_sentence(tmp_path: pathlib.Path) -> None:
@@ -192,7 +192,7 @@ def test_shared_memory_removed_by_hand_ends_the_appliance_with_a_sentence(
     for name in shared_memory(running):
         os.unlink(f"/dev/shm/{name}")
     os.kill(children(running)["tr-worker-0"], 9)
-    assert running._process.wait(60) == 75
+    assert running._process.wait(HANG_LIMIT_S) == 75
     said = re.findall(r"^tailrace: .*$", pathlib.Path(running.log_path).read_text(), re.MULTILINE)
     assert any("does not exist" in line for line in said)
     assert any("worker-0 ended" in line for line in said)
@@ -282,4 +282,4 @@ def test_no_room_for_a_dedicated_worker_is_said_and_it_is_hired_when_there_is(
         assert log.read_text().count("no_dedicated_worker") <= said + 1, "it tries in pauses"
     finally:
         process.terminate()
-        assert process.wait(60) == 0
+        assert process.wait(HANG_LIMIT_S) == 0

@@ -29,7 +29,7 @@ from tailrace.format.schema import delay_schema, to_message
 from tailrace.kernel.reference_arrow import default_rows
 from tailrace.protocol import messages as requests
 from tailrace.protocol.frame import Api
-from tests.kit.processes import wait_until
+from tests.kit.processes import HANG_LIMIT_S, wait_until
 from tests.kit.produce_call import produce
 
 HOUR = dt.timedelta(hours=1)
@@ -172,7 +172,7 @@ def test_a_thousand_long_keys_are_listed(appliance: EmbeddedAppliance, made: str
     with Producer(appliance.address) as producer, Admin(appliance.address) as admin:
         for key in keys:
             producer.send(made, b"", key, deliver_after=HOUR)
-        producer.flush(20)
+        producer.flush(HANG_LIMIT_S)
         assert {delay.key for delay in admin.list_delays(made)} == keys
 
 

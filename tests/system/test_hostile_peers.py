@@ -28,7 +28,7 @@ from tailrace.producer.producer import Producer
 from tailrace.protocol import messages as requests
 from tailrace.protocol.frame import Api
 from tailrace.protocol.messages import FetchEntry, FetchRequest
-from tests.kit.processes import children, shared_memory, wait_until
+from tests.kit.processes import HANG_LIMIT_S, children, shared_memory, wait_until
 from tests.kit.raw_zmtp import RawPeer, crowd, frame, message
 
 MIB = 1 << 20
@@ -96,7 +96,7 @@ class Traffic(threading.Thread):
 
     def stop(self) -> None:
         self._done.set()
-        self.join(60)
+        self.join(HANG_LIMIT_S)
 
 
 @contextmanager
@@ -213,7 +213,7 @@ def fill(address: str, topic: str) -> bytes:
             for _ in range(LARGE_BYTES // 900_000)
         ]
         for handle in handles:
-            handle.result(30)
+            handle.result(HANG_LIMIT_S)
     with Admin(address) as admin:
         return bytes(admin.topic_info([topic])[topic].topic_id)
 
@@ -371,7 +371,7 @@ def test_however_many_connections_send_what_is_held_is_bounded(topic: str) -> No
             for pid in workers:
                 os.kill(pid, signal.SIGCONT)
         with Producer(running.address) as producer:
-            assert producer.send(topic, b"after").result(30).offset == 0
+            assert producer.send(topic, b"after").result(HANG_LIMIT_S).offset == 0
     finally:
         for peer in peers:
             peer.close()
@@ -418,7 +418,7 @@ def test_connections_beyond_the_bound_are_closed_and_those_that_are_served_stay(
                     "the traffic goes on",
                 )
             with Producer(running.address) as producer:
-                producer.send(topic, b"there is room again", partition=1).result(30)
+                producer.send(topic, b"there is room again", partition=1).result(HANG_LIMIT_S)
     finally:
         assert running.stop() == 0
 
@@ -439,7 +439,7 @@ def test_without_descriptors_connected_clients_read_on_and_new_ones_come_when_th
             admin.create_topics([NewTopic(topic, 8)])
         with Producer(running.address) as producer:
             for partition in range(8):
-                producer.send(topic, b"%d" % partition, partition=partition).result(30)
+                producer.send(topic, b"%d" % partition, partition=partition).result(HANG_LIMIT_S)
         process = front(running)
         limit = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
         with Consumer(bootstrap=running.address) as consumer:
@@ -463,7 +463,7 @@ def test_without_descriptors_connected_clients_read_on_and_new_ones_come_when_th
                 ]
                 resource.prlimit(process.pid, resource.RLIMIT_NOFILE, limit)
             with Producer(running.address) as producer:
-                producer.send(topic, b"new", partition=0).result(30)
+                producer.send(topic, b"new", partition=0).result(HANG_LIMIT_S)
         text = log_of(running)
         assert "read_failed" not in text
         assert text.count("accept_failed") < 200, "it does not try without a pause"

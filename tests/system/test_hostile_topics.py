@@ -27,6 +27,7 @@ from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import InvalidTopicNameError, TailraceError
 from tailrace.embedded_appliance import EmbeddedAppliance
 from tailrace.protocol.frame import Api
+from tests.kit.processes import HANG_LIMIT_S
 
 ODD: list[Any] = [
     None,
@@ -317,10 +318,10 @@ def test_more_changes_at_once_than_a_front_may_have_are_asked_to_come_again(
             [payload],
             lambda answer: codes.append(answer.code if answer else ErrorCode.NOT_REACHABLE),
         )
-    deadline_ns = time.monotonic_ns() + 30_000_000_000
-    while len(codes) < count and time.monotonic_ns() < deadline_ns:
+    deadline_s = time.monotonic() + HANG_LIMIT_S
+    while len(codes) < count:
+        assert time.monotonic() < deadline_s, "each request is answered"
         connection.wait(100_000_000)
         connection.process()
-    assert len(codes) == count
     assert set(codes) == {ErrorCode.OK, ErrorCode.NOT_READY}
     assert codes.count(ErrorCode.OK) >= CHANGES_MAX

@@ -28,6 +28,7 @@ from tailrace.core.errors import (
     UnknownTopicError,
 )
 from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
+from tests.kit.processes import HANG_LIMIT_S
 
 
 def test_a_name_deletes_one_topic_and_not_those_named_like_its_letters(
@@ -155,14 +156,14 @@ def test_a_client_that_was_there_first_is_served_as_soon_as_the_appliance_is(
     with Producer(address) as producer:
 
         def send() -> None:
-            producer.send("t", b"x").result(30)
+            producer.send("t", b"x").result(HANG_LIMIT_S)
             done.set()
 
         waiting = threading.Thread(target=send)
         waiting.start()
         running = start_embedded(listen=[address])
         try:
-            assert done.wait(60)
+            assert done.wait(HANG_LIMIT_S)
         finally:
             waiting.join()
             assert running.stop() == 0
@@ -189,7 +190,7 @@ def test_what_cannot_be_sent_is_refused_by_send_and_names_what_is_wrong(
     table = pa.table({"value": [b"x"]})
     with Admin(appliance.address) as admin, Producer(appliance.address) as producer:
         admin.create_topics(NewTopic(topic, 2, {"delay.enabled": "true"}))
-        producer.send(topic, b"x", key=b"known").result(20)
+        producer.send(topic, b"x", key=b"known").result(HANG_LIMIT_S)
         for arguments, sentence in calls:
             with pytest.raises(InvalidRecordError, match=sentence):
                 producer.send(topic, **arguments)
@@ -203,7 +204,7 @@ def test_what_cannot_be_sent_is_refused_by_send_and_names_what_is_wrong(
         for frame in (None, 3, [1, 2], {"value": [b"x"]}):
             with pytest.raises(SchemaMismatchError, match="pass a pyarrow table"):
                 producer.send_arrow(topic, frame)
-        assert producer.send(topic, b"x", partition=np.int64(1)).result(20).partition == 1  # type: ignore[arg-type]
+        assert producer.send(topic, b"x", partition=np.int64(1)).result(HANG_LIMIT_S).partition == 1  # type: ignore[arg-type]
         assert producer.metrics()["errors"] == 0, "what is refused never was a record"
     with (
         Producer(appliance.address, partitioner=lambda _topic, _key, _count: "first") as odd,
@@ -218,7 +219,7 @@ def test_what_needs_an_assignment_says_when_a_member_has_one(
     key = TopicPartition(topic, 0)
     with Admin(appliance.address) as admin, Producer(appliance.address) as producer:
         admin.create_topics(NewTopic(topic))
-        producer.send(topic, b"x").result(20)
+        producer.send(topic, b"x").result(HANG_LIMIT_S)
     with Consumer(
         topic, bootstrap=appliance.address, group_id=topic, auto_offset_reset="earliest"
     ) as consumer:

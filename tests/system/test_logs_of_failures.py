@@ -7,6 +7,8 @@ import pathlib
 import subprocess
 import sys
 
+from tests.kit.processes import HANG_LIMIT_S
+
 FAILING = """
 import pathlib
 from tailrace import embedded
@@ -45,7 +47,7 @@ def test_a_test_that_fails_shows_what_its_appliances_have_logged(tmp_path: pathl
         env=environment,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HANG_LIMIT_S,
         check=False,
     )
     said = done.stdout

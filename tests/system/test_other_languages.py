@@ -17,7 +17,7 @@ import pytest
 from tailrace import Admin, Consumer, NewTopic, Producer, TopicPartition
 from tailrace.client.partitioners import partition_for_key
 from tailrace.embedded_appliance import EmbeddedAppliance
-from tests.kit.processes import wait_until
+from tests.kit.processes import HANG_LIMIT_S, wait_until
 
 CLIENT = pathlib.Path(__file__).parents[2] / "examples/clients/javascript"
 GROUP_MEMBER = pathlib.Path(__file__).parents[2] / "examples/clients/python/group_member.py"
@@ -41,7 +41,7 @@ def test_a_client_in_javascript_produces_fetches_and_chooses_partitions_as_ours(
         assert handle.result(60).partition == partition_for_key(b"k0", 3)
     command = ["node", "example.mjs", appliance.address, topic, str(COUNT)]
     done = subprocess.run(
-        command, cwd=CLIENT, capture_output=True, text=True, timeout=60, check=False
+        command, cwd=CLIENT, capture_output=True, text=True, timeout=HANG_LIMIT_S, check=False
     )
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
@@ -114,7 +114,10 @@ def test_members_of_a_group_that_know_the_protocol_page_alone_share_hand_over_an
         for process in processes:
             process.terminate()
         for process in processes:
-            assert (process.wait(60), process.stderr.read() if process.stderr else b"") == (0, b"")
+            assert (
+                process.wait(HANG_LIMIT_S),
+                process.stderr.read() if process.stderr else b"",
+            ) == (0, b"")
             if process.stderr:
                 process.stderr.close()
         assert admin.list_groups()[topic]["members"] == 0, "they have left"

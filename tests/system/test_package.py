@@ -25,6 +25,7 @@ from tailrace import kernel, launcher
 from tailrace.embedded_appliance import EmbeddedAppliance
 from tailrace.kernel.build import NotCompiledError, compile_kernel
 from tests.kit.installed import ROOT, build_wheel, install, requirements, top_level_names
+from tests.kit.processes import HANG_LIMIT_S
 
 pytestmark = pytest.mark.long  # wheels are built and installed: a minute
 SERVER_PACKAGES = {"appliance", "netfront", "shm", "workers"}
@@ -105,7 +106,7 @@ def run(
         input=stdin,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANG_LIMIT_S,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
@@ -190,7 +191,7 @@ def test_a_build_goes_on_without_a_compiler_and_says_so_in_one_line(
         env={**os.environ, **prepared},
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=HANG_LIMIT_S,
         check=True,
     )
     (line,) = [line for line in (built.stdout + built.stderr).splitlines() if "kernel" in line]
@@ -232,7 +233,7 @@ def served(whole: Installed, hostile: pathlib.Path, tmp_path: pathlib.Path) -> I
     process.send_signal(signal.SIGTERM)
     rest = process.stderr.read()
     process.stderr.close()
-    assert process.wait(30) == 0, rest
+    assert process.wait(HANG_LIMIT_S) == 0, rest
     assert "ended_badly" not in "".join(lines) + rest
 
 
@@ -274,7 +275,7 @@ def test_a_client_of_another_version_over_the_server_and_a_missing_dependency_ar
         ["-I", str(tmp_path / "tailrace" / "launcher.py"), "appliance.supervise.supervisor"],
     )
     missing = subprocess.run(
-        [python, "-S", *command], capture_output=True, text=True, timeout=60, check=False
+        [python, "-S", *command], capture_output=True, text=True, timeout=HANG_LIMIT_S, check=False
     )
     assert missing.returncode == ExitCode.CONFIG, missing.stderr
     assert re.fullmatch(
@@ -287,7 +288,7 @@ def test_a_client_of_another_version_over_the_server_and_a_missing_dependency_ar
         )
     )
     mixed = subprocess.run(
-        [python, *command], capture_output=True, text=True, timeout=60, check=False
+        [python, *command], capture_output=True, text=True, timeout=HANG_LIMIT_S, check=False
     )
     assert mixed.returncode == ExitCode.CONFIG, mixed.stderr
     assert (

@@ -23,6 +23,7 @@ from tailrace.core.errors import RequestTimeoutError, TailraceError
 from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
 from tests.kit.matrices import short
 from tests.kit.processes import (
+    HANG_LIMIT_S,
     children,
     comm,
     kill_and_wait_for_successor,
@@ -71,7 +72,6 @@ def test_processes_are_named_by_role_and_started_isolated(own: EmbeddedAppliance
         "tr-controller-0",
         "tr-flusher-0",
         "tr-front-0",
-        "tr-scheduler-0",
         "tr-worker-0",
         "tr-zygote-0",
     ]
@@ -98,7 +98,9 @@ def test_processes_that_look_for_work_find_it_and_sleep_when_there_is_none(
         with Producer(running.address, linger_ms=0) as producer:
             for number in range(100):
                 assert (
-                    producer.send("orders", b"%d" % number, partition=number % 2).result(30).offset
+                    producer.send("orders", b"%d" % number, partition=number % 2)
+                    .result(HANG_LIMIT_S)
+                    .offset
                     == number // 2
                 )
         assert values_by_partition(running, 100) == {
@@ -228,7 +230,7 @@ def test_serve_ends_cleanly_on_signals_also_when_the_whole_group_gets_them(
     os.killpg(served.pid, number)
     rest = served.stderr.read()
     served.stderr.close()
-    assert served.wait(60) == 0, rest
+    assert served.wait(HANG_LIMIT_S) == 0, rest
     assert "stopped clean=True" in rest
     assert "ended_badly" not in rest
 
@@ -517,7 +519,7 @@ def test_buffer_memory_that_stays_full_raises(tmp_path: pathlib.Path) -> None:
                     send_many(producer, 10_000)
             finally:
                 os.kill(flusher, signal.SIGCONT)
-            producer.flush(30)
+            producer.flush(HANG_LIMIT_S)
     finally:
         assert running.stop() == 0
 

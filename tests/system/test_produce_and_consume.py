@@ -27,6 +27,7 @@ from tailrace.core.errors import (
     SchemaMismatchError,
 )
 from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
+from tests.kit.processes import HANG_LIMIT_S
 from tests.kit.topics import create, read_all
 
 
@@ -291,7 +292,7 @@ def test_a_program_that_ends_without_close_still_delivers(
         [sys.executable, "-W", "error", "-c", code],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANG_LIMIT_S,
         check=True,
     )
     assert done.stderr == ""
@@ -425,7 +426,7 @@ def test_first_records_come_without_pandas_being_loaded(
         "print('pandas' in sys.modules)"
     )
     done = subprocess.run(
-        [sys.executable, "-P", "-c", code], capture_output=True, timeout=120, check=False
+        [sys.executable, "-P", "-c", code], capture_output=True, timeout=HANG_LIMIT_S, check=False
     )
     assert (done.stdout, done.stderr) == (
         b"False\n",

@@ -10,6 +10,7 @@ import pytest
 from tailrace import Producer
 from tailrace.core.errors import ClientClosedError, RequestTimeoutError, TailraceError
 from tailrace.embedded_appliance import start_embedded
+from tests.kit.processes import HANG_LIMIT_S
 from tests.kit.programs import read_values, run_program
 
 UNCLOSED = """
@@ -56,11 +57,11 @@ def test_flush_and_close_end_in_time_when_the_appliance_is_gone(topic: str) -> N
         producer.flush(0.2)
     closing = threading.Thread(target=producer.close, args=(0.2,))
     closing.start()
-    closing.join(20)
+    closing.join(HANG_LIMIT_S)
     assert not closing.is_alive(), "close() waits for another thread's metadata"
     assert isinstance(handle.exception(0), ClientClosedError)
     assert [type(error) for error in errors] == [ClientClosedError]
-    blocked.join(20)
+    blocked.join(HANG_LIMIT_S)
     assert [type(error) for error in refused] == [ClientClosedError], (
         "a send that waited for metadata ends with the producer"
     )
@@ -73,7 +74,8 @@ tailrace.producer.producer.EXIT_TIMEOUT_S = 0.5
 from tailrace import Producer
 from tailrace.embedded_appliance import start_embedded
 appliance = start_embedded()
-producers = [Producer(appliance.address, linger_ms=60_000) for _ in range(4)]
+patience = {"linger_ms": 600_000, "delivery_timeout_ms": 900_000}  # more than the test's
+producers = [Producer(appliance.address, **patience) for _ in range(4)]
 for producer in producers:
     producer.send("t", b"x").result(60)
 appliance.stop()
@@ -83,5 +85,5 @@ for producer in producers:
 
 
 def test_a_program_ends_in_time_with_unclosed_producers_and_no_appliance() -> None:
-    done = run_program(UNCLOSED_WITHOUT_APPLIANCE, timeout_s=30)
+    done = run_program(UNCLOSED_WITHOUT_APPLIANCE)
     assert done.returncode == 0, done.stderr

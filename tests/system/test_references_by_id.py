@@ -4,6 +4,8 @@ consumers, queues and leases that knew the old one.
 
 from __future__ import annotations
 
+import contextlib
+import sqlite3
 from typing import Any
 
 import pytest
@@ -14,16 +16,19 @@ from tailrace import (
     InvalidRequestError,
     NewTopic,
     Producer,
+    Record,
     ShareConsumer,
     TopicPartition,
     UnknownTopicError,
     UnknownTopicIdError,
 )
 from tailrace.embedded_appliance import EmbeddedAppliance
+from tailrace.idempotent import SqlSink
 from tests.kit.groups import poll_until, read_until
 from tests.kit.queues import share, take
 
 COUNT = 10
+LONG_MS = 60_000
 
 
 def send(appliance: EmbeddedAppliance, topic: str, first: int = 0) -> None:
@@ -222,3 +227,133 @@ def test_a_consumer_that_was_assigned_a_topic_made_again_is_told_by_kind(
         admin.create_topics(NewTopic(topic))
         with pytest.raises(UnknownTopicIdError):
             consumer.poll(60_000)
+
+
+@pytest.mark.parametrize("group", [None, "g"])
+@pytest.mark.parametrize("is_given_up", [False, True], ids=["assign", "unsubscribe, assign"])
+def test_a_consumer_that_assigns_again_reads_the_topic_that_was_made_again(
+    appliance: EmbeddedAppliance, made: str, group: str | None, is_given_up: bool
+) -> None:
+    """The error advises it. The topic was taken from what was known of the deleted one, and each
+    poll raised.
+    """
+    key = TopicPartition(made, 0)
+    with Consumer(
+        bootstrap=appliance.address, group_id=group and f"g-{made}", auto_offset_reset="earliest"
+    ) as consumer:
+        consumer.assign([key])
+        assert len(consumer.consume(COUNT)) == COUNT
+        make_again(appliance, made)
+        send(appliance, made, 100)
+        with pytest.raises(UnknownTopicIdError):
+            consumer.poll(LONG_MS)
+        if is_given_up:
+            consumer.unsubscribe()
+        consumer.assign([key])
+        assert [int(record.value) for record in consumer.consume(COUNT)] == list(range(100, 110))
+
+
+def test_a_kept_partition_of_a_deleted_topic_does_not_keep_others_from_being_assigned(
+    appliance: EmbeddedAppliance, made: str
+) -> None:
+    other = f"{made}-other"
+    with Admin(appliance.address) as admin, Consumer(bootstrap=appliance.address) as consumer:
+        admin.create_topics(NewTopic(other))
+        consumer.assign([TopicPartition(made, 0)])
+        admin.delete_topics([made])
+        consumer.assign([TopicPartition(made, 0), TopicPartition(other, 0)])
+        assert len(consumer.assignment()) == 2
+        with pytest.raises(UnknownTopicError):
+            Consumer(bootstrap=appliance.address).assign([TopicPartition(made, 0)])
+
+
+def test_the_place_of_a_deleted_topics_record_is_not_sought_in_the_topic_that_was_made_again(
+    appliance: EmbeddedAppliance, made: str
+) -> None:
+    """A program that seeks back to a record that has failed skipped records of the new topic."""
+    with Consumer(
+        made, bootstrap=appliance.address, group_id=f"g-{made}", auto_offset_reset="earliest"
+    ) as consumer:
+        failed = consumer.consume(COUNT)[5]
+        consumer.seek(TopicPartition(failed.topic, failed.partition), failed.offset)
+        assert consumer.consume(1) == [failed]
+        make_again(appliance, made)
+        send(appliance, made, 100)
+        assert consumer.consume(1)[0].value == b"100"
+        with pytest.raises(UnknownTopicIdError, match="deleted"):
+            consumer.seek(TopicPartition(failed.topic, failed.partition), failed.offset)
+        assert consumer.consume(1)[0].offset == 1
+
+
+def test_a_partition_that_is_assigned_by_the_name_in_a_deleted_topics_record_is_the_new_topics(
+    appliance: EmbeddedAppliance, made: str
+) -> None:
+    """Its commits were refused as those of the deleted topic."""
+    key = TopicPartition(made, 0)
+    with Consumer(bootstrap=appliance.address, auto_offset_reset="earliest") as reader:
+        reader.assign([key])
+        record = reader.consume(1)[0]
+    make_again(appliance, made)
+    send(appliance, made, 100)
+    with Consumer(
+        bootstrap=appliance.address, group_id=f"g-{made}", auto_offset_reset="earliest"
+    ) as consumer:
+        consumer.assign([TopicPartition(record.topic, record.partition)])
+        assert consumer.consume(COUNT)[0].value == b"100"
+        consumer.commit()
+        assert consumer.committed(key) == COUNT
+
+
+def test_a_sink_that_seeks_in_a_topic_that_was_made_again_knows_no_gaps_of_the_deleted_one(
+    appliance: EmbeddedAppliance, made: str
+) -> None:
+    """Records of the new topic were refused as left out of a transaction over the deleted one."""
+    key = TopicPartition(made, 0)
+    with contextlib.closing(sqlite3.connect(":memory:")) as database:
+        sink = SqlSink(database, "billing")
+        for turn in range(2):
+            with Consumer(bootstrap=appliance.address, auto_offset_reset="earliest") as consumer:
+                consumer.assign([key])
+                sink.seek(consumer)
+                records = consumer.consume(COUNT)
+            if turn == 0:
+                with sink.transaction(records[:3] + records[6:]):
+                    pass
+                make_again(appliance, made)
+                send(appliance, made, 100)
+        with sink.transaction(records[:8]) as tx:
+            assert len(tx.records) == 8
+        with sink.transaction(records) as tx:
+            assert [record.offset for record in tx.records] == [8, 9]
+
+
+@pytest.mark.parametrize("has_noticed", [False, True])
+@pytest.mark.parametrize("deserializes", [False, True])
+def test_a_retry_of_a_deleted_topics_record_is_of_that_record_or_none(
+    appliance: EmbeddedAppliance, made: str, deserializes: bool, has_noticed: bool
+) -> None:
+    """With a deserializer the record at the same place of the new topic was retried instead, and
+    without one the header named the new topic.
+    """
+    with Consumer(
+        made,
+        bootstrap=appliance.address,
+        group_id=f"g-{made}",
+        auto_offset_reset="earliest",
+        value_deserializer=bytes if deserializes else None,
+    ) as consumer:
+        record = consumer.consume(COUNT)[5]
+        make_again(appliance, made)
+        send(appliance, made, 100)
+        if has_noticed:
+            assert read_until([consumer], COUNT)[5].value == b"105"
+        if deserializes:
+            with pytest.raises(UnknownTopicError):
+                consumer.retry_later(record, 0)
+        else:
+            assert consumer.retry_later(record, 0) == 1
+            found: list[Record] = []
+            while not found:
+                found = [one for one in consumer.poll(1_000) if one.topic != made]
+            assert found[0].value == b"5"
+            assert dict(found[0].headers)["retry.topic_id"].decode() == record.topic_id.hex()

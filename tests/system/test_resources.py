@@ -29,7 +29,7 @@ from tests.fuzz import conversations
 from tests.fuzz.peer import GREETING, READY, Peer, message, tcp_address
 from tests.fuzz.watch import private_bytes
 from tests.fuzz.world import World
-from tests.kit.processes import children, kill_and_wait_for_successor, wait_until
+from tests.kit.processes import HANG_LIMIT_S, children, kill_and_wait_for_successor, wait_until
 
 SMALL: dict[str, Any] = {
     "ring_bytes": 4 << 20,
@@ -328,7 +328,9 @@ def test_a_process_that_the_kernel_kills_for_memory_comes_back_and_nothing_is_lo
         # victim is dying, and nobody else may be killed, the kernel may end the neighbour, too:
         # that is no matter of the appliance.
         done = subprocess.run(
-            [sys.executable, "-c", HOG, str(memory_group), str(pid)], check=False, timeout=60
+            [sys.executable, "-c", HOG, str(memory_group), str(pid)],
+            check=False,
+            timeout=HANG_LIMIT_S,
         )
         assert done.returncode in (0, -signal.SIGKILL)
         wait_until(
@@ -387,7 +389,7 @@ def test_full_shared_memory_refuses_what_needs_more_of_it_and_disturbs_nothing_e
                 "there is room",
             )
         with Producer(running.address, acks="all") as producer:
-            assert producer.send("own-worker", b"x").result(30).offset == 0
+            assert producer.send("own-worker", b"x").result(HANG_LIMIT_S).offset == 0
         client.goes_on()
 
 

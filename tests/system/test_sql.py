@@ -17,6 +17,7 @@ from appliance.cli.commands import sql
 from tailrace import Admin, NewTopic, Producer
 from tailrace.embedded_appliance import EmbeddedAppliance
 from tests.kit.cli import run
+from tests.kit.processes import HANG_LIMIT_S
 
 
 @pytest.fixture(scope="module")
@@ -275,7 +276,7 @@ def test_without_duckdb_it_says_how_to_install_it(filled: EmbeddedAppliance, tmp
     done = subprocess.run(
         [sys.executable, "-c", "from appliance.cli.main import main; main()", "sql", "select 1",
         "--bootstrap", filled.address],
-        capture_output=True, text=True, timeout=60, check=False,
+        capture_output=True, text=True, timeout=HANG_LIMIT_S, check=False,
         env={**os.environ, "PYTHONPATH": f"{tmp_path}:{os.getcwd()}"},
     )  # fmt: skip
     assert (done.returncode, "pip install 'tailrace[sql]'" in done.stderr) == (1, True)
@@ -318,5 +319,5 @@ def test_rows_come_while_the_query_runs_and_ctrl_c_ends_it(
         assert running.stdout.readline().split() == [b"n", b"carrier"]
         running.send_signal(signal.SIGINT)
         if is_read_on:
-            running.communicate(timeout=60)
-        assert running.wait(60) == 130
+            running.communicate(timeout=HANG_LIMIT_S)
+        assert running.wait(HANG_LIMIT_S) == 130

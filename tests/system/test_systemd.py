@@ -15,7 +15,7 @@ import textwrap
 
 import pytest
 
-from tests.kit.processes import comm, wait_until
+from tests.kit.processes import HANG_LIMIT_S, comm, wait_until
 
 UNIT = pathlib.Path(__file__).parents[2] / "systemd" / "tailrace.service"
 TAILRACE = pathlib.Path(sys.executable).parent / "tailrace"
@@ -61,7 +61,7 @@ def test_ready_watchdog_status_and_stopping_over_a_real_socket(tmp_path: pathlib
             receive_until(server, "WATCHDOG=1")
             served.send_signal(signal.SIGTERM)
             receive_until(server, "STOPPING=1")
-            assert served.wait(60) == 0
+            assert served.wait(HANG_LIMIT_S) == 0
         finally:
             served.kill()
             served.wait()
@@ -95,7 +95,7 @@ def test_the_watchdog_is_not_fed_while_a_process_hangs(tmp_path: pathlib.Path) -
             wait_until(is_silent, "WATCHDOG=1 stops coming")
             worker.resume()
             served.terminate()
-            assert served.wait(60) == 0
+            assert served.wait(HANG_LIMIT_S) == 0
         finally:
             served.kill()
             served.wait()
@@ -230,7 +230,7 @@ def test_under_a_real_systemd_it_becomes_ready_survives_a_kill_and_stops_cleanly
                 capture_output=True,
                 text=True,
                 check=False,
-                timeout=120,
+                timeout=HANG_LIMIT_S,
             )
 
         wait_until(lambda: systemctl("list-units").returncode == 0, "systemd answers")

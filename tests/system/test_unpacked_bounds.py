@@ -104,7 +104,7 @@ def test_a_delayed_record_that_could_not_be_delivered_uncompressed_is_refused_an
 @pytest.mark.parametrize(
     ("change", "error"),
     [
-        ({"attributes": ATTRIBUTE_TRANSACTIONAL}, UnsupportedBatchError),
+        ({"attributes": ATTRIBUTE_TRANSACTIONAL}, UnsafeBatchError),
         ({"attributes": ATTRIBUTE_SPARSE}, UnsupportedBatchError),
         ({"attributes": 1 << 20}, UnsupportedBatchError),
         ({"due_us": 1 << 32}, UnsafeBatchError),

@@ -84,7 +84,6 @@ def test_every_process_is_a_fork_and_the_supervisors_child(own: EmbeddedApplianc
         "tr-controller-0",
         "tr-flusher-0",
         "tr-front-0",
-        "tr-scheduler-0",
         "tr-worker-0",
     ]
     assert all(is_forked(pid) for pid in found.values())

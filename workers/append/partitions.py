@@ -29,7 +29,8 @@ from tailrace.format.batch_header import checksum_seed
 from tailrace.kernel import FastPathPartition
 from tailrace.kernel.batch_shape import shape_of
 from workers.append.descriptor_index import DescriptorIndex
-from workers.log import delay_rules
+from workers.append.open_transaction_index import OpenTransactionIndex
+from workers.log import delay_rules, transaction_rules
 from workers.log.producer_state import KEPT, ProducerTable
 
 logger = logging.getLogger(__name__)
@@ -103,6 +104,11 @@ class Partitions:
         self.by_slot: dict[int, Partition] = {}
         self.delay_logs: dict[tuple[str, int], Partition] = {}
         """Delay logs by (topic id of their topic, partition). The same worker has both."""
+        self.open_transactions = OpenTransactionIndex()
+        self.unreadable: set[int] = set()
+        """Slots of partitions of which it is unknown what is open there."""
+        self.on_taken_up: Callable[[int], None] | None = None
+        """Called with the slot of a partition that was opened or resynchronised."""
         self._unopened: dict[int, UnopenedPartition] = {}
         self._ring = ring
         self._tables = tables
@@ -194,6 +200,7 @@ class Partitions:
                 and self._unopened[slot].assignment.topic_id == assignment.topic_id
             ):
                 del self._unopened[slot]
+                self.unreadable.discard(slot)
         elif known is not None and same:
             if assignment.version >= known.assignment.version:
                 known.assign(assignment)
@@ -203,11 +210,24 @@ class Partitions:
                 self._forget(slot)
             self._unopened.pop(slot, None)
             self.by_slot[slot] = opened
+            self._show_taken_up(opened)
             if assignment.delay_of:
                 self.delay_logs[assignment.delay_of, assignment.partition] = opened
 
+    def _show_taken_up(self, partition: Partition) -> None:
+        slot = partition.assignment.slot
+        self.open_transactions.replace(slot, partition.producers.transactions)
+        if partition.leader_epoch == NO_EPOCH:
+            self.unreadable.add(slot)
+        else:
+            self.unreadable.discard(slot)
+        if self.on_taken_up is not None:
+            self.on_taken_up(slot)
+
     def _forget(self, slot: int) -> None:
         assignment = self.by_slot.pop(slot).assignment
+        self.open_transactions.forget(slot)
+        self.unreadable.discard(slot)
         if assignment.delay_of:
             self.delay_logs.pop((assignment.delay_of, assignment.partition), None)
 
@@ -234,6 +254,7 @@ class Partitions:
         if known is not None:
             self._forget(slot)
         self._unopened[slot] = UnopenedPartition(assignment, code, now_ns + OPEN_RETRY_NS)
+        self.unreadable.add(slot)
 
     def _open(self, assignment: Assignment) -> Partition:
         table = self._tables[assignment.data_dir]
@@ -247,6 +268,8 @@ class Partitions:
             partition.last_append_us = max(append_us, state.last_append_us)
             if state.state is SlotState.UNREADABLE:
                 partition.leader_epoch = NO_EPOCH
+        else:  # the flusher has not opened it yet: an empty table, which knows the clock's jumps
+            partition.producers = self._load_producers(assignment, 0)
         return partition
 
     def _take_up(self, partition: Partition, next_offset: int, leader_epoch: int) -> None:
@@ -259,7 +282,9 @@ class Partitions:
                 continue
             if d.flags & delay_rules.SPECIAL_FLAGS:
                 delay_rules.note_descriptor(producers, d)
-            if d.producer_id >= 0:
+            if d.is_transactional:
+                transaction_rules.note_descriptor(producers, d)
+            if d.producer_id >= 0 and not d.control_type:
                 producers.record(
                     d.producer_id,
                     d.producer_epoch,
@@ -290,9 +315,9 @@ class Partitions:
         )
         for each in (partition, other):
             if each is not None:
-                self._check_log_end(each)
+                self.check_log_end(each)
 
-    def _check_log_end(self, partition: Partition) -> None:
+    def check_log_end(self, partition: Partition) -> None:
         """Resynchronise a partition whose log ends before this worker's next offset, or has a new
         epoch, although everything is settled. Its disk has failed, and the log is authoritative.
         """
@@ -318,6 +343,8 @@ class Partitions:
                     assignment.partition,
                     str(error),
                 )
+            else:
+                self._show_taken_up(partition)
 
     def on_new_epoch(self, partition: Partition) -> bool:
         """Resynchronise after the flusher has changed the log's end because of a failed disk.
@@ -339,6 +366,7 @@ class Partitions:
                     str(error),
                 )
                 return False
+            self._show_taken_up(partition)
             logger.info(
                 "epoch_taken_up topic=%s partition=%d epoch=%d next_offset=%d",
                 assignment.topic, assignment.partition, state.leader_epoch, state.log_end_offset,

@@ -13,6 +13,7 @@ Invariants:
 - A message that fails unexpectedly changes nothing, gets INTERNAL_ERROR, and is not read again.
 - A failure after the descriptor was written ends the process, because memory no longer follows from
   the ring.
+- Without transactions a step costs one look at one word more (`_transactions`).
 
 Crash: all of its state is derived, and no batch is lost or repeated.
 - Next offset of a partition: from the table and the unsettled descriptors.
@@ -26,12 +27,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from shm.atomic_word import is_compiled
 from shm.control import ProcessSlot
 from shm.crash_points import crash_point, is_armed
 from shm.doorbell import Doorbell
-from shm.lane import LaneError, LaneMessage, LaneReader
+from shm.lane import LaneError, LaneMessage, LaneReader, LaneWriter
 from shm.lane_messages import REPLAY, Assignment, LaneKind
 from shm.layout import (
     ACKS_LEADER,
@@ -39,8 +41,10 @@ from shm.layout import (
     FLAG_BYTES,
     FLAG_CONTROL,
     FLAG_DUPLICATE,
+    FLAG_TRANSACTIONAL,
     SLOT_MAP_SHIFT,
     SOURCE_CONTROLLER,
+    SOURCE_GROUPS,
     SOURCE_SCHEDULER,
     Phase,
     ProcessWord,
@@ -65,6 +69,7 @@ from tailrace.format.batch_header import (
 from tailrace.kernel import fast_append
 from workers.append.batch_validation import checked_header
 from workers.append.partitions import LoadProducers, Partition, Partitions
+from workers.log import transaction_rules
 from workers.log.delay_rules import (
     SPECIAL_ATTRIBUTES,
     SPECIAL_FLAGS,
@@ -79,6 +84,9 @@ from workers.log.producer_state import OLDER_BYTES, Decision, ProducerTable
 from workers.log.retention.wall_clock_jumps import WallJumps, follow
 from workers.segment.files import DiskFiles, Files
 
+if TYPE_CHECKING:
+    from workers.append.transactions import Transactions
+
 logger = logging.getLogger(__name__)
 
 LANE_FREED_BYTES = 64 << 10
@@ -89,6 +97,12 @@ EXPIRY_INTERVAL_NS = 600_000_000_000
 BLOCKED_RETRY_NS = 5_000_000
 """Retry interval of a worker with a full ring, if the doorbell of the process that frees space is
 lost (see `Ring.is_crowded`).
+"""
+
+
+ConnectCoordinator = Callable[[int], tuple[LaneReader, LaneWriter, Doorbell]]
+"""Lane position to resume at -> the lanes from and to the transaction coordinator, and its
+doorbell.
 """
 
 
@@ -112,8 +126,12 @@ class Worker:
         producer_expiration_us: int,
         producer_ids_max: int,
         now_us: Callable[[], int],
+        connect_coordinator: ConnectCoordinator,
+        request_coordinator: Callable[[], None],
     ) -> None:
-        """`is_disk_full` returns True if a data directory (by number) accepts no batches now."""
+        """`is_disk_full` returns True if a data directory (by number) accepts no batches now.
+        `request_coordinator` asks for the lanes to the transaction coordinator.
+        """
         self._ring = ring
         self._lanes = lanes
         self._order = [source for source in lanes if source != SOURCE_CONTROLLER]
@@ -123,6 +141,13 @@ class Worker:
             slot.cell(ProcessWord.BYTES_COUNT),
             slot.cell(ProcessWord.REFUSED_COUNT),
         )
+        self._has_lanes = slot.cell(ProcessWord.TRANSACTION_LANES)
+        self._connect_coordinator = connect_coordinator
+        self._request_coordinator = request_coordinator
+        self._transactions: Transactions | None = None
+        """None until the lanes to the transaction coordinator exist."""
+        self._must_read_decisions = False
+        """True if a batch waits for what the coordinator has sent."""
         self._generation = generation
         self._has_recovered = is_running
         self._is_running = False
@@ -167,8 +192,17 @@ class Worker:
         ring = self._ring
         ring.reclaim(self._live_fronts())
         self._blocked = False
+        transactions = self._transactions
+        if transactions is None and self._has_lanes.load():
+            transactions = self._connect_transactions()
+        if transactions is not None:
+            transactions.begin_step(now_ns)
         work = self._read_lane(SOURCE_CONTROLLER, self._lanes[SOURCE_CONTROLLER])
+        if work and transactions is None and len(self._opened.open_transactions):
+            self._request_coordinator()
         if self._fed:
+            if transactions is not None:
+                work += self._read_lane(SOURCE_GROUPS, transactions.lane)
             order = self._order
             for index in range(len(order)):
                 source = order[(self._rotation + index) % len(order)]
@@ -189,10 +223,34 @@ class Worker:
                 bell.ring()
             self._bytes_word.store(self._byte_count)
             self._refused_word.store(self._refused_count)
+        if transactions is not None:
+            transactions.end_step()
         if now_ns >= self._timers.quiet_until_ns:
             for task in self._timers.advance(now_ns):
                 task()
         return work
+
+    def _connect_transactions(self) -> Transactions:
+        # imported now: most appliances never use a transaction
+        from workers.append.coordinator_reports import CoordinatorReports
+        from workers.append.transactions import Transactions
+
+        lane, writer, bell = self._connect_coordinator(
+            self.resume_positions(self._ring).get(SOURCE_GROUPS, 0)
+        )
+        self._lanes[SOURCE_GROUPS] = lane
+        self._every_lane.append(lane)
+        self._transactions = Transactions(
+            ring=self._ring,
+            lane=lane,
+            reports=CoordinatorReports(writer, bell, self._generation),
+            partitions=self._opened,
+            tables=self._tables,
+            generation=self._generation,
+            now_us=self._now_us,
+            error_handler=self._error_handler,
+        )
+        return self._transactions
 
     def _runs(self) -> bool:
         self._is_running = self._is_running or self._has_recovered()
@@ -214,6 +272,8 @@ class Worker:
         if not self._runs():
             return None  # a ring announces the end of recovery
         deadline_ns = self._timers.quiet_until_ns
+        if self._transactions is not None:
+            deadline_ns = min(deadline_ns, self._transactions.next_deadline_ns() or deadline_ns)
         return min(deadline_ns, self._now_ns + BLOCKED_RETRY_NS) if self._blocked else deadline_ns
 
     def begin_stop(self) -> None:
@@ -240,6 +300,10 @@ class Worker:
                     raise
                 self._fail(source, message, error)
                 taken = True
+            if not taken and self._must_read_decisions and self._transactions is not None:
+                self._must_read_decisions = False
+                count += self._read_lane(SOURCE_GROUPS, self._transactions.lane)
+                continue
             if not taken:
                 self._blocked = True
                 break
@@ -251,7 +315,7 @@ class Worker:
         """Append batches by the kernel's fast path, as many as `_produce` would
         append without a special case.
         """
-        if not self._has_fast_path or source in (SOURCE_CONTROLLER, SOURCE_SCHEDULER) or is_armed():
+        if not self._has_fast_path or source >= SOURCE_CONTROLLER or is_armed():
             return 0
         open_tables = [
             None if self._is_disk_full(data_dir) else table
@@ -280,6 +344,8 @@ class Worker:
         """
         if message.kind == LaneKind.PRODUCE:
             return self._produce(source, message)
+        if source == SOURCE_GROUPS and self._transactions is not None:
+            return self._transactions.take(message)
         if message.kind == LaneKind.ASSIGN:
             return self._assign(source, message)
         if message.kind == LaneKind.FED and message.correlation_id == self._generation:
@@ -348,6 +414,10 @@ class Worker:
         if source == SOURCE_SCHEDULER and not self._is_next_delay(partition, header):
             self._opened.check_log_ends(partition)
             return self._refuse(source, message, ErrorCode.UNKNOWN_SEQUENCE, next_offset, header)
+        if header.is_transactional and (code := self._transaction_refusal(partition, header)):
+            if self._must_read_decisions:
+                return False
+            return self._refuse(source, message, code, next_offset, header)
         verdict = None
         if header.producer_id >= 0:
             now_us = self._now_us()
@@ -370,8 +440,13 @@ class Worker:
         ):
             return self._refuse(source, message, ErrorCode.STALE_SLOT_MAP, next_offset, header)
         if verdict is not None:
-            if verdict.is_new and not self._opened.has_room_for_producer(
-                partition, self._producer_ids_max, now_us
+            # registered producers are bounded, and forgotten with their transactions
+            if (
+                verdict.is_new
+                and not header.is_transactional
+                and not self._opened.has_room_for_producer(
+                    partition, self._producer_ids_max, now_us
+                )
             ):
                 return self._refuse(
                     source, message, ErrorCode.TOO_MANY_PRODUCERS, next_offset, header
@@ -380,6 +455,22 @@ class Worker:
                 return self._refuse(source, message, verdict.code, next_offset, header)
         self._append_batch(partition, header, message, source, position, shown[3])
         return True
+
+    def _transaction_refusal(self, partition: Partition, header: BatchHeader) -> ErrorCode:
+        """Return the error code of a batch of a transaction, OK if its sequence decides.
+
+        Before a refusal the coordinator's lane is read once more, since the decision that explains
+        the batch may have come within this step: then `_must_read_decisions` is set.
+        """
+        if partition.is_delay_log:
+            return ErrorCode.NOT_SUPPORTED
+        if self._transactions is None:
+            return ErrorCode.CONCURRENT_TRANSACTIONS
+        code = self._transactions.refusal(partition, header)
+        if code and self._transactions.lane.has_more():
+            self._must_read_decisions = not self._blocked
+            return ErrorCode.CONCURRENT_TRANSACTIONS  # if the ring has no space for its markers
+        return code
 
     def _is_next_delay(self, partition: Partition, header: BatchHeader) -> bool:
         """True if a batch from the scheduler is new.
@@ -439,6 +530,8 @@ class Worker:
         target = self._copy(position, batch)
         at = header_position(target)
         flags = message.flags | FLAG_BYTES
+        if header.is_transactional:
+            flags |= FLAG_TRANSACTIONAL
         if header.attributes & SPECIAL_ATTRIBUTES:
             flags |= flags_of(header)
         elif partition.assignment.delay_of:
@@ -468,6 +561,10 @@ class Worker:
         self._byte_count += len(batch)
         if header.attributes & SPECIAL_ATTRIBUTES:
             note_header(partition.producers, header)
+        if header.is_transactional and self._transactions is not None:
+            header.base_offset = base_offset
+            transaction_rules.note_header(partition.producers, header)
+            self._transactions.note_batch(message.slot, header)
         if header.producer_id >= 0:
             partition.producers.record(
                 header.producer_id,
@@ -568,6 +665,19 @@ def build(context: ProcessContext, files: Files) -> Worker:
             files, spec.data_dirs[data_dir], assignment, end_offset, moved[data_dir]
         )
 
+    def connect_coordinator(resume_at: int) -> tuple[LaneReader, LaneWriter, Doorbell]:
+        name = process_name(Role.GROUPS, 0)
+        return (
+            context.lane_reader(name, resume_at),
+            context.lane_writer(name),
+            context.bell(Role.GROUPS, 0),
+        )
+
+    def request_coordinator() -> None:
+        if not context.slot.load(ProcessWord.TRANSACTIONS_REQUESTED):
+            context.slot.store(ProcessWord.TRANSACTIONS_REQUESTED, 1)
+            context.bell(Role.SUPERVISOR, 0).ring()
+
     worker = Worker(
         ring=ring,
         lanes=lanes,
@@ -583,6 +693,8 @@ def build(context: ProcessContext, files: Files) -> Worker:
         producer_expiration_us=int(spec.settings["producer.id.expiration.ms"]) * 1000,
         producer_ids_max=int(spec.settings["producer.ids.max"]),
         now_us=clock.wall_us,
+        connect_coordinator=connect_coordinator,
+        request_coordinator=request_coordinator,
     )
     context.report_ready()
     context.ask_for_feed()

@@ -34,6 +34,7 @@ from workers.log.active_segment import PendingBatch
 from workers.log.delay_rules import SPECIAL_FLAGS, note_descriptor
 from workers.log.log_set import LogSet
 from workers.log.partition_log import LogGapError, PartitionLog
+from workers.log.transaction_rules import note_descriptor as note_transaction
 from workers.segment.files import is_shortage
 
 logger = logging.getLogger(__name__)
@@ -144,7 +145,9 @@ class BatchPlacement:
             follower.ring.plan(number, *log.place(batch))
         except (OSError, LogGapError) as error:
             return self._abandon(log, error)
-        if descriptor.producer_id >= 0:
+        if descriptor.is_transactional:
+            log.note_transactional(note_transaction(log.producers, descriptor))
+        if descriptor.producer_id >= 0 and not descriptor.control_type:
             log.producers.record(
                 descriptor.producer_id, descriptor.producer_epoch, descriptor.base_sequence,
                 descriptor.last_offset_delta,
@@ -152,6 +155,8 @@ class BatchPlacement:
             )  # fmt: skip
         if descriptor.flags & SPECIAL_FLAGS:
             note_descriptor(log.producers, descriptor)
+        if descriptor.control_type:
+            group.has_markers = True
         group.touched[log.assignment.slot] = log
         group.placed.setdefault(log.assignment.slot, []).append(number)
         group.byte_count += descriptor.length

@@ -20,7 +20,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from shm.control import ProcessSlot
 from shm.crash_points import crash_point
@@ -58,8 +58,7 @@ logger = logging.getLogger(__name__)
 FULL_DISK_RETRY_NS = 250_000_000
 
 
-@dataclass(frozen=True, slots=True)
-class FlusherSettings:
+class FlusherSettings(NamedTuple):
     linger_ns: int = 0
     batch_bytes: int = 1 << 20
     checkpoint_bytes: int = 64 << 20
@@ -346,6 +345,7 @@ class Flusher:
         for log in group.touched.values():
             log.settled()
             if not log.refusal:
+                self._log_cleaner.write_transaction_indexes(log, self._now_ns)
                 log.raise_watermark()
                 self._logs.publish(log)
         crash_point("flusher.after_verdicts")
@@ -356,7 +356,7 @@ class Flusher:
         is_crowded = self._fronts.announce(follower.ring, before, group.end)
         if any(log.assignment.has_delays for log in group.touched.values()):
             self._scheduler.ring()
-        if is_crowded and follower.worker >= 0:
+        if (is_crowded or group.has_markers) and follower.worker >= 0:
             self._workers[follower.worker].ring()
         if not group.touched:
             self._controller.ring()

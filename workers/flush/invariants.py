@@ -68,6 +68,17 @@ def check_log(log: PartitionLog) -> None:
     _need(log.log_start_offset <= log.high_watermark <= log.next_offset,
           f"{where}: start {log.log_start_offset}, high watermark {log.high_watermark}, next "
           f"{log.next_offset}")  # fmt: skip
+    first_open = log.producers.transactions.first_offset
+    _need(
+        log.last_stable_offset <= log.high_watermark
+        and (
+            first_open is None
+            or log.last_stable_offset <= max(first_open, log.log_start_offset)
+            or bool(log.refusal)
+        ),
+        f"{where}: last stable offset {log.last_stable_offset}, high watermark "
+        f"{log.high_watermark}, first open transaction at {first_open}",
+    )
     bases = sorted(log.sealed)
     if live is not None:
         _need(
@@ -116,6 +127,12 @@ def check_worker(worker: Worker) -> None:
         where = f"{partition.assignment.topic}-{partition.assignment.partition}"
         if partition.leader_epoch != NO_EPOCH:  # otherwise the log's end is unknown
             check_producers(partition.producers, partition.next_offset, where)
+        open_here = partition.producers.transactions
+        indexed = worker._opened.open_transactions.of_slot(partition.assignment.slot)
+        _need(
+            indexed == sorted((producer, found.epoch) for producer, found in open_here),
+            f"{where}: transactions {open_here.to_snapshot()} are open, the index has {indexed}",
+        )
     for (topic_id, number), log in worker._delay_logs.items():
         _need(
             (log.assignment.delay_of, log.assignment.partition) == (topic_id, number),

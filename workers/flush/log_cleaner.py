@@ -39,6 +39,8 @@ logger = logging.getLogger(__name__)
 RETENTION_CHECK_MAX_MS = 3_600_000
 RETENTION_CHECK_MIN_MS = 100
 DELAY_LOG_CHECK_MS = 10_000
+INDEX_RETRY_NS = 250_000_000
+"""Interval between attempts to write a transaction index."""
 SPLIT_MIN_BYTES = 64 << 10
 """Least space that a split must free."""
 SPLIT_KEEPS_MAX_BYTES = 64 << 20
@@ -75,6 +77,8 @@ class LogCleaner:
         self._ages: dict[int, tuple[int, Timer[Task]]] = {}
         """(segment base, timer) by slot, of segments with a segment.ms timer."""
         self._retentions: dict[int, Timer[Task]] = {}
+        self._index_retries: set[LogKey] = set()
+        """Logs with a timer to write their transaction indexes."""
         self.leases = RetentionLeases(wheel, self._on_lease_end)
 
     def advance(self, now_ns: int) -> int:
@@ -182,6 +186,37 @@ class LogCleaner:
                 "checkpoint_not_written directory=%s error=%r", log.directory, str(error)
             )
 
+    def write_transaction_indexes(self, log: PartitionLog, now_ns: int) -> int:
+        """Write the log's missing entries of transaction indexes. On a full or failing disk it is
+        tried again, and the last stable offset waits. Returns the amount of work done.
+        """
+        if not log.transaction_indexes.is_behind or self._logs.get(log.assignment.slot) is not log:
+            return 0
+        try:
+            log.write_transaction_indexes()
+        except OSError as error:
+            logger.warning(
+                "transaction_index_not_written directory=%s error=%r advice=%r",
+                log.directory, str(error),
+                "free some space or repair the disk; readers of committed records wait, and it is "
+                "tried again",
+            )  # fmt: skip
+            if log.key not in self._index_retries:
+                self._index_retries.add(log.key)
+                self._wheel.add(
+                    now_ns + INDEX_RETRY_NS, lambda: self._retry_transaction_indexes(log)
+                )
+            return 0
+        return 1
+
+    def _retry_transaction_indexes(self, log: PartitionLog) -> int:
+        """Retry after a failure. Task of a timer."""
+        self._index_retries.discard(log.key)
+        if self.write_transaction_indexes(log, self._now_ns) and not log.group and not log.refusal:
+            log.raise_stable()
+            self._logs.publish(log)
+        return 1
+
     def make_room(self) -> None:
         """Delete all expired segments at once, since the disk is full."""
         for log in self._logs.all():
@@ -226,6 +261,7 @@ class LogCleaner:
             retention_ms=retention_ms,
             retention_bytes=retention_bytes, now_us=now_us, leased_from=leased,
         )  # fmt: skip
+        start = min(start, log.last_stable_offset)  # what is open is not removed
         removed = 0
         if start > log.log_start_offset or any(
             log.following_base(s.base) <= log.log_start_offset for s in log.closed_segments()[:1]

@@ -38,6 +38,8 @@ class FlushGroup:
     placed: dict[int, list[int]] = field(default_factory=dict)
     """Numbers of the descriptors with batches in the log's group, in order, by slot."""
     byte_count: int = 0
+    has_markers: bool = False
+    """True if a transaction ends here: the worker waits for the verdict."""
 
 
 class RingFollower:

@@ -1,4 +1,5 @@
-"""Index scrubber: checks the indexes of segments that an earlier run left, and rebuilds wrong ones.
+"""Index scrubber: checks the indexes of segments that an earlier run left, transaction indexes too,
+and rebuilds wrong ones.
 
 The log is authoritative and an index can be rebuilt, so a start does not wait for this.
 `log_cleaner` calls it when idle.
@@ -28,6 +29,7 @@ def scrub_one_index(log: PartitionLog) -> None:
     """
     files, directory = log.files, log.directory
     base, live = log.unscrubbed.pop(), log.live
+    _scrub_transaction_index(log, base)
     if live is not None and live.base == base:
         if not index_is_right(files, directory, base, live.batch_count):
             live.batch_count, _ = rebuild_index(files, directory, log.file, base, live.end)
@@ -47,3 +49,13 @@ def scrub_one_index(log: PartitionLog) -> None:
         log.sealed[base] = segment._replace(
             batch_count=count, max_timestamp_us=entries[-1].max_timestamp_us
         )
+
+
+def _scrub_transaction_index(log: PartitionLog, base: int) -> None:
+    """Check the transaction index of a segment, and make it again where it is missing or damaged.
+    A segment of which is not known if it has transactions is read for it.
+    """
+    indexes, segment = log.transaction_indexes, log.sealed.get(base)
+    expected = segment.has_transactions if segment is not None else 0
+    if (expected and not indexes.has(base)) or not indexes.is_right(base):
+        log.rebuild_transaction_index(base)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from shm.lane_messages import Assignment
 from shm.layout import SlotState
@@ -32,8 +32,7 @@ from workers.segment.files import Files, is_shortage
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class RunFacts:
+class RunFacts(NamedTuple):
     """Facts from the supervisor about this run and the one before it."""
 
     run: str = ""
@@ -250,6 +249,7 @@ class LogSet:
         log.settled()
         if count:
             log.sync()
+        log.write_transaction_indexes()
         log.raise_watermark()
         return count
 
@@ -296,6 +296,7 @@ class LogSet:
                 assignment.version, max(0, log.max_timestamp_us), log.size_bytes, reason,
                 live.first_append_us if live else 0,
                 log.last_append_us, len(log.sealed) + (live is not None), ordinal, position,
+                max(log.last_stable_offset, log.log_start_offset), log.transaction_indexes.version,
             ),
         )  # fmt: skip
 

@@ -25,6 +25,7 @@ from tailrace.format.segment import (
     file_name,
     segment_bases,
 )
+from tailrace.format.transaction_index import TRANSACTION_INDEX_SUFFIX
 from workers.log.active_segment import UNFINISHED_SUFFIX
 from workers.segment.files import Files, read_whole, remove_tree, write_durably
 from workers.segment.migrate_suffix import rename_segments
@@ -121,7 +122,7 @@ class PartitionDirectory:
 
     def remove_segment(self, base: int) -> None:
         """Remove a segment and its derived files, as far as they exist. Raises OSError."""
-        for suffix in (SEGMENT_SUFFIX, INDEX_SUFFIX, PRODUCERS_SUFFIX):
+        for suffix in (SEGMENT_SUFFIX, INDEX_SUFFIX, TRANSACTION_INDEX_SUFFIX, PRODUCERS_SUFFIX):
             path = f"{self.path}/{file_name(base, suffix)}"
             if self._files.exists(path):
                 self._files.unlink(path)

@@ -4,6 +4,8 @@ Owner: the flusher, the only writer of these files.
 
 Invariants:
 - log_start_offset <= high_watermark <= next_offset.
+- last_stable_offset <= high_watermark. It waits for open transactions, and for the transaction
+  indexes.
 - next_offset and the active segment's end move only by `place`.
 - A sealed segment is synced, ends with the end-of-stream mark, and never changes.
 - A checkpoint covers only what is synced.
@@ -38,6 +40,8 @@ from workers.log.producer_snapshots import encode_producers, record_producer
 from workers.log.producer_state import ProducerTable
 from workers.log.recovery.decision import Hints
 from workers.log.recovery.log_recovery import RecoveredLog, recover_log
+from workers.log.transaction_indexes import TransactionIndexes
+from workers.log.transaction_rules import EndedTransaction
 from workers.segment.checkpoint import Checkpoint, SealedSegment, write_checkpoint
 from workers.segment.files import Files, is_shortage, write_durably
 
@@ -70,11 +74,13 @@ class PartitionLog:
         self.live: ActiveSegment | None = None
         self.next_offset = 0
         self.high_watermark = 0
+        self.last_stable_offset = 0
         self.delivered = (0, 0)
         """Key of the last delayed row below the high watermark (see `ProducerTable.delivered`)."""
         self.max_timestamp_us = 0
         self.last_append_us = 0
         self.producers = ProducerTable()
+        self.transaction_indexes = TransactionIndexes(files, self.directory)
         self.refusal = ""
         """Reason why writes are refused, or ""."""
         self.is_open = False
@@ -143,18 +149,19 @@ class PartitionLog:
         recovered = recover_log(files, self.directory, self.file, hints)
         self.sealed = recovered.sealed
         self.unscrubbed = sorted(self.sealed)
-        self.next_offset = self.high_watermark = recovered.next_offset
+        self.next_offset = recovered.next_offset
         self.max_timestamp_us = recovered.max_timestamp_us
         self.last_append_us = recovered.last_append_us
         self.producers = recovered.producers
         if self._moved is not None:
             self.producers.moved = self._moved
-        self.delivered = self.producers.delivered
         self._checkpoint_number = recovered.checkpoint_number
         self._has_segments = bool(self.sealed) or recovered.live_base >= 0
         if recovered.live_base >= 0:
             self.live = reopen(files, self.directory, recovered)
             self.unscrubbed.append(recovered.live_base)
+        self.transaction_indexes.recover(self._bases(), self.file, recovered.transactions)
+        self.raise_watermark()
         changed = bool(recovered.damage) or was_renamed
         self.file.damage = sorted([*self.file.damage, *recovered.damage])
         if self.file.offline and revive:
@@ -311,13 +318,58 @@ class PartitionLog:
         return True
 
     def remember(self, data: Readable) -> None:
-        """Record a batch's producer in the flusher's copy. Raises BatchFormatError."""
-        record_producer(self.producers, verify_batch(memoryview(data), self.file.seed))
+        """Record the producer of the batch that was placed last in the flusher's copy. Raises
+        BatchFormatError.
+        """
+        header = verify_batch(memoryview(data), self.file.seed)
+        ended = record_producer(self.producers, header)
+        if header.is_transactional:
+            self.note_transactional(ended)
+
+    def note_transactional(self, ended: EndedTransaction | None) -> None:
+        """Record that the batch that was placed last is transactional, and the transaction that it
+        ends.
+        """
+        self.transaction_indexes.note(self.newest_base, ended)
+
+    def write_transaction_indexes(self) -> None:
+        """Write the missing entries of the transaction indexes. The last stable offset waits for
+        them. Raises OSError; then nothing is forgotten.
+        """
+        if self.transaction_indexes.is_behind:
+            self.transaction_indexes.write(self._bases(), self.file)
+
+    def _sync_transaction_indexes(self) -> None:
+        """Make the transaction indexes complete and durable. Raises OSError."""
+        self.write_transaction_indexes()
+        self.transaction_indexes.sync()
+
+    def rebuild_transaction_index(self, base: int) -> None:
+        """Make a segment's transaction index again from the headers. Raises OSError."""
+        self.transaction_indexes.rebuild(base, self._bases(), self.file)
+
+    def _bases(self) -> list[int]:
+        """The bases of all segments, ascending."""
+        return sorted(self.sealed) + ([self.live.base] if self.live is not None else [])
 
     def raise_watermark(self) -> None:
-        """Raise the high watermark: everything placed is as durable as the topic requires."""
+        """Raise the high watermark: everything placed is as durable as the topic requires. With it
+        the last stable offset, unless an index is behind.
+        """
         self.high_watermark = self.next_offset
         self.delivered = self.producers.delivered
+        self.raise_stable()
+
+    def raise_stable(self) -> None:
+        """Raise the last stable offset up to the oldest open transaction, if the indexes are
+        complete. Nothing may be placed above the high watermark.
+        """
+        if not self.transaction_indexes.is_behind:
+            first_open = self.producers.transactions.first_offset
+            stable = self.high_watermark if first_open is None else first_open
+            self.last_stable_offset = max(
+                self.last_stable_offset, min(stable, self.high_watermark), self.log_start_offset
+            )
 
     def settled(self) -> None:
         """Drop the group, which has its verdicts. Its bytes may leave the ring."""
@@ -349,7 +401,8 @@ class PartitionLog:
         self.file.damage = sorted(
             [*self.file.damage, DamagedRange(self.newest_base, 0, 0, start, end)]
         )
-        self.next_offset = self.high_watermark = end
+        self.next_offset = end
+        self.raise_watermark()
         self._home.save()
         self.checkpoint(sync=True)
 
@@ -401,6 +454,7 @@ class PartitionLog:
             return
         self._files.write_at(live.fd, [END_OF_STREAM], live.end)
         self._files.sync_data(live.fd)
+        self._sync_transaction_indexes()
         self._close_live(live, live.end + len(END_OF_STREAM), live.batch_count)
         crash_point("flusher.after_seal")
 
@@ -414,8 +468,9 @@ class PartitionLog:
     def _close_live(self, live: ActiveSegment, size: int, batch_count: int) -> None:
         live.close()
         self.sealed[live.base] = SealedSegment(
-            live.base, size, batch_count, live.max_timestamp_us, self.last_append_us
-        )
+            live.base, size, batch_count, live.max_timestamp_us, self.last_append_us,
+            int(self.transaction_indexes.has(live.base)),
+        )  # fmt: skip
         self.live = None
 
     def rewrite(self, earlier: Sequence[PendingBatch]) -> list[tuple[int, int]]:
@@ -437,6 +492,8 @@ class PartitionLog:
         elif live is not None:
             live.end = self._group_position if not earlier else live.synced_end
             self.abandon_segment()
+        if live is not None:
+            self.transaction_indexes.note_rewritten(live.base, start)
         self.live = rewritten
         self.next_offset = start
         self.group = []
@@ -507,6 +564,7 @@ class PartitionLog:
 
     def checkpoint(self, *, sync: bool) -> None:
         """Write a checkpoint. Everything must be synced. Raises OSError."""
+        self._sync_transaction_indexes()
         live = self.live
         self._checkpoint_number += 1
         checkpoint = Checkpoint(
@@ -546,6 +604,7 @@ class PartitionLog:
             if following > self.file.log_start_offset:
                 break
             self._home.remove_segment(segment.base)
+            self.transaction_indexes.forget(segment.base)
             del self.sealed[segment.base]
             removed += 1
         return removed

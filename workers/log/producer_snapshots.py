@@ -25,6 +25,7 @@ from tailrace.format.segment import (
 )
 from workers.log import delay_rules
 from workers.log.producer_state import ProducerTable
+from workers.log.transaction_rules import EndedTransaction, note_header
 from workers.segment.checkpoint import load_checkpoint
 from workers.segment.files import Files, read_whole
 from workers.segment.segment_reader import SegmentReader, walk_past_damage
@@ -65,16 +66,20 @@ def load_snapshot(files: Files, directory: str, segment_base: int) -> ProducerTa
     return table
 
 
-def record_producer(table: ProducerTable, header: BatchHeader) -> None:
-    """Record the producer or delay positions of a batch in the log."""
+def record_producer(table: ProducerTable, header: BatchHeader) -> EndedTransaction | None:
+    """Record the producer, transaction or delay positions of a batch in the log. Returns the
+    transaction that it ends.
+    """
     if header.attributes & delay_rules.SPECIAL_ATTRIBUTES:
         delay_rules.note_header(table, header)
-    if header.producer_id >= 0:
+    ended = note_header(table, header) if header.is_transactional else None
+    if header.producer_id >= 0 and not header.is_marker:
         table.record(
             header.producer_id, header.producer_epoch, header.base_sequence,
             header.last_offset_delta, header.base_offset,
             header.next_offset, header.append_time_us,
         )  # fmt: skip
+    return ended
 
 
 def load_producers(

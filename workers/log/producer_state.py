@@ -1,4 +1,5 @@
-"""Producer state: deduplication of idempotent producers, and the delay positions of a partition.
+"""Producer state: deduplication of idempotent producers, the open transactions and the delay
+positions of a partition.
 
 Kafka's rules (KIP-98): a producer numbers its records per partition. Its last REMEMBERED_BATCHES
 (Kafka: five) are remembered, so that a retry of any in flight is recognised and acknowledged with
@@ -24,7 +25,8 @@ turn others' retries into duplicates. So a producer that may still retry is neve
 - Only producers that have appended nothing for IDLE_US are forgotten, and only where more than KEPT
   are known, or after producer.id.expiration.ms (a day). They lose a round trip for a new epoch.
 - At `producer.ids.max`, new producers are refused with TOO_MANY_PRODUCERS, which their clients
-  retry. Known ones continue.
+  retry. Known ones continue. Transactional ones do not count: they are forgotten with the end of
+  their transaction, and not before.
 - Times are by the wall clock, which survives a restart. Where its owner knows of jumps, a batch is
   only as old as the time that has passed (`moved`). Set back, the clock lets producers stay longer.
 - A tombstone of (id, epoch) would tell a retry from a beginning, but could not acknowledge it with
@@ -42,6 +44,7 @@ from typing import Any, NamedTuple
 
 from tailrace.core.error_codes import ErrorCode
 from tailrace.format.batch_header import REMEMBERED_BATCHES, SEQUENCE_MODULUS
+from workers.log.open_transactions import OpenTransaction, OpenTransactions
 
 
 class Remembered(NamedTuple):
@@ -83,6 +86,8 @@ _APPEND_NEW = Verdict(Decision.APPEND, is_new=True)
 
 _DELAYS = "delays"
 """Key of the delay positions in a snapshot, in place of a producer id."""
+_TRANSACTIONS = "transactions"
+"""Key of the open transactions in a snapshot, in place of a producer id."""
 
 
 # A producer is `bytes`: its batches, newest first, each with the epoch and the fields of
@@ -117,20 +122,29 @@ class ProducerTable:
         """
         self.delivered = (0, 0)
         """Topic: (ordinal, delay position) of the last delayed row delivered to it."""
+        self.transactions = OpenTransactions()
 
     def __len__(self) -> int:
-        return len(self._producers) + (self.open_ordinal > 0) + (self.delivered > (0, 0))
+        return (
+            len(self._producers)
+            + len(self.transactions)
+            + (self.open_ordinal > 0)
+            + (self.delivered > (0, 0))
+        )
 
     @property
     def producer_count(self) -> int:
-        return len(self._producers)
+        """Number of producers without those of open transactions, which are bounded by the
+        registered transactional ids.
+        """
+        return max(0, len(self._producers) - len(self.transactions))
 
     def has_room(self, limit: int, now_us: int) -> bool:
         """True if one more producer may be remembered. Idle ones are forgotten first."""
-        if len(self._producers) < KEPT:
+        if self.producer_count < KEPT:
             return True
         self._forget_idle(now_us)
-        return len(self._producers) < limit
+        return self.producer_count < limit
 
     def _forget_idle(self, now_us: int) -> None:
         if not 0 < self._next_expiry_us - now_us <= EXPIRY_INTERVAL_US:  # or the clock was set back
@@ -160,7 +174,11 @@ class ProducerTable:
         """
         packed = self._producers.get(producer_id)
         newest = None if packed is None else _BATCH.unpack_from(packed)
-        if newest is not None and self._is_before(newest[_TIME], forget_before_us):
+        if (
+            newest is not None
+            and self._is_before(newest[_TIME], forget_before_us)
+            and self.transactions.of(producer_id) is None
+        ):
             self.expire(forget_before_us)
             newest = None
         if newest is None or packed is None:
@@ -222,15 +240,29 @@ class ProducerTable:
             self._forget_idle(append_time_us)
         self._producers[producer_id] = batch
 
+    def end_transaction(self, producer_id: int, epoch: int) -> OpenTransaction | None:
+        """Record a marker. Returns the transaction that it ends.
+
+        The producer's batches are forgotten: no batch of an ended epoch is ever taken again, and
+        the next epoch begins at sequence 0.
+        """
+        ended = self.transactions.end(producer_id, epoch)
+        if ended is not None:
+            self._producers.pop(producer_id, None)
+        return ended
+
     def _is_before(self, append_time_us: int, time_us: int) -> bool:
         return append_time_us < time_us and self.moved(append_time_us) < time_us
 
     def expire(self, forget_before_us: int) -> int:
-        """Forget producers that have appended nothing since. Return their number."""
+        """Forget producers that have appended nothing since. Return their number. Those with an
+        open transaction stay.
+        """
         old = [
             producer_id
             for producer_id, packed in self._producers.items()
             if self._is_before(_BATCH.unpack_from(packed)[_TIME], forget_before_us)
+            and self.transactions.of(producer_id) is None
         ]
         for producer_id in old:
             del self._producers[producer_id]
@@ -248,6 +280,8 @@ class ProducerTable:
         ]
         if self.open_ordinal or self.delivered > (0, 0):
             rows.append([_DELAYS, self.open_ordinal, list(self.delivered)])
+        if len(self.transactions):
+            rows.append([_TRANSACTIONS, 0, self.transactions.to_snapshot()])
         return rows
 
     @classmethod
@@ -260,6 +294,9 @@ class ProducerTable:
         for producer_id, epoch, batches in snapshot:
             if producer_id == _DELAYS:
                 table.open_ordinal, table.delivered = epoch, (batches[0], batches[1])
+                continue
+            if producer_id == _TRANSACTIONS:
+                table.transactions = OpenTransactions.from_snapshot(batches)
                 continue
             if batches:
                 table._producers[producer_id] = b"".join(

@@ -38,6 +38,8 @@ class SealedSegment(NamedTuple):
     max_timestamp_us: int
     last_append_us: int
     """0 if not known."""
+    has_transactions: int = 0
+    """1 if it has transactional batches, -1 if not known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -171,11 +171,11 @@ def facts_from_index(
                     default=0,
                 )
                 return SealedSegment(
-                    base, segment.size, reader.count, entry.max_timestamp_us, last_us
+                    base, segment.size, reader.count, entry.max_timestamp_us, last_us, -1
                 )
         except segment_index.IndexDamagedError:
             pass
         finally:
             files.close(fd)
     # the scrubber counts its batches and rebuilds the index
-    return SealedSegment(base, segment.size, -1, UNKNOWN_TIME_US, 0)
+    return SealedSegment(base, segment.size, -1, UNKNOWN_TIME_US, 0, -1)

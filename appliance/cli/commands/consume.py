@@ -40,6 +40,7 @@ from tailrace.client.topic_metadata import TopicInfo
 from tailrace.consumer.consumer import Consumer
 from tailrace.core.errors import UnknownTopicError
 from tailrace.core.topic_partition import TopicPartition
+from tailrace.protocol.messages import ISOLATION_LEVELS, READ_COMMITTED
 
 EXIT_SKIPPED = 4
 
@@ -95,6 +96,14 @@ EXIT_SKIPPED = 4
     help="Skip damaged records and name their offsets, instead of ending at the first one; the "
     "exit status is 4 if any were skipped.",
 )
+@click.option(
+    "--isolation",
+    "isolation_level",
+    type=click.Choice(ISOLATION_LEVELS),
+    default=READ_COMMITTED,
+    show_default=True,
+    help="read_uncommitted prints the records of open and aborted transactions too.",
+)
 @bootstrap_option
 def command(
     topics: tuple[str, ...],
@@ -110,6 +119,7 @@ def command(
     text: str | None,
     follow: bool,
     skip_damaged: bool,
+    isolation_level: str,
     bootstrap: str,
 ) -> int:
     """Print the records of one or more topics. A pattern such as 'orders-*' stands for all topics
@@ -166,7 +176,11 @@ def command(
     with (
         nullcontext() if group is None else Ending() as ending,
         Consumer(
-            bootstrap=bootstrap, auto_offset_reset=reset, group_id=group, enable_auto_commit=False
+            bootstrap=bootstrap,
+            auto_offset_reset=reset,
+            group_id=group,
+            enable_auto_commit=False,
+            isolation_level=isolation_level,
         ) as consumer,
     ):
         keys = _partitions(infos, partition)

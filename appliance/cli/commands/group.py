@@ -162,12 +162,15 @@ def _show(found: Mapping[str, Any]) -> None:
     if rows:
         click.echo()
         extra = ["IN FLIGHT"] if is_share else []
+        open_too = ["WITH OPEN"] if any("high_watermark" in row for row in rows) else []
         print_table(
-            ["TOPIC", "PARTITION", "START" if is_share else "COMMITTED", "END", "LAG",
+            ["TOPIC", "PARTITION", "START" if is_share else "COMMITTED", "END", *open_too, "LAG",
             "LAG SECONDS", *extra, "MEMBER"],
             [
                 [row["topic"], row["partition"], _shown_offset(first_unread(row)),
-                _shown_offset(row["end"]), UNKNOWN if row["lag"] is None else row["lag"],
+                _shown_offset(row["end"]),
+                *([_shown_offset(row.get("high_watermark", row["end"]))] if open_too else []),
+                UNKNOWN if row["lag"] is None else row["lag"],
                  UNKNOWN if row["lag_seconds"] is None else round(row["lag_seconds"], 1),
                  *([row.get("in_flight")] if is_share else []), row.get("member_id")]
                 for row in rows

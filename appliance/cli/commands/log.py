@@ -21,7 +21,13 @@ from appliance.cli.output import (
     progress,
 )
 from appliance.observe import log_verifier
-from tailrace.format.batch_header import ATTRIBUTE_COMPRESSED, NO_PRODUCER, BatchHeader
+from tailrace.format.batch_header import (
+    ATTRIBUTE_COMPRESSED,
+    CONTROL_ABORT,
+    CONTROL_COMMIT,
+    NO_PRODUCER,
+    BatchHeader,
+)
 from tailrace.format.partition_metadata import PARTITION_FILE, PartitionMetadata
 from tailrace.format.segment import Ending, ReadAt, Walk, schema_message_length, walk_batches
 
@@ -170,6 +176,7 @@ def dump(file: str, records: bool, as_json: bool) -> None:
                     "EPOCH",
                     "SEQUENCE",
                     "COMPRESSED",
+                    "KIND",
                 ],
                 rows,
             )
@@ -200,8 +207,19 @@ def _row(position: int, header: BatchHeader) -> dict[str, Any]:
         "producer_id": header.producer_id if idempotent else None,
         "producer_epoch": header.producer_epoch if idempotent else None,
         "base_sequence": header.base_sequence if idempotent else None,
-        "compressed": bool(header.attributes & ATTRIBUTE_COMPRESSED),
+        "compressed": bool(header.attributes & ATTRIBUTE_COMPRESSED), "kind": _kind(header),
     }  # fmt: skip
+
+
+def _kind(header: BatchHeader) -> str:
+    """The kind of a batch: records, in a transaction or not, or a control batch."""
+    if header.is_marker:
+        return {CONTROL_COMMIT: "commit", CONTROL_ABORT: "abort"}.get(
+            header.control_type, f"control {header.control_type}"
+        )
+    if header.is_control:
+        return "delivery mark" if header.is_delay_mark else f"control {header.control_type}"
+    return "transactional" if header.is_transactional else "records"
 
 
 def _seed_of(file: str) -> int:

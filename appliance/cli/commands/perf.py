@@ -22,6 +22,8 @@ from tailrace.producer.producer import Producer
 MB = 1024 * 1024
 """Bytes of a megabyte, as Kafka's tools count."""
 PAYLOADS = 1000
+TRANSACTION_MS = 100.0
+"""Length of a transaction, if none is given."""
 
 
 @click.group()
@@ -35,6 +37,7 @@ def command() -> None:
       tailrace perf produce --topic perf --num-records 1000000 --record-size 100 --throughput -1
       tailrace perf consume --topic perf --messages 1000000
       tailrace perf latency --topic perf --num-records 1000
+      tailrace perf transform --topic perf --to perf-out --messages 1000000
       tailrace perf advise --target 500MB/s
     """
 
@@ -97,6 +100,12 @@ def _milliseconds(latency: perf.Latency) -> dict[str, float]:
     help='Settings such as acks=1 or "linger.ms=5 batch.size=65536"; repeatable.',
 )
 @click.option("--print-metrics", is_flag=True, help="Print the producer's counters at the end.")
+@click.option("--transactional-id", metavar="ID", help="Send in transactions of this id.")
+@click.option(
+    "--transaction-ms",
+    type=click.FloatRange(1),
+    help="With --transactional-id: length of a transaction, ms; default: 100.",
+)
 @bootstrap_option
 @json_option
 def produce(
@@ -107,6 +116,8 @@ def produce(
     throughput: float,
     producer_props: tuple[str, ...],
     print_metrics: bool,
+    transactional_id: str | None,
+    transaction_ms: float | None,
     bootstrap: str,
     as_json: bool,
 ) -> None:
@@ -123,6 +134,11 @@ def produce(
     if (record_size is None) == (payload_file is None):
         raise click.UsageError("no payload is given: give --record-size or --payload-file")
     settings = {"bootstrap": bootstrap, **_settings(producer_props, ProducerSettings)}
+    if transactional_id is not None:
+        settings["transactional_id"] = transactional_id
+    elif transaction_ms is not None:
+        raise click.UsageError("--transaction-ms needs --transactional-id")
+    length_ms = (transaction_ms or TRANSACTION_MS) if "transactional_id" in settings else None
     _ready(settings["bootstrap"], topic)
     if payload_file is not None:
         payloads = payload_file.read().splitlines()
@@ -144,7 +160,7 @@ def produce(
             )
 
     with Producer(**settings) as producer:
-        found = perf.produce(producer, topic, payloads, num_records, throughput, report)
+        found = perf.produce(producer, topic, payloads, num_records, throughput, report, length_ms)
         metrics = producer.metrics()
     rate, latency = found.records / found.seconds, found.latency
     if as_json:
@@ -153,6 +169,7 @@ def produce(
             "records_per_s": round(rate, 1),
              "mb_per_s": round(found.payload_bytes / MB / found.seconds, 2),
              "latency_ms": _milliseconds(latency), "latency_sample": found.sample,
+             **_commits_json(found.commits),
              **({"metrics": metrics} if print_metrics else {})}
         )  # fmt: skip
         return
@@ -164,6 +181,7 @@ def produce(
         f"({found.payload_bytes / MB / found.seconds:.2f} MB/sec), "
         f"{latency.average:.2f} ms avg latency, {latency.most:.2f} ms max latency, {shares}."
     )
+    _print_commits(found.commits)
     if print_metrics:
         for name, value in metrics.items():
             click.echo(f"{name:<20} : {value}")
@@ -263,6 +281,103 @@ def _print_line(found: perf.Consumed) -> None:
         f"{found.records / seconds:.4f}, 0, {fetching * 1000:.0f}, {megabytes / fetching:.4f}, "
         f"{found.records / fetching:.4f}"
     )
+
+
+def _commits_json(commits: perf.Latency | None) -> dict[str, Any]:
+    if commits is None:
+        return {}
+    return {"transactions": commits.count, "commit_ms": _milliseconds(commits)}
+
+
+def _print_commits(commits: perf.Latency | None) -> None:
+    if commits is not None:
+        shares = ", ".join(
+            f"{value:.2f} ms {share:g}th" for share, value in commits.percentiles.items()
+        )
+        click.echo(
+            f"{commits.count} transactions committed, {commits.average:.2f} ms avg commit latency, "
+            f"{commits.most:.2f} ms max commit latency, {shares}."
+        )
+
+
+@command.command("transform")
+@click.option("--topic", required=True, shell_complete=complete_topics, help="Read this topic.")
+@click.option("--to", "target", required=True, shell_complete=complete_topics, help="Send to it.")
+@click.option("--messages", required=True, type=click.IntRange(1), help="How many records to read.")
+@click.option("--group", default="perf-transform", show_default=True, help="The consumer group.")
+@click.option(
+    "--transactional-id",
+    metavar="ID",
+    default="perf-transform",
+    show_default=True,
+    help="The producer's id.",
+)
+@click.option(
+    "--transaction-ms",
+    type=click.FloatRange(1),
+    default=TRANSACTION_MS,
+    show_default=True,
+    help="Length of a transaction, ms.",
+)
+@click.option(
+    "--timeout",
+    "timeout_ms",
+    default=10_000,
+    show_default=True,
+    help="Give up when no record came for this long, ms.",
+)
+@bootstrap_option
+@json_option
+def transform(
+    topic: str,
+    target: str,
+    messages: int,
+    group: str,
+    transactional_id: str,
+    transaction_ms: float,
+    timeout_ms: int,
+    bootstrap: str,
+    as_json: bool,
+) -> None:
+    """Read records and send them to another topic, exactly once: records and offsets go in
+    transactions. Report the throughput and the latency of commits.
+
+    \b
+    Example:
+      tailrace perf transform --topic perf --to perf-out --messages 1000000
+    """
+    for name in (topic, target):
+        _ready(bootstrap, name)
+    with (
+        Producer(bootstrap, transactional_id=transactional_id) as producer,
+        Consumer(
+            topic,
+            bootstrap=bootstrap,
+            group_id=group,
+            enable_auto_commit=False,
+            auto_offset_reset="earliest",
+            max_poll_records=5_000,
+        ) as consumer,
+    ):
+        found = perf.transform(
+            consumer, producer, target, messages, timeout_ms / 1000, transaction_ms
+        )
+    seconds = max(found.seconds, 1e-9)
+    megabytes = found.payload_bytes / MB
+    if as_json:
+        print_json(
+            {"records": found.records, "seconds": round(found.seconds, 3),
+             "records_per_s": round(found.records / seconds, 1),
+             "mb_per_s": round(megabytes / seconds, 2), **_commits_json(found.commits)}
+        )  # fmt: skip
+    else:
+        click.echo(
+            f"{found.records} records transformed, {found.records / seconds:.1f} records/sec "
+            f"({megabytes / seconds:.2f} MB/sec)."
+        )
+        _print_commits(found.commits)
+    if found.records < messages:
+        echo(f"tailrace: only {found.records} of {messages} records came within the timeout")
 
 
 @command.command("latency")

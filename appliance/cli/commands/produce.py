@@ -21,6 +21,7 @@ from appliance.cli.options import (
     parse_pairs,
 )
 from appliance.cli.output import counted, echo, human_bytes, print_json, progress
+from appliance.cli.records.transactions import InputTransactions
 from tailrace.admin.admin import Admin, NewTopic
 from tailrace.client.topic_metadata import TopicInfo
 from tailrace.core.errors import UnknownTopicError
@@ -123,6 +124,18 @@ _OF_ROWS = ("format_name", "key_column", "due_column")
     type=click.Choice(["none", "lz4", "zstd"]),
     help="Compression of batches; default: as the topic says.",
 )
+@click.option(
+    "--transactional",
+    "transactional_id",
+    metavar="ID",
+    help="Send in a transaction of this id: all of the input is read, or nothing.",
+)
+@click.option(
+    "--transaction-records",
+    type=click.IntRange(1),
+    metavar="N",
+    help="With --transactional: commit after each N records.",
+)
 @bootstrap_option
 @json_option
 def command(topic: str, bootstrap: str, as_json: bool, **given: Any) -> None:
@@ -144,6 +157,7 @@ def command(topic: str, bootstrap: str, as_json: bool, **given: Any) -> None:
       tailrace produce flights --skip-bad 10 --bad-to rejected.jsonl < rows.jsonl
       echo 'u1:call back' | tailrace produce reminders --key-separator : --due 2h
       echo 'report' | tailrace produce jobs --cron '0 8 * * 1-5' --zone Europe/Berlin
+      tailrace produce flights --from flights.csv.gz --transactional nightly-import
     """
     _check(given)
     repeat = _repeat(given)
@@ -158,12 +172,24 @@ def command(topic: str, bootstrap: str, as_json: bool, **given: Any) -> None:
             if given["source"] is None:
                 raise
             info = None
-        with Producer(bootstrap, acks=acks, compression_type=given["compression"]) as producer:
+        with (
+            Producer(
+                bootstrap,
+                acks=acks,
+                compression_type=given["compression"],
+                transactional_id=given["transactional_id"],
+            ) as producer,
+            InputTransactions(
+                producer,
+                given["transaction_records"],
+                is_used=given["transactional_id"] is not None,
+            ) as transactions,
+        ):
             if given["source"] is not None:
-                count = _send_file(admin, producer, topic, info is None, given)
+                count = _send_file(admin, producer, topic, info is None, given, transactions)
             else:
                 assert info is not None
-                count, skipped, delay_ids = _send_lines(producer, info, given, repeat)
+                count, skipped, delay_ids = _send_lines(producer, info, given, repeat, transactions)
             sent = producer.metrics()["bytes_sent"]
     seconds = time.monotonic() - started
     if as_json:
@@ -205,6 +231,15 @@ def _check(given: dict[str, Any]) -> None:
         raise click.UsageError("--every and --cron exclude each other: leave one of them out")
     if given["zone"] is not None and given["cron"] is None:
         raise click.UsageError("--zone needs --cron: it is the time zone of the expression")
+    if given["transaction_records"] is not None and given["transactional_id"] is None:
+        raise click.UsageError("--transaction-records needs --transactional")
+    if given["transactional_id"] is not None:
+        for name in ("due", "due_column", "every", "cron"):
+            if given[name] is not None:
+                raise click.UsageError(
+                    f"--transactional and --{name.replace('_', '-')} exclude each other: a "
+                    "transaction has no delayed records"
+                )
     if given["missed"] is not None and given["every"] is None and given["cron"] is None:
         raise click.UsageError("--missed needs --every or --cron")
     other = _OF_LINES if given["source"] is not None else _OF_ROWS
@@ -238,7 +273,12 @@ def _repeat(given: dict[str, Any]) -> Recurrence | None:
 
 
 def _send_file(
-    admin: Admin, producer: Producer, topic: str, missing: bool, given: dict[str, Any]
+    admin: Admin,
+    producer: Producer,
+    topic: str,
+    missing: bool,
+    given: dict[str, Any],
+    transactions: InputTransactions,
 ) -> int:
     from appliance.cli.records.frames import read_table
 
@@ -252,8 +292,9 @@ def _send_file(
         admin.create_topics([NewTopic(topic, given["partitions"], configs, schema=schema)])
     handles = []
     with progress(f"sending {source}", table.num_rows) as bar:
-        for start in range(0, table.num_rows, SLICE_ROWS):
-            piece = table.slice(start, SLICE_ROWS)
+        start = 0
+        while start < table.num_rows:
+            piece = table.slice(start, transactions.room(SLICE_ROWS))
             handles.append(
                 producer.send_arrow(
                     topic, piece, key_column=given["key_column"], partition=given["partition"],
@@ -261,6 +302,8 @@ def _send_file(
                     delay_column=due_column,
                 )
             )  # fmt: skip
+            start += piece.num_rows
+            transactions.add(piece.num_rows)
             bar.advance(piece.num_rows)
         for handle in handles:
             handle.result()
@@ -268,7 +311,11 @@ def _send_file(
 
 
 def _send_lines(
-    producer: Producer, info: TopicInfo, given: dict[str, Any], repeat: Recurrence | None
+    producer: Producer,
+    info: TopicInfo,
+    given: dict[str, Any],
+    repeat: Recurrence | None,
+    transactions: InputTransactions,
 ) -> tuple[int, int, list[str]]:
     """(lines acknowledged, or sent with acks=0; lines left out; ids of recurring lines, in their
     order)
@@ -292,5 +339,5 @@ def _send_lines(
         bad_to,
     )
     with bad_to if bad_to is not None else contextlib.nullcontext():
-        sent = send_lines(producer, info, sys.stdin.buffer, options)
+        sent = send_lines(producer, info, sys.stdin.buffer, options, transactions.add)
     return sent.acknowledged, sent.skipped, [delay_id for _, delay_id in sorted(sent.delay_ids)]

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import datetime as dt
+from typing import Any
 
 import click
 
 from appliance.cli.options import bootstrap_option, connect, json_option
 from appliance.cli.output import counted, human_bytes, print_json, print_table
+from tailrace.admin.admin import Admin
+from tailrace.core.errors import TailraceError
+
+LONG_MS = 60_000
+"""Age from which an open transaction is shown, also if its timeout is longer."""
 
 
 @click.command()
@@ -24,6 +30,7 @@ def command(bootstrap: str, as_json: bool) -> None:
     with connect(bootstrap) as admin:
         state = admin.describe_cluster()
         state["delays"] = admin.describe_delays()
+        state["long_transactions"] = _long_transactions(admin)
     if as_json:
         print_json(state)
         return
@@ -76,6 +83,17 @@ def command(bootstrap: str, as_json: bool) -> None:
             f"\ndelivery to groups is paused: {shown}{more}\nto resume: tailrace topic alter "
             "TOPIC --config delivery.paused=false"
         )
+    if state["long_transactions"]:
+        click.echo()
+        print_table(
+            ["HOLDS READERS BACK", "STATE", "OPEN FOR", "TIMEOUT", "CLIENT"],
+            [
+                [t["transactional_id"], t["state"], f"{t['open_ms'] / 1000:,.0f} s",
+                 f"{t['timeout_ms'] / 1000:,.0f} s", t["client_id"]]
+                for t in state["long_transactions"]
+            ],
+        )  # fmt: skip
+        click.echo("\nTo abort one: tailrace transaction abort TRANSACTIONAL_ID")
     if state["offline"]:
         click.echo()
         print_table(
@@ -84,6 +102,17 @@ def command(bootstrap: str, as_json: bool) -> None:
             wrap=["REASON"],
         )
         click.echo("\nWhen the disk is repaired, run: tailrace topic online TOPIC")
+
+
+def _long_transactions(admin: Admin) -> list[dict[str, Any]]:
+    """Transactions that hold readers of committed records back for longer than they may: their
+    timeout, at most LONG_MS.
+    """
+    try:
+        rows = admin.list_transactions(["ongoing"]).values()
+    except TailraceError:
+        return []  # the process of groups is being restarted
+    return [row for row in rows if (row["open_ms"] or 0) > min(row["timeout_ms"], LONG_MS)]
 
 
 def _moment(us: int | None) -> str:

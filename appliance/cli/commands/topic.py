@@ -200,11 +200,14 @@ def describe(name: str, bootstrap: str, as_json: bool) -> None:
         ],
     )
     click.echo()
+    stable = ["STABLE"] if any("last_stable_offset" in p for p in partitions) else []
     print_table(
-        ["PARTITION", "RECORDS", "SIZE", "SEGMENTS", "BEGINNING", "END", "EPOCH", "STATE"],
+        ["PARTITION", "RECORDS", "SIZE", "SEGMENTS", "BEGINNING", "END", *stable, "EPOCH", "STATE"],
         [
             [p["partition"], _count(p), human_bytes(p["bytes"] or 0), p["segments"],
-            p["beginning_offset"], p["end_offset"], p["leader_epoch"], p["state"]]
+            p["beginning_offset"], p["end_offset"],
+            *([p.get("last_stable_offset", p["end_offset"])] if stable else []),
+            p["leader_epoch"], p["state"]]
             for p in partitions
         ],
     )  # fmt: skip

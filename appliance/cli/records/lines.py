@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import queue
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
@@ -122,9 +122,14 @@ class Sent:
 
 
 def send_lines(
-    producer: Producer, info: TopicInfo, lines: Iterable[bytes], options: LineOptions
+    producer: Producer,
+    info: TopicInfo,
+    lines: Iterable[bytes],
+    options: LineOptions,
+    after_line: Callable[[], None] = lambda: None,
 ) -> Sent:
-    """Send every line and wait for all results.
+    """Send every line and wait for all results. `after_line` is called after each one that was
+    sent.
 
     Raises: TailraceError, whose message counts the acknowledged lines.
     """
@@ -134,6 +139,7 @@ def send_lines(
         for number, line in enumerate(lines, 1):
             try:
                 _send(producer, info, line.rstrip(b"\r\n"), number, options, sent)
+                after_line()
             except BadLineError:
                 if options.bad_to is not None:
                     options.bad_to.write(line)

@@ -232,6 +232,17 @@ class GroupReader(Reader):
             yield record
             self._written[TopicPartition(record.topic, record.partition)] = record.offset + 1
             self._ending.check()
+        self._pass_over()
+
+    def _pass_over(self) -> None:
+        """Count offsets without a record, such as a transaction's marker, behind the written
+        records.
+        """
+        assigned = self._consumer.assignment() if self._written else ()
+        for key in [key for key in self._written if key in assigned]:
+            position = self._consumer.position(key)
+            if self._ends is None or position <= self._ends.get(key, 0):
+                self._written[key] = max(self._written[key], position)
 
     def _wrote_batch(self, taken: TopicBatch, rows: int) -> None:
         self._written[TopicPartition(taken.topic, taken.partition)] = (

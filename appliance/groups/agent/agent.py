@@ -27,11 +27,14 @@ from functools import partial
 from appliance.groups.agent.front_link import FrontLink, Outgoing
 from appliance.groups.agent.service import GroupService
 from appliance.groups.agent.transaction import AFTER_FAILURE_NS, Opened, Request, StepTransaction
-from appliance.groups.base.limits import GroupLimits
+from appliance.groups.agent.transaction_lanes import TransactionLanes
+from appliance.groups.agent.worker_link import WorkerLanes, WorkerLink, WorkerLinks
+from appliance.groups.base.limits import GroupLimits, TransactionLimits
 from appliance.groups.base.messages import Push, Requester, SessionKey
 from appliance.groups.base.topic_image import CatalogTopicImage
 from appliance.groups.share.share_service import ShareService
 from appliance.groups.store.group_store import GroupStore
+from appliance.groups.transactions.coordinator import TransactionCoordinator
 from shm.control import ProcessSlot
 from shm.crash_points import crash_point
 from shm.lane import LaneReader
@@ -77,9 +80,11 @@ class GroupsAgent:
         on_ready: Callable[[], None],
         monotonic_ns: Callable[[], int],
         start_ns: int,
+        transactions: TransactionLanes | None = None,
     ) -> None:
         """`open_service`: opens the store and the service over it, with the topics and the current
-        time; raises TailraceError when the database cannot be used.
+        time; raises TailraceError when the database cannot be used. `transactions`: the lanes of
+        its transaction coordinator.
         """
         self._topics = topics
         self._from_controller = from_controller
@@ -87,6 +92,7 @@ class GroupsAgent:
         self._generation = generation
         self._slot = slot
         self._error_handler = error_handler
+        self._transactions = transactions
         self._is_running = is_running
         self._on_ready = on_ready
         self._monotonic_ns = monotonic_ns
@@ -122,6 +128,8 @@ class GroupsAgent:
         ):
             self._has_topic_changes = False
         self._report_topic_changes()
+        if self._transactions is not None and transaction.service is not None:
+            work += self._transactions.read(now_ns)
         read_until_ns = self._monotonic_ns() + READING_NS
         for front in self._fronts:
             work += self._read_front(front, read_until_ns)
@@ -131,6 +139,8 @@ class GroupsAgent:
             )
         transaction.commit()
         self._due_ns = now_ns  # the next step follows at once unless the process sleeps
+        if self._transactions is not None:
+            work += self._transactions.flush()  # before the answers: workers know what they say
         return work + sum(front.outbox.flush() for front in self._fronts)
 
     def _report_topic_changes(self) -> None:
@@ -155,6 +165,8 @@ class GroupsAgent:
 
     def has_more(self) -> bool:
         """True when the next step has work at once."""
+        if self._transactions is not None and self._transactions.has_more():
+            return self._transaction.service is not None
         return any(
             front.requests.has_more() and len(front.outbox.waiting) < ANSWERS_MAX
             for front in self._fronts
@@ -172,7 +184,9 @@ class GroupsAgent:
                 deadlines.append(self._topics_at_ns)
         elif self._is_fed and self._is_running():  # the end of recovery rings the doorbell
             deadlines.append(transaction.open_at_ns)
-        if any(front.outbox.waiting or front.is_replaced for front in self._fronts):
+        if any(front.outbox.waiting or front.is_replaced for front in self._fronts) or (
+            self._transactions is not None and self._transactions.has_unsent
+        ):
             deadlines.append(self._now_ns + RETRY_INTERVAL_NS)
         self._due_ns = min(deadlines, default=None)
         return self._due_ns
@@ -193,15 +207,19 @@ class GroupsAgent:
         lane = self._from_controller
         count = 0
         while (message := lane.peek()) is not None:
-            kind, correlation_id, payload = (
+            kind, correlation_id, session, payload = (
                 message.kind,
                 message.correlation_id,
+                message.session,
                 bytes(message.payload),
             )
             lane.advance(message)
             lane.consume()
             count += 1
-            if kind == LaneKind.ASSIGN:
+            if kind == LaneKind.PRODUCER_IDS:
+                if self._transactions is not None:
+                    self._transactions.take_producer_ids(correlation_id, session)
+            elif kind == LaneKind.ASSIGN:
                 try:
                     self._has_topic_changes = (
                         self._topics.apply(Assignment.decode(payload)) or self._has_topic_changes
@@ -330,15 +348,29 @@ def build(context: ProcessContext, open_store: Callable[[str], GroupStore]) -> G
         session_timeout_max_ms=int(settings["group.session.timeout.max.ms"]),
         offsets_retention_minutes=int(settings["offsets.retention.minutes"]),
     )
+    transaction_limits = TransactionLimits(
+        timeout_max_ms=int(settings["transaction.max.timeout.ms"]),
+        id_expiration_ms=int(settings["transactional.id.expiration.ms"]),
+        ids_max=int(settings["transactional.ids.max"]),
+    )
     answer_max = min(front.answers.payload_max for front in fronts)
+    errors = CountedErrorHandler(context.slot)
+    lanes = TransactionLanes(_worker_links(context), spec.generation, errors)
 
     def open_service(topics: CatalogTopicImage, now_ns: int) -> Opened:
         store = open_store(f"{spec.data_dirs[0]}/{GROUPS_FILE}")
         try:
             share = ShareService(store, topics, limits, answer_max, now_ns, context.clock.wall_us)
-            return store, GroupService(
-                store, topics, limits, answer_max, now_ns, context.clock.wall_us, share=share
-            )
+            service = GroupService(
+                store, topics, limits, answer_max, now_ns, context.clock.wall_us, share=share,
+                transactions=lambda offsets, times: TransactionCoordinator(
+                    store, offsets, lanes.links, lanes.numbers, transaction_limits, answer_max,
+                    now_ns, times, context.clock.monotonic_ns
+                ),
+            )  # fmt: skip
+            assert service.transactions is not None
+            lanes.serve(service.transactions)
+            return store, service
         except BaseException:
             store.close()
             raise
@@ -350,16 +382,44 @@ def build(context: ProcessContext, open_store: Callable[[str], GroupStore]) -> G
         fronts=fronts,
         generation=spec.generation,
         slot=context.slot,
-        error_handler=CountedErrorHandler(context.slot),
+        error_handler=errors,
         is_running=lambda: context.control.phase is not Phase.RECOVERING,
         on_ready=context.report_ready,
         monotonic_ns=context.clock.monotonic_ns,
         start_ns=context.clock.monotonic_ns(),
+        transactions=lanes,
     )
     context.ask_for_feed()
     for front in range(len(fronts)):  # requests that wait for this process can be sent now
         context.bell(Role.FRONT, front).ring()
     return agent
+
+
+def _worker_links(context: ProcessContext) -> WorkerLinks:
+    """The workers, also those that may be started later. Their lanes are attached when they
+    exist.
+    """
+    settings = context.spec.settings
+
+    def link(index: int, *, is_dedicated: bool) -> WorkerLink:
+        name = process_name(Role.WORKER, index)
+
+        def connect() -> WorkerLanes:
+            return WorkerLanes(context.lane_writer(name), context.lane_reader(name))
+
+        return WorkerLink(
+            index, context.control.process(Role.WORKER, index), context.bell(Role.WORKER, index),
+            connect, is_dedicated=is_dedicated,
+        )  # fmt: skip
+
+    def request() -> None:
+        context.slot.store(ProcessWord.TRANSACTIONS_REQUESTED, context.spec.generation)
+        context.bell(Role.SUPERVISOR, 0).ring()
+        context.bell(Role.CONTROLLER, 0).ring()
+
+    workers = [link(index, is_dedicated=False) for index in range(int(settings["workers"]))]
+    spares = [link(index, is_dedicated=True) for index in settings["spare_workers"]]
+    return WorkerLinks([*workers, *spares], request)
 
 
 def main() -> None:

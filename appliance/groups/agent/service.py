@@ -1,5 +1,5 @@
-"""The group service: handles requests about consumer and share groups over the database, without
-knowing lanes or processes.
+"""The group service: handles requests about consumer groups, share groups and transactions over the
+database, without knowing lanes or processes.
 
 A step of its agent:
 
@@ -71,9 +71,11 @@ from appliance.groups.consumer.hash_slot_handover import HandOvers
 from appliance.groups.consumer.heartbeats import Heartbeats
 from appliance.groups.consumer.membership import Sessions
 from appliance.groups.consumer.offset_expiry import OffsetExpiry
-from appliance.groups.consumer.offset_requests import OffsetRequests
+from appliance.groups.consumer.offset_requests import OffsetRequests, PreparedCommit
 from appliance.groups.consumer.start_offsets import StartOffsets
 from appliance.groups.store.group_store import GroupStore
+from appliance.groups.transactions.clocks import Times
+from appliance.groups.transactions.coordinator import OffsetCommits, TransactionCoordinator
 from shm.runtime.elapsed_time import MARK_ALONE_MS
 from tailrace.core.errors import (
     GroupNotEmptyError,
@@ -96,9 +98,11 @@ class GroupService:
         self, store: GroupStore, topics: TopicImage, limits: GroupLimits, answer_max: int,
         now_ns: int, wall_us: Callable[[], int], *,
         share: GroupsOfAKind | None = None, assignors: Assignors | None = None,
+        transactions: Callable[[OffsetCommits, Times], TransactionCoordinator] | None = None,
     ) -> None:  # fmt: skip
         """Load the groups of the store. `answer_max`: limit of an answer's body, bytes. `wall_us`:
-        wall clock. Raises StorageError.
+        wall clock. `transactions`: makes the transaction coordinator over the same store. Raises
+        StorageError.
         """
         self._store = store
         self._wall_us = wall_us
@@ -148,8 +152,18 @@ class GroupService:
         self._expiry = OffsetExpiry(store, topics, limits, now_ns)
         self._table.load(now_ns)
         self._begin(now_ns)
+        self.transactions = (
+            None
+            if transactions is None
+            else transactions(
+                OffsetCommits(self._prepare_offsets, self._offset_requests.apply),
+                Times(self._wall_ms, self._elapsed_ms),
+            )
+        )
         store.before_commit.append(self.settle)
         store.after_commit.append(self._table.kept)
+        if self.transactions is not None:
+            store.after_commit.append(self.transactions.kept)
 
     def _begin(self, now_ns: int) -> None:
         """Compare every group with the catalog. A group that fails is suspended."""
@@ -171,6 +185,10 @@ class GroupService:
     def _share_count(self) -> int:
         return 0 if self._share is None else self._share.count()
 
+    @property
+    def _has_transactions(self) -> bool:
+        return self.transactions is not None and self.transactions.is_used
+
     def _is_share(self, name: str) -> bool:
         return self._share is not None and self._share.has(name)
 
@@ -188,20 +206,31 @@ class GroupService:
             self._outgoing.answer(requester, ANY, self._describing.list_groups(request))
         elif api == Api.DELETE_GROUPS:
             self._delete_groups(requester, request, now_ns)
+        elif api in TRANSACTION_APIS:
+            if self.transactions is None:
+                raise NotSupportedError("this appliance has no transactions")
+            self.transactions.handle(requester, api, request, now_ns)
         elif api in _OF_ONE_GROUP:
             name = group_in(request)
             self._suspended.check(name)
             if self._share is not None and self._share.has(name):
                 if api == Api.COMMIT_OFFSETS:
-                    raise InvalidGroupError(
-                        f"{shown(name)} is a share group: its members acknowledge records, they "
-                        "do not commit offsets"
-                    )
+                    raise _no_offsets(name)
                 self._share.handle(requester, api, request, now_ns)
             else:
                 self._outgoing.answer(requester, name, self._of_consumer_group(api, name, request))
         else:
             raise InvalidRequestError(f"API {api} is not served by the group coordinator")
+
+    def _prepare_offsets(self, request: dict[str, Any]) -> PreparedCommit:
+        """Check the offsets of one group in a transaction. Changes nothing. Raises
+        TailraceError.
+        """
+        name = group_in(request)
+        self._suspended.check(name)
+        if self._is_share(name):
+            raise _no_offsets(name)
+        return self._offset_requests.prepare(name, request)
 
     def _heartbeat(self, requester: Requester, request: dict[str, Any], now_ns: int) -> None:
         name, kind, epoch, member_id = (
@@ -341,7 +370,7 @@ class GroupService:
         self._heartbeats.advance(now_ns)
         if self._expiry.is_due(now_ns):
             self._store.watch_files()
-            if self._table.count or self._share_count():
+            if self._table.count or self._share_count() or self._has_transactions:
                 self._store.keep_time(MARK_ALONE_MS)
             self._book.settle()
             for group_id in self._expiry.step(now_ns, self._elapsed_ms(), self._is_unused):
@@ -350,6 +379,8 @@ class GroupService:
                     self._table.delete(group)
         if self._share is not None:
             self._share.step(last_request_ns, self._suspended.until)
+        if self.transactions is not None:
+            self.transactions.step(now_ns, last_request_ns)
 
     def _is_unused(self, group_id: int) -> bool:
         """True when a group without members in the store is also unchanged in this step, and not
@@ -373,6 +404,8 @@ class GroupService:
         ]  # fmt: skip
         if self._share is not None:
             deadlines.append(self._share.next_deadline_ns())
+        if self.transactions is not None:
+            deadlines.append(self.transactions.next_deadline_ns())
         return min((one for one in deadlines if one is not None), default=None)
 
     # ---- the end of a step -----------------------------------------------------------------------
@@ -385,11 +418,17 @@ class GroupService:
         self._book.settle()
         if self._share is not None:
             self._share.settle(self._suspended.until)
+        if self.transactions is not None:
+            self.transactions.settle()
 
     def drain_answers(self) -> list[Answer]:
         """The answers of this step, after the commit or `rolled_back`."""
         answers = self._outgoing.drain_answers()
-        return answers if self._share is None else answers + self._share.drain_answers()
+        if self._share is not None:
+            answers += self._share.drain_answers()
+        if self.transactions is not None:
+            answers += self.transactions.drain_answers()
+        return answers
 
     def drain_pushes(self) -> list[Push]:
         """The pushes of this step, at most one for each session."""
@@ -418,8 +457,26 @@ class GroupService:
         self._table.rolled_back(now_ns)
         if self._share is not None:
             self._share.rolled_back(now_ns, error, group)
+        if self.transactions is not None:
+            self.transactions.rolled_back(now_ns, error)
 
 
+def _no_offsets(name: str) -> InvalidGroupError:
+    return InvalidGroupError(
+        f"{shown(name)} is a share group: its members acknowledge records, they do not commit "
+        "offsets"
+    )
+
+
+TRANSACTION_APIS = frozenset(
+    (
+        Api.INIT_TRANSACTIONS,
+        Api.END_TRANSACTION,
+        Api.LIST_TRANSACTIONS,
+        Api.DESCRIBE_TRANSACTION,
+        Api.ABORT_TRANSACTION,
+    )
+)
 _OF_ONE_GROUP = frozenset(
     (
         Api.COMMIT_OFFSETS,

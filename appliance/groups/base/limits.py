@@ -64,3 +64,12 @@ class GroupLimits:
     session_timeout_max_ms: int = 1_800_000
     offsets_retention_minutes: int = 10_080
     metadata_bytes_max: int = 4_096
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionLimits:
+    """The appliance's settings of transactions: `transaction.max.timeout.ms` and so on."""
+
+    timeout_max_ms: int = 900_000
+    id_expiration_ms: int = 604_800_000
+    ids_max: int = 1_000_000

@@ -96,6 +96,15 @@ class TopicView:
     """
 
 
+class LogExtent(NamedTuple):
+    """The offsets of a partition's log at one time."""
+
+    beginning: int
+    end: int
+    """The last stable offset, where groups read to."""
+    high_watermark: int
+
+
 class TopicImage(Protocol):
     """The existing topics.
 
@@ -110,12 +119,15 @@ class TopicImage(Protocol):
     def topics(self) -> Iterable[TopicView]: ...
 
     def end_offset(self, topic_id: str, partition: int) -> int | None:
-        """The log end offset; None: not known yet, since its worker is starting."""
+        """Where committed records end; None: not known yet, since its worker is starting."""
+
+    def high_watermark(self, topic_id: str, partition: int) -> int | None:
+        """Where the log ends, with open transactions; None: not known."""
 
     def beginning_offset(self, topic_id: str, partition: int) -> int | None: ...
 
-    def bounds(self, topic_id: str, partition: int) -> tuple[int, int] | None:
-        """A consistent (beginning, end) in one read; None: not known."""
+    def extent(self, topic_id: str, partition: int) -> LogExtent | None:
+        """All of them in one read; None: not known."""
 
 
 class GroupsOfAKind(Protocol):

@@ -141,7 +141,7 @@ class Commit:
         return None
 
     def _is_in_log(self, topic: TopicView, partition: int, offset: int, metadata: str) -> bool:
-        end = self._topics.end_offset(topic.topic_id, partition)
+        end = self._topics.high_watermark(topic.topic_id, partition)
         most = self._limits.metadata_bytes_max
         where = f"{topic.name}-{partition}"
         if offset < 0:

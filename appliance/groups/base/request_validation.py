@@ -58,7 +58,7 @@ def kind_in(request: Mapping[str, Any]) -> str:
 
 def member_in(request: Mapping[str, Any]) -> str:
     """The member's id. Raises InvalidRequestError."""
-    member_id = _text_in(request, "member_id", MEMBER_ID_MAX)
+    member_id = text_in(request, "member_id", MEMBER_ID_MAX)
     if not member_id:
         raise InvalidRequestError(
             "member_id is missing; it takes the id that the client generated for itself, a uuid"
@@ -125,9 +125,9 @@ def settings_in(request: Mapping[str, Any], limits: GroupLimits) -> MemberSettin
     )
     return MemberSettings(
         topics,
-        _text_in(request, "instance_id", CLIENT_TEXT_MAX) or None,
-        _text_in(request, "client_id", CLIENT_TEXT_MAX) or "",
-        _text_in(request, "assignor", NAME_MAX) or None,
+        text_in(request, "instance_id", CLIENT_TEXT_MAX) or None,
+        text_in(request, "client_id", CLIENT_TEXT_MAX) or "",
+        text_in(request, "assignor", NAME_MAX) or None,
         session_ms,
         number_in(request, "rebalance_timeout_ms", 300_000, 1, REBALANCE_TIMEOUT_MAX_MS),
         number_in(request, "heartbeat_interval_ms", 3_000, 1, limits.session_timeout_max_ms),
@@ -153,7 +153,8 @@ def number_in(request: Mapping[str, Any], name: str, default: int, least: int, m
     return value
 
 
-def _text_in(request: Mapping[str, Any], name: str, most: int) -> str | None:
+def text_in(request: Mapping[str, Any], name: str, most: int) -> str | None:
+    """A text without control characters; None: missing. Raises InvalidRequestError."""
     value = request.get(name)
     if value is None:
         return None

@@ -14,13 +14,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from appliance.groups.base.messages import TopicView
+from appliance.groups.base.messages import LogExtent, TopicView
 from shm.lane_messages import Assignment
 from shm.layout import SlotState
 from shm.partition_table import PartitionTable
 from tailrace.core.hash_slots import HandOver
 
-_OPEN = (int(SlotState.ONLINE), int(SlotState.OFFLINE_FOR_WRITES))
+_OPEN = (SlotState.ONLINE, SlotState.OFFLINE_FOR_WRITES)
 
 
 @dataclass(slots=True)
@@ -107,24 +107,30 @@ class CatalogTopicImage:
         return [known.view for known in self._topics.values()]
 
     def end_offset(self, topic_id: str, partition: int) -> int | None:
-        """The high watermark; None: the partition is unknown, or its log is not open yet."""
-        bounds = self.bounds(topic_id, partition)
-        return None if bounds is None else bounds[1]
+        """The last stable offset; None: the partition is unknown, or its log is not open yet."""
+        extent = self.extent(topic_id, partition)
+        return None if extent is None else extent.end
+
+    def high_watermark(self, topic_id: str, partition: int) -> int | None:
+        """The high watermark; None: not known."""
+        extent = self.extent(topic_id, partition)
+        return None if extent is None else extent.high_watermark
 
     def beginning_offset(self, topic_id: str, partition: int) -> int | None:
         """The log start offset; None: not known."""
-        bounds = self.bounds(topic_id, partition)
-        return None if bounds is None else bounds[0]
+        extent = self.extent(topic_id, partition)
+        return None if extent is None else extent.beginning
 
-    def bounds(self, topic_id: str, partition: int) -> tuple[int, int] | None:
-        """A consistent (beginning, end); None: not known."""
+    def extent(self, topic_id: str, partition: int) -> LogExtent | None:
+        """The offsets of a log at one time; None: not known."""
         known = self._topics.get(topic_id)
         assignment = None if known is None else known.partitions.get(partition)
         if known is None or assignment is None:
             return None
-        found_id, _, state, _, beginning, end = self._tables[assignment.data_dir].bounds(
-            assignment.slot
-        )
-        if found_id != known.topic_id or state not in _OPEN:
+        state = self._tables[assignment.data_dir].read(assignment.slot)
+        if state.topic_id != known.topic_id or state.state not in _OPEN:
             return None
-        return beginning, end
+        return LogExtent(
+            state.log_start_offset, max(state.log_start_offset, state.last_stable_offset),
+            state.high_watermark,
+        )  # fmt: skip

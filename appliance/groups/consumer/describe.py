@@ -188,8 +188,8 @@ class GroupDescriber:
         self, group: ConsumerGroup, topic: TopicView, number: int, offset: OffsetRow | None
     ) -> dict[str, Any]:
         partition = topic.topic_id, number
-        bounds = self._topics.bounds(*partition)
-        beginning, end = (-1, -1) if bounds is None else bounds
+        extent = self._topics.extent(*partition)
+        beginning, end, high_watermark = (-1, -1, -1) if extent is None else extent
         committed, metadata, committed_ms = (
             (-1, "", -1)
             if offset is None
@@ -203,6 +203,8 @@ class GroupDescriber:
             "member_id": group.owners.get(partition),
             "metadata": metadata, "committed_ms": committed_ms,
         }  # fmt: skip
+        if high_watermark != end:
+            described["high_watermark"] = high_watermark
         if partition in group.blocked:
             described["waits_for"] = dict(self._hand_over(partition))
         return described

@@ -53,7 +53,7 @@ class HandOvers:
         ends = {
             source: found
             for source in sources
-            if (found := self._topics.end_offset(topic_id, source)) is not None
+            if (found := self._topics.high_watermark(topic_id, source)) is not None
         }
         blocked = {}
         for partition, hand_over in topic.hand_overs.items():

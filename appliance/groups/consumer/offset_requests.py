@@ -11,7 +11,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -27,6 +27,15 @@ from appliance.groups.consumer.start_offsets import StartOffsets
 from appliance.groups.store.schema import OffsetRow
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import FencedMemberError, GroupNotEmptyError, UnknownMemberError
+
+
+class PreparedCommit(NamedTuple):
+    """The valid rows of a commit. Nothing is changed yet."""
+
+    name: str
+    rows: list[OffsetRow]
+    refused: list[Refusal]
+
 
 _NOTHING_REFUSED = b'{"refused":[]}'
 _NO_MEMBER: Mapping[Partition, str] = {}
@@ -51,6 +60,14 @@ class OffsetRequests:
 
     def commit(self, name: str, request: dict[str, Any]) -> bytes:
         """Handle COMMIT_OFFSETS. Raises TailraceError when the whole request is refused."""
+        prepared = self.prepare(name, request)
+        self.apply(prepared)
+        return self._answer(prepared.refused)
+
+    def prepare(self, name: str, request: dict[str, Any]) -> PreparedCommit:
+        """Check a commit against the group's members at this moment. Changes nothing. Raises
+        TailraceError when the whole request is refused.
+        """
         entries = entries_in(request)
         group = self._table.get(name)
         member, epoch = None, -1
@@ -58,8 +75,13 @@ class OffsetRequests:
             member, epoch = self._member(group, name, request)
         judge = self._judge({} if group is None else group.owners, member, epoch)
         rows = [row for entry in entries if (row := judge.row(0, entry)) is not None]
-        self._keep(group, name, rows)
-        return self._answer(judge.refused)
+        if group is None and rows:
+            self._table.check_room(name)
+        return PreparedCommit(name, rows, judge.refused)
+
+    def apply(self, prepared: PreparedCommit) -> None:
+        """Buffer the rows of a prepared commit of the same step. Raises nothing."""
+        self._keep(self._table.get(prepared.name), prepared.name, prepared.rows)
 
     def _member(
         self, group: ConsumerGroup | None, name: str, request: dict[str, Any]
@@ -81,11 +103,10 @@ class OffsetRequests:
         )
 
     def _keep(self, group: ConsumerGroup | None, name: str, rows: list[OffsetRow]) -> None:
-        """Buffer the rows. Creates the group if it does not exist."""
+        """Buffer the rows. Creates the group if it does not exist; its room was checked."""
         if not rows:
             return
         if group is None:
-            self._table.check_room(name)
             group = self._table.create(name)
         self._table.change(group)
         self._start_offsets.committed(group, rows)
@@ -132,6 +153,8 @@ class OffsetRequests:
                 )
             else:
                 gone.append((found.topic_id, partition))
+        if group is None and rows:
+            self._table.check_room(name)
         self._keep(group, name, rows)
         if group is not None and gone:
             self._table.change(group)

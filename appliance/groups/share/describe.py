@@ -84,12 +84,10 @@ def _partition(
 ) -> dict[str, Any]:
     topic, partition, rules = topics.by_name(place[0]), group.partitions[key], group.rules(key[0])
     assert topic is not None
-    beginning, end = (
-        topics.beginning_offset(topic.topic_id, place[1]),
-        topics.end_offset(topic.topic_id, place[1]),
-    )
+    extent = topics.extent(topic.topic_id, place[1])
+    beginning, end, high_watermark = (None, None, None) if extent is None else extent
     in_flight = partition.spans.in_flight_count
-    return {
+    described = {
         "topic": place[0], "partition": place[1], "committed": partition.start_offset,
         "beginning": beginning, "end": end,
         "lag": None if end is None else _lag(partition, beginning or 0, end), "member_id": "",
@@ -100,6 +98,9 @@ def _partition(
         "deliveries": max((span.state.delivery_count for span in partition.spans), default=0),
         "at_delivery_limit": 0 if rules is None else _at_limit(partition, rules.delivery_limit),
     }  # fmt: skip
+    if high_watermark != end:
+        described["high_watermark"] = high_watermark
+    return described
 
 
 def _at_limit(partition: SharePartition, delivery_limit: int) -> int:
@@ -223,7 +224,7 @@ def alter(
             )
             continue
         key = topic.topic_id, number
-        end = topics.end_offset(*key)
+        end = topics.high_watermark(*key)
         if offset is not None and not 0 <= offset <= (OFFSET_MAX if end is None else end):
             refused.append(
                 [name, number, int(ErrorCode.OFFSET_OUT_OF_RANGE), f"the log ends at {end}"]

@@ -417,16 +417,17 @@ class ShareGroup:
         rules = self.rules(key[0])
         if rules is None or rules.is_paused:
             return None
-        end_offset, beginning = self._topics.end_offset(*key), self._topics.beginning_offset(*key)
-        if end_offset is None or beginning is None:
+        extent = self._topics.extent(*key)
+        if extent is None:
             return None
+        beginning, end_offset, high_watermark = extent
         partition = self.partitions.get(key)
         if partition is None:
             partition = SharePartition.starting_at(
                 beginning if self._is_recreated(key[0]) else end_offset
             )
             self.put_partition(key, partition)
-        if partition.follow_log(beginning, end_offset):
+        if partition.follow_log(beginning, high_watermark):
             self.changed_partitions.add(key)
         return partition, end_offset, rules
 
@@ -436,11 +437,9 @@ class ShareGroup:
         A start calls it before the log grows, since records lost in a power failure and their
         successors have the same offsets.
         """
-        beginning, end_offset = self._topics.beginning_offset(*key), self._topics.end_offset(*key)
-        if (
-            beginning is not None
-            and end_offset is not None
-            and self.partitions[key].follow_log(beginning, end_offset)
+        extent = self._topics.extent(*key)
+        if extent is not None and self.partitions[key].follow_log(
+            extent.beginning, extent.high_watermark
         ):
             self.changed_partitions.add(key)
 

@@ -22,6 +22,7 @@ from typing import Any
 from appliance.groups.store.file_watch import StoreWatch
 from appliance.groups.store.schema import (
     FROM_1_TO_2,
+    FROM_2_TO_3,
     SCHEMA_VERSION,
     TABLES,
     GroupRow,
@@ -33,6 +34,10 @@ from shm.runtime.elapsed_time import MARK_EVERY_MS, ElapsedTime, Mark
 from tailrace.core.errors import DiskFullError, StorageError, TailraceError
 
 logger = logging.getLogger(__name__)
+_UNCHECKED = frozenset(("transactional_ids",))
+"""Tables that may have a million rows which a start does not read. SQLite finds damage in them when
+it reads the row.
+"""
 LOCKED_TIMEOUT_S = 0.5
 """Time that a write waits for another process (a backup, a shell) that locks the database."""
 
@@ -137,18 +142,21 @@ class GroupStore:
             for (name,) in self._db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
         }
         found = self._meta("schema_version") if "meta" in tables else 0
-        if tables and found not in (1, SCHEMA_VERSION):
+        if tables and found not in (1, 2, SCHEMA_VERSION):
             raise StorageError(
                 f"{path} has schema version {found}, this build reads {SCHEMA_VERSION}: start the "
                 "build that wrote it, or move the file away "
                 "(groups then begin without members and committed offsets)"
             )
         if tables:
-            row = self._db.execute("PRAGMA quick_check(1)").fetchone()
-            if row is not None and row[0] != "ok":
-                raise sqlite3.DatabaseError(str(row[0]))
+            for table in sorted(tables - _UNCHECKED):
+                row = self._db.execute(f"PRAGMA quick_check('{table}')").fetchone()
+                if row is not None and row[0] != "ok":
+                    raise sqlite3.DatabaseError(str(row[0]))
         if found == 1:
             self._db.executescript(FROM_1_TO_2)
+        if found in (1, 2):
+            self._db.executescript(FROM_2_TO_3)
         self._db.executescript(
             f"BEGIN; {TABLES} INSERT OR IGNORE INTO meta VALUES ('schema_version', "
             f"{SCHEMA_VERSION}); COMMIT;"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 TABLES = """
 CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value INTEGER NOT NULL) STRICT;
 CREATE TABLE IF NOT EXISTS groups (
@@ -28,6 +28,14 @@ CREATE INDEX IF NOT EXISTS offsets_by_topic ON offsets (topic_id);
 CREATE TABLE IF NOT EXISTS share_partitions (
     group_id INTEGER NOT NULL, topic_id TEXT NOT NULL, partition INTEGER NOT NULL, state BLOB NOT NULL, PRIMARY KEY (group_id, topic_id, partition)
 ) STRICT, WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS transactional_ids (
+    id_number INTEGER PRIMARY KEY, transactional_id TEXT NOT NULL UNIQUE, producer_id INTEGER NOT NULL, epoch INTEGER NOT NULL, owner INTEGER NOT NULL,
+    ordinal INTEGER NOT NULL, timeout_ms INTEGER NOT NULL, used_elapsed_ms INTEGER NOT NULL, owned_ms INTEGER NOT NULL, is_registered INTEGER NOT NULL,
+    client_id TEXT NOT NULL, ended TEXT NOT NULL, attempt TEXT NOT NULL
+) STRICT;
+CREATE INDEX IF NOT EXISTS registered_ids ON transactional_ids (id_number) WHERE is_registered = 1;
+CREATE INDEX IF NOT EXISTS unregistered_ids ON transactional_ids (used_elapsed_ms) WHERE is_registered = 0;
+CREATE TABLE IF NOT EXISTS decisions (ordinal INTEGER PRIMARY KEY, content BLOB NOT NULL) STRICT;
 """  # noqa: E501
 FROM_1_TO_2 = """
 BEGIN;
@@ -39,6 +47,13 @@ COMMIT;
 """Version 1 had no elapsed time. Its groups and offsets expire as if left or committed
 at the migration.
 """
+FROM_2_TO_3 = f"""
+BEGIN;
+{TABLES}
+UPDATE meta SET value = 3 WHERE name = 'schema_version';
+COMMIT;
+"""
+"""Version 2 had no transactions."""
 
 
 class GroupRow(NamedTuple):
@@ -94,3 +109,31 @@ class ShareRow(NamedTuple):
     topic_id: str
     partition: int
     state: bytes
+
+
+class TransactionalIdRow(NamedTuple):
+    """A transactional id.
+
+    `producer_id`, `epoch`: of its current transaction, or of the next one.
+    `owner`: number of its newest owner, the ordinal of the decision that made it the owner.
+    `ordinal`: of its newest decision.
+    `used_elapsed_ms`: elapsed time of its newest decision, by which it expires.
+    `owned_ms`: wall clock of its newest owner's beginning, for display.
+    `is_registered`: the workers take batches of (producer_id, epoch).
+    `ended`: JSON of its newest ends of transactions.
+    `attempt`: the random text of the INIT_TRANSACTIONS that made its newest owner, or "".
+    """
+
+    id_number: int
+    transactional_id: str
+    producer_id: int
+    epoch: int
+    owner: int
+    ordinal: int
+    timeout_ms: int
+    used_elapsed_ms: int
+    owned_ms: int
+    is_registered: int
+    client_id: str
+    ended: str
+    attempt: str = ""

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from netfront.fetch.file_reader import SHORTAGES
+from netfront.fetch.isolation import Isolation, end_of
 from netfront.fetch.log_reader import LogReader
 from netfront.fetch.read_result import LogReadError
 from netfront.partition_routes import PartitionRoutes
@@ -144,10 +145,12 @@ class MetadataService:
                 **answer,
                 "code": int(ErrorCode.PARTITION_OUT_OF_RANGE if known else ErrorCode.UNKNOWN_TOPIC),
             }
+        isolation = Isolation.UNCOMMITTED if requested.is_uncommitted else Isolation.COMMITTED
         try:
             state = self._reader.state(route)
+            end = end_of(state, isolation)
             answer.update(
-                beginning=state.log_start_offset, end=state.high_watermark,
+                beginning=state.log_start_offset, end=end, high_watermark=state.high_watermark,
                 leader_epoch=state.leader_epoch, size_bytes=state.size_bytes,
                 segments=state.segment_count, max_timestamp_us=state.max_timestamp_us,
                 last_append_us=state.last_append_us, state=state.state.name,
@@ -155,13 +158,13 @@ class MetadataService:
             if at == "earliest":
                 answer["offset"] = state.log_start_offset
             elif at == "latest":
-                answer["offset"] = state.high_watermark
+                answer["offset"] = end
             elif isinstance(at, int) or at == "time_of":
                 search = self._time_search()
                 found = (
-                    yield from search.find(route, state, at)
+                    yield from search.find(route, state, at, isolation)
                     if isinstance(at, int)
-                    else search.time_of(route, state, requested.offset)
+                    else search.time_of(route, state, requested.offset, isolation)
                 )
                 answer.update(timestamp_us=-1, exact=True)
                 if found is not None:
@@ -170,7 +173,7 @@ class MetadataService:
                     )
             else:
                 yield UNITS_OF_A_FILE
-                answer["offset"] = self._reader.behind(route, state, requested.offset)
+                answer["offset"] = self._reader.behind(route, state, requested.offset, end)
         except LogReadError as error:
             answer["code"] = int(error.code)
         except OSError as error:

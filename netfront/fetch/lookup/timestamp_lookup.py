@@ -15,7 +15,8 @@ where the column is null, and for all records:
 Owner: one front; reads only, keeps nothing.
 
 Invariants:
-- A result lies at or above the log start offset and below the high watermark.
+- A result lies at or above the log start offset and below the end of the isolation level.
+- A search of committed records finds no record of an aborted transaction.
 - Between two yields at most PIECE_BYTES of a batch and one decompressed piece are read, of one
   column only. Stored data decides the number of yields, never the time between two.
 """
@@ -26,9 +27,10 @@ from collections.abc import Generator, Iterator
 from contextlib import closing
 from typing import NamedTuple
 
+from netfront.fetch.isolation import Isolation, end_of
 from netfront.fetch.log_reader import LogReader
 from netfront.fetch.lookup.decompression import MAGIC_BYTES, PIECE_BYTES, UnpackError, unpacker_for
-from netfront.fetch.read_result import Place
+from netfront.fetch.read_result import ColdRead, Place
 from netfront.session.time_slicing import UNITS_OF_A_FILE
 from shm.lane_messages import Assignment
 from shm.partition_table import PartitionState
@@ -94,14 +96,18 @@ class TimestampLookup:
         self._reader = reader
 
     def find(
-        self, route: Assignment, state: PartitionState, timestamp_us: int
+        self,
+        route: Assignment,
+        state: PartitionState,
+        timestamp_us: int,
+        isolation: Isolation,
     ) -> Generator[int, None, FoundTime | None]:
         """Find the first record at or after `timestamp_us`. Yield the cost since the last yield.
 
         Raises LogReadError, OSError.
         """
-        for base, end in self._reader.segments_of(route, state):
-            if end <= state.log_start_offset:
+        for base, end in self._reader.segments_of(route, state, end_of(state, isolation)):
+            if end <= max(base, state.log_start_offset):
                 continue
             yield UNITS_OF_A_FILE
             try:
@@ -109,7 +115,9 @@ class TimestampLookup:
                     route, base, timestamp_us, state.log_start_offset
                 )
                 if place is not None:
-                    found = yield from self._search(route, state, place, end, timestamp_us)
+                    found = yield from self._search(
+                        route, state, place, end, timestamp_us, isolation
+                    )
                     if found is not None:
                         return found
             except FileNotFoundError:
@@ -119,22 +127,26 @@ class TimestampLookup:
         return None
 
     def time_of(
-        self, route: Assignment, state: PartitionState, offset: int
+        self,
+        route: Assignment,
+        state: PartitionState,
+        offset: int,
+        isolation: Isolation,
     ) -> Generator[int, None, FoundTime | None]:
         """Find the first record at or after `offset`, with its time. Return None at or above the
-        high watermark.
+        end of the isolation level.
 
         If the time cannot be read, it is the largest of the batch, or -1 if the header is damaged.
         Yields the cost since the last yield. Raises LogReadError, OSError.
         """
         requested = max(offset, state.log_start_offset)
-        for base, end in self._reader.segments_of(route, state):
-            if end <= requested:
+        for base, end in self._reader.segments_of(route, state, end_of(state, isolation)):
+            if end <= max(base, requested):
                 continue
             yield UNITS_OF_A_FILE
             try:
-                place = self._reader.locate(route, state, max(requested, base))
-                found = yield from self._record_at(route, place, requested, end)
+                place = self._reader.locate(route, state, max(requested, base), end)
+                found = yield from self._record_at(route, state, place, requested, end, isolation)
                 if found is not None:
                     return found
             except FileNotFoundError:
@@ -142,8 +154,42 @@ class TimestampLookup:
                     raise
         return None
 
+    def _is_left_out(
+        self,
+        route: Assignment,
+        state: PartitionState,
+        isolation: Isolation,
+        base: int,
+        header: BatchHeader,
+    ) -> Generator[int, None, bool]:
+        """Return True for a batch without records for this level: of an aborted transaction, or a
+        marker. Raises LogReadError.
+        """
+        if not header.record_count:
+            return True
+        if not header.is_transactional or isolation is not Isolation.COMMITTED:
+            return False
+        while True:
+            try:
+                return self._reader.is_aborted(
+                    route,
+                    state,
+                    base,
+                    header.producer_id,
+                    header.producer_epoch,
+                    header.base_offset,
+                )
+            except ColdRead:
+                yield _UNITS_OF_A_PIECE
+
     def _record_at(
-        self, route: Assignment, place: Place, requested: int, end: int
+        self,
+        route: Assignment,
+        state: PartitionState,
+        place: Place,
+        requested: int,
+        end: int,
+        isolation: Isolation,
     ) -> Generator[int, None, FoundTime | None]:
         """Do `time_of` within a segment, from `place` up to offset `end`."""
         seed = checksum_seed(route.topic_id, route.partition)
@@ -155,7 +201,9 @@ class TimestampLookup:
                 head = self._read_head(route, base, position)
                 header = _proven_header(head, seed)
                 largest_us = header.max_timestamp_us
-                if header.next_offset > requested and header.record_count:
+                if header.next_offset > requested and not (
+                    yield from self._is_left_out(route, state, isolation, base, header)
+                ):
                     time_us = yield from self._time_of_row(
                         route, base, position, head, header, first - offset
                     )
@@ -173,7 +221,13 @@ class TimestampLookup:
         return None
 
     def _search(
-        self, route: Assignment, state: PartitionState, place: Place, end: int, timestamp_us: int
+        self,
+        route: Assignment,
+        state: PartitionState,
+        place: Place,
+        end: int,
+        timestamp_us: int,
+        isolation: Isolation,
     ) -> Generator[int, None, FoundTime | None]:
         """Search the batches of a segment, from `place` up to offset `end`."""
         seed = checksum_seed(route.topic_id, route.partition)
@@ -186,8 +240,8 @@ class TimestampLookup:
                 header = _proven_header(head, seed)
                 if (
                     header.next_offset > start
-                    and header.record_count
                     and header.max_timestamp_us >= timestamp_us
+                    and not (yield from self._is_left_out(route, state, isolation, base, header))
                 ):
                     row = yield from self._find_row(
                         route, base, position, head, header, start - offset, timestamp_us

@@ -90,6 +90,8 @@ class RecordAccumulator:
         self.in_flight_count = 0
         self.error_count = 0
         """Number of records that failed."""
+        self.on_failed_batch: Callable[[ProducerBatch], None] | None = None
+        """Called with a batch that has failed, perhaps twice."""
 
     @property
     def incomplete_count(self) -> int:
@@ -317,6 +319,8 @@ class RecordAccumulator:
             return
         calls = batch.calls() if batch.callbacks else ()
         failed = batch.count if batch.error is not None else 0
+        if failed and self.on_failed_batch is not None:
+            self.on_failed_batch(batch)
         due = self._callbacks.due
         # One straight line: see the module's docstring.
         due += calls
@@ -332,6 +336,14 @@ class RecordAccumulator:
             self.end(batch, None, error)
         self.in_flight_count -= len(queue.in_flight)
         queue.clear()
+
+    def end_unsent(self, error: TailraceError) -> None:
+        """Fail the batches that are not in flight."""
+        for queue in self.queues.values():
+            self.close_batch(queue)
+            for batch in list(queue.ready):
+                queue.pop(batch)
+                self.end(batch, None, error)
 
     def end_all(self, error: TailraceError) -> None:
         """Fail all batches."""

@@ -118,6 +118,13 @@ class PartitionQueue(OpenQueue):
         for batch in self.ready:
             batch.producer_id = NO_PRODUCER
 
+    def count_numbered(self) -> None:
+        """Count the sequence of a batch whose numbering was interrupted before it counted."""
+        for batch in self.ready:
+            if batch.producer_id != NO_PRODUCER and batch.base_sequence == self.next_sequence:
+                self.next_ordinal = max(self.next_ordinal, batch.ordinal + 1)
+                self.next_sequence = (self.next_sequence + batch.count) % SEQUENCE_MODULUS
+
     def successor(self, info: TopicInfo) -> PartitionQueue:
         """An empty queue to replace this one, of which no batch may be in the log unacknowledged.
 

@@ -25,7 +25,7 @@ from tailrace.core.errors import (
 from tailrace.producer.batches.accumulator import NS_PER_MS, RecordAccumulator
 from tailrace.producer.batches.partition_queue import PartitionQueue
 from tailrace.producer.batches.producer_batch import ProducerBatch
-from tailrace.producer.sending.producer_id import ProducerIdAndEpoch
+from tailrace.producer.sending.producer_id import Identity
 from tailrace.producer.sending.topic_change import SlotMapChange, TopicRecreation
 from tailrace.protocol.messages import ProducedEntry
 
@@ -33,6 +33,11 @@ RETRY_BACKOFF_MAX_MS = 1_000
 RESENDS_BEFORE_NEW_EPOCH = 3
 """Attempts of a partition's first batch that may be out of order. After that the batch before it is
 lost, and only a new epoch helps.
+"""
+CONCURRENT_RETRY_NS = 2 * NS_PER_MS
+CONCURRENT_RETRY_MAX_NS = 64 * NS_PER_MS
+"""The pause while the end of the transaction before is carried out, doubled with each attempt. The
+worker has it within a millisecond, unless the appliance restarts.
 """
 _RESEND_CODES = frozenset({ErrorCode.OUT_OF_ORDER_SEQUENCE})
 _OUTCOME_UNKNOWN_CODES = frozenset({ErrorCode.TIMED_OUT, ErrorCode.STORAGE_ERROR})
@@ -48,7 +53,7 @@ class BatchOutcomes:
         runtime: Runtime,
         connection: Connection,
         accumulator: RecordAccumulator,
-        identity: ProducerIdAndEpoch,
+        identity: Identity,
         slot_map_change: SlotMapChange,
         topic_recreation: TopicRecreation,
     ) -> None:
@@ -99,6 +104,13 @@ class BatchOutcomes:
         elif code is ErrorCode.UNKNOWN_TOPIC:
             self._retry(queue, batch, code, detail, pause=False)
             self._topic_recreation.begin(queue.info)
+        elif code is ErrorCode.PRODUCER_FENCED and self._identity.is_fenced(detail):
+            self._retry(queue, batch, code, detail, pause=False)
+        elif code is ErrorCode.CONCURRENT_TRANSACTIONS:
+            self._wait_for_end(queue, batch, code, detail)
+        elif not self._identity.bumps_epoch and self._is_out_of_sequence(queue, batch, code):
+            self._accumulator.leave_flight(queue, batch)
+            self._accumulator.end(batch, None, error)
         elif code in _NEW_EPOCH_CODES:
             # The worker has forgotten the batches before. Once each sent batch has an outcome, this
             # one is sent again under a new epoch.
@@ -106,13 +118,35 @@ class BatchOutcomes:
             self._retry(queue, batch, code, detail, pause=False)
         elif code in _RESEND_CODES or error.retriable:
             is_first = queue.in_flight[0] is batch
-            if code in _RESEND_CODES and is_first and batch.attempts > RESENDS_BEFORE_NEW_EPOCH:
+            if self._is_out_of_sequence(queue, batch, code):
                 self._identity.use_up()
             self._retry(queue, batch, code, detail, pause=code not in _RESEND_CODES or is_first)
         else:
             self._accumulator.leave_flight(queue, batch)
             self._identity.use_up()  # its sequence is missing for good
             self._accumulator.end(batch, None, error)
+
+    def _wait_for_end(
+        self, queue: PartitionQueue, batch: ProducerBatch, code: ErrorCode, detail: str
+    ) -> None:
+        """Send a batch again after a short pause, which counts as no retry."""
+        self.retry_count += 1
+        batch.last_refusal = f"{detail or 'refused'} [{code.name}]"
+        queue.muted_until_ns = self._now_ns() + min(
+            CONCURRENT_RETRY_MAX_NS, CONCURRENT_RETRY_NS << min(batch.attempts - 1, 10)
+        )
+        self._accumulator.leave_flight(queue, batch)
+        self._accumulator.requeue(queue, batch)
+
+    def _is_out_of_sequence(
+        self, queue: PartitionQueue, batch: ProducerBatch, code: ErrorCode
+    ) -> bool:
+        """True if only a new epoch would help."""
+        return code in _NEW_EPOCH_CODES or (
+            code in _RESEND_CODES
+            and queue.in_flight[0] is batch
+            and batch.attempts > RESENDS_BEFORE_NEW_EPOCH
+        )
 
     def _retry(
         self,

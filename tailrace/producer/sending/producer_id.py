@@ -9,6 +9,9 @@ Owner: a Producer, under its lock.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Protocol, TypeAlias
+
 from tailrace.client.connection import Connection
 from tailrace.core.error_codes import ErrorCode
 from tailrace.format.batch_header import NO_PRODUCER
@@ -18,8 +21,87 @@ from tailrace.protocol.messages import decode_json, encode_json
 from tailrace.protocol.session import Response
 
 
+class Identity(Protocol):
+    """The id and epoch that the sender writes into batches, and what it does without them."""
+
+    @property
+    def is_used(self) -> bool:
+        """True if batches carry an id (idempotence)."""
+        ...
+
+    @property
+    def producer_id(self) -> int: ...
+
+    @property
+    def epoch(self) -> int: ...
+
+    @property
+    def is_known(self) -> bool:
+        """True if batches may be sent."""
+        ...
+
+    @property
+    def is_missing(self) -> bool:
+        """True if `obtain` has something to do before batches may be sent."""
+        ...
+
+    @property
+    def needs_epoch(self) -> bool:
+        """True if only batches that may be in the log may be sent."""
+        ...
+
+    @property
+    def is_asked(self) -> bool:
+        """True while a request of `obtain` has no response."""
+        ...
+
+    @property
+    def bump_count(self) -> int:
+        """Number of epochs after the first that were taken because of a lost sequence."""
+        ...
+
+    @property
+    def bumps_epoch(self) -> bool:
+        """True if `use_up` brings a new epoch, under which refused batches are sent again. Else
+        they fail.
+        """
+        ...
+
+    @property
+    def transaction(self) -> int:
+        """The number of the transaction, 0 without transactions."""
+        ...
+
+    def use_up(self) -> None:
+        """A sequence is missing for good, or its outcome is unknown."""
+        ...
+
+    def obtain(self) -> None:
+        """Request what is missing."""
+        ...
+
+    def restart(self) -> None:
+        """Recover from an interrupted run: the connection was given up."""
+        ...
+
+    def is_fenced(self, detail: str) -> bool:
+        """A batch was refused with PRODUCER_FENCED. True: it waits until the reason is known."""
+        ...
+
+    def check_may_add(self) -> None:
+        """Raise if no record may be added now."""
+        ...
+
+    def begin_epoch(self) -> None:
+        """Begin the sequences of all partitions at 0."""
+        ...
+
+
 class ProducerIdAndEpoch:
-    """The id and epoch, and the requests for them."""
+    """The id and epoch of a producer without transactions, and the requests for them."""
+
+    bumps_epoch = True
+    transaction = 0
 
     def __init__(
         self, is_used: bool, connection: Connection, accumulator: RecordAccumulator
@@ -51,6 +133,18 @@ class ProducerIdAndEpoch:
         """Require a new epoch: a sequence is missing for good, or its outcome is unknown."""
         self.needs_epoch = self.needs_epoch or self.is_used
 
+    def restart(self) -> None:
+        """Take a new epoch: the sequences may be wrong."""
+        self.is_asked = False
+        self.use_up()
+
+    def is_fenced(self, _detail: str) -> bool:
+        """False: the batch fails."""
+        return False
+
+    def check_may_add(self) -> None:
+        """Nothing to check."""
+
     def obtain(self) -> None:
         """Request an id, or a new epoch once each sent batch has an outcome."""
         if self.is_asked:
@@ -76,7 +170,15 @@ class ProducerIdAndEpoch:
             self.bump_count += 1
         self.producer_id, self.epoch = int(answer["producer_id"]), int(answer["producer_epoch"])
         self.needs_epoch = False
+        self.begin_epoch()
+
+    def begin_epoch(self) -> None:
+        """Begin the sequences of all partitions at 0. Ready batches get new ones."""
         for queue in self._accumulator.queues.values():
             queue.begin_epoch()
             if queue.has_work:
                 self._accumulator.mark_ready(queue)
+
+
+MakeIdentity: TypeAlias = "Callable[[Connection, RecordAccumulator], Identity]"
+"""Makes the identity of a producer that has transactions."""

@@ -26,7 +26,7 @@ from tailrace.producer.batches.producer_batch import IN_FLIGHT
 from tailrace.producer.sending.batch_encoder import REQUEST_MIN_BYTES, BatchEncoder
 from tailrace.producer.sending.batch_outcomes import BatchOutcomes
 from tailrace.producer.sending.in_flight_requests import Entry, InFlightRequest, InFlightRequests
-from tailrace.producer.sending.producer_id import ProducerIdAndEpoch
+from tailrace.producer.sending.producer_id import Identity, MakeIdentity, ProducerIdAndEpoch
 from tailrace.producer.sending.topic_change import SlotMapChange, TopicRecreation
 from tailrace.protocol.frame import Api
 from tailrace.protocol.messages import ACKS_ALL, encode_credit
@@ -58,14 +58,24 @@ class Sender:
         runtime: Runtime,
         connection: Connection,
         accumulator: RecordAccumulator,
+        make_identity: MakeIdentity | None = None,
     ) -> None:
+        """`make_identity`: None for a producer without transactions."""
         self._settings = settings
         self._connection = connection
         self._accumulator = accumulator
         self._acks = _ACKS[settings.acks]
-        self._identity = ProducerIdAndEpoch(
-            settings.enable_idempotence and settings.acks != 0, connection, accumulator
+        self._identity: Identity = (
+            ProducerIdAndEpoch(
+                settings.enable_idempotence and settings.acks != 0, connection, accumulator
+            )
+            if make_identity is None
+            else make_identity(connection, accumulator)
         )
+        self.check_may_add = self._identity.check_may_add
+        """Raises if no record may be added now."""
+        self.begin_epoch = self._identity.begin_epoch
+        """Begins the sequences of a new epoch."""
         self.slot_map_change = SlotMapChange(accumulator, connection, runtime.monotonic_ns)
         self.topic_recreation = TopicRecreation(
             accumulator, connection, runtime.monotonic_ns, settings.retry_backoff_ms
@@ -95,6 +105,11 @@ class Sender:
             "bytes_sent": 0,
             "requests_sent": 0,
         }
+
+    @property
+    def transaction(self) -> int:
+        """The number of the transaction, 0 without transactions."""
+        return self._identity.transaction
 
     @property
     def waits_for_answers(self) -> bool:
@@ -129,8 +144,7 @@ class Sender:
         self._accumulator.rebuild(keeps_flight=False)
         if self._acks != 0:
             self._connection.give_up_socket()
-        self._identity.is_asked = False
-        self._identity.use_up()
+        self._identity.restart()
         self.slot_map_change.restart()
         self.topic_recreation.restart()
         self._slow_check_at_ns = 0

@@ -29,7 +29,7 @@ from tailrace.client.settings import ProducerSettings
 from tailrace.client.steps import Steps, Wait
 from tailrace.client.topic_metadata import TopicInfo
 from tailrace.core import fork
-from tailrace.core.errors import ClientClosedError, TailraceError
+from tailrace.core.errors import ClientClosedError, InvalidTransactionError, TailraceError
 from tailrace.core.log import logger
 from tailrace.producer.batches.accumulator import NS_PER_MS, RecordAccumulator
 from tailrace.producer.batches.callbacks import Callbacks
@@ -44,6 +44,7 @@ from tailrace.producer.futures import FrameFuture, RecordFuture
 from tailrace.producer.sending.buffer_pool import BufferPool
 from tailrace.producer.sending.caller_polling import CALLER_IS_ACTIVE_NS, CallerPolling
 from tailrace.producer.sending.critical_section import CriticalSection
+from tailrace.producer.sending.producer_id import MakeIdentity
 from tailrace.producer.sending.sender import Sender
 
 NEVER_NS = 2**63 - 1
@@ -63,8 +64,11 @@ class SenderThread:
         settings: ProducerSettings,
         on_keyless_batch: Callable[[TopicInfo], None],
         runtime: Runtime = SYSTEM,
+        make_identity: MakeIdentity | None = None,
     ) -> None:
-        """`on_keyless_batch` is called when a batch closes whose last record has no key."""
+        """`on_keyless_batch` is called when a batch closes whose last record has no key.
+        `make_identity`: see `Sender`.
+        """
         self._runtime = runtime
         self.now_ns = runtime.monotonic_ns
         self.section = CriticalSection(self._repair)
@@ -78,7 +82,7 @@ class SenderThread:
         self.accumulator = RecordAccumulator(
             settings, self.now_ns, self, self.callbacks, on_keyless_batch
         )
-        self.sender = Sender(settings, runtime, self.connection, self.accumulator)
+        self.sender = Sender(settings, runtime, self.connection, self.accumulator, make_identity)
         self.polling = CallerPolling(
             self.now_ns, self.accumulator, self.sender, self.run_once, self._wake_helper
         )
@@ -119,6 +123,19 @@ class SenderThread:
             raise _closed_error()
         if self.failure is not None:
             raise self.failure
+
+    def check_may_add(self) -> None:
+        """Raise as `check_usable` does, or since no transaction is open."""
+        self.check_usable()
+        self.sender.check_may_add()
+
+    def check_transaction(self, number: int) -> None:
+        """Raise InvalidTransactionError unless this transaction is still the last one."""
+        if number != self.sender.transaction:
+            raise InvalidTransactionError(
+                "the transaction ended while send() waited for room or metadata; nothing was sent: "
+                "await each send before the commit"
+            )
 
     def after_fork(self) -> None:
         """Stop being usable, in a child process. The eventfds are the parent's too, so nothing is
@@ -237,7 +254,7 @@ class SenderThread:
         """Wait for `size` bytes of buffer memory, for max_block_ms since `start_ns`. Raises
         BufferExhaustedError, RecordTooLargeError.
         """
-        self._check_may_wait()
+        self.check_may_wait()
         yield from self.buffer.wait(size, start_ns)
 
     def _flush_all(self) -> None:
@@ -261,6 +278,17 @@ class SenderThread:
                 self.do(self._pump, False)
         return True
 
+    def settled(self, is_settled: Callable[[], bool], deadline_ns: int | None) -> Steps[bool]:
+        """Wait until `is_settled`, called in a section, returns True. False: it is past
+        `deadline_ns`. Raises what `is_settled` does.
+        """
+        while not self.do(is_settled):
+            if deadline_ns is not None and self.now_ns() >= deadline_ns:
+                return False
+            yield Wait(deadline_ns)
+            self.do(self._pump, False)
+        return True
+
     def received(self, timeout_s: float | None) -> Steps[None]:
         """With acks=0, wait until the front has read everything that was sent. Raises
         RequestTimeoutError, NotReachableError.
@@ -281,11 +309,13 @@ class SenderThread:
             self.connection.wait(wake_ns - now_ns)
         self.make_callbacks()
 
-    def _check_may_wait(self) -> None:
-        """Raise TailraceError within a run of the sender. That run has the socket, and goes on only
-        when this returns.
+    def check_may_wait(self) -> None:
+        """Raise TailraceError within a run of the sender in this thread. That run has the socket,
+        and goes on only when this returns.
         """
-        if self._is_running_once:
+        with self.lock:  # a run of another thread ends before
+            is_within_run = self._is_running_once
+        if is_within_run:
             raise TailraceError(
                 "cannot wait for the producer inside a signal handler or destructor that "
                 "interrupted the producer itself; send there, and call result() or flush() outside "
@@ -323,7 +353,7 @@ class SenderThread:
         """Send the batch without linger: the caller waits for it."""
         if not batch.is_done():
             self.check_usable()
-            self._check_may_wait()
+            self.check_may_wait()
             if batch.state is not IN_FLIGHT:
                 self.accumulator.flush_batch(batch)
                 self.run_once()

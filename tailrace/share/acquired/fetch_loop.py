@@ -276,9 +276,7 @@ class ShareFetchLoop:
         return [
             acquired_ranges
             for acquired_ranges in self._acquired.values()
-            if acquired_ranges.runs
-            and acquired_ranges.cursor.error is not None
-            and not acquired_ranges.cursor.buffered
+            if acquired_ranges.runs and acquired_ranges.is_broken
         ]
 
     def repair(self, acquired_ranges: AcquiredRanges) -> Steps[None]:
@@ -348,23 +346,20 @@ class ShareFetchLoop:
         fetched = [
             acquired_ranges
             for acquired_ranges in requested or self._waiting
-            if not acquired_ranges.cursor.buffered
+            if not acquired_ranges.has_answer
         ]
         for acquired_ranges in fetched:
             acquired_ranges.limit_fetch(self._settings.max_partition_fetch_bytes)
         self._fetcher.begin([acquired_ranges.cursor for acquired_ranges in fetched])
         self._connection.process()
-        return any(
-            acquired_ranges.cursor.buffered or acquired_ranges.cursor.error is not None
-            for acquired_ranges in requested
-        )
+        return any(acquired_ranges.has_answer for acquired_ranges in requested)
 
     def check_ends(self) -> TailraceError | bool:
         """Check the partitions that are fetched at their ends, once for each change. Returns True
         if one has new records, or the error of one that cannot be read.
         """
         for acquired_ranges in self._waiting:
-            if acquired_ranges.cursor.buffered or acquired_ranges.cursor.error is not None:
+            if acquired_ranges.has_answer:
                 self._waiting = []
                 return acquired_ranges.cursor.error or True
         return False

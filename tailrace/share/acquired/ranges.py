@@ -4,7 +4,7 @@ Owner: one ShareConsumer, one thread.
 
 Invariants:
 - Each offset of a range is returned once, in order: with its record, as an offset without a record
-  (a control batch, or removed by retention), or as unreadable.
+  (a control batch, an aborted one, or removed by retention), or as unreadable.
 - Records outside of the ranges are not returned.
 - A part of a range is read once it is stored: whoever stores it moves the range's `first` behind it
   in the same statement. No signal handler runs between two plain stores, so an interrupted call
@@ -60,6 +60,7 @@ class AcquiredRanges:
         self.info = info
         self.cursor = PartitionPosition(key, info)
         self.runs: deque[AcquiredRange] = deque()
+        self._aimed_at = 0
         self._is_scattered = False
         """True if other members acquire records in between. A fetch then asks for no more than was
         acquired.
@@ -76,9 +77,34 @@ class AcquiredRanges:
     def key(self) -> TopicPartition:
         return self.cursor.key
 
+    @property
+    def has_answer(self) -> bool:
+        """True if the offset that was aimed at is fetched, has no record, or cannot be read."""
+        cursor = self.cursor
+        return (
+            bool(cursor.buffered) or cursor.error is not None or self._is_left_out(self._aimed_at)
+        )
+
+    @property
+    def is_broken(self) -> bool:
+        """True if the next offset cannot be read."""
+        cursor = self.cursor
+        return (
+            cursor.error is not None
+            and not cursor.buffered
+            and not (self.runs and self._is_left_out(self.runs[0].first))
+        )
+
+    def _is_left_out(self, offset: int) -> bool:
+        first, behind = self.cursor.left_out
+        return first <= offset < behind
+
     def aim(self, offset: int) -> None:
         """Make the next batch the one with `offset`. Keep the buffered batches if they serve."""
         cursor = self.cursor
+        self._aimed_at = offset
+        if self._is_left_out(offset):
+            return
         while cursor.buffered and cursor.buffered[0][1] <= offset:
             data, cursor.position = cursor.buffered.popleft()
             cursor.buffered_bytes -= len(data)
@@ -104,9 +130,9 @@ class AcquiredRanges:
         it must be fetched first (the cursor is at it), or if `cursor.error` prevents that.
         Unreadable records are returned as a part, not raised.
         """
-        if self.cursor.error is not None and not self.cursor.buffered:
-            return None
         self.drop_read()
+        if self.is_broken:
+            return None
         while self.runs:
             run = self.runs[0]
             if self._passed_over is not None:
@@ -125,6 +151,9 @@ class AcquiredRanges:
                     )
                     return FetchedRange(run, run.first, last, records)
             self.aim(run.first)
+            if self._is_left_out(run.first):
+                end = self.cursor.left_out[1]
+                return FetchedRange(run, run.first, min(run.last, end - 1), [])
             if not self.cursor.buffered:
                 return None
             try:

@@ -5,6 +5,7 @@ clients can make grow has an end.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import pathlib
 import sqlite3
 from collections.abc import Iterator
@@ -12,10 +13,17 @@ from collections.abc import Iterator
 import pytest
 
 from appliance.catalog import catalog as catalog_module
-from appliance.catalog.catalog import Catalog, CatalogFullError, PartitionRow, Topic
+from appliance.catalog.catalog import (
+    Catalog,
+    CatalogFullError,
+    PartitionRow,
+    Topic,
+)
 from appliance.catalog.database import CatalogVersionError, open_database
 from appliance.config.default_schema import DEFAULT_SCHEMA_MESSAGE
+from shm.transaction_messages import PRODUCER_IDS_IN_BLOCK
 from tailrace.core.errors import DiskFullError, InvalidSchemaError, StorageError
+from tailrace.format.batch_header import TRANSACTIONAL_PRODUCER_IDS
 
 SLOTS = 8
 
@@ -174,3 +182,18 @@ def test_a_database_of_another_build_is_refused_and_stays_as_it_is(
     with pytest.raises(CatalogVersionError, match=f"version {version}; this build reads"):
         open_database(str(path))
     assert path.read_bytes() == before
+
+
+def test_blocks_of_transactional_ids_are_given_once_whatever_the_clock_and_the_database_do(
+    catalog: Catalog,
+) -> None:
+    second_us, now_us = 1_000_000, 1_760_000_000_000_000
+    times = [now_us, now_us, now_us - 900 * second_us, now_us + 7 * second_us, now_us]
+    firsts = [catalog.new_transactional_block(time_us) for time_us in times]
+    assert firsts == sorted(set(firsts))
+    assert all(b - a >= PRODUCER_IDS_IN_BLOCK for a, b in itertools.pairwise(firsts))
+    assert firsts[0] >= TRANSACTIONAL_PRODUCER_IDS
+    catalog._db.execute("DELETE FROM meta WHERE name = 'transactional_block'")
+    assert catalog.new_transactional_block(now_us + 60 * second_us) > firsts[-1], "it was rebuilt"
+    year_2105_us = 4_260_000_000 * second_us
+    assert catalog.new_transactional_block(year_2105_us) + PRODUCER_IDS_IN_BLOCK < 1 << 63

@@ -190,7 +190,6 @@ def test_status(appliance: EmbeddedAppliance) -> None:
         "front-0",
         "worker-0",
         "flusher-0",
-        "scheduler-0",
     }
     assert all(p["live"] for p in state["processes"])
     assert b"flusher-0" in run(appliance, "status").stdout

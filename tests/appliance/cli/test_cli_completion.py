@@ -16,7 +16,7 @@ from appliance.cli.main import tailrace
 from tailrace import Admin, NewTopic
 from tailrace.embedded_appliance import EmbeddedAppliance
 from tests.kit.cli import TAILRACE
-from tests.kit.processes import wait_until
+from tests.kit.processes import HANG_LIMIT_S, wait_until
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def complete(environment: dict[str, str], line: str, shell: str = "bash") -> lis
         env={**environment, **asked},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANG_LIMIT_S,
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
@@ -115,7 +115,7 @@ def test_the_script_is_one_for_that_shell(shell: str, tmp_path: pathlib.Path) ->
     if shutil.which(shell):
         script = tmp_path / "script"
         script.write_text(done.stdout)
-        subprocess.run([shell, "-n", str(script)], check=True, timeout=120)
+        subprocess.run([shell, "-n", str(script)], check=True, timeout=HANG_LIMIT_S)
 
 
 def test_a_real_bash_completes_with_it(
@@ -137,7 +137,7 @@ def test_a_real_bash_completes_with_it(
             env=here,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=HANG_LIMIT_S,
             check=True,
         )
         return done.stdout.split()

@@ -18,7 +18,7 @@ import pytest
 from tailrace import Admin, Consumer, NewTopic, Producer
 from tailrace.embedded_appliance import EmbeddedAppliance
 from tests.kit.cli import TAILRACE, run
-from tests.kit.processes import wait_until
+from tests.kit.processes import HANG_LIMIT_S, wait_until
 
 T0 = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)
 
@@ -176,7 +176,7 @@ def test_a_terminal_gets_no_binary_file(appliance: EmbeddedAppliance, ten: str) 
             appliance.address,
         ]
         done = subprocess.run(
-            command, stdout=theirs, stderr=subprocess.PIPE, timeout=60, check=False
+            command, stdout=theirs, stderr=subprocess.PIPE, timeout=HANG_LIMIT_S, check=False
         )
     finally:
         os.close(ours)
@@ -234,7 +234,7 @@ def test_a_members_ctrl_c_or_sigterm_commits_what_it_has_printed(
         assert process.stdout is not None
         printed = sorted(process.stdout.readline() for _ in range(10))
         process.send_signal(number)
-        rest, complaint = process.communicate(timeout=60)
+        rest, complaint = process.communicate(timeout=HANG_LIMIT_S)
     assert (printed, rest) == ([b"v%d\n" % n for n in range(10)], b"")
     assert process.returncode == status, complaint
     assert committed(appliance, ten) == {0: 5, 1: 5}

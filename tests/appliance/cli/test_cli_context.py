@@ -17,6 +17,7 @@ from click.testing import CliRunner, Result
 from appliance.cli.contexts import FILE_MAX_BYTES, changing, contexts_path, load
 from appliance.cli.main import tailrace
 from tailrace.embedded_appliance import EmbeddedAppliance
+from tests.kit.processes import HANG_LIMIT_S
 
 NOWHERE = "tcp://127.0.0.1:1"
 
@@ -166,7 +167,7 @@ def test_changes_at_once_lose_none(shell: Shell, monkeypatch: pytest.MonkeyPatch
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(HANG_LIMIT_S)
     assert len(load().by_name) == 20
 
 

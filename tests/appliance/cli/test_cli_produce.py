@@ -18,7 +18,7 @@ import pytest
 from tailrace import Admin, Consumer, NewTopic, TopicPartition
 from tailrace.embedded_appliance import EmbeddedAppliance
 from tests.kit.cli import TAILRACE, run
-from tests.kit.processes import wait_until
+from tests.kit.processes import HANG_LIMIT_S, wait_until
 
 
 @pytest.fixture
@@ -122,7 +122,7 @@ def test_ctrl_c_says_what_is_acknowledged(appliance: EmbeddedAppliance, topic: s
             wait_until(lambda: consumer.end_offsets([key])[key] == 2, "both lines are there")
         produce.send_signal(signal.SIGINT)
         said = produce.stderr.read()
-        assert produce.wait(30) == 130
+        assert produce.wait(HANG_LIMIT_S) == 130
     # Stored they are; whether the acknowledgements had come, too, depends on the machine.
     assert re.search(rb"interrupted; [012] of 2 sent lines are acknowledged", said), said
 

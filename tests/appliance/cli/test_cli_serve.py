@@ -25,7 +25,7 @@ from appliance.supervise.restart_policy import ExitCode
 from tailrace import Admin, NewTopic
 from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
 from tests.kit.cli import TAILRACE
-from tests.kit.processes import wait_until
+from tests.kit.processes import HANG_LIMIT_S, wait_until
 
 QUIET = ("http.listen", "")
 
@@ -49,7 +49,7 @@ def serve(*arguments: str, **environment: str) -> subprocess.CompletedProcess[st
         env={**kept, **environment},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANG_LIMIT_S,
         check=False,
     )
 
@@ -304,7 +304,7 @@ def logging_to(
         yield address
     finally:
         process.terminate()
-        assert process.wait(30) == 0
+        assert process.wait(HANG_LIMIT_S) == 0
 
 
 def test_under_the_journal_a_line_has_its_priority_and_no_time_of_its_own(

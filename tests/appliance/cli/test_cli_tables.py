@@ -16,6 +16,7 @@ from appliance.cli.output import print_table
 from tailrace import Admin, NewTopic, Producer
 from tailrace.embedded_appliance import EmbeddedAppliance
 from tests.kit.cli import TAILRACE, on_terminal, run
+from tests.kit.processes import HANG_LIMIT_S
 
 T0 = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)
 
@@ -35,7 +36,7 @@ def test_ids_are_whole_on_a_narrow_terminal_and_in_a_pipe(
     with Producer(appliance.address) as producer:
         delay_id = (
             producer.send(topic, b"v", long_key, deliver_after=dt.timedelta(hours=2))
-            .result(10)
+            .result(HANG_LIMIT_S)
             .delay_id
         )
     assert delay_id is not None
@@ -83,7 +84,7 @@ def test_sentences_wrap_on_a_terminal_and_stay_whole_in_a_pipe(
     assert (
         sentence.encode()
         in subprocess.run(
-            [TAILRACE, *arguments], capture_output=True, timeout=60, check=False
+            [TAILRACE, *arguments], capture_output=True, timeout=HANG_LIMIT_S, check=False
         ).stdout
     )
 
@@ -101,7 +102,7 @@ def test_a_topic_is_described_with_sizes_and_times(
         for number in range(5):
             producer.send(
                 topic, b"v" * 100, partition=1, timestamp=T0 + dt.timedelta(days=number)
-            ).result(10)
+            ).result(HANG_LIMIT_S)
     found = json.loads(run(appliance, "topic", "describe", topic, "--json").stdout)
     assert (
         dt.timedelta(0)
@@ -152,7 +153,7 @@ def test_a_terminal_is_asked_before_something_is_deleted(
 ) -> None:
     make(appliance, topic)
     with Producer(appliance.address) as producer:
-        producer.send(topic, b"v", partition=1).result(10)
+        producer.send(topic, b"v", partition=1).result(HANG_LIMIT_S)
     command = ["topic", words[0], topic, *words[1:]]
 
     def records() -> int:
@@ -195,7 +196,7 @@ def test_a_misspelt_variable_is_said_and_others_are_not(appliance: EmbeddedAppli
             [TAILRACE, "topic", "list"],
             env={**environment, **misspelt},
             capture_output=True,
-            timeout=60,
+            timeout=HANG_LIMIT_S,
             check=True,
         )
         assert said in done.stderr

@@ -21,6 +21,7 @@ from shm.runtime.agent_runner import SPEC_VARIABLE, ProcessSpec
 from tailrace import kernel
 from tailrace.format import checked_json
 from tailrace.format.data_dir import decode_identity, read_identity
+from tests.kit.processes import HANG_LIMIT_S
 
 
 def told(generation: int) -> RegionManifest:
@@ -180,7 +181,7 @@ def test_a_specification_larger_than_an_environment_variable_reaches_its_child()
         )
         ended = subprocess.run(
             [sys.executable, "-P", "-c", program], env={**os.environ, SPEC_VARIABLE: str(fd)},
-            pass_fds=[fd], capture_output=True, text=True, timeout=60,
+            pass_fds=[fd], capture_output=True, text=True, timeout=HANG_LIMIT_S,
             check=True,
         )  # fmt: skip
     finally:

@@ -16,6 +16,7 @@ from appliance.groups.base.assignor_plugins import Assignors
 from appliance.groups.base.limits import GroupLimits
 from appliance.groups.base.messages import (
     GroupFailure,
+    LogExtent,
     Partition,
     Push,
     Requester,
@@ -39,6 +40,7 @@ class FakeTopics:
         self._topics: dict[str, TopicView] = {}
         self._made = itertools.count(1)
         self.ends: dict[Partition, int | None] = {}
+        self.high_watermarks: dict[Partition, int] = {}
         self.default_end: int | None = 1_000
         for name, count in counts.items():
             self.create(name, count)
@@ -84,12 +86,20 @@ class FakeTopics:
     def beginning_offset(self, topic_id: str, partition: int) -> int | None:
         return 0
 
-    def bounds(self, topic_id: str, partition: int) -> tuple[int, int] | None:
-        beginning, end = (
+    def high_watermark(self, topic_id: str, partition: int) -> int | None:
+        return self.high_watermarks.get((topic_id, partition), self.end_offset(topic_id, partition))
+
+    def extent(self, topic_id: str, partition: int) -> LogExtent | None:
+        beginning, end, high_watermark = (
             self.beginning_offset(topic_id, partition),
             self.end_offset(topic_id, partition),
+            self.high_watermark(topic_id, partition),
         )
-        return None if beginning is None or end is None else (beginning, end)
+        return (
+            None
+            if beginning is None or end is None or high_watermark is None
+            else LogExtent(beginning, end, high_watermark)
+        )
 
 
 class Refused(Exception):

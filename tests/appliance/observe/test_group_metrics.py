@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -20,6 +20,7 @@ class FakeAdmin(Admin):
 
     count = 0
     gone = ""
+    totals: ClassVar[dict[str, Any]] = {}
 
     def list_groups(self) -> dict[str, dict[str, Any]]:
         return {
@@ -49,6 +50,9 @@ class FakeAdmin(Admin):
             }
         }
 
+    def transaction_totals(self) -> dict[str, Any]:
+        return dict(self.totals)
+
 
 @pytest.fixture
 def fake() -> Iterator[Callable[..., ObservedGroups]]:
@@ -67,6 +71,23 @@ def samples(observed: ObservedGroups) -> dict[str, float]:
         for family in group_families(observed)
         for s in family.samples
     }
+
+
+def test_transactions_are_shown_where_there_are_ids(fake: Callable[..., ObservedGroups]) -> None:
+    assert not [name for name in samples(fake(0)) if "transaction" in name]
+    totals = {
+        "ids": 3, "open": 2, "oldest_ms": 1_500, "unsettled": 1, "commits": 7, "aborts": 5,
+        "fenced": 4, "decision_seconds": 0.25,
+    }  # fmt: skip
+    FakeAdmin.totals = totals
+    found = {name: value for name, value in samples(fake(0)).items() if "transaction" in name}
+    FakeAdmin.totals = {}
+    assert found == {
+        "tailrace_transactional_ids": 3, "tailrace_transactions_open": 2,
+        "tailrace_transactions_oldest_seconds": 1.5, "tailrace_transactions_unsettled": 1,
+        "tailrace_transaction_commits_total": 7, "tailrace_transaction_aborts_total": 5,
+        "tailrace_transaction_fenced_total": 4, "tailrace_transaction_decision_seconds_total": 0.25,
+    }  # fmt: skip
 
 
 def test_lag_members_rebalances_and_states_are_shown(fake: Callable[..., ObservedGroups]) -> None:

@@ -15,6 +15,7 @@ from appliance.supervise.child_processes import NS_PER_MS, SUSPENDED_NS, Child, 
 from shm.control import Control
 from shm.layout import ControlLayout, ProcessWord, RegionKind, Role
 from tests.kit.memory import simulated
+from tests.kit.processes import HANG_LIMIT_S
 
 HANG_TIMEOUT_MS = 30_000
 TIMEOUT_NS = HANG_TIMEOUT_MS * NS_PER_MS
@@ -53,7 +54,7 @@ def test_a_process_without_a_beat_for_the_timeout_is_killed(world: World) -> Non
     assert world.look(1)
     assert not world.look(TIMEOUT_NS * 7 // 8), "systemd's watchdog is not fed any more"
     world.look(TIMEOUT_NS + 1)
-    assert world.process.wait(60) == -signal.SIGKILL
+    assert world.process.wait(HANG_LIMIT_S) == -signal.SIGKILL
 
 
 def test_when_the_host_stood_still_no_process_is_to_blame(
@@ -67,11 +68,13 @@ def test_when_the_host_stood_still_no_process_is_to_blame(
     assert f"host_stood_still ms={2 * HANG_TIMEOUT_MS}" in caplog.text
     assert world.process.poll() is None
     world.look(1 + stood_ns + TIMEOUT_NS)
-    assert world.process.wait(60) == -signal.SIGKILL, "silent for the timeout while the host ran"
+    assert world.process.wait(HANG_LIMIT_S) == -signal.SIGKILL, (
+        "silent for the timeout while the host ran"
+    )
 
 
 def test_a_look_that_is_a_little_late_changes_nothing(world: World) -> None:
     world.beat(1)
     assert world.look(1)
     world.look(1 + TIMEOUT_NS, late_ns=SUSPENDED_NS - 1)
-    assert world.process.wait(60) == -signal.SIGKILL
+    assert world.process.wait(HANG_LIMIT_S) == -signal.SIGKILL

@@ -91,14 +91,35 @@ one.close()
     assert sum("ended process=zygote" in line and "action=RESTART" in line for line in log) == 1
 
 
-def test_a_zygote_that_cannot_start_costs_one_line_and_every_process_starts_all_the_same(
+def test_modules_that_cannot_be_imported_cost_one_line_and_every_process_starts_all_the_same(
     tmp_path: pathlib.Path,
 ) -> None:
     statuses, log = run_as_supervisor(
         """
 zygote.SHARED = ("no_such_module",)
 one = Spawner()
-zygote.serve.__defaults__ = (zygote.SHARED,)
+one.fork_zygote()
+statuses = [ended(start(one, name)) for name in ("a", "b")]
+assert one.pidfd == -1
+print(json.dumps(statuses))
+""",
+        tmp_path,
+    )
+    assert statuses == [0, 0]
+    [line] = log
+    assert line.startswith("no_zygote reason=")
+    assert "No module named 'no_such_module'" in line
+
+
+def test_a_zygote_that_cannot_start_costs_one_line_and_every_process_starts_all_the_same(
+    tmp_path: pathlib.Path,
+) -> None:
+    statuses, log = run_as_supervisor(
+        """
+def fail(*_):
+    raise ImportError("it cannot start")
+zygote._serve = fail
+one = Spawner()
 one.fork_zygote()
 statuses = [ended(start(one, name)) for name in ("a", "b")]
 assert one.pidfd == -1
@@ -108,7 +129,7 @@ print(json.dumps(statuses))
     )
     assert statuses == [0, 0]
     assert [line for line in log if line.startswith("tailrace:")] == [
-        "tailrace: the zygote ends: No module named 'no_such_module'"
+        "tailrace: the zygote ends: it cannot start"
     ]
     [line] = [line for line in log if "zygote" in line and not line.startswith("tailrace:")]
     assert line.startswith("no_zygote reason=")

@@ -106,6 +106,10 @@ def test_to_list_groups_starts_no_process(world: FakeFront, client: FakeClient) 
         ErrorCode.OK,
         {"groups": [], "next": None},
     )
+    assert client.ask(Api.LIST_TRANSACTIONS, {}) == (
+        ErrorCode.OK,
+        {"transactions": [], "next": None},
+    )
     assert not world.wants_groups
     world.has_groups = True
     asked = client.send_json(Api.LIST_GROUPS, {"after": ""})
@@ -217,6 +221,11 @@ def test_news_of_the_process_reach_the_session_that_they_are_for(
         (Api.DELETE_GROUPS, ErrorCode.TIMED_OUT, "look at the list of groups"),
         (Api.SHARE_ACQUIRE, ErrorCode.TIMED_OUT, "when its locks have timed out"),
         (Api.SHARE_ACKNOWLEDGE, ErrorCode.TIMED_OUT, "acknowledge them again"),
+        (Api.INIT_TRANSACTIONS, ErrorCode.NOT_READY, "take the transactional id over again"),
+        (Api.END_TRANSACTION, ErrorCode.TIMED_OUT, "repeat the request, which is safe"),
+        (Api.LIST_TRANSACTIONS, ErrorCode.NOT_READY, "ask again"),
+        (Api.DESCRIBE_TRANSACTION, ErrorCode.NOT_READY, "ask again"),
+        (Api.ABORT_TRANSACTION, ErrorCode.TIMED_OUT, "look at the list of transactions"),
     ],
 )
 def test_what_a_killed_process_of_groups_had_taken_is_answered(

@@ -17,7 +17,7 @@ from netfront.socket.io_thread_slice import (
     io_threads,
     set_slice_ns,
 )
-from tests.kit.processes import wait_until
+from tests.kit.processes import HANG_LIMIT_S, wait_until
 
 S = 1_000_000_000
 
@@ -73,11 +73,11 @@ def test_a_threads_policy_and_nice_value_stay_and_others_are_left_alone() -> Non
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 5)
         found.append(threading.get_native_id())
         ready.set()
-        done.wait(60)
+        done.wait(HANG_LIMIT_S)
 
     thread = threading.Thread(target=be_nice, daemon=True)
     thread.start()
-    assert ready.wait(60)
+    assert ready.wait(HANG_LIMIT_S)
     try:
         if not set_slice_ns(found, SHORT_SLICE_NS):
             pytest.skip("this system lets nobody set slices")

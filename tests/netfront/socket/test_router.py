@@ -19,6 +19,7 @@ from netfront.socket.message_socket import LENT_FROM_BYTES
 from netfront.socket.router import NEVER_NS, PARTS_MAX, Router
 from shm.doorbell import Doorbell
 from tailrace.protocol.frame import FRAMES_MAX
+from tests.kit.processes import HANG_LIMIT_S
 
 MIB = 1 << 20
 LIMITS = Limits(
@@ -155,7 +156,7 @@ def test_a_large_answer_is_sent_when_no_descriptor_is_left() -> None:
         [sys.executable, "-P", "-c", WITHOUT_DESCRIPTORS],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANG_LIMIT_S,
         check=False,
     )
     assert done.stdout == "sent\n", done.stderr
@@ -238,7 +239,7 @@ def test_a_peer_that_goes_while_what_it_sent_fills_its_queue_does_not_end_the_fr
         [sys.executable, "-P", "-c", GOES_WITH_ITS_QUEUE_FULL],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HANG_LIMIT_S,
         check=False,
     )
     assert done.stdout == "lives\n", (done.returncode, done.stderr)
@@ -313,7 +314,7 @@ def test_nothing_that_comes_is_slept_over_whatever_the_socket_was_used_for_befor
             assert router.try_send(received[0], [received[1]])
             if answered % 5 == 0 and answered < count:
                 assert router.try_send(received[0], [b"in between"])
-        thread.join(60)
+        thread.join(HANG_LIMIT_S)
         assert not thread.is_alive()
         assert not failures
     finally:

@@ -13,6 +13,7 @@ import pytest
 
 from netfront.socket.socket_stats import KernelSocketStats
 from tailrace.client.runtime import NEAR_SEND_BUFFER_BYTES
+from tests.kit.processes import HANG_LIMIT_S
 
 
 @pytest.fixture
@@ -114,7 +115,7 @@ def test_a_connection_is_shut_when_no_descriptor_is_left() -> None:
         [sys.executable, "-P", "-c", WITHOUT_DESCRIPTORS],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANG_LIMIT_S,
         check=False,
         env=dict(os.environ),
     )

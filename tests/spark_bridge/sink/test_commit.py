@@ -29,6 +29,7 @@ from tailrace.client.topic_metadata import TopicInfo
 from tailrace.core.errors import SchemaMismatchError, TailraceError, UnknownTopicError
 from tailrace.core.topic_partition import TopicPartition
 from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
+from tests.kit.processes import HANG_LIMIT_S
 from tests.kit.sink import ROWS, check_once, make, options_of, stage, values_in
 
 COMMIT = """
@@ -47,7 +48,7 @@ def commit_and_die(
     done = subprocess.run(
         [sys.executable, "-P", "-c", COMMIT, str(path)],
         env={**os.environ, CRASH_VARIABLE: place},
-        timeout=60,
+        timeout=HANG_LIMIT_S,
         check=False,
         capture_output=True,
     )
@@ -133,7 +134,7 @@ def test_keys_lie_where_a_producer_puts_them_and_in_order(
     commit_staged(options, stage(options, 0, f"query:{topic}", tasks=1), 0)
     with Producer(appliance.address) as producer:
         requested = {
-            n: producer.send(topic, b"produced", b"%d" % n).result(30).partition
+            n: producer.send(topic, b"produced", b"%d" % n).result(HANG_LIMIT_S).partition
             for n in range(ROWS)
         }
     rows = (
@@ -160,7 +161,7 @@ def test_hash_slots_are_obeyed(appliance: EmbeddedAppliance, topic: str) -> None
     commit_staged(options, stage(options, 0, f"query:{topic}"), 0)
     with Producer(appliance.address) as producer:
         requested = {
-            n: producer.send(topic, b"produced", b"%d" % n).result(30).partition
+            n: producer.send(topic, b"produced", b"%d" % n).result(HANG_LIMIT_S).partition
             for n in range(ROWS)
         }
     rows = (
@@ -247,7 +248,7 @@ def test_tasks_that_begin_at_once_make_the_staging_topic_together(
     def work(task: int) -> None:
         stager = Stager(options, sink, task)
         try:
-            begin.wait(30)
+            begin.wait(HANG_LIMIT_S)
             stager.add(
                 pa.RecordBatch.from_arrays(
                     [pa.array([b"0/%d" % n for n in range(task, ROWS, 8)])], ["value"]
@@ -261,7 +262,7 @@ def test_tasks_that_begin_at_once_make_the_staging_topic_together(
     for task in tasks:
         task.start()
     for task in tasks:
-        task.join(60)
+        task.join(HANG_LIMIT_S)
     commit_staged(options, staged, 0)
     check_once(appliance, topic, 1)
 
@@ -338,7 +339,7 @@ def test_two_drivers_that_finish_the_same_batch_at_once_publish_it_once(
         for driver in drivers:
             driver.start()
         for driver in drivers:
-            driver.join(60)
+            driver.join(HANG_LIMIT_S)
         assert errors == []
     check_once(appliance, topic, 5)
 

@@ -30,6 +30,7 @@ from tailrace.core.errors import (
     UnknownTopicError,
 )
 from tailrace.embedded_appliance import EmbeddedAppliance
+from tests.kit.processes import HANG_LIMIT_S
 from tests.kit.sink import check_once, make, options_of, stage, values_in
 
 
@@ -118,7 +119,7 @@ def test_rows_that_a_stranger_has_written_into_the_log_are_passed_over(
             zlib.compress(b"[]"),
             zlib.compress(json.dumps({"on": "x"}).encode()),
         ):
-            producer.send(log_topic(name), value).result(30)
+            producer.send(log_topic(name), value).result(HANG_LIMIT_S)
     assert not commit_staged(options, stage(options, 0, name, tasks=1), 0)
     assert commit_staged(options, stage(options, 1, name, "new", tasks=1), 1)
     check_once(appliance, topic, 2)

@@ -19,7 +19,7 @@ import tailrace
 from tailrace import Admin, NewTopic, Producer
 from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
 from tests.crash import spark_sink
-from tests.kit.processes import wait_until
+from tests.kit.processes import HANG_LIMIT_S, wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore")]
 
@@ -66,7 +66,8 @@ def test_a_batch_write_has_kafkas_columns(
     assert rows[0]["headers"] == [{"key": "h", "value": b"v"}]
     with Producer(appliance.address) as producer:
         requested = {
-            n: producer.send(topic, b"", b"%d" % n).result(30).partition for n in range(0, 1000, 50)
+            n: producer.send(topic, b"", b"%d" % n).result(HANG_LIMIT_S).partition
+            for n in range(0, 1000, 50)
         }
     assert {int(r["key"]): r["partition"] for r in rows if int(r["key"]) % 50 == 0} == requested
 

@@ -12,6 +12,7 @@ import pytest
 from spark_bridge.source.read_options import parse_options
 from spark_bridge.source.spark_types import spark_schema
 from spark_bridge.source.topic_columns import columns_of, spark_columns
+from tests.kit.processes import HANG_LIMIT_S
 
 
 @pytest.mark.parametrize("headers", ["true", "false"])
@@ -42,7 +43,7 @@ def test_the_process_that_is_asked_for_them_loads_no_arrow() -> None:
         [sys.executable, "-P", "-c", PROGRAM],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANG_LIMIT_S,
         check=True,
     )
     assert done.stdout == "[]\n"

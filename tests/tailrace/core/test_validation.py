@@ -47,6 +47,8 @@ CALLS: dict[type, dict[str, tuple[Any, ...]]] = {
     Producer: {
         "__enter__": (), "flush": (), "partitions_for": ("t",), "send": ("t", b"x"),
         "send_arrow": ("t", pa.table({"value": [b"x"]})),
+        "init_transactions": (), "begin_transaction": (), "commit_transaction": (),
+        "abort_transaction": (), "send_offsets_to_transaction": ({}, "g"), "transaction": (),
     },
     Consumer: {
         "__enter__": (), "__iter__": (), "assign": ([],), "assignment": (),
@@ -56,16 +58,20 @@ CALLS: dict[type, dict[str, tuple[Any, ...]]] = {
         "position": (KEY,), "positions": (), "resume": (), "seek": (KEY, 0),
         "seek_to_beginning": (), "seek_to_end": (), "topics": (),
         "commit": (), "commit_async": (), "committed": ([],), "consumer_group_metadata": (),
+        "group_metadata": (),
         "memberid": (), "subscribe": (["t"],), "subscription": (),
         "unsubscribe": (), "retry_later": (None, 1),
     },
     Admin: {
-        "__enter__": (), "alter_group_offsets": ("g", {}), "alter_topics": ({},),
+        "__enter__": (), "abort_transaction": ("t",), "alter_group_offsets": ("g", {}),
+        "alter_topics": ({},),
         "bring_online": ("t",), "cancel_delays": ([],),
         "create_partitions": ({},), "create_topics": ([],),
         "delete_groups": ([],), "delete_records": ({},), "delete_topics": ([],),
         "derived_topics": ([],), "describe_cluster": (), "describe_configs": ([],), "describe_delays": (),  # noqa: E501
-        "describe_groups": ([],), "describe_topics": (), "lease_offsets": ("l", {}, 1),
+        "describe_groups": ([],), "describe_topics": (), "describe_transactions": (["t"],),
+        "find_hanging_transactions": (), "list_transactions": (), "transaction_totals": (),
+        "lease_offsets": ("l", {}, 1),
         "list_delays": ("t",), "list_group_offsets": ("g",),
         "list_groups": (), "list_topics": (), "offsets": ({},), "partition_counts": (),
         "reschedule_delays": ({},),
@@ -77,8 +83,7 @@ empty.
 """
 WHENEVER = {"close", "metrics", "after_fork"}
 LATER = {
-    Producer: {"abort_transaction", "begin_transaction", "commit_transaction", "init_transactions",
-    "poll", "produce", "send_offsets_to_transaction"},
+    Producer: {"poll", "produce"},
     Consumer: set(),
     Admin: set(),
 }  # fmt: skip
@@ -131,7 +136,6 @@ def test_what_comes_with_a_later_version_says_so_in_one_sentence(kind: type) -> 
     ("kind", "name", "hint"),
     [(Consumer, "get_watermark_offsets", r"end_offsets\("),
     (Consumer, "store_offsets", r"commit\("), (Admin, "alter_configs", r"alter_topics\("),
-     (Consumer, "group_metadata", r"consumer_group_metadata\("),
      (Consumer, "member_id", r"memberid\("), (Admin, "list_share_groups", r"list_groups\("),
      (Admin, "delete_consumer_group_offsets", r"0\): None"),
      (Admin, "list_consumer_groups", r"list_groups\("),
@@ -254,8 +258,6 @@ def test_settings_of_a_wrong_kind_or_another_name_are_refused_with_a_sentence(
 
 
 @pytest.mark.parametrize(("settings", "name", "sentence"), [
-    (ProducerSettings, "transactional_id", "transactions"),
-    (ConsumerSettings, "isolation_level", "transactions"),
     (ConsumerSettings, "enable_auto_offset_store", "enable_auto_commit"),
     (ProducerSettings, "sasl_mechanism", "users"), (ConsumerSettings, "ssl_cafile", "encryption"),
 ])  # fmt: skip

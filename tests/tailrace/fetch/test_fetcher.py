@@ -20,7 +20,7 @@ from tailrace.protocol.session import Response
 from tests.kit.batches import TOPIC_ID, make_batch, stamped
 
 BATCH_BYTES = len(make_batch(1))
-INFO: Any = SimpleNamespace(topic_id=TOPIC_ID)
+INFO: Any = SimpleNamespace(topic_id=TOPIC_ID, seeds=[0] * 64)
 
 
 class Appliance:
@@ -33,6 +33,9 @@ class Appliance:
 
     def __init__(self) -> None:
         self.asked: list[tuple[FetchRequest, Any]] = []
+
+    def version(self, _api: object) -> int:
+        return requests.FETCH_VERSION
 
     def request(self, _api: object, body: list[bytes], on_response: Any) -> bool:
         self.asked.append((requests.decode_fetch(body[0]), on_response))

@@ -18,6 +18,7 @@ from tailrace.format.arrow_metadata import (
     read_record_batch,
     read_schema,
 )
+from tests.kit.processes import HANG_LIMIT_S
 
 GOLDEN = {
     "plain": pa.schema([("timestamp", pa.timestamp("us", "UTC")), ("key", pa.binary()),
@@ -91,7 +92,7 @@ def test_a_bent_schema_is_refused_or_one_that_pyarrow_opens(name: str) -> None:
         input=piped,
         capture_output=True,
         check=False,
-        timeout=120,
+        timeout=HANG_LIMIT_S,
     )
     assert opened.returncode == 0, opened.stderr.decode()[-2000:]
 

@@ -47,6 +47,32 @@ def test_header_bytes_are_the_golden_ones() -> None:
     assert data[position + 16 : position + bh.HEADER_BYTES] == golden[16:]
 
 
+def test_a_transactional_batch_has_the_golden_header_of_version_2() -> None:
+    data = make_batch(3, producer_id=bh.TRANSACTIONAL_PRODUCER_IDS + 7, epoch=2, sequence=40)
+    position = bh.header_position(data)
+    golden = (GOLDEN / "batch_header_v2.bin").read_bytes()
+    assert data[position + 4 : position + 8] == golden[4:8]
+    assert data[position + 16 : position + bh.HEADER_BYTES] == golden[16:]
+    header = bh.verify_batch(memoryview(data), SEED)
+    assert header.is_transactional
+    assert not header.is_marker
+
+
+def test_version_and_attribute_must_agree() -> None:
+    for producer_id, at, value in ((7, 130, 2), (1 << 62, 130, 1), (7, 4, 1), (1 << 62, 4, 0)):
+        data = make_batch(3, producer_id=producer_id)
+        struct.pack_into("<H", data, bh.header_position(data) + at, value)
+        with pytest.raises(bh.BatchFormatError, match="contradicts"):
+            bh.read_header(data)
+
+
+def test_a_batch_sent_again_under_a_plain_id_is_of_version_1_again() -> None:
+    data = make_batch(3, producer_id=1 << 62)
+    with memoryview(data) as view:
+        bh.stamp_producer(view, producer_id=7, producer_epoch=0, base_sequence=0, seed=SEED)
+    assert bytes(data) == bytes(make_batch(3, producer_id=7))
+
+
 def test_golden_batch_is_read() -> None:
     data = (GOLDEN / "batch_v1.bin").read_bytes()
     header = bh.verify_batch(memoryview(data), SEED)

@@ -21,6 +21,7 @@ from tailrace.format.batch_header import (
     ATTRIBUTE_LOG_APPEND_TIME,
     ATTRIBUTE_SPARSE,
     ATTRIBUTE_TRANSACTIONAL,
+    TRANSACTIONAL_PRODUCER_IDS,
     BatchFormatError,
     header_position,
     read_header,
@@ -235,7 +236,8 @@ def test_a_delay_log_takes_only_what_can_be_delivered_uncompressed() -> None:
 @pytest.mark.parametrize(
     ("change", "error"),
     [
-        ({"attributes": ATTRIBUTE_TRANSACTIONAL}, BatchFormatError),
+        ({"attributes": ATTRIBUTE_TRANSACTIONAL}, UnsafeBatchError),
+        ({"producer_id": TRANSACTIONAL_PRODUCER_IDS}, UnsafeBatchError),
         ({"attributes": ATTRIBUTE_SPARSE}, BatchFormatError),
         ({"attributes": ATTRIBUTE_DELAYED}, UnsafeBatchError),
         ({"attributes": ATTRIBUTE_LOG_APPEND_TIME}, UnsafeBatchError),

@@ -11,6 +11,7 @@ import orjson
 import pytest
 
 from tailrace import OffsetAndMetadata, TopicPartition
+from tailrace.client.offsets import offsets_of
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import (
     CommitFailedError,
@@ -21,7 +22,7 @@ from tailrace.core.errors import (
     TailraceError,
     UnknownTopicIdError,
 )
-from tailrace.group.offset_commit import COMMITS_AT_ONCE, CommitQueue, commit_error, offsets_of
+from tailrace.group.offset_commit import COMMITS_AT_ONCE, CommitQueue, commit_error
 from tailrace.protocol.session import Response
 
 MS = 1_000_000

@@ -28,6 +28,7 @@ from tailrace.format.batch_header import HEADER_BYTES
 from tailrace.format.schema import DEFAULT_SCHEMA, HEADER_TYPE
 from tailrace.kernel import reference
 from tailrace.kernel.reference_arrow import default_rows, null_headers
+from tests.kit.processes import HANG_LIMIT_S
 
 NOT_COMPILED = "no kernel is compiled here (make kernel)"
 compiled_only = pytest.mark.skipif(kernel.compiled_file() is None, reason=NOT_COMPILED)
@@ -330,7 +331,7 @@ def said(root: pathlib.Path, wish: str) -> subprocess.CompletedProcess[str]:
         cwd="/",
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANG_LIMIT_S,
     )
 
 
@@ -383,7 +384,7 @@ def test_a_program_that_cannot_use_its_kernel_says_so_in_a_sentence(module: str)
         cwd="/",
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANG_LIMIT_S,
         check=False,
     )
     assert ended.returncode == launcher.EXIT_CONFIG
@@ -460,7 +461,7 @@ def test_a_kernel_that_is_refused_ends_a_program_with_its_sentence_and_is_not_tr
     ]
     runtime = {**os.environ, "TAILRACE_PURE": "", "PYTHONPATH": str(tree)}
     ended = subprocess.run(
-        command, env=runtime, cwd="/", capture_output=True, text=True, timeout=60
+        command, env=runtime, cwd="/", capture_output=True, text=True, timeout=HANG_LIMIT_S
     )
     assert (ended.returncode, ended.stdout) == (ExitCode.CONFIG, "")
     (line,) = ended.stderr.splitlines()
@@ -509,7 +510,7 @@ def test_columns_of_as_many_partitions_as_fill_at_once_are_used_again_and_no_mor
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=HANG_LIMIT_S,
     ).stdout.split()
     if answer == ["none"]:
         pytest.skip("the kernel in Python, or a C library that does not count")

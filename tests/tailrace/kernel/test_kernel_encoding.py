@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace import kernel
-from tailrace.format.batch_header import verify_batch
+from tailrace.format.batch_header import TRANSACTIONAL_PRODUCER_IDS, verify_batch
 from tailrace.kernel import reference, reference_codec
 
 compiled_only = pytest.mark.skipif(
@@ -95,3 +95,24 @@ def test_a_header_with_an_extension_is_sealed_with_it() -> None:
         stamp(batch, 1, 2, 3, 9)
         stamped.append(bytes(batch))
     assert stamped[0] == stamped[1]
+
+
+def test_the_producers_id_says_if_a_batch_is_of_a_transaction_also_when_it_is_numbered_again() -> (
+    None
+):
+    """The compiled function left attribute and version as they were, so that a worker refused each
+    batch of a transaction.
+    """
+    rows = kernel.RecordBuffer()
+    rows.add(b"k", b"v", 5, None)
+    for stamp in (kernel.stamp_batch, reference_codec.stamp_batch):
+        batch = kernel.encoded_batch(rows, 1, 9)
+        for producer_id in (7, TRANSACTIONAL_PRODUCER_IDS + 7, TRANSACTIONAL_PRODUCER_IDS - 1):
+            stamp(batch, producer_id, 3, 4, 9)
+            header = verify_batch(memoryview(batch), 9)
+            assert header.is_transactional == (producer_id >= TRANSACTIONAL_PRODUCER_IDS)
+            assert (header.producer_id, header.producer_epoch, header.base_sequence) == (
+                producer_id,
+                3,
+                4,
+            )

@@ -31,14 +31,14 @@ FETCH = rq.FetchRequest(
     1,
     1 << 20,
     77,
-    [rq.FetchEntry(TOPIC, 0, -1, 12, 4096), rq.FetchEntry(TOPIC, 3, 2, 2**40, 1 << 20)],
+    [rq.FetchEntry(TOPIC, 0, -1, 12, 4096), rq.FetchEntry(TOPIC, 3, 2, 2**40, 1 << 20, 1)],
 )
 BATCHES = rq.ProduceBatches(-1, 30000, [(TOPIC, 0, 0, 100), (TOPIC, 5, 3, 2**31)])
 PRODUCED = [rq.ProducedEntry(0, 1, 4, 2**40, 77), rq.ProducedEntry(12, 0, -1, -1, -1)]
 ENTRIES = [
     rq.FetchedEntry(TOPIC, 0, 0, 1, 5, 100, 0, -1),
     rq.FetchedEntry(TOPIC, 1, 12, 1, 0, 50, 10, 70),
-    rq.FetchedEntry(TOPIC, 2, 0, 1, 3, 9, 0, -1),
+    rq.FetchedEntry(TOPIC, 2, 0, 1, 3, 9, 0, 40, 30, 1),
 ]
 CODECS: list[tuple[bytes, Callable[[bytes], Any], Any]] = [
     (
@@ -290,3 +290,18 @@ def test_an_answer_that_is_too_large_for_its_way_is_refused_and_an_error_is_cut(
         len(rq.encode_reply(ErrorCode.UNKNOWN_TOPIC, {"message": "x" * 200_000}, 5_000)[1]) < 1_100
     )
     assert rq.decode_json(rq.encode_error("\ud800"))["message"] == "?"
+
+
+def test_version_2_of_fetch_has_no_flags_and_hears_of_nothing_left_out() -> None:
+    entries = [entry._replace(flags=0, last_stable_offset=-1) for entry in ENTRIES]
+    entries[2] = entries[2]._replace(resume_offset=-1)
+    decoded = rq.decode_fetched([rq.encode_fetched(ENTRIES, 2), b"helloxyz"], 2)
+    assert [entry for entry, _ in decoded] == entries
+    asked = rq.decode_fetch(rq.encode_fetch(FETCH), 2)
+    assert [entry.flags for entry in asked.entries] == [0, 0]
+
+
+def test_an_unknown_flag_of_a_fetch_is_refused() -> None:
+    request = FETCH._replace(entries=[rq.FetchEntry(TOPIC, 0, -1, 12, 4096, 2)])
+    with pytest.raises(WireError, match="unknown flags"):
+        rq.decode_fetch(rq.encode_fetch(request))

@@ -439,6 +439,23 @@ def test_a_retry_behind_a_jump_of_the_wall_clock_is_a_duplicate(
         assert it.answers()[-2:] == [(0, 2), (0, 6)]
 
 
+def test_a_retry_behind_a_jump_of_the_wall_clock_is_a_duplicate_in_a_topic_made_meanwhile(
+    tmp_path: pathlib.Path,
+) -> None:
+    """Its table of producers did not know of jumps before the worker was started again."""
+    seed = checksum_seed(TOPIC_ID, 1)
+    with bench(str(tmp_path)) as it:
+        it.settle()
+        it.assign(assignment(partition=1, slot=1))
+        it.settle()
+        it.send(make_batch(2, producer_id=9, seed=seed), slot=1)
+        it.settle()
+        it.now_us += 8 * 86_400_000_000
+        it.send(make_batch(2, producer_id=9, seed=seed), slot=1)
+        it.settle()
+        assert it.answers()[-2:] == [(0, 0), (0, 0)]
+
+
 def test_a_producer_that_appends_nothing_for_a_day_is_forgotten(tmp_path: pathlib.Path) -> None:
     with bench(str(tmp_path)) as it:
         it.send(make_batch(2, producer_id=9))

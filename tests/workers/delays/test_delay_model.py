@@ -70,7 +70,7 @@ def run(seed: int, steps: int = 150, *, recurring: bool = False) -> DelayWorld:
 @pytest.mark.parametrize(
     "block",
     [
-        *seeds.fixed_blocks(2, SEEDS_A_TEST),
+        *seeds.fixed_blocks(1, SEEDS_A_TEST),
         *(
             pytest.param(block, marks=pytest.mark.long)
             for block in seeds.new_blocks(24, SEEDS_A_TEST)

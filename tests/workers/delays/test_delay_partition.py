@@ -4,6 +4,7 @@ early.
 
 from __future__ import annotations
 
+import itertools
 import struct
 from dataclasses import replace
 
@@ -19,6 +20,7 @@ from tailrace.format.delay_files import BUCKET_SUFFIX
 from tailrace.kernel.reference_arrow import default_rows
 from tests.kit.batches import reseal
 from tests.kit.delays import LOG_SEED, MS, SCHEMA, SECOND, DelayWorld, Killed, make_small
+from tests.kit.matrices import short
 from workers.delays import delivery_marks as marks
 from workers.delays.store import pending_store
 
@@ -28,16 +30,17 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     make_small(monkeypatch)
 
 
+PLACES = (
+    "scheduler.after_delivery", "scheduler.before_manifest", "scheduler.after_manifest",
+    "scheduler.after_move",
+)  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    "name",
-    [
-        "scheduler.after_delivery",
-        "scheduler.before_manifest",
-        "scheduler.after_manifest",
-        "scheduler.after_move",
-    ],
-)
-@pytest.mark.parametrize("visit", [1, 2, 5])
+    ("name", "visit"),
+    short([*zip(PLACES, (1, 2, 5, 1), strict=True), *itertools.product(PLACES, (1, 2, 5))],
+    *range(4)),
+)  # fmt: skip
 def test_a_scheduler_killed_at_a_named_place_delivers_each_once(name: str, visit: int) -> None:
     def die() -> None:
         raise Killed

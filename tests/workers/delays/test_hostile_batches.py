@@ -142,7 +142,7 @@ def hostile(draw: Callable[[Any], Any]) -> tuple[bytearray, bool]:
 
 
 @pytest.mark.usefixtures("careless_worker")
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(st.lists(hostile(), min_size=1, max_size=5), st.integers(0, 3))
 def test_whatever_lies_between_them_good_rows_come_and_the_rest_is_counted(
     batches: list[tuple[bytearray, bool]], seed: int

@@ -19,6 +19,7 @@ from tailrace.format.partition_metadata import FORMAT_VERSION, PARTITION_FILE, P
 from tailrace.format.segment import OLD_SEGMENT_SUFFIX, SEGMENT_SUFFIX
 from tests.kit.batches import make_batch
 from tests.kit.logs import bench
+from tests.kit.processes import HANG_LIMIT_S
 from workers.segment.files import DiskFiles
 from workers.segment.migrate_suffix import rename_segments
 
@@ -163,9 +164,11 @@ def test_an_appliance_serves_a_directory_of_the_previous_format_without_its_cata
             ]
         )
         for number in range(60):
-            producer.send("plain", b"%d" % number + bytes(4000), partition=number % 2).result(20)
-        producer.send("later", b"due now").result(20)
-        producer.send("later", b"due later", deliver_after=timedelta(hours=5)).result(20)
+            producer.send("plain", b"%d" % number + bytes(4000), partition=number % 2).result(
+                HANG_LIMIT_S
+            )
+        producer.send("later", b"due now").result(HANG_LIMIT_S)
+        producer.send("later", b"due later", deliver_after=timedelta(hours=5)).result(HANG_LIMIT_S)
     assert running.stop() == 0
     directories = [tmp_path / name for name in ("plain-0", "plain-1", "later-0", "later@delay-0")]
     for directory in directories:
@@ -187,7 +190,7 @@ def test_an_appliance_serves_a_directory_of_the_previous_format_without_its_cata
         with Admin(running.address) as admin, Producer(running.address, acks="all") as producer:
             (delay,) = admin.list_delays("later")
             assert admin.cancel_delays([delay.delay_id]) == {delay.delay_id: None}
-            assert producer.send("plain", b"more", partition=0).result(20).offset == 30
+            assert producer.send("plain", b"more", partition=0).result(HANG_LIMIT_S).offset == 30
         for directory in directories:
             assert set(suffixes(directory)) == {SEGMENT_SUFFIX}
     finally:

@@ -28,9 +28,11 @@ from tailrace.format.segment import (
     segment_bases,
 )
 from tailrace.format.segment_index import IndexEntry
+from tailrace.format.transaction_index import TRANSACTION_INDEX_SUFFIX
 from workers.log.producer_snapshots import load_snapshot, record_producer
 from workers.log.producer_state import ProducerTable
 from workers.log.recovery.decision import Action, Hints, decide
+from workers.log.transaction_indexes import WalkedTransactions
 from workers.segment.checkpoint import UNKNOWN_TIME_US, Checkpoint, SealedSegment, load_checkpoint
 from workers.segment.files import Files
 from workers.segment.quarantine import report_damage
@@ -60,6 +62,7 @@ class RecoveredLog:
     """Newly found damage."""
     producers: ProducerTable = field(default_factory=ProducerTable)
     checkpoint_number: int = 0
+    transactions: WalkedTransactions = field(default_factory=WalkedTransactions)
     known_durable: int = 0
     """Offset below which everything was durable once, by checkpoint, partition table or headers."""
 
@@ -99,6 +102,11 @@ class _Recovery:
             logger.warning("checkpoint_damaged directory=%s count=%d", self._directory, damaged)
         checkpoint = self._usable(checkpoint, bases)
         first_walked = self._begin(bases, checkpoint)
+        if checkpoint is not None:
+            result.transactions.start = checkpoint.next_offset
+            result.transactions.has_checkpoint = True
+        elif bases:
+            result.transactions.start = bases[-1]
         if bases and (checkpoint is None or checkpoint.segment_base != bases[-1]):
             # a predecessor may have been killed before the newest segment's name was durable
             files.sync_directory(self._directory)
@@ -252,6 +260,7 @@ class _Recovery:
             -1 if reached < following else count,
             largest or UNKNOWN_TIME_US,
             last,
+            -1,
         )
 
     # ---- the newest segment ----------------------------------------------------------------------
@@ -315,9 +324,17 @@ class _Recovery:
         else:
             size = walk.position + (len(END_OF_STREAM) if action is Action.BEGIN_NEW_SEGMENT else 0)
             result.sealed[base] = SealedSegment(
-                base, size, result.batch_count, result.max_timestamp_us, result.last_append_us
-            )
+                base, size, result.batch_count, result.max_timestamp_us, result.last_append_us,
+                self._has_transactions(base),
+            )  # fmt: skip
         return True
+
+    def _has_transactions(self, base: int) -> int:
+        """See `SealedSegment.has_transactions`, of a walked segment. What a checkpoint covers of it
+        has its index.
+        """
+        path = f"{self._directory}/{file_name(base, TRANSACTION_INDEX_SUFFIX)}"
+        return int(base in self._result.transactions.bases or self._files.exists(path))
 
     def _schema_end(self, reader: SegmentReader, path: str) -> int | None:
         """Return the position of the first batch, or None if the file never had a schema message. A
@@ -363,7 +380,9 @@ class _Recovery:
                 result.first_append_us = result.first_append_us or header.append_time_us
                 result.last_append_us = max(result.last_append_us, header.append_time_us)
                 result.max_timestamp_us = max(result.max_timestamp_us, largest)
-                record_producer(result.producers, header)
+                ended = record_producer(result.producers, header)
+                if header.is_transactional:
+                    result.transactions.note(base, ended)
             if following is not None and walk.next_offset >= following:
                 # given up after a failed sync, perhaps inside a batch: the next segment has it
                 return Action.APPEND

@@ -167,3 +167,17 @@ def test_the_controllers_news_says_what_was_handed_over() -> None:
         )
     (view,) = topics.topics()
     assert view.hand_overs == {2: ((0, 100), (1, 50))}
+
+
+def test_an_open_transaction_in_a_source_is_waited_for(slots: Bench) -> None:
+    one = Client(slots, member_id="m1")
+    topics = grown(slots, one)
+    source = topics.id_of("orders"), 1
+    topics.ends[source], topics.high_watermarks[source] = 10, 60
+    assert one.commit(["orders", 0, 100], ["orders", 1, 10]) == []
+    settle(one)
+    assert len(one.partitions) == 2, "records of its keys may yet be committed there"
+    topics.ends[source] = 60
+    assert one.commit(["orders", 1, 50]) == []
+    settle(one)
+    assert len(one.partitions) == 3

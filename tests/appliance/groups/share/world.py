@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 
 from appliance.groups.base.limits import GroupLimits
-from appliance.groups.base.messages import Push, Requester, SessionKey, TopicView
+from appliance.groups.base.messages import LogExtent, Push, Requester, SessionKey, TopicView
 from appliance.groups.share.share_service import ShareService
 from appliance.groups.store.group_store import GroupStore
 from tailrace.core.error_codes import ErrorCode, code_of
@@ -28,6 +28,7 @@ class Topics:
     def __init__(self) -> None:
         self.views: dict[str, TopicView] = {}
         self.ends: dict[tuple[str, int], int | None] = {}
+        self.high_watermarks: dict[tuple[str, int], int] = {}
         self.start_offsets: dict[tuple[str, int], int | None] = {}
 
     def make(
@@ -61,12 +62,20 @@ class Topics:
     def beginning_offset(self, topic_id: str, partition: int) -> int | None:
         return self.start_offsets.get((topic_id, partition))
 
-    def bounds(self, topic_id: str, partition: int) -> tuple[int, int] | None:
-        beginning, end = (
+    def high_watermark(self, topic_id: str, partition: int) -> int | None:
+        return self.high_watermarks.get((topic_id, partition), self.end_offset(topic_id, partition))
+
+    def extent(self, topic_id: str, partition: int) -> LogExtent | None:
+        beginning, end, high_watermark = (
             self.beginning_offset(topic_id, partition),
             self.end_offset(topic_id, partition),
+            self.high_watermark(topic_id, partition),
         )
-        return None if beginning is None or end is None else (beginning, end)
+        return (
+            None
+            if beginning is None or end is None or high_watermark is None
+            else LogExtent(beginning, end, high_watermark)
+        )
 
 
 class World:

@@ -11,7 +11,7 @@ import pytest
 
 from appliance.groups.store import group_store as store_module
 from appliance.groups.store.group_store import GroupStore
-from appliance.groups.store.schema import GroupRow, MemberRow, OffsetRow, ShareRow
+from appliance.groups.store.schema import FROM_2_TO_3, GroupRow, MemberRow, OffsetRow, ShareRow
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import DiskFullError, StorageError
 from tailrace.protocol.frame import Api
@@ -89,13 +89,58 @@ def test_what_cannot_be_a_database_is_refused_with_a_sentence(tmp_path: Path) ->
         GroupStore(str(tmp_path / "pipe"))
 
 
+def as_version_2(path: Path) -> None:
+    """Take out of a database what version 3 has added."""
+    with sqlite3.connect(path) as database:
+        database.executescript(
+            "DROP TABLE transactional_ids; DROP TABLE decisions;"
+            "UPDATE meta SET value = 2 WHERE name = 'schema_version';"
+        )
+    database.close()
+
+
+def test_a_database_of_version_2_is_migrated_with_its_groups(tmp_path: Path) -> None:
+    path = tmp_path / "groups.db"
+    store = GroupStore(str(path))
+    store.put_groups([GroupRow(1, "g", "consumer", 3, "", 0, 0, 0, "{}")])
+    store.commit()
+    store.close()
+    as_version_2(path)
+    for _ in range(2):
+        store = GroupStore(str(path))
+        assert [row.name for row in store.groups("consumer")] == ["g"]
+        assert store.read("SELECT value FROM meta WHERE name = 'schema_version'") == [(3,)]
+        assert store.read("SELECT count(*) FROM transactional_ids") == [(0,)]
+        store.close()
+
+
+def test_a_migration_that_fails_leaves_version_2(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "groups.db"
+    GroupStore(str(path)).close()
+    as_version_2(path)
+    broken = FROM_2_TO_3.replace("UPDATE meta", "UPDATE nothing")
+    with monkeypatch.context() as patched:
+        patched.setattr(store_module, "FROM_2_TO_3", broken)
+        with pytest.raises(StorageError):
+            GroupStore(str(path))
+    with sqlite3.connect(path) as database:
+        tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master")}
+        version = database.execute("SELECT value FROM meta WHERE name = 'schema_version'")
+        assert version.fetchone() == (2,)
+    database.close()
+    assert "decisions" not in tables
+    GroupStore(str(path)).close()
+
+
 def test_a_database_of_another_version_or_program_stays_as_it_is(tmp_path: Path) -> None:
     path = tmp_path / "groups.db"
     GroupStore(str(path)).close()
     with sqlite3.connect(path) as database:
-        database.execute("UPDATE meta SET value = 3 WHERE name = 'schema_version'")
+        database.execute("UPDATE meta SET value = 4 WHERE name = 'schema_version'")
     database.close()
-    with pytest.raises(StorageError, match="schema version 3, this build reads 2"):
+    with pytest.raises(StorageError, match="schema version 4, this build reads 3"):
         GroupStore(str(path))
     other = tmp_path / "other.db"
     with sqlite3.connect(other) as database:

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pytest
 
 from netfront.fetch.file_reader import DiskFileReader
+from netfront.fetch.isolation import Isolation
 from netfront.fetch.log_reader import LogReader
 from netfront.fetch.lookup import decompression as unpacking
 from netfront.fetch.lookup.decompression import PIECE_BYTES, UnpackError, unpacker_for
@@ -79,7 +80,7 @@ class Log:
         """Offsets where batches end: where a watermark can be."""
         self._base = -1
         files = DiskFileReader()
-        close_with(self, files)
+        close_with(files)
         self.search = TimestampLookup(
             LogReader(files, [os.fspath(directory)], cast(Any, [self]), 4)
         )
@@ -178,7 +179,7 @@ class Log:
         self.ends.append(following)
 
     def found(self, time: int) -> FoundTime | None:
-        return result_of(self.search.find(self.route, self.state, time))
+        return result_of(self.search.find(self.route, self.state, time, Isolation.UNCOMMITTED))
 
     def expected(self, time: int) -> FoundTime | None:
         state = self.state
@@ -286,7 +287,7 @@ def test_a_batch_of_many_pieces_is_looked_through_piece_by_piece(
     for start in (0, 100, 100_000):
         log.state = log.state._replace(log_start_offset=start)
         assert log.found(1 << 50) == log.expected(1 << 50)
-        steps = list(log.search.find(log.route, log.state, 1 << 50))
+        steps = list(log.search.find(log.route, log.state, 1 << 50, Isolation.UNCOMMITTED))
         assert start or len(steps) > 8 * at // PIECE_BYTES, "the loop was held by all of it"
 
 
@@ -372,7 +373,7 @@ def test_a_segment_that_retention_takes_meanwhile_is_passed_over(tmp_path: Path)
     old = log.segment_path
     log.roll()
     log.append([100])
-    search = log.search.find(log.route, log.state, 50)
+    search = log.search.find(log.route, log.state, 50, Isolation.UNCOMMITTED)
     next(search)
     old.unlink()
     log.state = log.state._replace(log_start_offset=1)
@@ -463,7 +464,7 @@ def test_behind_its_one_frame_a_buffer_has_nothing_to_unpack(
 
 
 def time_at(log: Log, offset: int) -> FoundTime | None:
-    return result_of(log.search.time_of(log.route, log.state, offset))
+    return result_of(log.search.time_of(log.route, log.state, offset, Isolation.UNCOMMITTED))
 
 
 def test_the_time_of_a_record_is_read_wherever_it_lies(log: Log) -> None:
@@ -492,7 +493,7 @@ def test_the_time_of_a_record_far_in_a_batch_is_read_in_pieces(
     log.append([rng.randrange(1 << 40) for _ in range(100_000)] + [None], compression)
     for offset in (0, 8_191, 99_999, 100_000):
         assert time_at(log, offset) == FoundTime(*log.rows[offset], True)
-    steps = list(log.search.time_of(log.route, log.state, 99_999))
+    steps = list(log.search.time_of(log.route, log.state, 99_999, Isolation.UNCOMMITTED))
     assert (len(steps) > 10) == (compression != "none"), (
         "what is not compressed is read at its place"
     )

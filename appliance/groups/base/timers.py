@@ -1,6 +1,6 @@
 """Deadlines by key, in a heap with lazy deletion.
 
-Owner: ShareService.
+Owner: the service that has made it.
 Invariants: a key has at most one deadline. A deadline that was moved or removed is never due.
 """
 

@@ -1,0 +1,124 @@
+"""The rows of transactions in groups.db: transactional ids, and decisions that are not known to be
+carried out.
+
+Owner: the transaction coordinator.
+Invariants:
+- Numbers of ids and ordinals of decisions are never used twice, also after their rows are deleted.
+- A decision's row holds the bytes that its workers get.
+Crash: a successor reads the registered ids and the decisions. It reads another id when it is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from appliance.groups.store.group_store import GroupStore
+from appliance.groups.store.schema import TransactionalIdRow
+
+_MARKS = ", ".join("?" * len(TransactionalIdRow._fields))
+_CHANGED = ", ".join(f"{name} = excluded.{name}" for name in TransactionalIdRow._fields[2:])
+_LAST_ORDINAL, _LAST_ID_NUMBER = "last_ordinal", "last_id_number"
+
+
+class TransactionRows:
+    """Queries and writes. Each raises StorageError, a write also DiskFullError."""
+
+    def __init__(self, store: GroupStore) -> None:
+        self._store = store
+        self.path = store.path
+
+    # ---- transactional ids -----------------------------------------------------------------------
+
+    def loaded_ids(self) -> list[TransactionalIdRow]:
+        """The ids that are registered with the workers."""
+        return self._ids("WHERE is_registered = 1")
+
+    def id_of(self, transactional_id: str) -> TransactionalIdRow | None:
+        found = self._ids("WHERE transactional_id = ?", transactional_id)
+        return found[0] if found else None
+
+    def id_of_number(self, id_number: int) -> TransactionalIdRow | None:
+        found = self._ids("WHERE id_number = ?", id_number)
+        return found[0] if found else None
+
+    def ids_behind(self, transactional_id: str, limit: int) -> list[TransactionalIdRow]:
+        """A page of ids, sorted."""
+        return self._ids(
+            "WHERE transactional_id > ? ORDER BY transactional_id LIMIT ?", transactional_id, limit
+        )
+
+    def expired_ids(self, cutoff_ms: int, limit: int) -> list[TransactionalIdRow]:
+        """Unregistered ids that were last used before `cutoff_ms`, in elapsed time."""
+        return self._ids(
+            "WHERE is_registered = 0 AND used_elapsed_ms <= ? ORDER BY used_elapsed_ms LIMIT ?",
+            cutoff_ms,
+            limit,
+        )
+
+    def _ids(self, condition: str, *values: object) -> list[TransactionalIdRow]:
+        found = self._store.read(f"SELECT * FROM transactional_ids {condition}", values)
+        return list(map(TransactionalIdRow._make, found))
+
+    def id_count(self) -> int:
+        return int(self._store.read("SELECT count(*) FROM transactional_ids")[0][0])
+
+    def has_ids(self) -> bool:
+        return bool(self._store.read("SELECT 1 FROM transactional_ids LIMIT 1"))
+
+    def put_ids(self, rows: Iterable[TransactionalIdRow]) -> None:
+        """Insert or update ids."""
+        self._store.write_many(
+            f"INSERT INTO transactional_ids VALUES ({_MARKS}) ON CONFLICT (id_number) DO UPDATE "
+            f"SET {_CHANGED}",
+            rows,
+        )
+
+    def delete_ids(self, id_numbers: Sequence[int]) -> None:
+        self._keep_highest(_LAST_ID_NUMBER, max(id_numbers))
+        self._store.write_many(
+            "DELETE FROM transactional_ids WHERE id_number = ?", [(one,) for one in id_numbers]
+        )
+
+    def last_id_number(self) -> int:
+        """The highest number that an id ever had."""
+        return max(
+            self._highest("SELECT max(id_number) FROM transactional_ids"),
+            self._meta(_LAST_ID_NUMBER),
+        )
+
+    # ---- decisions -------------------------------------------------------------------------------
+
+    def decisions(self) -> list[tuple[int, bytes]]:
+        """(ordinal, content) of all decisions, by ordinal."""
+        return list(self._store.read("SELECT ordinal, content FROM decisions ORDER BY ordinal"))
+
+    def put_decisions(self, rows: Iterable[tuple[int, bytes]]) -> None:
+        self._store.write_many("INSERT INTO decisions VALUES (?, ?)", rows)
+
+    def delete_decisions(self, ordinals: Sequence[int]) -> None:
+        self._keep_highest(_LAST_ORDINAL, max(ordinals))
+        self._store.write_many(
+            "DELETE FROM decisions WHERE ordinal = ?", [(one,) for one in ordinals]
+        )
+
+    def last_ordinal(self) -> int:
+        """The highest ordinal that a decision ever had."""
+        return max(
+            self._highest("SELECT max(ordinal) FROM decisions"),
+            self._highest("SELECT max(ordinal) FROM transactional_ids WHERE is_registered = 1"),
+            self._meta(_LAST_ORDINAL),
+        )
+
+    def _highest(self, sql: str) -> int:
+        return int(self._store.read(sql)[0][0] or 0)
+
+    def _meta(self, name: str) -> int:
+        rows = self._store.read("SELECT value FROM meta WHERE name = ?", (name,))
+        return int(rows[0][0]) if rows else 0
+
+    def _keep_highest(self, name: str, value: int) -> None:
+        self._store.write_many(
+            "INSERT INTO meta VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = max(value, "
+            "excluded.value)",
+            [(name, value)],
+        )

@@ -1,0 +1,123 @@
+"""Decisions about transactional ids: each ends what is open, raises the epoch and registers what
+comes next.
+
+Owner: the coordinator.
+Invariants:
+- Every decision is a change of the id's row and a row of its own in the same commit, also an abort
+  by a timeout, an init or an operator.
+- A decision names one (producer id, epoch), and all that is registered from now on.
+- A decision that has to wait changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from appliance.groups.base.request_validation import shown
+from appliance.groups.base.timers import Timers
+from appliance.groups.store.schema import TransactionalIdRow
+from appliance.groups.transactions.clocks import Times
+from appliance.groups.transactions.counters import Counters
+from appliance.groups.transactions.decisions import DecisionLog, encoded
+from appliance.groups.transactions.delivery import registered
+from appliance.groups.transactions.describe import Describer
+from appliance.groups.transactions.ends import BY_IDLENESS, End, with_end
+from appliance.groups.transactions.id_table import Entry, IdTable
+from appliance.groups.transactions.numbers import Numbers
+from shm.transaction_messages import DecidedTransaction, Decision, Outcome
+from tailrace.core.errors import ConcurrentTransactionsError
+
+UNSETTLED_MAX = 32
+"""Decisions of one id that are not carried out everywhere."""
+
+
+class Decider:
+    """See the module's docstring."""
+
+    def __init__(
+        self,
+        table: IdTable,
+        log: DecisionLog,
+        numbers: Numbers,
+        timers: Timers[int],
+        counters: Counters,
+        describer: Describer,
+        times: Times,
+    ) -> None:
+        self._table = table
+        self._log = log
+        self._numbers = numbers
+        self._timers = timers
+        self._counters = counters
+        self._describer = describer
+        self._wall_ms, self._elapsed_ms = times
+
+    def create(self, name: str, now_ns: int) -> Entry:
+        """A new id. Its first decision ends nothing, and registers its first producer id."""
+        number, ordinal = self._table.new_number(), self._numbers.new_ordinal()
+        producer_id = self._numbers.new_producer_id()
+        row = TransactionalIdRow(
+            number, name, producer_id, 0, ordinal, ordinal, 1, self._elapsed_ms(), 0, 1, "", "[]"
+        )
+        entry = self._table.create(row, now_ns)
+        self._stage(entry, (), has_row=True)
+        return entry
+
+    def register(self, entry: Entry) -> bool:
+        """Register an idle id with the workers again. True if it was not registered."""
+        row = entry.row
+        if row.is_registered:
+            return False
+        self._check_room(entry)
+        ordinal = self._numbers.new_ordinal()
+        self._table.change(
+            entry,
+            row._replace(is_registered=1, ordinal=ordinal, used_elapsed_ms=self._elapsed_ms()),
+        )
+        self._stage(entry, (), has_row=True)
+        return True
+
+    def _check_room(self, entry: Entry) -> None:
+        count = entry.unsettled_count + entry.staged_count
+        if count >= UNSETTLED_MAX:
+            pending = ", ".join(self._describer.workers_pending(entry)) or "a worker"
+            raise ConcurrentTransactionsError(
+                f"{count} ended transactions of {shown(entry.row.transactional_id)} are not "
+                f"carried out yet, waiting for {pending}"
+            )
+
+    def decide(
+        self, entry: Entry, outcome: Outcome, by: str, now_ns: int, *, has_row: bool = True
+    ) -> None:
+        """Decide the current transaction of an id, and register the next one. Raises TailraceError,
+        having changed nothing, when the decision has to wait.
+        """
+        self._check_room(entry)
+        row = entry.row
+        producer_id, epoch = self._numbers.following(row.producer_id, row.epoch)
+        has_row = has_row or not epoch  # the first use of a producer id waits for every worker
+        end = End(row.owner, row.producer_id, row.epoch, outcome, by, self._wall_ms())
+        self._table.use(entry, now_ns)
+        self._table.change(
+            entry,
+            row._replace(
+                producer_id=producer_id, epoch=epoch, ordinal=self._numbers.new_ordinal(),
+                used_elapsed_ms=self._elapsed_ms(), is_registered=int(by != BY_IDLENESS),
+                ended=with_end(row.ended, end),
+            ),
+        )  # fmt: skip
+        ended = DecidedTransaction(row.producer_id, row.epoch, outcome)
+        self._stage(entry, (ended,), has_row=has_row)
+        self._counters.decided(outcome)
+
+    def _stage(
+        self, entry: Entry, outcomes: Sequence[DecidedTransaction], *, has_row: bool
+    ) -> None:
+        """Add the row of a changed id's decision to the step."""
+        row = entry.row
+        self._log.stage(
+            encoded(Decision(row.ordinal, row.id_number, outcomes, registered(row))),
+            has_row=has_row,
+        )
+        entry.staged_count += has_row
+        self._timers.set(row.id_number, None)

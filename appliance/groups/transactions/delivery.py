@@ -1,0 +1,151 @@
+"""Decisions on their way: to the workers after the commit, and back as carried out.
+
+Owner: the coordinator.
+Invariants:
+- Nothing is sent before its commit.
+- A feed has every decision that is not carried out, and every registered id, by ordinal.
+- A worker that asks about an open transaction gets the decided outcome, or abort where none is
+  known. A commit that is asked for gets a row again, since its marker is not durable there.
+Crash: workers are fed anew, and ask again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from appliance.groups.store.schema import TransactionalIdRow
+from appliance.groups.transactions.decisions import Decided, DecisionLog, encoded
+from appliance.groups.transactions.hanging import HangingTransactions
+from appliance.groups.transactions.id_table import IdTable
+from appliance.groups.transactions.numbers import Numbers
+from appliance.groups.transactions.workers import Workers
+from shm.transaction_messages import (
+    NO_TRANSACTIONAL_ID,
+    DecidedTransaction,
+    Decision,
+    Outcome,
+    ProducerEpoch,
+    RegisteredProducer,
+)
+
+MESSAGE_BYTES = 1 << 16
+"""Payload of one DECISIONS message of many."""
+
+
+def registered(row: TransactionalIdRow) -> tuple[RegisteredProducer, ...]:
+    """All that the workers take of an id."""
+    return (RegisteredProducer(row.producer_id, row.epoch),) if row.is_registered else ()
+
+
+def joined(contents: Iterable[bytes]) -> list[bytes]:
+    """The payloads of DECISIONS messages."""
+    payloads: list[bytes] = []
+    parts: list[bytes] = []
+    size = 0
+    for content in contents:
+        parts.append(content)
+        size += len(content)
+        if size >= MESSAGE_BYTES:
+            payloads.append(b"".join(parts))
+            parts, size = [], 0
+    if parts:
+        payloads.append(b"".join(parts))
+    return payloads
+
+
+class Delivery:
+    """See the module's docstring."""
+
+    def __init__(
+        self,
+        table: IdTable,
+        log: DecisionLog,
+        workers: Workers,
+        numbers: Numbers,
+        hanging: HangingTransactions,
+    ) -> None:
+        self._table = table
+        self._log = log
+        self._workers = workers
+        self._numbers = numbers
+        self._hanging = hanging
+        self._asked: list[ProducerEpoch] = []
+        self._answered: list[ProducerEpoch] = []
+        """Transactions of `_asked` whose answer this step has staged."""
+        self._has_progress = False
+
+    def ask(self, epochs: Sequence[ProducerEpoch]) -> None:
+        """Answer these with the next commit."""
+        self._asked += epochs
+
+    def workers_changed(self) -> None:
+        """A worker has carried out decisions, or exists no more."""
+        self._has_progress = True
+
+    def settle(self) -> None:
+        """Stage the answers to what workers asked."""
+        if not self._asked:
+            return
+        asked, self._asked = self._asked, []
+        self._answered += asked
+        known = self._log.outcomes_of(asked)
+        outcomes: dict[Outcome, list[DecidedTransaction]] = {Outcome.COMMIT: [], Outcome.ABORT: []}
+        for key in dict.fromkeys(asked):
+            entry = self._table.of_producer(key.producer_id)
+            is_current = entry is not None and registered(entry.row) == (RegisteredProducer(*key),)
+            if key not in known and is_current:  # nobody has decided it
+                self._hanging.drop([key])
+                continue
+            outcome = known.get(key, Outcome.ABORT)  # without a row: it was not committed
+            outcomes[outcome].append(DecidedTransaction(*key, outcome))
+        for outcome, ended in outcomes.items():
+            if ended:
+                ordinal = self._numbers.new_ordinal()
+                answer = Decision(ordinal, NO_TRANSACTIONAL_ID, ended, ())
+                self._log.stage(encoded(answer), has_row=outcome is Outcome.COMMIT)
+                self._hanging.answered([ProducerEpoch(*one[:2]) for one in ended], ordinal)
+
+    def kept(self, now_ns: int) -> list[int]:
+        """The step was committed: send its decisions. Returns the numbers of the ids that have no
+        decision left now.
+        """
+        self._answered = []
+        decided = self._log.kept()
+        if decided:
+            self._workers.send(joined(one.content for one in decided))
+            self._has_progress = True
+        if self._workers.is_feed_due():
+            self._workers.feed(joined(self._feed()))
+        if not self._has_progress:
+            return []
+        self._has_progress = False
+        through, unfinished = self._workers.settled_through(), self._workers.unfinished()
+        self._hanging.settled(through, unfinished)
+        return self._finish(self._log.take_done(through, unfinished, now_ns))
+
+    def _feed(self) -> Iterator[bytes]:
+        """The contents of a feed."""
+        contents = {one.ordinal: one.content for one in self._log.unsettled.values()}
+        for entry in self._table:
+            row = entry.row
+            if row.is_registered and row.ordinal not in contents:
+                decision = Decision(row.ordinal, row.id_number, (), registered(row))
+                contents[row.ordinal] = encoded(decision).content
+        for ordinal in sorted(contents):
+            yield contents[ordinal]
+
+    def _finish(self, done: Sequence[Decided]) -> list[int]:
+        free = []
+        for one in done:
+            entry = self._table.loaded_number(one.id_number)
+            if entry is not None:
+                entry.unsettled_count -= 1
+                if not entry.unsettled_count:
+                    free.append(one.id_number)
+        return free
+
+    def rolled_back(self) -> None:
+        """The step is undone; its questions are answered by the next one."""
+        self._log.rolled_back()
+        self._asked = self._answered + self._asked
+        self._answered = []

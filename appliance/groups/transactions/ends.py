@@ -1,0 +1,65 @@
+"""The newest ends of a transactional id's transactions: what a repeated request is answered with.
+
+Owner: none; plain values.
+Invariants: each end has the number of the owner whose transaction it was. Only this owner is told
+    the outcome with a next epoch.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import orjson
+
+from shm.transaction_messages import Outcome
+
+KEPT = 2
+"""Ends kept of each id. A client that repeats its request asks for its newest transaction. What an
+init or an operator has ended since lies before it.
+"""
+BY_PRODUCER, BY_INIT, BY_TIMEOUT, BY_OPERATOR, BY_IDLENESS = (
+    "producer", "init", "timeout", "operator", "idleness"
+)  # fmt: skip
+OUTCOME_NAMES = {Outcome.COMMIT: "commit", Outcome.ABORT: "abort"}
+OUTCOMES = {name: outcome for outcome, name in OUTCOME_NAMES.items()}
+
+
+class End(NamedTuple):
+    """The end of one transaction. `by`: BY_PRODUCER and so on. `wall_ms`: for display."""
+
+    owner: int
+    producer_id: int
+    epoch: int
+    outcome: int
+    by: str
+    wall_ms: int
+
+    @property
+    def name(self) -> str:
+        """The outcome as requests name it."""
+        return OUTCOME_NAMES[Outcome(self.outcome)]
+
+
+def decoded(text: str) -> list[End]:
+    """The ends of a row, newest first. Raises ValueError, TypeError."""
+    return [End(*values) for values in orjson.loads(text)]
+
+
+def with_end(text: str, end: End) -> str:
+    """Add the newest end."""
+    kept = [list(end), *orjson.loads(text)[: KEPT - 1]]
+    return orjson.dumps(kept).decode()
+
+
+def find_end(text: str, producer_id: int, epoch: int) -> End | None:
+    """The end of this transaction; None: not known any more."""
+    for end in decoded(text):
+        if (end.producer_id, end.epoch) == (producer_id, epoch):
+            return end
+    return None
+
+
+def was_idle(text: str) -> bool:
+    """True if idleness has made the newest end."""
+    ends = decoded(text)
+    return bool(ends) and ends[0].by == BY_IDLENESS

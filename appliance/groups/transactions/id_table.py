@@ -1,0 +1,200 @@
+"""Transactional ids in memory: those that are registered with the workers, or were used in this
+step.
+
+An id that was used once costs a row of the database, which is read when the id is used again.
+
+Owner: the coordinator.
+Invariants:
+- All registered ids are loaded. Entries are in the order of their last use.
+- A change of a row is undone by a rollback. What workers report is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from appliance.groups.store.schema import TransactionalIdRow
+from appliance.groups.store.transaction_rows import TransactionRows
+from tailrace.core.errors import StorageError
+
+
+class Entry:
+    """A transactional id. `row` is durable after the step, the rest is memory."""
+
+    __slots__ = ("opened", "row", "staged_count", "unsettled_count", "used_ns")
+
+    def __init__(self, row: TransactionalIdRow, now_ns: int) -> None:
+        self.row = row
+        self.opened: tuple[int, int, int] | None = None
+        """(producer id, epoch, time of the first report) of a transaction that has batches."""
+        self.unsettled_count = 0
+        """Durable decisions that are not carried out everywhere."""
+        self.staged_count = 0
+        """Decisions of this step."""
+        self.used_ns = now_ns
+
+    @property
+    def opened_ns(self) -> int | None:
+        """The time of the first report of the current transaction; None: nothing is known open."""
+        opened = self.opened
+        if opened is None or opened[:2] != (self.row.producer_id, self.row.epoch):
+            return None
+        return opened[2]
+
+
+class IdTable:
+    """The loaded ids."""
+
+    def __init__(self, rows: TransactionRows, now_ns: int) -> None:
+        """Load the registered ids. Raises StorageError."""
+        self._rows = rows
+        self._by_number: dict[int, Entry] = {}
+        """In the order of their last use."""
+        self._by_name: dict[str, Entry] = {}
+        self._by_producer: dict[int, Entry] = {}
+        """Registered producer id -> its transactional id."""
+        self._changed: dict[int, TransactionalIdRow | None] = {}
+        """Id number -> row before this step; None: the id is new."""
+        self._next_number = 1 + rows.last_id_number()
+        self._count: int | None = None
+        for row in rows.loaded_ids():
+            self._add(Entry(row, now_ns))
+
+    def __iter__(self) -> Iterator[Entry]:
+        """All loaded ids, the longest unused first."""
+        return iter(self._by_number.values())
+
+    def __len__(self) -> int:
+        return len(self._by_number)
+
+    @property
+    def count(self) -> int:
+        """Number of all ids, loaded or not. Raises StorageError."""
+        if self._count is None:
+            self._count = self._rows.id_count() + sum(
+                1 for before in self._changed.values() if before is None
+            )
+        return self._count
+
+    def get(self, name: str, now_ns: int) -> Entry | None:
+        """An id by its name, loaded when it is in the database. Raises StorageError."""
+        entry = self._by_name.get(name)
+        if entry is None and (row := self._rows.id_of(name)) is not None:
+            entry = Entry(row, now_ns)
+            self._add(entry)
+        return entry
+
+    def loaded(self, name: str) -> Entry | None:
+        return self._by_name.get(name)
+
+    def of_number(self, id_number: int, now_ns: int) -> Entry | None:
+        """An id by its number. Raises StorageError."""
+        entry = self._by_number.get(id_number)
+        if entry is None and (row := self._rows.id_of_number(id_number)) is not None:
+            entry = Entry(row, now_ns)
+            self._add(entry)
+        return entry
+
+    def loaded_number(self, id_number: int) -> Entry | None:
+        return self._by_number.get(id_number)
+
+    def of_producer(self, producer_id: int) -> Entry | None:
+        """The id that has this producer id now, if it is loaded."""
+        return self._by_producer.get(producer_id)
+
+    def _add(self, entry: Entry) -> None:
+        row = entry.row
+        self._by_number[row.id_number] = entry
+        self._by_name[row.transactional_id] = entry
+        self._by_producer[row.producer_id] = entry
+
+    def _remove(self, entry: Entry) -> None:
+        self._by_number.pop(entry.row.id_number, None)
+        self._by_name.pop(entry.row.transactional_id, None)
+        self._by_producer.pop(entry.row.producer_id, None)
+
+    def new_number(self) -> int:
+        """A number that no id ever had."""
+        self._next_number += 1
+        return self._next_number - 1
+
+    def change(self, entry: Entry, row: TransactionalIdRow) -> None:
+        """Replace an id's row."""
+        self._changed.setdefault(row.id_number, entry.row)
+        self._by_producer.pop(entry.row.producer_id, None)
+        entry.row = row
+        self._by_producer[row.producer_id] = entry
+
+    def use(self, entry: Entry, now_ns: int) -> None:
+        """Note that an id is used."""
+        entry.used_ns = now_ns
+        number = entry.row.id_number
+        if number in self._by_number:
+            self._by_number[number] = self._by_number.pop(number)
+
+    def create(self, row: TransactionalIdRow, now_ns: int) -> Entry:
+        """Add a new id."""
+        count = self.count
+        entry = Entry(row, now_ns)
+        self._changed[row.id_number] = None
+        self._add(entry)
+        self._count = count + 1
+        return entry
+
+    def deleted(self, rows: list[TransactionalIdRow]) -> None:
+        """Forget ids whose rows were deleted."""
+        self._count = None
+        for row in rows:
+            entry = self._by_number.get(row.id_number)
+            if entry is not None:
+                self._remove(entry)
+
+    def is_needed(self, id_number: int) -> bool:
+        """True when an id's decisions are not carried out, or this step has changed it."""
+        entry = self._by_number.get(id_number)
+        return id_number in self._changed or (
+            entry is not None and bool(entry.unsettled_count or entry.staged_count)
+        )
+
+    def unload(self, entry: Entry) -> None:
+        """Keep an id in the database only, if nothing in memory needs it."""
+        if not entry.row.is_registered and not self.is_needed(entry.row.id_number):
+            self._remove(entry)
+
+    # ---- the end of a step -----------------------------------------------------------------------
+
+    @property
+    def changed(self) -> list[Entry]:
+        """The ids whose rows this step has changed."""
+        return [self._by_number[number] for number in self._changed if number in self._by_number]
+
+    def kept(self) -> None:
+        """The step was committed."""
+        self._changed = {}
+
+    def rolled_back(self) -> list[Entry]:
+        """Restore the rows of the ids that the step has changed. Returns those that remain."""
+        changed, self._changed = self._changed, {}
+        self._count = None
+        remaining = []
+        for number, before in changed.items():
+            entry = self._by_number.get(number)
+            if entry is None:
+                continue
+            if before is None:
+                self._remove(entry)
+                continue
+            self._by_producer.pop(entry.row.producer_id, None)
+            entry.row = before
+            self._by_producer[before.producer_id] = entry
+            remaining.append(entry)
+        return remaining
+
+
+def damaged(path: str, error: Exception) -> StorageError:
+    """The error for rows that cannot be decoded though SQLite finds the file intact."""
+    return StorageError(
+        f"{path} is damaged: rows of transactions cannot be read ({type(error).__name__}: "
+        f"{error!s:.100}). Restore it from a backup or move it away (groups then begin without "
+        "members and committed offsets, and open transactions are aborted)"
+    )

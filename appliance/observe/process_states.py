@@ -1,0 +1,76 @@
+"""States of the appliance's processes, as the control region shows them: health and metrics."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from shm.control import Control
+from shm.layout import Phase, ProcessWord, Role
+from shm.runtime.agent_runner import process_name
+
+_PAGE_BYTES = os.sysconf("SC_PAGESIZE")
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessState:
+    """One process."""
+
+    role: Role
+    index: int
+    is_live: bool
+    is_ready: bool
+    starts: int
+    resident_bytes: int
+    internal_errors: int
+
+    @property
+    def name(self) -> str:
+        return process_name(self.role, self.index)
+
+
+class ProcessStates:
+    """Reads the control region anew for each question."""
+
+    def __init__(self, control: Control, roles: Callable[[], list[tuple[Role, int]]]) -> None:
+        """`roles`: the processes that should run."""
+        self.control = control
+        self._roles = roles
+
+    def processes(self) -> list[ProcessState]:
+        found = []
+        for role, index in self._roles():
+            slot = self.control.process(role, index)
+            generation = slot.load(ProcessWord.GENERATION)
+            is_ready = (
+                role is Role.SUPERVISOR or slot.load(ProcessWord.READY_GENERATION) == generation
+            )
+            resident_bytes, failures = (
+                _resident_bytes(slot.load(ProcessWord.PID)),
+                slot.load(ProcessWord.INTERNAL_ERRORS),
+            )
+            found.append(
+                ProcessState(
+                    role, index, slot.is_live(), is_ready, generation, resident_bytes, failures
+                )
+            )
+        return found
+
+    def not_serving(self) -> list[str]:
+        """Names of processes that do not serve; empty: the appliance is ready."""
+        if self.control.phase is not Phase.RUNNING:
+            return [f"the appliance is {self.control.phase.name.lower()}"]
+        return [
+            process.name
+            for process in self.processes()
+            if not (process.is_live and process.is_ready)
+        ]
+
+
+def _resident_bytes(pid: int) -> int:
+    try:
+        with open(f"/proc/{pid}/statm", encoding="ascii") as file:
+            return int(file.read().split()[1]) * _PAGE_BYTES
+    except OSError:
+        return 0

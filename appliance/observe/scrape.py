@@ -1,0 +1,83 @@
+"""One scrape: the state of the processes, and what a front answers to the calls of Admin."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+from appliance.observe.group_metrics import ObservedGroups, observe_groups
+from appliance.observe.metrics import Observed, families
+from appliance.observe.process_states import ProcessStates
+from shm.control import Control
+from shm.layout import ProcessWord, Role
+from tailrace import __version__
+from tailrace.admin.admin import Admin
+from tailrace.core.errors import TailraceError
+from tailrace.core.topic_partition import TopicPartition
+
+logger = logging.getLogger("appliance.observe.http_server")
+
+ASK_TIMEOUT_MS = 3_000
+_NOTHING = Observed(
+    [], __version__, True, {"cluster_id": "", "data_dirs": []}, groups=ObservedGroups({}, [], 0, 0)
+)
+
+
+class StateCollector(Collector):
+    """Collects the appliance's state anew for each scrape."""
+
+    def __init__(self, states: ProcessStates, address: Callable[[], str]) -> None:
+        """`address`: a front's."""
+        self._states = states
+        self._address = address
+
+    def collect(self) -> Iterator[Metric]:
+        return families(observe(self._states, self._address()))
+
+    def describe(self) -> Iterator[Metric]:
+        """Every family, so that a scrape may ask for some by name (`/metrics?name[]=NAME`)."""
+        return families(_NOTHING)
+
+
+def observe(states: ProcessStates, address: str) -> Observed:
+    """Ask the processes' slots and a front. Blocking: some ASK_TIMEOUT_MS at most."""
+    processes = states.processes()
+    try:
+        with Admin(
+            address,
+            client_id="tailrace-console",
+            request_timeout_ms=ASK_TIMEOUT_MS,
+            connect_timeout_ms=ASK_TIMEOUT_MS,
+        ) as admin:
+            partitions = {
+                TopicPartition(topic, p): "latest"
+                for topic, count in admin.partition_counts(internal=True).items()
+                for p in range(count)
+            }
+            return Observed(
+                processes,
+                __version__,
+                True,
+                admin.describe_cluster(),
+                list(admin.offsets(partitions).values()),
+                admin.describe_delays(),
+                _groups(states.control, admin),
+            )
+    except TailraceError as error:
+        logger.warning("front_does_not_answer reason=%r", str(error))
+        return Observed(processes, __version__)
+
+
+def _groups(control: Control, admin: Admin) -> ObservedGroups | None:
+    """Ask for groups only while their process runs, for a request would start it."""
+    process = control.process(Role.GROUPS, 0)
+    if not process.load(ProcessWord.GENERATION):
+        return None
+    try:
+        return observe_groups(admin, process.load(ProcessWord.OFFSET_COMMITS))
+    except TailraceError as error:
+        logger.warning("groups_do_not_answer reason=%r", str(error))
+        return None

@@ -1,0 +1,33 @@
+"""`async with producer.transaction():`.
+
+Owner: one event loop's thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from types import TracebackType
+
+from tailrace.client.steps import Steps
+from tailrace.producer.transactions.operations import Transactions
+
+
+class AsyncTransactionBlock:
+    """`tailrace.producer.transactions.block.TransactionBlock` for coroutines."""
+
+    def __init__(
+        self, transactions: Transactions, run_steps: Callable[[Steps[None]], Awaitable[None]]
+    ) -> None:
+        self._transactions = transactions
+        self._run_steps = run_steps
+
+    async def __aenter__(self) -> None:
+        await self._run_steps(self._transactions.begin_block())
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        _error: BaseException | None,
+        _trace: TracebackType | None,
+    ) -> None:
+        await self._run_steps(self._transactions.leave_block(kind))

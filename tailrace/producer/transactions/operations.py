@@ -1,0 +1,493 @@
+"""The calls of a transactional producer, as operations (see `tailrace.client.steps`).
+
+A commit waits until every batch is acknowledged, and then asks END_TRANSACTION, which carries the
+offsets. The appliance decides it durably, and answers with the next producer id and epoch. END is
+repeated until it has an answer: the appliance answers a repeated one alike.
+
+Owner: one Producer. The state is changed in sections of its lock.
+Invariants:
+- One operation runs at a time. Another thread's is refused.
+- END_TRANSACTION is sent in DECIDING or ABORTING only, and only when no batch is to be sent.
+- Outside of them nothing of the transaction is decided.
+Crash: an operation may end at each of its waits, and a signal handler may interrupt it anywhere.
+    The state then allows the same call again, which goes on there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import datetime, timedelta
+from math import ceil
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from tailrace.client.offsets import offsets_of
+from tailrace.client.settings import ProducerSettings
+from tailrace.client.steps import Steps, Wait, call, decode_answer
+from tailrace.core.error_codes import ERROR_TABLE, ErrorCode
+from tailrace.core.errors import (
+    InvalidTransactionError,
+    MalformedRequestError,
+    NotReachableError,
+    NotSupportedError,
+    ProducerFencedError,
+    RequestTimeoutError,
+    TailraceError,
+    TransactionAbortedError,
+    UnknownTransactionalIdError,
+    error_for,
+)
+from tailrace.core.log import logger
+from tailrace.producer.batches.accumulator import NS_PER_MS
+from tailrace.producer.sending.sender_thread import SenderThread
+from tailrace.producer.transactions.offsets import groups_json, metadata_of
+from tailrace.producer.transactions.state import ALLOWED, Call, State, TransactionState
+from tailrace.protocol.frame import Api
+from tailrace.protocol.messages import encode_json
+from tailrace.protocol.session import Response
+
+if TYPE_CHECKING:
+    from tailrace.core.records import ConsumerGroupMetadata, OffsetAndMetadata
+    from tailrace.core.topic_partition import TopicPartition
+
+T = TypeVar("T")
+PAUSE_NS = 2 * NS_PER_MS
+PAUSE_MAX_NS = 64 * NS_PER_MS
+"""The pause before a request is repeated, doubled each time."""
+SHORT_ABORT_S = 5.0
+"""Timeout of the abort that a close, or an interrupted block, makes. The appliance's
+transaction_timeout_ms makes it otherwise.
+"""
+_REPEATED = frozenset({ErrorCode.STORAGE_ERROR, ErrorCode.INTERNAL_ERROR}) | frozenset(
+    code for code in ErrorCode if ERROR_TABLE[code].retriable
+)
+"""Codes after which the outcome is not known, or the appliance did nothing."""
+_NOT_CURRENT = frozenset({ErrorCode.UNKNOWN_TRANSACTIONAL_ID, ErrorCode.INVALID_TRANSACTION})
+
+
+class Transactions:
+    """The transactions of one producer."""
+
+    def __init__(
+        self,
+        settings: ProducerSettings,
+        sender_thread: SenderThread,
+        state: TransactionState,
+    ) -> None:
+        self._settings = settings
+        self._sender_thread = sender_thread
+        self._state = state
+
+    # ---- records ---------------------------------------------------------------------------------
+
+    def check_send(
+        self,
+        deliver_at: datetime | None = None,
+        deliver_after: timedelta | None = None,
+        other: object = None,
+    ) -> None:
+        """Raise unless a record may be sent now: InvalidTransactionError, TransactionAbortedError,
+        ProducerFencedError, NotSupportedError for a delayed one. `other`: its recurrence, or its
+        column of delays.
+        """
+        self._sender_thread.check_usable()
+        if deliver_at is not None or deliver_after is not None or other is not None:
+            raise NotSupportedError(
+                "a transaction has no delayed or recurring records in this version: send them with "
+                "a producer without transactional_id"
+            )
+        self._state.check(Call.SEND)
+
+    def begin_send(self, begin: Callable[..., T]) -> Callable[..., T]:
+        """`RecordAppender.begin`, which refuses records outside of a transaction."""
+
+        def begin_send(
+            topic: str,
+            value: Any,
+            key: Any,
+            headers: Any,
+            partition: int | None,
+            timestamp: datetime | int | None,
+            on_delivery: Any,
+            deliver_at: datetime | None,
+            deliver_after: timedelta | None,
+            repeat: Any,
+        ) -> T:
+            self.check_send(deliver_at, deliver_after, repeat)
+            return begin(
+                topic, value, key, headers, partition, timestamp, on_delivery, None, None, None
+            )
+
+        return begin_send
+
+    def send_offsets(
+        self,
+        offsets: Mapping[TopicPartition, int | OffsetAndMetadata],
+        group_metadata: ConsumerGroupMetadata | str,
+    ) -> Steps[None]:
+        """Have the offsets go with the commit."""
+        found, metadata = offsets_of(offsets), metadata_of(group_metadata)
+
+        def add() -> None:
+            self._sender_thread.check_usable()
+            self._state.check(Call.OFFSETS)
+            self._state.add_offsets(metadata, found)
+
+        self._sender_thread.do(add)
+        yield from ()
+
+    # ---- begin -----------------------------------------------------------------------------------
+
+    def initialize(self, timeout_s: float | None) -> Steps[None]:
+        """Become the owner of the transactional id. A second call does nothing."""
+        return self._alone(Call.INIT, self._initialize(Call.INIT, timeout_s))
+
+    def begin(self) -> Steps[None]:
+        """Open a transaction. The first call initializes."""
+        return self._alone(Call.BEGIN, self._begin())
+
+    def begin_block(self) -> Steps[None]:
+        """Open a transaction for a `with` block. Interrupted, it is not open."""
+        state, number = self._state, self._state.number + 1
+        try:
+            yield from self.begin()
+        except InvalidTransactionError:
+            raise
+        except BaseException:
+            state.unbegin(number)
+            raise
+
+    def _begin(self) -> Steps[None]:
+        yield from self._initialize(Call.BEGIN, None)
+        yield from self._resume()
+        self._sender_thread.do(self._state.begin)
+
+    def _resume(self) -> Steps[None]:
+        """After an idle time, learn which epoch the next transaction has.
+
+        The appliance registers an idle id again when its owner asks. An id that has expired is
+        taken again.
+        """
+        sender_thread, state = self._sender_thread, self._state
+        if not state.is_idle(sender_thread.now_ns()):
+            return
+        request = {"transactional_id": state.transactional_id, "owner": state.owner}
+        response = yield from self._asked(
+            Api.DESCRIBE_TRANSACTION, request, self._deadline_ns(None)
+        )
+        code = response.code
+        if code is ErrorCode.OK:
+            answer = decode_answer(Api.DESCRIBE_TRANSACTION, response)
+            sender_thread.do(self._resumed, *_numbers(answer, *_IDENTITY))
+        elif code is ErrorCode.UNKNOWN_TRANSACTIONAL_ID:
+            sender_thread.do(state.forgotten)
+            yield from self._initialize(Call.BEGIN, None)
+        elif code is ErrorCode.PRODUCER_FENCED:
+            sender_thread.do(state.fence, response.detail())
+            raise ProducerFencedError(response.detail())
+        else:
+            raise error_for(code, response.detail())
+
+    def _resumed(self, producer_id: int, epoch: int) -> None:
+        self._sender_thread.sender.begin_epoch()
+        self._state.resumed(producer_id, epoch, self._sender_thread.now_ns())
+
+    def _initialize(self, call: Call, timeout_s: float | None) -> Steps[None]:
+        self._sender_thread.do(self._check, call)
+        state, settings = self._state, self._settings
+        if state.state is not State.UNINITIALIZED:
+            return
+        request = {
+            "transactional_id": state.transactional_id,
+            "timeout_ms": settings.transaction_timeout_ms,
+            "client_id": settings.client_id,
+            "attempt": self._sender_thread.do(state.begin_init),
+        }
+        response = yield from self._asked(
+            Api.INIT_TRANSACTIONS, request, self._deadline_ns(timeout_s)
+        )
+        if response.code is not ErrorCode.OK:
+            raise error_for(response.code, response.detail())
+        answer = decode_answer(Api.INIT_TRANSACTIONS, response)
+        self._sender_thread.do(self._initialized, *_numbers(answer, "owner", *_IDENTITY, "idle_ms"))
+
+    def _initialized(self, owner: int, producer_id: int, epoch: int, idle_ms: int) -> None:
+        self._sender_thread.sender.begin_epoch()
+        self._state.initialized(
+            owner, producer_id, epoch, idle_ms * NS_PER_MS, self._sender_thread.now_ns()
+        )
+
+    # ---- commit ----------------------------------------------------------------------------------
+
+    def commit(self, timeout_s: float | None) -> Steps[None]:
+        """Commit the open transaction, or find out what became of a commit."""
+        return self._alone(Call.COMMIT, self._commit(timeout_s))
+
+    def _commit(self, timeout_s: float | None) -> Steps[None]:
+        sender_thread, state = self._sender_thread, self._state
+        deadline_ns = None if timeout_s is None else self._deadline_ns(timeout_s)
+        if sender_thread.do(self._close_all):
+            return
+        if state.state is not State.DECIDING:
+            is_settled = yield from sender_thread.settled(self._is_acknowledged, deadline_ns)
+            if not is_settled:
+                raise RequestTimeoutError(
+                    f"not every record of the transaction was acknowledged within {timeout_s} s, "
+                    "so nothing is decided: call commit_transaction() again, or abort_transaction()"
+                )
+        if not sender_thread.do(self._decide):
+            return
+        try:
+            response = yield from self._end("commit", deadline_ns)
+        except (RequestTimeoutError, NotReachableError) as error:
+            raise RequestTimeoutError(
+                "the outcome of the commit is not known: call commit_transaction() again, which "
+                f"finds it out ({error.detail})"
+            ) from error
+        if response.code is ErrorCode.OK:
+            answer = decode_answer(Api.END_TRANSACTION, response)
+            if answer.get("outcome") != "abort":
+                sender_thread.do(self._answered, "commit", *_numbers(answer, *_IDENTITY))
+                return
+        raise sender_thread.do(self._refused, response)
+
+    def _close_all(self) -> bool:
+        """Begin to commit. True: it is done already."""
+        state = self._state
+        self._sender_thread.check_usable()
+        if state.is_repeated(Call.COMMIT):
+            return True
+        state.check(Call.COMMIT)
+        if state.state is State.OPEN:
+            state.begin_commit()
+            self._sender_thread.close_all()
+        return False
+
+    def _is_acknowledged(self) -> bool:
+        """True if every batch of the transaction is. Raises if one never will be."""
+        self._sender_thread.check_usable()
+        self._state.check_failure()
+        return not self._sender_thread.accumulator.incomplete_count
+
+    def _decide(self) -> bool:
+        """True if the appliance has something to decide."""
+        state = self._state
+        if state.is_empty and not state.offsets:
+            state.ended("commit", state.producer_id, state.epoch)
+            return False
+        state.decide()
+        return True
+
+    def _refused(self, response: Response) -> TailraceError:
+        """The error of a commit that was not made."""
+        state, code, detail = self._state, response.code, response.detail()
+        if code is ErrorCode.PRODUCER_FENCED:
+            state.fence(detail)
+            return ProducerFencedError(detail)
+        error = error_for(code, detail)
+        if code in (ErrorCode.OK, ErrorCode.TRANSACTION_ABORTED):
+            error = TransactionAbortedError(detail or "the transaction was aborted")
+            state.fail(error, following=_following(response))
+            return error
+        state.fail(error)
+        if code is ErrorCode.UNKNOWN_TRANSACTIONAL_ID:
+            return UnknownTransactionalIdError(
+                "the outcome of the commit cannot be found out: the appliance does not know "
+                f"transactional_id {state.transactional_id!r} any more; call abort_transaction() "
+                "before the next transaction"
+            )
+        if code is ErrorCode.INVALID_TRANSACTION:
+            return error
+        refusal = TransactionAbortedError(f"the transaction cannot be committed: {error.detail}")
+        refusal.__cause__ = error
+        return refusal
+
+    # ---- abort -----------------------------------------------------------------------------------
+
+    def abort(self, timeout_s: float | None) -> Steps[None]:
+        """Abort the open transaction."""
+        return self._alone(Call.ABORT, self._abort(timeout_s))
+
+    def _abort(self, timeout_s: float | None) -> Steps[None]:
+        sender_thread = self._sender_thread
+        if sender_thread.do(self._begin_abort):
+            return
+        try:
+            response = yield from self._end("abort", self._deadline_ns(timeout_s))
+        except (RequestTimeoutError, NotReachableError) as error:
+            raise RequestTimeoutError(
+                f"the abort has no answer yet: call abort_transaction() again ({error.detail})"
+            ) from error
+        code = response.code
+        if code is ErrorCode.PRODUCER_FENCED:
+            sender_thread.do(self._state.fence, response.detail())
+            raise ProducerFencedError(response.detail())
+        if code in (ErrorCode.OK, ErrorCode.TRANSACTION_ABORTED):
+            following = _following(response)
+            if following is not None:
+                sender_thread.do(self._answered, "abort", *following)
+                return
+        elif code not in _NOT_CURRENT:
+            raise error_for(code, response.detail())
+        sender_thread.do(self._state.forgotten)
+
+    def _begin_abort(self) -> bool:
+        """Give up what is not acknowledged. True: the appliance need not be asked."""
+        state = self._state
+        self._sender_thread.check_usable()
+        if state.is_repeated(Call.ABORT):
+            return True
+        state.check(Call.ABORT)
+        following = state.following
+        state.begin_abort()
+        accumulator = self._sender_thread.accumulator
+        accumulator.end_all(
+            TransactionAbortedError(
+                "the transaction was aborted before the record was acknowledged"
+            )
+        )
+        accumulator.expire_linger(self._sender_thread.now_ns())
+        if following is None and state.is_empty:
+            following = state.producer_id, state.epoch
+        if following is not None:
+            self._ended("abort", *following)
+        return following is not None
+
+    # ---- blocks and the end ----------------------------------------------------------------------
+
+    def leave_block(self, raised: type[BaseException] | None) -> Steps[None]:
+        """End a `with` block: commit it, or abort it if it has `raised`."""
+        if raised is not None:
+            yield from self._abort_quietly(None if issubclass(raised, Exception) else SHORT_ABORT_S)
+            return
+        if self._state.state is State.READY:
+            return  # the block has ended it itself
+        try:
+            yield from self.commit(None)
+        except GeneratorExit:
+            raise
+        except Exception:
+            yield from self._abort_quietly(None)
+            raise
+        except BaseException:
+            yield from self._abort_quietly(SHORT_ABORT_S)
+            raise
+
+    def abandon(self, timeout_s: float | None) -> Steps[None]:
+        """Abort what is open, as well as it can be done within `timeout_s`: the producer ends."""
+        return self._abort_quietly(
+            SHORT_ABORT_S if timeout_s is None else min(timeout_s, SHORT_ABORT_S)
+        )
+
+    def _abort_quietly(self, timeout_s: float | None) -> Steps[None]:
+        """Abort what may be aborted. An error is logged, since another one is on its way."""
+        state = self._state
+        if state.state not in ALLOWED[Call.ABORT] or state.caller is not None:
+            return
+        try:
+            yield from self.abort(timeout_s)
+        except TailraceError as error:
+            logger.warning(
+                "the transaction of transactional_id %r could not be aborted: %s",
+                state.transactional_id,
+                error,
+            )
+
+    # ---- parts -----------------------------------------------------------------------------------
+
+    def _alone(self, call: Call, steps: Steps[T]) -> Steps[T]:
+        """Run an operation while no other one runs."""
+        caller, state = object(), self._state
+        self._sender_thread.check_may_wait()
+        try:
+            self._sender_thread.do(state.enter, caller, call)
+            return (yield from steps)
+        finally:
+            if state.caller is caller:  # no call, so that no signal handler runs in between
+                state.caller = None
+
+    def _check(self, call: Call) -> None:
+        self._sender_thread.check_usable()
+        self._state.check(call)
+
+    def _deadline_ns(self, timeout_s: float | None) -> int:
+        """The end of a request's timeout, None: max_block_ms."""
+        timeout_ns = (
+            self._settings.max_block_ms * NS_PER_MS if timeout_s is None else int(timeout_s * 1e9)
+        )
+        return self._sender_thread.now_ns() + timeout_ns
+
+    def _end(self, outcome: str, deadline_ns: int | None) -> Steps[Response]:
+        """Ask END_TRANSACTION until it has an answer. Raises RequestTimeoutError,
+        NotReachableError.
+        """
+        state = self._state
+        request = {
+            "transactional_id": state.transactional_id,
+            "owner": state.owner,
+            "producer_id": state.producer_id,
+            "producer_epoch": state.epoch,
+            "outcome": outcome,
+            "offsets": groups_json(state.offsets.values()) if outcome == "commit" else [],
+        }
+        return self._asked(
+            Api.END_TRANSACTION,
+            request,
+            self._deadline_ns(None) if deadline_ns is None else deadline_ns,
+        )
+
+    def _asked(self, api: Api, request: dict[str, Any], deadline_ns: int) -> Steps[Response]:
+        """Ask until the appliance has decided. Raises RequestTimeoutError, NotReachableError."""
+        sender_thread = self._sender_thread
+        body = [encode_json(request)]
+        pause_ns = PAUSE_NS
+        while True:
+            left_ms = max(1, ceil((deadline_ns - sender_thread.now_ns()) / NS_PER_MS))
+            response = yield from call(
+                sender_thread.connection,
+                api,
+                body,
+                left_ms,
+                guard=sender_thread.use_connection,
+                returns_errors=True,
+            )
+            if response.code not in _REPEATED:
+                return response
+            repeat_at_ns = sender_thread.now_ns() + pause_ns
+            if repeat_at_ns >= deadline_ns:
+                raise RequestTimeoutError(
+                    f"{api.name} could not be carried out in time: {response.detail()} "
+                    f"[{response.code.name}]"
+                )
+            while sender_thread.now_ns() < repeat_at_ns:
+                yield Wait(repeat_at_ns)
+            pause_ns = min(PAUSE_MAX_NS, 2 * pause_ns)
+
+    def _answered(self, outcome: str, producer_id: int, epoch: int) -> None:
+        self._state.answered_ns = self._sender_thread.now_ns()
+        self._ended(outcome, producer_id, epoch)
+
+    def _ended(self, outcome: str, producer_id: int, epoch: int) -> None:
+        self._sender_thread.sender.begin_epoch()
+        self._state.ended(outcome, producer_id, epoch)
+
+
+_IDENTITY = ("producer_id", "producer_epoch")
+
+
+def _numbers(answer: dict[str, Any], *names: str) -> list[int]:
+    """Whole numbers of a response. Raises MalformedRequestError."""
+    found = [answer.get(name) for name in names]
+    if not all(type(number) is int for number in found):
+        raise MalformedRequestError(
+            f"the response of the appliance has {found!r:.100} as {', '.join(names)}"
+        )
+    return [int(number) for number in found if number is not None]
+
+
+def _following(response: Response) -> tuple[int, int] | None:
+    """The next producer id and epoch in a response, None if it has none."""
+    try:
+        producer_id, epoch = _numbers(decode_answer(Api.END_TRANSACTION, response), *_IDENTITY)
+    except TailraceError:
+        return None
+    return producer_id, epoch

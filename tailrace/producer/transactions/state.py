@@ -1,0 +1,306 @@
+"""The states of a transactional producer, and which call each allows.
+
+    UNINITIALIZED --init--> READY --begin--> OPEN --commit--> COMMITTING --all acked--> DECIDING
+                              ^                |  ^               |                        |
+                              |                |  '--interrupted--'                        |
+                              |                '-- a record failed --> ABORTABLE           |
+                              |                                            | abort         |
+                              '<---------------- ABORTING <----------------'               |
+                              '<-------------------- the response --------------------------'
+
+    any --another producer has the id--> FENCED
+
+DECIDING: END_TRANSACTION may have been sent, and its response is not known. A commit may be
+repeated there until it is known, and nothing else is allowed: an abort could meet a commit that is
+durable already.
+
+Owner: a Producer. Changed under its lock.
+Invariants:
+- Producer id and epoch come from the appliance. They are never computed.
+- Outside of OPEN no batch takes records, so no record gets into the next transaction.
+- The offsets of a transaction go with its commit, and with nothing else.
+Crash: a signal handler may interrupt a change between two calls, never within a straight line of
+    assignments (see `tailrace.producer.batches.accumulator`). Each change ends with such a line,
+    and may be made twice.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import NamedTuple
+from uuid import uuid4
+
+from tailrace.client.offsets import Offsets
+from tailrace.core.errors import (
+    InvalidTransactionError,
+    ProducerFencedError,
+    TailraceError,
+    TransactionAbortedError,
+)
+from tailrace.core.records import ConsumerGroupMetadata
+from tailrace.format.batch_header import NO_PRODUCER
+from tailrace.producer.batches.producer_batch import ProducerBatch
+
+BLOCK = "`with producer.transaction():`"
+
+
+class State(Enum):
+    """The state of a transactional producer; see the module's docstring."""
+
+    UNINITIALIZED = "the producer has no producer id yet"
+    READY = "no transaction is open"
+    OPEN = "a transaction is open"
+    ABORTABLE = "the transaction has to be aborted"
+    COMMITTING = "the transaction is being committed"
+    DECIDING = "the outcome of the commit is not known"
+    ABORTING = "the transaction is being aborted"
+    FENCED = "another producer has the transactional id"
+
+
+class Call(Enum):
+    """A call of the program, under its name."""
+
+    INIT = "init_transactions()"
+    BEGIN = "begin_transaction()"
+    SEND = "send()"
+    OFFSETS = "send_offsets_to_transaction()"
+    COMMIT = "commit_transaction()"
+    ABORT = "abort_transaction()"
+
+
+_S = State
+ALLOWED: dict[Call, frozenset[State]] = {
+    Call.INIT: frozenset({_S.UNINITIALIZED, _S.READY}),
+    Call.BEGIN: frozenset({_S.UNINITIALIZED, _S.READY}),
+    Call.SEND: frozenset({_S.OPEN}),
+    Call.OFFSETS: frozenset({_S.OPEN}),
+    Call.COMMIT: frozenset({_S.OPEN, _S.DECIDING}),
+    Call.ABORT: frozenset({_S.OPEN, _S.ABORTABLE, _S.ABORTING}),
+}
+"""Call -> the states that allow it. In READY a commit that follows a commit, and an abort that
+follows an abort, do nothing: the caller of an interrupted one repeats it.
+"""
+_ADVICE: dict[State, str] = {
+    _S.UNINITIALIZED: f"call begin_transaction() first, or write {BLOCK}",
+    _S.READY: f"call begin_transaction() first, or write {BLOCK}",
+    _S.OPEN: "call commit_transaction() or abort_transaction() first",
+    _S.ABORTABLE: "call abort_transaction()",
+    _S.COMMITTING: "another thread or task is in commit_transaction(); wait for it",
+    _S.DECIDING: "call commit_transaction() again, which finds it out",
+    _S.ABORTING: "call abort_transaction() again, which finishes it",
+}
+_ENDED_BY = {"commit": Call.COMMIT, "abort": Call.ABORT}
+
+
+class GroupOffsets(NamedTuple):
+    """Offsets of a consumer group that go with the commit."""
+
+    metadata: ConsumerGroupMetadata
+    offsets: Offsets
+
+
+class TransactionState:
+    """The state machine. Nothing here waits, or uses the connection."""
+
+    def __init__(self, transactional_id: str) -> None:
+        self.transactional_id = transactional_id
+        self._phase = State.UNINITIALIZED
+        """The state, but for ABORTABLE and an interrupted COMMITTING: see `state`."""
+        self.attempt = ""
+        """Tells repeats of this producer's INIT_TRANSACTIONS from another's; "" when answered."""
+        self.owner = -1
+        """The number of this producer among the owners of the id."""
+        self.producer_id = NO_PRODUCER
+        self.epoch = -1
+        self.idle_ns = 0
+        """Time without an answer of the coordinator after which the id may be unregistered."""
+        self.answered_ns = 0
+        """The time of the coordinator's newest answer."""
+        self.number = 0
+        """How many transactions have begun."""
+        self.is_empty = True
+        """True if the transaction has no record."""
+        self.failure: TailraceError | None = None
+        """The first failure of an open transaction."""
+        self.failed_where = ""
+        self.fenced_detail = ""
+        self.offsets: dict[str, GroupOffsets] = {}
+        """By group."""
+        self.ended_by: str | None = None
+        """The outcome of the transaction before, "commit" or "abort"."""
+        self.following: tuple[int, int] | None = None
+        """The next producer id and epoch, of a transaction that the appliance has aborted."""
+        self.caller: object | None = None
+        """The operation that runs, None if there is none."""
+        self.caller_name = ""
+
+    @property
+    def state(self) -> State:
+        """The present state. A commit that was interrupted before it asked leaves it OPEN."""
+        phase = self._phase
+        if phase is State.COMMITTING and self.caller is None:
+            phase = State.OPEN
+        return State.ABORTABLE if phase is State.OPEN and self.failure is not None else phase
+
+    @property
+    def has_failed(self) -> bool:
+        """True if an open transaction cannot be committed any more."""
+        return self.failure is not None
+
+    # ---- checks ----------------------------------------------------------------------------------
+
+    def check(self, call: Call) -> None:
+        """Raise unless the state allows the call: ProducerFencedError, TransactionAbortedError,
+        InvalidTransactionError.
+        """
+        state = self.state
+        if state in ALLOWED[call]:
+            return
+        if state is State.FENCED:
+            raise ProducerFencedError(self.fenced_detail)
+        if state is State.ABORTABLE and call in (Call.SEND, Call.OFFSETS, Call.COMMIT):
+            raise self.aborted_error() from self.failure
+        raise InvalidTransactionError(
+            f"{call.value} does not fit: {state.value} (transactional_id "
+            f"{self.transactional_id!r}); {_ADVICE[state]}"
+        )
+
+    def check_failure(self) -> None:
+        """Raise if the transaction cannot be committed any more: ProducerFencedError,
+        TransactionAbortedError.
+        """
+        if self._phase is State.FENCED:
+            raise ProducerFencedError(self.fenced_detail)
+        if self.failure is not None:
+            raise self.aborted_error() from self.failure
+
+    def is_repeated(self, call: Call) -> bool:
+        """True if the call has nothing left to do, since it was done."""
+        return (
+            self._phase in (State.READY, State.UNINITIALIZED)
+            and _ENDED_BY.get(self.ended_by or "") is call
+        )
+
+    def aborted_error(self) -> TransactionAbortedError:
+        """The error of a transaction that cannot be committed."""
+        failure = self.failure
+        if isinstance(failure, TransactionAbortedError) or failure is None:
+            return TransactionAbortedError("" if failure is None else failure.detail)
+        failed = f"a record of {self.failed_where} failed: " if self.failed_where else ""
+        return TransactionAbortedError(
+            f"the transaction cannot be committed: {failed}{failure.detail}"
+        )
+
+    # ---- operations ------------------------------------------------------------------------------
+
+    def enter(self, caller: object, call: Call) -> None:
+        """Begin an operation. Raises InvalidTransactionError while another one runs."""
+        if self.caller is not None:
+            raise InvalidTransactionError(
+                f"{call.value} was called while another thread or task is in {self.caller_name}; "
+                "a producer ends one transaction at a time"
+            )
+        self.caller_name = call.value
+        if self._phase is State.COMMITTING:
+            self._phase = State.OPEN  # that commit was interrupted
+        self.caller = caller
+
+    def begin_init(self) -> str:
+        """The `attempt` of INIT_TRANSACTIONS, the same until it is answered."""
+        self.attempt = self.attempt or uuid4().hex
+        return self.attempt
+
+    def initialized(
+        self, owner: int, producer_id: int, epoch: int, idle_ns: int, now_ns: int
+    ) -> None:
+        """The producer is the owner of the id."""
+        self.owner = owner
+        self.attempt = ""
+        self.idle_ns = idle_ns
+        self.answered_ns = now_ns
+        self.producer_id = producer_id
+        self.epoch = epoch
+        self.following = self.failure = None
+        self.ended_by = None
+        self._phase = State.READY
+
+    def is_idle(self, now_ns: int) -> bool:
+        """True if no transaction is open, and the workers may have forgotten the id."""
+        return self._phase is State.READY and now_ns - self.answered_ns >= self.idle_ns
+
+    def resumed(self, producer_id: int, epoch: int, now_ns: int) -> None:
+        """The id is registered again, and the next transaction has this id and epoch."""
+        self.producer_id = producer_id
+        self.epoch = epoch
+        self.answered_ns = now_ns
+
+    def forgotten(self) -> None:
+        """The appliance does not know the id, or this epoch of it: the next begin initializes."""
+        self.failure = self.following = None
+        if self._phase is not State.READY:
+            self.ended_by = "abort"
+        self._phase = State.UNINITIALIZED
+
+    def begin(self) -> None:
+        """Open a transaction. Raises as `check` does."""
+        self.check(Call.BEGIN)
+        self.number += 1
+        self.is_empty = True
+        self.failure = self.following = self.ended_by = None
+        self.failed_where = ""
+        self.offsets = {}
+        self._phase = State.OPEN
+
+    def unbegin(self, number: int) -> None:
+        """Take an empty transaction back whose begin was interrupted."""
+        if self._phase is State.OPEN and self.number == number and self.is_empty:
+            self._phase = State.READY
+
+    def add_offsets(self, metadata: ConsumerGroupMetadata, offsets: Offsets) -> None:
+        """Have the offsets go with the commit. Later ones of a partition replace earlier ones."""
+        known = self.offsets.get(metadata.group_id)
+        merged = {**(known.offsets if known is not None else {}), **offsets}
+        self.offsets[metadata.group_id] = GroupOffsets(metadata, merged)
+
+    def begin_commit(self) -> None:
+        """Take no more records."""
+        self._phase = State.COMMITTING
+
+    def decide(self) -> None:
+        """END_TRANSACTION may be sent from now on."""
+        self._phase = State.DECIDING
+
+    def begin_abort(self) -> None:
+        """Nothing of the transaction is sent any more."""
+        self._phase = State.ABORTING
+
+    def ended(self, outcome: str, producer_id: int, epoch: int) -> None:
+        """The transaction has this outcome, and the next one this id and epoch."""
+        self.producer_id = producer_id
+        self.epoch = epoch
+        self.failure = self.following = None
+        self.offsets = {}
+        self.ended_by = outcome
+        self._phase = State.READY
+
+    def fail(
+        self, error: TailraceError, where: str = "", following: tuple[int, int] | None = None
+    ) -> None:
+        """The transaction cannot be committed any more. The first failure counts."""
+        if self._phase in (State.OPEN, State.COMMITTING, State.DECIDING):
+            if self.failure is None:
+                self.failed_where = where
+                self.failure = error
+            self.following = following
+            if self._phase is State.DECIDING:
+                self._phase = State.OPEN
+
+    def on_failed_batch(self, batch: ProducerBatch) -> None:
+        """A batch has failed."""
+        if self._phase in (State.OPEN, State.COMMITTING) and batch.error is not None:
+            self.fail(batch.error, f"{batch.info.name}-{batch.partition}")
+
+    def fence(self, detail: str) -> None:
+        """Another producer has the id. Nothing can be done any more."""
+        self.fenced_detail = detail
+        self._phase = State.FENCED

@@ -1,0 +1,65 @@
+"""Each bench runs to its end at its smallest size: what moves elsewhere takes its benches along.
+
+Their figures say nothing at these sizes, and are not looked at.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from tests.kit.processes import HANG_LIMIT_S
+
+ROOT = pathlib.Path(__file__).parents[2]
+PARTS: dict[str, tuple[list[str], dict[str, str]]] = {
+    "latency of an ack": (["bench.suite"], {"ONLY": "ack of one record, acks=1"}),
+    "start": (["bench.suite"], {"ONLY": "start to first"}),
+    "producing": (["bench.suite"], {"ONLY": "produce 100 B, send, acks=1"}),
+    "reading": (["bench.suite"], {"ONLY": "consume 100,000 B as Arrow"}),
+    "end to end": (["bench.suite"], {"ONLY": "end to end, 1,000 B at 1,000/s"}),
+    "recovery": (["bench.recovery", "0.01", "1"], {}),
+    "commits": (
+        ["bench.groups", "commits"],
+        {"SECONDS": "0.5", "MEMBERS": "4", "HEARTBEATS": "50", "BEATING_S": "1"},
+    ),
+    "lag": (["bench.groups", "lag"], {"LAG_PARTITIONS": "20"}),
+    "queue": (["bench.groups", "queue"], {"QUEUED": "4000"}),
+    "rebalance": (
+        ["bench.rebalance", "--members", "12", "--partitions", "24", "--only", "tailrace"],
+        {},
+    ),
+    "breadth": (
+        ["bench.breadth", "width", "producers"],
+        {"SECONDS": "0.2", "ROUNDS": "1", "PRODUCERS": "3", "RECORDS_EACH": "100"},
+    ),
+    "budget": (["bench.budget", "--rounds", "1", "--scale", "0.01"], {}),
+    "scan": (["bench.scan"], {"BYTES": "4000000", "REPETITIONS": "1"}),
+    "durability": (["bench.durability", "1", "2000"], {}),
+    "wakeups": (["bench.wakeups", "--count", "20", "1", "tcp", "0"], {}),
+    "wide groups": (["bench.wide_groups", "5", "100", "1"], {}),
+    "imports": (["bench.imports", "1"], {}),
+    "sink": (["bench.spark_sink", "--parts"], {"ROWS": "20000", "REPETITIONS": "1"}),
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("part", PARTS)
+def test_a_bench_runs_to_its_end_at_its_smallest_size(part: str, tmp_path: pathlib.Path) -> None:
+    (module, *arguments), switches = PARTS[part]
+    (tmp_path / "results").mkdir()
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", module, *arguments],
+        cwd=ROOT,
+        env={
+            **os.environ, "TOUCH": "0", "REPETITIONS": "1", "RESULTS": str(tmp_path / "results"),
+            **switches,
+        },
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=HANG_LIMIT_S,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.strip()

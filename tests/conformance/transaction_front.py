@@ -1,0 +1,267 @@
+"""A front in memory with a coordinator of transactions: what it decides, and what readers of
+committed records would see. It does to each request what a test says.
+
+Owner: one test.
+Invariants:
+- A batch is taken under the registered epoch only. It is in `committed` once its epoch is.
+- A decision is made once for each epoch. A repeated END is answered as the first.
+- A batch of an unregistered id is refused as fenced, until its owner has asked.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, NamedTuple
+
+import orjson
+
+from tailrace.core.error_codes import ErrorCode
+from tailrace.format.batch_header import TRANSACTIONAL_PRODUCER_IDS, BatchHeader
+from tailrace.protocol import messages as requests
+from tailrace.protocol.frame import Api, decode_request_header
+from tests.conformance.logging_front import LoggingFront
+from tests.kit.scripted_front import _Socket
+
+FIRST_ID = TRANSACTIONAL_PRODUCER_IDS + (3 << 32)
+EPOCH_MAX = 32_767
+IDLE_MS = 1_800_000
+_APIS = (Api.INIT_TRANSACTIONS, Api.END_TRANSACTION, Api.DESCRIBE_TRANSACTION)
+
+
+class Refused(Exception):
+    """The request has this answer."""
+
+    def __init__(self, code: ErrorCode, message: str, **body: Any) -> None:
+        super().__init__(code, message)
+        self.code = code
+        self.body = {"message": message, **body}
+
+
+class Decision(NamedTuple):
+    """What was decided of an epoch."""
+
+    outcome: str
+    by: str
+    producer_id: int
+    epoch: int
+    offsets: tuple[Any, ...] = ()
+
+
+LOST_BEFORE, LOST_AFTER, SILENT = "lost before", "lost after", "silent"
+"""What else than an error code may become of a request: the connection is lost before or after it
+was carried out; it is carried out without an answer.
+"""
+
+
+class TransactionFront(LoggingFront):
+    """See the module's docstring. `plan[api]`: what becomes of the next requests, one by one: None
+    is as it should be.
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.plan: dict[Api, deque[Any]] = {api: deque() for api in (*_APIS, Api.PRODUCE)}
+        self.requests: list[tuple[Api, dict[str, Any]]] = []
+        self.owner = 0
+        self.attempt = ""
+        self.producer_id, self.registered = FIRST_ID, -1
+        self.epoch_max = EPOCH_MAX
+        self.decisions: list[Decision] = []
+        self.is_forgotten = True
+        self.idle_ms = IDLE_MS
+        self.is_unregistered = False
+        """The workers have forgotten the id."""
+        self.headers: list[BatchHeader] = []
+        """Of each batch that came."""
+        self.is_topic_gone = False
+        """METADATA does not know the topic."""
+        self.is_late = False
+        """Answers wait until `deliver`."""
+        self._late: list[list[bytes]] = []
+        self._taken: dict[tuple[int, int], list[tuple[int, bytes]]] = {}
+        """(producer id, epoch) -> (partition, value) of its records."""
+
+    # ---- what a test sees ------------------------------------------------------------------------
+
+    def committed(self, partition: int | None = None) -> list[bytes]:
+        """The values that a reader of committed records sees."""
+        return [
+            value
+            for one in self.decisions
+            if one.outcome == "commit"
+            for where, value in self._taken.get((one.producer_id, one.epoch), [])
+            if partition in (None, where)
+        ]
+
+    def aborted(self) -> list[bytes]:
+        """The values that no reader of committed records will see."""
+        return [
+            value
+            for one in self.decisions
+            if one.outcome == "abort"
+            for _, value in self._taken.get((one.producer_id, one.epoch), [])
+        ]
+
+    @property
+    def offsets(self) -> list[Any]:
+        """The offsets of all commits."""
+        return [group for one in self.decisions for group in one.offsets]
+
+    def count(self, api: Api) -> int:
+        """How many such requests came."""
+        return sum(asked is api for asked, _ in self.requests)
+
+    def connect(self) -> _Socket:
+        self._late.clear()
+        return super().connect()
+
+    def _reply(self, api: int, version: int, correlation_id: int, code: int, body: bytes) -> None:
+        super()._reply(api, version, correlation_id, code, body)
+        if self.is_late:
+            self._late.append(self._answers.pop())
+
+    def _described(self) -> dict[str, Any]:
+        if self.is_topic_gone:
+            return {"name": "t", "code": int(ErrorCode.UNKNOWN_TOPIC), "message": "it is gone"}
+        return super()._described()
+
+    def deliver(self) -> None:
+        """Answers that were late come now."""
+        self._answers.extend(self._late)
+        self._late.clear()
+
+    # ---- what others do --------------------------------------------------------------------------
+
+    def abort_by(self, by: str) -> None:
+        """The appliance aborts what is open."""
+        self._decide("abort", by)
+
+    def take_over(self) -> None:
+        """Another producer becomes the owner of the id."""
+        self._decide("abort", "init")
+        self.owner += 1
+        self.attempt = "another"
+
+    def unregister(self) -> None:
+        """The id was idle for long."""
+        self._decide("abort", "idleness")
+        self.is_unregistered = True
+
+    # ---- the coordinator -------------------------------------------------------------------------
+
+    def _decide(self, outcome: str, by: str, offsets: Any = ()) -> None:
+        self.decisions.append(
+            Decision(outcome, by, self.producer_id, self.registered, tuple(offsets))
+        )
+        self.registered += 1
+        if self.registered > self.epoch_max:
+            self.producer_id, self.registered = self.producer_id + 1, 0
+
+    def _following(self) -> dict[str, int]:
+        return {"producer_id": self.producer_id, "producer_epoch": self.registered}
+
+    def _initialize(self, request: dict[str, Any]) -> dict[str, Any]:
+        assert request["transactional_id"]
+        assert request["timeout_ms"] > 0
+        if self.is_forgotten or request["attempt"] != self.attempt:
+            self.take_over()
+            self.attempt = request["attempt"]
+        self.is_forgotten = self.is_unregistered = False
+        return {
+            **self._following(), "owner": self.owner, "prepared": None, "idle_ms": self.idle_ms,
+        }  # fmt: skip
+
+    def _end(self, request: dict[str, Any]) -> dict[str, Any]:
+        self._check_owner(request)
+        asked = request["producer_id"], request["producer_epoch"]
+        last = self.decisions[-1]
+        if asked == (last.producer_id, last.epoch):
+            if last.by != "owner":
+                raise Refused(
+                    ErrorCode.TRANSACTION_ABORTED, f"aborted by {last.by}", **self._following()
+                )
+            return {"outcome": last.outcome, **self._following()}
+        if asked != (self.producer_id, self.registered):
+            raise Refused(ErrorCode.INVALID_TRANSACTION, "this epoch is not the current one")
+        self._decide(request["outcome"], "owner", request["offsets"])
+        return {"outcome": request["outcome"], **self._following()}
+
+    def _check_owner(self, request: dict[str, Any]) -> None:
+        if self.is_forgotten:
+            raise Refused(ErrorCode.UNKNOWN_TRANSACTIONAL_ID, "there is no such id")
+        if request["owner"] != self.owner:
+            raise Refused(
+                ErrorCode.PRODUCER_FENCED, "client other-1 has taken the id over since 12:00:01"
+            )
+
+    def _describe(self, request: dict[str, Any]) -> dict[str, Any]:
+        self._check_owner(request)
+        self.is_unregistered = False
+        last = self.decisions[-1]
+        return {
+            **self._following(),
+            "state": "ongoing",
+            "owner": self.owner,
+            "last": {"outcome": last.outcome, "by": last.by},
+        }
+
+    # ---- requests --------------------------------------------------------------------------------
+
+    def _take(self, socket: _Socket, frames: list[bytes]) -> None:
+        if socket is not self._socket or self.is_silent:
+            return
+        header = decode_request_header(frames[0])
+        api = Api(header.api)
+        planned = self.plan[api].popleft() if self.plan.get(api) else None
+        if planned is LOST_BEFORE:
+            self.restart()
+            return
+        if api not in _APIS:
+            if api is Api.PRODUCE and isinstance(planned, ErrorCode):
+                self._refusing = planned
+            super()._take(socket, frames)
+            self._refusing = None
+            if planned is LOST_AFTER:
+                self._answers.clear()
+                self.restart()
+            return
+        request = orjson.loads(frames[1])
+        self.requests.append((api, request))
+        if isinstance(planned, ErrorCode):
+            planned = Refused(planned, "refused as the test says")
+        try:
+            if isinstance(planned, Refused):
+                raise planned
+            handle = {
+                Api.INIT_TRANSACTIONS: self._initialize,
+                Api.END_TRANSACTION: self._end,
+                Api.DESCRIBE_TRANSACTION: self._describe,
+            }[api]
+            code, body = ErrorCode.OK, handle(request)
+        except Refused as refused:
+            code, body = refused.code, refused.body
+        if planned is LOST_AFTER:
+            self.restart()
+        elif planned is not SILENT:
+            self._reply(api, 1, header.correlation_id, code, orjson.dumps(body))
+
+    _refusing: ErrorCode | None = None
+
+    def _append(
+        self, partition: int, header: BatchHeader, data: memoryview
+    ) -> requests.ProducedEntry:
+        self.headers.append(header)
+        assert header.is_transactional
+        assert header.producer_id >= TRANSACTIONAL_PRODUCER_IDS
+        identity = header.producer_id, header.producer_epoch
+        code = self._refusing
+        is_known = identity == (self.producer_id, self.registered) and not self.is_unregistered
+        if code is None and not is_known:
+            code = ErrorCode.PRODUCER_FENCED
+        if code is not None:
+            return requests.ProducedEntry(code, 0, 0, -1, 5)
+        count = len(self.logs.get(partition, []))
+        entry = super()._append(partition, header, data)
+        taken = self._taken.setdefault(identity, [])
+        taken += [(partition, value) for value in self.logs[partition][count:]]
+        return entry

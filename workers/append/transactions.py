@@ -1,0 +1,377 @@
+"""Transactions as a worker carries them out: it follows the coordinator, ends what was decided, and
+says which batches it may take.
+
+    coordinator's lane -> registered producers, markers -> ring -> verdicts -> reports
+
+Owner: one worker; it exists once the lanes to the coordinator do.
+
+Invariants:
+- A marker ends exactly the (producer id, epoch) that was decided, and only where it is open.
+- Markers of a decision precede its registrations: no batch of the next epoch lies before them.
+- A batch of a transaction is refused before the feed of this process generation is complete, and
+  where another epoch of its producer is open.
+- What is open and not registered at the end of a feed is aborted: every decision that is not
+  carried out was fed. In a partition that is opened later, its outcome is asked for.
+
+Crash: nothing is kept. The successor is fed again, and a repeated decision finds nothing open where
+its marker is in the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+from weakref import WeakKeyDictionary
+
+from shm.crash_points import crash_point
+from shm.lane import LaneMessage, LaneReader
+from shm.lane_messages import LaneKind
+from shm.layout import (
+    ACKS_NONE,
+    FLAG_BYTES,
+    FLAG_TRANSACTIONAL,
+    SOURCE_GROUPS,
+    SlotState,
+)
+from shm.partition_table import PartitionTable
+from shm.ring import RingWriter
+from shm.runtime.error_handler import CountedErrorHandler
+from shm.transaction_messages import Decision, Outcome, decode_decisions
+from tailrace.core.error_codes import ErrorCode
+from tailrace.format.arrow_metadata import SchemaLayout
+from tailrace.format.batch_header import BatchHeader, header_position, stamp_appended
+from tailrace.format.control_batch import empty_message, encode_marker
+from workers.append.coordinator_reports import CoordinatorReports
+from workers.append.decision_progress import DecisionProgress
+from workers.append.open_transaction_index import Key
+from workers.append.partitions import Partition, Partitions
+from workers.append.transactional_producers import Standing, TransactionalProducers
+from workers.log.transaction_rules import note_header
+
+RETRY_NS = 500_000_000
+"""Interval between attempts to write missing markers, and to be fed again after a failure."""
+VERDICT_RETRY_NS = 5_000_000
+"""Interval of looking for verdicts, if the flusher's doorbell is lost."""
+
+_empty_messages: WeakKeyDictionary[SchemaLayout, bytes] = WeakKeyDictionary()
+
+
+class _Marked(Enum):
+    DONE = 0
+    NOT_NOW = 1
+    RING_IS_FULL = 2
+
+
+class Transactions:
+    """The worker's side of the transaction coordinator."""
+
+    def __init__(
+        self,
+        *,
+        ring: RingWriter,
+        lane: LaneReader,
+        reports: CoordinatorReports,
+        partitions: Partitions,
+        tables: list[PartitionTable],
+        generation: int,
+        now_us: Callable[[], int],
+        error_handler: CountedErrorHandler,
+    ) -> None:
+        self.lane = lane
+        self._ring = ring
+        self._reports = reports
+        self._partitions = partitions
+        self._open = partitions.open_transactions
+        self._tables = tables
+        self._generation = generation
+        self._now_us = now_us
+        self._error_handler = error_handler
+        self._producers = TransactionalProducers()
+        self._progress = DecisionProgress(ring)
+        self._done = 0
+        """Decisions of the lane's next message that are applied."""
+        self._asked: set[Key] = set()
+        self._unknown_since: dict[int, int] = {}
+        """Slot of a partition that cannot be read -> `registration_count` then. What was registered
+        later is not open there.
+        """
+        self._taken_up: set[int] = set()
+        """Slots that were opened, or taken up anew, and not looked at since."""
+        self._now_ns = 0
+        self._retry_ns = 0
+        self._is_full = False
+        self._needs_feed = False
+        partitions.on_taken_up = self._note_taken_up
+
+    # ---- steps -----------------------------------------------------------------------------------
+
+    def begin_step(self, now_ns: int) -> None:
+        """Read verdicts, and write missing markers. Call it before the ring is written."""
+        self._now_ns = now_ns
+        self._is_full = False
+        self._progress.advance()
+        if self._producers.is_fed:
+            while self._taken_up and not self._is_full:
+                self._inspect(self._taken_up.pop())
+        if now_ns >= self._retry_ns and (self._progress.missing or self._needs_feed):
+            self._retry_ns = now_ns + RETRY_NS
+            self._retry()
+
+    def end_step(self) -> None:
+        """Send reports. Call it when the ring is published."""
+        self._progress.advance()
+        if self._producers.is_fed and (settled := self._progress.report()) is not None:
+            crash_point("worker.before_settled")
+            self._reports.settled(settled)
+        self._reports.flush()
+
+    def next_deadline_ns(self) -> int | None:
+        """Return the time of the next work that no ring announces."""
+        if self._progress.is_waiting or self._taken_up or self._reports.is_waiting:
+            return self._now_ns + VERDICT_RETRY_NS
+        return self._retry_ns if self._progress.missing or self._needs_feed else None
+
+    # ---- batches ---------------------------------------------------------------------------------
+
+    def refusal(self, partition: Partition, header: BatchHeader) -> ErrorCode:
+        """Return the error code of a transactional batch, OK if its sequence decides."""
+        producer_id, epoch = header.producer_id, header.producer_epoch
+        standing = self._producers.standing(producer_id, epoch)
+        if standing is Standing.FENCED:
+            return ErrorCode.PRODUCER_FENCED
+        if standing is Standing.NOT_YET:
+            return ErrorCode.CONCURRENT_TRANSACTIONS
+        open_here = partition.producers.transactions.of(producer_id)
+        if open_here is not None and open_here.epoch != epoch:
+            key = producer_id, open_here.epoch
+            if key not in self._progress.missing.get(partition.assignment.slot, ()):
+                self._ask(key)
+            return ErrorCode.CONCURRENT_TRANSACTIONS
+        return ErrorCode.OK
+
+    def note_batch(self, slot: int, header: BatchHeader) -> None:
+        """Record a batch that was appended."""
+        key = header.producer_id, header.producer_epoch
+        if self._open.open(slot, key):
+            self._reports.opened(key)
+
+    # ---- the coordinator's lane ------------------------------------------------------------------
+
+    def take(self, message: LaneMessage) -> bool:
+        """Handle one message. Return False if the ring has no space for a marker: what is done is
+        not repeated.
+        """
+        written = self._ring.next_number
+        try:
+            if message.kind == LaneKind.DECISIONS:
+                return self._take_decisions(message)
+            if message.kind == LaneKind.TRANSACTIONS_FEED:
+                self._begin_feed()
+            elif message.kind == LaneKind.TRANSACTIONS_FED:
+                return message.correlation_id != self._generation or self._end_feed()
+        except Exception as error:
+            if self._ring.next_number != written:
+                raise
+            self._error_handler.on_error(
+                f"source=coordinator kind={message.kind} bytes={len(message.payload)}", error
+            )
+            self._done = 0
+            self._producers.begin_feed()  # a decision is lost: only another feed has it
+            self._needs_feed = True
+        return True
+
+    def _begin_feed(self) -> None:
+        self._producers.begin_feed()
+        self._progress.begin_feed()
+        self._reports.forget()
+        self._asked.clear()
+        self._unknown_since.clear()
+
+    def _take_decisions(self, message: LaneMessage) -> bool:
+        for decision in decode_decisions(message.payload)[self._done :]:
+            if not self._apply(decision):
+                return False
+            self._done += 1
+        self._done = 0
+        return True
+
+    def _end_feed(self) -> bool:
+        """Abort what is open and not registered. False if the ring has no space."""
+        for key in self._open:
+            if not self._producers.is_registered(*key):
+                if not self._end(key, Outcome.ABORT):
+                    return False
+            else:
+                self._reports.opened(key)
+        self._producers.end_feed()
+        self._progress.end_feed()
+        self._taken_up.intersection_update(self._progress.missing)
+        count = self._producers.registration_count
+        self._unknown_since = dict.fromkeys(self._partitions.unreadable, count)
+        return True
+
+    def _apply(self, decision: Decision) -> bool:
+        """Carry out a decision. False if the ring has no space for a marker."""
+        keys = [(producer_id, epoch) for producer_id, epoch, _ in decision.outcomes]
+        for producer_id, epoch, outcome in decision.outcomes:
+            if not self._end((producer_id, epoch), outcome):
+                return False
+        self._producers.apply(decision)
+        self._progress.apply(decision.ordinal, keys)
+        return True
+
+    # ---- markers ---------------------------------------------------------------------------------
+
+    def _end(self, key: Key, outcome: Outcome) -> bool:
+        """End a transaction in all partitions where it is open. False if the ring has no space."""
+        self._asked.discard(key)
+        for slot in self._open.slots_of(key):
+            if not self._end_in(slot, key, outcome):
+                return False
+        for slot in self._partitions.unreadable:
+            since = self._unknown_since.setdefault(slot, self._producers.registration_count)
+            if self._producers.registered_at(*key) <= since:
+                self._progress.add_missing(slot, key, outcome)
+        return True
+
+    def _end_in(self, slot: int, key: Key, outcome: Outcome) -> bool:
+        """End a transaction in one partition. False if the ring has no space."""
+        written = self._ring.next_number
+        outcome = self._progress.missing.get(slot, {}).get(key, outcome)  # decided before, for ever
+        try:
+            marked = self._mark(slot, key, outcome)
+        except Exception as error:
+            if self._ring.next_number != written:
+                raise
+            self._error_handler.on_error(f"marker slot={slot} producer_id={key[0]}", error)
+            marked = _Marked.NOT_NOW
+        if marked is _Marked.RING_IS_FULL:
+            self._is_full = True
+            return False
+        if marked is _Marked.NOT_NOW:
+            self._progress.add_missing(slot, key, outcome)
+        else:
+            self._progress.resolve(slot, key)
+        return True
+
+    def _mark(self, slot: int, key: Key, outcome: Outcome) -> _Marked:
+        """Append a marker to a partition where the transaction is open."""
+        partition = self._partitions.by_slot.get(slot)
+        if partition is None:
+            self._open.forget(slot)
+            return _Marked.DONE
+        table = self._tables[partition.assignment.data_dir]
+        state, leader_epoch, _, high_watermark, _ = table.append_state(slot)
+        if leader_epoch != partition.leader_epoch:
+            if not self._partitions.on_new_epoch(partition):
+                return _Marked.NOT_NOW
+            state, leader_epoch, _, high_watermark, _ = table.append_state(slot)
+            if leader_epoch != partition.leader_epoch:
+                return _Marked.NOT_NOW
+            if not self._open.has(slot, key):
+                return _Marked.DONE
+        if state in (SlotState.OFFLINE_FOR_WRITES, SlotState.UNREADABLE):
+            return _Marked.NOT_NOW
+        return self._append(partition, key, outcome, high_watermark)
+
+    def _append(
+        self, partition: Partition, key: Key, outcome: Outcome, durable_offset: int
+    ) -> _Marked:
+        ring, assignment = self._ring, partition.assignment
+        append_us = max(self._now_us(), partition.last_append_us)
+        marker, header = encode_marker(
+            _empty_message(partition.layout), control_type=outcome, producer_id=key[0],
+            producer_epoch=key[1], schema_id=assignment.schema_id, time_us=append_us,
+            seed=partition.seed,
+        )  # fmt: skip
+        length = len(marker)
+        position = ring.try_claim(length)
+        if position is None:
+            return _Marked.RING_IS_FULL
+        base_offset = header.base_offset = partition.next_offset
+        index = position % ring.ring_bytes
+        target = ring.data[index : index + length]
+        target[:] = marker
+        stamp_appended(
+            target, header_position(target), header, base_offset=base_offset,
+            append_time_us=append_us, leader_epoch=partition.leader_epoch,
+            durable_offset=durable_offset, seed=partition.seed,
+        )  # fmt: skip
+        number = ring.next_number
+        # resumed before this message: it may have more decisions, and each is exact
+        ring.write(
+            position, length, assignment.slot, base_offset, base_offset + 1, 0, 0,
+            self.lane.position, FLAG_BYTES | FLAG_TRANSACTIONAL | ACKS_NONE, SOURCE_GROUPS, 0,
+            key[0], header.base_sequence, key[1], 0, partition.leader_epoch, append_us,
+            header.max_timestamp_us, control_type=outcome,
+        )  # fmt: skip
+        crash_point("worker.after_marker")
+        partition.next_offset, partition.last_append_us = base_offset + 1, append_us
+        note_header(partition.producers, header)
+        self._open.end(assignment.slot, key)
+        self._progress.wrote(number, assignment.slot, key, outcome)
+        return _Marked.DONE
+
+    # ---- partitions that come back ---------------------------------------------------------------
+
+    def _note_taken_up(self, slot: int) -> None:
+        self._taken_up.add(slot)
+        self._progress.stale.discard(slot)
+        self._unknown_since.pop(slot, None)
+
+    def _inspect(self, slot: int) -> None:
+        """End what is open in a partition and decided, and ask about what is not registered."""
+        partition = self._partitions.by_slot.get(slot)
+        if partition is None or slot in self._partitions.unreadable:
+            return
+        missing = dict(self._progress.missing.get(slot, {}))
+        for key in self._open.of_slot(slot):
+            outcome = missing.pop(key, None)
+            if outcome is not None:
+                if not self._end_in(slot, key, outcome):
+                    self._taken_up.add(slot)
+                    return
+            elif self._producers.is_registered(*key):
+                self._reports.opened(key)
+            else:
+                self._ask(key)
+        if slot not in self._progress.stale:
+            for gone in missing:
+                self._progress.resolve(slot, gone)
+
+    def _ask(self, key: Key) -> None:
+        if key not in self._asked:
+            self._asked.add(key)
+            self._reports.ask(key)
+
+    def _retry(self) -> None:
+        """Try again what could not be done."""
+        if self._needs_feed:
+            self._needs_feed = False
+            self._reports.request_feed()
+        for slot in list(self._progress.missing) if self._producers.is_fed else ():
+            if not self._is_full:
+                self._retry_slot(slot)
+
+    def _retry_slot(self, slot: int) -> None:
+        partition = self._partitions.by_slot.get(slot)
+        if partition is None:
+            if self._partitions.code_of_unopened(slot, self._now_ns) is ErrorCode.UNKNOWN_TOPIC:
+                self._progress.forget(slot)  # it was deleted
+            return
+        table = self._tables[partition.assignment.data_dir]
+        if table.append_state(slot)[1] != partition.leader_epoch:
+            if not self._partitions.on_new_epoch(partition):
+                return
+        elif slot in self._progress.stale:
+            self._partitions.check_log_end(partition)
+        if slot not in self._progress.stale:
+            self._inspect(slot)
+
+
+def _empty_message(layout: SchemaLayout) -> bytes:
+    """Return the message without rows of a schema, shared by its partitions."""
+    found = _empty_messages.get(layout)
+    if found is None:
+        found = _empty_messages[layout] = empty_message(layout)
+    return found
