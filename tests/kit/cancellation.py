@@ -14,7 +14,8 @@ T = TypeVar("T")
 
 class CancelledAt:
     """`await CancelledAt(coroutine, 3)`: the task that awaits it is cancelled at the coroutine's
-    wait 3, counted from 0. `was_made`: there was such a wait.
+    wait 3. `was_made`: there was such a wait. Wait 0 is before its first step, so that there is one
+    also where the appliance answers before the client has looked.
     """
 
     def __init__(self, coroutine: Coroutine[Any, Any, T], number: int) -> None:
@@ -26,7 +27,7 @@ class CancelledAt:
         steps = self._coroutine.__await__()
         number = 0
         try:
-            waits_for = next(steps)
+            waits_for = None
             while True:
                 if number == self._number:
                     task = asyncio.current_task()
