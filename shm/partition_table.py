@@ -75,9 +75,9 @@ class PartitionState(NamedTuple):
     """First offset of the oldest open transaction below the high watermark, or the high watermark.
     Readers of committed records read up to here.
     """
-    aborted_count: int = 0
-    """Number of aborted transactions that the flusher has entered in transaction indexes. Readers
-    read the indexes again after a change. 0: there is nothing to leave out.
+    aborted_version: int = 0
+    """Version of the partition's transaction indexes: the flusher raises it when it has entered an
+    aborted transaction, and readers then read the indexes again. 0: there is nothing to leave out.
     """
 
     @classmethod
@@ -145,8 +145,8 @@ class PartitionTable:
 
     def stable(self, slot: int) -> tuple[int, int]:
         """Return (last stable offset, aborted count)."""
-        last_stable_offset, aborted_count = self._read(slot, _STABLE, _STABLE_AT)
-        return last_stable_offset, aborted_count
+        last_stable_offset, aborted_version = self._read(slot, _STABLE, _STABLE_AT)
+        return last_stable_offset, aborted_version
 
     def all(self) -> list[PartitionState]:
         """Return the states of all slots ever written."""

@@ -93,7 +93,7 @@ class OpenConnections:
                         self._end(connection)
 
     def next_end_ns(self) -> int | None:
-        """When `end_late` has something to do."""
+        """The next end of a connection's time, when `end_late` has something to do; None: never."""
         with self._lock:
             return min((known.end_ns for known in self._open.values()), default=None)
 

@@ -15,7 +15,7 @@ from tailrace.protocol.messages import FETCH_UNCOMMITTED, FETCH_VERSION
 
 
 class Isolation(Enum):
-    """What a reader is shown of transactions."""
+    """The isolation level of a reader: what of transactions it is shown."""
 
     COMMITTED = 1
     """Committed records, up to the last stable offset."""

@@ -230,10 +230,10 @@ class LogReader:
         Raises LogReadError (NOT_READY) if the segment's transaction index cannot be read, ColdRead
         if it is read in pieces: call again.
         """
-        if not state.aborted_count:
+        if not state.aborted_version:
             return False
         path = self._path(route, base, TRANSACTION_INDEX_SUFFIX)
-        found = self._indexes().of(path, base, state.aborted_count, state.leader_epoch)
+        found = self._indexes().of(path, base, state.aborted_version, state.leader_epoch)
         return found.has(producer_id, producer_epoch, offset)
 
     def place_of_time(
@@ -413,7 +413,7 @@ class LogReader:
             length = self._read_into(fd, target, place.file_position, blocking)
             try:
                 until = end if following is None else min(following, end)
-                if isolation is Isolation.COMMITTED and state.aborted_count:
+                if isolation is Isolation.COMMITTED and state.aborted_version:
                     result = walk_committed(
                         target, length, place, offset, until,
                         partial(self.is_aborted, route, state, place.segment_base),

@@ -4,7 +4,7 @@ Owner: one front's `LogReader`; reads only.
 
 Invariants:
 - What is known of a segment covers every transaction that was aborted when the partition's state
-  with this `aborted_count` was published: the flusher writes the entry before.
+  with this `aborted_version` was published: the flusher writes the entry before.
 - A damaged or missing index is an error, never an empty one.
 - Nothing is kept over a new leader epoch, in which the log's end and its indexes may be others.
 - At most ENTRIES_MAX entries are kept, or those of one segment.
@@ -39,12 +39,12 @@ _TRIES = 3
 
 
 class _Known:
-    __slots__ = ("aborted", "aborted_count", "file_size", "leader_epoch", "size")
+    __slots__ = ("aborted", "aborted_version", "file_size", "leader_epoch", "size")
 
     def __init__(self, leader_epoch: int) -> None:
         self.aborted = AbortedBatches([])
         self.leader_epoch = leader_epoch
-        self.aborted_count = -1
+        self.aborted_version = -1
         """That of the partition's state at the last look at the file."""
         self.size = 0
         """Bytes of the file that are in `aborted`."""
@@ -61,8 +61,8 @@ class TransactionIndexes:
         self._damaged: dict[str, str] = {}
         """Reasons that were logged, by path."""
 
-    def of(self, path: str, base: int, aborted_count: int, leader_epoch: int) -> AbortedBatches:
-        """Return the aborted batches of the segment with this base offset. `aborted_count` and
+    def of(self, path: str, base: int, aborted_version: int, leader_epoch: int) -> AbortedBatches:
+        """Return the aborted batches of the segment with this base offset. `aborted_version` and
         `leader_epoch` are the partition state's.
 
         Raises LogReadError (NOT_READY) if its index is missing or damaged: the flusher repairs it
@@ -71,7 +71,7 @@ class TransactionIndexes:
         known = self._known.get(path)
         if known is not None and known.leader_epoch != leader_epoch:
             known = None
-        if known is not None and known.aborted_count == aborted_count:
+        if known is not None and known.aborted_version == aborted_version:
             self._known.move_to_end(path)
             return known.aborted
         try:
@@ -96,9 +96,9 @@ class TransactionIndexes:
         self._known.move_to_end(path)
         self._shrink()
         if known.size < known.file_size:
-            known.aborted_count = -1
+            known.aborted_version = -1
             raise ColdRead(self._open_files.open(path), known.size, _PIECE_BYTES)
-        known.aborted_count = aborted_count
+        known.aborted_version = aborted_version
         return known.aborted
 
     def forget(self, paths: list[str]) -> None:

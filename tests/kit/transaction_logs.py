@@ -85,7 +85,7 @@ class TransactionLog:
         self.bases: list[int] = []
         self._position = 0
         self._largest = 0
-        self.aborted_count = 0
+        self.aborted_version = 0
         self.schema = to_message(DEFAULT_SCHEMA)
         known = PartitionMetadata(topic, partition, topic_id, {1: self.schema})
         (self.directory / PARTITION_FILE).write_bytes(known.encode())
@@ -193,7 +193,7 @@ class TransactionLog:
             )
             with open(self.path(base, TRANSACTION_INDEX_SUFFIX), "ab") as file:
                 file.write(transaction_index.encode_entry(entry))
-        self.aborted_count += not commit
+        self.aborted_version += not commit
         for number in one.rows:
             value = self.pending.pop(number)
             if commit:
@@ -209,7 +209,7 @@ class TransactionLog:
         end = self.state.log_end_offset
         stable = min([one.first_offset for one in self.open.values()] + [end])
         self.state = self.state._replace(
-            high_watermark=end, last_stable_offset=stable, aborted_count=self.aborted_count,
+            high_watermark=end, last_stable_offset=stable, aborted_version=self.aborted_version,
             active_valid_end=self._position,
         )  # fmt: skip
 

@@ -26,7 +26,7 @@ class InputTransactions:
         """Records of the transactions that are committed."""
 
     def room(self, most: int) -> int:
-        """How many of the next `most` records belong to the open transaction."""
+        """The room that the open transaction has left, `most` records at most."""
         return most if self._records_each is None else min(most, self._records_each - self._count)
 
     def add(self, count: int = 1) -> None:

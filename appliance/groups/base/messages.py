@@ -119,10 +119,10 @@ class TopicImage(Protocol):
     def topics(self) -> Iterable[TopicView]: ...
 
     def end_offset(self, topic_id: str, partition: int) -> int | None:
-        """Where committed records end; None: not known yet, since its worker is starting."""
+        """The end offset of committed records; None: not known yet (its worker is starting)."""
 
     def high_watermark(self, topic_id: str, partition: int) -> int | None:
-        """Where the log ends, with open transactions; None: not known."""
+        """The high watermark, which open transactions do not hold back; None: not known."""
 
     def beginning_offset(self, topic_id: str, partition: int) -> int | None: ...
 

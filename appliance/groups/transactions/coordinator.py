@@ -524,7 +524,7 @@ class TransactionCoordinator:
 
 
 def following(row: TransactionalIdRow) -> dict[str, int]:
-    """What the owner uses from now on."""
+    """The identity that follows: what the owner uses from now on."""
     return {"producer_id": row.producer_id, "producer_epoch": row.epoch}
 
 
