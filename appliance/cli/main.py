@@ -48,7 +48,7 @@ _COMMANDS = {
     ),
     "delay": ("appliance.cli.commands.delay", "List, cancel and reschedule delayed records."),
     "context": ("appliance.cli.commands.context", "Keep the addresses of appliances under names."),
-    "perf": ("appliance.cli.commands.perf", "Measure throughput and latency, as Kafka's tools do."),
+    "perf": ("appliance.cli.perf.command", "Measure throughput and latency, as Kafka's tools do."),
     "log": ("appliance.cli.commands.log", "Show and verify segment files, offline."),
     "doctor": ("appliance.cli.commands.doctor", "Find problems of the host and the appliance."),
     "status": ("appliance.cli.commands.status", "Show the state of the running appliance."),

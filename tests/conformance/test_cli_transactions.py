@@ -6,7 +6,8 @@ import pytest
 from click.testing import CliRunner
 
 from appliance.cli.commands.produce import command
-from appliance.cli.perf_runner import TimedTransactions, produce
+from appliance.cli.perf.produce import produce
+from appliance.cli.perf.timed_transactions import TimedTransactions
 from appliance.cli.records.transactions import InputTransactions
 from tailrace.core.errors import InvalidRecordError
 from tests.conformance.logging_front import DrivenProducer

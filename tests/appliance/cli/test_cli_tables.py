@@ -179,7 +179,10 @@ def test_a_topic_that_is_not_there_is_not_asked_about(
     assert (status, "there is no topic" in shown, "[y/N]" in shown) == (0, True, False)
 
 
-def test_a_misspelt_variable_is_said_and_others_are_not(appliance: EmbeddedAppliance) -> None:
+def test_a_misspelt_variable_is_said_and_others_are_not(
+    appliance: EmbeddedAppliance, topic: str
+) -> None:
+    make(appliance, topic)
     environment = {
         **os.environ,
         "TAILRACE_BOOTSTRAP": appliance.address,

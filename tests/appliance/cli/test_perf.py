@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import re
 
-from appliance.cli.perf_runner import Advice, Latencies, Schedule
+from appliance.cli.perf.advise import Advice
+from appliance.cli.perf.latencies import Latencies, Schedule
 from tailrace.embedded_appliance import EmbeddedAppliance
 from tests.kit.cli import run
 

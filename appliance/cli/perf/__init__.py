@@ -1,0 +1,1 @@
+"""`tailrace perf`: measurements, and one command for each."""

@@ -1,0 +1,67 @@
+"""Options and output that the measurements of `tailrace perf` share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from appliance.cli.options import connect
+from appliance.cli.perf.latencies import Latency, load_arrow
+from tailrace.client.settings import ConsumerSettings, ProducerSettings
+from tailrace.core.topic_partition import TopicPartition
+
+MB = 1024 * 1024
+"""Bytes of a megabyte, as Kafka's tools count."""
+TRANSACTION_MS = 100.0
+"""Length of a transaction, if none is given."""
+
+
+def settings_of(
+    given: tuple[str, ...], kind: type[ProducerSettings] | type[ConsumerSettings]
+) -> dict[str, Any]:
+    """`name=value` pairs, names in Kafka's spelling or ours. Raises click.UsageError."""
+    found: dict[str, Any] = {}
+    for item in " ".join(given).split():
+        name, separator, value = item.partition("=")
+        if not separator:
+            raise click.UsageError(f"{item!r} has no value; write name=value")
+        name = name.replace(".", "_").replace("bootstrap_servers", "bootstrap")
+        known = getattr(kind, "__dataclass_fields__", {}).get(name)
+        if known is not None and known.type == "bool":
+            found[name] = value.lower() == "true"
+        else:
+            found[name] = int(value) if value.lstrip("-").isdigit() else value
+    return found
+
+
+def ready_partitions(bootstrap: str, topic: str) -> list[TopicPartition]:
+    """Create the topic's partitions and warm up, so that the first figures are not disturbed."""
+    with connect(bootstrap) as admin:
+        count = len(admin.topic_info([topic])[topic].partitions)
+    load_arrow()
+    return [TopicPartition(topic, partition) for partition in range(count)]
+
+
+def milliseconds_of(latency: Latency) -> dict[str, float]:
+    return {
+        "avg": round(latency.average, 3), "max": round(latency.most, 3),
+        **{f"p{share:g}": round(value, 3) for share, value in latency.percentiles.items()},
+    }  # fmt: skip
+
+
+def commits_json(commits: Latency | None) -> dict[str, Any]:
+    if commits is None:
+        return {}
+    return {"transactions": commits.count, "commit_ms": milliseconds_of(commits)}
+
+
+def print_commits(commits: Latency | None) -> None:
+    if commits is not None:
+        shares = ", ".join(
+            f"{value:.2f} ms {share:g}th" for share, value in commits.percentiles.items()
+        )
+        click.echo(
+            f"{commits.count} transactions committed, {commits.average:.2f} ms avg commit latency, "
+            f"{commits.most:.2f} ms max commit latency, {shares}."
+        )
