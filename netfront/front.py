@@ -125,7 +125,7 @@ class Front:
         start_ns: int,
         close_removed: Callable[[], bool] | None = None,
     ) -> None:
-        """`close_removed`: see `LogReader.close_removed`."""
+        """`close_removed`: see `PartitionFiles.close_removed`."""
         self._transport = transport
         self._routing = routing
         self._reader = reader
@@ -273,7 +273,7 @@ class Front:
             self._produce_service.reach(assignment.worker)
         try:
             if assignment.dropped:
-                self._reader.forget(assignment)
+                self._reader.files.forget(assignment)
             self._routing.apply(assignment)
             if assignment.dropped:
                 self._fetches.on_dropped(assignment)
@@ -553,7 +553,7 @@ def build(
         ],
         routing=PartitionRoutes(),
         reader=reader,
-        close_removed=reader.close_removed,
+        close_removed=reader.files.close_removed,
         pool=pool,
         ledger=CreditLedger(int(settings["credit_bytes"]), 4 * lane_half, lane_half),
         slot=context.slot,

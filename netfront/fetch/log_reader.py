@@ -15,37 +15,30 @@ from __future__ import annotations
 import logging
 from bisect import bisect_right
 from functools import partial
-from itertools import pairwise
-from typing import TYPE_CHECKING
 
 from netfront.fetch.batch_walk import PEEK_BYTES, before_transactions, walk, walk_committed
-from netfront.fetch.file_reader import SHORTAGES, FileReader
+from netfront.fetch.file_reader import FileReader
 from netfront.fetch.isolation import Isolation, end_of
-from netfront.fetch.open_files import OPEN_FILES_MAX, OpenFiles
+from netfront.fetch.open_files import OPEN_FILES_MAX
+from netfront.fetch.partition_files import PartitionFiles
 from netfront.fetch.read_result import ColdRead, LogReadError, Place, Span
 from shm.lane_messages import Assignment
 from shm.layout import SlotState
 from shm.partition_table import PartitionState, PartitionTable
 from tailrace.core.error_codes import ErrorCode
 from tailrace.format.batch_header import checksum_seed
-from tailrace.format.partition_metadata import PARTITION_FILE, PartitionMetadata
-from tailrace.format.segment import INDEX_SUFFIX, SEGMENT_SUFFIX, file_name, segment_bases
-from tailrace.format.segment_index import IndexDamagedError, IndexReader
-
-if TYPE_CHECKING:
-    from netfront.fetch.transaction_indexes import TransactionIndexes
+from tailrace.format.partition_metadata import PartitionMetadata
+from tailrace.format.segment import INDEX_SUFFIX
+from tailrace.format.segment_index import IndexDamagedError
 
 logger = logging.getLogger(__name__)
 
 LEFT_OUT_MAX_BYTES = 4 << 20
 """Most bytes of aborted batches that one read passes over."""
-TRANSACTION_INDEX_SUFFIX = ".txnindex"
-"""Copy from `tailrace.format.transaction_index`, which is not imported here: see `_indexes`."""
-SUFFIXES = (SEGMENT_SUFFIX, INDEX_SUFFIX, TRANSACTION_INDEX_SUFFIX)
 
 
 class LogReader:
-    """Open files and segment lists of the partitions that are read."""
+    """Reads of the partitions that a front serves."""
 
     def __init__(
         self,
@@ -54,17 +47,14 @@ class LogReader:
         tables: list[PartitionTable],
         open_files_max: int = OPEN_FILES_MAX,
     ) -> None:
-        self._files = files
-        self._data_dirs = data_dirs
+        self.files = PartitionFiles(files, data_dirs, open_files_max)
+        """For whoever searches through batches (`lookup.timestamp_lookup`)."""
         self._tables = tables
-        self._segments: dict[bytes, dict[int, tuple[tuple[int, int], list[int]]]] = {}
         self._epochs: dict[tuple[bytes, int], tuple[int, PartitionMetadata]] = {}
         """(leader epoch, partition metadata) by (topic id, partition).
 
         Read when a client has an older epoch.
         """
-        self._open_files = OpenFiles(files, open_files_max)
-        self._transactions: TransactionIndexes | None = None
 
     def state(self, route: Assignment) -> PartitionState:
         """Return the partition's state.
@@ -78,57 +68,13 @@ class LogReader:
             raise LogReadError(ErrorCode.STORAGE_ERROR, "the partition's log could not be opened")
         return state
 
-    # ---- files -----------------------------------------------------------------------------------
-
-    def _directory(self, route: Assignment) -> str:
-        return f"{self._data_dirs[route.data_dir]}/{route.directory_name}"
-
-    def _bases(self, route: Assignment, state: PartitionState) -> list[int]:
-        """Return the base offsets of the partition's segments, listed again after a change."""
-        of_topic = self._segments.setdefault(route.topic_id, {})
-        known = of_topic.get(route.partition)
-        key = state.active_segment_base, state.segment_count
-        if known is not None and known[0] == key and known[1]:
-            return known[1]
-        bases = segment_bases(
-            self._open_files.with_descriptors(self._files.list, self._directory(route))
-        )
-        of_topic[route.partition] = key, bases
-        if known is not None:
-            gone = [
-                self._path(route, base, suffix)
-                for base in set(known[1]) - set(bases)
-                for suffix in SUFFIXES
-            ]
-            self._open_files.close(gone)  # their room on the disk is free only now
-            if self._transactions is not None:
-                self._transactions.forget(gone)
-        return bases
-
-    def close_removed(self) -> bool:
-        """See `OpenFiles.close_removed`."""
-        return self._open_files.close_removed()
-
-    def forget(self, route: Assignment) -> None:
-        """Close the files of a dropped partition."""
-        self._close_files(route)
-        if self._transactions is not None:
-            self._transactions.forget_below(self._directory(route) + "/")
-        self._segments.pop(route.topic_id, None)
-
-    def _close_files(self, route: Assignment) -> None:
-        self._open_files.close_below(self._directory(route) + "/")
-
-    def _path(self, route: Assignment, base: int, suffix: str = SEGMENT_SUFFIX) -> str:
-        return f"{self._directory(route)}/{file_name(base, suffix)}"
-
     # ---- finding ---------------------------------------------------------------------------------
 
     def locate(self, route: Assignment, state: PartitionState, offset: int, end: int) -> Place:
         """Return the start of the batch that holds `offset`, or a position shortly before it.
         `end`: see `behind`.
         """
-        bases = self._bases(route, state)
+        bases = self.files.bases(route, state)
         number = bisect_right(bases, offset)
         if not number:
             # Not OFFSET_OUT_OF_RANGE: the records are lost, and a reader that resets to the
@@ -140,30 +86,34 @@ class LogReader:
             )
         base = bases[number - 1]
         try:
-            found = self._index(route, base).find_offset(offset)
+            found = self.files.index(route, base).find_offset(offset)
         except IndexDamagedError as error:
             logger.warning(
-                "index_damaged path=%s reason=%r", self._path(route, base, INDEX_SUFFIX), str(error)
+                "index_damaged path=%s reason=%r",
+                self.files.path(route, base, INDEX_SUFFIX),
+                str(error),
             )
             found = None
         return (
             Place(found.base_offset, base, found.file_position)
             if found
-            else Place(base, base, self._schema_end(route, base))
+            else Place(base, base, self.files.schema_end(route, base))
         )
 
     def behind(self, route: Assignment, state: PartitionState, offset: int, end: int) -> int:
         """Return the offset of the first batch after `offset`, where a reader
         that cannot read it continues, at most `end`, the end of what it may read.
         """
-        known = self._partition_file(route)
+        known = self.files.metadata(route)
         damage = known.damage_at(offset) if known is not None else None
         if damage is not None:
             return damage.end
-        bases = self._bases(route, state)
+        bases = self.files.bases(route, state)
         number = bisect_right(bases, offset)
         try:
-            found = self._index(route, bases[number - 1]).find_behind(offset) if number else None
+            found = (
+                self.files.index(route, bases[number - 1]).find_behind(offset) if number else None
+            )
         except IndexDamagedError:
             found = None
         following = min(bases[number], end) if number < len(bases) else end
@@ -180,7 +130,7 @@ class LogReader:
         key = (route.topic_id, route.partition)
         cached = self._epochs.get(key)
         if cached is None or cached[0] != state.leader_epoch:
-            known = self._partition_file(route)
+            known = self.files.metadata(route)
             if known is None:
                 return
             cached = self._epochs[key] = state.leader_epoch, known
@@ -193,48 +143,7 @@ class LogReader:
                 end,
             )
 
-    def _partition_file(self, route: Assignment) -> PartitionMetadata | None:
-        try:
-            fd = self._open_files.with_descriptors(
-                self._files.open_for_read, f"{self._directory(route)}/{PARTITION_FILE}"
-            )
-        except OSError:
-            return None
-        try:
-            return PartitionMetadata.decode(self._files.read_at(fd, self._files.size(fd), 0))
-        except OSError:
-            return None
-        finally:
-            self._files.close(fd)
-
     # ---- search through batches (see `lookup.timestamp_lookup`) ----------------------------------
-
-    def segments_of(
-        self, route: Assignment, state: PartitionState, end: int
-    ) -> list[tuple[int, int]]:
-        """Return (base offset, end offset up to `end`) of each segment, oldest first."""
-        bases = self._bases(route, state)
-        return [(base, min(following, end)) for base, following in pairwise([*bases, end])]
-
-    def is_aborted(
-        self,
-        route: Assignment,
-        state: PartitionState,
-        base: int,
-        producer_id: int,
-        producer_epoch: int,
-        offset: int,
-    ) -> bool:
-        """True for a batch of an aborted transaction in the segment of this base offset.
-
-        Raises LogReadError (NOT_READY) if the segment's transaction index cannot be read, ColdRead
-        if it is read in pieces: call again.
-        """
-        if not state.aborted_version:
-            return False
-        path = self._path(route, base, TRANSACTION_INDEX_SUFFIX)
-        found = self._indexes().of(path, base, state.aborted_version, state.leader_epoch)
-        return found.has(producer_id, producer_epoch, offset)
 
     def place_of_time(
         self, route: Assignment, base: int, timestamp_us: int, at_least: int
@@ -245,61 +154,13 @@ class LogReader:
         A segment with a damaged index is searched from its start.
         """
         try:
-            index = self._index(route, base)
+            index = self.files.index(route, base)
             found = index.find_time(timestamp_us)
             if found is not None and found.base_offset < at_least:
                 found = index.find_offset(at_least)
         except IndexDamagedError:
-            return Place(base, base, self._schema_end(route, base))
+            return Place(base, base, self.files.schema_end(route, base))
         return Place(found.base_offset, base, found.file_position) if found is not None else None
-
-    def read_at(self, route: Assignment, base: int, length: int, position: int) -> bytes:
-        """Return up to `length` bytes of a segment file.
-
-        Blocks on the disk. Raises OSError, LogReadError (NOT_READY).
-        """
-        return self._files.read_at(self._open_files.open(self._path(route, base)), length, position)
-
-    def _indexes(self) -> TransactionIndexes:
-        """Return the transaction indexes.
-
-        They are loaded at the first aborted transaction, so that a front starts sooner.
-        """
-        if self._transactions is None:
-            from netfront.fetch.transaction_indexes import TransactionIndexes
-
-            self._transactions = TransactionIndexes(self._files, self._open_files)
-        return self._transactions
-
-    def _index(self, route: Assignment, base: int) -> IndexReader:
-        """Return a segment's index.
-
-        Raises IndexDamagedError, also if it is missing or not a file, and OSError.
-        """
-        try:
-            fd = self._open_files.open(self._path(route, base, INDEX_SUFFIX))
-            return IndexReader(
-                lambda length, position: self._files.read_at(fd, length, position),
-                self._files.size(fd),
-                base,
-            )
-        except OSError as error:
-            if error.errno in SHORTAGES:
-                raise
-            raise IndexDamagedError(str(error)) from error
-
-    def _schema_end(self, route: Assignment, base: int) -> int:
-        """Return the position of a segment's first batch, from the index if possible: the schema
-        message may be damaged.
-        """
-        try:
-            index = self._index(route, base)
-            if index.count:
-                return index.entry(0).file_position
-        except IndexDamagedError:
-            pass
-        head = self._files.read_at(self._open_files.open(self._path(route, base)), 8, 0)
-        return 8 + int.from_bytes(head[4:8], "little")
 
     # ---- reading ---------------------------------------------------------------------------------
 
@@ -377,11 +238,15 @@ class LogReader:
         except LogReadError as error:
             if error.code is not ErrorCode.CORRUPT_BATCH:
                 raise
-        self._close_files(route)
-        bases = self._bases(route, state)
+        self.files.close(route)
+        bases = self.files.bases(route, state)
         number = bisect_right(bases, offset)
         start = (
-            Place(bases[number - 1], bases[number - 1], self._schema_end(route, bases[number - 1]))
+            Place(
+                bases[number - 1],
+                bases[number - 1],
+                self.files.schema_end(route, bases[number - 1]),
+            )
             if number
             else None
         )
@@ -400,23 +265,23 @@ class LogReader:
         """Do `read` up to the first bytes, or up to the first aborted batches without any."""
         end = end_of(state, isolation)
         place = hint if hint is not None else self.locate(route, state, offset, end)
-        bases = self._bases(route, state)
+        bases = self.files.bases(route, state)
         while True:
             number = bisect_right(bases, place.segment_base)
             following = bases[number] if number < len(bases) else None
             if (
                 following is not None and place.offset >= following
             ):  # continue with the next segment
-                place = Place(following, following, self._schema_end(route, following))
+                place = Place(following, following, self.files.schema_end(route, following))
                 continue
-            fd = self._open_files.open(self._path(route, place.segment_base))
-            length = self._read_into(fd, target, place.file_position, blocking)
+            fd = self.files.open(route, place.segment_base)
+            length = self.files.read_into(fd, target, place.file_position, blocking)
             try:
                 until = end if following is None else min(following, end)
                 if isolation is Isolation.COMMITTED and state.aborted_version:
                     result = walk_committed(
                         target, length, place, offset, until,
-                        partial(self.is_aborted, route, state, place.segment_base),
+                        partial(self.files.is_aborted, route, state, place.segment_base),
                         checksum_seed(route.topic_id, route.partition),
                     )  # fmt: skip
                 else:
@@ -437,13 +302,13 @@ class LogReader:
             if result == 0 or (length == 0 and following is not None):
                 if following is None:
                     # just sealed, with a successor that is not known yet; or what follows is lost
-                    self._segments.pop(route.topic_id, None)
+                    self.files.list_again(route)
                     self._check_damage(route, place.offset)
                     return Span(0, 0, Place(offset, place.segment_base, place.file_position))
                 raise LogReadError(
                     ErrorCode.CORRUPT_BATCH,
-                    f"{self._path(route, place.segment_base)} ends at offset {place.offset}, the "
-                    f"next segment begins at {following}",
+                    f"{self.files.path(route, place.segment_base)} ends at offset {place.offset}, "
+                    f"the next segment begins at {following}",
                     self.behind(route, state, max(place.offset, offset), end),
                 )
             needed, position = result, place.file_position
@@ -452,15 +317,16 @@ class LogReader:
             if blocking:
                 raise LogReadError(
                     ErrorCode.CORRUPT_BATCH,
-                    f"{self._path(route, place.segment_base)} ends inside a batch at {position}",
+                    f"{self.files.path(route, place.segment_base)} ends inside a batch at "
+                    f"{position}",
                     self.behind(route, state, max(place.offset, offset), end),
                 )
-            fd = self._open_files.open(self._path(route, place.segment_base))
+            fd = self.files.open(route, place.segment_base)
             raise ColdRead(fd, position, max(needed, PEEK_BYTES))
 
     def _check_damage(self, route: Assignment, offset: int) -> None:
         """Raise LogReadError if recovery has recorded this offset as lost."""
-        known = self._partition_file(route)
+        known = self.files.metadata(route)
         damage = known.damage_at(offset) if known is not None else None
         if damage is not None:
             raise LogReadError(
@@ -468,9 +334,3 @@ class LogReader:
                 f"offsets {damage.start} to {damage.end - 1} are lost",
                 damage.end,
             )
-
-    def _read_into(self, fd: int, target: memoryview, position: int, blocking: bool) -> int:
-        try:
-            return self._files.read_into(fd, target, position, blocking=blocking)
-        except BlockingIOError:
-            raise ColdRead(fd, position, len(target)) from None

@@ -123,6 +123,7 @@ class FakeLog:
         self.failure: BaseException | None = None
         self.is_cold = False
         self.segments = 1
+        self.files = self
 
     def state(self, route: Assignment) -> PartitionState:
         self.looks += 1

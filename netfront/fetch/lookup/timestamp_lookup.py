@@ -106,7 +106,7 @@ class TimestampLookup:
 
         Raises LogReadError, OSError.
         """
-        for base, end in self._reader.segments_of(route, state, end_of(state, isolation)):
+        for base, end in self._reader.files.segments_of(route, state, end_of(state, isolation)):
             if end <= max(base, state.log_start_offset):
                 continue
             yield UNITS_OF_A_FILE
@@ -140,7 +140,7 @@ class TimestampLookup:
         Yields the cost since the last yield. Raises LogReadError, OSError.
         """
         requested = max(offset, state.log_start_offset)
-        for base, end in self._reader.segments_of(route, state, end_of(state, isolation)):
+        for base, end in self._reader.files.segments_of(route, state, end_of(state, isolation)):
             if end <= max(base, requested):
                 continue
             yield UNITS_OF_A_FILE
@@ -171,7 +171,7 @@ class TimestampLookup:
             return False
         while True:
             try:
-                return self._reader.is_aborted(
+                return self._reader.files.is_aborted(
                     route,
                     state,
                     base,
@@ -262,11 +262,15 @@ class TimestampLookup:
 
     def _read_head(self, route: Assignment, base: int, position: int) -> bytes:
         """Read a batch at least up to its body. Raises BatchFormatError."""
-        head = self._reader.read_at(route, base, _HEAD_BYTES, position)
+        head = self._reader.files.read_at(route, base, _HEAD_BYTES, position)
         if len(head) < PREFIX_BYTES:
             raise BatchFormatError("the segment ends where a batch should begin")
         needed = PREFIX_BYTES + metadata_size_of(head)
-        return head if len(head) >= needed else self._reader.read_at(route, base, needed, position)
+        return (
+            head
+            if len(head) >= needed
+            else self._reader.files.read_at(route, base, needed, position)
+        )
 
     # ---- in a batch ------------------------------------------------------------------------------
 
@@ -414,7 +418,7 @@ class _StoredBuffer(NamedTuple):
             yield from self._unpacked(head[8:], length)
 
     def _read(self, length: int, at: int) -> bytes:
-        data = self.reader.read_at(
+        data = self.reader.files.read_at(
             self.route, self.base, min(length, self.length - at), self.position + at
         )
         if not data:

@@ -331,7 +331,7 @@ def test_the_index_of_a_removed_segment_is_closed(world: FileFront, client: Fake
     log.roll()
     log.append()
     world.fetched(client)
-    opened = world.log._open_files._fds
+    opened = world.log.files._open_files._fds
     assert any(path.endswith(TRANSACTION_INDEX_SUFFIX) for path in opened)
     log.remove(0, TRANSACTION_INDEX_SUFFIX)
     log.remove(0, INDEX_SUFFIX)
@@ -339,7 +339,7 @@ def test_the_index_of_a_removed_segment_is_closed(world: FileFront, client: Fake
     log.state = log.state._replace(log_start_offset=3, segment_count=1)
     world.fetched(client, 3)
     assert not any(path.endswith(TRANSACTION_INDEX_SUFFIX) for path in opened)
-    assert not world.log._transactions._known
+    assert not world.log.files._transactions._known
 
 
 def test_a_later_abort_is_left_out_also_of_an_older_segment(
@@ -484,6 +484,6 @@ def test_a_large_index_is_read_in_pieces_between_which_others_are_served(
     assert (entry.error, offsets_in(data)) == (0, [40])
     assert world.pieces_read == 4, "the fifth piece is followed by the answer"
     asked = [{"topic": "t", "partition": 0, "at": TIME_US}]
-    world.log._transactions.forget_below("")
+    world.log.files._transactions.forget_below("")
     _, answer = client.ask(Api.LIST_OFFSETS, {"partitions": asked})
     assert answer["offsets"][0]["offset"] == 40
