@@ -30,8 +30,8 @@ import sys
 from collections.abc import Callable, Iterator
 
 from netfront.fetch.fetch_service import FetchService
-from netfront.fetch.file_reader import DiskFileReader, FileReader
-from netfront.fetch.log_reader import LogReader
+from netfront.fetch.log.file_reader import DiskFileReader, FileReader
+from netfront.fetch.log.log_reader import LogReader
 from netfront.fetch.lookup.metadata_service import MetadataService
 from netfront.fetch.purgatory import Fetch
 from netfront.fetch.reader_pool import AsyncReader, ReaderPool

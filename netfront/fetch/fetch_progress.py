@@ -12,10 +12,10 @@ Invariants:
 from __future__ import annotations
 
 from netfront.fetch.fetch_response import Outgoing
-from netfront.fetch.isolation import end_of, is_at_end, isolation_of
-from netfront.fetch.log_reader import LogReader
+from netfront.fetch.log.isolation import end_of, is_at_end, isolation_of
+from netfront.fetch.log.log_reader import LogReader
+from netfront.fetch.log.read_result import ColdRead, LogReadError
 from netfront.fetch.purgatory import Fetch
-from netfront.fetch.read_result import ColdRead, LogReadError
 from netfront.partition_routes import PartitionRoutes
 from netfront.session.time_slicing import TimeSlicer
 from tailrace.protocol.messages import FetchEntry

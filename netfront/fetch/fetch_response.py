@@ -15,12 +15,12 @@ from __future__ import annotations
 import logging
 from typing import Protocol
 
-from netfront.fetch.file_reader import SHORTAGES
-from netfront.fetch.isolation import end_of, isolation_of
-from netfront.fetch.log_reader import LogReader
+from netfront.fetch.log.file_reader import SHORTAGES
+from netfront.fetch.log.isolation import end_of, isolation_of
+from netfront.fetch.log.log_reader import LogReader
+from netfront.fetch.log.read_result import ColdRead, LogReadError, Place, Span
 from netfront.fetch.purgatory import Fetch, FetchPurgatory
 from netfront.fetch.read_ahead import ReadAhead
-from netfront.fetch.read_result import ColdRead, LogReadError, Place, Span
 from netfront.partition_routes import PartitionRoutes
 from netfront.session.sessions import Session
 from shm.lane_messages import Assignment

@@ -21,12 +21,12 @@ from collections.abc import Callable, Iterator
 
 from netfront.fetch.fetch_progress import UNITS_OF_A_READ, FetchProgress, allowance
 from netfront.fetch.fetch_response import FetchResponseEntries, Outgoing
-from netfront.fetch.file_reader import SHORTAGES
-from netfront.fetch.isolation import isolation_of
-from netfront.fetch.log_reader import LogReader
+from netfront.fetch.log.file_reader import SHORTAGES
+from netfront.fetch.log.isolation import isolation_of
+from netfront.fetch.log.log_reader import LogReader
+from netfront.fetch.log.read_result import ColdRead
 from netfront.fetch.purgatory import Fetch, FetchPurgatory
 from netfront.fetch.read_ahead import ReadAhead
-from netfront.fetch.read_result import ColdRead
 from netfront.fetch.reader_pool import AsyncReader
 from netfront.partition_routes import PartitionRoutes
 from netfront.session.sessions import Session

@@ -10,7 +10,7 @@ Invariants:
 
 from __future__ import annotations
 
-from netfront.fetch.read_result import Place
+from netfront.fetch.log.read_result import Place
 from netfront.session.sessions import Session
 from shm.runtime.timing_wheel import Timer, TimingWheel
 from tailrace.core.error_codes import ErrorCode

@@ -20,9 +20,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from netfront.fetch.isolation import Isolation, end_of
-from netfront.fetch.log_reader import LogReader
-from netfront.fetch.read_result import ColdRead, LogReadError, Place, Span
+from netfront.fetch.log.isolation import Isolation, end_of
+from netfront.fetch.log.log_reader import LogReader
+from netfront.fetch.log.read_result import ColdRead, LogReadError, Place, Span
 from netfront.session.sessions import Session
 from shm.lane_messages import Assignment
 from shm.partition_table import PartitionState

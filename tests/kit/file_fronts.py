@@ -11,8 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
-from netfront.fetch.file_reader import DiskFileReader
-from netfront.fetch.log_reader import LogReader
+from netfront.fetch.log.file_reader import DiskFileReader
+from netfront.fetch.log.log_reader import LogReader
 from tailrace import Consumer, TopicPartition
 from tailrace.client.runtime import Runtime
 from tailrace.format.crc32c import Readable

@@ -10,8 +10,8 @@ from typing import Any, cast
 
 import orjson
 
-from netfront.fetch.isolation import Isolation
-from netfront.fetch.read_result import ColdRead, LogReadError, Place, Span
+from netfront.fetch.log.isolation import Isolation
+from netfront.fetch.log.read_result import ColdRead, LogReadError, Place, Span
 from netfront.forward.forwarder import ForwarderLink, OnDemand
 from netfront.front import Front
 from netfront.partition_routes import PartitionRoutes

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from netfront.fetch.file_reader import SHORTAGES
-from netfront.fetch.isolation import Isolation, end_of
-from netfront.fetch.log_reader import LogReader
-from netfront.fetch.read_result import LogReadError
+from netfront.fetch.log.file_reader import SHORTAGES
+from netfront.fetch.log.isolation import Isolation, end_of
+from netfront.fetch.log.log_reader import LogReader
+from netfront.fetch.log.read_result import LogReadError
 from netfront.partition_routes import PartitionRoutes
 from netfront.session.time_slicing import UNITS_OF_A_FILE
 from tailrace.core.error_codes import ErrorCode

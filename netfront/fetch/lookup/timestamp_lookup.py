@@ -27,10 +27,10 @@ from collections.abc import Generator, Iterator
 from contextlib import closing
 from typing import NamedTuple
 
-from netfront.fetch.isolation import Isolation, end_of
-from netfront.fetch.log_reader import LogReader
+from netfront.fetch.log.isolation import Isolation, end_of
+from netfront.fetch.log.log_reader import LogReader
+from netfront.fetch.log.read_result import ColdRead, Place
 from netfront.fetch.lookup.decompression import MAGIC_BYTES, PIECE_BYTES, UnpackError, unpacker_for
-from netfront.fetch.read_result import ColdRead, Place
 from netfront.session.time_slicing import UNITS_OF_A_FILE
 from shm.lane_messages import Assignment
 from shm.partition_table import PartitionState

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from netfront.fetch import log_reader, transaction_indexes
+from netfront.fetch.log import log_reader, transaction_indexes
 from tailrace.core.error_codes import ErrorCode
 from tailrace.format.batch_header import frame_at, read_header
 from tailrace.format.segment import INDEX_SUFFIX

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from netfront.fetch import read_ahead as read_ahead
+from netfront.fetch.log.read_result import LogReadError
 from netfront.fetch.read_ahead import ReadAhead
-from netfront.fetch.read_result import LogReadError
 from shm.lane_messages import Assignment
 from tailrace.core.error_codes import ErrorCode
 from tailrace.protocol import messages as requests

@@ -15,9 +15,9 @@ from typing import Any, cast
 import pyarrow as pa
 import pytest
 
-from netfront.fetch.file_reader import DiskFileReader
-from netfront.fetch.isolation import Isolation
-from netfront.fetch.log_reader import LogReader
+from netfront.fetch.log.file_reader import DiskFileReader
+from netfront.fetch.log.isolation import Isolation
+from netfront.fetch.log.log_reader import LogReader
 from netfront.fetch.lookup import decompression as unpacking
 from netfront.fetch.lookup.decompression import PIECE_BYTES, UnpackError, unpacker_for
 from netfront.fetch.lookup.timestamp_lookup import FoundTime, TimestampLookup

@@ -13,9 +13,9 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from netfront.fetch.file_reader import SHORTAGES, FileReader
-from netfront.fetch.open_files import OpenFiles
-from netfront.fetch.read_result import ColdRead
+from netfront.fetch.log.file_reader import SHORTAGES, FileReader
+from netfront.fetch.log.open_files import OpenFiles
+from netfront.fetch.log.read_result import ColdRead
 from shm.lane_messages import Assignment
 from shm.partition_table import PartitionState
 from tailrace.format.partition_metadata import PARTITION_FILE, PartitionMetadata
@@ -23,7 +23,7 @@ from tailrace.format.segment import INDEX_SUFFIX, SEGMENT_SUFFIX, file_name, seg
 from tailrace.format.segment_index import IndexDamagedError, IndexReader
 
 if TYPE_CHECKING:
-    from netfront.fetch.transaction_indexes import TransactionIndexes
+    from netfront.fetch.log.transaction_indexes import TransactionIndexes
 
 TRANSACTION_INDEX_SUFFIX = ".txnindex"
 """Copy from `tailrace.format.transaction_index`, which is not imported here: see `_indexes`."""
@@ -82,7 +82,7 @@ class PartitionFiles:
     def path(self, route: Assignment, base: int, suffix: str = SEGMENT_SUFFIX) -> str:
         return f"{self._directory(route)}/{file_name(base, suffix)}"
 
-    def list_again(self, route: Assignment) -> None:
+    def forget_segments(self, route: Assignment) -> None:
         """List the segments of the topic's partitions at the next read."""
         self._segments.pop(route.topic_id, None)
 
@@ -126,7 +126,7 @@ class PartitionFiles:
         They are loaded at the first aborted transaction, so that a front starts sooner.
         """
         if self._transactions is None:
-            from netfront.fetch.transaction_indexes import TransactionIndexes
+            from netfront.fetch.log.transaction_indexes import TransactionIndexes
 
             self._transactions = TransactionIndexes(self._files, self._open_files)
         return self._transactions

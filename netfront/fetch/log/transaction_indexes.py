@@ -16,9 +16,9 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 
-from netfront.fetch.file_reader import SHORTAGES, FileReader
-from netfront.fetch.open_files import OpenFiles
-from netfront.fetch.read_result import ColdRead, LogReadError
+from netfront.fetch.log.file_reader import SHORTAGES, FileReader
+from netfront.fetch.log.open_files import OpenFiles
+from netfront.fetch.log.read_result import ColdRead, LogReadError
 from tailrace.core.error_codes import ErrorCode
 from tailrace.format.transaction_index import (
     ENTRY,

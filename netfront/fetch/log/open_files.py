@@ -14,8 +14,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
-from netfront.fetch.file_reader import SHORTAGES, FileReader
-from netfront.fetch.read_result import LogReadError
+from netfront.fetch.log.file_reader import SHORTAGES, FileReader
+from netfront.fetch.log.read_result import LogReadError
 from tailrace.core.error_codes import ErrorCode
 
 OPEN_FILES_MAX = 512

@@ -16,12 +16,12 @@ import logging
 from bisect import bisect_right
 from functools import partial
 
-from netfront.fetch.batch_walk import PEEK_BYTES, before_transactions, walk, walk_committed
-from netfront.fetch.file_reader import FileReader
-from netfront.fetch.isolation import Isolation, end_of
-from netfront.fetch.open_files import OPEN_FILES_MAX
-from netfront.fetch.partition_files import PartitionFiles
-from netfront.fetch.read_result import ColdRead, LogReadError, Place, Span
+from netfront.fetch.log.batch_walk import PEEK_BYTES, before_transactions, walk, walk_committed
+from netfront.fetch.log.file_reader import FileReader
+from netfront.fetch.log.isolation import Isolation, end_of
+from netfront.fetch.log.open_files import OPEN_FILES_MAX
+from netfront.fetch.log.partition_files import PartitionFiles
+from netfront.fetch.log.read_result import ColdRead, LogReadError, Place, Span
 from shm.lane_messages import Assignment
 from shm.layout import SlotState
 from shm.partition_table import PartitionState, PartitionTable
@@ -302,7 +302,7 @@ class LogReader:
             if result == 0 or (length == 0 and following is not None):
                 if following is None:
                     # just sealed, with a successor that is not known yet; or what follows is lost
-                    self.files.list_again(route)
+                    self.files.forget_segments(route)
                     self._check_damage(route, place.offset)
                     return Span(0, 0, Place(offset, place.segment_base, place.file_position))
                 raise LogReadError(

@@ -12,7 +12,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 
-from netfront.fetch.read_result import LogReadError, Place, Span
+from netfront.fetch.log.read_result import LogReadError, Place, Span
 from tailrace.core.error_codes import ErrorCode
 from tailrace.format.batch_header import (
     ATTRIBUTE_CONTROL,
