@@ -4,48 +4,15 @@ reading.
 
 from __future__ import annotations
 
-from typing import Any
+import pathlib
 
-import pytest
+import pyarrow.parquet as pq
 
 import tailrace
-from tailrace import Admin, Consumer, NewTopic, Producer, TopicPartition
-from tailrace.client.settings import ProducerSettings
+from tailrace import Consumer, Producer, TopicPartition
 from tailrace.embedded_appliance import EmbeddedAppliance
-
-pytestmark = pytest.mark.skipif(
-    "transactional_id" not in ProducerSettings.__dataclass_fields__,
-    reason="the producer's side of transactions is not part of this build",
-)
-ROUNDS = 6
-
-
-def fill(address: str, topic: str) -> list[bytes]:
-    """Transactions of which every second is aborted, between other records. The result is what a
-    reader of committed records is to see.
-    """
-    with Admin(address) as admin:
-        admin.create_topics([NewTopic(topic, partitions=1)])
-    committed: list[bytes] = []
-    options: dict[str, Any] = {"transactional_id": topic}
-    producer: Any
-    with Producer(address) as plain, Producer(address, **options) as producer:
-        producer.init_transactions()
-        for number in range(ROUNDS):
-            values = [b"%d-%d" % (number, n) for n in range(3)]
-            producer.begin_transaction()
-            for value in values:
-                producer.send(topic, value)
-            producer.flush()
-            other = b"plain-%d" % number
-            plain.send(topic, other).result()
-            if number % 2:
-                producer.abort_transaction()
-                committed.append(other)
-            else:
-                producer.commit_transaction()
-                committed += [*values, other]
-    return committed
+from tests.kit.cli import run
+from tests.kit.committed_topics import ROUNDS, fill
 
 
 def test_consumers_scans_and_queues_show_what_was_committed(
@@ -85,3 +52,38 @@ def test_consumers_scans_and_queues_show_what_was_committed(
         while len(delivered) < len(model):
             delivered += [record.value for record in queue.poll(1_000)]
         assert delivered == model
+
+
+def test_exports_sql_and_the_command_line_show_what_was_committed(
+    appliance: EmbeddedAppliance, topic: str, tmp_path: pathlib.Path
+) -> None:
+    model = fill(appliance.address, topic)
+    with Producer(appliance.address, transactional_id=topic) as producer:
+        producer.begin_transaction()
+        producer.send(topic, b"open")
+        producer.flush()
+        for _ in range(2):  # the second export goes on where the first ended
+            run(appliance, "export", topic, "--to", str(tmp_path / "lake"))
+        found = pq.read_table(tmp_path / "lake")["value"].to_pylist()
+        assert found == model
+        rows = run(appliance, "sql", f'select value from "{topic}" order by "offset"', "--json")
+        assert rows.stdout.count(b"plain-") == ROUNDS
+        assert b"open" not in rows.stdout
+        shown = run(appliance, "consume", topic, "--from-beginning").stdout
+        assert shown.split() == model
+        everything = run(
+            appliance, "consume", topic, "--from-beginning",
+            "--isolation", "read_uncommitted",
+        ).stdout.split()  # fmt: skip
+        assert len(everything) == 4 * ROUNDS + 1
+        producer.commit_transaction()
+    with Consumer(
+        topic, bootstrap=appliance.address, auto_offset_reset="earliest", group_id="g"
+    ) as consumer:  # readers show a commit when its marker is durable
+        seen: list[bytes] = []
+        while seen[-1:] != [b"open"]:
+            seen += [record.value for record in consumer.poll(1_000)]
+    run(appliance, "export", topic, "--to", str(tmp_path / "lake"))
+    assert sorted(pq.read_table(tmp_path / "lake")["value"].to_pylist()) == sorted(
+        [*model, b"open"]
+    )
