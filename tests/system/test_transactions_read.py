@@ -4,12 +4,14 @@ reading.
 
 from __future__ import annotations
 
+import asyncio
 import pathlib
 
 import pyarrow.parquet as pq
 
 import tailrace
 from tailrace import Consumer, Producer, TopicPartition
+from tailrace.aio import AsyncConsumer
 from tailrace.embedded_appliance import EmbeddedAppliance
 from tests.kit.cli import run
 from tests.kit.committed_topics import ROUNDS, fill
@@ -87,3 +89,28 @@ def test_exports_sql_and_the_command_line_show_what_was_committed(
     assert sorted(pq.read_table(tmp_path / "lake")["value"].to_pylist()) == sorted(
         [*model, b"open"]
     )
+
+
+def test_an_asyncio_consumer_has_both_isolation_levels(
+    appliance: EmbeddedAppliance, topic: str
+) -> None:
+    model, key = fill(appliance.address, topic), TopicPartition(topic, 0)
+
+    async def read(level: str, count: int) -> list[bytes]:
+        consumer = AsyncConsumer(
+            bootstrap=appliance.address, auto_offset_reset="earliest", isolation_level=level
+        )
+        async with consumer:
+            await consumer.assign([key])
+            found: list[bytes] = []
+            while len(found) < count:
+                found += [record.value for record in await consumer.poll(1_000)]
+            end = (await consumer.end_offsets([key]))[key]
+            while await consumer.position(key) < end:
+                assert await consumer.poll(100) == []
+            return found
+
+    assert asyncio.run(read("read_committed", len(model))) == model
+    everything = asyncio.run(read("read_uncommitted", 4 * ROUNDS))
+    assert len(everything) == 4 * ROUNDS
+    assert [value for value in everything if value in model] == model
