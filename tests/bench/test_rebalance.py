@@ -23,6 +23,7 @@ from tests.kit.processes import HANG_LIMIT_S, wait_until
 ROOT = pathlib.Path(__file__).parents[2]
 
 
+@pytest.mark.slow_because("200 members join")
 def test_each_partition_of_a_dead_member_is_owned_and_read_again_and_no_other_one_moves() -> None:
     command = [
         sys.executable, "-P", "-m", "bench.rebalance", "--members", "4", "--partitions", "8",

@@ -15,6 +15,7 @@ from tests.kit.processes import HANG_LIMIT_S
 SUITE = ["test_producer.py", "test_admin.py", "test_producer_places.py"]
 
 
+@pytest.mark.slow_because("three suites in a process of their own")
 def test_the_clients_of_threads_keep_to_the_suite_under_gevent() -> None:
     pytest.importorskip("gevent")
     folder = pathlib.Path(__file__).parent

@@ -19,7 +19,7 @@ from xdist.scheduler import LoadScopeScheduling
 
 SLOW_S = 10.0
 """A test that takes longer has its reason beside it: `@pytest.mark.slow_because("...")`, or is
-`long`.
+`long`, or Spark's.
 """
 _SPARK = "spark"
 """The fixture of the session that costs most: all its tests share a process."""
@@ -111,14 +111,16 @@ def order(items: list[pytest.Item]) -> Callable[[pytest.Item], tuple[bool, int, 
 
 
 def slow_without_a_reason(reporter: pytest.TerminalReporter) -> list[tuple[float, str]]:
-    """(seconds, test) of each that passed SLOW_S and has neither `slow_because` nor `long`."""
+    """(seconds, test) of each that passed SLOW_S and has none of `slow_because`, `long` and
+    `spark`: the first test of Spark's in a process starts a JVM.
+    """
     seconds: defaultdict[str, float] = defaultdict(float)
     excused: set[str] = set()
     for reports in reporter.stats.values():
         for report in reports:
             if isinstance(report, pytest.TestReport):
                 seconds[report.nodeid] += report.duration
-                if "slow_because" in report.keywords or "long" in report.keywords:
+                if not report.keywords.keys().isdisjoint(("slow_because", "long", "spark")):
                     excused.add(report.nodeid)
     return sorted(
         (

@@ -43,6 +43,7 @@ def quiet() -> object:
     logging.disable(logging.NOTSET)
 
 
+@pytest.mark.slow_because("twenty schedules of a whole appliance")
 @pytest.mark.parametrize("block", seeds.fixed_blocks(3, SCHEDULES_A_TEST), ids=seeds.block_name)
 def test_schedules_keep_every_promise(block: range) -> None:
     for seed in block:
@@ -134,6 +135,7 @@ def _search(first: int = 0) -> None:
         run(seed)
 
 
+@pytest.mark.slow_because("each planted fault is looked for in many schedules")
 def test_the_checks_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     """A flusher that calls durable what it has not synced is found out."""
     from workers.log.partition_log import PartitionLog
@@ -272,6 +274,7 @@ def test_a_dying_disk_takes_only_its_own_partitions_offline(seed: int) -> None:
     assert {p for p, _ in dying.history.acknowledged} >= on_the_good_disk
 
 
+@pytest.mark.slow_because("the fault shows in few schedules")
 def test_a_state_that_is_published_before_it_is_written_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -380,6 +380,9 @@ def test_what_fell_due_while_the_appliance_was_down_is_delivered_at_the_next_sta
     assert second.stop() == 0
 
 
+@pytest.mark.slow_because(
+    "a partition that could not be opened is tried again at growing intervals"
+)
 def test_a_damaged_manifest_is_said_to_whoever_asks_and_mended_while_the_appliance_runs(
     tmp_path: pathlib.Path,
 ) -> None:

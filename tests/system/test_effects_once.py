@@ -160,6 +160,7 @@ def redis_socket() -> Iterator[str]:
         yield path
 
 
+@pytest.mark.slow_because("each kill starts a consumer")
 @pytest.mark.parametrize("order", short(["guard first", "effect first"]))
 def test_a_guard_beside_the_effect_is_off_by_one_for_each_kill_in_the_direction_that_was_chosen(
     order: str, appliance: EmbeddedAppliance, filled: str, tmp_path: pathlib.Path, redis_socket: str
