@@ -9,6 +9,7 @@ import itertools
 import random
 import threading
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ from tailrace import (
 )
 from tailrace.aio import AsyncProducer, AsyncShareConsumer
 from tailrace.embedded_appliance import EmbeddedAppliance
+from tests.kit.orders import kill_everything, start
 from tests.kit.processes import HANG_LIMIT_S, kill_and_wait_for_successor, wait_until
 from tests.kit.queues import make, share, start_offset, take
 
@@ -236,6 +238,34 @@ def test_kills_of_the_process_of_groups_leave_each_input_exactly_one_output(
         assert not thread.is_alive()
     assert not failures
     assert sorted(map(int, outputs(appliance, topic, count))) == list(range(count))
+
+
+def test_a_restart_of_the_appliance_keeps_what_was_committed_and_only_that(
+    tmp_path: Path, topic: str
+) -> None:
+    running = start(tmp_path)
+    make_both(running, topic, 2)
+    producer, consumer = producer_of(running, topic), share(running, topic)
+    first, second = take(consumer, 2)
+    with producer.transaction():
+        work(producer, consumer, topic, [first])
+    producer.begin_transaction()
+    work(producer, consumer, topic, [second])
+    producer.flush()
+    with Admin(running.address) as admin:  # the start begins locks anew, with this duration
+        admin.alter_topics({topic: {"group.share.record.lock.duration.ms": 1_000}})
+    kill_everything(running)
+    del producer, consumer
+    running = start(tmp_path)
+    try:
+        with producer_of(running, topic) as producer, share(running, topic) as consumer:
+            (found,) = take(consumer, 1)
+            assert found.offset == 1
+            with producer.transaction():
+                work(producer, consumer, topic, [found])
+        assert outputs(running, topic, 2) == [b"0", b"1"]
+    finally:
+        assert running.stop() == 0
 
 
 def test_offsets_of_a_consumer_that_assigns_its_partitions_go_with_the_transaction(
