@@ -15,7 +15,7 @@ Invariants: those of `tailrace.producer.producer`, and
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack
@@ -26,11 +26,17 @@ from tailrace.aio.futures import AsyncFrameFuture, AsyncRecordFuture
 from tailrace.aio.producer_loop import LoopProducer, ProducerLoopConnection
 from tailrace.aio.send_gate import SendGate
 from tailrace.aio.transaction_block import AsyncTransactionBlock
+from tailrace.client.attached_records import AttachesRecords
 from tailrace.client.kafka_names import RenamedProducerMethods
 from tailrace.client.settings import ProducerOptions
 from tailrace.client.steps import Steps, steps_of
 from tailrace.core.errors import TailraceError
-from tailrace.core.records import ConsumerGroupMetadata, OffsetAndMetadata, RecordMetadata
+from tailrace.core.records import (
+    ConsumerGroupMetadata,
+    OffsetAndMetadata,
+    Record,
+    RecordMetadata,
+)
 from tailrace.core.topic_partition import TopicPartition
 from tailrace.core.validation import timeout_s_of
 from tailrace.producer.producer import Producer
@@ -181,6 +187,19 @@ class AsyncProducer(AsyncClient, RenamedProducerMethods):
         """`Producer.send_offsets_to_transaction`."""
         await self._run(
             steps_of(Producer.send_offsets_to_transaction)(self._producer, offsets, group_metadata)
+        )
+
+    async def send_acknowledgements_to_transaction(
+        self,
+        share_consumer: AttachesRecords,
+        records: Record | Iterable[Record],
+        outcome: str = "accept",
+    ) -> None:
+        """`Producer.send_acknowledgements_to_transaction`."""
+        await self._run(
+            steps_of(Producer.send_acknowledgements_to_transaction)(
+                self._producer, share_consumer, records, outcome
+            )
         )
 
     async def commit_transaction(self, timeout: float | None = None) -> None:

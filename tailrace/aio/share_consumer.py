@@ -20,6 +20,7 @@ from tailrace.aio.client import AsyncClient
 from tailrace.aio.consumer import LoopProducers
 from tailrace.aio.event_loop import LOOP_RUNTIME, LoopConnection
 from tailrace.aio.group import HeartbeatLoopConnection
+from tailrace.client.attached_records import AttachedRecords
 from tailrace.client.kafka_names import (
     RENAMED_SHARE_CONSUMER_METHODS,
     RenamedMethods,
@@ -27,6 +28,7 @@ from tailrace.client.kafka_names import (
 )
 from tailrace.client.steps import Steps, steps_of
 from tailrace.core.errors import ClientClosedError
+from tailrace.core.records import Record
 from tailrace.core.validation import timeout_ms_of
 from tailrace.share.consumer import LOOP_POLL_MS, ShareConsumer, settings_of
 from tailrace.share.delivery import NS_PER_MS
@@ -191,6 +193,10 @@ class AsyncShareConsumer(AsyncClient, RenamedMethods):
         except BaseException:
             await self.close()
             raise
+
+    def _attach(self, records: Iterable[Record], outcome: str) -> AttachedRecords:
+        self._enter()
+        return self._poll_loop.attach(records, outcome)
 
     async def _ready(self) -> None:
         self._enter()

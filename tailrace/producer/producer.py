@@ -12,12 +12,13 @@ from __future__ import annotations
 import atexit
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
+from tailrace.client.attached_records import AttachesRecords
 from tailrace.client.kafka_names import RenamedProducerMethods
 from tailrace.client.partitioners import DefaultPartitioner, chosen_by
 from tailrace.client.runtime import SYSTEM, Runtime
@@ -27,7 +28,7 @@ from tailrace.client.steps import Steps, call_json, operation, run
 from tailrace.client.topic_metadata import TopicInfo
 from tailrace.core import fork
 from tailrace.core.errors import InvalidTransactionError, RequestTimeoutError, TailraceError
-from tailrace.core.records import ConsumerGroupMetadata, Headers, OffsetAndMetadata
+from tailrace.core.records import ConsumerGroupMetadata, Headers, OffsetAndMetadata, Record
 from tailrace.core.recurrence import Recurrence
 from tailrace.core.topic_partition import TopicPartition
 from tailrace.core.validation import name_of, timeout_s_of
@@ -288,6 +289,24 @@ class Producer(FastPathSender, RenamedProducerMethods):
         TransactionAbortedError, CommitFailedError, InvalidRequestError.
         """
         yield from self._transactional().send_offsets(offsets, group_metadata)
+
+    @operation
+    def send_acknowledgements_to_transaction(
+        self,
+        share_consumer: AttachesRecords,
+        records: Record | Iterable[Record],
+        outcome: str = "accept",
+    ) -> Steps[None]:
+        """Acknowledge records of a share consumer with the transaction, and only with it: "accept",
+        or "release". The commit is refused if one of them is not locked by `share_consumer` any
+        more. After an abort its next call releases them, unless they are passed to a transaction
+        before. Until the transaction ends, `acknowledge` refuses them.
+
+        Returns at once: the acknowledgements go with `commit_transaction`. Raises
+        InvalidTransactionError, TransactionAbortedError, LockLostError, InvalidRequestError (also
+        for "reject": send the dead letter in the transaction, and accept the record).
+        """
+        yield from self._transactional().send_acknowledgements(share_consumer, records, outcome)
 
     @operation
     def commit_transaction(self, timeout: float | None = None) -> Steps[None]:

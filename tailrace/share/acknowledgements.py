@@ -18,6 +18,7 @@ Invariants:
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from tailrace.core.errors import InvalidRequestError
@@ -30,10 +31,14 @@ RETAINED = "retained"
 """Not acknowledged, and excluded from implicit acknowledgement."""
 IN_LOOP = "in a loop"
 """Not acknowledged, and delivered last by a loop."""
+IN_TRANSACTION = "in a transaction"
+"""Its acknowledgement goes with the commit of a transaction."""
 UNREAD = "unread"
 """Never delivered: its acquisition does not count as a delivery."""
 _SENT = frozenset(OUTCOMES) | {UNREAD}
 _SILENT = frozenset({None, RETAINED, IN_LOOP})
+_DROPPED = _SILENT | {IN_TRANSACTION}
+_ATTACHABLE = _SILENT | {"release", "renew"}
 NEVER_NS = 1 << 62
 
 
@@ -93,7 +98,7 @@ class Acknowledgements:
                 _, first, last = locks.popleft()
                 for offset in range(first, last + 1):
                     if (
-                        outcomes.get(offset, UNREAD) in _SILENT
+                        outcomes.get(offset, UNREAD) in _DROPPED
                         and self._renewed.get((key, offset), 0) <= now_ns
                     ):
                         del outcomes[offset]
@@ -115,8 +120,46 @@ class Acknowledgements:
                 "it was not delivered here, was acknowledged before, or its lock has expired. "
                 "Acknowledge each record of poll() once, before its lock expires"
             )
+        if outcomes[offset] is IN_TRANSACTION:
+            raise InvalidRequestError(
+                f"offset {offset} of {topic}-{partition} is acknowledged with a transaction: "
+                "commit or abort the transaction"
+            )
         outcomes[offset] = outcome
         self._may_have_acknowledged = True
+
+    def check_attachable(self, topic: str, partition: int, offset: int) -> None:
+        """Raise InvalidRequestError unless a transaction may acknowledge the record."""
+        outcome = self._outcomes.get(TopicPartition(topic, partition), {}).get(offset, UNREAD)
+        if outcome in _ATTACHABLE:
+            return
+        why = (
+            "it is in a transaction already"
+            if outcome is IN_TRANSACTION
+            else "it was not delivered here, was acknowledged before, or its lock has expired"
+        )
+        raise InvalidRequestError(
+            f"offset {offset} of {topic}-{partition} cannot be acknowledged with a transaction: "
+            f"{why}. Pass each record of poll() once, before its lock expires"
+        )
+
+    def attach(self, places: Iterable[tuple[str, int, int]]) -> None:
+        """Leave the acknowledgement of these records to a transaction."""
+        for topic, partition, offset in places:
+            self._outcomes[TopicPartition(topic, partition)][offset] = IN_TRANSACTION
+
+    def detach(self, places: Iterable[tuple[str, int, int]], *, is_committed: bool) -> None:
+        """The transaction of these records has ended: it has acknowledged them, or they are
+        released. A repeated call changes nothing.
+        """
+        for topic, partition, offset in places:
+            outcomes = self._outcomes.get(TopicPartition(topic, partition), {})
+            if outcomes.get(offset) is IN_TRANSACTION:
+                if is_committed:
+                    del outcomes[offset]
+                else:
+                    outcomes[offset] = "release"
+                    self._may_have_acknowledged = True
 
     def outcome_of(self, topic: str, partition: int, offset: int) -> str | None:
         """A record's outcome; None: not acknowledged, or not kept here."""

@@ -24,6 +24,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, ClassVar, Never, Unpack
 
+from tailrace.client.attached_records import AttachedRecords
 from tailrace.client.connection import NEVER_NS
 from tailrace.client.kafka_names import (
     RENAMED_SHARE_CONSUMER_METHODS,
@@ -226,6 +227,10 @@ class ShareConsumer(RenamedMethods):
         """
         self._connection.check_usable()
         self._poll_loop.delivery.acknowledge(record, outcome, reason)
+
+    def _attach(self, records: Iterable[Record], outcome: str) -> AttachedRecords:
+        """See `Producer.send_acknowledgements_to_transaction`."""
+        return self._poll_loop.attach(records, outcome)
 
     @operation
     def commit(self, timeout_ms: float | None = None) -> Steps[None]:

@@ -18,9 +18,10 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+from tailrace.client.attached_records import AttachedMember, AttachedRecords
 from tailrace.client.serdes import deserialized, failure_at
 from tailrace.core.errors import InvalidRequestError
 from tailrace.core.log import logger
@@ -82,6 +83,8 @@ class Delivery:
         """True if `acknowledge` was called since the last poll."""
         self._is_unsettled = False
         """True if a poll, or a loop left by `break`, has delivered records since `settle_last`."""
+        self._attached: list[AttachedRecords] = []
+        """Records in transactions that may be open."""
 
     # ---- delivering ------------------------------------------------------------------------------
 
@@ -144,7 +147,9 @@ class Delivery:
         return found
 
     def register(self) -> None:
-        """Move the last delivery to `acknowledgements`."""
+        """Move the last delivery to `acknowledgements`, and end what was in transactions."""
+        if self._attached:
+            self._detach_ended()
         delivery = self._delivered
         if delivery is None:
             return
@@ -234,6 +239,40 @@ class Delivery:
         self._acknowledgements.acknowledge(record.topic, record.partition, record.offset, outcome)
         self._is_explicit = True
 
+    def attach(self, records: Iterable[Record], member: AttachedMember) -> AttachedRecords:
+        """Leave the acknowledgement of delivered records to a transaction. Raises
+        InvalidRequestError, having changed nothing.
+        """
+        self.register()
+        places: dict[tuple[str, int, int], None] = {}
+        for record in records:
+            self._check_record(record)
+            place = record.topic, record.partition, record.offset
+            self._acknowledgements.check_attachable(*place)
+            places[place] = None
+        ids = {topic: self._fetch_loop.topic_id(topic) for topic, _, _ in places}
+        if None in ids.values():
+            raise InvalidRequestError(
+                "the topic of a record is not known any more: drop the record"
+            )
+        attached = AttachedRecords(
+            member,
+            tuple(places),
+            [(str(ids[topic]), partition, offset) for topic, partition, offset in places],
+        )
+        self._attached.append(attached)  # first: a signal here attaches nothing
+        self._acknowledgements.attach(places)
+        self._is_explicit = True
+        return attached
+
+    def _detach_ended(self) -> None:
+        for attached in self._attached:
+            if attached.ended_by is not None:
+                self._acknowledgements.detach(
+                    attached.places, is_committed=attached.ended_by == "commit"
+                )
+        self._attached = [one for one in self._attached if one.ended_by is None]
+
     def _check_record(self, record: Record) -> None:
         """Raise InvalidRequestError unless it is a record, and its topic is not recreated."""
         if not isinstance(record, Record):
@@ -275,4 +314,5 @@ class Delivery:
         buffered.
         """
         self._left.clear()
+        self._attached = []
         return record_count(self.buffered.clear())

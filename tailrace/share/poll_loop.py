@@ -15,15 +15,24 @@ Invariants:
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
+from tailrace.client.attached_records import AttachedMember, AttachedRecords
 from tailrace.client.connection import Connection
 from tailrace.client.runtime import Runtime
 from tailrace.client.steps import PAUSE, Steps, Wait, call_json
-from tailrace.core.errors import InvalidRequestError, NotReachableError, TailraceError
+from tailrace.core.errors import (
+    InvalidRequestError,
+    LockLostError,
+    NotReachableError,
+    TailraceError,
+)
 from tailrace.core.log import logger
+from tailrace.core.records import Record
 from tailrace.core.validation import name_list
 from tailrace.group.dead_letter_queue import DeadLetters, Producers
+from tailrace.group.membership import Phase
 from tailrace.protocol.frame import Api
 from tailrace.protocol.session import Response
 from tailrace.share.acknowledgements import Acknowledgements
@@ -384,6 +393,24 @@ class SharePollLoop:
         if may_acquire:
             times.append(self._acquire_at_ns)
         return min(at_ns for at_ns in times if at_ns is not None)
+
+    def attach(self, records: Iterable[Record], outcome: str) -> AttachedRecords:
+        """Leave the acknowledgement of records to a transaction. Raises InvalidRequestError,
+        LockLostError when this consumer is not a member now.
+        """
+        self.connection.check_usable()
+        with self.member.thread.beats.lock:
+            membership = self.member.thread.beats.membership
+            identity, epoch, phase = membership.identity, membership.epoch, membership.phase
+        if phase is Phase.LOST:
+            raise LockLostError(
+                "this consumer is not a member of its group now, so its locks are lost: poll"
+            )
+        attached = self.delivery.attach(
+            records, AttachedMember(identity.group, identity.member_id, epoch)
+        )
+        attached.outcome = outcome
+        return attached
 
     # ---- commit ----------------------------------------------------------------------------------
 

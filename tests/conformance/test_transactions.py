@@ -9,12 +9,14 @@ import contextlib
 import os
 import threading
 import time
+from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
+from tailrace.client.attached_records import AttachedMember, AttachedRecords
 from tailrace.client.runtime import Runtime, sleep_on
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import (
@@ -30,12 +32,14 @@ from tailrace.core.errors import (
     TransactionAbortedError,
     UnknownTransactionalIdError,
 )
-from tailrace.core.records import ConsumerGroupMetadata, OffsetAndMetadata, TopicName
+from tailrace.core.records import ConsumerGroupMetadata, OffsetAndMetadata, Record, TopicName
 from tailrace.core.topic_partition import TopicPartition
 from tailrace.producer.batches.accumulator import NS_PER_MS
 from tailrace.producer.producer import Producer
 from tailrace.producer.transactions.state import ALLOWED, Call, State, TransactionState
 from tailrace.protocol.frame import Api
+from tailrace.protocol.messages import SHARE_RUNS_MAX
+from tailrace.share.outcomes import AcknowledgeType
 from tests.conformance.logging_front import DrivenProducer
 from tests.conformance.transaction_front import (
     FIRST_ID,
@@ -1037,6 +1041,106 @@ def test_offsets_of_nobody_are_refused(world: ScriptedWorld) -> None:
                 await made.producer.send_offsets_to_transaction({}, None)
             with pytest.raises(InvalidRequestError, match="offsets"):
                 await made.producer.send_offsets_to_transaction([1], "g")
+
+    world.run(body)
+
+
+# ---- acknowledgements ----------------------------------------------------------------------------
+
+
+class _Queue:
+    """A share consumer without an appliance: it attaches what it is given."""
+
+    def __init__(self, epoch: int = 3) -> None:
+        self.member = AttachedMember("q", "m-1", epoch)
+        self.attached: list[AttachedRecords] = []
+
+    def _attach(self, records: Iterable[Record], outcome: str) -> AttachedRecords:
+        places = tuple((one.topic, one.partition, one.offset) for one in records)
+        rows = [(f"id of {topic}", number, offset) for topic, number, offset in places]
+        self.attached.append(AttachedRecords(self.member, places, rows, outcome))
+        return self.attached[-1]
+
+    @property
+    def ends(self) -> list[str | None]:
+        return [one.ended_by for one in self.attached]
+
+
+def _record(offset: int) -> Record:
+    return Record("jobs", 0, offset, 0, 0, None, b"x", [], 0)
+
+
+@SCRIPTED
+def test_acknowledgements_go_with_the_commit_and_end_with_the_transaction(
+    world: ScriptedWorld,
+) -> None:
+    async def body(made: Made) -> None:
+        producer, queue = made.producer, _Queue()
+        acknowledge = producer.send_acknowledgements_to_transaction
+        with pytest.raises(InvalidTransactionError, match="begin_transaction"):
+            await acknowledge(queue, [_record(0)])
+        await producer.begin_transaction()
+        await acknowledge(queue, [_record(0)])
+        await producer.abort_transaction()
+        assert "acknowledgements" not in made.front.requests[-1][1]
+        made.front.plan[END].append(LOST_AFTER)  # asked again, with the same acknowledgements
+        async with producer.transaction():
+            await acknowledge(queue, [_record(offset) for offset in (4, 3, 1)])
+            await acknowledge(queue, _record(5), AcknowledgeType.RELEASE)
+            await acknowledge(queue, [])
+            assert queue.ends == ["abort", None, None]
+        carried = [
+            {
+                "group": "q", "member_id": "m-1", "member_epoch": 3,
+                "acknowledge": [
+                    ["id of jobs", 0, 1, 1, "accept"], ["id of jobs", 0, 3, 4, "accept"],
+                    ["id of jobs", 0, 5, 5, "release"],
+                ],
+            }
+        ]  # fmt: skip
+        sent = [request for api, request in made.front.requests if api is END]
+        assert [one.get("acknowledgements") for one in sent[-2:]] == [carried, carried]
+        assert queue.ends == ["abort", "commit", "commit"]
+
+    world.run(body)
+
+
+@SCRIPTED
+def test_a_lost_lock_makes_the_transaction_abortable(world: ScriptedWorld) -> None:
+    async def body(made: Made) -> None:
+        queue = _Queue()
+        made.front.plan[END].append(Refused(ErrorCode.LOCK_LOST, "the lock has expired"))
+
+        async def fails() -> None:
+            async with made.producer.transaction():
+                await made.send(b"x")
+                await made.producer.send_acknowledgements_to_transaction(queue, _record(0))
+
+        with pytest.raises(TransactionAbortedError, match="lock has expired"):
+            await fails()
+        assert queue.ends == ["abort"]
+        assert made.front.committed() == []
+
+    world.run(body)
+
+
+@SCRIPTED
+def test_acknowledgements_that_a_commit_cannot_carry_are_refused(world: ScriptedWorld) -> None:
+    async def body(made: Made) -> None:
+        acknowledge, queue = made.producer.send_acknowledgements_to_transaction, _Queue()
+        async with made.producer.transaction():
+            for given, sentence in (
+                ((made.producer, [_record(0)]), "no share consumer"),
+                ((queue, [1]), "pass a record"),
+                ((queue, 1), "pass a record"),
+                ((queue, [_record(0)], "reject"), "dead-letter topic"),
+                ((queue, [_record(0)], "renew"), "accept or release"),
+                ((queue, [_record(0)], []), "accept or release"),
+                ((queue, [_record(2 * n) for n in range(SHARE_RUNS_MAX + 1)]), "commit more often"),
+            ):
+                with pytest.raises(InvalidRequestError, match=sentence):
+                    await acknowledge(*given)
+        assert queue.ends == ["abort"]  # the one that was too large
 
     world.run(body)
 

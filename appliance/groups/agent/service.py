@@ -156,7 +156,12 @@ class GroupService:
             None
             if transactions is None
             else transactions(
-                OffsetCommits(self._prepare_offsets, self._offset_requests.apply),
+                OffsetCommits(
+                    self._prepare_offsets,
+                    self._offset_requests.apply,
+                    self._prepare_acknowledgements,
+                    self._apply_acknowledgements,
+                ),
                 Times(self._wall_ms, self._elapsed_ms),
             )
         )
@@ -231,6 +236,22 @@ class GroupService:
         if self._is_share(name):
             raise _no_offsets(name)
         return self._offset_requests.prepare(name, request)
+
+    def _prepare_acknowledgements(self, request: dict[str, Any]) -> Any:
+        """Check the acknowledgements of one share member in a transaction. Changes nothing. Raises
+        TailraceError.
+        """
+        name = group_in(request)
+        self._suspended.check(name)
+        if self._share is None or self._table.get(name) is not None:
+            raise InvalidGroupError(
+                f"{shown(name)} is no share group: only share groups acknowledge records"
+            )
+        return self._share.prepare(name, request)
+
+    def _apply_acknowledgements(self, prepared: Any) -> None:
+        if self._share is not None:
+            self._share.apply(prepared, self._now_ns)
 
     def _heartbeat(self, requester: Requester, request: dict[str, Any], now_ns: int) -> None:
         name, kind, epoch, member_id = (

@@ -143,6 +143,12 @@ class GroupsOfAKind(Protocol):
         ALTER_GROUP_OFFSETS or FETCH_OFFSETS of a group of this kind.
         """
 
+    def prepare(self, name: str, request: dict[str, Any]) -> Any:
+        """Check acknowledgements of a transaction. Changes nothing. Raises TailraceError."""
+
+    def apply(self, prepared: Any, now_ns: int) -> None:
+        """Apply what `prepare` has returned in the same step."""
+
     def session_closed(
         self, session: SessionKey, now_ns: int, *, with_front: bool = False
     ) -> None: ...

@@ -198,6 +198,19 @@ class SharePartition:
         self._forget_deadlines()
         return lost
 
+    def not_locked_by(self, member: str, first: int, last: int) -> list[tuple[int, int]]:
+        """The runs of these offsets without a lock of the member. Changes nothing."""
+        start, behind = self.spans.start, self.spans.next
+        lost: list[tuple[int, int]] = []
+        if first < start:
+            lost.append((first, min(last, start - 1)))
+        for span in self.spans.between(first, last):
+            if span.state.kind is not Kind.ACQUIRED or span.state.member != member:
+                _add_run(lost, span.first, span.last)
+        if last >= behind:
+            _add_run(lost, max(first, behind), last)
+        return lost
+
     def _undo_delivery(self, member: str, first: int, last: int) -> None:
         """Undo the last delivery of records that the member's program never got.
 

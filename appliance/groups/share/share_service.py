@@ -34,6 +34,7 @@ from appliance.groups.share.members import ShareMember
 from appliance.groups.share.quotas import Quotas
 from appliance.groups.share.share_group import ShareGroup
 from appliance.groups.share.share_partition import RUNS_MAX
+from appliance.groups.share.transactional import PreparedAcknowledgements, check
 from appliance.groups.store.group_store import GroupStore
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import (
@@ -290,6 +291,23 @@ class ShareService:
         self._after_records(group, member, sequence if given else 0, answer)
         self._wake(group, freed)
         return answer
+
+    def prepare(self, name: str, request: dict[str, Any]) -> PreparedAcknowledgements:
+        """Check acknowledgements that go with the commit of a transaction. Changes nothing. Raises
+        TailraceError.
+        """
+        return check(*self._member(name, request), request)
+
+    def apply(self, prepared: PreparedAcknowledgements, now_ns: int) -> None:
+        """Apply the acknowledgements of a transaction that is committed in this step."""
+        self._now_ns = now_ns
+        self._table.changed.add(prepared.group)
+        group = self._table.by_name[prepared.group]
+        member = group.members[prepared.member_id]
+        _, freed = group.acknowledge(member, prepared.given, self._runs_max, now_ns)
+        for key in group.changed_partitions:
+            self._table.watch_partition(group, key)
+        self._wake(group, freed)
 
     @staticmethod
     def _sequence(member: ShareMember, request: dict[str, Any]) -> int:

@@ -2,7 +2,7 @@
 end.
 
     INIT_TRANSACTIONS   a new owner; what was open is aborted
-    END_TRANSACTION     commit or abort, with the offsets of groups
+    END_TRANSACTION     commit or abort, with the offsets and acknowledgements of groups
     timers              abort what is older than its timeout; forget unused ids
 
 A decision raises the epoch. It is durable, with everything that belongs to it, in one SQLite commit
@@ -18,7 +18,7 @@ Invariants:
   of an older owner never gets an epoch. Repeats of one init (`attempt`) make one owner.
 - Init is answered when no decision of the id is left, so that its owner reads all that was
   committed before.
-- The offsets of a transaction are checked and written with its decision.
+- The offsets and acknowledgements of a transaction are checked and written with its decision.
 - An id has at most UNSETTLED_MAX decisions that are not carried out. The next one waits.
 Crash: a successor reads ids and decisions, sends all of them again, and starts timeouts anew.
 """
@@ -101,6 +101,9 @@ class OffsetCommits(NamedTuple):
     prepare: Callable[[dict[str, Any]], PreparedCommit]
     """Checks the offsets of one group and changes nothing. Raises TailraceError."""
     apply: Callable[[PreparedCommit], None]
+    prepare_acknowledgements: Callable[[dict[str, Any]], Any]
+    """Checks the acknowledgements of one share member and changes nothing. Raises TailraceError."""
+    apply_acknowledgements: Callable[[Any], None]
 
 
 class TransactionCoordinator:
@@ -270,11 +273,14 @@ class TransactionCoordinator:
             self._refuse_fenced(entry, end if end and end.owner == request.owner else None)
         if (request.producer_id, request.epoch) == (row.producer_id, row.epoch):
             commits = self._prepared(request)
+            acknowledgements = self._prepared_acknowledgements(request)
             self._decider.decide(
                 entry, request.outcome, BY_PRODUCER, self._now_ns, has_row=not request.is_empty
             )
             for commit in commits:
                 self._offsets.apply(commit)
+            for one in acknowledgements:
+                self._offsets.apply_acknowledgements(one)
             self._answer_end(entry, requester, request.outcome)
         elif end is None or end.owner != request.owner:
             raise InvalidTransactionError(
@@ -300,6 +306,14 @@ class TransactionCoordinator:
                     f"{sentence}; nothing of the transaction was decided",
                 )
         return commits
+
+    def _prepared_acknowledgements(self, request: EndRequest) -> list[Any]:
+        """Check the acknowledgements of all share members at this moment, as `_prepared` does the
+        offsets.
+        """
+        if request.outcome is not Outcome.COMMIT:
+            return []
+        return list(map(self._offsets.prepare_acknowledgements, request.acknowledgements))
 
     def _repeat_end(
         self, entry: Entry, requester: Requester, request: EndRequest, end: End

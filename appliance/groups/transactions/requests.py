@@ -24,7 +24,9 @@ STATES = ("empty", "ongoing", "committing", "aborting", "prepared")
 
 
 class EndRequest(NamedTuple):
-    """END_TRANSACTION. `offsets`: requests like COMMIT_OFFSETS, each with its `group`."""
+    """END_TRANSACTION. `offsets`: requests like COMMIT_OFFSETS, each with its `group`.
+    `acknowledgements`: requests like SHARE_ACKNOWLEDGE, each of one share member.
+    """
 
     transactional_id: str
     owner: int
@@ -32,6 +34,7 @@ class EndRequest(NamedTuple):
     epoch: int
     outcome: Outcome
     offsets: list[dict[str, Any]]
+    acknowledgements: list[dict[str, Any]]
     is_empty: bool
 
 
@@ -92,6 +95,7 @@ def end_in(request: Mapping[str, Any]) -> EndRequest:
         *producer_in(request),
         OUTCOMES[outcome],
         _offsets_in(request),
+        _acknowledgements_in(request),
         bool(flag_in(request, "is_empty")),
     )
 
@@ -120,6 +124,24 @@ def _offsets_in(request: Mapping[str, Any]) -> list[dict[str, Any]]:
             )
         commits.append({**one, "offsets": entries})
     return commits
+
+
+def _acknowledgements_in(request: Mapping[str, Any]) -> list[dict[str, Any]]:
+    given = request.get("acknowledgements")
+    if given is None:
+        return []
+    if (
+        not isinstance(given, list)
+        or len(given) > GROUPS_AT_ONCE_MAX
+        or not all(isinstance(one, dict) and isinstance(one.get("group"), str) for one in given)
+    ):
+        raise InvalidRequestError(
+            f"acknowledgements takes a list of at most {GROUPS_AT_ONCE_MAX} objects, one for each "
+            "member of a share group"
+        )
+    if len(given) != len({(one["group"], shown(one.get("member_id"))) for one in given}):
+        raise InvalidRequestError("acknowledgements names a member twice: join its entries")
+    return given
 
 
 def states_in(request: Mapping[str, Any]) -> frozenset[str] | None:

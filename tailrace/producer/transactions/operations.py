@@ -39,6 +39,13 @@ from tailrace.core.errors import (
 from tailrace.core.log import logger
 from tailrace.producer.batches.accumulator import NS_PER_MS
 from tailrace.producer.sending.sender_thread import SenderThread
+from tailrace.producer.transactions.acknowledgements import (
+    attach_of,
+    check_size,
+    members_json,
+    outcome_of,
+    records_of,
+)
 from tailrace.producer.transactions.offsets import groups_json, metadata_of
 from tailrace.producer.transactions.state import ALLOWED, Call, State, TransactionState
 from tailrace.protocol.frame import Api
@@ -131,6 +138,27 @@ class Transactions:
             self._sender_thread.check_usable()
             self._state.check(Call.OFFSETS)
             self._state.add_offsets(metadata, found)
+
+        self._sender_thread.do(add)
+        yield from ()
+
+    def send_acknowledgements(self, share_consumer: Any, records: Any, outcome: Any) -> Steps[None]:
+        """Have the acknowledgements go with the commit."""
+        attach, word, found = attach_of(share_consumer), outcome_of(outcome), records_of(records)
+
+        def add() -> None:
+            self._sender_thread.check_usable()
+            state = self._state
+            state.check(Call.ACKNOWLEDGEMENTS)
+            if not found:
+                return
+            attached = attach(found, word)
+            try:
+                check_size([*state.attached, attached])
+            except BaseException:
+                attached.ended_by = "abort"
+                raise
+            state.attached.append(attached)
 
         self._sender_thread.do(add)
         yield from ()
@@ -271,7 +299,7 @@ class Transactions:
     def _decide(self) -> bool:
         """True if the appliance has something to decide."""
         state = self._state
-        if state.is_empty and not state.offsets:
+        if state.is_empty and not state.offsets and not state.attached:
             state.ended("commit", state.producer_id, state.epoch)
             return False
         state.decide()
@@ -428,6 +456,11 @@ class Transactions:
             "producer_epoch": state.epoch,
             "outcome": outcome,
             "offsets": groups_json(state.offsets.values()) if outcome == "commit" else [],
+            **(
+                {"acknowledgements": members_json(state.attached)}
+                if state.attached and outcome == "commit"
+                else {}
+            ),
         }
         return self._asked(
             Api.END_TRANSACTION,

@@ -27,7 +27,7 @@ Crash: a signal handler may interrupt a change between two calls, never within a
 from __future__ import annotations
 
 from enum import Enum
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from uuid import uuid4
 
 from tailrace.client.offsets import Offsets
@@ -40,6 +40,9 @@ from tailrace.core.errors import (
 from tailrace.core.records import ConsumerGroupMetadata
 from tailrace.format.batch_header import NO_PRODUCER
 from tailrace.producer.batches.producer_batch import ProducerBatch
+
+if TYPE_CHECKING:
+    from tailrace.client.attached_records import AttachedRecords
 
 BLOCK = "`with producer.transaction():`"
 
@@ -64,6 +67,7 @@ class Call(Enum):
     BEGIN = "begin_transaction()"
     SEND = "send()"
     OFFSETS = "send_offsets_to_transaction()"
+    ACKNOWLEDGEMENTS = "send_acknowledgements_to_transaction()"
     COMMIT = "commit_transaction()"
     ABORT = "abort_transaction()"
 
@@ -74,6 +78,7 @@ ALLOWED: dict[Call, frozenset[State]] = {
     Call.BEGIN: frozenset({_S.UNINITIALIZED, _S.READY}),
     Call.SEND: frozenset({_S.OPEN}),
     Call.OFFSETS: frozenset({_S.OPEN}),
+    Call.ACKNOWLEDGEMENTS: frozenset({_S.OPEN}),
     Call.COMMIT: frozenset({_S.OPEN, _S.DECIDING}),
     Call.ABORT: frozenset({_S.OPEN, _S.ABORTABLE, _S.ABORTING}),
 }
@@ -89,6 +94,7 @@ _ADVICE: dict[State, str] = {
     _S.DECIDING: "call commit_transaction() again, which finds it out",
     _S.ABORTING: "call abort_transaction() again, which finishes it",
 }
+_NOT_AFTER_FAILURE = (Call.SEND, Call.OFFSETS, Call.ACKNOWLEDGEMENTS, Call.COMMIT)
 _ENDED_BY = {"commit": Call.COMMIT, "abort": Call.ABORT}
 
 
@@ -126,6 +132,8 @@ class TransactionState:
         self.fenced_detail = ""
         self.offsets: dict[str, GroupOffsets] = {}
         """By group."""
+        self.attached: list[AttachedRecords] = []
+        """Records of share consumers that the commit acknowledges."""
         self.ended_by: str | None = None
         """The outcome of the transaction before, "commit" or "abort"."""
         self.following: tuple[int, int] | None = None
@@ -158,7 +166,7 @@ class TransactionState:
             return
         if state is State.FENCED:
             raise ProducerFencedError(self.fenced_detail)
-        if state is State.ABORTABLE and call in (Call.SEND, Call.OFFSETS, Call.COMMIT):
+        if state is State.ABORTABLE and call in _NOT_AFTER_FAILURE:
             raise self.aborted_error() from self.failure
         raise InvalidTransactionError(
             f"{call.value} does not fit: {state.value} (transactional_id "
@@ -237,6 +245,7 @@ class TransactionState:
     def forgotten(self) -> None:
         """The appliance does not know the id, or this epoch of it: the next begin initializes."""
         self.failure = self.following = None
+        self._detach("abort")
         if self._phase is not State.READY:
             self.ended_by = "abort"
         self._phase = State.UNINITIALIZED
@@ -249,6 +258,7 @@ class TransactionState:
         self.failure = self.following = self.ended_by = None
         self.failed_where = ""
         self.offsets = {}
+        self.attached = []
         self._phase = State.OPEN
 
     def unbegin(self, number: int) -> None:
@@ -276,12 +286,17 @@ class TransactionState:
 
     def ended(self, outcome: str, producer_id: int, epoch: int) -> None:
         """The transaction has this outcome, and the next one this id and epoch."""
+        self._detach(outcome)
         self.producer_id = producer_id
         self.epoch = epoch
         self.failure = self.following = None
         self.offsets = {}
         self.ended_by = outcome
         self._phase = State.READY
+
+    def _detach(self, outcome: str) -> None:
+        for one in self.attached:
+            one.ended_by = outcome
 
     def fail(
         self, error: TailraceError, where: str = "", following: tuple[int, int] | None = None
@@ -302,5 +317,6 @@ class TransactionState:
 
     def fence(self, detail: str) -> None:
         """Another producer has the id. Nothing can be done any more."""
+        self._detach("abort")  # where it was committed, the release is refused
         self.fenced_detail = detail
         self._phase = State.FENCED

@@ -49,6 +49,7 @@ CALLS: dict[type, dict[str, tuple[Any, ...]]] = {
         "send_arrow": ("t", pa.table({"value": [b"x"]})),
         "init_transactions": (), "begin_transaction": (), "commit_transaction": (),
         "abort_transaction": (), "send_offsets_to_transaction": ({}, "g"), "transaction": (),
+        "send_acknowledgements_to_transaction": (None, []),
     },
     Consumer: {
         "__enter__": (), "__iter__": (), "assign": ([],), "assignment": (),

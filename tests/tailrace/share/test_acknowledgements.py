@@ -178,3 +178,33 @@ def test_an_unread_record_is_released_and_cannot_be_acknowledged() -> None:
         acknowledgements.acknowledge("t", 0, 4, "accept")
     assert acknowledgements.acknowledged(9) == [Acknowledgement(KEY, 3, 5, "unread")]
     assert acknowledgements.clear() == (3, []), "nothing of it is said in vain"
+
+
+def test_a_transaction_keeps_its_records_from_every_other_acknowledgement() -> None:
+    kept, key = Acknowledgements(), TopicPartition("t", 0)
+    kept.add(key, 0, 3)
+    places = [("t", 0, 0), ("t", 0, 1)]
+    kept.attach(places)
+    kept.accept_remaining()
+    assert [run[1:] for run in kept.acknowledged(9)] == [(2, 3, "accept")]
+    with pytest.raises(InvalidRequestError, match="with a transaction"):
+        kept.acknowledge("t", 0, 0, "accept")
+    for offset in (1, 2, 9):  # attached, accepted, never delivered
+        with pytest.raises(InvalidRequestError, match="cannot be acknowledged with"):
+            kept.check_attachable("t", 0, offset)
+    kept.detach(places[:1], is_committed=True)
+    kept.detach(places[1:], is_committed=False)
+    kept.detach(places, is_committed=True)  # repeated
+    assert [run[1:] for run in kept.acknowledged(9)] == [(1, 1, "release"), (2, 3, "accept")]
+    kept.check_attachable("t", 0, 1)  # a repeated block takes it
+    assert not kept.has("t", 0, 0)
+
+
+def test_a_lock_that_has_passed_ends_the_claim_of_a_transaction() -> None:
+    kept, key = Acknowledgements(), TopicPartition("t", 0)
+    kept.add(key, 0, 0, None, 10)
+    kept.attach([("t", 0, 0)])
+    assert kept.drop_expired(10) == 1
+    kept.add(key, 0, 0, None, 30)  # delivered once more
+    kept.detach([("t", 0, 0)], is_committed=False)
+    assert kept.acknowledged(9) == []
