@@ -16,7 +16,7 @@ PURE_TESTS := tests/tailrace/kernel tests/conformance \
 	$(addprefix tests/system/test_,produce_and_consume.py callbacks.py fork.py aio.py bad_input.py \
 	hash_slots.py::test_adding_partitions_under_load_keeps_the_order_of_every_key delays.py::test_records_come_when_they_are_due_in_due_order_and_never_early)
 
-.PHONY: demo test test-all test-pure check verify services lakes kernel simulate torture torture-delays torture-groups torture-transactions torture-spark fuzz load bench bench-peers bench-scale bench-delays bench-groups bench-rebalance bench-pairs bench-wakeups bench-scan bench-spark bench-spark-sink bench-spark-streaming lint java prepare-spark clean
+.PHONY: demo test test-all test-pure check verify services lakes kernel simulate simulate-transactions torture torture-delays torture-groups torture-transactions torture-spark fuzz load bench bench-peers bench-scale bench-delays bench-groups bench-rebalance bench-pairs bench-wakeups bench-scan bench-spark bench-spark-sink bench-spark-streaming lint java prepare-spark clean
 
 demo: $(KERNEL) java
 	@$(BIN)/python -P -m bench.demo
@@ -59,6 +59,9 @@ lint: $(KERNEL)
 
 simulate: $(KERNEL)
 	@$(BIN)/python -P -m tests.sim $(or $(SECONDS),60) $(SEED)
+
+simulate-transactions: $(KERNEL)
+	@$(BIN)/python -P -m tests.sim --transactions $(or $(SECONDS),60) $(SEED)
 
 torture: $(KERNEL)
 	@$(BIN)/python -P -m tests.crash.torture $(or $(SECONDS),60) $(SEED)

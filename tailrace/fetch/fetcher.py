@@ -99,7 +99,13 @@ class PartitionPosition:
         self.high_watermark: int | None = None
         self.leader_epoch = -1
         self.taken_epoch = -1
-        """The leader epoch of the batch taken last; -1: none since the last seek."""
+        """The leader epoch of the batch taken last, or in which the offsets without a record behind
+        it were read; -1: none since the last seek.
+        """
+        self._passed_epochs: deque[tuple[int, int]] = deque()
+        """(offset, leader epoch): up to there the buffer has offsets without a record, which may be
+        of a later epoch than the batch before them.
+        """
         self.version = 0
         """Counts seeks. A response to a fetch of an older version is ignored."""
         self.buffered: deque[tuple[memoryview, int]] = deque()
@@ -130,6 +136,7 @@ class PartitionPosition:
         self.position = offset
         self.from_committed = False
         self.leader_epoch = self.taken_epoch = -1
+        self._passed_epochs.clear()
         self.left_out = (0, 0)
         self.version += 1
         self.buffered.clear()
@@ -160,18 +167,27 @@ class PartitionPosition:
         )
         self.refusals += 1
 
-    def pass_over(self, offset: int) -> None:
-        """Note that what follows the buffered batches has no record up to `offset`."""
+    def pass_over(self, offset: int, leader_epoch: int) -> None:
+        """Note that what follows the buffered batches has no record up to `offset`, in a log that
+        had this leader epoch there.
+        """
+        self.leader_epoch = max(self.leader_epoch, leader_epoch)
         if self.buffered:
             self.buffered[-1] = self.buffered[-1][0], offset
+            while self._passed_epochs and self._passed_epochs[0][0] < (self.position or 0):
+                self._passed_epochs.popleft()
+            self._passed_epochs.append((offset, leader_epoch))
         elif self.position is not None:
             self._leave_out(self.position, offset)
             self.position = offset
+            self.taken_epoch = max(self.taken_epoch, leader_epoch)
 
     def _leave_out(self, first: int, behind: int) -> None:
         if self.left_out[1] == first:
             first = self.left_out[0]
         self.left_out = first, behind
+        while self._passed_epochs and self._passed_epochs[0][0] <= behind:
+            self.taken_epoch = max(self.taken_epoch, self._passed_epochs.popleft()[1])
 
     def drop_buffered(self, error: TailraceError) -> None:
         """Discard the buffer, which begins with an unreadable batch,
@@ -179,6 +195,7 @@ class PartitionPosition:
         """
         self.version += 1
         self.buffered.clear()
+        self._passed_epochs.clear()
         self.buffered_bytes = 0
         self.error = error
 
@@ -377,7 +394,7 @@ class Fetcher:
                 self._buffer(cursor, data, has_gaps=bool(entry.flags & FETCHED_GAPS))
             following = cursor.fetch_offset
             if following is not None and entry.resume_offset > following and not cursor.error:
-                cursor.pass_over(entry.resume_offset)
+                cursor.pass_over(entry.resume_offset, entry.leader_epoch)
 
     @staticmethod
     def _error_of(cursor: PartitionPosition, code: ErrorCode, entry: FetchedEntry) -> TailraceError:
@@ -420,15 +437,16 @@ class Fetcher:
                 following = cursor.fetch_offset or 0
                 if next_offset <= following:
                     raise BatchFormatError(f"the response repeats offsets below {next_offset}")
+                leader_epoch = leader_epoch_at(data, at)
                 if has_gaps and base_offset > following:
-                    cursor.pass_over(base_offset)
+                    cursor.pass_over(base_offset, leader_epoch)
                 batch = data[at : at + length]
                 if next_offset - base_offset == 1 and is_control_at(batch, seed):
-                    cursor.pass_over(next_offset)
+                    cursor.pass_over(next_offset, leader_epoch)
                 else:
                     cursor.buffered.append((batch, next_offset))
                     cursor.buffered_bytes += length
-                cursor.leader_epoch = leader_epoch_at(data, at)
+                cursor.leader_epoch = leader_epoch
                 at += length
         except BatchFormatError as error:
             cursor.error = corrupt_error(cursor.key, cursor.fetch_offset, None, error.reason)

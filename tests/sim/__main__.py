@@ -1,5 +1,5 @@
-"""Schedules for as long as wanted, on every core: `make simulate SECONDS=600 SEED=1`. Prints the
-seed of each that fails.
+"""Schedules for as long as wanted, on every core: `make simulate SECONDS=600 SEED=1`, those of
+transactions with `make simulate-transactions`. Prints the seed of each that fails.
 """
 
 from __future__ import annotations
@@ -10,14 +10,26 @@ import os
 import sys
 import time
 import warnings
+from collections.abc import Callable
+from typing import Any
 
 from rich.progress import Progress
 
-from tests.sim.schedule import run
+from tests.sim import schedule, transaction_schedule
+
+TRANSACTIONS = "--transactions"
 
 
 def _one(seed: int) -> tuple[int, int, str]:
     """(seed, steps, what went wrong)."""
+    return _run(schedule.run, seed)
+
+
+def _one_of_transactions(seed: int) -> tuple[int, int, str]:
+    return _run(transaction_schedule.run, seed)
+
+
+def _run(run: Callable[[int], Any], seed: int) -> tuple[int, int, str]:
     logging.disable(logging.CRITICAL)
     warnings.simplefilter("ignore", RuntimeWarning)
     try:
@@ -31,8 +43,10 @@ def _one(seed: int) -> tuple[int, int, str]:
 
 
 def main() -> int:
-    seconds = int(sys.argv[1]) if len(sys.argv) > 1 else 60
-    first = int(sys.argv[2]) if len(sys.argv) > 2 else int.from_bytes(os.urandom(4), "little")
+    arguments = [argument for argument in sys.argv[1:] if argument != TRANSACTIONS]
+    one = _one_of_transactions if TRANSACTIONS in sys.argv[1:] else _one
+    seconds = int(arguments[0]) if arguments else 60
+    first = int(arguments[1]) if len(arguments) > 1 else int.from_bytes(os.urandom(4), "little")
     print(f"seeds from {first} on, for {seconds} s", flush=True)
     begun, count, steps, failures = time.monotonic(), 0, 0, 0
     at_once = 16 * (os.cpu_count() or 1)
@@ -41,7 +55,7 @@ def main() -> int:
         while (elapsed := time.monotonic() - begun) < seconds:
             progress.update(task, completed=elapsed)
             for seed, its_steps, failure in pool.map(
-                _one, range(first + count, first + count + at_once), chunksize=4
+                one, range(first + count, first + count + at_once), chunksize=4
             ):
                 steps += its_steps
                 if failure:

@@ -259,7 +259,10 @@ class World:
             self._employ(role, index)
 
     def _employ(self, role: Role, index: int) -> None:
+        """Start a process, unless there is one: `boot` may be interrupted by `_hire`."""
         name = process_name(role, index)
+        if any(child.name == name for child in self.children):
+            return
         child = Child(role, index, name, self.bells[name])
         self.children.append(child)
         self.start(child)

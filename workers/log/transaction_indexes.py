@@ -9,7 +9,7 @@ Invariants:
   written yet.
 - An entry goes to each segment with an index that the transaction can have batches in. One too many
   harms nobody, since an epoch has a single transaction.
-- What a checkpoint covers has its entries synced.
+- What a checkpoint covers has its entries synced, and the names of its indexes.
 
 Crash: `recover` compares the indexes of the walked segments with their headers. Those of earlier
 segments were synced, and the scrubber checks them.
@@ -84,6 +84,8 @@ class TransactionIndexes:
         """Segments whose index has to be made again from their headers."""
         self._aborted: list[AbortedTransaction] = []
         self._unsynced: set[int] = set()
+        self._has_new_names = False
+        """True if the directory may have names of indexes that are not synced."""
         self.version = 0
         """Grows with each entry. 0: no segment has an entry."""
 
@@ -152,6 +154,9 @@ class TransactionIndexes:
                 self._rebuilt[base] = None
                 raise
             self._unsynced.discard(base)
+        if self._has_new_names:
+            self._files.sync_directory(self._directory)
+            self._has_new_names = False
 
     def _path(self, base: int) -> str:
         return f"{self._directory}/{file_name(base, TRANSACTION_INDEX_SUFFIX)}"
@@ -170,6 +175,7 @@ class TransactionIndexes:
     def _replace(self, base: int, entries: Sequence[AbortedTransaction]) -> None:
         """Write a whole index, durably: older entries must not reappear."""
         data = encode_header(base) + b"".join(map(encode_entry, entries))
+        self._has_new_names = True
         fd = open_index(self._files, self._path(base))
         try:
             self._files.truncate(fd, 0)
@@ -193,6 +199,7 @@ class TransactionIndexes:
             for base in segment_bases(self._files.list(self._directory), TRANSACTION_INDEX_SUFFIX)
             if base in bases
         }
+        self._has_new_names = bool(present)  # of a predecessor that was killed
         for base in sorted(present):
             fd = open_if_plain(self._files, self._path(base))
             if fd is None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,10 +15,11 @@ from tailrace.client.settings import ConsumerSettings
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.topic_partition import TopicPartition
 from tailrace.fetch.fetcher import Fetcher, PartitionPosition
+from tailrace.format.schema import DEFAULT_SCHEMA
 from tailrace.protocol import messages as requests
 from tailrace.protocol.messages import FetchedEntry, FetchRequest
 from tailrace.protocol.session import Response
-from tests.kit.batches import TOPIC_ID, make_batch, stamped
+from tests.kit.batches import SEED, TOPIC_ID, make_batch, stamped
 
 BATCH_BYTES = len(make_batch(1))
 INFO: Any = SimpleNamespace(topic_id=TOPIC_ID, seeds=[0] * 64)
@@ -126,3 +128,26 @@ def test_with_one_request_at_a_time_less_than_twice_fetch_max_bytes_is_kept(
         if cursor.buffered:
             data, cursor.position = cursor.buffered.popleft()
             cursor.buffered_bytes -= len(data)
+
+
+@pytest.mark.parametrize("is_buffered", [False, True])
+def test_what_was_left_out_is_asked_for_and_committed_in_the_epoch_in_which_it_was_read(
+    is_buffered: bool,
+) -> None:
+    """Aborted records behind a crash are of a later epoch than the last batch before them. With
+    that one's epoch, the front would call what lies behind them lost.
+    """
+    appliance, fetcher, (cursor,), settings = reader(1)
+    info: Any = SimpleNamespace(topic_id=TOPIC_ID, seeds=[SEED], schema=DEFAULT_SCHEMA)
+    cursor.info = info
+    given = stamped(make_batch(1), 0, leader_epoch=2) if is_buffered else b""
+    assert fetcher.begin([cursor])
+    _, on_response = appliance.asked.pop()
+    entry = FetchedEntry(TOPIC_ID, 0, 0, 5, len(given), 9, 0, 7, 9, requests.FETCHED_GAPS)
+    on_response(Response(1, 1, ErrorCode.OK, [requests.encode_fetched([entry]), given]))
+    if is_buffered:
+        assert cursor.take(settings) is not None
+    assert (cursor.position, cursor.taken_epoch) == (7, 5)
+    assert fetcher.begin([cursor])
+    (asked,) = appliance.asked[0][0].entries
+    assert (asked.offset, asked.leader_epoch) == (7, 5)

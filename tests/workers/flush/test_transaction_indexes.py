@@ -17,6 +17,8 @@ from appliance.observe import log_verifier
 from shm.lane_messages import Assignment
 from shm.layout import SlotState
 from tailrace.format.batch_header import CONTROL_ABORT, CONTROL_COMMIT
+from tailrace.format.partition_metadata import PartitionMetadata
+from tailrace.format.segment import file_name
 from tailrace.format.transaction_index import TRANSACTION_INDEX_SUFFIX, encode_header
 from tests.kit import seeds
 from tests.kit.logs import Bench, assignment, bench, simulated_regions
@@ -28,6 +30,7 @@ from tests.kit.transactions import (
     producer,
 )
 from workers.flush.flusher import FlusherSettings
+from workers.log.transaction_indexes import TransactionIndexes, WalkedTransactions
 from workers.segment.files import DiskFiles
 
 A, B = producer(1), producer(2)
@@ -320,3 +323,21 @@ def test_an_index_goes_with_its_segment_and_an_open_transaction_stays(
             filler.data(30)
             settle(b)
         assert b.table.read(0).log_start_offset > first_open
+
+
+def test_the_name_of_an_index_is_durable_with_its_entries() -> None:
+    """A checkpoint behind it keeps the next start from walking its segment: an index that is gone
+    would hold the readers of committed records for ever.
+    """
+    for is_successor in (False, True):
+        disk = SimDisk(["/data"])
+        indexes = TransactionIndexes(SimFiles(disk), "/data")
+        indexes.note(0, None)
+        metadata = PartitionMetadata("t", 0, bytes(16), {})
+        indexes.write([0], metadata)
+        if is_successor:  # its predecessor was killed before it had synced anything
+            indexes = TransactionIndexes(SimFiles(disk), "/data")
+            indexes.recover([0], metadata, WalkedTransactions(start=9, has_checkpoint=True))
+        indexes.sync()
+        path = f"/data/{file_name(0, TRANSACTION_INDEX_SUFFIX)}"
+        assert all(path in disk.lose_power(random.Random(seed)).names for seed in range(9))

@@ -1,0 +1,299 @@
+"""One schedule of transactions: a world, transactional programs, readers of both levels, faults,
+all from one seed; then everything is healed, comes to rest, and is checked.
+
+A schedule that fails is replayed by `run(seed)`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+from appliance.config.default_schema import DEFAULT_SCHEMA_MESSAGE
+from shm.layout import Role
+from tailrace.admin.admin import Admin
+from tailrace.client.connection import Connection
+from tailrace.client.steps import call_json_now
+from tailrace.consumer.consumer import Consumer
+from tailrace.core.error_codes import ErrorCode
+from tailrace.core.errors import TailraceError
+from tailrace.core.topic_partition import TopicPartition
+from tailrace.protocol.frame import Api
+from tests.kit.batches import TIME_US
+from tests.kit.transaction_checker import Read, TransactionHistory, check_transformed
+from tests.sim.machine_parts import ADDRESS, MS, SECOND, PowerLost
+from tests.sim.schedule import AllKilled
+from tests.sim.transactional_programs import Common, Program
+from tests.sim.world import World
+
+WRITTEN, MADE = "written", "made"
+FAULTS = (
+    "kill", "kill", "kill groups", "kill groups", "crash point", "stop", "kill all", "power",
+    "cut", "cut", "clock", "late", "restart",
+)  # fmt: skip
+QUIET = frozenset({
+    ErrorCode.NOT_READY, ErrorCode.TIMED_OUT, ErrorCode.NOT_REACHABLE, ErrorCode.STORAGE_ERROR,
+})  # fmt: skip
+
+
+class Reader:
+    """Somebody who reads all the time."""
+
+    def __init__(self, name: str, schedule: TransactionSchedule, *, is_committed: bool) -> None:
+        self.name = name
+        self.is_committed = is_committed
+        self._history = schedule.history
+        self._consumer = schedule.consumer(schedule.places, is_committed=is_committed)
+
+    def turn(self) -> None:
+        try:
+            records = self._consumer.poll(0)
+        except TailraceError as error:
+            if error.code not in QUIET:
+                raise
+            return
+        for record in records:
+            assert record.value is not None
+            place = TopicPartition(str(record.topic), record.partition)
+            self._history.read(
+                self.name, place, record.offset, record.value, is_committed=self.is_committed
+            )
+
+    pump = turn
+
+    def next_wake_ns(self, now_ns: int) -> int:
+        tick_ns = self._consumer._connection.next_tick_ns()
+        return now_ns + 50 * MS if tick_ns is None else tick_ns
+
+    def has_input(self) -> bool:
+        socket: Any = self._consumer._connection._socket
+        return socket is not None and bool(socket.link.to_client)
+
+
+class TransactionSchedule:
+    """One seed's world."""
+
+    def __init__(self, seed: int) -> None:
+        rng = self.rng = random.Random(f"transactions {seed}")
+        self.history = TransactionHistory()
+        self.steps = rng.randint(400, 900)
+        self.fault_rate = rng.choice((0.005, 0.01, 0.03))
+        self.faults = sorted({rng.choice(FAULTS) for _ in range(rng.randint(1, 5))})
+        self.world = World(rng, workers=rng.randint(1, 2), data_dirs=rng.choice((1, 1, 2)))
+        if seed % 2:
+            self.world.preempts = random.Random(f"preemptions of {seed}")
+        partitions = rng.randint(1, 3)
+        self.written = [TopicPartition(WRITTEN, p) for p in range(partitions)]
+        self.made = [TopicPartition(MADE, p) for p in range(2)]
+        self.places = [*self.written, *self.made]
+        self.programs: list[Program] = []
+        self.readers: list[Reader] = []
+        self.log: list[str] = []
+        """What the fates did, for whoever looks into a failure."""
+
+    @property
+    def actors(self) -> list[Program | Reader]:
+        return [*self.programs, *self.readers]
+
+    def run(self) -> None:
+        """Raises AssertionError."""
+        world = self.world
+        try:
+            with world.interruptible():
+                self._set_up()
+                self._guarded(self._disturb)
+                self._heal()
+                self._check()
+        finally:
+            world.close()
+
+    def _set_up(self) -> None:
+        world, rng = self.world, self.rng
+        catalog = world.open_catalog()
+        catalog.register_dirs([(path, path) for path in world.data_dirs])
+        for name, places in ((WRITTEN, self.written), (MADE, self.made)):
+            given: dict[str, Any] = {"segment.bytes": 4000, "durability": "disk"}
+            catalog.create_topic(name, len(places), given, DEFAULT_SCHEMA_MESSAGE, False, TIME_US)
+        catalog.close()
+        world.boot()
+        world.settle_servers()
+        with Admin(ADDRESS, runtime=world.runtime) as admin:
+            topics = admin.topic_info([WRITTEN, MADE])
+        common = Common(world, rng, self.history, topics)
+        for number in range(rng.randint(1, 3)):
+            timeout_ms = rng.choice((500, 5_000, 60_000))
+            self.programs.append(Program(f"w{number}", common, self.written, timeout_ms))
+        for number in range(rng.randint(0, min(2, len(self.written)))):
+            key = self.written[number]
+            self.programs.append(
+                Program(
+                    f"x{number}", common, self.made, rng.choice((500, 60_000)), key,
+                    self.consumer([key], is_committed=True),
+                )
+            )  # fmt: skip
+        self.readers = [
+            Reader("committed", self, is_committed=True),
+            Reader("uncommitted", self, is_committed=False),
+        ]
+
+    def consumer(self, places: list[TopicPartition], *, is_committed: bool) -> Consumer:
+        consumer = Consumer(
+            bootstrap=ADDRESS, runtime=self.world.runtime, auto_offset_reset="none",
+            fetch_max_wait_ms=100, fetch_max_bytes=1 << 11,
+            isolation_level="read_committed" if is_committed else "read_uncommitted",
+        )  # fmt: skip
+        consumer.assign(places)
+        for place in places:
+            consumer.seek(place, 0)
+        return consumer
+
+    # ---- faults ----------------------------------------------------------------------------------
+
+    def _guarded(self, act: Callable[[], None]) -> None:
+        while True:
+            try:
+                act()
+                return
+            except PowerLost:
+                self.log.append(f"{self.world.steps}: power lost")
+                self.world.lose_power()
+            except AllKilled:
+                self.log.append(f"{self.world.steps}: all killed")
+                self.world.kill_all()
+
+    def _disturb(self) -> None:
+        world, rng = self.world, self.rng
+        while world.steps < self.steps:
+            if rng.random() < self.fault_rate:
+                self._fault(rng.choice(self.faults))
+            world.now_ns += rng.randrange(1_000, 100_000)
+            if rng.random() < 0.3:
+                rng.choice(self.actors).turn()
+                continue
+            runnable = [child for child in world.children if world.is_runnable(child)]
+            if runnable:
+                world.step(rng.choice(runnable))
+            else:
+                rng.choice(self.actors).turn()
+                if rng.random() < 0.2:
+                    world.pass_time(world.now_ns + rng.randrange(1, 200) * MS)
+
+    def _fault(self, fault: str) -> None:
+        world, rng = self.world, self.rng
+        self.log.append(f"{world.steps}: {fault}")
+        living = [child for child in world.children if child.agent is not None]
+        if fault == "kill":
+            world.fate.doom(rng.randint(0, 40))
+        elif fault == "kill groups":
+            for child in [one for one in living if one.role is Role.GROUPS]:
+                world.fate.doom(rng.randint(0, 12))
+                for _ in range(8):
+                    if child.agent is not None and world.is_runnable(child):
+                        world.step(child)
+                world.fate.pardon()
+        elif fault == "crash point":
+            world.fate.crash_at_a_point()
+        elif fault == "stop" and living:
+            rng.choice(living).stopped_until_ns = world.now_ns + rng.randrange(1, 3000) * MS
+        elif fault == "kill all":
+            world.fate.doom(rng.randint(0, 60), AllKilled)
+        elif fault == "power":
+            world.fate.doom(rng.randint(0, 60), PowerLost)
+        elif fault == "cut" and world.network.links:
+            world.network.cut(rng.choice(list(world.network.links.values())))
+        elif fault == "clock":
+            world.wall_offset_us += rng.choice((-1, 1)) * 3_600_000_000
+        elif fault == "late":
+            world.now_ns += rng.randrange(1, 1_500) * MS
+        elif fault == "restart":
+            world.stop_cleanly()
+
+    # ---- the end ---------------------------------------------------------------------------------
+
+    def _heal(self) -> None:
+        world = self.world
+        world.heal()
+        deadline_ns = world.now_ns + 120 * SECOND
+        for program in self.programs:
+            program.is_calm = True
+        while not all(program.is_at_rest for program in self.programs):
+            assert world.now_ns < deadline_ns, "the programs do not come to rest: " + "; ".join(
+                f"{one.name}: {[life.state for life in one.lives]} {len(one.copies)}"
+                for one in self.programs
+            )
+            self._quiet_step()
+        world.settle_servers()
+
+    def _quiet_step(self) -> None:
+        """Somebody who can do something, else on to the next deadline."""
+        world = self.world
+        runnable = [child for child in world.children if world.is_runnable(child)]
+        ready = [
+            actor
+            for actor in self.actors
+            if actor.has_input() or actor.next_wake_ns(world.now_ns) <= world.now_ns
+        ]
+        world.now_ns += 10_000
+        if runnable and (not ready or self.rng.random() < 0.6):
+            world.step(self.rng.choice(runnable))
+        elif ready:
+            self.rng.choice(ready).pump()
+        else:
+            for actor in self.actors:
+                actor.pump()
+            world.pass_time(min(actor.next_wake_ns(world.now_ns) for actor in self.actors))
+
+    def _check(self) -> None:
+        committed = self._read_all(is_committed=True)
+        uncommitted = self._read_all(is_committed=False)
+        levels = {reader.name: reader.is_committed for reader in self.readers}
+        self.history.check(committed, uncommitted, levels)
+        outputs = [value for place in self.made for _, value in committed[place]]
+        for program in self.programs:
+            if program.source is not None:
+                next_offset = self._committed_offset(program.name)
+                check_transformed(program.name, committed[program.source], next_offset, outputs)
+
+    def _committed_offset(self, group: str) -> int:
+        connection = Connection(ADDRESS, "check", self.world.runtime)
+        try:
+            body = {"group": group, "partitions": None}
+            answer = call_json_now(connection, Api.FETCH_OFFSETS, body, timeout_ms=60_000)
+        finally:
+            connection.close()
+        return max((row[2] for row in answer["offsets"]), default=0)
+
+    def _read_all(self, *, is_committed: bool) -> dict[TopicPartition, Read]:
+        """What there is to read up to the high watermark: nothing is open any more."""
+        found: dict[TopicPartition, Read] = {place: [] for place in self.places}
+        with (
+            self.consumer(self.places, is_committed=is_committed) as reader,
+            self.consumer(self.places, is_committed=False) as other,
+        ):
+            ends = other.end_offsets(self.places)
+            deadline_ns = self.world.now_ns + 60 * SECOND
+            while any(reader.position(place) < ends[place] for place in self.places):
+                for record in reader.poll(100):
+                    assert record.value is not None
+                    place = TopicPartition(str(record.topic), record.partition)
+                    found[place].append((record.offset, record.value))
+                assert self.world.now_ns < deadline_ns, (
+                    "committed records cannot be read to the end: "
+                    f"{[(place, reader.position(place), ends[place]) for place in self.places]}"
+                )
+        return found
+
+
+def run(seed: int) -> TransactionSchedule:
+    """One schedule. Raises what it finds, with the seed and what had happened."""
+    schedule = TransactionSchedule(seed)
+    try:
+        schedule.run()
+    except BaseException as error:
+        error.add_note(
+            f"replay with tests.sim.transaction_schedule.run({seed}): {schedule.faults}\n"
+            + "\n".join(schedule.log)
+        )
+        raise
+    return schedule

@@ -1,0 +1,440 @@
+"""Transactional programs of a schedule: writers and transformers, past the SDK.
+
+They keep to docs/protocol.md and are otherwise careless: they die in a transaction, a second owner
+takes the id while the first goes on, requests are repeated, and copies of them arrive late over
+another connection.
+
+    init -> idle -> open -> ending -> idle
+               \\      \\ a batch was fenced: asking -> idle, or gone
+Owner: one `tests.sim.transaction_schedule.TransactionSchedule`.
+Invariants: END_TRANSACTION comes behind the acknowledgement of every batch; epochs and sequences
+    are those of the responses.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple
+
+from tailrace.batch import arrow_codec
+from tailrace.client.connection import Connection
+from tailrace.client.topic_metadata import TopicInfo
+from tailrace.consumer.consumer import Consumer
+from tailrace.core.error_codes import ErrorCode
+from tailrace.core.errors import TailraceError
+from tailrace.core.topic_partition import TopicPartition
+from tailrace.format.batch_header import stamp_producer
+from tailrace.kernel.reference_arrow import default_rows
+from tailrace.protocol import messages as requests
+from tailrace.protocol.frame import Api
+from tailrace.protocol.session import Response
+from tests.kit.batches import TIME_US
+from tests.kit.transaction_checker import Token, TransactionHistory, value_of
+from tests.sim.actors import Inbox
+from tests.sim.machine_parts import ADDRESS, MS, SECOND
+from tests.sim.world import World
+
+RETRY_NS = 20 * MS
+REPEATED = frozenset({
+    ErrorCode.TIMED_OUT, ErrorCode.NOT_READY, ErrorCode.NOT_REACHABLE, ErrorCode.SHUTTING_DOWN,
+    ErrorCode.CONCURRENT_TRANSACTIONS, ErrorCode.TOO_MANY_REQUESTS, ErrorCode.DISK_FULL,
+    ErrorCode.OUT_OF_ORDER_SEQUENCE,
+})  # fmt: skip
+INPUTS_MAX = 4
+
+
+@dataclass(slots=True)
+class Piece:
+    """A batch that is not acknowledged."""
+
+    place: TopicPartition
+    values: list[bytes]
+    data: bytes
+
+
+class Copy(NamedTuple):
+    """A request that arrives late, another time."""
+
+    due_ns: int
+    api: Api
+    body: Sequence[bytes]
+    size: int
+
+
+@dataclass(slots=True, frozen=True)
+class Common:
+    """What all programs of a schedule share."""
+
+    world: World
+    rng: random.Random
+    history: TransactionHistory
+    topics: dict[str, TopicInfo]
+
+
+class Instance:
+    """One life of a program."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.connection = Connection(ADDRESS, program.name, program.common.world.runtime)
+        self.state = "init"
+        self.attempt = f"{program.common.rng.getrandbits(64):x}"
+        self.owner = self.producer_id = self.epoch = 0
+        self.number = 0
+        self.part = 0
+        self.outcome = ""
+        self.offset = -1
+        """The next input, for a transformer; -1: to be asked for."""
+        self.source: list[tuple[int, bytes]] = []
+        self.sequences: dict[TopicPartition, int] = {}
+        self.unknown: list[Piece] = []
+        self.is_waiting = False
+        self.retry_at_ns = 0
+        self.inbox = Inbox()
+
+    @property
+    def token(self) -> Token:
+        return Token(self.program.name, self.owner, self.number)
+
+    # ---- turns -----------------------------------------------------------------------------------
+
+    def pump(self) -> None:
+        now_ns = self.connection.now_ns()
+        self.connection.process()
+        self.connection.tick(now_ns)
+        self.inbox.handle()
+        if (
+            self.is_waiting
+            or self.state == "gone"
+            or now_ns < self.retry_at_ns
+            or not self.connection.is_ready
+        ):
+            return
+        if self.state == "init":
+            self._ask(Api.INIT_TRANSACTIONS, self._init_request(), self._on_init)
+        elif self.state == "idle":
+            self._begin()
+        elif self.state == "asking":
+            body = {"transactional_id": self.program.name, "owner": self.owner}
+            self._ask(Api.DESCRIBE_TRANSACTION, body, self._on_described)
+        elif self.state == "open":
+            self._go_on()
+        else:
+            self._ask(Api.END_TRANSACTION, self._end_request(), self._on_end)
+
+    def _begin(self) -> None:
+        """The next transaction, if there is something to write."""
+        program = self.program
+        if program.source is not None and self.offset < 0:
+            key = program.source
+            body = {"group": program.name, "partitions": [[key.topic, key.partition]]}
+            self._ask(Api.FETCH_OFFSETS, body, self._on_offsets)
+            return
+        if program.is_calm:
+            return
+        if program.source is not None:
+            self.source = program.inputs(self.offset)
+            if not self.source:
+                self.retry_at_ns = self.connection.now_ns() + RETRY_NS
+                return
+        self.state = "open"
+        self.part = 0
+        self.sequences = {}
+        rng = program.common.rng
+        if program.source is None:
+            for _ in range(rng.randint(1, 6)):
+                count = rng.randint(1, 2)
+                self._make([b""] * count)
+        else:
+            for _, value in self.source:
+                self._make([value])
+
+    def _make(self, sources: list[bytes]) -> None:
+        """One batch, to some partition."""
+        program, common = self.program, self.program.common
+        place = common.rng.choice(program.places)
+        info = common.topics[place.topic]
+        values = []
+        for source in sources:
+            values.append(value_of(self.token, self.part, source))
+            self.part += 1
+            common.history.send(self.token, place, values[-1])
+        seed = info.seeds[place.partition]
+        rows = default_rows([TIME_US] * len(values), [None] * len(values), list(values), None)
+        data = arrow_codec.encode(
+            rows, schema_id=info.schema_id, seed=seed, compression="none",
+            first_timestamp_us=TIME_US, max_timestamp_us=TIME_US,
+        )  # fmt: skip
+        sequence = self.sequences.get(place, 0)
+        with memoryview(data) as view:
+            stamp_producer(
+                view, producer_id=self.producer_id, producer_epoch=self.epoch,
+                base_sequence=sequence, seed=seed,
+            )  # fmt: skip
+        self.sequences[place] = sequence + len(values)
+        self.unknown.append(Piece(place, values, bytes(data)))
+
+    def _go_on(self) -> None:
+        rng = self.program.common.rng
+        if rng.random() < 0.05:
+            self.state, self.outcome = "ending", "abort"
+        elif self.unknown:
+            self._send(list(self.unknown) if rng.random() < 0.5 else self.unknown[:1])
+        elif self.program.is_calm or rng.random() < 0.7:
+            self.state = "ending"
+            self.outcome = "commit" if rng.random() < 0.8 else "abort"
+            if self.outcome == "commit":
+                self.program.common.history.ask_commit(self.token)
+        elif self.program.source is None:
+            self._make([b""])
+
+    # ---- requests --------------------------------------------------------------------------------
+
+    def _init_request(self) -> dict[str, Any]:
+        return {
+            "transactional_id": self.program.name, "timeout_ms": self.program.timeout_ms,
+            "client_id": self.connection._owner, "attempt": self.attempt,
+        }  # fmt: skip
+
+    def _end_request(self) -> dict[str, Any]:
+        body: dict[str, Any] = {
+            "transactional_id": self.program.name, "owner": self.owner,
+            "producer_id": self.producer_id, "producer_epoch": self.epoch, "outcome": self.outcome,
+        }  # fmt: skip
+        key = self.program.source
+        if key is not None and self.outcome == "commit":
+            entry = [key.topic, key.partition, self.source[-1][0] + 1, -1, ""]
+            group = {"group": self.program.name, "member_id": None, "member_epoch": -1}
+            body["offsets"] = [{**group, "entries": [entry]}]
+        return body
+
+    def _ask(self, api: Api, body: dict[str, Any], handler: Callable[[Response], None]) -> None:
+        encoded = [requests.encode_json(body)]
+        self._request(api, encoded, 0, partial(self._answered, handler))
+
+    def _send(self, pieces: list[Piece]) -> None:
+        session, topics = self.connection.session, self.program.common.topics
+        size = sum(len(piece.data) for piece in pieces)
+        if not session.may_send(size):
+            self.connection.request(Api.CREDIT, [requests.encode_credit(size)], None)
+            self._wait()
+            return
+        entries = [
+            requests.ProduceEntry(
+                topics[one.place.topic].topic_id, one.place.partition,
+                topics[one.place.topic].slot_map_version, len(one.data),
+            )
+            for one in pieces
+        ]  # fmt: skip
+        timeout_ms = self.program.common.rng.choice((5, 100, 3_000))
+        head = requests.encode_produce_batches(
+            requests.ProduceBatches(requests.ACKS_ALL, timeout_ms, entries)
+        )
+        body = [head, b"".join(one.data for one in pieces)]
+        self._request(Api.PRODUCE, body, size, partial(self._on_produced, pieces))
+
+    def _request(
+        self, api: Api, body: Sequence[bytes], size: int,
+        handler: Callable[[Response | None], None],
+    ) -> None:  # fmt: skip
+        rng = self.program.common.rng
+        if rng.random() < 0.25 and api in (Api.PRODUCE, Api.END_TRANSACTION, Api.INIT_TRANSACTIONS):
+            late_ns = rng.choice((MS, 50 * MS, 2 * SECOND)) * rng.randint(1, 5)
+            self.program.copies.append(Copy(self.connection.now_ns() + late_ns, api, body, size))
+        if self.connection.request(api, body, self.inbox.later(handler)):
+            self.connection.session.sent_bytes += size
+            self.is_waiting = True
+        else:
+            self._wait()
+
+    def _wait(self) -> None:
+        self.retry_at_ns = self.connection.now_ns() + RETRY_NS
+
+    # ---- answers ---------------------------------------------------------------------------------
+
+    def _answered(self, handler: Callable[[Response], None], response: Response | None) -> None:
+        self.is_waiting = False
+        if response is None or response.code in REPEATED:
+            self._wait()
+        elif response.code is ErrorCode.PRODUCER_FENCED:
+            self._leave()
+        else:
+            handler(response)
+
+    def _on_init(self, response: Response) -> None:
+        assert response.code is ErrorCode.OK, (response.code, response.detail())
+        answer = requests.decode_json(response.body[0])
+        self.owner = answer["owner"]
+        self._follow(answer)
+
+    def _on_described(self, response: Response) -> None:
+        assert response.code is ErrorCode.OK, (response.code, response.detail())
+        answer = requests.decode_json(response.body[0])
+        if (answer["producer_id"], answer["producer_epoch"]) == (self.producer_id, self.epoch):
+            self.state = "open"
+            self._wait()
+            return
+        self.program.common.history.end(self.token, "abort")
+        self._follow(answer)
+
+    def _on_offsets(self, response: Response) -> None:
+        assert response.code is ErrorCode.OK, (response.code, response.detail())
+        ((*_, offset, _, _, _),) = requests.decode_json(response.body[0])["offsets"]
+        self.offset = max(0, offset)
+        self.program.seek(self.offset)
+
+    def _on_end(self, response: Response) -> None:
+        answer = requests.decode_json(response.body[0])
+        outcome = answer.get("outcome")
+        assert outcome in ("commit", "abort"), (
+            f"{self.token}: {self.outcome} was refused: {response.code}, {answer}"
+        )
+        self.program.common.history.end(self.token, outcome)
+        self._follow(answer)
+
+    def _on_produced(self, pieces: list[Piece], response: Response | None) -> None:
+        self.is_waiting = False
+        if response is None or response.code is not ErrorCode.OK:
+            assert response is None or response.code in REPEATED, response.code
+            self._wait()
+            return
+        entries = requests.decode_produced_batches(response.body[0])
+        for piece, entry in zip(pieces, entries, strict=True):
+            code = ErrorCode(entry.error)
+            if code is ErrorCode.OK:
+                for number, value in enumerate(piece.values):
+                    self.program.common.history.acknowledge(value, entry.base_offset + number)
+                self.unknown.remove(piece)
+            elif code is ErrorCode.PRODUCER_FENCED:
+                self.state = "asking"
+            else:
+                assert code in REPEATED, f"{self.token}: {piece.place} refuses: {code.name}"
+                self._wait()
+
+    def _follow(self, answer: dict[str, Any]) -> None:
+        """The next transaction is this one."""
+        self.producer_id, self.epoch = answer["producer_id"], answer["producer_epoch"]
+        self.number += 1
+        self.unknown = []
+        self.offset = -1
+        self.state = "idle"
+
+    def _leave(self) -> None:
+        """Another has the id."""
+        self.state = "gone"
+        self.connection.close()
+
+    def next_wake_ns(self, now_ns: int) -> int:
+        if self.state == "gone":
+            return now_ns + SECOND
+        tick_ns = self.connection.next_tick_ns()
+        wake_ns = now_ns + SECOND if tick_ns is None else tick_ns
+        return wake_ns if self.is_waiting else min(wake_ns, max(self.retry_at_ns, now_ns + MS))
+
+
+@dataclass(slots=True)
+class Program:
+    """A transactional id: its owner, and those who were it."""
+
+    name: str
+    common: Common
+    places: list[TopicPartition]
+    timeout_ms: int
+    source: TopicPartition | None = None
+    """What a transformer reads."""
+    consumer: Consumer | None = None
+    is_calm: bool = False
+    copies: list[Copy] = field(default_factory=list)
+    lives: list[Instance] = field(default_factory=list)
+    carrier: Connection = field(init=False)
+    """What copies of requests arrive over."""
+    received: list[tuple[int, bytes]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.carrier = Connection(ADDRESS, f"{self.name} late", self.common.world.runtime)
+        self.lives.append(Instance(self))
+
+    def turn(self) -> None:
+        chance = self.common.rng.random()
+        if chance < 0.01:
+            self.die()
+        elif chance < 0.02 and len(self.lives) < 3:
+            self.lives.append(Instance(self))
+        self.pump()
+
+    def die(self) -> None:
+        """SIGKILL of the newest; what it had sent may still arrive."""
+        self.lives.pop().connection.close()
+        self.lives.append(Instance(self))
+
+    def pump(self) -> None:
+        for one in list(self.lives):
+            one.pump()
+        self.lives = [one for one in self.lives if one.state != "gone"] or [Instance(self)]
+        self._send_copies()
+
+    def _send_copies(self) -> None:
+        carrier = self.carrier
+        carrier.process()
+        now_ns = carrier.now_ns()
+        carrier.tick(now_ns)
+        for copy in [one for one in self.copies if now_ns >= one.due_ns]:
+            if not carrier.is_ready or (copy.size and not carrier.session.may_send(copy.size)):
+                if carrier.is_ready:
+                    carrier.request(Api.CREDIT, [requests.encode_credit(copy.size)], None)
+                return
+            if carrier.request(copy.api, copy.body, _ignore):
+                carrier.session.sent_bytes += copy.size
+                self.copies.remove(copy)
+
+    # ---- a transformer's input -------------------------------------------------------------------
+
+    def seek(self, offset: int) -> None:
+        assert self.consumer is not None
+        assert self.source is not None
+        self.consumer.seek(self.source, offset)
+        self.received = []
+
+    def inputs(self, offset: int) -> list[tuple[int, bytes]]:
+        """Some committed records from `offset` on."""
+        assert self.consumer is not None
+        try:
+            for record in self.consumer.poll(0):
+                assert record.value is not None
+                assert self.source is not None
+                self.received.append((record.offset, record.value))
+        except TailraceError as error:
+            if error.code not in REPEATED | {ErrorCode.STORAGE_ERROR}:
+                raise
+        return [one for one in self.received if one[0] >= offset][:INPUTS_MAX]
+
+    # ---- rest ------------------------------------------------------------------------------------
+
+    @property
+    def is_at_rest(self) -> bool:
+        return (
+            not self.copies
+            and bool(self.lives)
+            and all(one.state == "idle" and not one.is_waiting for one in self.lives)
+        )
+
+    def next_wake_ns(self, now_ns: int) -> int:
+        ticks = [one.next_wake_ns(now_ns) for one in self.lives]
+        carrier_ns = self.carrier.next_tick_ns()
+        return min(
+            [*ticks, *([carrier_ns] if carrier_ns else []), *(c.due_ns for c in self.copies)]
+        )
+
+    def has_input(self) -> bool:
+        sockets: list[Any] = [one.connection._socket for one in self.lives]
+        return any(
+            socket is not None and bool(socket.link.to_client)
+            for socket in [*sockets, self.carrier._socket]
+        )
+
+
+def _ignore(_: Response | None) -> None:
+    """Nobody waits for the answer of a copy."""
