@@ -201,6 +201,13 @@ class Settings:
         minimum=1,
         name="transaction.max.timeout.ms",
     )
+    transaction_prepared_max_ms: int = _setting(
+        604_800_000,
+        "A prepared transaction that nobody has decided for this long is aborted, ms. 0: it waits "
+        "for ever.",
+        minimum=0,
+        name="transaction.prepared.max.ms",
+    )
     transactional_id_expiration_ms: int = _setting(
         604_800_000,
         "A transactional id is forgotten when it was unused for this long, ms.",

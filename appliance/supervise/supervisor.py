@@ -236,6 +236,7 @@ class Supervisor:
             "offsets.retention.minutes": s.offsets_retention_minutes,
             "transaction.max.timeout.ms": s.transaction_max_timeout_ms,
             "transactional.id.expiration.ms": s.transactional_id_expiration_ms,
+            "transaction.prepared.max.ms": s.transaction_prepared_max_ms,
             "transactional.ids.max": s.transactional_ids_max,
             "flush.linger_ms": s.flush_linger_ms, "flush.batch_size": s.flush_batch_size,
             "busy_poll_us": s.busy_poll(self._plan).us,

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from tailrace.client.connection import Connection
 from tailrace.client.steps import Steps, operation
-from tailrace.core.errors import InvalidRequestError
+from tailrace.core.errors import InvalidRequestError, InvalidTransactionError
 from tailrace.core.validation import name_list, whole
 from tailrace.protocol.frame import Api
 
@@ -106,6 +106,31 @@ class TransactionAdmin:
                 "producer_epoch": whole("producer_epoch", producer_epoch, 0, (1 << 15) - 1),
             }
         yield from self._call(Api.ABORT_TRANSACTION, request)
+
+    @operation
+    def commit_transaction(self, transactional_id: str) -> Steps[None]:
+        """Commit the prepared transaction of an id, whoever has prepared it, and whatever became of
+        its producer since. `abort_transaction` aborts it. Raises UnknownTransactionalIdError,
+        InvalidTransactionError when the id has no prepared transaction.
+        """
+        (name,) = name_list("transactional_id", transactional_id)
+        request = {"transactional_id": name}
+        prepared = (yield from self._call(Api.DESCRIBE_TRANSACTION, request))["prepared"]
+        if prepared is None:
+            raise InvalidTransactionError(
+                f"{name!r} has no prepared transaction: describe_transactions() says how its last "
+                "one ended"
+            )
+        yield from self._call(
+            Api.END_TRANSACTION,
+            {
+                **request,
+                "producer_id": prepared["producer_id"],
+                "producer_epoch": prepared["producer_epoch"],
+                "outcome": "commit",
+                "by_id": True,
+            },
+        )
 
     @operation
     def find_hanging_transactions(self) -> Steps[list[dict[str, Any]]]:

@@ -116,6 +116,7 @@ class AsyncAdmin(AsyncClient, RenamedMethods):
     list_transactions = _awaited(Admin.list_transactions)
     describe_transactions = _awaited(Admin.describe_transactions)
     abort_transaction = _awaited(Admin.abort_transaction)
+    commit_transaction = _awaited(Admin.commit_transaction)
     find_hanging_transactions = _awaited(Admin.find_hanging_transactions)
     transaction_totals = _awaited(Admin.transaction_totals)
     cancel_delays = _awaited(Admin.cancel_delays)

@@ -46,6 +46,7 @@ CHILD_SETTINGS = {
     "offsets.retention.minutes": 10_080, "http.listen": "", "flush.linger_ms": 0,
     "flush.batch_size": 1 << 20, "fronts": 1,
     "transaction.max.timeout.ms": 900_000, "transactional.id.expiration.ms": 604_800_000,
+    "transaction.prepared.max.ms": 604_800_000,
     "transactional.ids.max": 100,
 }  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""`tailrace transaction`: list, describe and abort transactions; find those that nothing ends."""
+"""`tailrace transaction`: list, describe, commit and abort transactions; find hanging ones."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STATES = ("empty", "ongoing", "committing", "aborting", "prepared")
 
 @click.group()
 def command() -> None:
-    """List, describe and abort transactions.
+    """List, describe, commit and abort transactions.
 
     \b
     Example:
@@ -92,6 +92,9 @@ def _show(found: Mapping[str, Any]) -> None:
         ("client", f"{owner}, since {_moment(found['owned_ms'])}"),
         ("producer", f"{found['producer_id']}, epoch {found['producer_epoch']}"),
     ]
+    if prepared := found["prepared"]:
+        tag = f", tag {prepared['tag']}" if prepared["tag"] else ""
+        lines.append(("prepared", f"{_moment(prepared['wall_ms'])}{tag}"))
     if last := found["last"]:
         how = f"{last['outcome']} of epoch {last['producer_epoch']} by {last['by']}"
         lines.append(("last", f"{how}, {_moment(last['wall_ms'])}"))
@@ -137,6 +140,31 @@ def abort(
         print_json({"aborted": name})
     else:
         echo(f"aborted the transaction of {one_line(name)}")
+
+
+@command.command()
+@click.argument("transactional_id", shell_complete=complete_transactional_ids)
+@click.option("--yes", "-y", is_flag=True, help="Do not ask on a terminal.")
+@bootstrap_option
+@json_option
+def commit(transactional_id: str, yes: bool, bootstrap: str, as_json: bool) -> None:
+    """Commit the prepared transaction of an id, after a confirmation on a terminal. `tailrace
+    transaction abort` aborts it.
+
+    \b
+    Example:
+      tailrace transaction commit billing-1 --yes
+    """
+    if not yes and sys.stdin.isatty():
+        click.confirm(
+            f"Commit the prepared transaction of {transactional_id}?", abort=True, err=True
+        )
+    with connect(bootstrap) as admin:
+        admin.commit_transaction(transactional_id)
+    if as_json:
+        print_json({"committed": transactional_id})
+    else:
+        echo(f"committed the transaction of {one_line(transactional_id)}")
 
 
 @command.command(name="find-hanging")

@@ -351,6 +351,7 @@ def build(context: ProcessContext, open_store: Callable[[str], GroupStore]) -> G
     transaction_limits = TransactionLimits(
         timeout_max_ms=int(settings["transaction.max.timeout.ms"]),
         id_expiration_ms=int(settings["transactional.id.expiration.ms"]),
+        prepared_max_ms=int(settings["transaction.prepared.max.ms"]),
         ids_max=int(settings["transactional.ids.max"]),
     )
     answer_max = min(front.answers.payload_max for front in fronts)

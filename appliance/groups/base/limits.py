@@ -73,3 +73,5 @@ class TransactionLimits:
     timeout_max_ms: int = 900_000
     id_expiration_ms: int = 604_800_000
     ids_max: int = 1_000_000
+    prepared_max_ms: int = 604_800_000
+    """0: a prepared transaction waits for ever."""

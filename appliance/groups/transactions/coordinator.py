@@ -2,7 +2,8 @@
 end.
 
     INIT_TRANSACTIONS   a new owner; what was open is aborted
-    END_TRANSACTION     commit or abort, with the offsets and acknowledgements of groups
+    END_TRANSACTION     commit or abort, with the offsets and acknowledgements of groups; or prepare,
+                        which waits for either, by the owner or by the id
     timers              abort what is older than its timeout; forget unused ids
 
 A decision raises the epoch. It is durable, with everything that belongs to it, in one SQLite commit
@@ -34,7 +35,7 @@ import orjson
 
 from appliance.groups.base.limits import TransactionLimits
 from appliance.groups.base.messages import Answer, Requester
-from appliance.groups.base.request_validation import shown
+from appliance.groups.base.request_validation import flag_in, shown
 from appliance.groups.base.timers import Timers
 from appliance.groups.consumer.offset_requests import PreparedCommit
 from appliance.groups.store.group_store import GroupStore
@@ -49,6 +50,7 @@ from appliance.groups.transactions.describe import Describer
 from appliance.groups.transactions.ends import (
     BY_IDLENESS,
     BY_INIT,
+    BY_LIMIT,
     BY_OPERATOR,
     BY_PRODUCER,
     BY_TIMEOUT,
@@ -62,6 +64,20 @@ from appliance.groups.transactions.fencing import aborted_sentence, fenced_sente
 from appliance.groups.transactions.hanging import HangingTransactions
 from appliance.groups.transactions.id_table import Entry, IdTable, damaged
 from appliance.groups.transactions.numbers import Numbers
+from appliance.groups.transactions.prepared import (
+    PREPARE,
+    DecideRequest,
+    PrepareRequest,
+    check_end,
+    check_init,
+    decide_in,
+    described,
+    due_ns,
+    is_by_id,
+    is_over,
+    prepare_in,
+    prepared_of,
+)
 from appliance.groups.transactions.requests import (
     EndRequest,
     attempt_in,
@@ -157,6 +173,11 @@ class TransactionCoordinator:
         """Time without an answer after which an owner asks DESCRIBE_TRANSACTION before its next
         batch: the workers may have forgotten the id.
         """
+        try:
+            for loaded in self._table:
+                self._set_timer(loaded)
+        except (ValueError, TypeError) as error:
+            raise damaged(self._rows.path, error) from error
         if self.is_used:
             workers.request()
 
@@ -172,6 +193,10 @@ class TransactionCoordinator:
         self._now_ns = now_ns
         if api == Api.INIT_TRANSACTIONS:
             self._init(requester, request, now_ns + WAIT_NS)
+        elif api == Api.END_TRANSACTION and request.get("outcome") == PREPARE:
+            self._prepare(requester, prepare_in(request))
+        elif api == Api.END_TRANSACTION and is_by_id(request):
+            self._decide_by_id(requester, decide_in(request))
         elif api == Api.END_TRANSACTION:
             self._end(requester, end_in(request))
         elif api == Api.DESCRIBE_TRANSACTION:
@@ -219,9 +244,14 @@ class TransactionCoordinator:
             self._repeat_init(entry, requester, until_ns)
             return
         wall_ms = self._wall_ms()
+        if entry is not None:
+            check_init(entry.row, keeps_prepared=bool(flag_in(request, "keep_prepared")))
         if entry is None:
             entry = self._decider.create(name, self._now_ns)
             self._expiry.has_ids = True
+        elif entry.row.prepared:
+            self._decider.keep_prepared(entry)
+            self._set_timer(entry)
         else:
             # Every init raises the epoch, also if nothing is known to be open: a batch of the
             # predecessor may be on its way.
@@ -252,7 +282,8 @@ class TransactionCoordinator:
 
     def _initialized(self, row: TransactionalIdRow) -> bytes:
         """The answer to a new owner."""
-        body = {**following(row), "owner": row.owner, "prepared": None, "idle_ms": self._idle_ms}
+        body = {**following(row), "owner": row.owner, "prepared": described(row),
+                "idle_ms": self._idle_ms}  # fmt: skip
         return orjson.dumps(body)
 
     def _wait(
@@ -272,6 +303,7 @@ class TransactionCoordinator:
         if request.owner != row.owner:
             self._refuse_fenced(entry, end if end and end.owner == request.owner else None)
         if (request.producer_id, request.epoch) == (row.producer_id, row.epoch):
+            check_end(row, request)
             commits = self._prepared(request)
             acknowledgements = self._prepared_acknowledgements(request)
             self._decider.decide(
@@ -290,6 +322,59 @@ class TransactionCoordinator:
             )
         else:
             self._repeat_end(entry, requester, request, end)
+
+    def _prepare(self, requester: Requester, request: PrepareRequest) -> None:
+        """The owner seals its transaction, which then waits for its decision."""
+        entry = self._entry(request.transactional_id)
+        row = entry.row
+        end = find_end(row.ended, request.producer_id, request.epoch)
+        if request.owner != row.owner:
+            self._refuse_fenced(entry, end if end and end.owner == request.owner else None)
+        if (request.producer_id, request.epoch) != (row.producer_id, row.epoch):
+            self._refuse_prepare(entry, requester, end)
+            return
+        prepared = prepared_of(row)
+        if prepared is None:
+            self._decider.prepare(entry, request.tag, self._now_ns)
+            self._set_timer(entry)
+        elif prepared.tag != request.tag:
+            raise InvalidTransactionError("the transaction is prepared already, with another tag")
+        body = {"outcome": PREPARE, **following(entry.row)}
+        self._answer(requester, orjson.dumps(body), depends=True)
+
+    def _refuse_prepare(self, entry: Entry, requester: Requester, end: End | None) -> None:
+        """Answer the request to prepare a transaction that is not the current one."""
+        if end is None or end.owner != entry.row.owner:
+            raise InvalidTransactionError("this is not the current transaction of the id")
+        code, sentence = ErrorCode.TRANSACTION_ABORTED, aborted_sentence(entry.row, end)
+        if end.outcome == Outcome.COMMIT:
+            code = ErrorCode.INVALID_TRANSACTION
+            sentence = "the transaction was committed before, it cannot be prepared"
+        body = {"message": sentence, **following(entry.row), "outcome": end.name}
+        self._answer(requester, orjson.dumps(body), code, depends=True)
+
+    def _decide_by_id(self, requester: Requester, request: DecideRequest) -> None:
+        """Whoever knows the id decides its prepared transaction, and gets no next epoch."""
+        entry = self._entry(request.transactional_id)
+        row, name = entry.row, shown(request.transactional_id)
+        end = find_end(row.ended, request.producer_id, request.epoch)
+        if (request.producer_id, request.epoch) == (row.producer_id, row.epoch) and row.prepared:
+            self._decider.decide(entry, request.outcome, BY_OPERATOR, self._now_ns)
+            logger.info(
+                "prepared_transaction_decided id=%s outcome=%s by=operator",
+                name,
+                OUTCOME_NAMES[request.outcome],
+            )
+        elif end is None:
+            raise InvalidTransactionError(
+                f"(producer id {request.producer_id}, epoch {request.epoch}) is not a prepared "
+                f"transaction of {name}: see `tailrace transaction describe`"
+            )
+        elif end.outcome != request.outcome:
+            done = "committed" if end.outcome == Outcome.COMMIT else "aborted"
+            raise InvalidTransactionError(f"the transaction of {name} was {done} before")
+        body = {"outcome": OUTCOME_NAMES[request.outcome]}
+        self._answer(requester, orjson.dumps(body), depends=True)
 
     def _prepared(self, request: EndRequest) -> list[PreparedCommit]:
         """Check the offsets of all groups at this moment. All of them are valid, or nothing is
@@ -404,8 +489,14 @@ class TransactionCoordinator:
                 self._set_timer(entry)
 
     def _set_timer(self, entry: Entry) -> None:
-        """The timeout of an open transaction; none where nothing is open."""
+        """The timeout of an open transaction, or the operator's limit of a prepared one; none where
+        nothing is open.
+        """
         opened_ns, row = entry.opened_ns, entry.row
+        if (prepared := prepared_of(row)) is not None:
+            at_ns = due_ns(prepared, self._now_ns, self._elapsed_ms(), self._limits.prepared_max_ms)
+            self._timers.set(row.id_number, at_ns)
+            return
         self._timers.set(
             row.id_number, None if opened_ns is None else opened_ns + row.timeout_ms * 1_000_000
         )
@@ -430,7 +521,12 @@ class TransactionCoordinator:
             self.has_block()
         for number in list(self._timers.due(last_request_ns)):
             entry = self._table.loaded_number(number)
-            if entry is not None and entry.opened_ns is not None:
+            if entry is not None and (prepared := prepared_of(entry.row)) is not None:
+                self._set_timer(entry)
+                if is_over(prepared, self._elapsed_ms(), self._limits.prepared_max_ms):
+                    self._timers.set(number, now_ns + RETRY_NS)
+                    self._try_decide(entry, BY_LIMIT)
+            elif entry is not None and entry.opened_ns is not None:
                 self._timers.set(number, now_ns + RETRY_NS)  # a decision removes it
                 self._try_decide(entry, BY_TIMEOUT)
         if self._expiry.is_due(now_ns):
@@ -448,6 +544,11 @@ class TransactionCoordinator:
             if by == BY_TIMEOUT:
                 logger.warning(
                     "transaction_aborted id=%s by=timeout timeout_ms=%d", name, timeout_ms
+                )
+            elif by == BY_LIMIT:
+                limit_ms = self._limits.prepared_max_ms
+                logger.warning(
+                    "prepared_transaction_aborted id=%s by=limit prepared_max_ms=%d", name, limit_ms
                 )
 
     def _refuse_late(self) -> None:

@@ -24,6 +24,7 @@ from appliance.groups.transactions.describe import Describer
 from appliance.groups.transactions.ends import BY_IDLENESS, End, with_end
 from appliance.groups.transactions.id_table import Entry, IdTable
 from appliance.groups.transactions.numbers import Numbers
+from appliance.groups.transactions.prepared import Prepared, encoded_mark
 from shm.transaction_messages import DecidedTransaction, Decision, Outcome
 from tailrace.core.errors import ConcurrentTransactionsError
 
@@ -95,7 +96,9 @@ class Decider:
         self._check_room(entry)
         row = entry.row
         producer_id, epoch = self._numbers.following(row.producer_id, row.epoch)
-        has_row = has_row or not epoch  # the first use of a producer id waits for every worker
+        # The first use of a producer id waits for every worker. Who decides a prepared transaction
+        # may not know what it has.
+        has_row = has_row or not epoch or bool(row.prepared)
         end = End(row.owner, row.producer_id, row.epoch, outcome, by, self._wall_ms())
         self._table.use(entry, now_ns)
         self._table.change(
@@ -103,12 +106,38 @@ class Decider:
             row._replace(
                 producer_id=producer_id, epoch=epoch, ordinal=self._numbers.new_ordinal(),
                 used_elapsed_ms=self._elapsed_ms(), is_registered=int(by != BY_IDLENESS),
-                ended=with_end(row.ended, end),
+                ended=with_end(row.ended, end), prepared="",
             ),
         )  # fmt: skip
         ended = DecidedTransaction(row.producer_id, row.epoch, outcome)
         self._stage(entry, (ended,), has_row=has_row)
         self._counters.decided(outcome)
+
+    def prepare(self, entry: Entry, tag: str, now_ns: int) -> None:
+        """Seal the current transaction of an id: it waits for its decision. Raises TailraceError,
+        having changed nothing, when that has to wait.
+        """
+        self._check_room(entry)
+        mark = Prepared(tag, self._elapsed_ms(), self._wall_ms())
+        self._table.use(entry, now_ns)
+        self._seal(entry, encoded_mark(mark))
+
+    def keep_prepared(self, entry: Entry) -> None:
+        """A decision that ends nothing: its ordinal is the number of a new owner of the prepared
+        transaction. Raises TailraceError, having changed nothing, when it has to wait.
+        """
+        self._check_room(entry)
+        self._seal(entry, entry.row.prepared)
+
+    def _seal(self, entry: Entry, mark: str) -> None:
+        self._table.change(
+            entry,
+            entry.row._replace(
+                ordinal=self._numbers.new_ordinal(), used_elapsed_ms=self._elapsed_ms(),
+                is_registered=1, prepared=mark,
+            ),
+        )  # fmt: skip
+        self._stage(entry, (), has_row=True)
 
     def _stage(
         self, entry: Entry, outcomes: Sequence[DecidedTransaction], *, has_row: bool

@@ -26,6 +26,7 @@ from shm.transaction_messages import (
     Outcome,
     ProducerEpoch,
     RegisteredProducer,
+    Registration,
 )
 
 MESSAGE_BYTES = 1 << 16
@@ -34,7 +35,10 @@ MESSAGE_BYTES = 1 << 16
 
 def registered(row: TransactionalIdRow) -> tuple[RegisteredProducer, ...]:
     """All that the workers take of an id."""
-    return (RegisteredProducer(row.producer_id, row.epoch),) if row.is_registered else ()
+    if not row.is_registered:
+        return ()
+    state = Registration.SEALED if row.prepared else Registration.OPEN
+    return (RegisteredProducer(row.producer_id, row.epoch, state),)
 
 
 def joined(contents: Iterable[bytes]) -> list[bytes]:
@@ -92,7 +96,9 @@ class Delivery:
         outcomes: dict[Outcome, list[DecidedTransaction]] = {Outcome.COMMIT: [], Outcome.ABORT: []}
         for key in dict.fromkeys(asked):
             entry = self._table.of_producer(key.producer_id)
-            is_current = entry is not None and registered(entry.row) == (RegisteredProducer(*key),)
+            is_current = entry is not None and any(
+                one[:2] == key for one in registered(entry.row)
+            )  # sealed or not
             if key not in known and is_current:  # nobody has decided it
                 self._hanging.drop([key])
                 continue

@@ -18,12 +18,14 @@ from appliance.groups.transactions.decisions import DecisionLog
 from appliance.groups.transactions.ends import decoded
 from appliance.groups.transactions.hanging import HangingTransactions
 from appliance.groups.transactions.id_table import Entry, IdTable
+from appliance.groups.transactions.prepared import described
 from appliance.groups.transactions.requests import next_in, states_in
 from appliance.groups.transactions.workers import Workers
 from shm.transaction_messages import Outcome
 
 PAGE = 1_000
 ONGOING, COMMITTING, ABORTING, EMPTY = "ongoing", "committing", "aborting", "empty"
+PREPARED = "prepared"
 
 
 class Describer:
@@ -49,6 +51,8 @@ class Describer:
 
     def state(self, entry: Entry) -> str:
         """The state of an id, by the words of the protocol."""
+        if entry.row.prepared:
+            return PREPARED
         if entry.opened_ns is not None:
             return ONGOING
         if entry.unsettled_count or entry.staged_count:
@@ -71,7 +75,7 @@ class Describer:
             {
                 **self._row(entry.row, entry, now_ns),
                 "owned_ms": entry.row.owned_ms,
-                "prepared": None,
+                "prepared": described(entry.row),
                 "last": last,
                 "workers_pending": self.workers_pending(entry),
             }
@@ -147,6 +151,8 @@ class Describer:
     def _hanging_rows(self, now_ns: int) -> Iterator[dict[str, Any]]:
         """Open transactions without an owner, and those that are older than their timeout."""
         for entry in self._table:
+            if entry.row.prepared:
+                continue  # it waits for its decision, as long as an operator lets it
             row = self._row(entry.row, entry, now_ns)
             if row["open_ms"] is not None and row["open_ms"] > entry.row.timeout_ms:
                 yield {**row, "reason": "it is open for longer than its timeout", "workers": []}

@@ -17,8 +17,8 @@ KEPT = 2
 """Ends kept of each id. A client that repeats its request asks for its newest transaction. What an
 init or an operator has ended since lies before it.
 """
-BY_PRODUCER, BY_INIT, BY_TIMEOUT, BY_OPERATOR, BY_IDLENESS = (
-    "producer", "init", "timeout", "operator", "idleness"
+BY_PRODUCER, BY_INIT, BY_TIMEOUT, BY_OPERATOR, BY_IDLENESS, BY_LIMIT = (
+    "producer", "init", "timeout", "operator", "idleness", "limit"
 )  # fmt: skip
 OUTCOME_NAMES = {Outcome.COMMIT: "commit", Outcome.ABORT: "abort"}
 OUTCOMES = {name: outcome for outcome, name in OUTCOME_NAMES.items()}

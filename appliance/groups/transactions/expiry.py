@@ -2,7 +2,7 @@
 
 Owner: the coordinator.
 Invariants:
-- An id with an open transaction is in use.
+- An id with an open or prepared transaction is in use.
 - An id that is idle for IDLE_NS is unregistered, by a decision: its late batches are refused. The
   request of its owner registers it again.
 - An unregistered id expires `transactional.id.expiration.ms` after its last use, in elapsed time.
@@ -58,7 +58,7 @@ class IdExpiry:
         for entry in self._table:
             if now_ns - entry.used_ns < self.idle_ns or len(idle) == SLICE:
                 break
-            if entry.row.is_registered and entry.opened_ns is None:
+            if entry.row.is_registered and entry.opened_ns is None and not entry.row.prepared:
                 idle.append(entry)
         is_whole = len(idle) < SLICE and len(expired) < SLICE
         self._due_ns = now_ns + (min(SWEEP_NS, self.idle_ns) if is_whole else SLICE_NS)

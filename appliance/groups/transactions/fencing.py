@@ -10,12 +10,20 @@ import datetime as dt
 
 from appliance.groups.base.request_validation import shown
 from appliance.groups.store.schema import TransactionalIdRow
-from appliance.groups.transactions.ends import BY_IDLENESS, BY_INIT, BY_OPERATOR, BY_TIMEOUT, End
+from appliance.groups.transactions.ends import (
+    BY_IDLENESS,
+    BY_INIT,
+    BY_LIMIT,
+    BY_OPERATOR,
+    BY_TIMEOUT,
+    End,
+)
 
 _CAUSES = {
     BY_INIT: "by a producer that took over the transactional id",
     BY_OPERATOR: "by an operator",
     BY_IDLENESS: "because the transactional id was not used for long",
+    BY_LIMIT: "since it was prepared for longer than transaction.prepared.max.ms",
 }
 
 

@@ -42,6 +42,9 @@ def aborted(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         def find_hanging_transactions(self) -> list[Any]:
             return [HANGING]
 
+        def commit_transaction(self, transactional_id: str) -> None:
+            made.append(("commit", transactional_id))
+
         def abort_transaction(self, transactional_id: Any = None, **named: Any) -> None:
             made.append((transactional_id, *named.values()))
 
@@ -69,6 +72,20 @@ def test_transactions_are_listed_described_and_found(aborted: list[Any]) -> None
     assert json.loads(output("describe", "billing-1", "--json")) == DESCRIBED
     assert "worker-0" in output("find-hanging")
     assert json.loads(output("find-hanging", "--json")) == [HANGING]
+
+
+def test_a_prepared_transaction_is_shown_and_committed_by_its_id(
+    aborted: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared = {
+        "producer_id": 5, "producer_epoch": 0, "tag": "xid-7", "wall_ms": 1_700_000_000_000
+    }  # fmt: skip
+    monkeypatch.setitem(DESCRIBED, "prepared", prepared)
+    assert "2023-11-14T22:13:20Z, tag xid-7" in output("describe", "billing-1")
+    assert "committed the transaction of billing-1" in output("commit", "billing-1")
+    assert json.loads(output("commit", "billing-1", "--json")) == {"committed": "billing-1"}
+    assert aborted == [("commit", "billing-1")] * 2
+    output("commit", status=2)
 
 
 def test_a_transaction_is_aborted_by_its_id_or_by_its_producer(aborted: list[Any]) -> None:

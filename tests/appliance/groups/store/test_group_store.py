@@ -11,7 +11,8 @@ import pytest
 
 from appliance.groups.store import group_store as store_module
 from appliance.groups.store.group_store import GroupStore
-from appliance.groups.store.schema import FROM_2_TO_3, GroupRow, MemberRow, OffsetRow, ShareRow
+from appliance.groups.store.schema import FROM_2_TO_4, GroupRow, MemberRow, OffsetRow, ShareRow
+from appliance.groups.store.transaction_rows import TransactionRows
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import DiskFullError, StorageError
 from tailrace.protocol.frame import Api
@@ -90,7 +91,7 @@ def test_what_cannot_be_a_database_is_refused_with_a_sentence(tmp_path: Path) ->
 
 
 def as_version_2(path: Path) -> None:
-    """Take out of a database what version 3 has added."""
+    """Take out of a database what later versions have added."""
     with sqlite3.connect(path) as database:
         database.executescript(
             "DROP TABLE transactional_ids; DROP TABLE decisions;"
@@ -109,8 +110,26 @@ def test_a_database_of_version_2_is_migrated_with_its_groups(tmp_path: Path) -> 
     for _ in range(2):
         store = GroupStore(str(path))
         assert [row.name for row in store.groups("consumer")] == ["g"]
-        assert store.read("SELECT value FROM meta WHERE name = 'schema_version'") == [(3,)]
+        assert store.read("SELECT value FROM meta WHERE name = 'schema_version'") == [(4,)]
         assert store.read("SELECT count(*) FROM transactional_ids") == [(0,)]
+        store.close()
+
+
+def test_a_database_of_version_3_is_migrated_with_its_transactional_ids(tmp_path: Path) -> None:
+    path = tmp_path / "groups.db"
+    GroupStore(str(path)).close()
+    with sqlite3.connect(path) as database:
+        database.executescript(
+            "ALTER TABLE transactional_ids DROP COLUMN prepared;"
+            "INSERT INTO transactional_ids VALUES (1, 'a', 5, 2, 3, 4, 9, 0, 0, 1, 'c', '[]', '');"
+            "UPDATE meta SET value = 3 WHERE name = 'schema_version';"
+        )
+    database.close()
+    for _ in range(2):
+        store = GroupStore(str(path))
+        (row,) = TransactionRows(store).loaded_ids()
+        assert (row.transactional_id, row.epoch, row.prepared) == ("a", 2, "")
+        assert store.read("SELECT value FROM meta WHERE name = 'schema_version'") == [(4,)]
         store.close()
 
 
@@ -120,9 +139,9 @@ def test_a_migration_that_fails_leaves_version_2(
     path = tmp_path / "groups.db"
     GroupStore(str(path)).close()
     as_version_2(path)
-    broken = FROM_2_TO_3.replace("UPDATE meta", "UPDATE nothing")
+    broken = FROM_2_TO_4.replace("UPDATE meta", "UPDATE nothing")
     with monkeypatch.context() as patched:
-        patched.setattr(store_module, "FROM_2_TO_3", broken)
+        patched.setattr(store_module, "FROM_2_TO_4", broken)
         with pytest.raises(StorageError):
             GroupStore(str(path))
     with sqlite3.connect(path) as database:
@@ -138,9 +157,9 @@ def test_a_database_of_another_version_or_program_stays_as_it_is(tmp_path: Path)
     path = tmp_path / "groups.db"
     GroupStore(str(path)).close()
     with sqlite3.connect(path) as database:
-        database.execute("UPDATE meta SET value = 4 WHERE name = 'schema_version'")
+        database.execute("UPDATE meta SET value = 5 WHERE name = 'schema_version'")
     database.close()
-    with pytest.raises(StorageError, match="schema version 4, this build reads 3"):
+    with pytest.raises(StorageError, match="schema version 5, this build reads 4"):
         GroupStore(str(path))
     other = tmp_path / "other.db"
     with sqlite3.connect(other) as database:

@@ -1,0 +1,147 @@
+"""Prepared transactions: their mark in a transactional id's row, and the requests about them.
+
+Owner: none; plain values and pure functions.
+Invariants:
+- The mark is durable before the answer to `prepare`, and goes in the commit that decides.
+- Only a decision ends a prepared transaction: neither its timeout, nor idleness, nor an init.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import orjson
+
+from appliance.groups.base.request_validation import flag_in, shown, text_in
+from appliance.groups.store.schema import TransactionalIdRow
+from appliance.groups.transactions.ends import OUTCOMES
+from appliance.groups.transactions.requests import (
+    EndRequest,
+    owner_in,
+    producer_in,
+    transactional_id_in,
+)
+from shm.transaction_messages import Outcome
+from tailrace.core.errors import InvalidRequestError, InvalidTransactionError
+
+PREPARE = "prepare"
+"""The `outcome` of END_TRANSACTION that prepares."""
+TAG_MAX = 1_024
+
+
+class Prepared(NamedTuple):
+    """The mark of a prepared transaction. `tag`: the client's text. `elapsed_ms`: the moment in
+    elapsed time, by which the operator's limit counts; `wall_ms`: for display.
+    """
+
+    tag: str
+    elapsed_ms: int
+    wall_ms: int
+
+
+class PrepareRequest(NamedTuple):
+    """END_TRANSACTION with the outcome `prepare`."""
+
+    transactional_id: str
+    owner: int
+    producer_id: int
+    epoch: int
+    tag: str
+
+
+class DecideRequest(NamedTuple):
+    """END_TRANSACTION with `by_id`: the decision of whoever knows the id."""
+
+    transactional_id: str
+    producer_id: int
+    epoch: int
+    outcome: Outcome
+
+
+def prepared_of(row: TransactionalIdRow) -> Prepared | None:
+    """The mark of a row; None: its transaction is not prepared. Raises ValueError, TypeError."""
+    return Prepared(*orjson.loads(row.prepared)) if row.prepared else None
+
+
+def encoded_mark(prepared: Prepared) -> str:
+    return orjson.dumps(list(prepared)).decode()
+
+
+def described(row: TransactionalIdRow) -> dict[str, Any] | None:
+    """The prepared transaction of an id as answers have it."""
+    prepared = prepared_of(row)
+    if prepared is None:
+        return None
+    return {
+        "producer_id": row.producer_id, "producer_epoch": row.epoch, "tag": prepared.tag,
+        "wall_ms": prepared.wall_ms,
+    }  # fmt: skip
+
+
+def prepare_in(request: Mapping[str, Any]) -> PrepareRequest:
+    """All fields of a request to prepare. Raises InvalidRequestError."""
+    name, owner = transactional_id_in(request), owner_in(request)
+    if owner is None:
+        raise InvalidRequestError("owner is missing; it takes the owner of INIT_TRANSACTIONS")
+    if request.get("offsets") or request.get("acknowledgements"):
+        raise InvalidRequestError(
+            "a prepared transaction takes neither offsets nor acknowledgements of groups in this "
+            "version: commit them with a transaction that is not prepared, or keep them where the "
+            "decision is kept"
+        )
+    return PrepareRequest(
+        name, owner, *producer_in(request), text_in(request, "tag", TAG_MAX) or ""
+    )
+
+
+def decide_in(request: Mapping[str, Any]) -> DecideRequest:
+    """All fields of a decision by id. Raises InvalidRequestError."""
+    name, outcome = transactional_id_in(request), request.get("outcome")
+    if not isinstance(outcome, str) or outcome not in OUTCOMES:
+        raise InvalidRequestError(f"outcome is {shown(outcome)}; with by_id it takes commit, abort")
+    for name in ("owner", "offsets", "acknowledgements"):
+        if request.get(name):
+            raise InvalidRequestError(f"by_id takes no {name}")
+    return DecideRequest(name, *producer_in(request), OUTCOMES[outcome])
+
+
+def is_by_id(request: Mapping[str, Any]) -> bool:
+    """True if END_TRANSACTION decides a prepared transaction by its id. Raises
+    InvalidRequestError.
+    """
+    return bool(flag_in(request, "by_id"))
+
+
+def check_init(row: TransactionalIdRow, *, keeps_prepared: bool) -> None:
+    """Refuse an owner that does not know of prepared transactions. Raises
+    InvalidTransactionError.
+    """
+    if row.prepared and not keeps_prepared:
+        raise InvalidTransactionError(
+            f"{shown(row.transactional_id)} has a prepared transaction, which no init ends: decide "
+            "it with `tailrace transaction commit` or `abort`, or ask with keep_prepared"
+        )
+
+
+def check_end(row: TransactionalIdRow, request: EndRequest) -> None:
+    """Refuse offsets and acknowledgements in the decision of a prepared transaction. Raises
+    InvalidRequestError.
+    """
+    if row.prepared and (request.offsets or request.acknowledgements):
+        raise InvalidRequestError(
+            "the transaction is prepared: its content is fixed, so its commit takes neither "
+            "offsets nor acknowledgements"
+        )
+
+
+def is_over(prepared: Prepared, elapsed_ms: int, limit_ms: int) -> bool:
+    """True if the operator's limit has passed. 0: there is none."""
+    return 0 < limit_ms <= elapsed_ms - prepared.elapsed_ms
+
+
+def due_ns(prepared: Prepared, now_ns: int, elapsed_ms: int, limit_ms: int) -> int | None:
+    """The time at which the operator's limit passes; None: there is none."""
+    if not limit_ms:
+        return None
+    return now_ns + max(1, prepared.elapsed_ms + limit_ms - elapsed_ms) * 1_000_000
