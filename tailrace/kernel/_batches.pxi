@@ -51,6 +51,7 @@ cdef enum:
     BATCH_HEAD_BYTES = 136  # HEADER_BYTES
     METADATA_MAX = 1 << 20  # METADATA_MAX_BYTES
     TRANSACTIONAL = 1  # ATTRIBUTE_TRANSACTIONAL
+    STANDING_MASK = 0xFFFF  # transactional_producers: epoch, and the bit of a sealed one
     COMPRESSED = 32  # ATTRIBUTE_COMPRESSED
     LOG_APPEND_TIME = 16  # ATTRIBUTE_LOG_APPEND_TIME
     VALIDITY = 0  # BufferKind
@@ -460,9 +461,23 @@ cdef bytes remembered(bytes packed, BatchHead* head, int64_t base_offset, int64_
     return made
 
 
+cdef bint is_of_open_transaction(BatchHead* head, dict registered, dict opened) except -1:
+    """Whether a transactional batch changes nothing but its producer's sequence: the coordinator
+    has registered exactly its epoch, not sealed, and the same epoch is open in the partition.
+    """
+    if head.producer_id < TRANSACTIONAL_PRODUCER_IDS or head.producer_epoch < 0:
+        return False
+    cdef object producer = head.producer_id
+    cdef PyObject* known = PyDict_GetItemWithError(registered, producer)
+    if known == NULL or (<int64_t><object>known & STANDING_MASK) != head.producer_epoch:
+        return False
+    known = PyDict_GetItemWithError(opened, producer)
+    return known != NULL and <int64_t>(<object>known)[0] == head.producer_epoch
+
+
 cdef int append_one(
     RingWriter ring, LaneReader lane, uint16_t source, uint32_t produce_kind, dict partitions, list tables, int64_t now_us,
-    int64_t expiration_us, Py_ssize_t older_bytes, RingDescriptor* d,
+    int64_t expiration_us, Py_ssize_t older_bytes, dict registered, RingDescriptor* d,
 ) except -1:
     """The lane's next message into the ring, if it is a batch that needs no thought. Returns
     whether it was.
@@ -494,9 +509,15 @@ cdef int append_one(
     if shown.state != ONLINE or <int64_t>shown.leader_epoch != partition.leader_epoch:
         return 0
     cdef BatchHead head
-    cdef int64_t at = plain_head(batch, length, &head, partition.seed, partition.shape, partition.max_message_bytes, 0)
+    cdef int64_t at = plain_head(batch, length, &head, partition.seed, partition.shape, partition.max_message_bytes, 0 if registered is None else TRANSACTIONAL)
     if not at or head.schema_id != partition.schema_id:
         return 0
+    cdef uint32_t flags = message.flags | FLAG_BYTES
+    if head.attributes & TRANSACTIONAL:
+        # the partition's and the worker's index have it already
+        if not is_of_open_transaction(&head, registered, partition.producers.transactions._open):
+            return 0
+        flags |= FLAG_TRANSACTIONAL
 
     cdef int64_t append_us = max(now_us, partition.last_append_us)
     cdef int64_t base_offset = partition.next_offset, next_offset = base_offset + head.last_offset_delta + 1
@@ -531,7 +552,7 @@ cdef int append_one(
         producers[producer] = packed
     d.position, d.length, d.slot, d.base_offset, d.next_offset = position, length, message.slot, base_offset, next_offset
     d.session, d.correlation_id, d.lane_position = message.session, message.correlation_id, following
-    d.flags, d.source_lane, d.result = message.flags | FLAG_BYTES, source, 0
+    d.flags, d.source_lane, d.result = flags, source, 0
     d.producer_id, d.base_sequence, d.producer_epoch = head.producer_id, head.base_sequence, head.producer_epoch
     d.last_offset_delta, d.leader_epoch = head.last_offset_delta, <uint32_t>partition.leader_epoch
     d.append_time_us, d.max_timestamp_us = append_us, head.max_timestamp_us
@@ -544,7 +565,7 @@ cdef int append_one(
 
 def fast_append(
     RingWriter ring not None, LaneReader lane not None, uint16_t source, uint32_t produce_kind, Py_ssize_t count_max, dict partitions not None,
-    list tables not None, int64_t now_us, int64_t expiration_us, Py_ssize_t older_bytes,
+    list tables not None, int64_t now_us, int64_t expiration_us, Py_ssize_t older_bytes, dict registered,
 ):
     """Append what a lane has, up to the first message that needs thought: see
     `reference.fast_append`.
@@ -554,7 +575,7 @@ def fast_append(
     cdef bint has_replies = False
     cdef RingDescriptor d
     while count < count_max and append_one(
-        ring, lane, source, produce_kind, partitions, tables, now_us, expiration_us, older_bytes, &d
+        ring, lane, source, produce_kind, partitions, tables, now_us, expiration_us, older_bytes, registered, &d
     ):
         count += 1
         byte_count += d.length

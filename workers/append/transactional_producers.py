@@ -60,6 +60,14 @@ class TransactionalProducers:
         """Number of registrations since the feed began, for comparison with `registered_at`."""
         return self._count
 
+    @property
+    def by_id(self) -> dict[int, int] | None:
+        """What `kernel.fast_append` asks: producer id -> a number whose 16 low bits are the epoch
+        of a producer that is CURRENT, and equal no epoch if it is sealed. None before the feed is
+        complete.
+        """
+        return self._producers if self.is_fed else None
+
     def begin_feed(self) -> None:
         """Forget everything: a feed follows."""
         self.is_fed = False

@@ -133,6 +133,11 @@ class Transactions:
 
     # ---- batches ---------------------------------------------------------------------------------
 
+    @property
+    def registered(self) -> dict[int, int] | None:
+        """Registered producers for the kernel (`TransactionalProducers.by_id`)."""
+        return self._producers.by_id
+
     def refusal(self, partition: Partition, header: BatchHeader) -> ErrorCode:
         """Return the error code of a transactional batch, OK if its sequence decides."""
         producer_id, epoch = header.producer_id, header.producer_epoch

@@ -326,6 +326,7 @@ class Worker:
                 self._ring, lane, source, LaneKind.PRODUCE, count_max, self._partitions,
                 open_tables, self._now_us(),
                 self._producer_expiration_us, OLDER_BYTES,
+                self._transactions.registered if self._transactions is not None else None,
             )  # fmt: skip
         except LaneError:
             raise

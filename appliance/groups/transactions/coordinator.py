@@ -2,8 +2,8 @@
 end.
 
     INIT_TRANSACTIONS   a new owner; what was open is aborted
-    END_TRANSACTION     commit or abort, with the offsets and acknowledgements of groups; or prepare,
-                        which waits for either, by the owner or by the id
+    END_TRANSACTION     commit or abort, with the offsets and acknowledgements of groups; or
+                        prepare, which waits for either, by the owner or by the id
     timers              abort what is older than its timeout; forget unused ids
 
 A decision raises the epoch. It is durable, with everything that belongs to it, in one SQLite commit

@@ -101,7 +101,7 @@ def decide_in(request: Mapping[str, Any]) -> DecideRequest:
     if not isinstance(outcome, str) or outcome not in OUTCOMES:
         raise InvalidRequestError(f"outcome is {shown(outcome)}; with by_id it takes commit, abort")
     for name in ("owner", "offsets", "acknowledgements"):
-        if request.get(name):
+        if request.get(name) not in (None, []):
             raise InvalidRequestError(f"by_id takes no {name}")
     return DecideRequest(name, *producer_in(request), OUTCOMES[outcome])
 
