@@ -1,7 +1,8 @@
 """Files of pending delayed records: `pending.json` and bucket files, beside a delay log.
 
 The scheduler keeps them. `pending.json` (checked JSON) lists the bucket files and their valid
-bytes. Every record of the delay log below its `cursor` is delivered, cancelled or in a bucket file.
+bytes. Every record of the delay log below its `cursor` is delivered, cancelled, in a bucket file,
+or in a batch that it names as part of a transaction.
 A bucket file, `<level>-<first tick>-<number>.pending`, is a sequence of chunks, little endian:
 
     magic u32 | kind u32 | rows u32 | crc32c u32 | body u64 |
@@ -31,7 +32,11 @@ from tailrace.format.crc32c import Readable, crc32c
 
 PENDING_FILE = "pending.json"
 PENDING_VERSION = 3
-READ_VERSIONS = (2, 3)
+TRANSACTIONAL_PENDING_VERSION = 4
+"""The version of a manifest with batches of transactions, and of no other: a build that would
+delete the segments with them refuses it.
+"""
+READ_VERSIONS = (2, 3, 4)
 """Version 2 had no `BucketEntry.first_crc`."""
 BUCKET_SUFFIX = ".pending"
 DAMAGED_SUFFIX = ".damaged"
@@ -94,14 +99,28 @@ class Manifest:
     next_number: int = 0
     files: list[BucketEntry] = field(default_factory=list)
     recurring: list[dict[str, Any]] = field(default_factory=list)
+    open_batches: list[list[int]] = field(default_factory=list)
+    """[producer id, epoch, base offsets of its batches ...] of each transaction that was open at
+    the cursor.
+    """
+    committing: list[int] = field(default_factory=list)
+    """Base offsets of committed batches below the cursor whose records are not in bucket files."""
+
+    @property
+    def kept_from(self) -> int:
+        """The offset below which the delay log is not needed any more."""
+        offsets = [transaction[2] for transaction in self.open_batches if len(transaction) > 2]
+        return min([self.cursor, *offsets, *self.committing[:1]])
 
     def encode(self) -> bytes:
         """Encode `pending.json` as checked JSON."""
         # orjson encodes the entries itself. `asdict` would copy each first, a third of the
         # scheduler's time with thousands of files.
-        return checked_json.encode(
-            {"version": PENDING_VERSION, **{name: getattr(self, name) for name in self.__slots__}}
-        )
+        fields = {name: getattr(self, name) for name in self.__slots__}
+        if self.open_batches or self.committing:
+            return checked_json.encode({"version": TRANSACTIONAL_PENDING_VERSION, **fields})
+        del fields["open_batches"], fields["committing"]
+        return checked_json.encode({"version": PENDING_VERSION, **fields})
 
     @classmethod
     def decode(cls, data: bytes) -> Manifest:

@@ -222,7 +222,7 @@ class Producer(FastPathSender, RenamedProducerMethods):
         Raises what `send` does, and SchemaMismatchError.
         """
         if self._transactions is not None:
-            self._transactions.check_send(deliver_at, deliver_after, delay_column)
+            self._transactions.check_send()
         delay = Delay(deliver_at, deliver_after, None)
         return (
             yield from self._frames.append(

@@ -10,7 +10,6 @@ import os
 import threading
 import time
 from collections.abc import Iterable
-from datetime import timedelta
 from typing import Any
 
 import pyarrow as pa
@@ -25,7 +24,6 @@ from tailrace.core.errors import (
     InvalidRequestError,
     InvalidSettingError,
     InvalidTransactionError,
-    NotSupportedError,
     ProducerFencedError,
     RequestTimeoutError,
     TailraceError,
@@ -284,22 +282,6 @@ def test_the_program_may_end_the_transaction_within_its_block(world: ScriptedWor
             await made.send(b"y")
             await made.producer.commit_transaction()
         assert made.front.committed() == [b"y"]
-
-    world.run(body)
-
-
-@SCRIPTED
-def test_delayed_records_are_refused(world: ScriptedWorld) -> None:
-    async def body(made: Made) -> None:
-        hour = timedelta(hours=1)
-        async with made.producer.transaction():
-            with pytest.raises(NotSupportedError, match="no delayed"):
-                await made.send(b"x", deliver_after=hour)
-            table = pa.table({"value": pa.array([b"1"], pa.binary())})
-            with pytest.raises(NotSupportedError, match="no delayed"):
-                await made.producer.send_arrow("t", table, deliver_after=hour)
-            with pytest.raises(NotSupportedError, match="no delayed"):
-                await made.producer.send_arrow("t", table, delay_column="d")
 
     world.run(body)
 

@@ -463,8 +463,6 @@ class Worker:
         Before a refusal the coordinator's lane is read once more, since the decision that explains
         the batch may have come within this step: then `_must_read_decisions` is set.
         """
-        if partition.is_delay_log:
-            return ErrorCode.NOT_SUPPORTED
         if self._transactions is None:
             return ErrorCode.CONCURRENT_TRANSACTIONS
         code = self._transactions.refusal(partition, header)

@@ -33,7 +33,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -53,6 +53,7 @@ from workers.delays.delivery_marks import RETRY_INTERVAL_NS, RETRY_NS, DeliveryM
 from workers.delays.listing import listed_rows
 from workers.delays.store.array_wheel import NEVER, Rows, no_rows
 from workers.delays.store.bucket_files import is_above
+from workers.delays.store.open_batches import OpenBatches
 from workers.delays.store.pending_store import PendingStore
 from workers.delays.store.recurring_rows import RecurringRows
 from workers.segment.files import Files
@@ -61,6 +62,7 @@ logger = logging.getLogger(__name__)
 
 GATHERED_BYTES = 8 << 20
 """Decompressed bytes of the log that are ingested at a time."""
+COMMITTED_READ_BYTES = 64 << 10
 STUCK_TRIES = 10
 LEAD_TICKS = 10
 """Ticks are closed this long in advance, so that the mark's write to disk adds no lateness."""
@@ -130,6 +132,9 @@ class DelayPartition:
         self.counters = self.intake.counters
         self.changes = self.intake.changes
         self._follower = LogTailer(files, directory, self._log_seed, self._store.cursor)
+        self._open_batches = OpenBatches(*self._store.batches)
+        self._committed = LogTailer(files, directory, self._log_seed, 0, COMMITTED_READ_BYTES)
+        """Reads the batches of a transaction when it is committed."""
         self._reread_until = log_state().high_watermark
         """Rows below this offset existed when this incarnation began, and may
         begin an epoch of the clock.
@@ -148,6 +153,7 @@ class DelayPartition:
 
     def close(self) -> None:
         self._follower.close()
+        self._committed.close()
 
     # ---- stepping --------------------------------------------------------------------------------
 
@@ -176,6 +182,7 @@ class DelayPartition:
                 self._follower.next_offset,
                 self._marks.closed,
                 self._recurring.describe,
+                self._open_batches.snapshot,
                 is_settled=is_settled,
             )
         return work
@@ -238,6 +245,8 @@ class DelayPartition:
             return 1
         if self._store.is_full():
             return 0
+        if self._open_batches.committing:
+            return self._ingest_committed()
         gathered: list[LogBatch] = []
         byte_count = count = 0
         for header, data in self._follower.read(self._log_state()):
@@ -249,6 +258,13 @@ class DelayPartition:
                 gathered = []
                 if header.is_delay_mark and not self._apply_mark(header):
                     break
+                if header.is_marker:
+                    self._open_batches.end(header)
+                    if self._open_batches.committing:
+                        break  # its rows come before what is behind it
+                continue
+            if header.is_transactional:
+                self._open_batches.add(header)
                 continue
             batch = self.intake.proven(header, data, int(self.log.settings["max.message.bytes"]))
             if batch is not None:
@@ -260,6 +276,35 @@ class DelayPartition:
                 if self._store.is_full():
                     break
         self.intake.add(gathered)
+        return count
+
+    def _ingest_committed(self) -> int:
+        """Ingest some batches of the transaction whose commit was read last. Raises OSError.
+
+        Their rows count as written at its marker: ordinals closed there are over.
+        """
+        committing = self._open_batches.committing
+        state = self._log_state()
+        gathered: list[LogBatch] = []
+        byte_count = count = 0
+        for offset in committing:
+            self._committed.seek(offset)
+            found = next(self._committed.read(state), None)
+            count += 1
+            if found is None or found[0].base_offset != offset:
+                if self._committed.next_offset <= offset:
+                    raise OSError(f"committed delayed records at offset {offset} cannot be read")
+                self._committed.close()  # damage that recovery has recorded, and that is logged
+                continue
+            header, data = replace(found[0], min_tick=self._marks.closed), found[1]
+            batch = self.intake.proven(header, data, int(self.log.settings["max.message.bytes"]))
+            if batch is not None:
+                gathered.append(batch)
+                byte_count += batch.rows.nbytes + len(data)
+            if byte_count > GATHERED_BYTES:
+                break
+        self.intake.add(gathered)
+        del committing[:count]
         return count
 
     def catch_up(self) -> None:

@@ -37,6 +37,6 @@ def save_manifest(files: Files, directory: str, manifest: Manifest) -> None:
 def read_cursor(files: Files, directory: str, topic_id: bytes) -> int:
     """Return the offset below which the delay log is no longer needed. Raises OSError."""
     try:
-        return load_manifest(files, directory, topic_id).cursor
+        return load_manifest(files, directory, topic_id).kept_from
     except PendingDamagedError:
         return 0

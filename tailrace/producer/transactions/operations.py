@@ -28,7 +28,6 @@ from tailrace.core.errors import (
     InvalidTransactionError,
     MalformedRequestError,
     NotReachableError,
-    NotSupportedError,
     ProducerFencedError,
     RequestTimeoutError,
     TailraceError,
@@ -86,22 +85,11 @@ class Transactions:
 
     # ---- records ---------------------------------------------------------------------------------
 
-    def check_send(
-        self,
-        deliver_at: datetime | None = None,
-        deliver_after: timedelta | None = None,
-        other: object = None,
-    ) -> None:
+    def check_send(self) -> None:
         """Raise unless a record may be sent now: InvalidTransactionError, TransactionAbortedError,
-        ProducerFencedError, NotSupportedError for a delayed one. `other`: its recurrence, or its
-        column of delays.
+        ProducerFencedError.
         """
         self._sender_thread.check_usable()
-        if deliver_at is not None or deliver_after is not None or other is not None:
-            raise NotSupportedError(
-                "a transaction has no delayed or recurring records in this version: send them with "
-                "a producer without transactional_id"
-            )
         self._state.check(Call.SEND)
 
     def begin_send(self, begin: Callable[..., T]) -> Callable[..., T]:
@@ -119,10 +107,11 @@ class Transactions:
             deliver_after: timedelta | None,
             repeat: Any,
         ) -> T:
-            self.check_send(deliver_at, deliver_after, repeat)
+            self.check_send()
             return begin(
-                topic, value, key, headers, partition, timestamp, on_delivery, None, None, None
-            )
+                topic, value, key, headers, partition, timestamp, on_delivery,
+                deliver_at, deliver_after, repeat,
+            )  # fmt: skip
 
         return begin_send
 

@@ -220,7 +220,7 @@ def test_a_forged_batch_is_refused_and_nothing_of_it_is_appended(
     assert results(it, transactional(sequence=2)) == [0]
 
 
-def test_delay_logs_take_no_transactions() -> None:
+def test_a_delay_log_takes_batches_of_a_transaction() -> None:
     it = make_bench()
     it.assignments = [
         assignment(0, slot=0),
@@ -236,7 +236,7 @@ def test_delay_logs_take_no_transactions() -> None:
     from tailrace.format.batch_header import checksum_seed
 
     batch = make_batch(1, producer_id=PID, seed=checksum_seed(bytes(16), 0))
-    assert results(it, batch, slot=1) == [ErrorCode.NOT_SUPPORTED]
+    assert results(it, batch, slot=1) == [ErrorCode.OK]
 
 
 # ---- decisions -----------------------------------------------------------------------------------

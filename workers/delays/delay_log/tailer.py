@@ -31,7 +31,15 @@ BATCH_MAX_BYTES = 65 << 20
 class LogTailer:
     """Read position in one log."""
 
-    def __init__(self, files: Files, directory: str, seed: int, next_offset: int) -> None:
+    def __init__(
+        self,
+        files: Files,
+        directory: str,
+        seed: int,
+        next_offset: int,
+        read_bytes: int = READ_BYTES,
+    ) -> None:
+        """`read_bytes` is the size of a read; a larger batch is read alone."""
         self._files = files
         self._directory = directory
         self._seed = seed
@@ -39,7 +47,14 @@ class LogTailer:
         self._fd = -1
         self._base = -1
         self._position = 0
+        self._read_bytes = read_bytes
         self._stuck_at = -1
+
+    def seek(self, offset: int) -> None:
+        """Continue at the batch with this base offset."""
+        if offset != self.next_offset:
+            self.close()
+            self.next_offset = offset
 
     def close(self) -> None:
         if self._fd >= 0:
@@ -60,7 +75,7 @@ class LogTailer:
         self.next_offset = max(self.next_offset, state.log_start_offset)
         if self.next_offset >= state.high_watermark or (self._fd < 0 and not self._find()):
             return
-        data = memoryview(self._files.read_at(self._fd, READ_BYTES, self._position))
+        data = memoryview(self._files.read_at(self._fd, self._read_bytes, self._position))
         at = 0
         while self.next_offset < state.high_watermark:
             try:

@@ -34,6 +34,7 @@ from tailrace.format.delay_files import (
 )
 from workers.delays.store.array_wheel import NEVER
 from workers.delays.store.bucket_files import LOWEST_LEVEL, BucketFile, Ints, buckets_of, width_of
+from workers.delays.store.open_batches import Snapshot
 from workers.log.delay_manifest import load_manifest, save_manifest
 from workers.segment.files import Files
 
@@ -210,6 +211,7 @@ class BucketSet:
         cursor: int | None = None,
         closed: int = 0,
         recurring: list[dict[str, Any]] | None = None,
+        batches: Snapshot = ([], []),
     ) -> None:
         """Save the manifest, which makes appended and dropped chunks effective. With `cursor`, the
         delay log below it is not needed any more. Raises OSError.
@@ -217,6 +219,7 @@ class BucketSet:
         manifest = replace(self.manifest, files=[replace(file.entry) for file in self.all])
         if cursor is not None:
             manifest.cursor, manifest.closed, manifest.recurring = cursor, closed, recurring or []
+            manifest.open_batches, manifest.committing = batches
         save_manifest(self._files, self._directory, manifest)
         self.manifest = manifest
 

@@ -30,6 +30,7 @@ from tailrace.format.delay_files import KIND_CANCELLED
 from workers.delays.store.array_wheel import NEVER, Rows, no_rows, split
 from workers.delays.store.bucket_files import LOWEST_LEVEL, BucketFile, Ints, is_above, width_of
 from workers.delays.store.bucket_set import LOAD_AHEAD_TICKS, BucketSet, label_of, labels_of
+from workers.delays.store.open_batches import Snapshot
 from workers.delays.store.pending_pages import Listed, page_of
 from workers.delays.store.pending_rows import PendingRows
 from workers.segment.files import Files
@@ -75,6 +76,11 @@ class PendingStore:
     def closed(self) -> int:
         """Ordinal below which everything was closed at the cursor."""
         return self._buckets.manifest.closed
+
+    @property
+    def batches(self) -> Snapshot:
+        """Batches of transactions at the cursor."""
+        return self._buckets.manifest.open_batches, self._buckets.manifest.committing
 
     @property
     def recurring(self) -> list[dict[str, Any]]:
@@ -337,6 +343,7 @@ class PendingStore:
         read_offset: int,
         closed: int,
         recurring: Callable[[], list[dict[str, Any]]],
+        batches: Callable[[], Snapshot],
         *,
         is_settled: bool,
     ) -> int:
@@ -353,8 +360,9 @@ class PendingStore:
         is_time = (
             self.rows.unsaved_bytes > SAVE_BYTES or self._now_ns - self._saved_ns >= SAVE_AFTER_NS
         )
-        if read_offset > self.cursor and is_time:
-            self._job = self._save(read_offset, closed, recurring())
+        # a commit that is ingested in part has rows to save without an offset behind the cursor
+        if (read_offset > self.cursor or self.is_crowded) and is_time:
+            self._job = self._save(read_offset, closed, recurring(), batches())
             return self._resume()
         if self._now_ns - self._tidied_ns >= TIDY_INTERVAL_NS:
             self._tidied_ns = self._now_ns
@@ -369,7 +377,9 @@ class PendingStore:
             self._job = None
         return 1
 
-    def _save(self, cursor: int, closed: int, recurring: list[dict[str, Any]]) -> Iterator[None]:
+    def _save(
+        self, cursor: int, closed: int, recurring: list[dict[str, Any]], batches: Snapshot
+    ) -> Iterator[None]:
         """Save everything that only the delay log has to bucket files, then move the cursor."""
         runs = self.rows.unsaved_runs()
         rows = self.rows.still_alive(self.rows.rows_of_runs(runs))
@@ -397,7 +407,7 @@ class PendingStore:
             yield
         self._buckets.sync_names()
         crash_point("scheduler.before_manifest")
-        self._buckets.save_manifest(cursor, closed, recurring)
+        self._buckets.save_manifest(cursor, closed, recurring, batches)
         crash_point("scheduler.after_manifest")
         self.rows.saved(runs)
         pa.default_memory_pool().release_unused()

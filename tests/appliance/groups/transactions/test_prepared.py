@@ -185,7 +185,7 @@ def test_offsets_are_refused_where_it_is_prepared_and_where_it_is_decided(world:
     a = Owner(world)
     a.write()
     offsets = [{"group": "g", "entries": [["orders", 0, 5]]}]
-    with pytest.raises(InvalidRequestError, match="takes no offsets"):
+    with pytest.raises(InvalidRequestError, match="takes neither offsets"):
         world.ask(Api.END_TRANSACTION, **a.request("prepare", offsets=offsets))
     assert describe(world)["prepared"] is None
     prepare(a)

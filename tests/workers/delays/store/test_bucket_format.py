@@ -21,7 +21,7 @@ from tailrace.format.delay_files import (
 from tests.kit.simdisk import SimDisk, SimFiles
 from workers.delays.store import bucket_files
 from workers.delays.store.bucket_files import BucketFile
-from workers.log.delay_manifest import load_manifest, save_manifest
+from workers.log.delay_manifest import load_manifest, read_cursor, save_manifest
 from workers.segment.files import write_durably
 
 GOLDEN = pathlib.Path(__file__).parents[3] / "golden"
@@ -115,6 +115,12 @@ def test_the_bytes_of_a_manifest_are_the_golden_ones_and_another_version_is_refu
     assert manifest.encode() == golden
     save_manifest(files, "/data", manifest)
     assert load_manifest(files, "/data", TOPIC_ID) == manifest
+    assert read_cursor(files, "/data", TOPIC_ID) == 42
+    with_batches = replace(manifest, open_batches=[[1 << 62, 3, 20, 30]], committing=[17, 21])
+    assert with_batches.encode() == (GOLDEN / "pending_v4.json").read_bytes()
+    save_manifest(files, "/data", with_batches)
+    assert load_manifest(files, "/data", TOPIC_ID) == with_batches
+    assert read_cursor(files, "/data", TOPIC_ID) == 17, "the log is kept from there"
     write_durably(files, "/data", "pending.json", (GOLDEN / "pending_v2.json").read_bytes())
     assert load_manifest(files, "/data", TOPIC_ID) == replace(
         manifest, files=[replace(entry, first_crc=0)]
