@@ -100,9 +100,9 @@ def decide_in(request: Mapping[str, Any]) -> DecideRequest:
     name, outcome = transactional_id_in(request), request.get("outcome")
     if not isinstance(outcome, str) or outcome not in OUTCOMES:
         raise InvalidRequestError(f"outcome is {shown(outcome)}; with by_id it takes commit, abort")
-    for name in ("owner", "offsets", "acknowledgements"):
-        if request.get(name) not in (None, []):
-            raise InvalidRequestError(f"by_id takes no {name}")
+    for field in ("owner", "offsets", "acknowledgements"):
+        if request.get(field) not in (None, []):
+            raise InvalidRequestError(f"by_id takes no {field}")
     return DecideRequest(name, *producer_in(request), OUTCOMES[outcome])
 
 
