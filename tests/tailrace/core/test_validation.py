@@ -64,7 +64,8 @@ CALLS: dict[type, dict[str, tuple[Any, ...]]] = {
         "unsubscribe": (), "retry_later": (None, 1),
     },
     Admin: {
-        "__enter__": (), "abort_transaction": ("t",), "commit_transaction": ("t",), "alter_group_offsets": ("g", {}),
+        "__enter__": (), "abort_transaction": ("t",), "alter_group_offsets": ("g", {}),
+        "commit_transaction": ("t",),
         "alter_topics": ({},),
         "bring_online": ("t",), "cancel_delays": ([],),
         "create_partitions": ({},), "create_topics": ([],),
