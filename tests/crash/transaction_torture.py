@@ -186,8 +186,17 @@ class TransactionTorture(TortureBase[Counts]):
         self._check_transformed()
         return self.counts
 
+    def _settle(self) -> None:
+        """Wait until what was committed is shown: that is when an init is answered."""
+        names = [f"writer-{n}" for n in range(WRITERS)]
+        names += [f"transformer-{n}" for n in range(TRANSFORMERS)]
+        for name in names:
+            with self._producer(name) as producer:
+                producer.init_transactions(CALM_TIMEOUT_S)
+
     def _finish_transforming(self) -> None:
         """Transform the rest, undisturbed."""
+        self._settle()
         with (
             self._producer("transformer-last") as producer,
             Consumer(
@@ -203,6 +212,7 @@ class TransactionTorture(TortureBase[Counts]):
                     positions = consumer.positions()
                     if all(positions[place] >= ends[place] for place in places):
                         consumer.commit()
+            producer.init_transactions(CALM_TIMEOUT_S)
 
     def _read_all(self, topic: str) -> dict[TopicPartition, list[tuple[int, str]]]:
         places = [TopicPartition(topic, p) for p in range(PARTITIONS)]
