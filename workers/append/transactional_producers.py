@@ -62,7 +62,7 @@ class TransactionalProducers:
 
     @property
     def by_id(self) -> dict[int, int] | None:
-        """What `kernel.fast_append` asks: producer id -> a number whose 16 low bits are the epoch
+        """The producers by id, for `kernel.fast_append`: the 16 low bits of a value are the epoch
         of a producer that is CURRENT, and equal no epoch if it is sealed. None before the feed is
         complete.
         """
