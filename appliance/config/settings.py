@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from appliance.config.core_plan import BusyPoll, CorePlan, plan_busy_poll, plan_cores
+from appliance.config.ipc_access import ipc_access
 from shm.layout import FLUSHERS_MAX, FRONTS_MAX, WORKERS_MAX
 from tailrace.core.errors import InvalidSettingError
 
@@ -38,6 +39,17 @@ class Settings:
     listen: list[str] = _setting(
         ["tcp://127.0.0.1:7420"],
         "Where clients connect: tcp://HOST:PORT (port 0: any free one) and ipc://PATH.",
+    )
+    ipc_mode: str = _setting(
+        "0660",
+        "Access to the sockets of ipc:// addresses, octal: who may write may connect.",
+        name="ipc.mode",
+    )
+    ipc_group: str = _setting(
+        "",
+        "Group of the sockets of ipc:// addresses; the appliance's user must be in it. Empty: that "
+        "user's own group.",
+        name="ipc.group",
     )
     http_listen: str = _setting(
         "127.0.0.1:7400",
@@ -269,6 +281,7 @@ class Settings:
                     f"listen is {address!r}, and fronts = {self.fronts} need as many ports from "
                     "there on; choose a lower port"
                 )
+        ipc_access(self.ipc_mode, self.ipc_group)
         if self.http_listen:
             split_host_port(self.http_listen)
         if self.log_level not in LOG_LEVELS:

@@ -31,6 +31,7 @@ from typing import Any, NoReturn
 
 import orjson
 
+from appliance.config.ipc_access import ipc_access
 from appliance.config.serve_flags import parse_flags, settings_from_flags
 from appliance.config.settings import Settings
 from appliance.config.settings_sources import environment_settings
@@ -228,6 +229,7 @@ class Supervisor:
             "producer.ids.max": s.producer_ids_max,
             "reserve_bytes": s.reserve_bytes(len(self._worker_dirs)),
             "listen": s.listen, "slots": self._slots,
+            "ipc.access": list(ipc_access(s.ipc_mode, s.ipc_group)),
             "ring_bytes": s.ring_bytes, "lane_bytes": s.lane_bytes, "credit_bytes": s.credit_bytes,
             "auto_create_topics": s.auto_create_topics,
             "group.members.max": s.group_members_max, "groups.max": s.groups_max,

@@ -5,6 +5,11 @@ Owner: one front's `Router`.
 
 from __future__ import annotations
 
+import errno
+import os
+import socket as unix
+from typing import NamedTuple
+
 import zmq
 
 QUEUE_MESSAGES = 4096
@@ -14,8 +19,28 @@ DEAD_HOST_S = 30
 KEEPALIVE_S = 5
 
 
+_OTHER_ADVICE = "Stop what uses it, or choose another with --listen."
+_ADVICE = {
+    errno.ENOENT: "Make the directory of the socket, or choose another with --listen.",
+    errno.EACCES: "The appliance's user must be able to write to the directory of the socket, and "
+    "ports below 1024 need CAP_NET_BIND_SERVICE; or choose another with --listen.",
+    errno.ENODEV: "No interface of this host has the address; choose another with --listen.",
+}
+
+
 class AddressInUseError(RuntimeError):
-    """Another process listens on the address."""
+    """The address cannot be listened on; mostly another process does."""
+
+
+class SocketAccess(NamedTuple):
+    """Access to a Unix socket."""
+
+    mode: int
+    gid: int
+    """-1: the process's own group."""
+
+
+OWNER_ONLY = SocketAccess(0o600, -1)
 
 
 def begin_zero_copy(context: zmq.Context[zmq.Socket[bytes]]) -> None:
@@ -63,21 +88,57 @@ def new_socket(
     return socket
 
 
-def listen(socket: zmq.Socket[bytes], addresses: list[str]) -> int:
-    """Bind the socket to all `addresses`. Return the port of the first TCP address, 0 without one.
+def listen(
+    socket: zmq.Socket[bytes], addresses: list[str], access: SocketAccess = OWNER_ONLY
+) -> int:
+    """Bind the socket to all `addresses`; Unix sockets get `access`. Return the port of the first
+    TCP address, 0 without one.
 
     Raises AddressInUseError.
     """
     port = 0
     for address in addresses:
+        path = _socket_path(address)
         try:
-            socket.bind(address)
+            if path is None:
+                socket.bind(address)
+            else:
+                _bind_path(socket, path, access)
         except zmq.ZMQError as error:
             raise AddressInUseError(
-                f"cannot listen on {address}: {zmq.strerror(error.errno or 0)}. Stop what "
-                "uses it, or choose another with --listen."
+                f"cannot listen on {address}: {zmq.strerror(error.errno or 0)}. "
+                f"{_ADVICE.get(error.errno or 0, _OTHER_ADVICE)}"
+            ) from None
+        except OSError as error:
+            raise AddressInUseError(
+                f"cannot listen on {address}: its socket cannot have group {access.gid} and mode "
+                f"{access.mode:04o}: {error.strerror}. Check ipc.group and ipc.mode."
             ) from None
         bound = socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
         if address.startswith("tcp://") and not port:
             port = int(bound.rpartition(":")[2])
     return port
+
+
+def _socket_path(address: str) -> str | None:
+    """The path of an ipc address. None for TCP, and for a name without a file (`ipc://@name`)."""
+    path = address.removeprefix("ipc://")
+    return None if path == address or path.startswith("@") else path
+
+
+def _bind_path(socket: zmq.Socket[bytes], path: str, access: SocketAccess) -> None:
+    """Bind to a Unix socket that nobody but its owner can use before it has its group and mode.
+
+    libzmq replaces a socket that exists, also one of a running program. Raises zmq.ZMQError,
+    OSError.
+    """
+    with unix.socket(unix.AF_UNIX, unix.SOCK_STREAM | unix.SOCK_NONBLOCK) as probe:
+        if probe.connect_ex(path) == 0:
+            raise zmq.ZMQError(errno.EADDRINUSE)
+    before = os.umask(0o177)
+    try:
+        socket.bind(f"ipc://{path}")
+    finally:
+        os.umask(before)
+    os.chown(path, -1, access.gid)
+    os.chmod(path, access.mode)

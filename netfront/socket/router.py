@@ -32,7 +32,14 @@ from netfront.socket.connections import (
 )
 from netfront.socket.flow_control import Credit
 from netfront.socket.io_thread_slice import IoThreadSlice, io_threads, set_slice_ns
-from netfront.socket.listening_socket import QUEUE_MESSAGES, begin_zero_copy, listen, new_socket
+from netfront.socket.listening_socket import (
+    OWNER_ONLY,
+    QUEUE_MESSAGES,
+    SocketAccess,
+    begin_zero_copy,
+    listen,
+    new_socket,
+)
 from netfront.socket.message_socket import LENT_FROM_BYTES, MessageSocket, taken_frame
 from netfront.socket.peer_connection import PeerConnection
 from netfront.socket.socket_stats import KernelSocketStats, SocketStats
@@ -79,9 +86,10 @@ class Router:
         addresses: list[str],
         message_max_bytes: int,
         limits: Limits,
+        access: SocketAccess = OWNER_ONLY,
         sockets: SocketStats | None = None,
     ) -> None:
-        """Bind to all `addresses`.
+        """Bind to all `addresses`, whose Unix sockets get `access`.
 
         `message_max_bytes` is the largest frame accepted. Raises AddressInUseError.
         """
@@ -98,7 +106,7 @@ class Router:
         self._socket_paths = [
             address.removeprefix("ipc://") for address in addresses if address.startswith("ipc:///")
         ]
-        self.port = listen(socket, addresses)
+        self.port = listen(socket, addresses, access)
         begin_zero_copy(self._context)
         threads = io_threads()
         self._io_thread_slice = IoThreadSlice(lambda slice_ns: set_slice_ns(threads, slice_ns))

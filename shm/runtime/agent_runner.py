@@ -225,9 +225,7 @@ class NoPandas:
 def start() -> ProcessContext:
     """Turn this interpreter into the child that its specification describes."""
     spec = ProcessSpec.from_environment()
-    if spec.role != Role.FRONT:
-        # A front creates no files. Its service's umask decides who may connect to its ipc sockets.
-        os.umask(0o077)
+    os.umask(0o077)
     sys.excepthook = _end_with_a_sentence
     die_with_parent(spec.parent_pid)
     set_comm_name(comm_name(Role(spec.role), spec.index))

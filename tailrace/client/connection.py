@@ -27,6 +27,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from tailrace.client import ipc_socket
 from tailrace.client.runtime import SYSTEM, ClientSocket, Runtime, check_bootstrap
 from tailrace.core import fork
 from tailrace.core.error_codes import ErrorCode
@@ -117,7 +118,8 @@ class Connection:
         self._away_since_ns = 0
         """Time since when polls find no appliance. 0: the last one found it."""
         self.fatal: TailraceError | None = None
-        """A refusal that a retry cannot change: no common protocol version."""
+        """A refusal that a retry cannot change: no common version, no permission for the socket."""
+        self._was_ready = False
         self._protocol_error = ""
         """The error of a peer at the address that is not an appliance."""
         self._open()
@@ -236,6 +238,7 @@ class Connection:
         if not was_ready and session.state is _READY:
             self._failures = self._waited_since_ns = self._unanswered = 0
             self._has_warned = False
+            self._was_ready = True
             self._protocol_error = ""
         if response is None:
             return True
@@ -351,19 +354,20 @@ class Connection:
         )
 
     def _warn_unreachable(self, now_ns: int) -> None:
-        """Log once that the client has waited for an appliance for WARN_AFTER_NS. Time in which the
-        connection was not used does not count.
+        """Log once that the client has waited for an appliance for WARN_AFTER_NS, not counting time
+        out of use. Without permission for the socket, only a client that was connected goes on.
         """
         if not self._waited_since_ns:
             self._waited_since_ns = now_ns
         elif not self._has_warned and now_ns - self._waited_since_ns >= WARN_AFTER_NS:
             self._has_warned = True
-            logger.warning(
-                "the %s gets no answer at %s%s; it goes on trying",
-                self._owner,
-                self.address,
-                self.peer_error_suffix(),
-            )
+            error = ipc_socket.permission_error(self.address)
+            if error is not None and not self._was_ready:
+                self.fatal = error
+                return
+            reason = self.peer_error_suffix() if error is None else f": {error.detail}"
+            message = "the %s gets no answer at %s%s; it goes on trying"
+            logger.warning(message, self._owner, self.address, reason)
 
     # ---- waiting ---------------------------------------------------------------------------------
 
@@ -393,11 +397,11 @@ class Connection:
             lock.acquire()
 
     def peer_error_suffix(self) -> str:
-        """A clause for messages that describes a peer that is not an appliance, or ""."""
+        """A clause about a peer that is no appliance, or about a socket without one; or ""."""
         return (
             f"; the peer there does not speak Tailrace's protocol ({self._protocol_error[:200]})"
             if self._protocol_error
-            else ""
+            else ipc_socket.absence(self.address)
         )
 
     # ---- opening and closing ---------------------------------------------------------------------
