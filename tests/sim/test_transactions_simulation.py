@@ -14,7 +14,9 @@ import pytest
 
 from appliance.groups.store.transaction_rows import TransactionRows
 from appliance.groups.transactions.coordinator import TransactionCoordinator
-from appliance.groups.transactions.numbers import Numbers
+from appliance.groups.transactions.ending import Ending
+from appliance.groups.transactions.ids.numbers import Numbers
+from appliance.groups.transactions.step import Step
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import TailraceError
 from tests.kit import seeds
@@ -115,12 +117,12 @@ def _forget_what_is_open(patch: pytest.MonkeyPatch) -> None:
 
 def _let_old_owners_go_on(patch: pytest.MonkeyPatch) -> None:
     """D7: requests of an older owner are handled as the owner's."""
-    patch.setattr(TransactionCoordinator, "_refuse_fenced", lambda *_: None)
+    patch.setattr(Step, "refuse_fenced", lambda *_: None)
 
 
 def _leave_offsets_out(patch: pytest.MonkeyPatch) -> None:
     """D9: the offsets do not go with the decision."""
-    patch.setattr(TransactionCoordinator, "_prepared", lambda *_: [])
+    patch.setattr(Ending, "_prepared", lambda *_: [])
 
 
 PLANTED: list[tuple[Plant, int]] = [

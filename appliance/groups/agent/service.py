@@ -75,7 +75,8 @@ from appliance.groups.consumer.offset_requests import OffsetRequests, PreparedCo
 from appliance.groups.consumer.start_offsets import StartOffsets
 from appliance.groups.store.group_store import GroupStore
 from appliance.groups.transactions.clocks import Times
-from appliance.groups.transactions.coordinator import OffsetCommits, TransactionCoordinator
+from appliance.groups.transactions.coordinator import TransactionCoordinator
+from appliance.groups.transactions.ending import OffsetCommits
 from shm.runtime.elapsed_time import MARK_ALONE_MS
 from tailrace.core.errors import (
     GroupNotEmptyError,

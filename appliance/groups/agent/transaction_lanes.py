@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from appliance.groups.agent.worker_link import Report, WorkerLink, WorkerLinks
 from appliance.groups.transactions.coordinator import TransactionCoordinator
-from appliance.groups.transactions.numbers import Numbers
+from appliance.groups.transactions.ids.numbers import Numbers
 from shm.lane_messages import LaneKind
 from shm.runtime.error_handler import CountedErrorHandler
 from shm.transaction_messages import decode_epochs

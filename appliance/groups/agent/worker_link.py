@@ -200,7 +200,7 @@ class WorkerLink:
 
 
 class WorkerLinks:
-    """All workers: `appliance.groups.transactions.workers.Workers`."""
+    """All workers: `appliance.groups.transactions.decisions.workers.Workers`."""
 
     def __init__(self, links: Sequence[WorkerLink], request: Callable[[], None]) -> None:
         """`request`: asks the supervisor for lanes and the controller for producer ids."""

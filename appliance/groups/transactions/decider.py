@@ -18,13 +18,13 @@ from appliance.groups.base.timers import Timers
 from appliance.groups.store.schema import TransactionalIdRow
 from appliance.groups.transactions.clocks import Times
 from appliance.groups.transactions.counters import Counters
-from appliance.groups.transactions.decisions import DecisionLog, encoded
-from appliance.groups.transactions.delivery import registered
+from appliance.groups.transactions.decisions.decision_log import DecisionLog, encoded
+from appliance.groups.transactions.decisions.delivery import registered
 from appliance.groups.transactions.describe import Describer
-from appliance.groups.transactions.ends import BY_IDLENESS, End, with_end
-from appliance.groups.transactions.id_table import Entry, IdTable
-from appliance.groups.transactions.numbers import Numbers
-from appliance.groups.transactions.prepared import Prepared, encoded_mark
+from appliance.groups.transactions.ids.ends import BY_IDLENESS, End, with_end
+from appliance.groups.transactions.ids.id_table import Entry, IdTable
+from appliance.groups.transactions.ids.numbers import Numbers
+from appliance.groups.transactions.requests.prepared import Prepared, encoded_mark
 from shm.transaction_messages import DecidedTransaction, Decision, Outcome
 from tailrace.core.errors import ConcurrentTransactionsError
 

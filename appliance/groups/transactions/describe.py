@@ -14,13 +14,13 @@ from appliance.groups.base.request_validation import flag_in
 from appliance.groups.store.schema import TransactionalIdRow
 from appliance.groups.store.transaction_rows import TransactionRows
 from appliance.groups.transactions.counters import Counters
-from appliance.groups.transactions.decisions import DecisionLog
-from appliance.groups.transactions.ends import decoded
-from appliance.groups.transactions.hanging import HangingTransactions
-from appliance.groups.transactions.id_table import Entry, IdTable
-from appliance.groups.transactions.prepared import described
-from appliance.groups.transactions.requests import next_in, states_in
-from appliance.groups.transactions.workers import Workers
+from appliance.groups.transactions.decisions.decision_log import DecisionLog
+from appliance.groups.transactions.decisions.hanging import HangingTransactions
+from appliance.groups.transactions.decisions.workers import Workers
+from appliance.groups.transactions.ids.ends import decoded
+from appliance.groups.transactions.ids.id_table import Entry, IdTable
+from appliance.groups.transactions.requests.fields import next_in, states_in
+from appliance.groups.transactions.requests.prepared import described
 from shm.transaction_messages import Outcome
 
 PAGE = 1_000

@@ -21,7 +21,7 @@ from appliance.groups.base.messages import GroupFailure, Requester, SessionKey
 from appliance.groups.share.share_service import ShareService
 from appliance.groups.store.group_store import GroupStore
 from appliance.groups.transactions.coordinator import TransactionCoordinator
-from appliance.groups.transactions.numbers import Numbers
+from appliance.groups.transactions.ids.numbers import Numbers
 from shm.transaction_messages import (
     NO_PROGRESS,
     Decision,
@@ -131,7 +131,7 @@ class Worker:
 
 
 class FakeWorkers:
-    """`appliance.groups.transactions.workers.Workers` over lists."""
+    """`appliance.groups.transactions.decisions.workers.Workers` over lists."""
 
     def __init__(self, count: int) -> None:
         self.workers = [Worker(f"worker-{index}") for index in range(count)]

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from appliance.groups.base.limits import TransactionLimits
-from appliance.groups.transactions.coordinator import WAIT_NS
 from appliance.groups.transactions.decider import UNSETTLED_MAX
-from appliance.groups.transactions.numbers import EPOCH_MAX
+from appliance.groups.transactions.ids.numbers import EPOCH_MAX
+from appliance.groups.transactions.step import WAIT_NS
 from shm.transaction_messages import ProducerEpoch, Settled
 from tailrace.core.errors import (
     ConcurrentTransactionsError,

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 from appliance.groups.base.limits import CLIENT_TEXT_MAX, COMMITS_MAX
 from appliance.groups.base.request_validation import flag_in, number_in, shown, text_in
-from appliance.groups.transactions.ends import OUTCOMES
-from appliance.groups.transactions.numbers import EPOCH_MAX
+from appliance.groups.transactions.ids.ends import OUTCOMES
+from appliance.groups.transactions.ids.numbers import EPOCH_MAX
 from shm.transaction_messages import Outcome
 from tailrace.core.errors import InvalidRequestError
 

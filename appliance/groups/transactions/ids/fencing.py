@@ -10,7 +10,7 @@ import datetime as dt
 
 from appliance.groups.base.request_validation import shown
 from appliance.groups.store.schema import TransactionalIdRow
-from appliance.groups.transactions.ends import (
+from appliance.groups.transactions.ids.ends import (
     BY_IDLENESS,
     BY_INIT,
     BY_LIMIT,

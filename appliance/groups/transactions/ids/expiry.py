@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from appliance.groups.base.limits import TransactionLimits
 from appliance.groups.store.transaction_rows import TransactionRows
-from appliance.groups.transactions.id_table import Entry, IdTable
+from appliance.groups.transactions.ids.id_table import Entry, IdTable
 
 IDLE_NS = 3_600_000_000_000
 """Time without use after which the workers forget an id."""

@@ -15,8 +15,8 @@ import orjson
 
 from appliance.groups.base.request_validation import flag_in, shown, text_in
 from appliance.groups.store.schema import TransactionalIdRow
-from appliance.groups.transactions.ends import OUTCOMES
-from appliance.groups.transactions.requests import (
+from appliance.groups.transactions.ids.ends import OUTCOMES
+from appliance.groups.transactions.requests.fields import (
     EndRequest,
     owner_in,
     producer_in,

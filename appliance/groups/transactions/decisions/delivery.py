@@ -14,11 +14,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from appliance.groups.store.schema import TransactionalIdRow
-from appliance.groups.transactions.decisions import Decided, DecisionLog, encoded
-from appliance.groups.transactions.hanging import HangingTransactions
-from appliance.groups.transactions.id_table import IdTable
-from appliance.groups.transactions.numbers import Numbers
-from appliance.groups.transactions.workers import Workers
+from appliance.groups.transactions.decisions.decision_log import Decided, DecisionLog, encoded
+from appliance.groups.transactions.decisions.hanging import HangingTransactions
+from appliance.groups.transactions.decisions.workers import Workers
+from appliance.groups.transactions.ids.id_table import IdTable
+from appliance.groups.transactions.ids.numbers import Numbers
 from shm.transaction_messages import (
     NO_TRANSACTIONAL_ID,
     DecidedTransaction,

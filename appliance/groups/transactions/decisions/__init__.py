@@ -1,0 +1,1 @@
+"""Decisions: durable, on their way to the workers, and asked for by workers."""
