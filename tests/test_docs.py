@@ -25,7 +25,9 @@ import pytest
 import zmq
 
 from appliance.cli.main import tailrace
-from appliance.config.settings import setting_names
+from appliance.config.files.default_file import in_toml
+from appliance.config.setting_definition import Definition
+from appliance.config.settings import definitions
 from appliance.config.topic_config import LATER, TOPIC_SETTINGS
 from tailrace import Admin, NewTopic, Producer, embedded
 from tailrace.client.settings import ConsumerSettings, ProducerSettings
@@ -61,26 +63,35 @@ def test_the_error_table() -> None:
     )
 
 
-def in_toml(value: object) -> str:
-    """A setting's value as the configuration and the command line take it."""
+def plain_value(value: object) -> str:
+    """A topic setting's value as the command line takes it."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def test_the_settings_tables() -> None:
-    rows = []
-    for name, item in setting_names().items():
-        default = (
-            item.default
-            if item.default_factory.__class__.__name__ == "_MISSING_TYPE"
-            else item.default_factory()
-        )
-        rows.append(f"| `{name}` | `{in_toml(default)}` | {item.metadata['doc']} |\n")
-    check_part(
-        ROOT / "docs/operations.md",
-        "settings",
-        "| setting | default | |\n|---|---|---|\n" + "".join(rows),
+def setting_row(definition: Definition) -> str:
+    """A row of docs/configuration.md."""
+    default = in_toml(definition.default).replace("|", "\\|")
+    values = f"{definition.range_text}{f' {definition.unit}' if definition.unit else ''}"
+    change = "reload" if definition.is_live else "restart"
+    return (
+        f"| `{definition.name}` | `{default}` | {values} | {change} | {definition.since} | "
+        f"{definition.doc} |\n"
     )
-    rows = [f"| `{s.name}` | `{in_toml(s.default)}` | {s.doc} |\n" for s in TOPIC_SETTINGS.values()]
+
+
+def test_the_table_of_the_appliances_settings() -> None:
+    check_part(
+        ROOT / "docs/configuration.md",
+        "settings",
+        "| setting | default | values | applied by | since | |\n|---|---|---|---|---|---|\n"
+        + "".join(setting_row(definition) for definition in definitions().values()),
+    )
+
+
+def test_the_settings_tables() -> None:
+    rows = [
+        f"| `{s.name}` | `{plain_value(s.default)}` | {s.doc} |\n" for s in TOPIC_SETTINGS.values()
+    ]
     later = (
         "\nNot in this version, and refused rather than ignored: "
         f"{', '.join(f'`{name}`' for name in LATER)}.\n"

@@ -51,6 +51,10 @@ _COMMANDS = {
     "perf": ("appliance.cli.perf.command", "Measure throughput and latency, as Kafka's tools do."),
     "log": ("appliance.cli.commands.log", "Show and verify segment files, offline."),
     "doctor": ("appliance.cli.commands.doctor", "Find problems of the host and the appliance."),
+    "config": (
+        "appliance.cli.commands.config",
+        "Show, check, compare and change settings of the appliance.",
+    ),
     "status": ("appliance.cli.commands.status", "Show the state of the running appliance."),
     "completion": (
         "appliance.cli.completion",

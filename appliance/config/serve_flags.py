@@ -1,14 +1,10 @@
-"""Flags of `tailrace serve`, merged with the environment and the configuration file into
-settings.
-"""
+"""Flags of `tailrace serve`."""
 
 from __future__ import annotations
 
 import argparse
 from typing import Any
 
-from appliance.config.settings import Settings
-from appliance.config.settings_sources import load_settings
 from tailrace.core.errors import InvalidSettingError
 
 
@@ -21,11 +17,6 @@ def parse_flags(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--set", action="append", default=[], metavar="section.key=value")
     parser.add_argument("--ready-fd", type=int, default=-1, help=argparse.SUPPRESS)
     return parser.parse_args(arguments)
-
-
-def settings_from_flags(flags: argparse.Namespace, environment: dict[str, str]) -> Settings:
-    """Merge everything. Raises InvalidSettingError."""
-    return load_settings(flags.config, environment, given_flags(flags))
 
 
 def given_flags(flags: argparse.Namespace) -> list[tuple[str, Any]]:

@@ -1,169 +1,181 @@
 """Settings of the appliance, each documented beside its definition.
 
 Invariants:
-- Relations between settings are checked before anything is started.
+- No name is another one's section (`a` and `a.b`): TOML could not hold both.
 - Processes get only what they use, as plain values.
-`settings_sources` merges them from file, environment and flags.
+`settings_sources` merges them from file, environment and flags; `relations` checks them together.
 """
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field, fields
+from functools import cache
 from typing import Any
 
-from appliance.config.core_plan import BusyPoll, CorePlan, plan_busy_poll, plan_cores
-from appliance.config.ipc_access import ipc_access
-from shm.layout import FLUSHERS_MAX, FRONTS_MAX, WORKERS_MAX
-from tailrace.core.errors import InvalidSettingError
+from appliance.config.core_plan import BusyPoll, CorePlan, plan_busy_poll
+from appliance.config.setting_definition import Definition, definition_of, setting
+from shm.layout import FRONTS_MAX
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 MIB = 1 << 20
-
-
-def _setting(
-    default: Any, doc: str, *, minimum: int = 0, maximum: int = 1 << 40, name: str = ""
-) -> Any:
-    metadata = {"doc": doc, "minimum": minimum, "maximum": maximum, "name": name}
-    if isinstance(default, list):
-        return field(default_factory=lambda: list(default), metadata=metadata)
-    return field(default=default, metadata=metadata)
+TOPIC_PREFIX = "topic."
+TOPIC_DEFAULTS = (
+    "segment.bytes", "segment.ms", "max.message.bytes", "compression.type",
+    "message.timestamp.type", "retention.ms", "retention.bytes", "durability",
+    "group.share.record.lock.duration.ms", "group.share.delivery.count.limit",
+    "group.share.partition.max.record.locks",
+)  # fmt: skip
+"""Topic settings whose defaults the appliance's settings may replace, as `topic.retention.ms`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Settings of the appliance; `setting_names()` has their names in the file, `--set` and the
+    """Settings of the appliance; `definitions()` has their names in the file, `--set` and the
     documentation.
     """
 
-    listen: list[str] = _setting(
+    listen: list[str] = setting(
         ["tcp://127.0.0.1:7420"],
         "Where clients connect: tcp://HOST:PORT (port 0: any free one) and ipc://PATH.",
     )
-    ipc_mode: str = _setting(
+    ipc_mode: str = setting(
         "0660",
         "Access to the sockets of ipc:// addresses, octal: who may write may connect.",
         name="ipc.mode",
     )
-    ipc_group: str = _setting(
+    ipc_group: str = setting(
         "",
         "Group of the sockets of ipc:// addresses; the appliance's user must be in it. Empty: that "
         "user's own group.",
         name="ipc.group",
     )
-    http_listen: str = _setting(
+    http_listen: str = setting(
         "127.0.0.1:7400",
         "HOST:PORT of the console, /metrics and /health. Port 0: any free one. Empty: no console.",
         name="http.listen",
     )
-    fronts: int = _setting(
+    fronts: int = setting(
         1,
         "Number of front processes; front i listens on the ports of `listen` plus i, and on "
         "its ipc paths with .i appended.",
         minimum=1,
         maximum=FRONTS_MAX,
     )
-    data_dirs: list[str] = _setting(
+    data_dirs: list[str] = setting(
         ["./tailrace-data"],
         "Directories of the log. Each has a flusher and workers of its own, so give each disk "
         "one. The catalog is in the first.",
     )
-    cores: str | list[int] = _setting(
+    cores: str | list[int] = setting(
         "auto",
         'Cores that workers are pinned to, one worker each: "auto" or a list such as [2, 3].',
     )
-    busy_poll_us: int | str = _setting(
+    busy_poll_us: int | str = setting(
         "auto",
         "How long fronts and workers poll for more work before they sleep, microseconds (0 to "
         "10000; 0: not at all). Polling saves a wake-up for each step of an ack and uses the "
         'core meanwhile. "auto" polls (100) only if each front, worker and flusher can have a '
         "core; never with 1 or 2 cores.",
+        live=True,
     )
-    dedicated_workers: int = _setting(
+    dedicated_workers: int = setting(
         16,
         "Most partitions of topics with worker.dedicated; memory is taken when there are such "
         "topics.",
         maximum=64,
     )
-    ring_bytes: int = _setting(
+    ring_bytes: int = setting(
         64 * MIB,
         "Size of a worker's ring in shared memory, bytes.",
         minimum=1 * MIB,
         maximum=1 << 36,
     )
-    ring_descriptors: int = _setting(
+    ring_descriptors: int = setting(
         65_536,
         "Requests that a ring can hold, whatever their size.",
         minimum=1024,
         maximum=1 << 22,
     )
-    lane_bytes: int = _setting(
+    lane_bytes: int = setting(
         4 * MIB,
         "Size of a lane between two processes in shared memory, bytes; small enough to stay in "
         "cache.",
         minimum=256 << 10,
         maximum=1 << 30,
     )
-    credit_bytes: int = _setting(
+    credit_bytes: int = setting(
         64 * MIB,
         "Bytes that all producers together may have in flight to a front.",
         minimum=1 * MIB,
+        live=True,
     )
-    connections_max: int = _setting(
+    connections_max: int = setting(
         16_384,
         "Connections that a front keeps. The limit of open files, less the log's files, is the "
         "upper bound.",
         minimum=1,
         maximum=1 << 20,
         name="connections.max",
+        live=True,
     )
-    slots: int = _setting(4096, "Most partitions of the appliance.", minimum=16, maximum=1 << 20)
-    stop_timeout_ms: int = _setting(
+    slots: int = setting(4096, "Most partitions of the appliance.", minimum=16, maximum=1 << 20)
+    stop_timeout_ms: int = setting(
         20_000,
         "How long a clean stop may take before the remaining processes are killed, ms.",
         minimum=100,
+        live=True,
     )
-    hang_timeout_ms: int = _setting(
+    hang_timeout_ms: int = setting(
         30_000,
         "A process that makes no progress for this long is killed and restarted, ms.",
         minimum=1000,
+        live=True,
     )
-    zygote: bool = _setting(
+    zygote: bool = setting(
         True,
         "Fork processes from one that has imported what they share. false: each is an "
         "interpreter of its own, as debuggers need it, which starts more slowly and takes more "
         "memory.",
     )
-    log_level: str = _setting("info", "Lowest level that is logged: debug, info, warning or error.")
-    auto_create_topics: bool = _setting(
+    log_level: str = setting(
+        "info",
+        "Lowest level that is logged: debug, info, warning or error.",
+        choices=LOG_LEVELS,
+        live=True,
+    )
+    auto_create_topics: bool = setting(
         False,
         "Whether producers may create a missing topic by sending to it; embedded appliances "
         "allow it.",
+        live=True,
     )
-    checkpoint_bytes: int = _setting(
+    checkpoint_bytes: int = setting(
         64 * MIB,
         "Bytes of a data directory's log that recovery may have to read, about.",
         minimum=1 * MIB,
+        live=True,
     )
-    journal_bytes: int = _setting(
+    journal_bytes: int = setting(
         64 * MIB,
         "Size of a data directory's journal, bytes; it makes groups that touch many partitions "
         "durable.",
         minimum=1 * MIB,
         maximum=1 << 32,
     )
-    disk_reserve_bytes: int = _setting(
+    disk_reserve_bytes: int = setting(
         64 * MIB,
         "Space kept free in each data directory beside that for its rings (at most an eighth "
         "of the disk). Below it producers are refused with DISK_FULL.",
+        live=True,
     )
-    producer_id_expiration_ms: int = _setting(
+    producer_id_expiration_ms: int = setting(
         86_400_000,
         "A partition forgets a producer that has sent nothing to it for this long, ms.",
         minimum=1,
         name="producer.id.expiration.ms",
+        live=True,
     )
-    producer_ids_max: int = _setting(
+    producer_ids_max: int = setting(
         10_000,
         "How many producers each partition remembers, to recognise repeated batches (about 250 "
         "bytes each, in worker and flusher; ten times that in all partitions of a worker). "
@@ -172,80 +184,103 @@ class Settings:
         minimum=256,
         maximum=1 << 24,
         name="producer.ids.max",
+        live=True,
     )
-    group_members_max: int = _setting(
+    group_members_max: int = setting(
         10_000,
         "Most members of a consumer group or share group.",
         minimum=1,
         maximum=1_000_000,
         name="group.members.max",
+        live=True,
     )
-    groups_max: int = _setting(
+    groups_max: int = setting(
         100_000,
         "Most groups, those without members included.",
         minimum=1,
         maximum=10_000_000,
         name="groups.max",
+        live=True,
     )
-    group_session_timeout_min_ms: int = _setting(
+    group_session_timeout_min_ms: int = setting(
         1_000,
         "Smallest session_timeout_ms that a consumer may ask for, ms.",
         minimum=100,
         name="group.session.timeout.min.ms",
+        live=True,
     )
-    group_session_timeout_max_ms: int = _setting(
+    group_session_timeout_max_ms: int = setting(
         1_800_000,
         "Largest session_timeout_ms that a consumer may ask for, ms.",
         minimum=100,
         name="group.session.timeout.max.ms",
+        live=True,
     )
-    offsets_retention_minutes: int = _setting(
+    offsets_retention_minutes: int = setting(
         10_080,
         "A group without members is deleted, with its committed offsets, this long after its "
         "last member left and its last commit, minutes.",
         minimum=1,
         name="offsets.retention.minutes",
+        live=True,
     )
-    transaction_max_timeout_ms: int = _setting(
+    transaction_max_timeout_ms: int = setting(
         900_000,
         "Largest transaction_timeout_ms that a producer may ask for, ms. A transaction that is open "
         "for longer than its timeout is aborted.",
         minimum=1,
         name="transaction.max.timeout.ms",
+        live=True,
     )
-    transaction_prepared_max_ms: int = _setting(
+    transaction_prepared_max_ms: int = setting(
         604_800_000,
         "A prepared transaction that nobody has decided for this long is aborted, ms. 0: it waits "
         "for ever.",
         minimum=0,
         name="transaction.prepared.max.ms",
+        live=True,
     )
-    transactional_id_expiration_ms: int = _setting(
+    transactional_id_expiration_ms: int = setting(
         604_800_000,
         "A transactional id is forgotten when it was unused for this long, ms.",
         minimum=60_000,
         name="transactional.id.expiration.ms",
+        live=True,
     )
-    transactional_ids_max: int = _setting(
+    transactional_ids_max: int = setting(
         1_000_000,
         "Most transactional ids.",
         minimum=1,
         maximum=10_000_000,
         name="transactional.ids.max",
+        live=True,
     )
-    flush_linger_ms: int = _setting(
+    flush_linger_ms: int = setting(
         0,
         "How long the flusher waits for a larger group of batches, ms. 0: not at all; under "
         "load groups form without it.",
         maximum=10_000,
         name="flush.linger_ms",
+        live=True,
     )
-    flush_batch_size: int = _setting(
+    flush_batch_size: int = setting(
         1 * MIB,
         "A group of this many bytes is flushed without waiting longer.",
         minimum=1,
         name="flush.batch_size",
+        live=True,
     )
+    retention_check_interval_ms: int = setting(
+        3_600_000,
+        "Longest time between two checks of a partition for expired segments, ms. A segment is "
+        "otherwise removed when it expires.",
+        minimum=100,
+        maximum=86_400_000,
+        name="retention.check.interval.ms",
+        live=True,
+    )
+    topic_defaults: dict[str, Any] = field(default_factory=dict, metadata={})
+    """Defaults of topic settings that were given as `topic.NAME`, by the topic setting's name."""
 
     def reserve_bytes(self, worker_count: int) -> int:
         """Reserve of free space in each data directory, including the content of its workers'
@@ -257,55 +292,6 @@ class Settings:
             else 0
         )
 
-    def check(self, available_cores: set[int]) -> CorePlan:
-        """Check the relations between settings; returns the core plan. Raises
-        InvalidSettingError.
-        """
-        paths = [os.path.realpath(path) for path in self.data_dirs]
-        if not 1 <= len(paths) <= FLUSHERS_MAX or len(set(paths)) != len(paths):
-            raise InvalidSettingError(
-                f"data_dirs is {self.data_dirs!r}; it takes 1 to {FLUSHERS_MAX} different "
-                "directories"
-            )
-        if not self.listen:
-            raise InvalidSettingError(
-                "listen is empty: give at least one address such as tcp://127.0.0.1:7420"
-            )
-        for address in self.listen:
-            check_address(address)
-            if (
-                address.startswith("tcp://")
-                and int(address.rpartition(":")[2]) + self.fronts - 1 > 65535
-            ):
-                raise InvalidSettingError(
-                    f"listen is {address!r}, and fronts = {self.fronts} need as many ports from "
-                    "there on; choose a lower port"
-                )
-        ipc_access(self.ipc_mode, self.ipc_group)
-        if self.http_listen:
-            split_host_port(self.http_listen)
-        if self.log_level not in LOG_LEVELS:
-            raise InvalidSettingError(
-                f"log_level is {self.log_level!r}; it takes {', '.join(LOG_LEVELS)}"
-            )
-        for name, value in (("ring_bytes", self.ring_bytes), ("lane_bytes", self.lane_bytes)):
-            if value % 4096:
-                raise InvalidSettingError(f"{name} is {value}; it must be a multiple of 4096")
-        if self.credit_bytes < self.lane_bytes // 2:
-            raise InvalidSettingError(
-                f"credit_bytes is {self.credit_bytes}; it must be at least half of lane_bytes "
-                f"({self.lane_bytes}), so that one batch always fits"
-            )
-        if self.group_session_timeout_min_ms > self.group_session_timeout_max_ms:
-            raise InvalidSettingError(
-                f"group.session.timeout.min.ms is {self.group_session_timeout_min_ms}; it must "
-                "not be above group.session.timeout.max.ms "
-                f"({self.group_session_timeout_max_ms})"
-            )
-        plan = plan_cores(self.cores, available_cores, WORKERS_MAX - self.dedicated_workers)
-        self.busy_poll(plan)
-        return plan
-
     def busy_poll(self, plan: CorePlan) -> BusyPoll:
         """Resolve `busy_poll_us` for a core plan.
 
@@ -315,42 +301,33 @@ class Settings:
         return plan_busy_poll(self.busy_poll_us, plan, workers, self.fronts, directories)
 
 
-def check_address(address: str) -> None:
-    """Raise InvalidSettingError unless this is an address to listen on."""
-    scheme, _, rest = address.partition("://")
-    if scheme == "ipc" and rest:
-        if len(rest.encode()) > 100:
-            raise InvalidSettingError(
-                f"listen address {address!r} is too long: the path of a Unix socket has at most "
-                "100 bytes"
-            )
-        return
-    host, _, port = rest.rpartition(":")
-    if scheme != "tcp" or not host or not port.isdigit() or int(port) > 65535:
-        raise InvalidSettingError(
-            f"listen has {address!r}; write tcp://127.0.0.1:7420 or "
-            "ipc:///run/tailrace/tailrace.sock"
-        )
+@cache
+def definitions() -> dict[str, Definition]:
+    """Every setting by its name. The defaults of topic settings are among them, as `topic.NAME`."""
+    found = {}
+    for item in fields(Settings):
+        if item.metadata:
+            definition = definition_of(item)
+            found[definition.name] = definition
+    return found | {TOPIC_PREFIX + name: _topic_default(name) for name in TOPIC_DEFAULTS}
 
 
-def split_host_port(text: str) -> tuple[str, int]:
-    """(host, port) of "HOST:PORT"; an IPv6 address stands in brackets. Raises
-    InvalidSettingError.
-    """
-    host, _, port = text.rpartition(":")
-    if (
-        not host
-        or not port.isdigit()
-        or int(port) > 65535
-        or (":" in host and not (host[0], host[-1]) == ("[", "]"))
-    ):
-        raise InvalidSettingError(
-            f"http.listen is {text!r}; write HOST:PORT, such as 127.0.0.1:7400, or an empty "
-            "text for no console"
-        )
-    return host.strip("[]"), int(port)
+def value_of(settings: Settings, definition: Definition) -> Any:
+    """The value of a setting. None: a default of topics that is not given."""
+    value = getattr(settings, definition.field_name)
+    if definition.field_name == "topic_defaults":
+        return value.get(definition.name.removeprefix(TOPIC_PREFIX), definition.default)
+    return value
 
 
-def setting_names() -> dict[str, Any]:
-    """Every setting's name as users write it -> its dataclass field."""
-    return {item.metadata["name"] or item.name: item for item in fields(Settings)}
+def _topic_default(name: str) -> Definition:
+    from appliance.config.topic_config import (
+        TOPIC_SETTINGS,
+    )  # the supervisor has no other use of it
+
+    row = TOPIC_SETTINGS[name]
+    return Definition(
+        TOPIC_PREFIX + name, "topic_defaults", row.kind.__name__, row.default,
+        f"Default of the topic setting {name}, for topics that do not set it: existing ones too.",
+        row.minimum, row.maximum, row.allowed, is_live=True,
+    )  # fmt: skip

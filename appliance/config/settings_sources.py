@@ -1,22 +1,30 @@
-"""Sources of the appliance's settings: file, environment and flags, merged over the defaults.
+"""Sources of the appliance's settings: files, environment and flags, merged over the defaults.
 
 Order, later ones win:
 - defaults
-- the TOML file (`--config`)
+- the TOML file (`--config`, else /etc/tailrace/tailrace.toml if it exists)
+- the drop-ins beside it (conf.d/*.toml, by name)
 - environment (TAILRACE_RING_BYTES, TAILRACE_FLUSH_LINGER_MS)
 - flags (`--set flush.linger_ms=5`)
-Invariants: an unknown name is refused with the nearest known one.
+- what `tailrace config set` has stored in the catalog (`appliance.config.live_settings`)
+Invariants:
+- An unknown name is refused with the name that was probably meant.
+- All that is wrong is reported at once, each with its file and line.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from appliance.config.settings import Settings, setting_names
+from appliance.config.setting_definition import Definition
+from appliance.config.settings import TOPIC_PREFIX, Settings, definitions, value_of
 from tailrace.core.errors import InvalidSettingError
 from tailrace.core.units import examples, whole_number
+
+if TYPE_CHECKING:
+    from appliance.config.files.toml_file import TomlFile
 
 ENVIRONMENT_PREFIX = "TAILRACE_"
 OTHER_VARIABLES = (
@@ -26,6 +34,9 @@ OTHER_VARIABLES = (
 """Variables that name no setting and are accepted: those of clients, between processes, and of
 Tailrace's developers.
 """
+COMMAND_LINE = "command line"
+DEFAULT_SOURCE = "default"
+DYNAMIC_SOURCE = "config set"
 
 
 class Given(NamedTuple):
@@ -34,51 +45,162 @@ class Given(NamedTuple):
     value: Any
     source: str
     """Origin: a file, an environment variable, or the command line."""
+    file: TomlFile | None = None
+
+    def place(self, name: str) -> str:
+        """Origin with the line, for an error; "" for the command line, which shows itself."""
+        if self.file is not None:
+            line = self.file.line_of(name)
+            return f"{self.source}:{line}" if line else self.source
+        return "" if self.source == COMMAND_LINE else self.source
+
+
+class Problem(NamedTuple):
+    """Something wrong with the configuration."""
+
+    sentence: str
+    place: str = ""
+    """Origin, with the line if it is known."""
+    setting: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self.sentence}" if self.place else self.sentence
+
+
+class SettingsError(InvalidSettingError):
+    """All that is wrong with a configuration."""
+
+    def __init__(self, problems: list[Problem]) -> None:
+        lines = [str(problem) for problem in problems]
+        count = f"the configuration has {len(lines)} errors:\n  " if len(lines) > 1 else ""
+        super().__init__(count + "\n  ".join(lines))
+        self.problems = problems
 
 
 def load_settings(
     config_path: str | None, environment: Mapping[str, str], flags: list[tuple[str, Any]]
 ) -> Settings:
-    """Merge file, environment and flags over the defaults. Raises InvalidSettingError, also when
-    the file cannot be read.
+    """Merge files, environment and flags over the defaults. Raises SettingsError, also when a file
+    cannot be read. The relations between settings are not checked.
     """
-    return settings_of(gather_settings(config_path, environment, flags))
+    problems: list[Problem] = []
+    settings = settings_of(gather_settings(config_path, environment, flags, problems), problems)
+    if problems:
+        raise SettingsError(problems)
+    return settings
+
+
+def checked_settings(
+    config_path: str | None, environment: Mapping[str, str], flags: list[tuple[str, Any]],
+    cores: set[int],
+) -> tuple[Settings, dict[str, Given]]:  # fmt: skip
+    """Load the settings and check them together, for a host that lets us use `cores`.
+
+    Raises: SettingsError with all that is wrong.
+    """
+    problems: list[Problem] = []
+    given = gather_settings(config_path, environment, flags, problems)
+    settings = settings_of(given, problems)
+    problems += related_problems(settings, given, cores, {p.setting for p in problems})
+    if problems:
+        raise SettingsError(problems)
+    return settings, given
+
+
+def related_problems(
+    settings: Settings, given: Mapping[str, Given], cores: set[int], wrong: set[str]
+) -> list[Problem]:
+    """Conflicts between settings, apart from those that `wrong` ones are in."""
+    from appliance.config.relations import conflicts
+
+    problems = []
+    for conflict in conflicts(settings, cores):
+        if wrong.isdisjoint(conflict.names):
+            blamed = next((name for name in conflict.names if name in given), "")
+            place = given[blamed].place(blamed) if blamed else ""
+            problems.append(Problem(conflict.sentence, place, blamed))
+    return problems
 
 
 def gather_settings(
-    config_path: str | None, environment: Mapping[str, str], flags: list[tuple[str, Any]]
+    config_path: str | None,
+    environment: Mapping[str, str],
+    flags: list[tuple[str, Any]],
+    problems: list[Problem],
 ) -> dict[str, Given]:
-    """Setting -> its last given value, as it was written.
-
-    Raises: InvalidSettingError for unknown names, and when the file cannot be read.
+    """Setting -> its last given value, as it was written. What is wrong is added to `problems`:
+    unknown names, and files that cannot be read.
     """
     values: dict[str, Given] = {}
     if config_path is not None:
-        for name, value in _flatten(_read_file(config_path)):
-            values[_known(name, config_path)] = Given(value, config_path)
-    by_variable = {variable_of(name): name for name in setting_names()}
+        _gather_files(config_path, values, problems)
+    by_variable = {variable_of(name): name for name in definitions()}
     for variable, text in environment.items():
         if variable in by_variable:
             values[by_variable[variable]] = Given(text, variable)
         elif sentence := unknown_variable(variable):
-            raise InvalidSettingError(sentence)
+            problems.append(Problem(sentence, setting=variable))
     for name, value in flags:
-        values[_known(name, "--set")] = Given(value, "command line")
+        if name in definitions():
+            values[name] = Given(value, COMMAND_LINE)
+        else:
+            problems.append(Problem(f"--set: {unknown_setting(name)}", setting=name))
     return values
 
 
-def settings_of(given: Mapping[str, Given]) -> Settings:
-    """Apply given values over the defaults.
+def _gather_files(config_path: str, values: dict[str, Given], problems: list[Problem]) -> None:
+    from appliance.config.files.locations import drop_ins  # few starts have a file
+    from appliance.config.files.toml_file import FileProblem, read
 
-    Raises: InvalidSettingError.
+    paths = [config_path]
+    try:
+        paths += drop_ins(config_path)
+    except FileProblem as error:
+        problems.append(Problem(f"{error.path} {error.sentence}", setting=error.path))
+    for path in paths:
+        try:
+            file = read(path)
+        except FileProblem as error:
+            place = f"{path}:{error.line}" if error.line else path
+            problems.append(Problem(error.sentence, place, path))
+            continue
+        for name, value in file.values:
+            found = Given(value, path, file)
+            if name in definitions():
+                values[name] = found
+            else:
+                problems.append(Problem(unknown_setting(name), found.place(name), name))
+
+
+def settings_of(given: Mapping[str, Given], problems: list[Problem]) -> Settings:
+    """Apply given values over the defaults. A value that is wrong is added to `problems`, and the
+    default stays.
     """
-    names = setting_names()
-    return Settings(
-        **{
-            names[name].name: _typed(name, names[name], found.value)
-            for name, found in given.items()
+    fields: dict[str, Any] = {}
+    for name, found in given.items():
+        definition = definitions()[name]
+        try:
+            value = typed(definition, found.value)
+        except InvalidSettingError as error:
+            problems.append(Problem(error.detail, found.place(name), name))
+            continue
+        if definition.field_name == "topic_defaults":
+            fields.setdefault("topic_defaults", {})[name.removeprefix(TOPIC_PREFIX)] = value
+        else:
+            fields[definition.field_name] = value
+    return Settings(**fields)
+
+
+def origins(settings: Settings, given: Mapping[str, Given]) -> list[dict[str, Any]]:
+    """Every setting with its value (unless it is a secret), and its origin."""
+    return [
+        {
+            "name": name,
+            "value": definition.shown(value_of(settings, definition)),
+            "source": given[name].source if name in given else DEFAULT_SOURCE,
         }
-    )
+        for name, definition in definitions().items()
+    ]
 
 
 def variable_of(name: str) -> str:
@@ -86,87 +208,66 @@ def variable_of(name: str) -> str:
     return ENVIRONMENT_PREFIX + name.replace(".", "_").upper()
 
 
-def unknown_variable(variable: str) -> str:
-    """The error for an environment variable that names no setting; "" if it is valid."""
-    known = [variable_of(name) for name in setting_names()]
-    if (
-        not variable.startswith(ENVIRONMENT_PREFIX)
-        or variable in OTHER_VARIABLES
-        or variable in known
-    ):
-        return ""
+def unknown_setting(name: str) -> str:
+    """The error for a name that is no setting."""
+    from appliance.config.files.suggestions import advice_for  # only needed for a wrong name
+
+    advice = advice_for(name, definitions())
     return (
-        f"environment variable {variable} names no "
-        f"setting{_hint(variable, [*known, *OTHER_VARIABLES[:2]])}"
+        f"unknown setting {name[:100]!r}; {advice or 'tailrace config default prints all settings'}"
     )
 
 
-def _read_file(path: str) -> dict[str, Any]:
-    import tomllib  # every start loads this module, few have a file
+def unknown_variable(variable: str) -> str:
+    """The error for an environment variable that names no setting; "" if it is valid."""
+    if not variable.startswith(ENVIRONMENT_PREFIX) or variable in OTHER_VARIABLES:
+        return ""
+    known = [variable_of(name) for name in definitions()]
+    if variable in known:
+        return ""
+    from appliance.config.files.suggestions import nearest
 
-    try:
-        with open(path, "rb") as file:
-            return tomllib.load(file)
-    except OSError as error:
-        raise InvalidSettingError(
-            f"cannot read the configuration {path}: {error.strerror}"
-        ) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidSettingError(f"{path} is not valid TOML: {error}") from None
-
-
-def _flatten(table: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    result = []
-    for name, value in table.items():
-        if isinstance(value, dict):
-            result += _flatten(value, f"{prefix}{name}.")
-        else:
-            result.append((prefix + name, value))
-    return result
+    near = nearest(variable, [*known, *OTHER_VARIABLES[:2]])
+    return (
+        f"environment variable {variable} names no setting; "
+        f"{f'did you mean {near}?' if near else 'tailrace config default prints all settings'}"
+    )
 
 
-def _hint(name: str, known: list[str]) -> str:
-    import difflib  # only needed for a wrong name
+def typed(definition: Definition, value: Any) -> Any:
+    """Convert `value`, from TOML or as text, to the setting's type.
 
-    near = difflib.get_close_matches(name, known, 1, 0.5)
-    return f"; did you mean {near[0]}?" if near else f"; known are {', '.join(known)}"
-
-
-def _known(name: str, where: str) -> str:
-    names = setting_names()
-    if name not in names:
-        raise InvalidSettingError(f"{where}: unknown setting {name!r}{_hint(name, list(names))}")
-    return name
-
-
-def _typed(name: str, item: Any, value: Any) -> Any:
-    """Convert `value`, from TOML or as text, to the field's type.
-
-    Raises: InvalidSettingError.
+    Raises: InvalidSettingError. A secret's value is not repeated.
     """
-    if item.type == "int":
+    name, kind = definition.name, definition.kind
+    if definition.field_name == "topic_defaults":
+        return _typed_topic_default(name, value)
+    shown = repr(definition.shown(value))
+    if kind == "int":
         number = whole_number(name, value)
-        low, high = item.metadata["minimum"], item.metadata["maximum"]
+        low, high = definition.minimum, definition.maximum
         if number is None or not low <= number <= high:
             raise InvalidSettingError(
-                f"{name} is {value!r}; it takes a whole number from {low} to {high}{examples(name)}"
+                f"{name} is {shown}; it takes a whole number from {low} to {high}{examples(name)}"
             )
         return number
-    if item.type == "bool":
+    if kind == "bool":
         known = {"true": True, "false": False, True: True, False: False}
-        if value not in known:
-            raise InvalidSettingError(f"{name} is {value!r}; it takes true or false")
+        if not isinstance(value, (str, bool)) or value not in known:
+            raise InvalidSettingError(f"{name} is {shown}; it takes true or false")
         return known[value]
-    if item.type == "list[str]":
+    if kind == "list[str]":
         items = [part.strip() for part in value.split(",")] if isinstance(value, str) else value
         if not isinstance(items, list) or not all(isinstance(part, str) and part for part in items):
-            raise InvalidSettingError(f"{name} is {value!r}; it takes a list of texts")
+            raise InvalidSettingError(f"{name} is {shown}; it takes a list of texts")
         return items
-    if item.type == "str":
+    if kind == "str":
         if not isinstance(value, str):
-            raise InvalidSettingError(f"{name} is {value!r}; it takes a text")
+            raise InvalidSettingError(f"{name} is {shown}; it takes a text")
+        if definition.choices and value not in definition.choices:
+            raise InvalidSettingError(f"{name} is {shown}; it takes {definition.range_text}")
         return value
-    if item.type == "int | str":  # busy_poll_us
+    if kind == "int | str":  # busy_poll_us
         number = None if isinstance(value, bool) else whole_number(name, value)
         return value if number is None else number
     if isinstance(value, str) and value != "auto":  # cores
@@ -174,9 +275,18 @@ def _typed(name: str, item: Any, value: Any) -> Any:
             return [int(part) for part in value.strip("[]").split(",")]
         except ValueError:
             raise InvalidSettingError(
-                f'{name} is {value!r}; it takes "auto" or a list of core numbers such as [2, 3]'
+                f'{name} is {shown}; it takes "auto" or a list of core numbers such as [2, 3]'
             ) from None
     return value
+
+
+def _typed_topic_default(name: str, value: Any) -> Any:
+    from appliance.config.topic_config import parse  # most appliances have no such defaults
+
+    try:
+        return parse(name.removeprefix(TOPIC_PREFIX), value)
+    except InvalidSettingError as error:
+        raise InvalidSettingError(error.detail.replace("topic setting ", TOPIC_PREFIX, 1)) from None
 
 
 def environment_settings() -> dict[str, str]:

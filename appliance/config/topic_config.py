@@ -11,6 +11,8 @@ Invariants:
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from tailrace.core.delays import DELAY_SUFFIX, parse_levels
@@ -327,14 +329,17 @@ def parse(name: str, value: Any) -> Any:
     return value
 
 
-def complete(given: dict[str, Any], *, ring_bytes: int, lane_bytes: int) -> dict[str, Any]:
-    """Defaults, overlaid with `given`, checked against each other and the appliance's sizes. Raises
-    InvalidSettingError.
+def complete(
+    given: dict[str, Any], *, ring_bytes: int, lane_bytes: int,
+    defaults: Mapping[str, Any] = MappingProxyType({}),
+) -> dict[str, Any]:  # fmt: skip
+    """Defaults, overlaid with `defaults`, the appliance's, and with `given`; checked against each
+    other and the appliance's sizes. Raises InvalidSettingError.
     """
     settings = {name: setting.default for name, setting in TOPIC_SETTINGS.items()}
     largest = min(ring_bytes // 4, lane_bytes // 2 - 128)
     settings["max.message.bytes"] = min(settings["max.message.bytes"], largest)
-    settings.update({name: parse(name, value) for name, value in given.items()})
+    settings.update({name: parse(name, value) for name, value in {**defaults, **given}.items()})
     if settings["max.message.bytes"] > largest:
         raise InvalidSettingError(
             f"max.message.bytes is {settings['max.message.bytes']}; the limit is {largest}, for "

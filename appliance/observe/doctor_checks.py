@@ -14,6 +14,7 @@ from typing import Any
 
 import psutil
 
+from appliance.config.relations import planned_cores
 from appliance.config.settings import Settings
 from appliance.supervise.preflight import unfit_machine
 from tailrace.format.data_dir import QUARANTINE_DIRECTORY
@@ -74,7 +75,7 @@ def _cores() -> Check:
             f"{count} core: front, worker and flusher share it; give the appliance two or more",
         )
     settings = Settings()
-    busy = settings.busy_poll(settings.check(available))
+    busy = settings.busy_poll(planned_cores(settings, available))
     return Check(
         "cores",
         Level.OK,

@@ -29,7 +29,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from appliance.config.settings import Settings, split_host_port
+from appliance.config.relations import split_host_port
+from appliance.config.settings import Settings
 from appliance.observe.open_connections import OpenConnections
 from appliance.observe.process_states import ProcessStates
 from shm.atomic_word import AtomicCounter

@@ -16,8 +16,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from appliance.config.settings import Settings, setting_names, split_host_port
-from appliance.config.settings_sources import Given, gather_settings, settings_of
+from appliance.config.relations import planned_cores, split_host_port
+from appliance.config.settings import Settings
+from appliance.config.settings_sources import (
+    DEFAULT_SOURCE,
+    SettingsError,
+    checked_settings,
+    origins,
+)
 from appliance.data.data_dir_lock import inspect
 from appliance.data.directory_errors import DataDirectoryError
 from appliance.observe.doctor_checks import Check, Level
@@ -27,8 +33,6 @@ from appliance.supervise.restart_policy import ExitCode, Halt
 from tailrace.core.errors import InvalidSettingError
 from tailrace.format.data_dir import CATALOG_FILE, Identity
 from tailrace.protocol.listeners import front_address
-
-DEFAULT_SOURCE = "default"
 
 
 @dataclass(slots=True)
@@ -64,13 +68,16 @@ def check_start(
     report = StartReport()
     available = os.sched_getaffinity(0)
     try:
-        given = gather_settings(config, environment, flags())
-        settings = settings_of(given)
-        report.settings = effective(settings, given)
-        plan = settings.check(available)
+        settings, given = checked_settings(config, environment, flags(), available)
+    except SettingsError as error:
+        for problem in error.problems:
+            report.refuse("settings", str(problem), ExitCode.USAGE)
+        return report
     except InvalidSettingError as error:
         report.refuse("settings", error.detail, ExitCode.USAGE)
         return report
+    report.settings = origins(settings, given)
+    plan = planned_cores(settings, available)
     count = sum(row["source"] != DEFAULT_SOURCE for row in report.settings)
     report.ok("settings", f"{count} of {len(report.settings)} are not the defaults")
     workers = max(len(plan.workers), len(settings.data_dirs))
@@ -96,18 +103,6 @@ def check_start(
     _check_shared_memory(settings, workers, report)
     _check_addresses(settings, report)
     return report
-
-
-def effective(settings: Settings, given: Mapping[str, Given]) -> list[dict[str, Any]]:
-    """Report every setting with its value and origin."""
-    return [
-        {
-            "name": name,
-            "value": getattr(settings, item.name),
-            "source": given[name].source if name in given else DEFAULT_SOURCE,
-        }
-        for name, item in setting_names().items()
-    ]
 
 
 def _workers(count: int) -> str:

@@ -32,9 +32,10 @@ from typing import Any, NoReturn
 import orjson
 
 from appliance.config.ipc_access import ipc_access
-from appliance.config.serve_flags import parse_flags, settings_from_flags
+from appliance.config.relations import checked_plan
+from appliance.config.serve_flags import given_flags, parse_flags
 from appliance.config.settings import Settings
-from appliance.config.settings_sources import environment_settings
+from appliance.config.settings_sources import checked_settings, environment_settings
 from appliance.data.data_dir_lock import DataDirLock
 from appliance.data.data_dir_locks import acquire_all, forget_holders, record_holders, restore_locks
 from appliance.data.directory_errors import DataDirectoryError, unusable
@@ -92,7 +93,7 @@ class Supervisor:
         self._spawner = spawner or Spawner()
         self.ready_fd = ready_fd
         self.notifier = notifier or Notifier(None)
-        self._plan = settings.check(os.sched_getaffinity(0))
+        self._plan = checked_plan(settings, os.sched_getaffinity(0))
         self._slots = settings.slots
         """Number of partition slots, as far as the limit of open files allows."""
         self._owners: list[DataDirLock] = []
@@ -421,8 +422,9 @@ def _serve() -> int:
     if flags.ready_fd >= 0:
         os.set_inheritable(flags.ready_fd, False)
     try:
-        settings = settings_from_flags(flags, environment_settings())
-        settings.check(os.sched_getaffinity(0))
+        settings, _ = checked_settings(
+            flags.config, environment_settings(), given_flags(flags), os.sched_getaffinity(0)
+        )
     except InvalidSettingError as error:
         _complain(error.detail)
         return ExitCode.USAGE

@@ -7,11 +7,12 @@ import sys
 
 import click
 
+from appliance.cli.config_sources import config_path, file_options, set_option
 from tailrace import launcher
 
 
 @click.command()
-@click.option("--config", type=click.Path(dir_okay=False), help="Settings as TOML.")
+@file_options
 @click.option(
     "--data-dir",
     help="Where the log and the catalog live (setting data_dirs; default ./tailrace-data).",
@@ -22,13 +23,7 @@ from tailrace import launcher
     help="Where clients connect, repeatable: tcp://HOST:PORT or ipc://PATH (default "
     "tcp://127.0.0.1:7420).",
 )
-@click.option(
-    "--set",
-    "assignments",
-    multiple=True,
-    metavar="NAME=VALUE",
-    help="Any setting, repeatable: --set flush.linger_ms=2.",
-)
+@set_option
 @click.option(
     "--check",
     "is_check",
@@ -39,6 +34,8 @@ from tailrace import launcher
 @click.option("--json", "as_json", is_flag=True, help="With --check: print JSON.")
 def command(
     config: str | None,
+    instance: str | None,
+    no_config: bool,
     data_dir: str | None,
     listen: tuple[str, ...],
     assignments: tuple[str, ...],
@@ -48,13 +45,14 @@ def command(
     """Run the appliance in the foreground until SIGTERM or Ctrl-C.
 
     A setting comes from --set and the other options, else the environment (TAILRACE_RING_BYTES for
-    ring_bytes), else --config, else its default. A variable TAILRACE_... that names none is
-    refused, as a name in the file is.
+    ring_bytes), else a drop-in conf.d/*.toml beside the file, else the file, else its default.
+    Settings of `tailrace config set` are applied over these. A variable TAILRACE_... that names
+    none is refused, as a name in the file is. SIGHUP, or `tailrace reload`, reads them again.
 
     \b
     Example:
       tailrace serve --data-dir /var/lib/tailrace --listen tcp://127.0.0.1:7420
-      tailrace serve --config /etc/tailrace.toml --check
+      tailrace serve --config tailrace.toml --check
 
     \b
     Exit status (with --check: the one that serving would end with, or 0):
@@ -68,7 +66,8 @@ def command(
       75  /dev/shm has no room for the rings
     """
     arguments: list[str] = []
-    for name, value in (("--config", config), ("--data-dir", data_dir)):
+    path = config_path(config, instance, no_config)
+    for name, value in (("--config", path), ("--data-dir", data_dir)):
         if value is not None:
             arguments += [name, value]
     for address in listen:

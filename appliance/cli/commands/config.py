@@ -1,0 +1,190 @@
+"""`tailrace config`: settings shown with their origin, checked, compared with those that run, and
+changed.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import click
+
+from appliance.cli.config_sources import config_path, file_options, set_option
+from appliance.cli.options import json_option, parse_pairs
+from appliance.cli.output import complain, counted, print_json, print_table
+from appliance.config.setting_definition import Definition
+from appliance.config.settings import Settings, definitions, value_of
+from appliance.config.settings_sources import (
+    DEFAULT_SOURCE,
+    Given,
+    Problem,
+    gather_settings,
+    related_problems,
+    settings_of,
+    unknown_setting,
+)
+
+EXIT_WRONG = 2
+"""Exit status for wrong settings, as of `tailrace serve`."""
+EXIT_DIFFERENT = 1
+
+
+@click.group()
+def command() -> None:
+    """Show, check, compare and change the settings of the appliance.
+
+    \b
+    Example:
+      tailrace config check /etc/tailrace/tailrace.toml
+      tailrace config show --origin
+      tailrace config set log_level=debug
+    """
+
+
+class Found:
+    """Settings that a start with these options would use, and what is wrong with them."""
+
+    def __init__(self, path: str | None, environment: dict[str, str], assignments: Any) -> None:
+        self.path = path
+        self.problems: list[Problem] = []
+        flags = list(parse_pairs(tuple(assignments), "--set").items())
+        self.given = gather_settings(path, environment, flags, self.problems)
+        self.settings: Settings = settings_of(self.given, self.problems)
+        wrong = {problem.setting for problem in self.problems}
+        self.problems += related_problems(self.settings, self.given, os.sched_getaffinity(0), wrong)
+
+    def row(self, definition: Definition) -> dict[str, Any]:
+        """A setting with its value, origin and facts."""
+        name = definition.name
+        given: Given | None = self.given.get(name)
+        line = given.file.line_of(name) if given is not None and given.file is not None else 0
+        return {
+            "name": name,
+            "value": definition.shown(value_of(self.settings, definition)),
+            "default": definition.default,
+            "source": given.source if given is not None else DEFAULT_SOURCE,
+            "line": line or None,
+            "unit": definition.unit,
+            "reload": definition.is_live,
+        }
+
+
+@command.command("show")
+@click.argument("names", nargs=-1, metavar="[NAME]...")
+@file_options
+@set_option
+@click.option("--origin", is_flag=True, help="Show also the origin: file and line, or variable.")
+@click.option("--changed", is_flag=True, help="Only settings that are given somewhere.")
+@json_option
+def show(
+    names: tuple[str, ...],
+    config: str | None,
+    instance: str | None,
+    no_config: bool,
+    assignments: tuple[str, ...],
+    origin: bool,
+    changed: bool,
+    as_json: bool,
+) -> None:
+    """Show the settings that a start would use. Secrets are not shown.
+
+    \b
+    Example:
+      tailrace config show --origin --changed
+      tailrace config show ring_bytes lane_bytes
+    """
+    chosen = _definitions(names)
+    found = Found(config_path(config, instance, no_config), dict(os.environ), assignments)
+    _report(found.problems)
+    rows = [found.row(definition) for definition in chosen]
+    if changed:
+        rows = [row for row in rows if row["source"] != DEFAULT_SOURCE]
+    if as_json:
+        print_json(rows)
+    elif origin:
+        print_table(
+            ["SETTING", "VALUE", "FROM"],
+            [[row["name"], text_of(row["value"]), _origin(row)] for row in rows],
+        )
+    else:
+        print_table(["SETTING", "VALUE"], [[r["name"], text_of(r["value"])] for r in rows])
+    if found.problems:
+        sys.exit(EXIT_WRONG)
+
+
+@command.command("check")
+@click.argument("file", required=False)
+@file_options
+@set_option
+@json_option
+def check(
+    file: str | None,
+    config: str | None,
+    instance: str | None,
+    no_config: bool,
+    assignments: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Check the settings, and report all that is wrong, with file and line.
+
+    With FILE: that file and the drop-ins beside it. Without: all that `tailrace serve` with these
+    options would read. Exit status 2 if something is wrong.
+
+    \b
+    Example:
+      tailrace config check /etc/tailrace/tailrace.toml
+    """
+    if file is not None:
+        if config or instance or no_config:
+            raise click.UsageError("give FILE or one of --config, --instance and --no-config")
+        found = Found(file, {}, assignments)
+    else:
+        found = Found(config_path(config, instance, no_config), dict(os.environ), assignments)
+    if as_json:
+        print_json({"file": found.path, "errors": [p._asdict() for p in found.problems]})
+    else:
+        _report(found.problems)
+    if found.problems:
+        sys.exit(EXIT_WRONG)
+    if not as_json:
+        given = sum(one.source != DEFAULT_SOURCE for one in found.given.values())
+        where = found.path or "no file"
+        click.echo(f"{where}: right; {counted(given, 'setting')} given")
+
+
+@command.command("default")
+def default() -> None:
+    """Print a configuration file with every setting as a comment.
+
+    \b
+    Example:
+      tailrace config default > tailrace.toml
+    """
+    from appliance.config.files.default_file import default_file
+
+    click.echo(default_file(), nl=False)
+
+
+def _definitions(names: tuple[str, ...]) -> list[Definition]:
+    known = definitions()
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise click.UsageError("; ".join(unknown_setting(name) for name in unknown))
+    return [known[name] for name in names] or list(known.values())
+
+
+def _report(problems: list[Problem]) -> None:
+    for problem in problems:
+        complain(str(problem))
+
+
+def _origin(row: dict[str, Any]) -> str:
+    return f"{row['source']}:{row['line']}" if row["line"] else str(row["source"])
+
+
+def text_of(value: Any) -> str:
+    """A setting's value for people."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)

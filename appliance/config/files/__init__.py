@@ -1,0 +1,1 @@
+"""Configuration files: reading, positions of their keys, and the file that an installation gets."""

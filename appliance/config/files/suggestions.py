@@ -1,0 +1,89 @@
+"""Suggestions for a name that is no setting of the appliance.
+
+In this order: a setting of topics or clients, Kafka's name for a setting, the same name with other
+separators or in another section, a near name in the same section, a near name anywhere.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+from appliance.config.settings import TOPIC_DEFAULTS, TOPIC_PREFIX
+from appliance.config.topic_config import TOPIC_SETTINGS
+
+KAFKA_NAMES = {
+    "listeners": "listen", "advertised.listeners": "listen", "log.dirs": "data_dirs",
+    "log.dir": "data_dirs", "num.network.threads": "fronts",
+    "max.connections": "connections.max", "auto.create.topics.enable": "auto_create_topics",
+    "transactional.id.timeout.ms": "transactional.id.expiration.ms",
+    "group.max.session.timeout.ms": "group.session.timeout.max.ms",
+    "group.min.session.timeout.ms": "group.session.timeout.min.ms",
+    "group.max.size": "group.members.max",
+    "group.consumer.max.size": "group.members.max",
+    "log.flush.interval.ms": "flush.linger_ms",
+    "log.flush.interval.messages": "flush.batch_size",
+    "log.retention.check.interval.ms": "retention.check.interval.ms",
+    "log.retention.ms": "topic.retention.ms", "log.retention.minutes": "topic.retention.ms",
+    "log.retention.hours": "topic.retention.ms", "log.retention.bytes": "topic.retention.bytes",
+    "log.segment.bytes": "topic.segment.bytes", "log.roll.ms": "topic.segment.ms",
+    "log.roll.hours": "topic.segment.ms", "message.max.bytes": "topic.max.message.bytes",
+    "log.message.timestamp.type": "topic.message.timestamp.type",
+    "compression.type": "topic.compression.type",
+    "group.share.record.lock.duration.ms": "topic.group.share.record.lock.duration.ms",
+    "group.share.delivery.count.limit": "topic.group.share.delivery.count.limit",
+}  # fmt: skip
+"""Settings of Kafka's brokers that mean the same as one of ours."""
+CLIENT_SETTINGS = (
+    "acks", "linger_ms", "batch_size", "compression_type", "buffer_memory", "max_block_ms",
+    "delivery_timeout_ms", "request_timeout_ms", "group_id", "auto_offset_reset",
+    "enable_auto_commit", "session_timeout_ms", "max_poll_records", "fetch_min_bytes",
+    "fetch_max_wait_ms", "isolation_level", "transactional_id", "transaction_timeout_ms",
+    "bootstrap_servers", "client_id",
+)  # fmt: skip
+NAME_SHOWN_MAX = 80
+
+
+def advice_for(name: str, known: Iterable[str]) -> str:
+    """A half-sentence that says which name was meant; "" if none is near."""
+    names = [*known]
+    if name in KAFKA_NAMES and KAFKA_NAMES[name] in names:
+        return f"Kafka's {name} is {KAFKA_NAMES[name]} here"
+    if name in TOPIC_SETTINGS:
+        default = (
+            f", or {TOPIC_PREFIX}{name} for the default of all" if name in TOPIC_DEFAULTS else ""
+        )
+        alter = f"tailrace topic alter TOPIC --config {name}=VALUE"
+        return f"{name} is a setting of topics: {alter}{default}"
+    if plain(name) in {plain(other): other for other in names}:
+        return f"write {next(other for other in names if plain(other) == plain(name))}"
+    ending = [
+        other for other in names if other.endswith((f".{name}", f".{name.rpartition('.')[2]}"))
+    ]
+    if len(ending) == 1 and name.rpartition(".")[2] == ending[0].rpartition(".")[2]:
+        return f"did you mean {ending[0]}?"
+    near = nearest(name, names)
+    if near:
+        return f"did you mean {near}?"
+    if name.replace(".", "_") in CLIENT_SETTINGS:
+        return f"{name} is a setting of clients: give it to the Producer or Consumer"
+    return ""
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """The name most like this one: of its own section first; "" if none is near."""
+    shortened, all_names = name[:NAME_SHOWN_MAX], list(names)
+    section = shortened.rpartition(".")[0]
+    own = [other for other in all_names if section and other.startswith(f"{section}.")]
+    by_form = {plain(other): other for other in all_names}
+    for group, cutoff in ((own, 0.5), (all_names, 0.72)):
+        forms = [plain(other) for other in group]
+        found = difflib.get_close_matches(plain(shortened), forms, 1, cutoff)
+        if found:
+            return by_form[found[0]]
+    return ""
+
+
+def plain(name: str) -> str:
+    """The name without its separators and cases."""
+    return name.replace(".", "_").replace("-", "_").lower()

@@ -1,0 +1,171 @@
+"""Checks of settings against each other and against the host, all problems at once.
+
+Owner: pure, but for the paths of data directories, which are resolved.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from appliance.config.core_plan import CorePlan, plan_cores
+from appliance.config.ipc_access import ipc_access
+from appliance.config.settings import Settings
+from shm.layout import FLUSHERS_MAX, WORKERS_MAX
+from tailrace.core.errors import InvalidSettingError
+
+
+class Conflict(NamedTuple):
+    """Settings whose values do not go together."""
+
+    names: tuple[str, ...]
+    sentence: str
+
+
+def checked_plan(settings: Settings, available_cores: set[int]) -> CorePlan:
+    """The core plan of settings that are right.
+
+    Raises: InvalidSettingError with all conflicts.
+    """
+    found = list(conflicts(settings, available_cores))
+    if found:
+        raise InvalidSettingError("\n".join(conflict.sentence for conflict in found))
+    return planned_cores(settings, available_cores)
+
+
+def planned_cores(settings: Settings, available_cores: set[int]) -> CorePlan:
+    """The core plan. Raises InvalidSettingError."""
+    return plan_cores(settings.cores, available_cores, WORKERS_MAX - settings.dedicated_workers)
+
+
+def conflicts(settings: Settings, available_cores: set[int]) -> Iterator[Conflict]:
+    """Every conflict."""
+    yield from _directories(settings)
+    yield from _addresses(settings)
+    yield from _sizes(settings)
+    yield from _topic_defaults(settings)
+    if settings.group_session_timeout_min_ms > settings.group_session_timeout_max_ms:
+        yield Conflict(
+            ("group.session.timeout.min.ms", "group.session.timeout.max.ms"),
+            f"group.session.timeout.min.ms is {settings.group_session_timeout_min_ms}; it must "
+            "not be above group.session.timeout.max.ms "
+            f"({settings.group_session_timeout_max_ms})",
+        )
+    try:
+        plan = planned_cores(settings, available_cores)
+    except InvalidSettingError as error:
+        yield Conflict(("cores",), error.detail)
+        return
+    try:
+        settings.busy_poll(plan)
+    except InvalidSettingError as error:
+        yield Conflict(("busy_poll_us",), error.detail)
+
+
+def _directories(settings: Settings) -> Iterator[Conflict]:
+    paths = [os.path.realpath(path) for path in settings.data_dirs]
+    if not 1 <= len(paths) <= FLUSHERS_MAX or len(set(paths)) != len(paths):
+        yield Conflict(
+            ("data_dirs",),
+            f"data_dirs is {settings.data_dirs!r}; it takes 1 to {FLUSHERS_MAX} different "
+            "directories",
+        )
+
+
+def _addresses(settings: Settings) -> Iterator[Conflict]:
+    if not settings.listen:
+        yield Conflict(
+            ("listen",), "listen is empty: give at least one address such as tcp://127.0.0.1:7420"
+        )
+    for address in settings.listen:
+        try:
+            check_address(address)
+        except InvalidSettingError as error:
+            yield Conflict(("listen",), error.detail)
+            continue
+        if (
+            address.startswith("tcp://")
+            and int(address.rpartition(":")[2]) + settings.fronts - 1 > 65535
+        ):
+            yield Conflict(
+                ("listen", "fronts"),
+                f"listen is {address!r}, and fronts = {settings.fronts} need as many ports from "
+                "there on; choose a lower port",
+            )
+    try:
+        ipc_access(settings.ipc_mode, settings.ipc_group)
+    except InvalidSettingError as error:
+        name = "ipc.mode" if error.detail.startswith("ipc.mode") else "ipc.group"
+        yield Conflict((name,), error.detail)
+    if settings.http_listen:
+        try:
+            split_host_port(settings.http_listen)
+        except InvalidSettingError as error:
+            yield Conflict(("http.listen",), error.detail)
+
+
+def _sizes(settings: Settings) -> Iterator[Conflict]:
+    for name, value in (("ring_bytes", settings.ring_bytes), ("lane_bytes", settings.lane_bytes)):
+        if value % 4096:
+            yield Conflict((name,), f"{name} is {value}; it must be a multiple of 4096")
+    if settings.credit_bytes < settings.lane_bytes // 2:
+        yield Conflict(
+            ("credit_bytes", "lane_bytes"),
+            f"credit_bytes is {settings.credit_bytes}; it must be at least half of lane_bytes "
+            f"({settings.lane_bytes}), so that one batch always fits",
+        )
+
+
+def _topic_defaults(settings: Settings) -> Iterator[Conflict]:
+    """Defaults of topics that this appliance could not give to a topic."""
+    if not settings.topic_defaults:
+        return
+    from appliance.config.topic_config import complete  # most appliances have no such defaults
+
+    try:
+        complete(
+            {},
+            ring_bytes=settings.ring_bytes,
+            lane_bytes=settings.lane_bytes,
+            defaults=settings.topic_defaults,
+        )
+    except InvalidSettingError as error:
+        names = ("topic.max.message.bytes", "ring_bytes", "lane_bytes")
+        yield Conflict(names, f"topic.{error.detail}")
+
+
+def check_address(address: str) -> None:
+    """Raise InvalidSettingError unless this is an address to listen on."""
+    scheme, _, rest = address.partition("://")
+    if scheme == "ipc" and rest:
+        if len(rest.encode()) > 100:
+            raise InvalidSettingError(
+                f"listen address {address!r} is too long: the path of a Unix socket has at most "
+                "100 bytes"
+            )
+        return
+    host, _, port = rest.rpartition(":")
+    if scheme != "tcp" or not host or not port.isdigit() or int(port) > 65535:
+        raise InvalidSettingError(
+            f"listen has {address!r}; write tcp://127.0.0.1:7420 or "
+            "ipc:///run/tailrace/tailrace.sock"
+        )
+
+
+def split_host_port(text: str) -> tuple[str, int]:
+    """(host, port) of "HOST:PORT"; an IPv6 address stands in brackets. Raises
+    InvalidSettingError.
+    """
+    host, _, port = text.rpartition(":")
+    if (
+        not host
+        or not port.isdigit()
+        or int(port) > 65535
+        or (":" in host and not (host[0], host[-1]) == ("[", "]"))
+    ):
+        raise InvalidSettingError(
+            f"http.listen is {text!r}; write HOST:PORT, such as 127.0.0.1:7400, or an empty "
+            "text for no console"
+        )
+    return host.strip("[]"), int(port)

@@ -1,0 +1,100 @@
+"""`tailrace config`: settings with their origin, errors with their place, and the default file."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import tomllib
+
+import pytest
+
+from appliance.config import settings
+from appliance.config.setting_definition import SECRET_SHOWN
+from tests.kit.cli import run
+
+
+@pytest.fixture
+def file(tmp_path: pathlib.Path) -> pathlib.Path:
+    path = tmp_path / "tailrace.toml"
+    path.write_text('slots = 100\n\n[flush]\nlinger_ms = 3\nbatch_size = "2MiB"\n')
+    (tmp_path / "conf.d").mkdir()
+    (tmp_path / "conf.d" / "20.toml").write_text('topic.retention.ms = "1d"\n')
+    return path
+
+
+def test_show_says_each_value_and_where_it_comes_from(file: pathlib.Path) -> None:
+    options = ("--config", str(file), "--set", "fronts=2")
+    rows = json.loads(run(None, "config", "show", *options, "--json").stdout)
+    found = {row["name"]: (row["value"], row["source"], row["line"]) for row in rows}
+    assert list(found) == list(settings.definitions())
+    assert found["slots"] == (100, str(file), 1)
+    assert found["flush.batch_size"] == (2 << 20, str(file), 5)
+    assert found["topic.retention.ms"] == (86_400_000, f"{file.parent}/conf.d/20.toml", 1)
+    assert found["fronts"] == (2, "command line", None)
+    assert found["lane_bytes"] == (4 << 20, "default", None)
+    shown = run(None, "config", "show", *options, "--origin", "--changed").stdout.decode()
+    assert [line.split() for line in shown.splitlines()] == [
+        ["SETTING", "VALUE", "FROM"],
+        ["fronts", "2", "command", "line"],
+        ["slots", "100", f"{file}:1"],
+        ["flush.linger_ms", "3", f"{file}:4"],
+        ["flush.batch_size", "2097152", f"{file}:5"],
+        ["topic.retention.ms", "86400000", f"{file.parent}/conf.d/20.toml:1"],
+    ]
+    one = run(None, "config", "show", "slots", "--config", str(file)).stdout.decode()
+    assert one.split() == ["SETTING", "VALUE", "slots", "100"]
+
+
+def test_check_reports_all_that_is_wrong_and_where(file: pathlib.Path) -> None:
+    assert run(None, "config", "check", str(file)).stdout.decode() == (
+        f"{file}: right; 4 settings given\n"
+    )
+    file.write_text("ring_byte = 1\nslots = 'x'\n")
+    done = run(None, "config", "check", str(file), status=2)
+    assert done.stdout == b""
+    assert done.stderr.decode().splitlines() == [
+        f"tailrace: {file}:1: unknown setting 'ring_byte'; did you mean ring_bytes?",
+        f"tailrace: {file}:2: slots is 'x'; it takes a whole number from 16 to 1048576",
+    ]
+    errors = json.loads(run(None, "config", "check", str(file), "--json", status=2).stdout)
+    assert [error["place"] for error in errors["errors"]] == [f"{file}:1", f"{file}:2"]
+
+
+def test_check_reads_the_environment_unless_a_file_is_named(
+    file: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TAILRACE_SLOTS", "few")
+    run(None, "config", "check", str(file))
+    done = run(None, "config", "check", "--config", str(file), status=2)
+    assert "TAILRACE_SLOTS: slots is 'few'" in done.stderr.decode()
+    run(None, "config", "check", str(file), "--no-config", status=2)
+
+
+def test_an_unknown_name_to_show_is_refused_with_the_right_one() -> None:
+    done = run(None, "config", "show", "ring.bytes", status=2)
+    assert "unknown setting 'ring.bytes'; write ring_bytes" in done.stderr.decode()
+
+
+def test_the_default_file_is_printed() -> None:
+    text = run(None, "config", "default").stdout.decode()
+    assert tomllib.loads(text) == {}
+    assert '# listen = ["tcp://127.0.0.1:7420"]\n' in text
+
+
+def test_a_secret_is_never_shown(file: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """log_level stands for one: there is no secret among the settings yet."""
+    known = settings.definitions()
+    secret = known["log_level"]._replace(is_secret=True)
+    with_secret = {**known, "log_level": secret}
+    for module in ("settings", "settings_sources"):
+        monkeypatch.setattr(f"appliance.config.{module}.definitions", lambda: with_secret)
+    monkeypatch.setattr("appliance.cli.commands.config.definitions", lambda: with_secret)
+    file.write_text("log_level = 'warning'\n")
+    for arguments in (["show"], ["show", "--json"], ["show", "--origin", "--changed"]):
+        out = run(None, "config", *arguments, "--config", str(file)).stdout.decode()
+        assert SECRET_SHOWN in out
+        assert "warning" not in out.replace("debug, info, warning", "")
+    file.write_text("log_level = 'hunter2'\n")
+    done = run(None, "config", "check", str(file), status=2)
+    assert b"log_level is '(secret)'" in done.stderr
+    assert b"hunter2" not in done.stderr + done.stdout
