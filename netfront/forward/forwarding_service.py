@@ -39,7 +39,7 @@ GROUP_APIS = (
     Api.DELETE_GROUPS, Api.ALTER_GROUP_OFFSETS,
     Api.SHARE_ACQUIRE, Api.SHARE_ACKNOWLEDGE,
     Api.INIT_TRANSACTIONS, Api.END_TRANSACTION, Api.LIST_TRANSACTIONS, Api.DESCRIBE_TRANSACTION,
-    Api.ABORT_TRANSACTION,
+    Api.ABORT_TRANSACTION, Api.CREATE_BRANCHES, Api.JOIN_TRANSACTION,
 )  # fmt: skip
 """APIs that the process of groups answers: of the group and the transaction coordinator."""
 GATHERED_FROM = 32

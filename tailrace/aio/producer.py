@@ -38,6 +38,7 @@ from tailrace.core.records import (
     RecordMetadata,
 )
 from tailrace.core.topic_partition import TopicPartition
+from tailrace.core.transaction_branches import FinishedBranch, TransactionBranch
 from tailrace.core.validation import timeout_s_of
 from tailrace.producer.producer import Producer
 from tailrace.producer.record_appender import Outgoing
@@ -202,11 +203,28 @@ class AsyncProducer(AsyncClient, RenamedProducerMethods):
             )
         )
 
-    async def commit_transaction(self, timeout: float | None = None) -> None:
+    async def create_transaction_branches(self, count: int) -> list[TransactionBranch]:
+        """`Producer.create_transaction_branches`."""
+        return await self._run(
+            steps_of(Producer.create_transaction_branches)(self._producer, count)
+        )
+
+    async def finish_branch(self, timeout: float | None = None) -> FinishedBranch:
+        """`Producer.finish_branch`."""
+        return await self._run(steps_of(Producer.finish_branch)(self._producer, timeout))
+
+    async def commit_transaction(
+        self,
+        timeout: float | None = None,
+        *,
+        branches: Iterable[FinishedBranch] | None = None,
+    ) -> None:
         """`Producer.commit_transaction`. Cancelled, it may be called again, which finds out the
         outcome.
         """
-        await self._run(steps_of(Producer.commit_transaction)(self._producer, timeout))
+        await self._run(
+            steps_of(Producer.commit_transaction)(self._producer, timeout, branches=branches)
+        )
 
     async def abort_transaction(self, timeout: float | None = None) -> None:
         """`Producer.abort_transaction`."""

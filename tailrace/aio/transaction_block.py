@@ -5,10 +5,11 @@ Owner: one event loop's thread.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from types import TracebackType
 
 from tailrace.client.steps import Steps
+from tailrace.core.transaction_branches import FinishedBranch
 from tailrace.producer.transactions.operations import Transactions
 
 
@@ -20,9 +21,12 @@ class AsyncTransactionBlock:
     ) -> None:
         self._transactions = transactions
         self._run_steps = run_steps
+        self.branches: Iterable[FinishedBranch] | None = None
+        """The finished branches that the commit names."""
 
-    async def __aenter__(self) -> None:
+    async def __aenter__(self) -> AsyncTransactionBlock:
         await self._run_steps(self._transactions.begin_block())
+        return self
 
     async def __aexit__(
         self,
@@ -30,4 +34,4 @@ class AsyncTransactionBlock:
         _error: BaseException | None,
         _trace: TracebackType | None,
     ) -> None:
-        await self._run_steps(self._transactions.leave_block(kind))
+        await self._run_steps(self._transactions.leave_block(kind, self.branches))

@@ -21,6 +21,7 @@ from tailrace.client.setting_fields import (
     number_field,
 )
 from tailrace.core.errors import InvalidSettingError
+from tailrace.core.transaction_branches import TransactionBranch
 from tailrace.protocol.messages import ISOLATION_LEVELS, READ_COMMITTED
 
 DEFAULT_BOOTSTRAP = "tcp://127.0.0.1:7420"
@@ -87,6 +88,14 @@ class ProducerSettings:
             "Needs acks=all and enable_idempotence. None: no transactions."
         },
     )
+    transaction_branch: Any = field(
+        default=None,
+        metadata={
+            "doc": "A branch of another producer's transaction, from its "
+            "create_transaction_branches(): this producer writes in that transaction. Needs "
+            "acks=all and enable_idempotence."
+        },
+    )
     transaction_timeout_ms: int = number_field(
         60_000,
         "The appliance aborts a transaction that stays open for this long after its first batch, "
@@ -149,24 +158,39 @@ class ProducerSettings:
                 " (topic, key, partition_count) -> partition"
             )
         if self.transactional_id is not None:
-            self._check_transactional()
+            check_name("transactional_id", self.transactional_id, TRANSACTIONAL_ID_MAX, code=None)
+            self._check_transactional("transactional_id")
+        if self.transaction_branch is not None:
+            self._check_branch()
+            self._check_transactional("transaction_branch")
         if self.delivery_timeout_ms < self.linger_ms + 1:
             raise InvalidSettingError(
                 f"delivery_timeout_ms ({self.delivery_timeout_ms}) must be more than linger_ms "
                 f"({self.linger_ms})"
             )
 
-    def _check_transactional(self) -> None:
-        check_name("transactional_id", self.transactional_id, TRANSACTIONAL_ID_MAX, code=None)
+    def _check_branch(self) -> None:
+        if not isinstance(self.transaction_branch, TransactionBranch):
+            raise InvalidSettingError(
+                f"transaction_branch is {self.transaction_branch!r:.100}; give a TransactionBranch "
+                "of create_transaction_branches(), or TransactionBranch.from_json(text)"
+            )
+        if self.transactional_id is not None:
+            raise InvalidSettingError(
+                "transactional_id and transaction_branch exclude each other: the owner of the "
+                "transaction has the id, and a writer has a branch"
+            )
+
+    def _check_transactional(self, setting: str) -> None:
         if self.acks != "all":
             raise InvalidSettingError(
-                f"acks is {self.acks!r} beside a transactional_id: a commit needs records that are "
+                f"acks is {self.acks!r} beside a {setting}: a commit needs records that are "
                 'durable, so leave acks out or give "all"'
             )
         if not self.enable_idempotence:
             raise InvalidSettingError(
-                "enable_idempotence is False beside a transactional_id: a transaction has each "
-                "record once, so leave it out"
+                f"enable_idempotence is False beside a {setting}: a transaction has each record "
+                "once, so leave it out"
             )
 
 
@@ -187,6 +211,7 @@ class ProducerOptions(TypedDict, total=False):
     max_in_flight_requests_per_connection: int | str
     enable_idempotence: bool
     transactional_id: str | None
+    transaction_branch: TransactionBranch | None
     transaction_timeout_ms: int | str
     retries: int | str
     retry_backoff_ms: int | str

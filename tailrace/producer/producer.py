@@ -31,6 +31,7 @@ from tailrace.core.errors import InvalidTransactionError, RequestTimeoutError, T
 from tailrace.core.records import ConsumerGroupMetadata, Headers, OffsetAndMetadata, Record
 from tailrace.core.recurrence import Recurrence
 from tailrace.core.topic_partition import TopicPartition
+from tailrace.core.transaction_branches import FinishedBranch, TransactionBranch
 from tailrace.core.validation import name_of, timeout_s_of
 from tailrace.kernel import FastPathSender, fast_send
 from tailrace.producer.batches.producer_batch import OnDelivery, ProducerBatch
@@ -39,8 +40,12 @@ from tailrace.producer.futures import FrameFuture, RecordFuture
 from tailrace.producer.record_appender import Outgoing, RecordAppender, serializes
 from tailrace.producer.record_validation import Delay
 from tailrace.producer.routes import ProducerMetadata
+from tailrace.producer.sending.producer_id import MakeIdentity
 from tailrace.producer.sending.sender_thread import SenderThread
 from tailrace.producer.transactions.block import TransactionBlock
+from tailrace.producer.transactions.branch_identity import BranchIdentity
+from tailrace.producer.transactions.branch_state import BranchState
+from tailrace.producer.transactions.branch_writer import BranchWriter
 from tailrace.producer.transactions.identity import TransactionalIdentity
 from tailrace.producer.transactions.operations import Transactions
 from tailrace.producer.transactions.state import TransactionState
@@ -103,13 +108,16 @@ class Producer(FastPathSender, RenamedProducerMethods):
         )
         self.settings = build(ProducerSettings, merged(first, settings))
         partitioner = chosen_by(self.settings.partitioner)
-        transactional_id = self.settings.transactional_id
+        transactional_id, branch = self.settings.transactional_id, self.settings.transaction_branch
         state = None if transactional_id is None else TransactionState(transactional_id)
+        branch_state = None if branch is None else BranchState(branch)
+        make_identity: MakeIdentity | None = None
+        if state is not None:
+            make_identity = partial(TransactionalIdentity, state, runtime.monotonic_ns)
+        elif branch_state is not None:
+            make_identity = partial(BranchIdentity, branch_state, runtime.monotonic_ns)
         self._sender_thread = SenderThread(
-            self.settings,
-            self._on_keyless_batch,
-            runtime,
-            None if state is None else partial(TransactionalIdentity, state, runtime.monotonic_ns),
+            self.settings, self._on_keyless_batch, runtime, make_identity
         )
         self._sender_thread.accumulator.notifies_every_batch = (
             isinstance(partitioner, DefaultPartitioner) and partitioner.notifies_every_batch
@@ -125,10 +133,14 @@ class Producer(FastPathSender, RenamedProducerMethods):
             self.settings, self._sender_thread, self._metadata, partitioner
         )
         self._transactions: Transactions | None = None
+        self._branch: BranchWriter | None = None
         self._begin_send = self._records.begin
         if state is not None:
             self._transactions = Transactions(self.settings, self._sender_thread, state)
             self._begin_send = self._transactions.begin_send(self._records.begin)
+        elif branch_state is not None:
+            self._branch = BranchWriter(self._sender_thread, branch_state)
+            self._begin_send = self._branch.begin_send(self._records.begin)
         self._frames = FrameAppender(
             self.settings, self._sender_thread, self._metadata, self._records
         )
@@ -223,6 +235,8 @@ class Producer(FastPathSender, RenamedProducerMethods):
         """
         if self._transactions is not None:
             self._transactions.check_send()
+        elif self._branch is not None:
+            self._branch.check_send()
         delay = Delay(deliver_at, deliver_after, None)
         return (
             yield from self._frames.append(
@@ -309,10 +323,49 @@ class Producer(FastPathSender, RenamedProducerMethods):
         yield from self._transactional().send_acknowledgements(share_consumer, records, outcome)
 
     @operation
-    def commit_transaction(self, timeout: float | None = None) -> Steps[None]:
+    def create_transaction_branches(self, count: int) -> Steps[list[TransactionBranch]]:
+        """Make `count` branches of the open transaction, for producers of other processes:
+        `Producer(address, transaction_branch=branch)` writes in this transaction. Each such
+        producer has a branch of its own, also if several are given the same TransactionBranch: so
+        a task that is repeated may use its branch again. `commit_transaction` names the finished
+        branches that count, and all others are aborted with it.
+
+        Raises InvalidTransactionError, TransactionAbortedError, ProducerFencedError,
+        RequestTimeoutError, InvalidRequestError.
+        """
+        return (yield from self._transactional().create_branches(count))
+
+    @operation
+    def finish_branch(self, timeout: float | None = None) -> Steps[FinishedBranch]:
+        """Send everything, wait for the acknowledgements, and finish this producer's branch: it
+        takes no more records. The result is for the owner's `commit_transaction`, and can be
+        pickled. Waits for at most `timeout` seconds (None: for the records' outcomes). A second
+        call returns the same.
+
+        Raises TransactionAbortedError if a record failed or the transaction has ended,
+        ProducerFencedError if its owner was fenced, RequestTimeoutError (call it again), and
+        InvalidTransactionError for a producer without `transaction_branch`.
+        """
+        self._sender_thread.check_usable()
+        if self._branch is None:
+            raise InvalidTransactionError(
+                "this producer writes no branch: give it one, as in "
+                "Producer(address, transaction_branch=branch)"
+            )
+        return (yield from self._branch.finish(timeout_s_of(timeout)))
+
+    @operation
+    def commit_transaction(
+        self,
+        timeout: float | None = None,
+        *,
+        branches: Iterable[FinishedBranch] | None = None,
+    ) -> Steps[None]:
         """Send everything, wait for the acknowledgements, and commit the transaction: all its
         records and offsets, durably. Waits for at most `timeout` seconds (None: for the records'
-        outcomes, and then max_block_ms).
+        outcomes, and then max_block_ms). `branches`: the finished branches that are committed with
+        it; other branches of it are aborted. A transaction with branches needs it, [] if none
+        counts.
 
         Raises TransactionAbortedError if that cannot be: a record failed, the transaction was
         aborted by its timeout or an operator, or its offsets were refused. Then call
@@ -320,7 +373,7 @@ class Producer(FastPathSender, RenamedProducerMethods):
         outcome is not known: call it again, which finds it out and commits nothing twice. Raises
         ProducerFencedError if another producer has taken over the transactional id.
         """
-        yield from self._transactional().commit(timeout_s_of(timeout))
+        yield from self._transactional().commit(timeout_s_of(timeout), branches)
 
     @operation
     def abort_transaction(self, timeout: float | None = None) -> Steps[None]:
@@ -336,12 +389,19 @@ class Producer(FastPathSender, RenamedProducerMethods):
     def transaction(self) -> TransactionBlock:
         """A block that is one transaction: `with producer.transaction():` begins it, commits it at
         the end, and aborts it when the block raises. It raises what `begin_transaction` and
-        `commit_transaction` do. After TransactionAbortedError it is aborted already.
+        `commit_transaction` do. After TransactionAbortedError it is aborted already. The finished
+        branches that count are set within:
+        `with producer.transaction() as transaction: transaction.branches = [...]`.
         """
         return TransactionBlock(self._transactional(), self._run_steps)
 
     def _transactional(self) -> Transactions:
         self._sender_thread.check_usable()
+        if self._branch is not None:
+            raise InvalidTransactionError(
+                "this producer writes a branch of another producer's transaction, which it can "
+                "neither commit nor abort: call finish_branch(), and give the result to its owner"
+            )
         if self._transactions is None:
             raise InvalidTransactionError(
                 "this producer has no transactional_id: give it one, as in "

@@ -86,6 +86,8 @@ class Api(IntEnum):
     LIST_TRANSACTIONS = 29
     DESCRIBE_TRANSACTION = 30
     ABORT_TRANSACTION = 31
+    CREATE_BRANCHES = 32
+    JOIN_TRANSACTION = 33
 
 
 API_VERSIONS: dict[int, tuple[int, int]] = {

@@ -497,6 +497,8 @@ TRANSACTION_APIS = frozenset(
         Api.LIST_TRANSACTIONS,
         Api.DESCRIBE_TRANSACTION,
         Api.ABORT_TRANSACTION,
+        Api.CREATE_BRANCHES,
+        Api.JOIN_TRANSACTION,
     )
 )
 _OF_ONE_GROUP = frozenset(

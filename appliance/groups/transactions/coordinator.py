@@ -2,6 +2,8 @@
 end.
 
     INIT_TRANSACTIONS   a new owner; what was open is aborted
+    CREATE_BRANCHES     producers of other processes that write in the owner's transaction
+    JOIN_TRANSACTION    one of these gets its branch
     END_TRANSACTION     commit or abort, with the offsets and acknowledgements of groups; or
                         prepare, which waits for either, by the owner or by the id
     timers              abort what is older than its timeout; forget unused ids
@@ -37,11 +39,12 @@ from appliance.groups.base.request_validation import shown
 from appliance.groups.base.timers import Timers
 from appliance.groups.store.group_store import GroupStore
 from appliance.groups.store.transaction_rows import TransactionRows
+from appliance.groups.transactions.branching import Branching
 from appliance.groups.transactions.clocks import Times
 from appliance.groups.transactions.counters import Counters
 from appliance.groups.transactions.decider import Decider
 from appliance.groups.transactions.decisions.decision_log import DecisionLog
-from appliance.groups.transactions.decisions.delivery import Delivery
+from appliance.groups.transactions.decisions.delivery import Delivery, registered
 from appliance.groups.transactions.decisions.hanging import HangingTransactions
 from appliance.groups.transactions.decisions.workers import Workers
 from appliance.groups.transactions.describe import Describer
@@ -56,6 +59,7 @@ from appliance.groups.transactions.ids.id_table import Entry, IdTable, damaged
 from appliance.groups.transactions.ids.numbers import Numbers
 from appliance.groups.transactions.owners import Owners
 from appliance.groups.transactions.requests.answers import ended, initialized
+from appliance.groups.transactions.requests.branches import create_in, join_in
 from appliance.groups.transactions.requests.fields import (
     end_in,
     owner_in,
@@ -131,6 +135,7 @@ class TransactionCoordinator:
             times.wall_ms,
         )  # fmt: skip
         self._ending = Ending(self._step, self._decider, self._timeouts, offsets)
+        self._branching = Branching(self._step, self._decider)
         try:
             for loaded in self._table:
                 self._timeouts.set(loaded)
@@ -157,6 +162,10 @@ class TransactionCoordinator:
             self._ending.decide_by_id(requester, decide_in(request))
         elif api == Api.END_TRANSACTION:
             self._ending.end(requester, end_in(request))
+        elif api == Api.CREATE_BRANCHES:
+            self._branching.create(requester, create_in(request))
+        elif api == Api.JOIN_TRANSACTION:
+            self._branching.join(requester, join_in(request))
         elif api == Api.DESCRIBE_TRANSACTION:
             self._describe(requester, request)
         elif api == Api.LIST_TRANSACTIONS:
@@ -197,7 +206,10 @@ class TransactionCoordinator:
     def _abort_unknown(self, requester: Requester, asked: ProducerEpoch) -> None:
         """End a hanging transaction of no known id. No row means abort, so none is written."""
         entry = self._table.of_producer(asked.producer_id)
-        if entry is not None and entry.row.epoch <= asked.epoch:
+        if entry is not None and any(
+            one.producer_id == asked.producer_id and one.epoch <= asked.epoch
+            for one in registered(entry.row)
+        ):
             raise InvalidRequestError(
                 f"the producer id belongs to {shown(entry.row.transactional_id)}: abort that"
             )
@@ -298,6 +310,8 @@ class TransactionCoordinator:
             self._step.answer(waiter.requester, initialized(row, self._owners.idle_ms))
         elif waiter.api == Api.END_TRANSACTION:
             self._step.answer(waiter.requester, ended(row, waiter.outcome))
+        elif waiter.api == Api.JOIN_TRANSACTION:
+            self._branching.answer_waiter(entry, waiter)
         else:
             self._step.answer(waiter.requester, self._describer.describe(entry, self._step.now_ns))
 

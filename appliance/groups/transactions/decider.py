@@ -11,11 +11,20 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from appliance.groups.base.request_validation import shown
 from appliance.groups.base.timers import Timers
 from appliance.groups.store.schema import TransactionalIdRow
+from appliance.groups.transactions.branches.claims import BranchClaims
+from appliance.groups.transactions.branches.pool import (
+    BRANCHES_MAX,
+    encoded_pool,
+    pool_of,
+    raised,
+    with_registered,
+)
+from appliance.groups.transactions.branches.pool import ended as ended_branches
 from appliance.groups.transactions.clocks import Times
 from appliance.groups.transactions.counters import Counters
 from appliance.groups.transactions.decisions.decision_log import DecisionLog, encoded
@@ -24,9 +33,9 @@ from appliance.groups.transactions.describe import Describer
 from appliance.groups.transactions.ids.ends import BY_IDLENESS, End, with_end
 from appliance.groups.transactions.ids.id_table import Entry, IdTable
 from appliance.groups.transactions.ids.numbers import Numbers
-from appliance.groups.transactions.requests.prepared import Prepared, encoded_mark
-from shm.transaction_messages import DecidedTransaction, Decision, Outcome
-from tailrace.core.errors import ConcurrentTransactionsError
+from appliance.groups.transactions.requests.prepared import Prepared, encoded_mark, prepared_of
+from shm.transaction_messages import DecidedTransaction, Decision, Outcome, ProducerEpoch
+from tailrace.core.errors import ConcurrentTransactionsError, InvalidRequestError
 
 UNSETTLED_MAX = 32
 """Decisions of one id that are not carried out everywhere."""
@@ -88,17 +97,23 @@ class Decider:
             )
 
     def decide(
-        self, entry: Entry, outcome: Outcome, by: str, now_ns: int, *, has_row: bool = True
-    ) -> None:
-        """Decide the current transaction of an id, and register the next one. Raises TailraceError,
-        having changed nothing, when the decision has to wait.
+        self, entry: Entry, outcome: Outcome, by: str, now_ns: int, *, has_row: bool = True,
+        kept: Collection[ProducerEpoch] = (),
+    ) -> None:  # fmt: skip
+        """Decide the current transaction of an id, and register the next one. `kept`: the branches
+        that have its outcome; those of a prepared one are known. The others are aborted. Raises
+        TailraceError, having changed nothing, when the decision has to wait.
         """
         self._check_room(entry)
-        row = entry.row
+        row, pool = entry.row, pool_of(entry.row)
+        if (prepared := prepared_of(row)) is not None:
+            kept = prepared.branches
         producer_id, epoch = self._numbers.following(row.producer_id, row.epoch)
+        count = 0 if by == BY_IDLENESS else min(entry.claims.needed_count, pool.registered_count)
+        next_pool = raised(pool, count, self._numbers.following)
         # The first use of a producer id waits for every worker. Who decides a prepared transaction
         # may not know what it has.
-        has_row = has_row or not epoch or bool(row.prepared)
+        has_row = has_row or not epoch or bool(row.prepared or pool.registered_count)
         end = End(row.owner, row.producer_id, row.epoch, outcome, by, self._wall_ms())
         self._table.use(entry, now_ns)
         self._table.change(
@@ -106,19 +121,57 @@ class Decider:
             row._replace(
                 producer_id=producer_id, epoch=epoch, ordinal=self._numbers.new_ordinal(),
                 used_elapsed_ms=self._elapsed_ms(), is_registered=int(by != BY_IDLENESS),
-                ended=with_end(row.ended, end), prepared="",
+                ended=with_end(row.ended, end), prepared="", branches=encoded_pool(next_pool),
             ),
+            BranchClaims(),
         )  # fmt: skip
-        ended = DecidedTransaction(row.producer_id, row.epoch, outcome)
-        self._stage(entry, (ended,), has_row=has_row)
+        if any(not branch.epoch for branch in next_pool.registered):
+            entry.grown_ordinal = entry.row.ordinal
+        own = DecidedTransaction(row.producer_id, row.epoch, outcome)
+        self._stage(entry, (own, *ended_branches(pool, outcome, kept)), has_row=has_row)
         self._counters.decided(outcome)
 
-    def prepare(self, entry: Entry, tag: str, now_ns: int) -> None:
+    def register_branches(self, entry: Entry, count: int, now_ns: int) -> None:
+        """Have at least `count` branch producers registered for the current transaction. Raises
+        TailraceError, having changed nothing, when that has to wait, or is too many.
+        """
+        pool = pool_of(entry.row)
+        if count > BRANCHES_MAX:
+            raise InvalidRequestError(
+                f"a transaction has at most {BRANCHES_MAX} branches, those of repeated tasks "
+                f"included, and {count} are asked for: write with fewer tasks"
+            )
+        self._table.use(entry, now_ns)
+        if count <= pool.registered_count and entry.row.is_registered:
+            return
+        self._check_room(entry)
+        grown = with_registered(
+            pool,
+            max(count, pool.registered_count),
+            lambda: ProducerEpoch(self._numbers.new_producer_id(), 0),
+        )
+        self._table.change(
+            entry,
+            entry.row._replace(
+                ordinal=self._numbers.new_ordinal(), used_elapsed_ms=self._elapsed_ms(),
+                is_registered=1, branches=encoded_pool(grown),
+            ),
+        )  # fmt: skip
+        entry.grown_ordinal = entry.row.ordinal
+        self._stage(entry, (), has_row=True)
+
+    def is_growing(self, entry: Entry) -> bool:
+        """True while a worker may not know a branch producer of the id."""
+        return bool(entry.staged_count) or entry.grown_ordinal in self._log.unsettled
+
+    def prepare(
+        self, entry: Entry, tag: str, branches: frozenset[ProducerEpoch], now_ns: int
+    ) -> None:
         """Seal the current transaction of an id: it waits for its decision. Raises TailraceError,
         having changed nothing, when that has to wait.
         """
         self._check_room(entry)
-        mark = Prepared(tag, self._elapsed_ms(), self._wall_ms())
+        mark = Prepared(tag, self._elapsed_ms(), self._wall_ms(), branches)
         self._table.use(entry, now_ns)
         self._seal(entry, encoded_mark(mark))
 

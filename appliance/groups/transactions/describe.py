@@ -13,6 +13,7 @@ import orjson
 from appliance.groups.base.request_validation import flag_in
 from appliance.groups.store.schema import TransactionalIdRow
 from appliance.groups.store.transaction_rows import TransactionRows
+from appliance.groups.transactions.branches.pool import pool_of
 from appliance.groups.transactions.counters import Counters
 from appliance.groups.transactions.decisions.decision_log import DecisionLog
 from appliance.groups.transactions.decisions.hanging import HangingTransactions
@@ -76,6 +77,7 @@ class Describer:
                 **self._row(entry.row, entry, now_ns),
                 "owned_ms": entry.row.owned_ms,
                 "prepared": described(entry.row),
+                "branches": [list(branch) for branch in pool_of(entry.row).registered],
                 "last": last,
                 "workers_pending": self.workers_pending(entry),
             }

@@ -18,6 +18,7 @@ import orjson
 from appliance.groups.base.messages import Requester
 from appliance.groups.base.request_validation import shown
 from appliance.groups.consumer.offset_requests import PreparedCommit
+from appliance.groups.transactions.branches.pool import check_named, pool_of
 from appliance.groups.transactions.decider import Decider
 from appliance.groups.transactions.ids.ends import (
     BY_OPERATOR,
@@ -78,11 +79,13 @@ class Ending:
             self._step.refuse_fenced(entry, end if end and end.owner == request.owner else None)
         if (request.producer_id, request.epoch) == (row.producer_id, row.epoch):
             check_end(row, request)
+            check_named(pool_of(row), request.branches)
             commits = self._prepared(request)
             acknowledgements = self._prepared_acknowledgements(request)
             self._decider.decide(
-                entry, request.outcome, BY_PRODUCER, self._step.now_ns, has_row=not request.is_empty
-            )
+                entry, request.outcome, BY_PRODUCER, self._step.now_ns,
+                has_row=not request.is_empty, kept=request.branches,
+            )  # fmt: skip
             for commit in commits:
                 self._offsets.apply(commit)
             for one in acknowledgements:
@@ -109,10 +112,13 @@ class Ending:
             return
         prepared = prepared_of(row)
         if prepared is None:
-            self._decider.prepare(entry, request.tag, self._step.now_ns)
+            check_named(pool_of(row), request.branches)
+            self._decider.prepare(entry, request.tag, request.branches, self._step.now_ns)
             self._timeouts.set(entry)
-        elif prepared.tag != request.tag:
-            raise InvalidTransactionError("the transaction is prepared already, with another tag")
+        elif (prepared.tag, prepared.branches) != (request.tag, request.branches):
+            raise InvalidTransactionError(
+                "the transaction is prepared already, with another tag or other branches"
+            )
         body = {"outcome": PREPARE, **following(entry.row)}
         self._step.answer(requester, orjson.dumps(body), depends=True)
 

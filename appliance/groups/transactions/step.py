@@ -15,7 +15,7 @@ from appliance.groups.transactions.ids.ends import End
 from appliance.groups.transactions.ids.fencing import fenced_sentence
 from appliance.groups.transactions.ids.id_table import Entry, IdTable
 from appliance.groups.transactions.requests.waiting import Waiter, Waiting
-from shm.transaction_messages import Outcome
+from shm.transaction_messages import Outcome, ProducerEpoch
 from tailrace.core.errors import (
     ProducerFencedError,
     TailraceError,
@@ -58,10 +58,10 @@ class Step:
 
     def wait(
         self, entry: Entry, requester: Requester, api: int, owner: int, until_ns: int = 0,
-        outcome: Outcome = Outcome.ABORT,
+        outcome: Outcome = Outcome.ABORT, branch: ProducerEpoch | None = None,
     ) -> None:  # fmt: skip
         """Answer when no decision of the id is left."""
-        waiter = Waiter(requester, api, owner, until_ns or self.now_ns + WAIT_NS, outcome)
+        waiter = Waiter(requester, api, owner, until_ns or self.now_ns + WAIT_NS, outcome, branch)
         self.waiting.add(entry.row.id_number, waiter)
 
     def is_unsettled(self, entry: Entry) -> bool:

@@ -17,6 +17,7 @@ from appliance.groups.base.limits import TransactionLimits
 from appliance.groups.base.request_validation import shown
 from appliance.groups.base.timers import Timers
 from appliance.groups.transactions.decider import Decider
+from appliance.groups.transactions.decisions.delivery import registered
 from appliance.groups.transactions.ids.ends import BY_IDLENESS, BY_LIMIT, BY_TIMEOUT
 from appliance.groups.transactions.ids.expiry import IdExpiry
 from appliance.groups.transactions.ids.id_table import Entry
@@ -51,11 +52,15 @@ class Timeouts:
         self._elapsed_ms = elapsed_ms
 
     def opened(self, epochs: Sequence[ProducerEpoch], now_ns: int) -> None:
-        """Transactions have a first batch. Their timeouts begin."""
+        """Transactions have a first batch, perhaps of a branch. Their timeouts begin."""
         for producer_id, epoch in epochs:
             entry = self._step.table.of_producer(producer_id)
-            if entry is not None and entry.row.epoch == epoch and entry.opened_ns is None:
-                entry.opened = (producer_id, epoch, now_ns)
+            if (
+                entry is not None
+                and entry.opened_ns is None
+                and any(one[:2] == (producer_id, epoch) for one in registered(entry.row))
+            ):
+                entry.opened = (entry.row.producer_id, entry.row.epoch, now_ns)
                 self._step.table.use(entry, now_ns)
                 self.set(entry)
 

@@ -5,11 +5,12 @@ Owner: one thread.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any
 
 from tailrace.client.steps import Steps
+from tailrace.core.transaction_branches import FinishedBranch
 from tailrace.producer.transactions.operations import Transactions
 
 
@@ -18,14 +19,21 @@ class TransactionBlock:
 
     If the commit raises TransactionAbortedError, the transaction was aborted, and the block may be
     repeated as a whole.
+
+        with producer.transaction() as transaction:
+            branches = producer.create_transaction_branches(8)
+            transaction.branches = run_everywhere(branches)     # what each finish_branch() returned
     """
 
     def __init__(self, transactions: Transactions, run_steps: Callable[[Steps[None]], Any]) -> None:
         self._transactions = transactions
         self._run_steps = run_steps
+        self.branches: Iterable[FinishedBranch] | None = None
+        """The finished branches that the commit names."""
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> TransactionBlock:
         self._run_steps(self._transactions.begin_block())
+        return self
 
     def __exit__(
         self,
@@ -33,4 +41,4 @@ class TransactionBlock:
         _error: BaseException | None,
         _trace: TracebackType | None,
     ) -> None:
-        self._run_steps(self._transactions.leave_block(kind))
+        self._run_steps(self._transactions.leave_block(kind, self.branches))

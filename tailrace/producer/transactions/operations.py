@@ -36,6 +36,7 @@ from tailrace.core.errors import (
     error_for,
 )
 from tailrace.core.log import logger
+from tailrace.core.transaction_branches import FinishedBranch, TransactionBranch
 from tailrace.producer.batches.accumulator import NS_PER_MS
 from tailrace.producer.sending.sender_thread import SenderThread
 from tailrace.producer.transactions.acknowledgements import (
@@ -45,6 +46,7 @@ from tailrace.producer.transactions.acknowledgements import (
     outcome_of,
     records_of,
 )
+from tailrace.producer.transactions.branches import count_of, finished_in, named_json
 from tailrace.producer.transactions.offsets import groups_json, metadata_of
 from tailrace.producer.transactions.state import ALLOWED, Call, State, TransactionState
 from tailrace.protocol.frame import Api
@@ -67,6 +69,12 @@ _REPEATED = frozenset({ErrorCode.STORAGE_ERROR, ErrorCode.INTERNAL_ERROR}) | fro
     code for code in ErrorCode if ERROR_TABLE[code].retriable
 )
 """Codes after which the outcome is not known, or the appliance did nothing."""
+_NOT_OWNED = frozenset(
+    {
+        ErrorCode.PRODUCER_FENCED, ErrorCode.UNKNOWN_TRANSACTIONAL_ID,
+        ErrorCode.INVALID_TRANSACTION,
+    }
+)  # fmt: skip
 _NOT_CURRENT = frozenset({ErrorCode.UNKNOWN_TRANSACTIONAL_ID, ErrorCode.INVALID_TRANSACTION})
 
 
@@ -152,6 +160,34 @@ class Transactions:
         self._sender_thread.do(add)
         yield from ()
 
+    def create_branches(self, count: int) -> Steps[list[TransactionBranch]]:
+        """Make branches of the open transaction."""
+        return self._alone(Call.BRANCHES, self._create_branches(count_of(count)))
+
+    def _create_branches(self, count: int) -> Steps[list[TransactionBranch]]:
+        sender_thread, state = self._sender_thread, self._state
+
+        def add() -> int:
+            self._check(Call.BRANCHES)
+            return state.add_branches(count)
+
+        first = sender_thread.do(add)
+        request = {
+            "transactional_id": state.transactional_id,
+            "owner": state.owner,
+            "producer_id": state.producer_id,
+            "producer_epoch": state.epoch,
+            "count": state.branch_count,
+        }
+        response = yield from self._asked(Api.CREATE_BRANCHES, request, self._deadline_ns(None))
+        code = response.code
+        if code is ErrorCode.TRANSACTION_ABORTED or code in _NOT_OWNED:
+            raise sender_thread.do(self._refused, response)
+        if code is not ErrorCode.OK:
+            raise error_for(code, response.detail())
+        made = (state.transactional_id, state.owner, state.producer_id, state.epoch)
+        return [TransactionBranch(*made, number) for number in range(first, first + count)]
+
     # ---- begin -----------------------------------------------------------------------------------
 
     def initialize(self, timeout_s: float | None) -> Steps[None]:
@@ -235,14 +271,19 @@ class Transactions:
 
     # ---- commit ----------------------------------------------------------------------------------
 
-    def commit(self, timeout_s: float | None) -> Steps[None]:
-        """Commit the open transaction, or find out what became of a commit."""
-        return self._alone(Call.COMMIT, self._commit(timeout_s))
+    def commit(self, timeout_s: float | None, branches: Any = None) -> Steps[None]:
+        """Commit the open transaction, or find out what became of a commit. `branches`: the
+        finished branches that count.
+        """
+        named = None if branches is None else finished_in(branches)
+        return self._alone(Call.COMMIT, self._commit(timeout_s, named))
 
-    def _commit(self, timeout_s: float | None) -> Steps[None]:
+    def _commit(
+        self, timeout_s: float | None, branches: tuple[FinishedBranch, ...] | None
+    ) -> Steps[None]:
         sender_thread, state = self._sender_thread, self._state
         deadline_ns = None if timeout_s is None else self._deadline_ns(timeout_s)
-        if sender_thread.do(self._close_all):
+        if sender_thread.do(self._close_all, branches):
             return
         if state.state is not State.DECIDING:
             is_settled = yield from sender_thread.settled(self._is_acknowledged, deadline_ns)
@@ -267,13 +308,14 @@ class Transactions:
                 return
         raise sender_thread.do(self._refused, response)
 
-    def _close_all(self) -> bool:
+    def _close_all(self, branches: tuple[FinishedBranch, ...] | None) -> bool:
         """Begin to commit. True: it is done already."""
         state = self._state
         self._sender_thread.check_usable()
         if state.is_repeated(Call.COMMIT):
             return True
         state.check(Call.COMMIT)
+        state.name_branches(branches)
         if state.state is State.OPEN:
             state.begin_commit()
             self._sender_thread.close_all()
@@ -288,7 +330,7 @@ class Transactions:
     def _decide(self) -> bool:
         """True if the appliance has something to decide."""
         state = self._state
-        if state.is_empty and not state.offsets and not state.attached:
+        if state.has_nothing:
             state.ended("commit", state.producer_id, state.epoch)
             return False
         state.decide()
@@ -363,7 +405,7 @@ class Transactions:
             )
         )
         accumulator.expire_linger(self._sender_thread.now_ns())
-        if following is None and state.is_empty:
+        if following is None and state.is_empty and not state.branch_count:
             following = state.producer_id, state.epoch
         if following is not None:
             self._ended("abort", *following)
@@ -371,7 +413,7 @@ class Transactions:
 
     # ---- blocks and the end ----------------------------------------------------------------------
 
-    def leave_block(self, raised: type[BaseException] | None) -> Steps[None]:
+    def leave_block(self, raised: type[BaseException] | None, branches: Any = None) -> Steps[None]:
         """End a `with` block: commit it, or abort it if it has `raised`."""
         if raised is not None:
             yield from self._abort_quietly(None if issubclass(raised, Exception) else SHORT_ABORT_S)
@@ -379,7 +421,7 @@ class Transactions:
         if self._state.state is State.READY:
             return  # the block has ended it itself
         try:
-            yield from self.commit(None)
+            yield from self.commit(None, branches)
         except GeneratorExit:
             raise
         except Exception:
@@ -450,6 +492,7 @@ class Transactions:
                 if state.attached and outcome == "commit"
                 else {}
             ),
+            **named_json(state.branches if outcome == "commit" else ()),
         }
         return self._asked(
             Api.END_TRANSACTION,

@@ -38,6 +38,7 @@ from tailrace.core.errors import (
     TransactionAbortedError,
 )
 from tailrace.core.records import ConsumerGroupMetadata
+from tailrace.core.transaction_branches import FinishedBranch
 from tailrace.format.batch_header import NO_PRODUCER
 from tailrace.producer.batches.producer_batch import ProducerBatch
 
@@ -68,6 +69,7 @@ class Call(Enum):
     SEND = "send()"
     OFFSETS = "send_offsets_to_transaction()"
     ACKNOWLEDGEMENTS = "send_acknowledgements_to_transaction()"
+    BRANCHES = "create_transaction_branches()"
     COMMIT = "commit_transaction()"
     ABORT = "abort_transaction()"
 
@@ -79,6 +81,7 @@ ALLOWED: dict[Call, frozenset[State]] = {
     Call.SEND: frozenset({_S.OPEN}),
     Call.OFFSETS: frozenset({_S.OPEN}),
     Call.ACKNOWLEDGEMENTS: frozenset({_S.OPEN}),
+    Call.BRANCHES: frozenset({_S.OPEN}),
     Call.COMMIT: frozenset({_S.OPEN, _S.DECIDING}),
     Call.ABORT: frozenset({_S.OPEN, _S.ABORTABLE, _S.ABORTING}),
 }
@@ -94,7 +97,9 @@ _ADVICE: dict[State, str] = {
     _S.DECIDING: "call commit_transaction() again, which finds it out",
     _S.ABORTING: "call abort_transaction() again, which finishes it",
 }
-_NOT_AFTER_FAILURE = (Call.SEND, Call.OFFSETS, Call.ACKNOWLEDGEMENTS, Call.COMMIT)
+_NOT_AFTER_FAILURE = (
+    Call.SEND, Call.OFFSETS, Call.ACKNOWLEDGEMENTS, Call.BRANCHES, Call.COMMIT
+)  # fmt: skip
 _ENDED_BY = {"commit": Call.COMMIT, "abort": Call.ABORT}
 
 
@@ -134,6 +139,10 @@ class TransactionState:
         """By group."""
         self.attached: list[AttachedRecords] = []
         """Records of share consumers that the commit acknowledges."""
+        self.branch_count = 0
+        """Branches of the transaction."""
+        self.branches: tuple[FinishedBranch, ...] = ()
+        """The branches that the commit names."""
         self.ended_by: str | None = None
         """The outcome of the transaction before, "commit" or "abort"."""
         self.following: tuple[int, int] | None = None
@@ -149,6 +158,11 @@ class TransactionState:
         if phase is State.COMMITTING and self.caller is None:
             phase = State.OPEN
         return State.ABORTABLE if phase is State.OPEN and self.failure is not None else phase
+
+    @property
+    def has_nothing(self) -> bool:
+        """True if the appliance has nothing of the transaction to decide."""
+        return not (self.branch_count or self.offsets or self.attached) and self.is_empty
 
     @property
     def has_failed(self) -> bool:
@@ -259,6 +273,8 @@ class TransactionState:
         self.failed_where = ""
         self.offsets = {}
         self.attached = []
+        self.branch_count = 0
+        self.branches = ()
         self._phase = State.OPEN
 
     def unbegin(self, number: int) -> None:
@@ -271,6 +287,40 @@ class TransactionState:
         known = self.offsets.get(metadata.group_id)
         merged = {**(known.offsets if known is not None else {}), **offsets}
         self.offsets[metadata.group_id] = GroupOffsets(metadata, merged)
+
+    def add_branches(self, count: int) -> int:
+        """Note branches that are about to be made. Returns the number of the first one."""
+        first = self.branch_count
+        self.branch_count = first + count
+        return first
+
+    def name_branches(self, named: tuple[FinishedBranch, ...] | None) -> None:
+        """Have the commit name these branches. A repeated commit names the same. Raises
+        InvalidTransactionError.
+        """
+        if self._phase is State.DECIDING:
+            if named is not None and set(named) != set(self.branches):
+                raise InvalidTransactionError(
+                    "the commit whose outcome is not known named other branches: repeat it with "
+                    "the same, or without branches"
+                )
+            return
+        if named is None and self.branch_count:
+            raise InvalidTransactionError(
+                f"the transaction has {self.branch_count} branches: name those that count, as "
+                "commit_transaction(branches=[...]) with what finish_branch() returned, or "
+                "branches=[] if none does"
+            )
+        for one in named or ():
+            made = one.branch
+            if (
+                made.transactional_id, made.owner, made.producer_id, made.producer_epoch
+            ) != (self.transactional_id, self.owner, self.producer_id, self.epoch):  # fmt: skip
+                raise InvalidTransactionError(
+                    f"branch {made.number} is not one of this transaction: it was made by another "
+                    "one, or by another producer"
+                )
+        self.branches = tuple(dict.fromkeys(named or ()))
 
     def begin_commit(self) -> None:
         """Take no more records."""

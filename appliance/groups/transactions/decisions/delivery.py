@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from appliance.groups.store.schema import TransactionalIdRow
+from appliance.groups.transactions.branches.pool import pool_of
 from appliance.groups.transactions.decisions.decision_log import Decided, DecisionLog, encoded
 from appliance.groups.transactions.decisions.hanging import HangingTransactions
 from appliance.groups.transactions.decisions.workers import Workers
@@ -38,7 +39,10 @@ def registered(row: TransactionalIdRow) -> tuple[RegisteredProducer, ...]:
     if not row.is_registered:
         return ()
     state = Registration.SEALED if row.prepared else Registration.OPEN
-    return (RegisteredProducer(row.producer_id, row.epoch, state),)
+    return (
+        RegisteredProducer(row.producer_id, row.epoch, state),
+        *(RegisteredProducer(*branch, state) for branch in pool_of(row).registered),
+    )
 
 
 def joined(contents: Iterable[bytes]) -> list[bytes]:

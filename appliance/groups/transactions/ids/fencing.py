@@ -18,6 +18,7 @@ from appliance.groups.transactions.ids.ends import (
     BY_TIMEOUT,
     End,
 )
+from tailrace.core.errors import TailraceError, TransactionAbortedError
 
 _CAUSES = {
     BY_INIT: "by a producer that took over the transactional id",
@@ -55,3 +56,15 @@ def aborted_sentence(row: TransactionalIdRow, end: End) -> str:
     if end.by == BY_TIMEOUT:
         cause = f"since it was open for longer than its timeout, {row.timeout_ms} ms"
     return f"the transaction was aborted at {moment(end.wall_ms)} {cause}"
+
+
+def ended_error(row: TransactionalIdRow, end: End | None) -> TailraceError:
+    """The error for requests about branches of a transaction that is over."""
+    if end is None:
+        return TransactionAbortedError("the transaction of the branch has ended")
+    if end.name == "commit":
+        return TransactionAbortedError(
+            f"the transaction of the branch was committed at {moment(end.wall_ms)}, with the "
+            "branches that its owner had named by then"
+        )
+    return TransactionAbortedError(aborted_sentence(row, end))

@@ -12,21 +12,32 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from appliance.groups.store.schema import TransactionalIdRow
 from appliance.groups.store.transaction_rows import TransactionRows
+from appliance.groups.transactions.branches.claims import BranchClaims
+from appliance.groups.transactions.branches.pool import pool_of
 from tailrace.core.errors import StorageError
 
 
 class Entry:
     """A transactional id. `row` is durable after the step, the rest is memory."""
 
-    __slots__ = ("opened", "row", "staged_count", "unsettled_count", "used_ns")
+    __slots__ = (
+        "claims", "grown_ordinal", "opened", "row", "staged_count", "unsettled_count", "used_ns",
+    )  # fmt: skip
 
     def __init__(self, row: TransactionalIdRow, now_ns: int) -> None:
         self.row = row
+        self.claims = BranchClaims(pool_of(row).registered_count)
+        """Writers of its branches. Those of an entry that was loaded are not known."""
+        self.grown_ordinal = row.ordinal
+        """The newest decision that has registered a branch producer for the first time."""
         self.opened: tuple[int, int, int] | None = None
-        """(producer id, epoch, time of the first report) of a transaction that has batches."""
+        """(producer id, epoch, time of the first report) of a transaction that has batches, also of
+        its branches.
+        """
         self.unsettled_count = 0
         """Durable decisions that are not carried out everywhere."""
         self.staged_count = 0
@@ -42,6 +53,14 @@ class Entry:
         return opened[2]
 
 
+class Before(NamedTuple):
+    """An id before the step that has changed it."""
+
+    row: TransactionalIdRow
+    claims: BranchClaims
+    grown_ordinal: int
+
+
 class IdTable:
     """The loaded ids."""
 
@@ -52,9 +71,9 @@ class IdTable:
         """In the order of their last use."""
         self._by_name: dict[str, Entry] = {}
         self._by_producer: dict[int, Entry] = {}
-        """Registered producer id -> its transactional id."""
-        self._changed: dict[int, TransactionalIdRow | None] = {}
-        """Id number -> row before this step; None: the id is new."""
+        """Producer id, also of a branch -> its transactional id."""
+        self._changed: dict[int, Before | None] = {}
+        """None: the id is new."""
         self._next_number = 1 + rows.last_id_number()
         self._count: int | None = None
         for row in rows.loaded_ids():
@@ -99,31 +118,46 @@ class IdTable:
         return self._by_number.get(id_number)
 
     def of_producer(self, producer_id: int) -> Entry | None:
-        """The id that has this producer id now, if it is loaded."""
+        """The id that has this producer id now, also for a branch, if it is loaded."""
         return self._by_producer.get(producer_id)
 
     def _add(self, entry: Entry) -> None:
         row = entry.row
         self._by_number[row.id_number] = entry
         self._by_name[row.transactional_id] = entry
-        self._by_producer[row.producer_id] = entry
+        self._add_producers(entry)
+
+    def _add_producers(self, entry: Entry) -> None:
+        self._by_producer[entry.row.producer_id] = entry
+        for branch in pool_of(entry.row).producers:
+            self._by_producer[branch.producer_id] = entry
+
+    def _remove_producers(self, entry: Entry) -> None:
+        self._by_producer.pop(entry.row.producer_id, None)
+        for branch in pool_of(entry.row).producers:
+            self._by_producer.pop(branch.producer_id, None)
 
     def _remove(self, entry: Entry) -> None:
         self._by_number.pop(entry.row.id_number, None)
         self._by_name.pop(entry.row.transactional_id, None)
-        self._by_producer.pop(entry.row.producer_id, None)
+        self._remove_producers(entry)
 
     def new_number(self) -> int:
         """A number that no id ever had."""
         self._next_number += 1
         return self._next_number - 1
 
-    def change(self, entry: Entry, row: TransactionalIdRow) -> None:
-        """Replace an id's row."""
-        self._changed.setdefault(row.id_number, entry.row)
-        self._by_producer.pop(entry.row.producer_id, None)
+    def change(
+        self, entry: Entry, row: TransactionalIdRow, claims: BranchClaims | None = None
+    ) -> None:
+        """Replace an id's row, and the writers of its branches where `claims` has others."""
+        self._changed.setdefault(
+            row.id_number, Before(entry.row, entry.claims, entry.grown_ordinal)
+        )
+        self._remove_producers(entry)
         entry.row = row
-        self._by_producer[row.producer_id] = entry
+        entry.claims = claims or entry.claims
+        self._add_producers(entry)
 
     def use(self, entry: Entry, now_ns: int) -> None:
         """Note that an id is used."""
@@ -184,9 +218,10 @@ class IdTable:
             if before is None:
                 self._remove(entry)
                 continue
-            self._by_producer.pop(entry.row.producer_id, None)
-            entry.row = before
-            self._by_producer[before.producer_id] = entry
+            self._remove_producers(entry)
+            entry.row, entry.claims, entry.grown_ordinal = before
+            entry.claims.release_from(pool_of(entry.row).registered_count)
+            self._add_producers(entry)
             remaining.append(entry)
         return remaining
 

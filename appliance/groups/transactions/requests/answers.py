@@ -10,7 +10,7 @@ import orjson
 from appliance.groups.store.schema import TransactionalIdRow
 from appliance.groups.transactions.ids.ends import OUTCOME_NAMES
 from appliance.groups.transactions.requests.prepared import described
-from shm.transaction_messages import Outcome
+from shm.transaction_messages import Outcome, ProducerEpoch
 
 
 def following(row: TransactionalIdRow) -> dict[str, int]:
@@ -21,6 +21,11 @@ def following(row: TransactionalIdRow) -> dict[str, int]:
 def ended(row: TransactionalIdRow, outcome: Outcome) -> bytes:
     """The answer to the owner of a transaction with this outcome."""
     return orjson.dumps({"outcome": OUTCOME_NAMES[outcome], **following(row)})
+
+
+def joined(branch: ProducerEpoch) -> bytes:
+    """The answer to the writer of a branch."""
+    return orjson.dumps({"producer_id": branch.producer_id, "producer_epoch": branch.epoch})
 
 
 def initialized(row: TransactionalIdRow, idle_ms: int) -> bytes:

@@ -12,7 +12,8 @@ from appliance.groups.base.limits import CLIENT_TEXT_MAX, COMMITS_MAX
 from appliance.groups.base.request_validation import flag_in, number_in, shown, text_in
 from appliance.groups.transactions.ids.ends import OUTCOMES
 from appliance.groups.transactions.ids.numbers import EPOCH_MAX
-from shm.transaction_messages import Outcome
+from appliance.groups.transactions.requests.named_branches import named_in
+from shm.transaction_messages import Outcome, ProducerEpoch
 from tailrace.core.errors import InvalidRequestError
 
 TRANSACTIONAL_ID_MAX = 255
@@ -25,7 +26,8 @@ STATES = ("empty", "ongoing", "committing", "aborting", "prepared")
 
 class EndRequest(NamedTuple):
     """END_TRANSACTION. `offsets`: requests like COMMIT_OFFSETS, each with its `group`.
-    `acknowledgements`: requests like SHARE_ACKNOWLEDGE, each of one share member.
+    `acknowledgements`: requests like SHARE_ACKNOWLEDGE, each of one share member. `branches`: those
+    that are committed with it.
     """
 
     transactional_id: str
@@ -36,6 +38,7 @@ class EndRequest(NamedTuple):
     offsets: list[dict[str, Any]]
     acknowledgements: list[dict[str, Any]]
     is_empty: bool
+    branches: frozenset[ProducerEpoch]
 
 
 def transactional_id_in(request: Mapping[str, Any]) -> str:
@@ -89,6 +92,9 @@ def end_in(request: Mapping[str, Any]) -> EndRequest:
     outcome = request.get("outcome")
     if not isinstance(outcome, str) or outcome not in OUTCOMES:
         raise InvalidRequestError(f"outcome is {shown(outcome)}; it takes commit or abort")
+    branches = named_in(request)
+    if branches and OUTCOMES[outcome] is not Outcome.COMMIT:
+        raise InvalidRequestError("an abort takes no branches: it aborts all of them")
     return EndRequest(
         name,
         owner,
@@ -97,6 +103,7 @@ def end_in(request: Mapping[str, Any]) -> EndRequest:
         _offsets_in(request),
         _acknowledgements_in(request),
         bool(flag_in(request, "is_empty")),
+        branches,
     )
 
 

@@ -22,7 +22,8 @@ from appliance.groups.transactions.requests.fields import (
     producer_in,
     transactional_id_in,
 )
-from shm.transaction_messages import Outcome
+from appliance.groups.transactions.requests.named_branches import named_in
+from shm.transaction_messages import Outcome, ProducerEpoch
 from tailrace.core.errors import InvalidRequestError, InvalidTransactionError
 
 PREPARE = "prepare"
@@ -32,12 +33,14 @@ TAG_MAX = 1_024
 
 class Prepared(NamedTuple):
     """The mark of a prepared transaction. `tag`: the client's text. `elapsed_ms`: the moment in
-    elapsed time, by which the operator's limit counts; `wall_ms`: for display.
+    elapsed time, by which the operator's limit counts; `wall_ms`: for display. `branches`: those
+    that are decided as the transaction is.
     """
 
     tag: str
     elapsed_ms: int
     wall_ms: int
+    branches: frozenset[ProducerEpoch] = frozenset()
 
 
 class PrepareRequest(NamedTuple):
@@ -48,6 +51,7 @@ class PrepareRequest(NamedTuple):
     producer_id: int
     epoch: int
     tag: str
+    branches: frozenset[ProducerEpoch]
 
 
 class DecideRequest(NamedTuple):
@@ -61,11 +65,16 @@ class DecideRequest(NamedTuple):
 
 def prepared_of(row: TransactionalIdRow) -> Prepared | None:
     """The mark of a row; None: its transaction is not prepared. Raises ValueError, TypeError."""
-    return Prepared(*orjson.loads(row.prepared)) if row.prepared else None
+    if not row.prepared:
+        return None
+    tag, elapsed_ms, wall_ms, *more = orjson.loads(row.prepared)
+    branches = more[0] if more else ()
+    return Prepared(tag, elapsed_ms, wall_ms, frozenset(ProducerEpoch(*one) for one in branches))
 
 
 def encoded_mark(prepared: Prepared) -> str:
-    return orjson.dumps(list(prepared)).decode()
+    branches = sorted(list(one) for one in prepared.branches)
+    return orjson.dumps([*prepared[:3], branches]).decode()
 
 
 def described(row: TransactionalIdRow) -> dict[str, Any] | None:
@@ -91,7 +100,11 @@ def prepare_in(request: Mapping[str, Any]) -> PrepareRequest:
             "decision is kept"
         )
     return PrepareRequest(
-        name, owner, *producer_in(request), text_in(request, "tag", TAG_MAX) or ""
+        name,
+        owner,
+        *producer_in(request),
+        text_in(request, "tag", TAG_MAX) or "",
+        named_in(request),
     )
 
 
@@ -100,7 +113,7 @@ def decide_in(request: Mapping[str, Any]) -> DecideRequest:
     name, outcome = transactional_id_in(request), request.get("outcome")
     if not isinstance(outcome, str) or outcome not in OUTCOMES:
         raise InvalidRequestError(f"outcome is {shown(outcome)}; with by_id it takes commit, abort")
-    for field in ("owner", "offsets", "acknowledgements"):
+    for field in ("owner", "offsets", "acknowledgements", "branches"):
         if request.get(field) not in (None, []):
             raise InvalidRequestError(f"by_id takes no {field}")
     return DecideRequest(name, *producer_in(request), OUTCOMES[outcome])
@@ -125,13 +138,13 @@ def check_init(row: TransactionalIdRow, *, keeps_prepared: bool) -> None:
 
 
 def check_end(row: TransactionalIdRow, request: EndRequest) -> None:
-    """Refuse offsets and acknowledgements in the decision of a prepared transaction. Raises
-    InvalidRequestError.
+    """Refuse offsets, acknowledgements and branches in the decision of a prepared transaction.
+    Raises InvalidRequestError.
     """
-    if row.prepared and (request.offsets or request.acknowledgements):
+    if row.prepared and (request.offsets or request.acknowledgements or request.branches):
         raise InvalidRequestError(
             "the transaction is prepared: its content is fixed, so its commit takes neither "
-            "offsets nor acknowledgements"
+            "offsets nor acknowledgements nor branches"
         )
 
 

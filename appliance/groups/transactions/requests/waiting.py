@@ -9,12 +9,13 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from appliance.groups.base.messages import Requester
-from shm.transaction_messages import Outcome
+from shm.transaction_messages import Outcome, ProducerEpoch
 
 
 class Waiter(NamedTuple):
     """A request that is answered when the decisions of its id are carried out. `owner`: the one
-    that the answer is for. `outcome`: of the transaction that it has ended, if it has.
+    that the answer is for. `outcome`: of the transaction that it has ended, if it has. `branch`:
+    the branch that it has joined, if it has.
     """
 
     requester: Requester
@@ -22,6 +23,7 @@ class Waiter(NamedTuple):
     owner: int
     until_ns: int
     outcome: Outcome
+    branch: ProducerEpoch | None = None
 
 
 class DeferredInit(NamedTuple):

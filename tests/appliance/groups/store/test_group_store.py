@@ -11,7 +11,7 @@ import pytest
 
 from appliance.groups.store import group_store as store_module
 from appliance.groups.store.group_store import GroupStore
-from appliance.groups.store.schema import FROM_2_TO_4, GroupRow, MemberRow, OffsetRow, ShareRow
+from appliance.groups.store.schema import FROM_2_TO_5, GroupRow, MemberRow, OffsetRow, ShareRow
 from appliance.groups.store.transaction_rows import TransactionRows
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import DiskFullError, StorageError
@@ -139,9 +139,9 @@ def test_a_migration_that_fails_leaves_version_2(
     path = tmp_path / "groups.db"
     GroupStore(str(path)).close()
     as_version_2(path)
-    broken = FROM_2_TO_4.replace("UPDATE meta", "UPDATE nothing")
+    broken = FROM_2_TO_5.replace("UPDATE meta", "UPDATE nothing")
     with monkeypatch.context() as patched:
-        patched.setattr(store_module, "FROM_2_TO_4", broken)
+        patched.setattr(store_module, "FROM_2_TO_5", broken)
         with pytest.raises(StorageError):
             GroupStore(str(path))
     with sqlite3.connect(path) as database:
