@@ -427,12 +427,14 @@ def a_group(first: Raw, second: Raw, address: str) -> Iterator[str]:
     first.ask(beat, {**worker, "member_epoch": -1})
     first.ask(Api.DELETE_GROUPS, {"groups": ["workers"]})
     first.ask(Api.DELETE_TOPICS, {"topics": [{"name": "payments"}]})
-    yield "A producer takes a transactional id, commits without records, and an operator aborts:\n"
+    yield "A producer takes a transactional id and makes a branch, commits without records, and an operator aborts:\n"
     named = {"transactional_id": "billing-1"}
     init = {**named, "timeout_ms": 60_000, "client_id": "dump", "attempt": "random-5f0c91b7"}
     yield first.ask(Api.INIT_TRANSACTIONS, init)
     owned = {key: first.answer[key] for key in ("owner", "producer_id", "producer_epoch")}
     yield first.ask(Api.DESCRIBE_TRANSACTION, {**named, "owner": owned["owner"]})
+    yield first.ask(Api.CREATE_BRANCHES, {**named, **owned, "count": 1})
+    yield first.ask(Api.JOIN_TRANSACTION, {**named, **owned, "attempt": "random-5f0c91b7"})
     end = {**named, **owned, "outcome": "commit", "offsets": [], "is_empty": True}
     yield first.ask(Api.END_TRANSACTION, end)
     yield first.ask(Api.ABORT_TRANSACTION, named)

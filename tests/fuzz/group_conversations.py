@@ -167,21 +167,41 @@ def _init_transactions(rng: random.Random, _world: World) -> Made:
     )
 
 
+def _guessed(rng: random.Random) -> dict[str, Any]:
+    """A transaction, or a branch: owners and epochs are guessed, and most of them are wrong."""
+    return {
+        "transactional_id": _transactional_id(rng),
+        "owner": rng.choice((0, 1, (1 << 32) + rng.randrange(1, 9))),
+        "producer_id": (1 << 62) + rng.choice((0, 1 << 32, 2 << 32)) + rng.randrange(9),
+        "producer_epoch": rng.randrange(4),
+    }
+
+
 def _end_transaction(rng: random.Random, world: World) -> Made:
-    """Owners and epochs are guessed: most of them are wrong."""
     offsets = [[*_some_partition(rng, world), rng.choice((0, 1, 50)), -1, ""]]
     return (
         Api.END_TRANSACTION,
         {
-            "transactional_id": _transactional_id(rng),
-            "owner": rng.choice((0, 1, (1 << 32) + rng.randrange(1, 9))),
-            "producer_id": (1 << 62) + rng.choice((0, 1 << 32, 2 << 32)) + rng.randrange(3),
-            "producer_epoch": rng.randrange(4),
-            "outcome": rng.choice(("commit", "abort")),
+            **_guessed(rng),
+            "outcome": rng.choice(("commit", "abort", "prepare")),
+            "branches": rng.choice((None, [], [_branch(rng)], [_branch(rng), _branch(rng)])),
             "is_empty": rng.choice((None, True, False)),
             "offsets": rng.choice((None, [], [{"group": _group(rng), "entries": offsets}])),
         },
     )
+
+
+def _branch(rng: random.Random) -> list[int]:
+    guessed = _guessed(rng)
+    return [guessed["producer_id"], guessed["producer_epoch"]]
+
+
+def _create_branches(rng: random.Random, _world: World) -> Made:
+    return (Api.CREATE_BRANCHES, {**_guessed(rng), "count": rng.choice((1, 3, 2_000, 2_001))})
+
+
+def _join_transaction(rng: random.Random, _world: World) -> Made:
+    return (Api.JOIN_TRANSACTION, {**_guessed(rng), "attempt": rng.choice(("a", "b", "c"))})
 
 
 def _list_transactions(rng: random.Random, _world: World) -> Made:
@@ -222,6 +242,8 @@ GROUP_REQUESTS: dict[Api, tuple[Callable[[random.Random, World], Made], int]] = 
     Api.SHARE_ACKNOWLEDGE: (_share_acknowledge, 2),
     Api.INIT_TRANSACTIONS: (_init_transactions, 2),
     Api.END_TRANSACTION: (_end_transaction, 2),
+    Api.CREATE_BRANCHES: (_create_branches, 2),
+    Api.JOIN_TRANSACTION: (_join_transaction, 2),
     Api.LIST_TRANSACTIONS: (_list_transactions, 1),
     Api.DESCRIBE_TRANSACTION: (_describe_transaction, 1),
     Api.ABORT_TRANSACTION: (_abort_transaction, 1),

@@ -21,7 +21,7 @@ COUNT_MAX = 1 << 31
 
 
 class CreateRequest(NamedTuple):
-    """CREATE_BRANCHES. `branch_count`: branches in all that the owner has made in this transaction."""
+    """CREATE_BRANCHES. `branch_count`: all that the owner has made in this transaction."""
 
     transactional_id: str
     owner: int

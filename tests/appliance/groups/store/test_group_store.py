@@ -11,13 +11,22 @@ import pytest
 
 from appliance.groups.store import group_store as store_module
 from appliance.groups.store.group_store import GroupStore
-from appliance.groups.store.schema import FROM_2_TO_5, GroupRow, MemberRow, OffsetRow, ShareRow
+from appliance.groups.store.schema import (
+    FROM_2_TO_5,
+    SCHEMA_VERSION,
+    GroupRow,
+    MemberRow,
+    OffsetRow,
+    ShareRow,
+)
 from appliance.groups.store.transaction_rows import TransactionRows
+from appliance.groups.transactions.requests.prepared import prepared_of
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import DiskFullError, StorageError
 from tailrace.protocol.frame import Api
 from tests.appliance.groups.kit import Bench, Client, Refused, settle
 
+GOLDEN_4 = Path(__file__).parents[3] / "golden/groups_v4.sql"
 GROUP = GroupRow(1, "billing", "consumer", 1, "sticky", 0, 5, 0, "{}")
 
 
@@ -110,7 +119,9 @@ def test_a_database_of_version_2_is_migrated_with_its_groups(tmp_path: Path) -> 
     for _ in range(2):
         store = GroupStore(str(path))
         assert [row.name for row in store.groups("consumer")] == ["g"]
-        assert store.read("SELECT value FROM meta WHERE name = 'schema_version'") == [(4,)]
+        assert store.read("SELECT value FROM meta WHERE name = 'schema_version'") == [
+            (SCHEMA_VERSION,)
+        ]
         assert store.read("SELECT count(*) FROM transactional_ids") == [(0,)]
         store.close()
 
@@ -121,6 +132,7 @@ def test_a_database_of_version_3_is_migrated_with_its_transactional_ids(tmp_path
     with sqlite3.connect(path) as database:
         database.executescript(
             "ALTER TABLE transactional_ids DROP COLUMN prepared;"
+            "ALTER TABLE transactional_ids DROP COLUMN branches;"
             "INSERT INTO transactional_ids VALUES (1, 'a', 5, 2, 3, 4, 9, 0, 0, 1, 'c', '[]', '');"
             "UPDATE meta SET value = 3 WHERE name = 'schema_version';"
         )
@@ -129,7 +141,28 @@ def test_a_database_of_version_3_is_migrated_with_its_transactional_ids(tmp_path
         store = GroupStore(str(path))
         (row,) = TransactionRows(store).loaded_ids()
         assert (row.transactional_id, row.epoch, row.prepared) == ("a", 2, "")
-        assert store.read("SELECT value FROM meta WHERE name = 'schema_version'") == [(4,)]
+        assert store.read("SELECT value FROM meta WHERE name = 'schema_version'") == [
+            (SCHEMA_VERSION,)
+        ]
+        store.close()
+
+
+def test_a_database_of_version_4_is_migrated_with_its_prepared_transaction(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "groups.db"
+    with sqlite3.connect(path) as database:
+        database.executescript(GOLDEN_4.read_text())
+    database.close()
+    for _ in range(2):
+        store = GroupStore(str(path))
+        prepared, settled = sorted(TransactionRows(store).loaded_ids())
+        assert (prepared.transactional_id, settled.transactional_id) == ("billing", "settled")
+        assert (prepared.branches, settled.branches) == ("", "")
+        mark = prepared_of(prepared)
+        assert mark is not None
+        assert (mark.tag, mark.branches) == ("xid-4", frozenset())
+        assert store.read("SELECT value FROM meta WHERE name = 'schema_version'") == [(5,)]
         store.close()
 
 
@@ -157,9 +190,9 @@ def test_a_database_of_another_version_or_program_stays_as_it_is(tmp_path: Path)
     path = tmp_path / "groups.db"
     GroupStore(str(path)).close()
     with sqlite3.connect(path) as database:
-        database.execute("UPDATE meta SET value = 5 WHERE name = 'schema_version'")
+        database.execute("UPDATE meta SET value = 6 WHERE name = 'schema_version'")
     database.close()
-    with pytest.raises(StorageError, match="schema version 5, this build reads 4"):
+    with pytest.raises(StorageError, match="schema version 6, this build reads 5"):
         GroupStore(str(path))
     other = tmp_path / "other.db"
     with sqlite3.connect(other) as database:

@@ -404,9 +404,6 @@ def test_prepared_branches_are_decided_with_their_transaction_after_kills(
     world.settle()
     with pytest.raises(InvalidTransactionError, match="takes no more records"):
         join(a)
-    for branch in (named, other):
-        with pytest.raises(Fenced):
-            write(world, branch)
     assert ends(world) == [{}, {}]
     with pytest.raises(InvalidRequestError, match="content is fixed"):
         a.end(branches=[list(other)])
