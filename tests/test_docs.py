@@ -427,7 +427,10 @@ def a_group(first: Raw, second: Raw, address: str) -> Iterator[str]:
     first.ask(beat, {**worker, "member_epoch": -1})
     first.ask(Api.DELETE_GROUPS, {"groups": ["workers"]})
     first.ask(Api.DELETE_TOPICS, {"topics": [{"name": "payments"}]})
-    yield "A producer takes a transactional id and makes a branch, commits without records, and an operator aborts:\n"
+    yield (
+        "A producer takes a transactional id and makes a branch, commits without records, and an "
+        "operator aborts:\n"
+    )
     named = {"transactional_id": "billing-1"}
     init = {**named, "timeout_ms": 60_000, "client_id": "dump", "attempt": "random-5f0c91b7"}
     yield first.ask(Api.INIT_TRANSACTIONS, init)

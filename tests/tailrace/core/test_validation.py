@@ -49,7 +49,8 @@ CALLS: dict[type, dict[str, tuple[Any, ...]]] = {
         "send_arrow": ("t", pa.table({"value": [b"x"]})),
         "init_transactions": (), "begin_transaction": (), "commit_transaction": (),
         "abort_transaction": (), "send_offsets_to_transaction": ({}, "g"), "transaction": (),
-        "send_acknowledgements_to_transaction": (None, []),
+        "send_acknowledgements_to_transaction": (None, []), "create_transaction_branches": (1,),
+        "finish_branch": (),
     },
     Consumer: {
         "__enter__": (), "__iter__": (), "assign": ([],), "assignment": (),
