@@ -25,9 +25,12 @@ def command(ctx: click.Context, shell: str) -> None:
       tailrace completion zsh > "${fpath[1]}/_tailrace"
       tailrace completion fish > ~/.config/fish/completions/tailrace.fish
     """
+    click.echo(completion_script(ctx.find_root().command, shell))
+
+
+def completion_script(root: click.Command, shell: str) -> str:
+    """The script for a shell, which need not be installed here."""
     found = get_completion_class(shell)
     assert found is not None, "click knows these shells"
-    completer = found(ctx.find_root().command, {}, "tailrace", COMPLETION_VARIABLE)
-    click.echo(
-        completer.source_template % completer.source_vars()
-    )  # `source()` would look for the shell, which need not be installed here
+    completer = found(root, {}, "tailrace", COMPLETION_VARIABLE)
+    return completer.source_template % completer.source_vars()

@@ -56,6 +56,8 @@ _COMMANDS = {
         "Show, check, compare and change settings of the appliance.",
     ),
     "status": ("appliance.cli.commands.status", "Show the state of the running appliance."),
+    "install": ("appliance.cli.service.install", "Install the appliance as a service."),
+    "uninstall": ("appliance.cli.service.uninstall", "Remove the service from this host."),
     "completion": (
         "appliance.cli.completion",
         "Print a script for shell completion.",

@@ -1,5 +1,5 @@
-"""Notifications to systemd: READY, STATUS, STOPPING, WATCHDOG (sd_notify(3), by its documented
-datagram protocol).
+"""Notifications to systemd: READY, RELOADING, STATUS, STOPPING, WATCHDOG (sd_notify(3), by its
+documented datagram protocol).
 
 Owner: the supervisor. Without NOTIFY_SOCKET every call does nothing.
 Invariants: no descriptor is kept, so a fork inherits none.
@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import os
 import socket
+import time
+
+NS_PER_US = 1000
 
 
 class Notifier:
@@ -18,6 +21,8 @@ class Notifier:
         self._address = "\0" + address[1:] if address and address.startswith("@") else address
         self.watchdog_ns = watchdog_us * 1000
         """Interval in which systemd expects WATCHDOG=1, 0: never."""
+        self._serving = self._status = ""
+        """Status while everything serves, and the status that was sent last."""
 
     @classmethod
     def from_environment(cls) -> Notifier:
@@ -42,14 +47,39 @@ class Notifier:
 
     def ready(self, status: str) -> None:
         """Tell systemd that the service serves."""
+        self._serving = self._status = status
         self.notify("READY=1", f"STATUS={status}", f"MAINPID={os.getpid()}")
 
-    def status(self, status: str) -> None:
-        self.notify(f"STATUS={status}")
+    def report_absent(self, names: list[str]) -> None:
+        """Tell systemd, in the status, which processes do not serve now. Repeats nothing."""
+        status = f"{self._serving}; starting {', '.join(names)}" if names else self._serving
+        if status != self._status:
+            self._status = status
+            self.notify(f"STATUS={status}")
 
-    def stopping(self) -> None:
-        """Tell systemd that the stop has begun."""
-        self.notify("STOPPING=1", "STATUS=stopping: draining, flushing, syncing")
+    def reloading(self) -> None:
+        """Tell systemd that the settings are read again; `ready` ends that. The time is for units
+        of Type=notify-reload (systemd 253 and later).
+        """
+        now_us = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // NS_PER_US
+        self.notify("RELOADING=1", f"MONOTONIC_USEC={now_us}", "STATUS=reading the settings again")
+
+    def recovering(self, patience_ns: int) -> None:
+        """Tell systemd that the start makes progress, so that it waits for `patience_ns` more. A
+        recovery may take longer than the unit's TimeoutStartSec.
+        """
+        self.notify(
+            "STATUS=starting: recovering the log",
+            f"EXTEND_TIMEOUT_USEC={patience_ns // NS_PER_US}",
+        )
+
+    def stopping(self, timeout_ns: int) -> None:
+        """Tell systemd that the stop has begun, and how long it may take at most."""
+        self.notify(
+            "STOPPING=1",
+            "STATUS=stopping: draining, flushing, syncing",
+            f"EXTEND_TIMEOUT_USEC={timeout_ns // NS_PER_US}",
+        )
 
     def feed_watchdog(self) -> None:
         """Tell systemd that the service lives; needed every `watchdog_ns`."""

@@ -52,7 +52,7 @@ from appliance.supervise.preflight import (
     refuse_unfit_machine,
     slots_for_open_files,
 )
-from appliance.supervise.process_table import ProcessTable
+from appliance.supervise.process_table import KILL_TIMEOUT_MS, ProcessTable
 from appliance.supervise.restart_policy import ExitCode, Halt
 from appliance.supervise.sd_notify import Notifier
 from appliance.supervise.shm_regions import Regions
@@ -281,6 +281,10 @@ class Supervisor:
             self._on_demand.step(may_halt=not self._announced)
             self._processes.restart_due(now_ns)
             self._advance_phase()
+            if self._announced:
+                self.notifier.report_absent(
+                    [c.name for c in self._processes if not self._is_ready(c)]
+                )
             self._check_progress(now_ns)
 
     def _next_wake_ns(self) -> int:
@@ -365,13 +369,16 @@ class Supervisor:
             bell.ring()
         if healthy and self.notifier.watchdog_ns:
             self.notifier.feed_watchdog()
+        if healthy and not self._announced:
+            self.notifier.recovering(2 * self.settings.hang_timeout_ms * NS_PER_MS)
 
     # ---- stop ------------------------------------------------------------------------------------
 
     def _stop(self) -> bool:
         """End the children in order, within stop_timeout_ms. False: some had to be killed."""
         logger.info("stopping")
-        self.notifier.stopping()
+        timeout_ms = self.settings.stop_timeout_ms + KILL_TIMEOUT_MS
+        self.notifier.stopping(timeout_ms * NS_PER_MS)
         self._spawner.close()
         if self._control.phase is Phase.RUNNING:
             self._control.set_phase(Phase.STOPPING)

@@ -1,9 +1,8 @@
-"""The unit file, the notify protocol over a real socket, and a systemd booted in namespaces of its
-own.
-"""
+"""The unit files, and the notify protocol over a real socket. `test_service.py` boots a systemd."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 import shutil
@@ -11,13 +10,15 @@ import signal
 import socket
 import subprocess
 import sys
-import textwrap
+import time
 
 import pytest
 
+from appliance.supervise.restart_policy import HALTING, ExitCode
+from appliance.supervise.sd_notify import Notifier
 from tests.kit.processes import HANG_LIMIT_S, comm, wait_until
 
-UNIT = pathlib.Path(__file__).parents[2] / "systemd" / "tailrace.service"
+UNITS = pathlib.Path(__file__).parents[2] / "systemd"
 TAILRACE = pathlib.Path(sys.executable).parent / "tailrace"
 
 
@@ -104,196 +105,54 @@ def test_the_watchdog_is_not_fed_while_a_process_hangs(tmp_path: pathlib.Path) -
 @pytest.mark.skipif(
     shutil.which("systemd-analyze") is None, reason="no systemd-analyze on this machine"
 )
-def test_systemd_analyze_verify_finds_nothing(tmp_path: pathlib.Path) -> None:
-    # The user and the command are the installation's; everything else is as shipped.
-    text = UNIT.read_text().replace("/usr/bin/env tailrace", str(TAILRACE))
-    unit = tmp_path / "tailrace.service"
-    unit.write_text(text)
+@pytest.mark.parametrize("name", ["tailrace.service", "tailrace-verify.service"])
+def test_what_the_units_leave_open_is_little(name: str) -> None:
+    """systemd's exposure level is under 2.0 ("OK")."""
     done = subprocess.run(
-        ["systemd-analyze", "verify", "--man=no", str(unit)],
+        ["systemd-analyze", "security", "--offline=true", "--threshold=19", str(UNITS / name)],
         capture_output=True,
         text=True,
         check=False,
     )
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
-def namespaces_work() -> bool:
-    if (
-        os.geteuid() != 0
-        or not pathlib.Path("/lib/systemd/systemd").exists()
-        or not shutil.which("nsenter")
-    ):
-        return False
-    return (
-        subprocess.run(
-            [
-                "unshare",
-                "--pid",
-                "--fork",
-                "--mount",
-                "--cgroup",
-                "--uts",
-                "--ipc",
-                "--net",
-                "true",
-            ],
-            capture_output=True,
-            check=False,
-        ).returncode
-        == 0
-    )
+def test_units_give_up_on_the_exit_codes_that_the_table_calls_final() -> None:
+    text = (UNITS / "tailrace.service").read_text()
+    (line,) = [x for x in text.splitlines() if x.startswith("RestartPreventExitStatus=")]
+    final = {int(code) for code in (ExitCode.USAGE, ExitCode.ADDRESS_IN_USE, *HALTING)}
+    assert {int(code) for code in line.partition("=")[2].split()} == final
 
 
-BOOT = """\
-mount --make-rprivate /
-mount -t tmpfs tmpfs /run
-mkdir -p /run/systemd/system
-ip link set lo up 2>/dev/null || true
-umount -l /sys/fs/cgroup
-mount -t cgroup2 cgroup2 /sys/fs/cgroup
-container=x SYSTEMD_UNIT_PATH={units} exec /lib/systemd/systemd --system --unit=my.target
-"""
+def test_a_reload_is_told_with_its_time_and_ends_with_ready(tmp_path: pathlib.Path) -> None:
+    path = str(tmp_path / "n")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as server:
+        server.bind(path)
+        notifier = Notifier(path)
+        notifier.ready("serving")
+        before_us = time.monotonic_ns() // 1000
+        notifier.reloading()
+        notifier.ready("serving")
+        server.settimeout(30)
+        lines = [server.recv(4096).decode().split("\n") for _ in range(3)]
+    assert lines[0][:2] == lines[2][:2] == ["READY=1", "STATUS=serving"]
+    assert lines[1][0] == "RELOADING=1"
+    name, _, moment_us = lines[1][1].partition("=")
+    assert name == "MONOTONIC_USEC"
+    assert before_us <= int(moment_us) <= time.monotonic_ns() // 1000
 
 
-@pytest.mark.root
-@pytest.mark.skipif(not namespaces_work(), reason="needs root, systemd and namespaces")
-def test_under_a_real_systemd_it_becomes_ready_survives_a_kill_and_stops_cleanly(
-    tmp_path: pathlib.Path,
-) -> None:
-    cgroup = _make_cgroup()
-    if cgroup is None:
-        pytest.skip("no unified cgroup hierarchy that can be written")
-    units = tmp_path / "units"
-    units.mkdir()
-    state = f"tailrace-test-{os.urandom(4).hex()}"
-    text = (
-        UNIT.read_text()
-        .replace("/usr/bin/env tailrace", str(TAILRACE))
-        .replace("User=tailrace\nGroup=tailrace\n", "")
-    )
-    text = text.replace("StateDirectory=tailrace\n", f"StateDirectory={state}\n").replace(
-        "RuntimeDirectory=tailrace\n", ""
-    )
-    # The checkout and its environment may lie under /root or in a temporary directory: let the unit
-    # see them.
-    text = text.replace("ProtectHome=yes", "ProtectHome=no").replace(
-        "PrivateTmp=yes", "PrivateTmp=no"
-    )
-    log = tmp_path / "log"
-    (units / "tailrace.service").write_text(
-        text.replace("[Service]\n", f"[Service]\nStandardError=append:{log}\n")
-    )
-    for name in ("sysinit", "basic", "shutdown"):
-        (units / f"{name}.target").write_text("[Unit]\nDescription=stub\nDefaultDependencies=no\n")
-    (units / "my.target").write_text("[Unit]\nDescription=stub\nDefaultDependencies=no\n")
-    boot = tmp_path / "boot.sh"
-    boot.write_text(BOOT.format(units=units))
-    command = [
-        "unshare",
-        "--pid",
-        "--fork",
-        "--kill-child",
-        "--mount",
-        "--mount-proc",
-        "--cgroup",
-        "--uts",
-        "--ipc",
-        "--net",
-        "sh",
-        str(boot),
-    ]
-    enter = f"echo $$ > {cgroup}/cgroup.procs; exec {' '.join(command)}"
-    booted = subprocess.Popen(
-        ["sh", "-c", enter], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    try:
-        import psutil
-
-        wait_until(
-            lambda: any(
-                comm(c.pid) == "systemd"
-                for c in psutil.Process(booted.pid).children(recursive=True)
-            ),
-            "systemd boots",
-        )
-        pid = next(
-            c.pid
-            for c in psutil.Process(booted.pid).children(recursive=True)
-            if comm(c.pid) == "systemd"
-        )
-
-        def systemctl(*arguments: str) -> subprocess.CompletedProcess[str]:
-            enter_namespaces = ["nsenter", "-t", str(pid), "-p", "-m", "-C", "-u", "-i", "-n"]
-            return subprocess.run(
-                [*enter_namespaces, "systemctl", *arguments],
-                capture_output=True,
-                text=True,
-                check=False,
-                timeout=HANG_LIMIT_S,
-            )
-
-        wait_until(lambda: systemctl("list-units").returncode == 0, "systemd answers")
-        done = systemctl("start", "tailrace.service")
-        status = systemctl("status", "tailrace.service").stdout
-        assert done.returncode == 0, done.stderr + status + log.read_text()
-        assert "serving on tcp://127.0.0.1:7420" in status
-        first = systemctl("show", "-P", "MainPID", "tailrace.service").stdout.strip()
-        assert (
-            systemctl("kill", "--kill-whom=main", "--signal=KILL", "tailrace.service").returncode
-            == 0
-        )
-        wait_until(
-            lambda: (
-                systemctl("is-active", "tailrace.service").stdout.strip() == "active"
-                and systemctl("show", "-P", "MainPID", "tailrace.service").stdout.strip()
-                not in (first, "0")
-            ),
-            "systemd restarts it",
-        )
-        assert systemctl("stop", "tailrace.service").returncode == 0
-        shown = systemctl(
-            "show", "-P", "Result", "-P", "ExecMainStatus", "tailrace.service"
-        ).stdout.split()
-        assert shown == ["success", "0"]
-    finally:
-        booted.kill()
-        booted.wait()
-        shutil.rmtree(f"/var/lib/{state}", ignore_errors=True)
-        _remove_cgroup(cgroup)
-
-
-def _make_cgroup() -> pathlib.Path | None:
-    """A cgroup of the test's own in the unified hierarchy, wherever that is mounted."""
-    mounts = pathlib.Path("/proc/mounts").read_text().splitlines()
-    root = next(
-        (pathlib.Path(line.split()[1]) for line in mounts if line.split()[2] == "cgroup2"), None
-    )
-    if root is None:
-        return None
-    group = root / f"tailrace-test-{os.urandom(4).hex()}"
-    try:
-        group.mkdir()
-    except OSError:
-        return None
-    return group
-
-
-def _remove_cgroup(group: pathlib.Path) -> None:
-    def gone() -> bool:
-        # systemd made groups below; the deepest go first.
-        for directory in sorted((p for p in group.rglob("*") if p.is_dir()), reverse=True):
-            try:
-                directory.rmdir()
-            except OSError:
-                continue
-        try:
-            group.rmdir()
-        except OSError:
-            return False
-        return True
-
-    try:
-        wait_until(gone, "the cgroup is empty")
-    except AssertionError:
-        subprocess.run(["sh", "-c", textwrap.dedent(f"echo 1 > {group}/cgroup.kill")], check=False)
+def test_processes_that_start_again_are_in_the_status_once(tmp_path: pathlib.Path) -> None:
+    path = str(tmp_path / "n")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as server:
+        server.bind(path)
+        server.setblocking(False)
+        notifier = Notifier(path)
+        notifier.ready("serving")
+        for absent in ([], ["worker-0"], ["worker-0"], []):
+            notifier.report_absent(absent)
+        received = []
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                received.append(server.recv(4096).decode())
+    assert received[1:] == ["STATUS=serving; starting worker-0", "STATUS=serving"]

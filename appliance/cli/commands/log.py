@@ -20,6 +20,7 @@ from appliance.cli.output import (
     print_table,
     progress,
 )
+from appliance.config.settings_sources import gather_settings, settings_of
 from appliance.observe import log_verifier
 from tailrace.format.batch_header import (
     ATTRIBUTE_COMPRESSED,
@@ -45,11 +46,18 @@ def command() -> None:
 
 
 @command.command()
-@click.argument("directory", type=click.Path(exists=True, file_okay=False))
+@click.argument("directories", nargs=-1, type=click.Path(exists=True, file_okay=False))
+@click.option(
+    "--config",
+    type=click.Path(dir_okay=False),
+    help="The data directories of this configuration, instead of DIRECTORIES.",
+)
 @json_option
 @click.pass_context
-def verify(ctx: click.Context, directory: str, as_json: bool) -> None:
-    """Check everything in a data directory, or in one partition's: every checksum and index entry,
+def verify(
+    ctx: click.Context, directories: tuple[str, ...], config: str | None, as_json: bool
+) -> None:
+    """Check everything in data directories, or in one partition's: every checksum and index entry,
     offsets, timestamps, producer sequences.
 
     Exit status 0: intact; 1: damaged; 4: only what the next start repairs without a loss (an index,
@@ -59,15 +67,10 @@ def verify(ctx: click.Context, directory: str, as_json: bool) -> None:
     Example:
       tailrace log verify /var/lib/tailrace
     """
-    directories = log_verifier.partition_directories(directory)
-    if not directories:
-        raise click.ClickException(
-            f"{directory} holds no partitions: give a data directory, or a partition directory "
-            "such as data/orders-0"
-        )
+    partitions = _partitions(directories, config)
     started = time.monotonic()
-    with progress("verifying", log_verifier.data_bytes(directories), unit=BYTES) as bar:
-        totals = log_verifier.check(directories, bar.advance)
+    with progress("verifying", log_verifier.data_bytes(partitions), unit=BYTES) as bar:
+        totals = log_verifier.check(partitions, bar.advance)
     seconds = time.monotonic() - started
     if as_json:
         print_json(
@@ -109,6 +112,34 @@ def verify(ctx: click.Context, directory: str, as_json: bool) -> None:
             0,
         )
     )
+
+
+def _partitions(directories: tuple[str, ...], config: str | None) -> list[str]:
+    """The directories of all partitions to check. A configuration's may have none yet."""
+    if bool(directories) == (config is not None):
+        raise click.UsageError("give data directories, or --config FILE")
+    if config is None:
+        found = [_partitions_in(directory) for directory in directories]
+    else:
+        settings = settings_of(gather_settings(config, os.environ, []))
+        missing = [path for path in settings.data_dirs if not os.path.isdir(path)]
+        if missing:
+            raise click.ClickException(
+                f"{missing[0]}, a data directory of {config}, does not exist: start the appliance "
+                "once, or mount the disk"
+            )
+        found = [log_verifier.partition_directories(path) for path in settings.data_dirs]
+    return [path for paths in found for path in paths]
+
+
+def _partitions_in(directory: str) -> list[str]:
+    found = log_verifier.partition_directories(directory)
+    if not found:
+        raise click.ClickException(
+            f"{directory} holds no partitions: give a data directory, or a partition directory "
+            "such as data/orders-0"
+        )
+    return found
 
 
 def _offsets(finding: log_verifier.Finding) -> str:

@@ -1,0 +1,1 @@
+"""The appliance as a service of this host: its installation and removal."""

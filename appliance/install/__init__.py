@@ -1,0 +1,1 @@
+"""Installation of the appliance as a service of a host with systemd."""
