@@ -55,7 +55,7 @@ def _without_systemd() -> str:
     return (
         f"{where} is not run by systemd (its first process is {first}), so there is no service to "
         "install. Let what runs it start `tailrace serve --config FILE`; `tailrace config default` "
-        "prints such a file, and deploy/Containerfile is for containers"
+        "prints such a file"
     )
 
 

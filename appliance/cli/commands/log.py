@@ -20,7 +20,7 @@ from appliance.cli.output import (
     print_table,
     progress,
 )
-from appliance.config.settings_sources import gather_settings, settings_of
+from appliance.config.settings_sources import load_settings
 from appliance.observe import log_verifier
 from tailrace.format.batch_header import (
     ATTRIBUTE_COMPRESSED,
@@ -121,7 +121,7 @@ def _partitions(directories: tuple[str, ...], config: str | None) -> list[str]:
     if config is None:
         found = [_partitions_in(directory) for directory in directories]
     else:
-        settings = settings_of(gather_settings(config, os.environ, []))
+        settings = load_settings(config, os.environ, [])
         missing = [path for path in settings.data_dirs if not os.path.isdir(path)]
         if missing:
             raise click.ClickException(

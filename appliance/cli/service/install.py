@@ -14,8 +14,8 @@ from appliance.cli.options import json_option
 from appliance.cli.output import echo
 from appliance.cli.service.man_pages import man_pages
 from appliance.cli.service.report import end_by, finish, report, run_commands
+from appliance.config.files.default_file import default_file
 from appliance.install import apply, host, instances, plan
-from appliance.install.default_config import default_file
 from appliance.install.record import PATH, Record
 from appliance.supervise.restart_policy import ExitCode, Halt
 from tailrace import __version__, launcher

@@ -11,7 +11,7 @@ import pytest
 
 from appliance.install import apply, instances, plan, removal
 from appliance.install.apply import Action
-from appliance.install.record import PATH, Record
+from appliance.install.record import PATH, Record, write_file
 from tests.kit.installed import ROOT
 
 PROGRAM = "/opt/tailrace/bin/tailrace"
@@ -121,7 +121,7 @@ def test_a_file_of_an_older_version_is_removed(tmp_path: pathlib.Path) -> None:
 def test_a_run_that_ends_after_any_write_is_completed_by_the_next(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, writes: int
 ) -> None:
-    write_file, count = apply.write_file, 0
+    count = 0
 
     def failing(path: str, content: str, mode: int) -> None:
         nonlocal count
@@ -130,7 +130,7 @@ def test_a_run_that_ends_after_any_write_is_completed_by_the_next(
         count += 1
         write_file(path, content, mode)
 
-    monkeypatch.setattr(apply, "write_file", failing)
+    monkeypatch.setattr("appliance.install.apply.write_file", failing)
     with pytest.raises(OSError, match="No space left"):
         install(tmp_path)
     monkeypatch.undo()
