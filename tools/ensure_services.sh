@@ -1,11 +1,12 @@
 #!/bin/sh
-# Programs that tests hold Tailrace against: redis-server and Prometheus' promtool. Uses those that are there; installs the system's packages when run as
+# Programs that tests hold Tailrace against: redis-server, Prometheus' promtool, the browser Chromium. Uses those that are there; installs the system's packages when run as
 # root, without starting their services; else says what to install, and the tests that need one are skipped with a sentence.
 set -eu
 
 missing=
 command -v redis-server >/dev/null 2>&1 || missing="$missing redis-server"
 command -v promtool >/dev/null 2>&1 || missing="$missing prometheus"
+command -v chromium >/dev/null 2>&1 || missing="$missing chromium"
 [ -n "$missing" ] || exit 0
 
 if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then

@@ -58,6 +58,7 @@ _COMMANDS = {
     "status": ("appliance.cli.commands.status", "Show the state of the running appliance."),
     "install": ("appliance.cli.service.install", "Install the appliance as a service."),
     "uninstall": ("appliance.cli.service.uninstall", "Remove the service from this host."),
+    "console": ("appliance.cli.commands.console", "Print the address of the console."),
     "completion": (
         "appliance.cli.completion",
         "Print a script for shell completion.",

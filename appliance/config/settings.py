@@ -54,6 +54,12 @@ class Settings:
         "HOST:PORT of the console, /metrics and /health. Port 0: any free one. Empty: no console.",
         name="http.listen",
     )
+    http_hosts: list[str] = setting(
+        [],
+        "Names under which browsers may open the console, beside its addresses and localhost: the "
+        "host's name in the network, or a proxy's. A page that another name leads here is refused.",
+        name="http.hosts",
+    )
     fronts: int = setting(
         1,
         "Number of front processes; front i listens on the ports of `listen` plus i, and on "

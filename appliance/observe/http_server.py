@@ -1,6 +1,6 @@
 """The console: state of the appliance over HTTP, for Prometheus and health checks.
 
-    /               an index
+    /               the page (see `appliance.observe.console`)
     /metrics        Prometheus text (see `appliance.observe.metrics`)
     /health/live    200 while this process answers: it ends with the supervisor
     /health/ready   200 when every process serves, else 503 and the names of those that do not
@@ -73,9 +73,12 @@ class Console:
         port_cell: AtomicCounter,
         *,
         may_move: bool,
+        data_dir: str,
+        host_names: frozenset[str],
     ) -> None:
         """`address`: a front's; `port_cell`: where its port is shown; `may_move`: to a free port
-        when another program has this one.
+        when another program has this one; `data_dir` has the token for changes; `host_names`:
+        names under which browsers may ask, beside addresses and localhost.
         """
         self._host = host
         self._port = port
@@ -86,6 +89,8 @@ class Console:
         self._service_lock = threading.Lock()
         self._port_cell = port_cell
         self._may_move = may_move
+        self._data_dir = data_dir
+        self._host_names = host_names
         port_cell.store(0)
         self._listener: socket.socket | None = None
         self._bind_at_ns: int | None = 0
@@ -140,7 +145,9 @@ class Console:
                     self._port_cell.load(),
                     self._states,
                     self._address,
-                    self._connections.has_asked,
+                    self._connections,
+                    self._data_dir,
+                    self._host_names,
                 )
             return self._service
 
@@ -234,6 +241,8 @@ def build(context: ProcessContext) -> Console:
         *split_host_port(listen), ProcessStates(context.control, roles), address,
         context.slot.cell(ProcessWord.HTTP_PORT),
         may_move=listen == Settings().http_listen,
+        data_dir=context.spec.data_dirs[0],
+        host_names=frozenset(name.lower() for name in settings["http.hosts"]),
     )  # fmt: skip
 
 

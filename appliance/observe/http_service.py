@@ -1,4 +1,5 @@
-"""Answers of the console: HTTP by the standard library, metrics by prometheus_client.
+"""Answers of the console: HTTP by the standard library, metrics by prometheus_client, the page by
+`appliance.observe.console`.
 
 The console imports this module with its first connection, in that connection's thread: it brings
 some 140 modules and 12 MB, which a console that nobody asks has no use for. No other process
@@ -9,25 +10,33 @@ from __future__ import annotations
 
 import logging
 import socket
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from prometheus_client import CollectorRegistry, make_wsgi_app
 
-from appliance.observe.open_connections import ANSWER_TIMEOUT_S
+from appliance.observe.console.sampler import Sampler
+from appliance.observe.console.samples import GroupTotals, Sample, take
+from appliance.observe.console.site import Site
+from appliance.observe.console.token import ensure_token
+from appliance.observe.open_connections import ANSWER_TIMEOUT_S, OpenConnections
 from appliance.observe.process_states import ProcessStates
-from appliance.observe.scrape import StateCollector
-from tailrace import __version__
+from appliance.observe.scrape import ASK_TIMEOUT_MS, StateCollector
+from shm.layout import ProcessWord, Role
+from tailrace.admin.admin import Admin
 
 logger = logging.getLogger("appliance.observe.http_server")
 
 StartResponse = Callable[[str, list[tuple[str, str]]], Any]
 Page = Callable[[dict[str, Any], StartResponse], Iterable[bytes]]
 PLAIN = ("Content-Type", "text/plain; charset=utf-8")
+CHANGING = ("/api/change/", "/api/sql")
+THERE_ARE = "there are /, /metrics, /health/live and /health/ready"
 
 
-def pages(states: ProcessStates, address: Callable[[], str]) -> Page:
+def pages(states: ProcessStates, address: Callable[[], str], site: Site) -> Page:
     """The WSGI application. `address`: a front's."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(StateCollector(states, address))
@@ -35,27 +44,29 @@ def pages(states: ProcessStates, address: Callable[[], str]) -> Page:
 
     def page(environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
         path = environ["PATH_INFO"]
+        if site.serves(path):
+            return site.answer(environ, start_response)
         if path == "/metrics":
             return metrics(environ, start_response)  # type: ignore[no-any-return]
         missing = states.not_serving() if path == "/health/ready" else []
         status, text = {
-            "/": ("200 OK", f"Tailrace {__version__}: /metrics, /health/live, /health/ready"),
             "/health/live": ("200 OK", "alive"),
             "/health/ready": ("503 Service Unavailable", f"not ready: {', '.join(missing)}")
             if missing
             else ("200 OK", "ready"),
-        }.get(path, ("404 Not Found", "there are /metrics, /health/live and /health/ready"))
+        }.get(path, ("404 Not Found", THERE_ARE))
         start_response(status, [PLAIN])
         return [text.encode() + b"\n"]
 
     def answer(environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
+        method, path = environ["REQUEST_METHOD"], environ["PATH_INFO"]
         try:
-            if environ["REQUEST_METHOD"] == "GET":
+            if method == "GET" or (method == "POST" and path.startswith(CHANGING)):
                 return page(environ, start_response)
-            if environ["REQUEST_METHOD"] == "HEAD":
+            if method == "HEAD" and path != "/api/events":
                 return _headers_alone(page, environ, start_response)
         except Exception:
-            logger.exception("request_failed path=%r", environ["PATH_INFO"])
+            logger.exception("request_failed path=%r", path)
             start_response("500 Internal Server Error", [PLAIN])
             return [b"the console failed; its log has the reason\n"]
         start_response("405 Method Not Allowed", [("Allow", "GET, HEAD"), PLAIN])
@@ -78,6 +89,54 @@ def _headers_alone(
     return []
 
 
+class Asker:
+    """Takes the page's samples, with one client that is kept while somebody watches."""
+
+    def __init__(self, states: ProcessStates, address: Callable[[], str]) -> None:
+        self._states = states
+        self._address = address
+        self._admin: Admin | None = None
+
+    def take(self, groups: Mapping[str, GroupTotals] | None) -> Sample:
+        """One sample (see `samples.take`)."""
+        if self._admin is None:
+            self._admin = Admin(
+                self._address(),
+                client_id="tailrace-console",
+                request_timeout_ms=ASK_TIMEOUT_MS,
+                connect_timeout_ms=ASK_TIMEOUT_MS,
+            )
+        sample = take(self._admin, self._states.processes(), self.groups_run, groups)
+        if sample.error:
+            self.close()  # the next one may find the front at another port
+        return sample
+
+    def close(self) -> None:
+        """Close the client."""
+        admin, self._admin = self._admin, None
+        if admin is not None:
+            admin.close()
+
+    def groups_run(self) -> bool:
+        slot = self._states.control.process(Role.GROUPS, 0)
+        return bool(slot.load(ProcessWord.GENERATION))
+
+
+class Token:
+    """The token that allows changes, made when the service is loaded."""
+
+    def __init__(self, data_dir: str) -> None:
+        self._data_dir = data_dir
+        try:
+            self.read()
+        except OSError as error:
+            logger.warning("no_console_token reason=%r changes=refused", str(error))
+
+    def read(self) -> str:
+        """The token. Raises OSError."""
+        return ensure_token(self._data_dir)
+
+
 class HttpService(WSGIServer):
     """Reads requests from connections that the console has accepted, and answers them."""
 
@@ -87,17 +146,28 @@ class HttpService(WSGIServer):
         port: int,
         states: ProcessStates,
         address: Callable[[], str],
-        has_asked: Callable[[socket.socket], None],
+        connections: OpenConnections,
+        data_dir: str,
+        host_names: frozenset[str],
     ) -> None:
-        """`host`, `port`: where the console listens; `has_asked` is called when the request of a
-        connection has come.
+        """`host`, `port`: where the console listens; `data_dir` has the token; `host_names`: names
+        of this host in requests, beside its addresses.
         """
         super().__init__((host, port), _Handler, bind_and_activate=False)
         self.server_close()  # the console listens
         self.server_name, self.server_port = host, port
         self.setup_environ()
-        self.set_app(pages(states, address))
-        self.has_asked = has_asked
+        self._asker = Asker(states, address)
+        sampler = Sampler(self._asker.take, self._asker.close)
+        site = Site(
+            address,
+            sampler,
+            Token(data_dir).read,
+            host_names | {host.lower()},
+            self._asker.groups_run,
+        )
+        self.set_app(pages(states, address, site))
+        self.connections = connections
 
     def answer(self, connection: socket.socket, client: Any) -> None:
         """Answer one request. Blocking: until the connection ends. Raises OSError."""
@@ -110,8 +180,18 @@ class _Handler(WSGIRequestHandler):
     def parse_request(self) -> bool:
         is_whole = super().parse_request()
         if isinstance(self.server, HttpService):
-            self.server.has_asked(self.connection)
+            self.server.connections.has_asked(self.connection)
         return is_whole
+
+    def get_environ(self) -> dict[str, Any]:
+        environ = super().get_environ()
+        if isinstance(self.server, HttpService):
+            known, connection = self.server.connections, self.connection
+            environ["tailrace.begin_stream"] = lambda: known.begin_stream(
+                connection, time.monotonic_ns()
+            )
+            environ["tailrace.sent"] = lambda: known.has_sent(connection, time.monotonic_ns())
+        return environ
 
     def log_message(self, format: str, *args: Any) -> None:
         """Log no scrapes."""

@@ -24,6 +24,7 @@ class ProcessState:
     starts: int
     resident_bytes: int
     internal_errors: int
+    pid: int = 0
 
     @property
     def name(self) -> str:
@@ -46,15 +47,13 @@ class ProcessStates:
             is_ready = (
                 role is Role.SUPERVISOR or slot.load(ProcessWord.READY_GENERATION) == generation
             )
-            resident_bytes, failures = (
-                _resident_bytes(slot.load(ProcessWord.PID)),
-                slot.load(ProcessWord.INTERNAL_ERRORS),
-            )
+            pid = slot.load(ProcessWord.PID)
             found.append(
                 ProcessState(
-                    role, index, slot.is_live(), is_ready, generation, resident_bytes, failures
+                    role, index, slot.is_live(), is_ready, generation, _resident_bytes(pid),
+                    slot.load(ProcessWord.INTERNAL_ERRORS), pid,
                 )
-            )
+            )  # fmt: skip
         return found
 
     def not_serving(self) -> list[str]:

@@ -33,6 +33,8 @@ from shm.runtime.agent_runner import ProcessSpec
 
 logger = logging.getLogger("appliance.supervise.supervisor")
 
+_SERVED_WITHOUT = frozenset({Role.GROUPS, Role.CONSOLE})
+"""Processes without which everything else serves: their end, however often, ends nothing else."""
 _STOP_ORDER = (
     Role.CONSOLE,
     Role.FRONT,
@@ -151,8 +153,7 @@ class ProcessTable:
         self._control.process(child.role, child.index).store(ProcessWord.LIVE, 0)
         stopping = stopping or child.is_dismissed
         quick = now_ns - child.started_ns < SETTLED_AFTER_MS * NS_PER_MS
-        # Everything else serves without the group coordinator, so its end does not end the rest.
-        had_served = child.has_served or child.role is Role.GROUPS
+        had_served = child.has_served or child.role in _SERVED_WITHOUT
         decision = decide(
             exit_status,
             stopping=stopping,

@@ -243,7 +243,8 @@ class Supervisor:
             "transactional.ids.max": s.transactional_ids_max,
             "flush.linger_ms": s.flush_linger_ms, "flush.batch_size": s.flush_batch_size,
             "busy_poll_us": s.busy_poll(self._plan).us,
-            "http.listen": s.http_listen, "connections.max": s.connections_max,
+            "http.listen": s.http_listen, "http.hosts": s.http_hosts,
+            "connections.max": s.connections_max,
             "log_level": s.log_level,
         }  # fmt: skip
 

@@ -38,9 +38,23 @@ _MISSING_TABLE = re.compile(r"Table with name (.+?) does not exist")
 
 @click.command()
 @click.argument("query")
+@click.option("--limit", type=click.IntRange(min=1), help="End after this many rows.")
+@click.option("--memory", metavar="SIZE", help="Memory of the query at most, such as 512MiB.")
+@click.option(
+    "--topics-only",
+    is_flag=True,
+    help="Read topics alone: no file, no address, no extension, and write nothing.",
+)
 @json_option
 @bootstrap_option
-def command(query: str, as_json: bool, bootstrap: str) -> None:
+def command(
+    query: str,
+    limit: int | None,
+    memory: str | None,
+    topics_only: bool,
+    as_json: bool,
+    bootstrap: str,
+) -> None:
     """Query topics with DuckDB's SQL. Each topic is a table of its name, with the records that are
     settled now.
 
@@ -62,8 +76,11 @@ def command(query: str, as_json: bool, bootstrap: str) -> None:
     with duckdb.connect() as database:
         tables: dict[str, Any] = {}
         try:
+            _bound(database, memory, topics_only)
             _run_in_thread(
-                lambda: _answer(database, duckdb, tables, query, bootstrap, as_json),
+                lambda: _answer(
+                    database, duckdb, tables, query, bootstrap, as_json, limit, topics_only
+                ),
                 database.interrupt,
             )
         except duckdb.Error as error:
@@ -78,12 +95,32 @@ def command(query: str, as_json: bool, bootstrap: str) -> None:
                 table.close()
 
 
-def _answer(
-    database: Any, duckdb: Any, tables: dict[str, Any], query: str, bootstrap: str, as_json: bool
-) -> None:
+def _bound(database: Any, memory: str | None, topics_only: bool) -> None:
+    """Set what a query may use. Raises UsageError."""
     database.execute(
         "SET python_enable_replacements = false"
     )  # a name is never a variable of this program
+    if memory is not None:
+        try:
+            database.execute("SET memory_limit = ?", [memory])
+        except Exception as error:
+            raise click.UsageError(f"--memory is {memory!r}: {_sentence(error)}") from None
+    if topics_only:
+        database.execute("SET temp_directory = ''")
+        database.execute("SET enable_external_access = false")
+        database.execute("SET lock_configuration = true")
+
+
+def _answer(
+    database: Any,
+    duckdb: Any,
+    tables: dict[str, Any],
+    query: str,
+    bootstrap: str,
+    as_json: bool,
+    limit: int | None,
+    topics_only: bool,
+) -> None:
     with connect(bootstrap) as admin:
         topics = admin.list_topics()
         try:
@@ -94,6 +131,11 @@ def _answer(
             ) from None
         if len(statements) != 1:
             raise click.ClickException(f"a query is a single statement; this has {len(statements)}")
+        if topics_only and statements[0].type not in (
+            duckdb.StatementType.SELECT,
+            duckdb.StatementType.EXPLAIN,
+        ):
+            raise click.ClickException("with --topics-only a query is a SELECT or an EXPLAIN")
         words = words_of(query)
         for name, topic in tables_named(database, duckdb, query, words, topics).items():
             tables[name] = _table(admin.topic_info([topic])[topic], words, bootstrap)
@@ -105,7 +147,7 @@ def _answer(
         raise _unknown_table(error, topics) from None
     if result is not None:
         columns = list(result.columns)
-        result = as_readable(result)
+        result = as_readable(result if limit is None else result.limit(limit))
         reader = (
             result.to_arrow_reader(ROWS_AT_ONCE)
             if hasattr(result, "to_arrow_reader")

@@ -16,7 +16,15 @@ from appliance.cli.options import (
     json_option,
     parse_pairs,
 )
-from appliance.cli.output import complain, counted, echo, human_bytes, print_json, print_table
+from appliance.cli.output import (
+    complain,
+    counted,
+    echo,
+    human_bytes,
+    print_json,
+    print_table,
+    progress,
+)
 from tailrace.admin.admin import NewTopic
 from tailrace.core.errors import CorruptBatchError, TopicExistsError, UnknownTopicError
 from tailrace.core.topic_partition import TopicPartition
@@ -392,6 +400,39 @@ def delete_records(
         print_json({"topic": name, "partition": partition, "log_start_offset": start})
     else:
         echo(f"{name}-{partition} begins at offset {start}")
+
+
+@command.command()
+@click.argument("name", shell_complete=complete_topics)
+@click.option(
+    "--to", metavar="TOPIC", help="Send all to this topic, instead of where each is from."
+)
+@bootstrap_option
+@json_option
+def redrive(name: str, to: str | None, bootstrap: str, as_json: bool) -> None:
+    """Send the dead letters of a topic again, each once, to the topic that it comes from.
+
+    The letters stay in the dead-letter topic, and a second run continues behind them.
+
+    \b
+    Example:
+      tailrace topic redrive orders.dlq
+    """
+    from appliance.observe.console.redrive import redrive as send_again
+
+    with connect(bootstrap) as admin:
+        count = sum(
+            partition["records"] or 0
+            for partition in admin.describe_topics([name])[name]["partitions"]
+        )
+    with progress("redrive", count) as shown:
+        done = send_again(bootstrap, name, to, shown.advance)
+    if as_json:
+        print_json({"topic": name, "sent": done.sent, "skipped": done.skipped})
+        return
+    echo(f"{counted(done.sent, 'record')} sent again")
+    if done.skipped:
+        echo(f"{counted(done.skipped, 'record')} left: without a value or an origin")
 
 
 @command.command()

@@ -37,7 +37,14 @@ def port_cell() -> AtomicCounter:
 def console(port_cell: AtomicCounter) -> Iterator[Console]:
     """It listens."""
     listening = Console(
-        "127.0.0.1", 0, BrokenStates(), lambda: "tcp://127.0.0.1:1", port_cell, may_move=False
+        "127.0.0.1",
+        0,
+        BrokenStates(),
+        lambda: "tcp://127.0.0.1:1",
+        port_cell,
+        may_move=False,
+        data_dir="/nowhere",
+        host_names=frozenset(),
     )
     listening.step(0)
     yield listening

@@ -1,0 +1,84 @@
+// The state that the appliance streams, and requests to it.
+
+export const state = { topics: {}, groups: {}, processes: [], history: [], lags: {}, cluster: {}, delays: [], transactions: {}, error: "", rate: 0, size_bytes: 0 };
+const HISTORY = 300;
+const listeners = new Set();
+let source = null;
+let polling = 0;
+
+export function subscribe(listener) {
+  listeners.add(listener);
+  return () => listeners.delete(listener);
+}
+
+function changed() {
+  for (const listener of listeners) listener(state);
+}
+
+export const link = { status: "", set(status) { link.status = status; changed(); } };
+
+function take(message, whole) {
+  const { topics, gone = [], lags, history, ...rest } = message;
+  Object.assign(state, rest);
+  if (whole) {
+    state.topics = topics;
+    state.history = history;
+    state.lags = lags;
+    return;
+  }
+  Object.assign(state.topics, topics);
+  for (const name of gone) delete state.topics[name];
+  state.history.push([message.time_ms, message.rate, message.size_bytes]);
+  if (state.history.length > HISTORY) state.history.shift();
+  for (const [name, group] of Object.entries(message.groups)) {
+    if (group[3] === null) continue;
+    const points = (state.lags[name] ||= []);
+    if (points.length && message.time_ms - points[points.length - 1][0] < 4000) continue;
+    points.push([message.time_ms, group[3]]);
+    if (points.length > HISTORY) points.shift();
+  }
+}
+
+export function connect() {
+  source = new EventSource("/api/events");
+  source.addEventListener("state", (event) => { take(JSON.parse(event.data), true); link.set("live"); });
+  source.addEventListener("tick", (event) => { take(JSON.parse(event.data), false); link.set("live"); });
+  source.addEventListener("error", () => {
+    link.set("lost");
+    if (source.readyState === EventSource.CLOSED) poll();  // the appliance has no stream left
+  });
+}
+
+function poll() {
+  if (polling) return;
+  polling = setInterval(async () => {
+    try { take(await get("/api/state"), true); link.set("live"); } catch { link.set("lost"); }
+  }, 5000);
+}
+
+async function answer(response) {
+  const text = await response.text();
+  let body;
+  try { body = JSON.parse(text); } catch { body = { error: text.slice(0, 300) || response.statusText }; }
+  if (!response.ok) throw new Error(body.error || response.statusText);
+  return body;
+}
+
+export const get = async (path, query = {}) => {
+  const words = Object.entries(query).filter(([, value]) => value !== "" && value !== null && value !== undefined);
+  const text = new URLSearchParams(words).toString();
+  return answer(await fetch(text ? `${path}?${text}` : path));
+};
+
+export const token = {
+  get: () => sessionStorage.getItem("token") || "",
+  set: (value) => sessionStorage.setItem("token", value),
+};
+
+export const post = async (path, request) => {
+  const headers = { "Content-Type": "application/json" };
+  if (token.get()) headers.Authorization = `Bearer ${token.get()}`;
+  return answer(await fetch(path, { method: "POST", headers, body: JSON.stringify(request) }));
+};
+
+export const change = (name, request) => post(`/api/change/${name}`, request);

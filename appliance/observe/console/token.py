@@ -1,0 +1,39 @@
+"""The token that allows changes through the console: one line in a file of the data directory.
+
+Owner: the console process makes the file when it is missing or damaged. `tailrace console` reads
+it: whoever may read the data directory may use it.
+Invariants:
+- Only the owner can read the file.
+- A link in its place is never followed.
+Crash: the file is there whole, or is made again with another token.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+
+from tailrace.format import checked_json
+
+FILE_NAME = "console.token"
+_TOKEN_BYTES = 32
+_TOKEN = re.compile(rb"[A-Za-z0-9_-]{43}\n?")
+
+
+def read_token(data_dir: str) -> str | None:
+    """The token; None if there is none, or the file is damaged. Raises OSError."""
+    try:
+        content = checked_json.read(os.path.join(data_dir, FILE_NAME))
+    except FileNotFoundError:
+        return None
+    return content.decode().strip() if _TOKEN.fullmatch(content) else None
+
+
+def ensure_token(data_dir: str) -> str:
+    """The token; a new one if there is none. Raises OSError."""
+    token = read_token(data_dir)
+    if token is None:
+        token = secrets.token_urlsafe(_TOKEN_BYTES)
+        checked_json.replace(os.path.join(data_dir, FILE_NAME), token.encode() + b"\n")
+    return token

@@ -1,0 +1,115 @@
+"""Samples on demand, rates, and the messages of a stream, with an injected clock."""
+
+from __future__ import annotations
+
+import threading
+
+from appliance.observe.console.sampler import IDLE_NS, Sampler, TopicRow
+from appliance.observe.console.samples import (
+    GroupTotals,
+    Sample,
+    TopicTotals,
+    rates,
+    topic_totals,
+)
+from tests.kit.processes import HANG_LIMIT_S
+
+NS = 1_000_000_000
+
+
+def sample(now_ns: int, ends: dict[str, int], error: str = "") -> Sample:
+    topics = {name: TopicTotals(1, end, end, 10 * end, 1, 0) for name, end in ends.items()}
+    return Sample(now_ns, now_ns // 1_000_000, topics, error=error)
+
+
+def test_a_rate_is_what_was_appended_between_two_samples() -> None:
+    before, after = sample(0, {"a": 10, "b": 5}), sample(2 * NS, {"a": 30, "b": 5, "c": 7})
+    assert rates(before, after) == {"a": 10.0, "b": 0.0, "c": 0.0}
+    assert rates(None, after) == {"a": 0.0, "b": 0.0, "c": 0.0}
+    assert rates(after, sample(3 * NS, {"a": 1}))["a"] == 0.0  # the topic was made again
+
+
+def test_the_partitions_of_a_topic_are_summed_and_those_with_an_error_left_out() -> None:
+    row = {
+        "topic": "a",
+        "code": 0,
+        "beginning": 5,
+        "end": 9,
+        "high_watermark": 10,
+        "size_bytes": 100,
+        "segments": 2,
+        "state": "ONLINE",
+    }
+    broken = {**row, "code": 3}
+    offline = {**row, "state": "OFFLINE_FOR_WRITES"}
+    assert topic_totals([row, broken, offline]) == {"a": TopicTotals(2, 10, 20, 200, 4, 1)}
+
+
+class Appliance:
+    """Gives one sample at a time, when the test allows it."""
+
+    def __init__(self) -> None:
+        self.now_ns = NS
+        self.ends = {"a": 0, "b": 0}
+        self.closed = 0
+        self.gate = threading.Semaphore(0)
+        self.asked_groups: list[bool] = []
+
+    def take(self, groups: dict[str, GroupTotals] | None) -> Sample:
+        assert self.gate.acquire(timeout=HANG_LIMIT_S)
+        self.asked_groups.append(groups is None)
+        self.now_ns += NS
+        return sample(self.now_ns, dict(self.ends))
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def test_nobody_watches_no_sample_is_taken_and_the_first_reader_gets_a_new_one() -> None:
+    appliance = Appliance()
+    sampler = Sampler(appliance.take, appliance.close, lambda: appliance.now_ns)
+    assert appliance.asked_groups == []
+    appliance.gate.release()
+    state = sampler.state(HANG_LIMIT_S)
+    assert state is not None
+    assert state["topics"] == {"a": (1, 0, 0, 1, 0, 0.0), "b": (1, 0, 0, 1, 0, 0.0)}
+    assert appliance.asked_groups == [True]
+
+
+def test_a_tick_has_the_rows_that_a_page_has_not_shown_and_the_topics_that_are_gone() -> None:
+    appliance = Appliance()
+    sampler = Sampler(appliance.take, appliance.close, lambda: appliance.now_ns)
+    shown: dict[str, TopicRow] = {}
+    appliance.gate.release()
+    number = sampler.wait(0, HANG_LIMIT_S)
+    first = sampler.tick(shown)
+    assert first is not None
+    assert set(first["topics"]) == {"a", "b"}
+    appliance.ends = {"a": 50}
+    appliance.gate.release()
+    number = sampler.wait(number, HANG_LIMIT_S)
+    second = sampler.tick(shown)
+    assert second is not None
+    assert second["topics"] == {"a": (1, 50, 500, 1, 0, 50.0)}
+    assert second["gone"] == ["b"]
+    assert second["rate"] == 50.0
+    appliance.gate.release()
+    sampler.wait(number, HANG_LIMIT_S)
+    third = sampler.tick(shown)
+    assert third is not None
+    assert third["topics"] == {"a": (1, 50, 500, 1, 0, 0.0)}  # its rate has fallen
+
+
+def test_the_thread_ends_and_closes_its_client_when_nobody_reads_any_more() -> None:
+    appliance = Appliance()
+    sampler = Sampler(appliance.take, appliance.close, lambda: appliance.now_ns)
+    appliance.gate.release()
+    number = sampler.wait(0, HANG_LIMIT_S)
+    thread = next(t for t in threading.enumerate() if t.name == "sampler" and t.is_alive())
+    appliance.now_ns += IDLE_NS + 1
+    appliance.gate.release()
+    thread.join(HANG_LIMIT_S)
+    assert not thread.is_alive()
+    assert appliance.closed == 1
+    appliance.gate.release()
+    assert sampler.wait(number, HANG_LIMIT_S) > number  # a reader starts it again
