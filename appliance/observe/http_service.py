@@ -10,22 +10,20 @@ from __future__ import annotations
 
 import logging
 import socket
+import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from prometheus_client import CollectorRegistry, make_wsgi_app
 
-from appliance.observe.console.sampler import Sampler
-from appliance.observe.console.samples import GroupTotals, Sample, take
-from appliance.observe.console.site import Site
-from appliance.observe.console.token import ensure_token
 from appliance.observe.open_connections import ANSWER_TIMEOUT_S, OpenConnections
 from appliance.observe.process_states import ProcessStates
-from appliance.observe.scrape import ASK_TIMEOUT_MS, StateCollector
-from shm.layout import ProcessWord, Role
-from tailrace.admin.admin import Admin
+from appliance.observe.scrape import StateCollector
+
+if TYPE_CHECKING:
+    from appliance.observe.console.site import Site
 
 logger = logging.getLogger("appliance.observe.http_server")
 
@@ -36,7 +34,7 @@ CHANGING = ("/api/change/", "/api/sql")
 THERE_ARE = "there are /, /metrics, /health/live and /health/ready"
 
 
-def pages(states: ProcessStates, address: Callable[[], str], site: Site) -> Page:
+def pages(states: ProcessStates, address: Callable[[], str], site: LazySite) -> Page:
     """The WSGI application. `address`: a front's."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(StateCollector(states, address))
@@ -89,52 +87,26 @@ def _headers_alone(
     return []
 
 
-class Asker:
-    """Takes the page's samples, with one client that is kept while somebody watches."""
+class LazySite:
+    """The page, whose modules are imported with its first request: scrapes and health checks have
+    no use for them.
+    """
 
-    def __init__(self, states: ProcessStates, address: Callable[[], str]) -> None:
-        self._states = states
-        self._address = address
-        self._admin: Admin | None = None
+    def __init__(self, make: Callable[[], Site]) -> None:
+        self._make = make
+        self._lock = threading.Lock()
+        self._site: Site | None = None
 
-    def take(self, groups: Mapping[str, GroupTotals] | None) -> Sample:
-        """One sample (see `samples.take`)."""
-        if self._admin is None:
-            self._admin = Admin(
-                self._address(),
-                client_id="tailrace-console",
-                request_timeout_ms=ASK_TIMEOUT_MS,
-                connect_timeout_ms=ASK_TIMEOUT_MS,
-            )
-        sample = take(self._admin, self._states.processes(), self.groups_run, groups)
-        if sample.error:
-            self.close()  # the next one may find the front at another port
-        return sample
+    def serves(self, path: str) -> bool:
+        """True if the path is one of the page's."""
+        return path == "/" or path.startswith(("/static/", "/api/"))
 
-    def close(self) -> None:
-        """Close the client."""
-        admin, self._admin = self._admin, None
-        if admin is not None:
-            admin.close()
-
-    def groups_run(self) -> bool:
-        slot = self._states.control.process(Role.GROUPS, 0)
-        return bool(slot.load(ProcessWord.GENERATION))
-
-
-class Token:
-    """The token that allows changes, made when the service is loaded."""
-
-    def __init__(self, data_dir: str) -> None:
-        self._data_dir = data_dir
-        try:
-            self.read()
-        except OSError as error:
-            logger.warning("no_console_token reason=%r changes=refused", str(error))
-
-    def read(self) -> str:
-        """The token. Raises OSError."""
-        return ensure_token(self._data_dir)
+    def answer(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
+        """Answer GET and POST."""
+        with self._lock:
+            if self._site is None:
+                self._site = self._make()
+        return self._site.answer(environ, start_response)
 
 
 class HttpService(WSGIServer):
@@ -157,16 +129,13 @@ class HttpService(WSGIServer):
         self.server_close()  # the console listens
         self.server_name, self.server_port = host, port
         self.setup_environ()
-        self._asker = Asker(states, address)
-        sampler = Sampler(self._asker.take, self._asker.close)
-        site = Site(
-            address,
-            sampler,
-            Token(data_dir).read,
-            host_names | {host.lower()},
-            self._asker.groups_run,
-        )
-        self.set_app(pages(states, address, site))
+
+        def make_site() -> Site:
+            from appliance.observe.console.site import make_site
+
+            return make_site(states, address, data_dir, host_names | {host.lower()})
+
+        self.set_app(pages(states, address, LazySite(make_site)))
         self.connections = connections
 
     def answer(self, connection: socket.socket, client: Any) -> None:

@@ -35,7 +35,7 @@ def command(bootstrap: str, as_json: bool) -> None:
             "this appliance has no console; set http.listen, for example to 127.0.0.1:7400"
         )
     try:
-        with urllib.request.urlopen(f"{address}/health/live", timeout=TIMEOUT_S):
+        with urllib.request.urlopen(f"{address}/", timeout=TIMEOUT_S):
             pass  # the console makes the token with its first request
         token = read_token(state["data_dirs"][0]["path"])
     except OSError:

@@ -43,7 +43,11 @@ class Sampler:
     """Samples on demand. Safe in any thread."""
 
     def __init__(
-        self, take: Take, close: Callable[[], None], now_ns: Callable[[], int] = time.monotonic_ns
+        self,
+        take: Take,
+        close: Callable[[], None],
+        now_ns: Callable[[], int] = time.monotonic_ns,
+        interval_ns: int = INTERVAL_NS,
     ) -> None:
         """`take` takes a sample, with the groups of the former one or anew. `close` ends what it
         asked with, when nobody watches any more.
@@ -51,6 +55,7 @@ class Sampler:
         self._take = take
         self._close = close
         self._now_ns = now_ns
+        self._interval_ns = interval_ns
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._read_at_ns = 0
@@ -120,17 +125,17 @@ class Sampler:
         groups_at_ns = 0
         try:
             while True:
-                begin_ns = self._now_ns()
-                is_due = begin_ns >= groups_at_ns or self._sample is None
+                now_ns, begin_ns = self._now_ns(), time.monotonic_ns()
+                is_due = now_ns >= groups_at_ns or self._sample is None
                 kept = None if is_due or self._sample is None else dict(self._sample.groups)
                 sample = self._take(kept)
                 if is_due:
-                    groups_at_ns = begin_ns + GROUPS_INTERVAL_NS
-                took_ns = self._now_ns() - begin_ns
+                    groups_at_ns = now_ns + GROUPS_INTERVAL_NS
+                took_ns = time.monotonic_ns() - begin_ns
                 with self._changed:
                     self._add(sample, is_due)
                     self._changed.notify_all()
-                    self._changed.wait(max(INTERVAL_NS - took_ns, SHARE * took_ns) / NS_PER_S)
+                    self._changed.wait(max(self._interval_ns - took_ns, SHARE * took_ns) / NS_PER_S)
                     if self._now_ns() - self._read_at_ns > IDLE_NS:
                         self._thread = None
                         return

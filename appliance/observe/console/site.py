@@ -20,8 +20,8 @@ Invariants:
 
 from __future__ import annotations
 
-import importlib.resources
 import logging
+import os
 import urllib.parse
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -29,8 +29,11 @@ from typing import Any
 import orjson
 
 from appliance.observe.console import guard
+from appliance.observe.console.asker import Asker
 from appliance.observe.console.sampler import Sampler, TopicRow
 from appliance.observe.console.sql_queries import SqlQueries
+from appliance.observe.console.token import Token
+from appliance.observe.process_states import ProcessStates
 from tailrace.admin.admin import Admin
 from tailrace.core.errors import (
     InvalidRequestError,
@@ -85,11 +88,7 @@ class Site:
         self._host_names = host_names
         self._groups_run = groups_run
         self._queries = SqlQueries()
-        self._files = {
-            entry.name: entry.read_bytes()
-            for entry in (importlib.resources.files(__package__) / "static").iterdir()
-            if entry.name.rpartition(".")[2] in _TYPES
-        }
+        self._files = _static_files()
         self._reads: dict[str, Callable[[Mapping[str, str]], Any]] = {
             "state": self._state,
             "topic": self._topic,
@@ -98,10 +97,6 @@ class Site:
             "delays": self._delays,
             "transactions": self._transactions,
         }
-
-    def serves(self, path: str) -> bool:
-        """True if the path is one of the page's."""
-        return path == "/" or path.startswith(("/static/", "/api/"))
 
     def answer(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
         """Answer GET and POST."""
@@ -240,6 +235,26 @@ class Site:
         answer = change(self._address(), request)
         logger.info("console_change name=%s fields=%r", path.rpartition("/")[2], sorted(request))
         return _json(start_response, answer)
+
+
+def _static_files() -> dict[str, bytes]:
+    """Name -> content of the page's files."""
+    directory = os.path.join(os.path.dirname(__file__), "static")
+    files = {}
+    for name in os.listdir(directory):
+        if name.rpartition(".")[2] in _TYPES:
+            with open(os.path.join(directory, name), "rb") as file:
+                files[name] = file.read()
+    return files
+
+
+def make_site(
+    states: ProcessStates, address: Callable[[], str], data_dir: str, host_names: frozenset[str]
+) -> Site:
+    """The page of this appliance. `address`: a front's; `data_dir` has the token."""
+    asker = Asker(states, address)
+    sampler = Sampler(asker.take, asker.close)
+    return Site(address, sampler, Token(data_dir).read, host_names, asker.groups_run)
 
 
 def _body(environ: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,11 +10,14 @@ Crash: the file is there whole, or is made again with another token.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import secrets
 
 from tailrace.format import checked_json
+
+logger = logging.getLogger("appliance.observe.http_server")
 
 FILE_NAME = "console.token"
 _TOKEN_BYTES = 32
@@ -37,3 +40,18 @@ def ensure_token(data_dir: str) -> str:
         token = secrets.token_urlsafe(_TOKEN_BYTES)
         checked_json.replace(os.path.join(data_dir, FILE_NAME), token.encode() + b"\n")
     return token
+
+
+class Token:
+    """The token that allows changes, made when the page is loaded."""
+
+    def __init__(self, data_dir: str) -> None:
+        self._data_dir = data_dir
+        try:
+            self.read()
+        except OSError as error:
+            logger.warning("no_console_token reason=%r changes=refused", str(error))
+
+    def read(self) -> str:
+        """The token. Raises OSError."""
+        return ensure_token(self._data_dir)

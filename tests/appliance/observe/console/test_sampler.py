@@ -58,7 +58,6 @@ class Appliance:
     def take(self, groups: dict[str, GroupTotals] | None) -> Sample:
         assert self.gate.acquire(timeout=HANG_LIMIT_S)
         self.asked_groups.append(groups is None)
-        self.now_ns += NS
         return sample(self.now_ns, dict(self.ends))
 
     def close(self) -> None:
@@ -67,7 +66,7 @@ class Appliance:
 
 def test_nobody_watches_no_sample_is_taken_and_the_first_reader_gets_a_new_one() -> None:
     appliance = Appliance()
-    sampler = Sampler(appliance.take, appliance.close, lambda: appliance.now_ns)
+    sampler = Sampler(appliance.take, appliance.close, lambda: appliance.now_ns, interval_ns=0)
     assert appliance.asked_groups == []
     appliance.gate.release()
     state = sampler.state(HANG_LIMIT_S)
@@ -78,7 +77,7 @@ def test_nobody_watches_no_sample_is_taken_and_the_first_reader_gets_a_new_one()
 
 def test_a_tick_has_the_rows_that_a_page_has_not_shown_and_the_topics_that_are_gone() -> None:
     appliance = Appliance()
-    sampler = Sampler(appliance.take, appliance.close, lambda: appliance.now_ns)
+    sampler = Sampler(appliance.take, appliance.close, lambda: appliance.now_ns, interval_ns=0)
     shown: dict[str, TopicRow] = {}
     appliance.gate.release()
     number = sampler.wait(0, HANG_LIMIT_S)
@@ -86,6 +85,7 @@ def test_a_tick_has_the_rows_that_a_page_has_not_shown_and_the_topics_that_are_g
     assert first is not None
     assert set(first["topics"]) == {"a", "b"}
     appliance.ends = {"a": 50}
+    appliance.now_ns += NS
     appliance.gate.release()
     number = sampler.wait(number, HANG_LIMIT_S)
     second = sampler.tick(shown)
@@ -93,6 +93,7 @@ def test_a_tick_has_the_rows_that_a_page_has_not_shown_and_the_topics_that_are_g
     assert second["topics"] == {"a": (1, 50, 500, 1, 0, 50.0)}
     assert second["gone"] == ["b"]
     assert second["rate"] == 50.0
+    appliance.now_ns += NS
     appliance.gate.release()
     sampler.wait(number, HANG_LIMIT_S)
     third = sampler.tick(shown)
@@ -102,10 +103,11 @@ def test_a_tick_has_the_rows_that_a_page_has_not_shown_and_the_topics_that_are_g
 
 def test_the_thread_ends_and_closes_its_client_when_nobody_reads_any_more() -> None:
     appliance = Appliance()
-    sampler = Sampler(appliance.take, appliance.close, lambda: appliance.now_ns)
+    sampler = Sampler(appliance.take, appliance.close, lambda: appliance.now_ns, interval_ns=0)
+    others = set(threading.enumerate())  # of other tests
     appliance.gate.release()
     number = sampler.wait(0, HANG_LIMIT_S)
-    thread = next(t for t in threading.enumerate() if t.name == "sampler" and t.is_alive())
+    (thread,) = (t for t in threading.enumerate() if t.name == "sampler" and t not in others)
     appliance.now_ns += IDLE_NS + 1
     appliance.gate.release()
     thread.join(HANG_LIMIT_S)
