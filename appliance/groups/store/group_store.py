@@ -22,9 +22,10 @@ from typing import Any
 from appliance.groups.store.file_watch import StoreWatch
 from appliance.groups.store.schema import (
     FROM_1_TO_2,
-    FROM_2_TO_5,
+    FROM_2_TO_6,
     FROM_3_TO_4,
     FROM_4_TO_5,
+    FROM_5_TO_6,
     SCHEMA_VERSION,
     TABLES,
     GroupRow,
@@ -144,7 +145,7 @@ class GroupStore:
             for (name,) in self._db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
         }
         found = self._meta("schema_version") if "meta" in tables else 0
-        if tables and found not in (1, 2, 3, 4, SCHEMA_VERSION):
+        if tables and found not in (1, 2, 3, 4, 5, SCHEMA_VERSION):
             raise StorageError(
                 f"{path} has schema version {found}, this build reads {SCHEMA_VERSION}: start the "
                 "build that wrote it, or move the file away "
@@ -158,11 +159,13 @@ class GroupStore:
         if found == 1:
             self._db.executescript(FROM_1_TO_2)
         if found in (1, 2):
-            self._db.executescript(FROM_2_TO_5)
+            self._db.executescript(FROM_2_TO_6)
         if found == 3:
             self._db.executescript(FROM_3_TO_4)
         if found in (3, 4):
             self._db.executescript(FROM_4_TO_5)
+        if found in (3, 4, 5):
+            self._db.executescript(FROM_5_TO_6)
         self._db.executescript(
             f"BEGIN; {TABLES} INSERT OR IGNORE INTO meta VALUES ('schema_version', "
             f"{SCHEMA_VERSION}); COMMIT;"

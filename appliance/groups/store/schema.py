@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 TABLES = """
 CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value INTEGER NOT NULL) STRICT;
 CREATE TABLE IF NOT EXISTS groups (
@@ -32,7 +32,7 @@ CREATE TABLE IF NOT EXISTS transactional_ids (
     id_number INTEGER PRIMARY KEY, transactional_id TEXT NOT NULL UNIQUE, producer_id INTEGER NOT NULL, epoch INTEGER NOT NULL, owner INTEGER NOT NULL,
     ordinal INTEGER NOT NULL, timeout_ms INTEGER NOT NULL, used_elapsed_ms INTEGER NOT NULL, owned_ms INTEGER NOT NULL, is_registered INTEGER NOT NULL,
     client_id TEXT NOT NULL, ended TEXT NOT NULL, attempt TEXT NOT NULL, prepared TEXT NOT NULL DEFAULT '',
-    branches TEXT NOT NULL DEFAULT ''
+    branches TEXT NOT NULL DEFAULT '', metadata TEXT NOT NULL DEFAULT '', replaced TEXT NOT NULL DEFAULT ''
 ) STRICT;
 CREATE INDEX IF NOT EXISTS registered_ids ON transactional_ids (id_number) WHERE is_registered = 1;
 CREATE INDEX IF NOT EXISTS unregistered_ids ON transactional_ids (used_elapsed_ms) WHERE is_registered = 0;
@@ -48,10 +48,10 @@ COMMIT;
 """Version 1 had no elapsed time. Its groups and offsets expire as if left or committed
 at the migration.
 """
-FROM_2_TO_5 = f"""
+FROM_2_TO_6 = f"""
 BEGIN;
 {TABLES}
-UPDATE meta SET value = 5 WHERE name = 'schema_version';
+UPDATE meta SET value = 6 WHERE name = 'schema_version';
 COMMIT;
 """
 """Version 2 had no transactions."""
@@ -69,6 +69,14 @@ UPDATE meta SET value = 5 WHERE name = 'schema_version';
 COMMIT;
 """
 """Version 4 had no branches, and neither offsets nor acknowledgements in a prepared transaction."""
+FROM_5_TO_6 = """
+BEGIN;
+ALTER TABLE transactional_ids ADD COLUMN metadata TEXT NOT NULL DEFAULT '';
+ALTER TABLE transactional_ids ADD COLUMN replaced TEXT NOT NULL DEFAULT '';
+UPDATE meta SET value = 6 WHERE name = 'schema_version';
+COMMIT;
+"""
+"""Version 5 had neither metadata of commits nor shared owners."""
 
 
 class GroupRow(NamedTuple):
@@ -139,6 +147,8 @@ class TransactionalIdRow(NamedTuple):
     `attempt`: the random text of the INIT_TRANSACTIONS that made its newest owner, or "".
     `prepared`: JSON about its current transaction if that is prepared, or "".
     `branches`: JSON of its branch producers, or "".
+    `metadata`: the text of the last commit that had one, or "".
+    `replaced`: JSON of the names of shared owners that were replaced, or "".
     """
 
     id_number: int
@@ -156,3 +166,5 @@ class TransactionalIdRow(NamedTuple):
     attempt: str = ""
     prepared: str = ""
     branches: str = ""
+    metadata: str = ""
+    replaced: str = ""

@@ -48,9 +48,12 @@ class TransactionRows:
         )
 
     def expired_ids(self, cutoff_ms: int, limit: int) -> list[TransactionalIdRow]:
-        """Unregistered ids that were last used before `cutoff_ms`, in elapsed time."""
+        """Unregistered ids without metadata that were last used before `cutoff_ms`, in elapsed
+        time.
+        """
         return self._ids(
-            "WHERE is_registered = 0 AND used_elapsed_ms <= ? ORDER BY used_elapsed_ms LIMIT ?",
+            "WHERE is_registered = 0 AND metadata = '' AND used_elapsed_ms <= ? "
+            "ORDER BY used_elapsed_ms LIMIT ?",
             cutoff_ms,
             limit,
         )

@@ -98,11 +98,12 @@ class Decider:
 
     def decide(
         self, entry: Entry, outcome: Outcome, by: str, now_ns: int, *, has_row: bool = True,
-        kept: Collection[ProducerEpoch] = (),
+        kept: Collection[ProducerEpoch] = (), metadata: str | None = None,
     ) -> None:  # fmt: skip
         """Decide the current transaction of an id, and register the next one. `kept`: the branches
-        that have its outcome; those of a prepared one are known. The others are aborted. Raises
-        TailraceError, having changed nothing, when the decision has to wait.
+        that have its outcome; those of a prepared one are known. The others are aborted.
+        `metadata`: text that the id keeps from now on. Raises TailraceError, having changed
+        nothing, when the decision has to wait.
         """
         self._check_room(entry)
         row, pool = entry.row, pool_of(entry.row)
@@ -122,6 +123,7 @@ class Decider:
                 producer_id=producer_id, epoch=epoch, ordinal=self._numbers.new_ordinal(),
                 used_elapsed_ms=self._elapsed_ms(), is_registered=int(by != BY_IDLENESS),
                 ended=with_end(row.ended, end), prepared="", branches=encoded_pool(next_pool),
+                metadata=row.metadata if metadata is None else metadata,
             ),
             BranchClaims(),
         )  # fmt: skip

@@ -77,6 +77,7 @@ class Describer:
                 **self._row(entry.row, entry, now_ns),
                 "owned_ms": entry.row.owned_ms,
                 "prepared": described(entry.row),
+                "metadata": entry.row.metadata,
                 "branches": [list(branch) for branch in pool_of(entry.row).registered],
                 "last": last,
                 "workers_pending": self.workers_pending(entry),

@@ -84,7 +84,7 @@ class Ending:
             acknowledgements = self._prepared_acknowledgements(request)
             self._decider.decide(
                 entry, request.outcome, BY_PRODUCER, self._step.now_ns,
-                has_row=not request.is_empty, kept=request.branches,
+                has_row=not request.is_empty, kept=request.branches, metadata=request.metadata,
             )  # fmt: skip
             for commit in commits:
                 self._offsets.apply(commit)

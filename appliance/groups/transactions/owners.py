@@ -3,7 +3,7 @@
 Owner: the coordinator.
 Invariants:
 - Each init raises the epoch, and gives an owner number that every later request carries.
-- Repeats of one init (`attempt`) make one owner.
+- Repeats of one init (`attempt`) make one owner. A shared one that was replaced stays refused.
 - Init is answered when no decision of the id is left, so that its owner reads all that was
   committed before.
 """
@@ -22,10 +22,12 @@ from appliance.groups.transactions.ids.ends import BY_INIT
 from appliance.groups.transactions.ids.expiry import IdExpiry
 from appliance.groups.transactions.ids.id_table import Entry
 from appliance.groups.transactions.ids.numbers import Numbers
+from appliance.groups.transactions.ids.shared_owner import check_not_replaced, replaced_after
 from appliance.groups.transactions.requests.answers import initialized
 from appliance.groups.transactions.requests.fields import (
     attempt_in,
     client_id_in,
+    shared_in,
     timeout_in,
     transactional_id_in,
 )
@@ -71,6 +73,7 @@ class Owners:
         name = transactional_id_in(request)
         timeout_ms = timeout_in(request, self._limits.timeout_max_ms)
         client_id, attempt = client_id_in(request), attempt_in(request)
+        is_shared = shared_in(request)
         self._workers.request()
         entry = self._step.table.get(name, self._step.now_ns)
         if entry is None and self._step.table.count >= self._limits.ids_max:
@@ -85,9 +88,12 @@ class Owners:
         if entry is not None and attempt and attempt == entry.row.attempt:
             self._repeat_init(entry, requester, until_ns)
             return
-        wall_ms = self._wall_ms()
+        replaced = "[]" if is_shared else ""
         if entry is not None:
+            check_not_replaced(entry.row, attempt)
+            replaced = replaced_after(entry.row, is_shared=is_shared)
             check_init(entry.row, keeps_prepared=bool(flag_in(request, "keep_prepared")))
+        wall_ms = self._wall_ms()
         if entry is None:
             entry = self._decider.create(name, self._step.now_ns)
             self._expiry.has_ids = True
@@ -107,6 +113,7 @@ class Owners:
                 timeout_ms=timeout_ms,
                 client_id=client_id,
                 attempt=attempt,
+                replaced=replaced,
             ),
         )
         self._step.wait(entry, requester, Api.INIT_TRANSACTIONS, row.ordinal, until_ns)

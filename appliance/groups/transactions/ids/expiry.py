@@ -6,6 +6,7 @@ Invariants:
 - An id that is idle for IDLE_NS is unregistered, by a decision: its late batches are refused. The
   request of its owner registers it again.
 - An unregistered id expires `transactional.id.expiration.ms` after its last use, in elapsed time.
+- An id with metadata never expires: its owner relies on that text.
 - Work is done in slices. Without a transactional id there is no timer.
 """
 

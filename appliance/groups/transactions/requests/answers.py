@@ -32,5 +32,8 @@ def initialized(row: TransactionalIdRow, idle_ms: int) -> bytes:
     """The answer to a new owner. It asks DESCRIBE_TRANSACTION before its next batch, once it had no
     answer for `idle_ms`.
     """
-    body = {**following(row), "owner": row.owner, "prepared": described(row), "idle_ms": idle_ms}
+    body = {
+        **following(row), "owner": row.owner, "prepared": described(row), "idle_ms": idle_ms,
+        "metadata": row.metadata,
+    }  # fmt: skip
     return orjson.dumps(body)

@@ -18,6 +18,7 @@ from tailrace.core.errors import InvalidRequestError
 
 TRANSACTIONAL_ID_MAX = 255
 ATTEMPT_MAX = 64
+METADATA_MAX = 1_024
 GROUPS_AT_ONCE_MAX = 64
 """Groups whose offsets one transaction commits."""
 NUMBER_MAX = (1 << 63) - 1
@@ -38,6 +39,8 @@ class EndRequest(NamedTuple):
     offsets: list[dict[str, Any]]
     acknowledgements: list[dict[str, Any]]
     is_empty: bool
+    metadata: str | None
+    """Text that is kept with the id from this commit on; None: what was kept stays."""
     branches: frozenset[ProducerEpoch]
 
 
@@ -56,6 +59,14 @@ def client_id_in(request: Mapping[str, Any]) -> str:
 def attempt_in(request: Mapping[str, Any]) -> str:
     """The random text that repeats of one INIT_TRANSACTIONS share, "" without one."""
     return text_in(request, "attempt", ATTEMPT_MAX) or ""
+
+
+def shared_in(request: Mapping[str, Any]) -> bool:
+    """True if the owner is any process that names its `attempt`."""
+    is_shared = bool(flag_in(request, "shared"))
+    if is_shared and not attempt_in(request):
+        raise InvalidRequestError("attempt is missing; with shared it takes the owner's name")
+    return is_shared
 
 
 def timeout_in(request: Mapping[str, Any], most: int) -> int:
@@ -95,6 +106,9 @@ def end_in(request: Mapping[str, Any]) -> EndRequest:
     branches = named_in(request)
     if branches and OUTCOMES[outcome] is not Outcome.COMMIT:
         raise InvalidRequestError("an abort takes no branches: it aborts all of them")
+    metadata = text_in(request, "metadata", METADATA_MAX)
+    if metadata is not None and OUTCOMES[outcome] is not Outcome.COMMIT:
+        raise InvalidRequestError("an abort takes no metadata: it goes with a commit")
     return EndRequest(
         name,
         owner,
@@ -103,6 +117,7 @@ def end_in(request: Mapping[str, Any]) -> EndRequest:
         _offsets_in(request),
         _acknowledgements_in(request),
         bool(flag_in(request, "is_empty")),
+        metadata,
         branches,
     )
 

@@ -12,7 +12,7 @@ import pytest
 from appliance.groups.store import group_store as store_module
 from appliance.groups.store.group_store import GroupStore
 from appliance.groups.store.schema import (
-    FROM_2_TO_5,
+    FROM_2_TO_6,
     SCHEMA_VERSION,
     GroupRow,
     MemberRow,
@@ -20,6 +20,7 @@ from appliance.groups.store.schema import (
     ShareRow,
 )
 from appliance.groups.store.transaction_rows import TransactionRows
+from appliance.groups.transactions.branches.pool import pool_of
 from appliance.groups.transactions.requests.prepared import prepared_of
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import DiskFullError, StorageError
@@ -27,6 +28,7 @@ from tailrace.protocol.frame import Api
 from tests.appliance.groups.kit import Bench, Client, Refused, settle
 
 GOLDEN_4 = Path(__file__).parents[3] / "golden/groups_v4.sql"
+GOLDEN_5 = Path(__file__).parents[3] / "golden/groups_v5.sql"
 GROUP = GroupRow(1, "billing", "consumer", 1, "sticky", 0, 5, 0, "{}")
 
 
@@ -133,6 +135,8 @@ def test_a_database_of_version_3_is_migrated_with_its_transactional_ids(tmp_path
         database.executescript(
             "ALTER TABLE transactional_ids DROP COLUMN prepared;"
             "ALTER TABLE transactional_ids DROP COLUMN branches;"
+            "ALTER TABLE transactional_ids DROP COLUMN metadata;"
+            "ALTER TABLE transactional_ids DROP COLUMN replaced;"
             "INSERT INTO transactional_ids VALUES (1, 'a', 5, 2, 3, 4, 9, 0, 0, 1, 'c', '[]', '');"
             "UPDATE meta SET value = 3 WHERE name = 'schema_version';"
         )
@@ -162,7 +166,23 @@ def test_a_database_of_version_4_is_migrated_with_its_prepared_transaction(
         mark = prepared_of(prepared)
         assert mark is not None
         assert (mark.tag, mark.branches) == ("xid-4", frozenset())
-        assert store.read("SELECT value FROM meta WHERE name = 'schema_version'") == [(5,)]
+        assert store.read("SELECT value FROM meta WHERE name = 'schema_version'") == [(6,)]
+        store.close()
+
+
+def test_a_database_of_version_5_is_migrated_with_its_branches(tmp_path: Path) -> None:
+    path = tmp_path / "groups.db"
+    with sqlite3.connect(path) as database:
+        database.executescript(GOLDEN_5.read_text())
+    database.close()
+    for _ in range(2):
+        store = GroupStore(str(path))
+        (row,) = TransactionRows(store).loaded_ids()
+        assert [one.epoch for one in pool_of(row).registered] == [3, 0]
+        assert (row.transactional_id, row.metadata, row.replaced) == ("sink", "", "")
+        assert store.read("SELECT value FROM meta WHERE name = 'schema_version'") == [
+            (SCHEMA_VERSION,)
+        ]
         store.close()
 
 
@@ -172,9 +192,9 @@ def test_a_migration_that_fails_leaves_version_2(
     path = tmp_path / "groups.db"
     GroupStore(str(path)).close()
     as_version_2(path)
-    broken = FROM_2_TO_5.replace("UPDATE meta", "UPDATE nothing")
+    broken = FROM_2_TO_6.replace("UPDATE meta", "UPDATE nothing")
     with monkeypatch.context() as patched:
-        patched.setattr(store_module, "FROM_2_TO_5", broken)
+        patched.setattr(store_module, "FROM_2_TO_6", broken)
         with pytest.raises(StorageError):
             GroupStore(str(path))
     with sqlite3.connect(path) as database:
@@ -190,9 +210,9 @@ def test_a_database_of_another_version_or_program_stays_as_it_is(tmp_path: Path)
     path = tmp_path / "groups.db"
     GroupStore(str(path)).close()
     with sqlite3.connect(path) as database:
-        database.execute("UPDATE meta SET value = 6 WHERE name = 'schema_version'")
+        database.execute("UPDATE meta SET value = 7 WHERE name = 'schema_version'")
     database.close()
-    with pytest.raises(StorageError, match="schema version 6, this build reads 5"):
+    with pytest.raises(StorageError, match="schema version 7, this build reads 6"):
         GroupStore(str(path))
     other = tmp_path / "other.db"
     with sqlite3.connect(other) as database:
