@@ -95,7 +95,7 @@ class TailraceDataSource(DataSource):
         """`df.writeStream`: see `spark_bridge.sink.writer`. Raises TailraceError."""
         from spark_bridge.sink.entry import stream_sink
 
-        return stream_sink(dict(self.options), schema)
+        return stream_sink(dict(self.options))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         """A reader of topics as a stream, of the columns in `schema`. What is wrong with the

@@ -10,16 +10,16 @@ import inspect
 from collections.abc import Mapping
 
 from pyspark.sql.datasource import DataSourceStreamWriter, DataSourceWriter
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from spark_bridge.sink.options import SinkOptions, parse_sink_options
-from spark_bridge.sink.rows import check_columns
-from spark_bridge.sink.staged_batches import CLIENT_ID
-from spark_bridge.sink.staging import CONNECT_TIMEOUT_MS
+from spark_bridge.sink.transaction import CLIENT_ID
 from spark_bridge.sink.writer import BatchSink, StreamSink, refuse_overwrite
-from tailrace.admin.admin import Admin
-from tailrace.core.errors import NotReachableError
+
+CONNECT_TIMEOUT_MS = 10_000
+"""Time to connect in the driver, before a task starts. Tasks wait for publishTimeoutMs, for the
+appliance may be restarting.
+"""
 
 
 def batch_sink(given: Mapping[str, str], schema: StructType, overwrite: bool) -> DataSourceWriter:
@@ -33,23 +33,24 @@ def batch_sink(given: Mapping[str, str], schema: StructType, overwrite: bool) ->
     return BatchSink(options)
 
 
-def stream_sink(given: Mapping[str, str], schema: StructType) -> DataSourceStreamWriter:
+def stream_sink(given: Mapping[str, str]) -> DataSourceStreamWriter:
     """Make the writer of `df.writeStream`.
 
-    With the output mode "complete" each batch appends all rows, as with Kafka's sink. An appliance
-    that does not answer is left to the tasks and the commit, which wait for it.
+    With the output mode "complete" each batch appends all rows, as with Kafka's sink. Spark makes
+    the writer twice for each micro-batch, so nobody is asked here: the first task names a column
+    that does not fit, before it writes a row.
 
-    Raises: TailraceError.
+    Raises: InvalidSettingError.
     """
-    options = parse_sink_options(given)
-    try:
-        _check(options, schema)
-    except NotReachableError:
-        pass
-    return StreamSink(options)
+    return StreamSink(parse_sink_options(given))
 
 
 def _check(options: SinkOptions, schema: StructType) -> None:
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    from spark_bridge.sink.rows import check_columns
+    from tailrace.admin.admin import Admin
+
     # A Spark that asks for a zone takes UTC: only the types are looked at.
     zone = (
         {"timezone": "UTC"} if "timezone" in inspect.signature(to_arrow_schema).parameters else {}

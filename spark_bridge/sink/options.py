@@ -7,7 +7,8 @@ Tailrace's own:
 - queryId: the query's name, for a Spark that does not tell a task its query.
 - txnAppId and txnVersion: make a repeated batch write harmless (Delta Lake's names,
   https://docs.delta.io/latest/delta-streaming.html#idempotent-table-writes-in-foreachbatch).
-- publishTimeoutMs.
+- publishTimeoutMs: longest wait for an appliance that accepts nothing.
+- transactionTimeoutMs: longest time of a batch, from its first row to its commit.
 """
 
 from __future__ import annotations
@@ -28,10 +29,13 @@ NAMES = (
     "txnAppId",
     "txnVersion",
     "publishTimeoutMs",
+    "transactionTimeoutMs",
 )
 _OF_SPARK = ("path", "checkpointlocation", "queryname", "outputmode")
 """Options that Spark itself adds to a sink's, or has read before."""
 PUBLISH_TIMEOUT_MS = 120_000
+TRANSACTION_TIMEOUT_MS = 900_000
+"""The most that an appliance allows by default (transaction.max.timeout.ms)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +51,8 @@ class SinkOptions:
     version: int
     publish_timeout_ms: int
     """Longest wait for an appliance that accepts nothing, ms."""
+    transaction_timeout_ms: int
+    """Longest time of a batch, from its first row to its commit, ms."""
 
 
 def parse_sink_options(given: Mapping[str, str]) -> SinkOptions:
@@ -84,6 +90,11 @@ def parse_sink_options(given: Mapping[str, str]) -> SinkOptions:
         app_id,
         _whole("txnVersion", version or "0", 0),
         _whole("publishTimeoutMs", options.get("publishtimeoutms", str(PUBLISH_TIMEOUT_MS)), 1),
+        _whole(
+            "transactionTimeoutMs",
+            options.get("transactiontimeoutms", str(TRANSACTION_TIMEOUT_MS)),
+            1,
+        ),
     )
 
 

@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 from tailrace import kernel
 from tailrace.client.topic_metadata import TopicInfo
 from tailrace.core.errors import InvalidRecordError, SchemaMismatchError
-from tailrace.core.hash_slots import SLOT_COUNT
+from tailrace.core.hash_slots import SLOT_COUNT, STAYS
 from tailrace.format.schema import HEADER_TYPE, conform
 from tailrace.kernel.reference_gather import hashed
 
@@ -174,11 +174,20 @@ def by_topic(batch: pa.RecordBatch) -> list[tuple[str, pa.RecordBatch]]:
     return [(name, batch.filter(pc.equal(column, pa.scalar(name, column.type)))) for name in names]
 
 
-def partitions_of(
+class Routes(NamedTuple):
+    """Each row's partition, or NO_KEY. `slots`: each row's hash slot, or STAYS, on topics that have
+    them; None elsewhere.
+    """
+
+    partitions: Numbers
+    slots: Numbers | None = None
+
+
+def routes_of(
     rows: pa.RecordBatch, batch: pa.RecordBatch, info: TopicInfo, key_column: str | None
-) -> Numbers:
-    """Each row's partition, or NO_KEY. `batch`: the rows as Spark gave them. Raises
-    InvalidRecordError for a partition that the topic does not have.
+) -> Routes:
+    """The route of each row. `batch`: the rows as Spark gave them. Raises InvalidRecordError for a
+    partition that the topic does not have.
     """
     count = len(info.partitions)
     if info.typed:
@@ -186,7 +195,7 @@ def partitions_of(
     else:
         keys = rows.column("key") if "key" in rows.schema.names else None
     if keys is None or keys.null_count == len(keys):
-        numbers = np.full(rows.num_rows, NO_KEY, np.int64)
+        routes = Routes(np.full(rows.num_rows, NO_KEY, np.int64), _staying(rows, info))
     else:
         # A Producer takes a key that is neither bytes nor text by its text, too (see
         # `tailrace.batch.frames`).
@@ -195,7 +204,7 @@ def partitions_of(
             if any(fits(keys.type) for fits in _BYTES)
             else pa.array([None if k is None else str(k) for k in keys.to_pylist()])
         )
-        numbers = key_numbers(text.cast(pa.binary()), info)
+        routes = key_routes(text.cast(pa.binary()), info)
     if not info.typed and "partition" in batch.schema.names:
         given = batch.column("partition")
         requested = np.asarray(
@@ -208,26 +217,35 @@ def partitions_of(
                 f"a row has partition {wrong[0]} of topic {info.name!r}, which has 0 to "
                 f"{count - 1}; without the column `partition` the key decides"
             )
-        numbers = np.where(is_given, requested, numbers)
-    return numbers
+        partitions, slots = routes
+        routes = Routes(
+            np.where(is_given, requested, partitions),
+            None if slots is None else np.where(is_given, STAYS, slots),
+        )
+    return routes
 
 
-def key_numbers(keys: pa.BinaryArray, info: TopicInfo) -> Numbers:
-    """Each key's partition, as the Producer chooses it; NO_KEY for a null."""
+def _staying(rows: pa.RecordBatch, info: TopicInfo) -> Numbers | None:
+    return None if info.owners is None else np.full(rows.num_rows, STAYS, np.int64)
+
+
+def key_routes(keys: pa.BinaryArray, info: TopicInfo) -> Routes:
+    """Each key's route, as the Producer chooses it; NO_KEY and STAYS for a null."""
     numbers: Numbers
+    slots: Numbers | None = None
     if info.owners is not None:
-        owners = np.asarray(info.owners, np.int64)
-        numbers = owners[hashed(keys, slots) % SLOT_COUNT]
+        slots = hashed(keys, crc16s) % SLOT_COUNT
+        numbers = np.asarray(info.owners, np.int64)[slots]
     else:
         hashes = np.frombuffer(kernel.murmur2_cells(keys), np.uint32)
         numbers = np.remainder(
             hashes & np.uint32(0x7FFFFFFF), np.uint32(len(info.partitions))
         ).astype(np.int64)
     if keys.null_count:
-        numbers = np.where(
-            np.asarray(keys.is_valid().to_numpy(zero_copy_only=False)), numbers, NO_KEY
-        )
-    return numbers
+        is_valid = np.asarray(keys.is_valid().to_numpy(zero_copy_only=False))
+        numbers = np.where(is_valid, numbers, NO_KEY)
+        slots = None if slots is None else np.where(is_valid, slots, STAYS)
+    return Routes(numbers, slots)
 
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
@@ -236,7 +254,7 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 # ---- hash slots of many keys at a time -----------------------------------------------------------
 
 
-def slots(keys: Bytes) -> np.ndarray[Any, np.dtype[np.uint16]]:
+def crc16s(keys: Bytes) -> np.ndarray[Any, np.dtype[np.uint16]]:
     """CRC-16/XMODEM of keys of one length, a row each: `tailrace.core.hash_slots.slot_of`, before
     the modulo.
     """
@@ -265,6 +283,8 @@ class Part(NamedTuple):
     """Numbers of the rows, ascending; None: all."""
     row_bytes: float
     """Average bytes of a row of the batch."""
+    slots: Numbers | None = None
+    """Hash slots of the batch's rows, on topics that have them."""
 
     @property
     def row_count(self) -> int:
@@ -274,22 +294,41 @@ class Part(NamedTuple):
     def cut(self, count: int) -> tuple[Part, Part]:
         """Split into the first `count` rows and the others."""
         if self.rows is None:
-            return self._replace(batch=self.batch.slice(0, count)), self._replace(
-                batch=self.batch.slice(count)
+            slots = self.slots
+            return (
+                self._replace(
+                    batch=self.batch.slice(0, count), slots=None if slots is None else slots[:count]
+                ),
+                self._replace(
+                    batch=self.batch.slice(count), slots=None if slots is None else slots[count:]
+                ),
             )
         return self._replace(rows=self.rows[:count]), self._replace(rows=self.rows[count:])
 
 
-def split(batch: pa.RecordBatch, numbers: Numbers) -> list[tuple[int, Part]]:
-    """The rows of each partition, in their order. `numbers`: the partition of each row."""
+def split(batch: pa.RecordBatch, routes: Routes) -> list[tuple[int, Part]]:
+    """The rows of each partition, in their order."""
+    numbers, slots = routes
     row_bytes = batch.nbytes / len(numbers) + ROW_BYTES
     first = int(numbers[0])
     if (numbers == first).all():
-        return [(first, Part(batch, None, row_bytes))]
+        return [(first, Part(batch, None, row_bytes, slots))]
     order = np.argsort(numbers.astype(np.int16), kind="stable")  # of 16 bits it is a radix sort
     ordered = numbers[order]
     bounds = [0, *(np.flatnonzero(np.diff(ordered)) + 1).tolist(), len(order)]
-    return [(int(ordered[a]), Part(batch, order[a:b], row_bytes)) for a, b in pairwise(bounds)]
+    return [
+        (int(ordered[a]), Part(batch, order[a:b], row_bytes, slots)) for a, b in pairwise(bounds)
+    ]
+
+
+def slots_of(parts: Sequence[Part]) -> Numbers | None:
+    """The hash slots of all parts' rows, on topics that have them."""
+    found = [
+        part.slots if part.rows is None else part.slots[part.rows]
+        for part in parts
+        if part.slots is not None
+    ]
+    return np.concatenate(found) if found else None
 
 
 def joined(parts: Sequence[Part]) -> pa.RecordBatch:

@@ -5,11 +5,11 @@
         "topic", "totals"
     ).option("checkpointLocation", path).start()
 
-Tasks stage their rows in the appliance (`spark_bridge.sink.staging`), where no reader sees them.
-The driver's commit publishes them (`spark_bridge.sink.commit`). A stream's batch is published
-exactly once, identified by query id and batch id, also after kills. A batch write is published by
-one commit. Repeated after a failure it is written again, unless txnAppId and txnVersion identify
-it.
+Tasks write their rows once, into the topics themselves, as branches of one transaction
+(`spark_bridge.sink.task_writer`). The driver's commit decides it (`spark_bridge.sink.commit`). A
+stream's batch is committed exactly once, identified by query id and batch id, also after kills. A
+batch write is one commit. Repeated after a failure it is written again, unless txnAppId and
+txnVersion identify it.
 
 Owner: Spark. `write` runs in a Python process for each task, `commit` and `abort` in one of the
 driver, each with a writer of its own. They share only the commit messages.
@@ -20,7 +20,6 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pyspark import TaskContext
@@ -30,30 +29,19 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
-from spark_bridge.sink.commit import Committer, crash_point
-from spark_bridge.sink.decision_log import DecisionLog, MemoryLog, TopicLog
+from spark_bridge.sink.messages import WrittenTask
 from spark_bridge.sink.options import SinkOptions
-from spark_bridge.sink.staging import Staged, Stager, log_topic, stage_prefix
-from tailrace.admin.admin import Admin
-from tailrace.core.errors import InvalidSettingError, NotSupportedError, TailraceError
+from tailrace.core.errors import InvalidSettingError, NotSupportedError
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+# The rest is imported where it is used: each process of Spark does one thing.
 logger = logging.getLogger("tailrace.spark")
 QUERY_ID_KEY = "sql.streaming.queryId"
+BATCH_ID_KEY = "streaming.sql.batchId"
 RUN_ID_KEY = "spark.jobGroup.id"
 """Spark's property with the job group of a micro-batch: the run of the query."""
-
-
-@dataclass(slots=True)
-class StagedTask(WriterCommitMessage):
-    """A task's commit message to the driver."""
-
-    identity: str
-    """Identity of the sink."""
-    run: str
-    staged: Staged
 
 
 def refuse_overwrite(overwrite: bool) -> None:
@@ -64,18 +52,31 @@ def refuse_overwrite(overwrite: bool) -> None:
         )
 
 
-def stage_task(
-    options: SinkOptions, identity: str, run: str, batches: Iterator[pa.RecordBatch]
-) -> StagedTask:
-    """The rows of one task. Raises TailraceError."""
+def write_task(
+    options: SinkOptions,
+    identity: str,
+    run: str,
+    batch_id: int | None,
+    batches: Iterator[pa.RecordBatch],
+) -> WrittenTask:
+    """Write the rows of one attempt of a task. Raises TailraceError."""
+    from spark_bridge.sink.task_writer import TaskWriter
+
     context = TaskContext.get()
-    stager = Stager(options, identity, 0 if context is None else context.partitionId())
+    writer = TaskWriter(
+        options, identity, run, 0 if context is None else context.partitionId(), batch_id
+    )
     try:
         for batch in batches:
-            stager.add(batch)
-        return StagedTask(identity, run, stager.finish())
+            writer.add(batch)
+        return writer.finish()
     finally:
-        stager.close()
+        writer.close()
+
+
+def written(messages: Sequence[WriterCommitMessage | None]) -> list[WrittenTask]:
+    """The messages of tasks that have ended well."""
+    return [message for message in messages if isinstance(message, WrittenTask)]
 
 
 def query_identity(options: SinkOptions, query_id: str | None) -> str:
@@ -99,27 +100,38 @@ class StreamSink(DataSourceStreamArrowWriter):
     def __init__(self, options: SinkOptions) -> None:
         self._options = options
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedTask:
-        """Stage a task's rows. Raises TailraceError."""
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WrittenTask:
+        """Write a task's rows. Raises TailraceError."""
         context = TaskContext.get()
-        query_id = None if context is None else context.getLocalProperty(QUERY_ID_KEY)
-        run = None if context is None else context.getLocalProperty(RUN_ID_KEY)
-        return stage_task(
-            self._options, query_identity(self._options, query_id), run or "", iterator
+        query_id, run, batch_id = (
+            None if context is None else context.getLocalProperty(key)
+            for key in (QUERY_ID_KEY, RUN_ID_KEY, BATCH_ID_KEY)
+        )
+        identity = query_identity(self._options, query_id)
+        if not run:
+            raise InvalidSettingError(
+                "this Spark does not say which run of a query a task belongs to (the local "
+                f"property {RUN_ID_KEY} is missing), so two drivers of one query could not be "
+                "told apart: write through foreachBatch with txnAppId and txnVersion"
+            )
+        return write_task(
+            self._options, identity, run, int(batch_id) if batch_id else None, iterator
         )
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Publish the batch, or find that it is published. Raises TailraceError."""
-        tasks = [message for message in messages if isinstance(message, StagedTask)]
-        if tasks:
-            crash_point("after_staging", batchId)
-            commit_staged(self._options, tasks, batchId)
+        """Commit the batch, or find that it is committed. Raises TailraceError."""
+        if tasks := written(messages):
+            from spark_bridge.sink.commit import commit_tasks
+
+            commit_tasks(self._options, tasks, batchId)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Do nothing. The next batch deletes rows that were staged and not published. The batch may
-        be published, although Spark aborts it.
-        """
+        """Abort what is not decided. The batch may be committed, although Spark aborts it."""
         logger.info("sink_batch_aborted batch=%d tasks=%d", batchId, len(messages))
+        if tasks := written(messages):
+            from spark_bridge.sink.commit import abort_tasks
+
+            abort_tasks(self._options, tasks)
 
 
 class BatchSink(DataSourceArrowWriter):
@@ -132,62 +144,26 @@ class BatchSink(DataSourceArrowWriter):
         )
         self._run = uuid.uuid4().hex
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedTask:
-        """Stage a task's rows. Raises TailraceError."""
-        return stage_task(self._options, self._identity, self._run, iterator)
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WrittenTask:
+        """Write a task's rows. Raises TailraceError."""
+        version = None if self._options.app_id is None else self._options.version
+        return write_task(self._options, self._identity, self._run, version, iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Publish them. Raises TailraceError."""
-        tasks = [message for message in messages if isinstance(message, StagedTask)]
-        try:
-            if tasks:
-                crash_point("after_staging", self._options.version)
-                commit_staged(self._options, tasks, self._options.version)
-        finally:
-            self._drop()
+        """Commit them. Raises TailraceError."""
+        if tasks := written(messages):
+            from spark_bridge.sink.commit import commit_tasks
+
+            commit_tasks(self._options, tasks, self._options.version)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Drop what is staged."""
-        self._drop()
+        """Abort what is not decided."""
+        from spark_bridge.sink.commit import abort_run, abort_tasks
 
-    def _drop(self) -> None:
-        """Drop the staged rows of a job without a name; a later run may have to finish those of a
-        named job.
-
-        An error is only logged: a job whose rows are published must not fail, for it would be run
-        again.
-        """
-        if self._options.app_id is None:
-            try:
-                forget(self._identity, self._options.bootstrap)
-            except TailraceError as error:
-                logger.warning(
-                    "sink_stage_left prefix=%s reason=%r",
-                    stage_prefix(self._identity),
-                    error.detail,
-                )
-
-
-def commit_staged(options: SinkOptions, tasks: Sequence[StagedTask], batch_id: int) -> bool:
-    """The driver's commit; False: the batch was published before. Raises TailraceError."""
-    identity = tasks[0].identity
-    committer = Committer(options.bootstrap, options.publish_timeout_ms)
-    try:
-        log: DecisionLog
-        if identity.startswith("job:"):
-            log = MemoryLog()
-        else:
-            is_of_query = identity.startswith("query:")
-            log = TopicLog(
-                committer.admin,
-                committer.log_sender,
-                log_topic(identity),
-                committer.sources.remote,
-                is_of_query=is_of_query,
-            )
-        return committer.commit(log, tasks[0].run, batch_id, [task.staged for task in tasks])
-    finally:
-        committer.close()
+        if tasks := written(messages):
+            abort_tasks(self._options, tasks)
+        elif self._options.app_id is None:
+            abort_run(self._options, self._identity, self._run)
 
 
 def forget_query(query_id: str, bootstrap: str | None = None) -> None:
@@ -195,16 +171,6 @@ def forget_query(query_id: str, bootstrap: str | None = None) -> None:
     option queryId): for one that is never started again. A query that is started again from its
     checkpoint afterwards may write its last batch twice. Raises TailraceError.
     """
+    from spark_bridge.sink.forget import forget
+
     forget(f"query:{query_id}", bootstrap)
-
-
-def forget(identity: str, bootstrap: str | None) -> None:
-    """Delete the log and the staging topics of a sink. Raises TailraceError."""
-    with Admin(bootstrap) as admin:
-        names = [
-            name
-            for name in admin.partition_counts(internal=True)
-            if name == log_topic(identity) or name.startswith(stage_prefix(identity))
-        ]
-        if names:
-            admin.delete_topics(names)

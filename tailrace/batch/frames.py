@@ -233,8 +233,8 @@ class FrameSlice(NamedTuple):
     stamps_us: tuple[int, int]
     """The first and the largest timestamp."""
     slots: np.ndarray[Any, Any] | None = None
-    """The hash slot of each row, STAYS without a key. Only for topics with hash slots and
-    `key_column`.
+    """The hash slot of each row, STAYS without a key. Only for topics with hash slots, and rows
+    that were routed by it.
     """
 
 
@@ -246,9 +246,11 @@ def cut(
     choose: Callable[[bytes | None, int], int],
     target_bytes: int,
     stamp_us: int,
+    given_slots: np.ndarray[Any, Any] | None = None,
 ) -> Iterator[FrameSlice]:
     """Cut a frame into few pieces of about equal size, at most `target_bytes` unless a row is
-    larger.
+    larger. `given_slots`: the hash slot of each row, where the caller has routed the rows by it to
+    `partition`.
 
     Raises SchemaMismatchError.
     """
@@ -256,12 +258,15 @@ def cut(
     rows = None if single is None or not single.num_rows else _rows_of(single, info, stamp_us)
     if single is not None and rows is not None:
         is_stamped_here = not info.typed and "timestamp" not in single.schema.names
+        start = 0
         for piece, size, source in _cut_rows(rows, single, info, stamp_us, target_bytes):
+            first, start = start, start + piece.num_rows
             yield FrameSlice(
                 partition or 0,
                 piece,
                 size,
                 (stamp_us, stamp_us) if is_stamped_here else timestamp_range(source, stamp_us),
+                None if given_slots is None else given_slots[first:start],
             )
         return
     table = to_table(frame)
@@ -275,7 +280,7 @@ def cut(
     table = conform(table, info.schema)
     if not table.num_rows:
         return
-    numbers = slots = None
+    numbers, slots = None, given_slots
     if partition is None and key_column is not None:
         column = table.column(key_column)
         numbers = _by_key(column, lambda key: choose(key, len(info.partitions)))
@@ -284,7 +289,7 @@ def cut(
     for number in [partition or 0] if numbers is None else np.unique(numbers):
         chosen = None if numbers is None else numbers == number
         part = table if chosen is None else table.filter(pa.array(chosen))
-        its_slots = None if slots is None else slots[chosen]
+        its_slots = slots if slots is None or chosen is None else slots[chosen]
         start = 0
         for batch in part.combine_chunks().to_batches():
             for piece, size in _cut_to_size(cut_out(batch, 0, batch.num_rows), target_bytes):

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 from functools import partial
 from time import time_ns
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tailrace.client.settings import ProducerSettings
 from tailrace.client.steps import PAUSE, Steps
@@ -24,10 +24,21 @@ from tailrace.producer.routes import ProducerMetadata, TopicRoute
 from tailrace.producer.sending.sender_thread import SenderThread
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from tailrace.batch.frames import Frame, FrameSlice
 
 SLICE_MAX_BYTES = 1 << 20
 """Largest batch of a frame, whatever batch_size says. The fixed cost of a batch is small then."""
+
+
+class RowSlots(NamedTuple):
+    """Each row's hash slot, STAYS without a key, and the version of the slot map that chose the
+    partition.
+    """
+
+    of_rows: np.ndarray[Any, Any]
+    map_version: int
 
 
 class FrameAppender:
@@ -55,8 +66,11 @@ class FrameAppender:
         timestamp: datetime | int | None,
         delay: Delay,
         delay_column: str | None,
+        slots: RowSlots | None = None,
     ) -> Steps[FrameFuture]:
-        """Append all rows; see `Producer.send_arrow`."""
+        """Append all rows; see `Producer.send_arrow`. `slots`: for rows that were routed by them to
+        `partition`.
+        """
         from tailrace.batch import frames
 
         self._sender_thread.check_usable()
@@ -66,13 +80,17 @@ class FrameAppender:
         if is_delayed and (main.delay_route is None or not main.info.settings["delay.enabled"]):
             main = yield from self._metadata.load(topic)  # it may have been enabled since
         route, slices = self._cut(
-            main, frame, key_column, partition, timestamp, delay, delay_column
-        )
+            main, frame, key_column, partition, timestamp, delay, delay_column,
+            None if slots is None else slots.of_rows,
+        )  # fmt: skip
+        routed_by = route.info.slot_map_version if slots is None else slots.map_version
         handles: list[RecordFuture] = []
         for piece in slices:
             if handles:
                 yield PAUSE
-            while (handle := self._sender_thread.do(self._add_slice, route, piece)) is None:
+            while (
+                handle := self._sender_thread.do(self._add_slice, route, piece, routed_by)
+            ) is None:
                 yield from self._sender_thread.room(piece.byte_count, self._sender_thread.now_ns())
                 self._sender_thread.check_transaction(transaction)
             handles.append(handle)
@@ -89,6 +107,7 @@ class FrameAppender:
         timestamp: datetime | int | None,
         delay: Delay,
         delay_column: str | None,
+        slots: np.ndarray[Any, Any] | None,
     ) -> tuple[TopicRoute, Iterator[FrameSlice]]:
         """The route of a frame (its topic's, or its delay log's), and its slices."""
         from tailrace.batch import frames
@@ -128,11 +147,15 @@ class FrameAppender:
         )
         choose = partial(self._records.choose, main)
         return route, frames.cut(
-            frame, route.info, key_column, partition, choose, target_bytes, stamp_us
+            frame, route.info, key_column, partition, choose, target_bytes, stamp_us, slots
         )
 
-    def _add_slice(self, route: TopicRoute, piece: FrameSlice) -> RecordFuture | None:
-        """Add a batch, in a section. None: there is no room."""
+    def _add_slice(
+        self, route: TopicRoute, piece: FrameSlice, routed_by: int
+    ) -> RecordFuture | None:
+        """Add a batch, in a section. `routed_by`: version of the slot map that chose its partition.
+        None: there is no room.
+        """
         sender_thread, queue = self._sender_thread, route.queues[piece.partition]
         sender_thread.check_may_add()
         if not sender_thread.buffer.has_room(piece.byte_count):
@@ -141,7 +164,7 @@ class FrameAppender:
         if queue.is_gone:
             queue = self._metadata.queue_now(route, piece.partition)
         batch = sender_thread.accumulator.add_frame(queue, piece)
-        if queue.info.slot_map_version != route.info.slot_map_version and not route.info.delay_of:
+        if queue.info.slot_map_version != routed_by and not route.info.delay_of:
             sender_thread.sender.slot_map_change.reroute_newest(queue, batch)
         sender_thread.polling.on_batch_full(queue)
         return RecordFuture((batch, 0))

@@ -5,7 +5,7 @@ then every row is counted.
 
 The query reads files, one for each batch, so that what it is to write is known; a driver that ends
 or is killed is started again on the same checkpoint. The suite starts such drivers (`Driver`) with
-a crash point of `spark_bridge.sink.commit`.
+a crash point of `spark_bridge.sink.crash_points`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Any
 import psutil
 
 import tailrace
-from spark_bridge.sink.commit import CRASH_VARIABLE
+from spark_bridge.sink.crash_points import CRASH_VARIABLE
 from tailrace import Admin, NewTopic
 from tests.crash.disturbance import DisturbedAppliance
 

@@ -1,4 +1,4 @@
-"""Batches of Spark's sink, staged without Spark, and what the topic holds of them."""
+"""Batches of Spark's sink, written without Spark, and what the topic holds of them."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections import Counter
 import pyarrow as pa
 
 import tailrace
+from spark_bridge.sink.messages import WrittenTask
 from spark_bridge.sink.options import SinkOptions, parse_sink_options
-from spark_bridge.sink.staging import Stager
-from spark_bridge.sink.writer import StagedTask
+from spark_bridge.sink.task_writer import TaskWriter
 from tailrace import Admin, NewTopic
 from tailrace.embedded_appliance import EmbeddedAppliance
 
 ROWS = 500
 
 
-def options_of(appliance: EmbeddedAppliance, topic: str) -> SinkOptions:
-    return parse_sink_options({"bootstrap": appliance.address, "topic": topic})
+def options_of(appliance: EmbeddedAppliance, topic: str, **more: str) -> SinkOptions:
+    return parse_sink_options({"bootstrap": appliance.address, "topic": topic, **more})
 
 
 def make(appliance: EmbeddedAppliance, topic: str, partitions: int = 3, **configs: object) -> None:
@@ -25,24 +25,34 @@ def make(appliance: EmbeddedAppliance, topic: str, partitions: int = 3, **config
         admin.create_topics(NewTopic(topic, partitions, configs))
 
 
-def stage(
-    options: SinkOptions, batch_id: int, identity: str, run: str = "run-1", tasks: int = 2
-) -> list[StagedTask]:
-    """The rows of a batch, always the same ones, as so many tasks stage them."""
+def rows_of_task(batch_id: int, task: int, tasks: int) -> pa.RecordBatch:
+    """The rows of one task of a batch, always the same ones."""
+    numbers = range(task, ROWS, tasks)
+    values = pa.array([b"%d/%d" % (batch_id, n) for n in numbers])
+    return pa.RecordBatch.from_arrays(
+        [pa.array([b"%d" % n for n in numbers]), values], ["key", "value"]
+    )
+
+
+def write(
+    options: SinkOptions,
+    batch_id: int,
+    identity: str,
+    run: str = "run-1",
+    tasks: int = 2,
+    known_as: int | None = -1,
+) -> list[WrittenTask]:
+    """A batch, as so many tasks write it. `known_as`: the number that Spark says to the tasks, None
+    if it says none, and -1 for `batch_id`.
+    """
     made = []
     for task in range(tasks):
-        stager = Stager(options, identity, task)
+        writer = TaskWriter(options, identity, run, task, batch_id if known_as == -1 else known_as)
         try:
-            numbers = range(task, ROWS, tasks)
-            values = pa.array([b"%d/%d" % (batch_id, n) for n in numbers])
-            stager.add(
-                pa.RecordBatch.from_arrays(
-                    [pa.array([b"%d" % n for n in numbers]), values], ["key", "value"]
-                )
-            )
-            made.append(StagedTask(identity, run, stager.finish()))
+            writer.add(rows_of_task(batch_id, task, tasks))
+            made.append(writer.finish())
         finally:
-            stager.close()
+            writer.close()
     return made
 
 

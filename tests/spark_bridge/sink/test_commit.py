@@ -1,5 +1,5 @@
-"""The sink's staging and commit against a real appliance, without Spark: what is killed where, who
-repeats what, and what is in the topic afterwards.
+"""The sink's transaction and commit against a real appliance, without Spark: what is killed where,
+who repeats what, who takes over, and what is in the topic afterwards.
 """
 
 from __future__ import annotations
@@ -10,40 +10,52 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
 import tailrace
-from spark_bridge.sink import commit as sink_commit
-from spark_bridge.sink import staging as sink_stage
-from spark_bridge.sink.commit import CRASH_VARIABLE, Committer, Fenced
-from spark_bridge.sink.decision_log import Manifest
+from spark_bridge.sink.commit import abort_tasks, commit_tasks
+from spark_bridge.sink.crash_points import AFTER_DECISION, BEFORE_DECISION, CRASH_VARIABLE
+from spark_bridge.sink.messages import WrittenTask
 from spark_bridge.sink.options import SinkOptions
-from spark_bridge.sink.staging import Stager, log_topic, stage_prefix
-from spark_bridge.sink.writer import StagedTask, commit_staged, forget, forget_query
-from tailrace import Admin, NewTopic, Producer
-from tailrace.client.topic_metadata import TopicInfo
-from tailrace.core.errors import SchemaMismatchError, TailraceError, UnknownTopicError
-from tailrace.core.topic_partition import TopicPartition
+from spark_bridge.sink.task_writer import TaskWriter
+from spark_bridge.sink.transaction import FencedRunError, transaction_client, transactional_id_of
+from spark_bridge.sink.writer import BatchSink, forget_query
+from tailrace import Admin, Consumer, Producer, TopicPartition
+from tailrace.core.errors import (
+    InvalidRequestError,
+    InvalidSettingError,
+    RecordTooLargeError,
+    TailraceError,
+    TransactionAbortedError,
+)
 from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
-from tests.kit.processes import HANG_LIMIT_S
-from tests.kit.sink import ROWS, check_once, make, options_of, stage, values_in
+from tests.kit.processes import HANG_LIMIT_S, wait_until
+from tests.kit.sink import (
+    ROWS,
+    check_once,
+    make,
+    options_of,
+    rows_of_task,
+    values_in,
+    write,
+)
 
 COMMIT = """
 import pickle, sys
-from spark_bridge.sink.writer import commit_staged
+from spark_bridge.sink.commit import commit_tasks
 with open(sys.argv[1], "rb") as file:
-    commit_staged(*pickle.load(file))
+    commit_tasks(*pickle.load(file))
+assert not {"pyarrow", "numpy"} & set(sys.modules), "a commit imports what it does not need"
 """
 
 
-def commit_and_die(
-    options: SinkOptions, tasks: list[StagedTask], batch_id: int, place: str, path: Path
+def commit_elsewhere(
+    options: SinkOptions, tasks: list[WrittenTask], batch_id: int, path: Path, place: str = ""
 ) -> None:
-    """A driver that is killed at a place of its commit."""
+    """A commit in a driver's process, which is killed at a place of it if that is named."""
     path.write_bytes(pickle.dumps((options, tasks, batch_id)))
     done = subprocess.run(
         [sys.executable, "-P", "-c", COMMIT, str(path)],
@@ -52,7 +64,17 @@ def commit_and_die(
         check=False,
         capture_output=True,
     )
-    assert done.returncode == -9, done.stderr.decode()
+    assert done.returncode == (-signal.SIGKILL if place else 0), done.stderr.decode()
+
+
+def lag_of_stable_offset(appliance: EmbeddedAppliance, topic: str, partitions: int) -> int:
+    """Offsets that readers of committed records have to wait for."""
+    keys = [TopicPartition(topic, number) for number in range(partitions)]
+    ends = []
+    for level in ("read_uncommitted", "read_committed"):
+        with Consumer(bootstrap=appliance.address, isolation_level=level) as consumer:
+            ends.append(sum(consumer.end_offsets(keys).values()))
+    return ends[0] - ends[1]
 
 
 # ---- what a commit does --------------------------------------------------------------------------
@@ -63,394 +85,422 @@ def test_nothing_is_visible_before_the_commit_and_all_is_after_it(
 ) -> None:
     make(appliance, topic)
     options, sink = options_of(appliance, topic), f"query:{topic}"
-    tasks = stage(options, 0, sink)
+    tasks = write(options, 0, sink)
     assert values_in(appliance, topic) == []
-    assert commit_staged(options, tasks, 0)
+    assert commit_tasks(options, tasks, 0)
     check_once(appliance, topic, 1)
 
 
-def test_rows_are_published_once_and_in_order_however_they_are_cut_into_pieces(
-    appliance: EmbeddedAppliance, topic: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Pieces of a few rows, some without a key, and one partition that gets so few that the limit
-    on held batches sends them.
-    """
-    monkeypatch.setattr(sink_stage, "PIECE_BYTES", 300)
-    monkeypatch.setattr(sink_stage, "BUFFERED_MAX_BYTES", 4_000)
-    make(appliance, topic, 3)
-    options, sink = options_of(appliance, topic), f"query:{topic}"
-    stager = Stager(options, sink, 0)
-    partitions = [2 if n == 7 else None if n % 3 else n % 2 for n in range(ROWS)]
-    for first in range(0, ROWS, 100):
-        chosen = range(first, first + 100)
-        columns = [
-            [b"0/%d" % n for n in chosen],
-            pa.array([partitions[n] for n in chosen], pa.int32()),
-        ]
-        stager.add(pa.record_batch(columns, ["value", "partition"]))
-    tasks = [StagedTask(sink, "run-1", stager.finish())]
-    stager.close()
-    few = [
-        rows
-        for batches in tasks[0].staged.batches.values()
-        for _, rows, target in batches
-        if tasks[0].staged.targets[target][2] == 2
-    ]
-    assert commit_staged(options, tasks, 0)
-    check_once(appliance, topic, 1)
-    assert len(few) > 1, "rows without a key were spread, and what waited for long was sent"
-    read = (
-        tailrace.scan(topic, appliance.address, columns=["partition", "value"])
-        .read_all()
-        .to_pylist()
-    )
-    for partition in (0, 1):
-        own = [
-            int(row["value"][2:])
-            for row in read
-            if row["partition"] == partition and partitions[int(row["value"][2:])] == partition
-        ]
-        assert own == [n for n in range(ROWS) if partitions[n] == partition]
-
-
-def test_a_batch_that_is_committed_again_is_recognised_with_other_staged_rows_too(
+def test_all_partitions_and_topics_of_a_batch_become_visible_at_once(
     appliance: EmbeddedAppliance, topic: str
+) -> None:
+    """The decision is one. So whoever finds a row of the last partition finds all, later."""
+    make(appliance, topic, 8)
+    options, sink = options_of(appliance, topic), f"query:{topic}"
+    for batch_id in range(5):
+        commit_tasks(options, write(options, batch_id, sink), batch_id)
+        check_once(appliance, topic, batch_id + 1)
+
+
+def test_only_the_attempts_whose_results_spark_took_are_read(
+    appliance: EmbeddedAppliance, topic: str
+) -> None:
+    """A speculative attempt that ended second, one that failed, and one that is writing still."""
+    make(appliance, topic)
+    options, sink = options_of(appliance, topic), f"query:{topic}"
+    tasks = write(options, 0, sink)
+    write(options, 0, sink)
+    writing = TaskWriter(options, sink, "run-1", 0, 0)
+    try:
+        writing.add(rows_of_task(0, 0, 2))
+        writing._send_all()
+        assert writing._producer is not None
+        writing._producer.flush()
+        assert commit_tasks(options, tasks, 0)
+        check_once(appliance, topic, 1)
+        writing.add(rows_of_task(0, 1, 2))
+        with pytest.raises(TransactionAbortedError):
+            writing.finish()
+    finally:
+        writing.close()
+    assert commit_tasks(options, write(options, 1, sink), 1)
+    check_once(appliance, topic, 2)
+
+
+@pytest.mark.parametrize("known_as", [-1, None])
+def test_a_batch_that_comes_again_is_recognised_also_where_spark_says_no_number_to_tasks(
+    appliance: EmbeddedAppliance, topic: str, known_as: int | None
 ) -> None:
     make(appliance, topic)
     options, sink = options_of(appliance, topic), f"query:{topic}"
     for batch_id in (0, 1):
-        tasks = stage(options, batch_id, sink)
-        assert commit_staged(options, tasks, batch_id)
-        assert not commit_staged(options, tasks, batch_id)
-        assert not commit_staged(options, stage(options, batch_id, sink), batch_id)
+        run = f"run-{batch_id}"
+        tasks = write(options, batch_id, sink, run, known_as=known_as)
+        assert commit_tasks(options, tasks, batch_id)
+        for repeated_by in (run, f"run-{batch_id + 1}"):
+            again = write(options, batch_id, sink, repeated_by, known_as=known_as)
+            assert not commit_tasks(options, again, batch_id)
     check_once(appliance, topic, 2)
 
 
-def test_keys_lie_where_a_producer_puts_them_and_in_order(
-    appliance: EmbeddedAppliance, topic: str
+def test_a_commit_imports_neither_pyarrow_nor_numpy(
+    appliance: EmbeddedAppliance, topic: str, tmp_path: Path
 ) -> None:
-    make(appliance, topic, 4)
-    options = options_of(appliance, topic)
-    commit_staged(options, stage(options, 0, f"query:{topic}", tasks=1), 0)
-    with Producer(appliance.address) as producer:
-        requested = {
-            n: producer.send(topic, b"produced", b"%d" % n).result(HANG_LIMIT_S).partition
-            for n in range(ROWS)
-        }
-    rows = (
-        tailrace.scan(topic, appliance.address, columns=["key", "value", "partition", "offset"])
-        .read_all()
-        .to_pylist()
-    )
-    assert {
-        int(row["key"]): row["partition"] for row in rows if row["value"] != b"produced"
-    } == requested
-    for partition in range(4):
-        numbers = [
-            int(row["key"])
-            for row in rows
-            if row["partition"] == partition and row["value"] != b"produced"
-        ]
-        assert numbers
-        assert numbers == sorted(numbers)
-
-
-def test_hash_slots_are_obeyed(appliance: EmbeddedAppliance, topic: str) -> None:
-    make(appliance, topic, 4, partitioner="hash_slots")
-    options = options_of(appliance, topic)
-    commit_staged(options, stage(options, 0, f"query:{topic}"), 0)
-    with Producer(appliance.address) as producer:
-        requested = {
-            n: producer.send(topic, b"produced", b"%d" % n).result(HANG_LIMIT_S).partition
-            for n in range(ROWS)
-        }
-    rows = (
-        tailrace.scan(topic, appliance.address, columns=["key", "value", "partition"])
-        .read_all()
-        .to_pylist()
-    )
-    assert {
-        int(row["key"]): row["partition"] for row in rows if row["value"] != b"produced"
-    } == requested
-
-
-def test_a_batch_staged_before_hash_slots_moved_is_refused_as_a_whole_and_taken_when_it_is_staged_again(  # noqa: E501
-    appliance: EmbeddedAppliance, topic: str
-) -> None:
-    make(appliance, topic, 2, partitioner="hash_slots")
+    """It has a process of its own for each batch. The first one looks for a former log."""
+    make(appliance, topic)
     options, sink = options_of(appliance, topic), f"query:{topic}"
-    tasks = stage(options, 0, sink)
-    with Admin(appliance.address) as admin:
-        admin.create_partitions({topic: 3})
-    with pytest.raises(
-        TailraceError, match="partitions were added to a topic while the batch was staged"
-    ):
-        commit_staged(options, tasks, 0)
-    assert values_in(appliance, topic) == []
-    assert commit_staged(options, stage(options, 0, sink), 0)
-    check_once(appliance, topic, 1)
+    for batch_id in range(2):
+        commit_elsewhere(options, write(options, batch_id, sink), batch_id, tmp_path / "commit")
+    check_once(appliance, topic, 2)
 
 
-def test_topics_of_the_sink_are_in_no_list_and_go_with_forget(
+def test_tasks_that_begin_at_once_join_one_transaction(
     appliance: EmbeddedAppliance, topic: str
 ) -> None:
     make(appliance, topic)
     options, sink = options_of(appliance, topic), f"query:{topic}"
-    commit_staged(options, stage(options, 0, sink), 0)
-    with Admin(appliance.address) as admin:
-        assert [name for name in admin.list_topics() if name.startswith("__")] == []
-        assert topic in admin.describe_topics()
-        assert log_topic(sink) in admin.list_topics(internal=True)
-        forget_query(topic, appliance.address)
-        assert not [
-            name
-            for name in admin.list_topics(internal=True)
-            if name == log_topic(sink) or name.startswith(stage_prefix(sink))
-        ]
-
-
-def test_what_was_staged_is_deleted_and_the_log_stays_short(
-    appliance: EmbeddedAppliance, topic: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sink_commit, "TIDY_BATCHES", 1)
-    make(appliance, topic, 1)
-    options, sink = options_of(appliance, topic), f"query:{topic}"
-    for batch_id in range(60):
-        assert commit_staged(options, stage(options, batch_id, sink, tasks=1), batch_id)
-    with Admin(appliance.address) as admin:
-        stages = [
-            name for name in admin.list_topics(internal=True) if name.startswith(stage_prefix(sink))
-        ]
-        left = admin.offsets(
-            {TopicPartition(stages[0], 0): "latest", TopicPartition(log_topic(sink), 0): "latest"}
-        )
-    assert [
-        found["beginning"] == found["end"] for key, found in left.items() if key.topic == stages[0]
-    ] == [True]
-    assert [
-        0 < found["end"] - found["beginning"] < 120
-        for key, found in left.items()
-        if key.topic != stages[0]
-    ] == [True]
-    assert not commit_staged(options, stage(options, 59, sink, tasks=1), 59)
-    assert commit_staged(options, stage(options, 60, sink, tasks=1), 60)
-    check_once(appliance, topic, 61)
-
-
-def test_tasks_that_begin_at_once_make_the_staging_topic_together(
-    appliance: EmbeddedAppliance, topic: str
-) -> None:
-    make(appliance, topic)
-    options, sink = options_of(appliance, topic), f"query:{topic}"
-    staged: list[StagedTask] = []
+    written: list[WrittenTask] = []
     begin = threading.Barrier(8)
 
     def work(task: int) -> None:
-        stager = Stager(options, sink, task)
+        writer = TaskWriter(options, sink, "run", task, 0)
         try:
             begin.wait(HANG_LIMIT_S)
-            stager.add(
-                pa.RecordBatch.from_arrays(
-                    [pa.array([b"0/%d" % n for n in range(task, ROWS, 8)])], ["value"]
-                )
-            )
-            staged.append(StagedTask(sink, "run", stager.finish()))
+            writer.add(rows_of_task(0, task, 8))
+            written.append(writer.finish())
         finally:
-            stager.close()
+            writer.close()
 
     tasks = [threading.Thread(target=work, args=(task,)) for task in range(8)]
     for task in tasks:
         task.start()
     for task in tasks:
         task.join(HANG_LIMIT_S)
-    commit_staged(options, staged, 0)
+    assert commit_tasks(options, written, 0)
     check_once(appliance, topic, 1)
 
 
 # ---- drivers that are killed ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("place", ["after_manifest", "in_publish", "before_done", "after_done"])
-def test_a_driver_killed_at_each_place_publishes_each_row_once(
+@pytest.mark.parametrize("place", [BEFORE_DECISION, AFTER_DECISION])
+def test_a_driver_killed_at_each_place_commits_each_row_once(
     appliance: EmbeddedAppliance, topic: str, place: str, tmp_path: Path
 ) -> None:
     make(appliance, topic)
     options, sink = options_of(appliance, topic), f"query:{topic}"
-    assert commit_staged(options, stage(options, 0, sink), 0)
-    commit_and_die(options, stage(options, 1, sink), 1, place, tmp_path / "commit")
-    commit_and_die(
-        options, stage(options, 1, sink, "run-2"), 1, "in_publish", tmp_path / "again"
-    ) if place == "after_manifest" else None
-    commit_staged(options, stage(options, 1, sink, "run-3"), 1)
-    assert commit_staged(options, stage(options, 2, sink, "run-3"), 2)
+    assert commit_tasks(options, write(options, 0, sink), 0)
+    commit_elsewhere(options, write(options, 1, sink), 1, tmp_path / "commit", place)
+    is_decided = place == AFTER_DECISION
+    assert commit_tasks(options, write(options, 1, sink, "run-2"), 1) is not is_decided
+    assert commit_tasks(options, write(options, 2, sink, "run-2"), 2)
     check_once(appliance, topic, 3)
 
 
-def test_a_batch_of_which_a_part_was_published_goes_on_after_its_producer_was_forgotten(
-    topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_late_commit_of_a_run_that_was_replaced_commits_nothing(
+    appliance: EmbeddedAppliance, topic: str
 ) -> None:
-    asked: list[bool] = []
-    ask = Committer._is_forgotten
-
-    def note(committer: Committer, manifest: Manifest, infos: Mapping[str, TopicInfo]) -> bool:
-        asked.append(ask(committer, manifest, infos))
-        return asked[-1]
-
-    monkeypatch.setattr(Committer, "_is_forgotten", note)
-    running = start_embedded(auto_create_topics=False, settings={"producer.id.expiration.ms": 1})
-    try:
-        make(running, topic, 3)  # those that know the producer yet keep what they have
-        options, sink = options_of(running, topic), f"query:{topic}"
-        commit_and_die(options, stage(options, 0, sink), 0, "in_publish", tmp_path / "commit")
-        assert 0 < len(values_in(running, topic)) < ROWS
-        commit_staged(options, stage(options, 0, sink, "run-2"), 0)
-        assert True in asked
-        check_once(running, topic, 1)
-    finally:
-        running.stop()
+    make(appliance, topic)
+    options, sink = options_of(appliance, topic), f"query:{topic}"
+    assert commit_tasks(options, write(options, 0, sink, "old"), 0)
+    late = write(options, 1, sink, "old")
+    tasks = write(options, 1, sink, "new")
+    with pytest.raises(FencedRunError, match="another run of this query has taken over"):
+        commit_tasks(options, late, 1)
+    assert commit_tasks(options, tasks, 1)
+    with pytest.raises(FencedRunError):
+        commit_tasks(options, late, 1)
+    check_once(appliance, topic, 2)
 
 
-def test_two_drivers_that_finish_the_same_batch_at_once_publish_it_once(
-    appliance: EmbeddedAppliance, topic: str, tmp_path: Path
+def test_a_run_that_another_has_taken_over_from_is_refused_for_good(
+    appliance: EmbeddedAppliance, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also a task of it in a Python process that has never seen it, and long after."""
+    from spark_bridge.sink import task_writer
+
+    make(appliance, topic)
+    options, sink = options_of(appliance, topic), f"query:{topic}"
+    assert commit_tasks(options, write(options, 0, sink, "old"), 0)
+    for batch_id in range(1, 6):
+        assert commit_tasks(options, write(options, batch_id, sink, f"new-{batch_id}"), batch_id)
+    for run in ("old", "new-3"):
+        monkeypatch.setattr(task_writer, "_runs", {})
+        with pytest.raises(FencedRunError, match="another run of this query has taken over"):
+            write(options, 6, sink, run)
+    assert commit_tasks(options, write(options, 6, sink, "new-5"), 6)
+    check_once(appliance, topic, 7)
+
+
+def test_two_drivers_that_commit_the_same_batch_at_once_commit_it_once(
+    appliance: EmbeddedAppliance, topic: str
 ) -> None:
     make(appliance, topic)
     options, sink = options_of(appliance, topic), f"query:{topic}"
     for batch_id in range(5):
-        commit_and_die(
-            options,
-            stage(options, batch_id, sink, f"run-{batch_id}"),
-            batch_id,
-            "in_publish",
-            tmp_path / "commit",
-        )
         errors: list[BaseException] = []
+        begin = threading.Barrier(2)
 
-        def finish(
-            run: str, batch_id: int = batch_id, errors: list[BaseException] = errors
+        def drive(
+            run: str,
+            batch_id: int = batch_id,
+            errors: list[BaseException] = errors,
+            begin: threading.Barrier = begin,
         ) -> None:
             try:
-                commit_staged(options, stage(options, batch_id, sink, run), batch_id)
-            except Fenced:
+                begin.wait(HANG_LIMIT_S)
+                commit_tasks(options, write(options, batch_id, sink, run), batch_id)
+            except (FencedRunError, TransactionAbortedError):
                 pass  # the other one took over
             except BaseException as error:
                 errors.append(error)
 
-        drivers = [threading.Thread(target=finish, args=(f"{name}-{batch_id}",)) for name in "ab"]
+        drivers = [
+            threading.Thread(target=drive, args=(f"{name}-{batch_id}",)) for name in ("a", "b")
+        ]
         for driver in drivers:
             driver.start()
         for driver in drivers:
             driver.join(HANG_LIMIT_S)
         assert errors == []
-    check_once(appliance, topic, 5)
+        commit_tasks(options, write(options, batch_id, sink, f"c-{batch_id}"), batch_id)
+        check_once(appliance, topic, batch_id + 1)
 
 
-def test_a_run_that_another_has_taken_over_from_is_refused(
-    appliance: EmbeddedAppliance, topic: str
-) -> None:
-    make(appliance, topic)
-    options, sink = options_of(appliance, topic), f"query:{topic}"
-    commit_staged(options, stage(options, 0, sink, "old"), 0)
-    assert not commit_staged(options, stage(options, 0, sink, "new"), 0)
-    with pytest.raises(Fenced, match="another run of this query has taken over at batch 1"):
-        commit_staged(options, stage(options, 1, sink, "old"), 1)
-    assert commit_staged(options, stage(options, 1, sink, "new"), 1)
-    check_once(appliance, topic, 2)
-
-
-# ---- what cannot be finished ---------------------------------------------------------------------
-
-
-def deleted_topic(admin: Admin, topic: str, _sink: str) -> None:
-    admin.delete_topics(topic)
-    admin.create_topics(NewTopic(topic, 3))
-
-
-def deleted_stage(admin: Admin, _topic: str, sink: str) -> None:
-    admin.delete_topics(
-        [name for name in admin.list_topics(internal=True) if name.startswith(stage_prefix(sink))]
-    )
-
-
-def deleted_staged_rows(admin: Admin, _topic: str, sink: str) -> None:
-    stages = [
-        name for name in admin.list_topics(internal=True) if name.startswith(stage_prefix(sink))
-    ]
-    admin.delete_records({TopicPartition(stages[0], partition): -1 for partition in range(4)})
-
-
-@pytest.mark.parametrize("loss", [deleted_topic, deleted_stage, deleted_staged_rows])
-def test_a_decided_batch_that_is_nowhere_and_cannot_be_finished_is_written_from_the_new_rows(
-    appliance: EmbeddedAppliance,
-    topic: str,
-    loss: Callable[[Admin, str, str], None],
-    tmp_path: Path,
-) -> None:
-    make(appliance, topic)
-    options, sink = options_of(appliance, topic), f"query:{topic}"
-    commit_and_die(options, stage(options, 0, sink), 0, "after_manifest", tmp_path / "commit")
-    with Admin(appliance.address) as admin:
-        loss(admin, topic, sink)
-    assert commit_staged(options, stage(options, 0, sink, "run-2"), 0)
-    check_once(appliance, topic, 1)
-
-
-def test_a_batch_that_is_there_in_part_and_cannot_be_finished_says_what_is_there(
-    appliance: EmbeddedAppliance, topic: str, tmp_path: Path
-) -> None:
-    make(appliance, topic)
-    options, sink = options_of(appliance, topic), f"query:{topic}"
-    commit_and_die(options, stage(options, 0, sink), 0, "in_publish", tmp_path / "commit")
-    with Admin(appliance.address) as admin:
-        deleted_stage(admin, topic, sink)
-    with pytest.raises(
-        TailraceError,
-        match=r"batch 0 is published in part and cannot be finished .* of \d+ rows in",
-    ):
-        commit_staged(options, stage(options, 0, sink, "run-2"), 0)
-
-
-# ---- without a query -----------------------------------------------------------------------------
-
-
-def test_a_job_without_a_name_leaves_no_topic_behind(
-    appliance: EmbeddedAppliance, topic: str
-) -> None:
-    make(appliance, topic)
-    options, sink = options_of(appliance, topic), f"job:{topic}"
-    commit_staged(options, stage(options, 0, sink), 0)
-    forget(sink, appliance.address)
-    check_once(appliance, topic, 1)
-    with Admin(appliance.address) as admin:
-        assert not [
-            name for name in admin.list_topics(internal=True) if name.startswith(stage_prefix(sink))
-        ]
-
-
-def test_a_topic_that_is_not_there_and_columns_that_do_not_fit_are_said_by_the_task(
-    appliance: EmbeddedAppliance, topic: str
-) -> None:
-    with pytest.raises(UnknownTopicError, match="to write to"):
-        stage(options_of(appliance, f"no-{topic}"), 0, "job:x")
-    with Admin(appliance.address) as admin:
-        admin.create_topics(NewTopic(topic, schema=pa.schema([("n", pa.int64())])))
-    with pytest.raises(SchemaMismatchError, match="do not fit the typed topic"):
-        stage(options_of(appliance, topic), 0, "job:x")
-
-
-def test_an_appliance_killed_and_restarted_while_a_batch_is_decided_publishes_each_row_once(
+def test_an_appliance_killed_between_tasks_and_commit_loses_no_row(
     topic: str, tmp_path: Path
 ) -> None:
     """See tests/crash/spark_sink.py for kills at random."""
     data_dir, listen = str(tmp_path / "data"), f"ipc://{tmp_path}/socket"
-    running = start_embedded(auto_create_topics=False, data_dir=data_dir, listen=listen)
+
+    def start() -> EmbeddedAppliance:
+        return start_embedded(auto_create_topics=False, data_dir=data_dir, listen=listen)
+
+    running = start()
     try:
         make(running, topic)
         options, sink = options_of(running, topic), f"query:{topic}"
-        commit_and_die(options, stage(options, 0, sink), 0, "in_publish", tmp_path / "commit")
+        tasks = write(options, 0, sink)
         os.kill(running.pid, signal.SIGKILL)
         running.stop()
-        running = start_embedded(auto_create_topics=False, data_dir=data_dir, listen=listen)
-        commit_staged(options, stage(options, 0, sink, "run-2"), 0)
+        running = start()
+        assert commit_tasks(options, tasks, 0)
+        os.kill(running.pid, signal.SIGKILL)
+        running.stop()
+        running = start()
+        assert not commit_tasks(options, write(options, 0, sink, "run-2"), 0)
         check_once(running, topic, 1)
     finally:
         running.stop()
+
+
+# ---- what is aborted -----------------------------------------------------------------------------
+
+
+def test_an_aborted_batch_holds_no_reader_back(appliance: EmbeddedAppliance, topic: str) -> None:
+    make(appliance, topic, 2)
+    options, sink = options_of(appliance, topic), f"query:{topic}"
+    tasks = write(options, 0, sink)
+    assert lag_of_stable_offset(appliance, topic, 2) > 0
+    abort_tasks(options, tasks)
+    wait_until(lambda: lag_of_stable_offset(appliance, topic, 2) == 0, "readers pass it")
+    assert values_in(appliance, topic) == []
+    with pytest.raises(TransactionAbortedError, match="aborted before its commit"):
+        commit_tasks(options, tasks, 0)
+    abort_tasks(options, tasks)  # which is over
+    assert commit_tasks(options, write(options, 0, sink), 0)
+    abort_tasks(options, tasks)
+    check_once(appliance, topic, 1)
+
+
+def test_a_job_that_fails_before_a_task_has_ended_holds_no_reader_back(
+    appliance: EmbeddedAppliance, topic: str
+) -> None:
+    make(appliance, topic, 2)
+    options = options_of(appliance, topic)
+    job = BatchSink(options)
+    job.abort([None])  # of which nothing is known
+    writer = TaskWriter(options, job._identity, job._run, 0, None)
+    writer.add(rows_of_task(0, 0, 1))
+    writer._send_all()
+    assert writer._producer is not None
+    writer._producer.flush()
+    writer.close()
+    assert lag_of_stable_offset(appliance, topic, 2) > 0
+    job.abort([None])
+    wait_until(lambda: lag_of_stable_offset(appliance, topic, 2) == 0, "readers pass it")
+
+
+def test_a_batch_that_takes_longer_than_its_timeout_is_not_written_and_the_option_is_named(
+    appliance: EmbeddedAppliance, topic: str
+) -> None:
+    make(appliance, topic)
+    sink = f"query:{topic}"
+    short = options_of(appliance, topic, transactionTimeoutMs="50")
+    tasks = write(short, 0, sink, tasks=1)
+    identity = transactional_id_of(sink)
+
+    def is_aborted() -> bool:
+        with Admin(appliance.address) as admin:
+            return bool(admin.list_transactions()[identity]["state"] == "empty")
+
+    wait_until(is_aborted, "the transaction is aborted")
+    with pytest.raises(TransactionAbortedError, match="than the option transactionTimeoutMs"):
+        commit_tasks(short, tasks, 0)
+    assert values_in(appliance, topic) == []
+    options = options_of(appliance, topic)
+    assert commit_tasks(options, write(options, 0, sink, "run-2"), 0)
+    check_once(appliance, topic, 1)
+
+
+def test_tasks_of_two_transactions_are_not_committed(
+    appliance: EmbeddedAppliance, topic: str
+) -> None:
+    """The first was aborted by its timeout while the second was running."""
+    make(appliance, topic)
+    options, sink = options_of(appliance, topic), f"query:{topic}"
+    first, _ = write(options, 0, sink)
+    abort_tasks(options, [first])
+    _, second = write(options, 0, sink)
+    with pytest.raises(TransactionAbortedError, match="has tasks of 2 transactions"):
+        commit_tasks(options, [first, second], 0)
+    assert values_in(appliance, topic) == []
+
+
+def test_a_timeout_that_the_appliance_does_not_allow_says_which_setting_bounds_it(
+    appliance: EmbeddedAppliance, topic: str
+) -> None:
+    make(appliance, topic)
+    options = options_of(appliance, topic, transactionTimeoutMs="900001")
+    with pytest.raises(
+        InvalidSettingError,
+        match=r"transactionTimeoutMs is 900001.*up to its transaction\.max\.timeout\.ms",
+    ):
+        write(options, 0, f"query:{topic}")
+
+
+def test_a_row_that_is_too_large_fails_its_task_with_its_partition(
+    appliance: EmbeddedAppliance, topic: str
+) -> None:
+    make(appliance, topic, 1)
+    options, sink = options_of(appliance, topic), f"query:{topic}"
+    with Admin(appliance.address) as admin:
+        admin.alter_topics({topic: {"max.message.bytes": 1_100}})
+        big = TaskWriter(options, sink, "run-1", 0, 0)
+        rows = rows_of_task(0, 0, 1).slice(0, 1)
+        big.add(rows.set_column(1, "value", pa.array([b"x" * 5_000])))
+        with pytest.raises(RecordTooLargeError, match=topic):
+            big.finish()
+        big.close()
+        admin.alter_topics({topic: {"max.message.bytes": 1 << 20}})
+    assert commit_tasks(options, write(options, 0, sink, "run-2"), 0)
+    check_once(appliance, topic, 1)
+
+
+# ---- checkpoints and versions --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("known_as", [-1, None])
+def test_a_query_from_an_old_copy_of_a_checkpoint_is_refused(
+    appliance: EmbeddedAppliance, topic: str, known_as: int | None
+) -> None:
+    make(appliance, topic)
+    options, name = options_of(appliance, topic), f"query:{topic}"
+    for batch_id in (0, 1):
+        assert commit_tasks(options, write(options, batch_id, name), batch_id)
+    with pytest.raises(
+        InvalidRequestError,
+        match=r"batch 0 was to be written, and batch 1 .* Its checkpoint is an older copy",
+    ):
+        commit_tasks(options, write(options, 0, name, "copy", known_as=known_as), 0)
+    check_once(appliance, topic, 2)
+
+
+def test_a_query_whose_checkpoint_was_copied_goes_on_beside_the_old_copy(
+    appliance: EmbeddedAppliance, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    make(appliance, topic)
+    options, name = options_of(appliance, topic), f"query:{topic}"
+    for batch_id in (0, 1):
+        assert commit_tasks(options, write(options, batch_id, name), batch_id)
+    tasks = write(options, 2, name)
+    with pytest.raises(InvalidRequestError, match="an older copy"):
+        write(options, 0, name, "copy")
+    assert commit_tasks(options, tasks, 2)
+    check_once(appliance, topic, 3)
+    assert not commit_tasks(options, write(options, 2, name, "copy")[:1], 2)
+    assert "sink_batch_differs batch=2 rows=250 committed_rows=500" in caplog.text
+
+
+def test_versions_of_an_application_that_go_backwards_are_not_written(
+    appliance: EmbeddedAppliance, topic: str
+) -> None:
+    make(appliance, topic, 1)
+    options, name = options_of(appliance, topic), f"app:{topic}"
+    assert commit_tasks(options, write(options, 0, name, tasks=1, known_as=7), 7)
+    for version in (3, 7):
+        again = write(options, 1, name, "run-2", tasks=1, known_as=version)
+        assert not commit_tasks(options, again, version)
+    check_once(appliance, topic, 1)
+
+
+def test_a_forgotten_query_begins_anew(appliance: EmbeddedAppliance, topic: str) -> None:
+    make(appliance, topic, 1)
+    options, name = options_of(appliance, topic), f"query:{topic}"
+    assert commit_tasks(options, write(options, 0, name), 0)
+    forget_query(topic, appliance.address)
+    with transaction_client(appliance.address, name, 10_000) as client:
+        assert client.mark() is None
+    assert commit_tasks(options, write(options, 0, name, "run-2"), 0)
+    assert len(values_in(appliance, topic)) == 2 * ROWS
+    forget_query(f"{topic}-never", appliance.address)
+
+
+def test_a_batch_of_a_query_that_the_appliance_does_not_know_is_noted(
+    appliance: EmbeddedAppliance, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Another data directory, or one whose groups.db was lost: a repeated batch is not known."""
+    make(appliance, topic, 1)
+    options = options_of(appliance, topic)
+    assert commit_tasks(options, write(options, 4, f"query:{topic}"), 4)
+    assert "sink_batch_unknown batch=4" in caplog.text
+
+
+def test_a_transactional_id_of_another_program_is_not_written_over(
+    appliance: EmbeddedAppliance, topic: str
+) -> None:
+    make(appliance, topic, 1)
+    options, name = options_of(appliance, topic), f"query:{topic}"
+    with transaction_client(appliance.address, name, 10_000) as client:
+        client.commit(client.join("other", 1_000).transaction, (), "other")
+    with pytest.raises(InvalidRequestError, match="belongs to another program"):
+        write(options, 0, name)
+
+
+def test_names_of_sinks_are_transactional_ids() -> None:
+    assert transactional_id_of("query:1-2") == "spark-query:1-2"
+    for name in ("x" * 300, "a\nb"):
+        assert len(transactional_id_of(f"app:{name}")) < 100
+        assert transactional_id_of(f"app:{name}").startswith("spark-app:")
+
+
+def test_a_producer_without_branches_leaves_the_mark_of_a_sink(
+    appliance: EmbeddedAppliance, topic: str
+) -> None:
+    """An operator's abort, and a producer that took the id by mistake."""
+    make(appliance, topic, 1)
+    options, name = options_of(appliance, topic), f"query:{topic}"
+    assert commit_tasks(options, write(options, 0, name), 0)
+    identity = transactional_id_of(name)
+    with Admin(appliance.address) as admin:
+        admin.abort_transaction(identity)
+    with (
+        Producer(appliance.address, transactional_id=identity) as producer,
+        producer.transaction(),
+    ):
+        producer.send(topic, b"other")
+    assert not commit_tasks(options, write(options, 0, name, "run-2"), 0)
+    values = tailrace.scan(topic, appliance.address, columns=["value"]).read_all()
+    assert values.num_rows == ROWS + 1
+    with pytest.raises(TailraceError):
+        commit_tasks(options, write(options, 1, name, "run-1"), 1)

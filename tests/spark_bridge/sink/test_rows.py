@@ -12,12 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_bridge.sink import rows as sink_rows
-from spark_bridge.sink.decision_log import State, follow, taken_over
 from spark_bridge.sink.options import parse_sink_options
 from tailrace.client.partitioners import partition_for_key
 from tailrace.client.topic_metadata import TopicInfo
 from tailrace.core.errors import InvalidRecordError, InvalidSettingError, SchemaMismatchError
-from tailrace.core.hash_slots import owners_after, ranges_of, slot_of
+from tailrace.core.hash_slots import STAYS, owners_after, ranges_of, slot_of
 from tailrace.format.schema import DEFAULT_SCHEMA, to_message
 
 KEYS = st.lists(st.one_of(st.none(), st.binary(max_size=40)), min_size=1, max_size=60)
@@ -52,6 +51,7 @@ def topic(
      ({"txnAppId": "a"}, "belong together"),
      ({"txnAppId": "a", "txnVersion": "x"}, "txnVersion is 'x'"),
      ({"publishTimeoutMs": "0"}, "publishTimeoutMs"),
+     ({"transactionTimeoutMs": "1h"}, "transactionTimeoutMs is '1h'"),
      ({"bootstrap": "tcp://a:1", "kafka.bootstrap.servers": "tcp://b:1"}, "name two appliances")],
 )  # fmt: skip
 def test_wrong_options_of_a_write_name_the_option(options: dict[str, str], sentence: str) -> None:
@@ -78,24 +78,25 @@ def test_keys_go_where_a_producer_sends_them(
         sink_rows.NO_KEY if key is None else partition_for_key(key, partitions)
         for key in column.to_pylist()
     ]
-    assert sink_rows.key_numbers(column, topic(partitions)).tolist() == requested
+    assert sink_rows.key_routes(column, topic(partitions)).partitions.tolist() == requested
+    assert sink_rows.key_routes(column, topic(partitions)).slots is None
 
 
 @given(KEYS)
 def test_keys_of_hash_slots_go_to_the_owner_of_their_slot(keys: list[bytes | None]) -> None:
     owners = owners_after((5,))
     requested = [sink_rows.NO_KEY if key is None else owners[slot_of(key)] for key in keys]
-    assert (
-        sink_rows.key_numbers(pa.array(keys, pa.binary()), topic(5, hash_slots=True)).tolist()
-        == requested
-    )
+    routes = sink_rows.key_routes(pa.array(keys, pa.binary()), topic(5, hash_slots=True))
+    assert routes.partitions.tolist() == requested
+    assert routes.slots is not None
+    assert routes.slots.tolist() == [STAYS if key is None else slot_of(key) for key in keys]
 
 
 def test_rows_of_a_partition_keep_their_order() -> None:
     batch = pa.record_batch({"n": list(range(100))})
     pieces = {
         number: sink_rows.joined([part])
-        for number, part in sink_rows.split(batch, np.arange(100) % 7)
+        for number, part in sink_rows.split(batch, sink_rows.Routes(np.arange(100) % 7))
     }
     assert {number: piece.column("n").to_pylist() for number, piece in pieces.items()} == {
         p: list(range(p, 100, 7)) for p in range(7)
@@ -114,14 +115,18 @@ def test_a_piece_has_the_rows_of_its_parts_wherever_they_are_cut(
         requested += [
             row for row, number in zip(batch.to_pylist(), numbers, strict=True) if number == 0
         ]
-        part = dict(sink_rows.split(batch, numbers))[0]
+        part = dict(sink_rows.split(batch, sink_rows.Routes(numbers, np.arange(len(keys)))))[0]
         parts += [piece for piece in part.cut(min(at, part.row_count)) if piece.row_count]
     assert sink_rows.joined(parts).to_pylist() == requested
+    slots = sink_rows.slots_of(parts)
+    assert slots is not None
+    assert slots.tolist() == [row["n"] for row in requested]
 
 
 def test_a_batch_of_one_partition_is_not_copied() -> None:
     batch = pa.record_batch({"value": [b"a", b"b"]})
-    assert sink_rows.joined([part for _, part in sink_rows.split(batch, np.array([3, 3]))]) is batch
+    routes = sink_rows.Routes(np.array([3, 3]))
+    assert sink_rows.joined([part for _, part in sink_rows.split(batch, routes)]) is batch
 
 
 # ---- columns -------------------------------------------------------------------------------------
@@ -180,7 +185,7 @@ def test_a_partition_or_a_topic_that_is_not_there_is_refused() -> None:
         InvalidRecordError,
         match=r"has partition 4 .*, which has 0 to 3; without the column `partition` the key",
     ):
-        sink_rows.partitions_of(sink_rows.default_rows(batch), batch, topic(4), None)
+        sink_rows.routes_of(sink_rows.default_rows(batch), batch, topic(4), None)
     with pytest.raises(InvalidRecordError, match="null topic present in the data"):
         sink_rows.by_topic(
             pa.record_batch({"value": [b"a"], "topic": pa.array([None], pa.string())})
@@ -195,38 +200,35 @@ def test_a_row_without_a_partition_of_its_own_goes_by_its_key() -> None:
             "partition": pa.array([3, None, None], pa.int32()),
         }
     )
-    numbers = sink_rows.partitions_of(sink_rows.default_rows(batch), batch, topic(4), None)
-    assert numbers.tolist() == [3, partition_for_key(b"k", 4), sink_rows.NO_KEY]
+    for hash_slots in (False, True):
+        info = topic(4, hash_slots=hash_slots)
+        routes = sink_rows.routes_of(sink_rows.default_rows(batch), batch, info, None)
+        owner = partition_for_key(b"k", 4)
+        if hash_slots:
+            owner = owners_after((4,))[slot_of(b"k")]
+            assert routes.slots is not None
+            assert routes.slots.tolist() == [STAYS, slot_of(b"k"), STAYS]
+        assert routes.partitions.tolist() == [3, owner, sink_rows.NO_KEY]
 
 
-# ---- decisions -----------------------------------------------------------------------------------
+@pytest.mark.parametrize("header", [None, {"key": None, "value": b"v"}])
+def test_a_header_without_a_key_is_refused_as_a_producer_refuses_it(
+    header: dict[str, Any] | None,
+) -> None:
+    kind = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
+    def rows_with(*headers: Any) -> pa.RecordBatch:
+        return pa.RecordBatch.from_arrays(
+            [pa.array([b"v"] * len(headers)), pa.array(headers, kind)], ["value", "headers"]
+        )
 
-def record(on: int, run: str = "a", published: int = -1, kind: str = "done") -> dict[str, Any]:
-    """A record of the log."""
-    return {
-        "on": on,
-        "kind": kind,
-        "run": run,
-        "fenced": [],
-        "published": published,
-        "producer": 1,
-        "epoch": 0,
-        "manifest": None,
-    }
-
-
-def test_of_two_records_made_on_the_same_one_the_first_counts() -> None:
-    state = follow(State(), 0, record(-1, "a"))
-    for offset, run in ((1, "b"), (2, "c")):
-        state = follow(state, offset, record(0, run))
-    assert (state.at, state.run) == (1, "b")
-    assert follow(state, 3, record(2)) is state, (
-        "a record made on one that does not count does not count"
+    fine = sink_rows.default_rows(
+        rows_with([{"key": "", "value": None}, {"key": "", "value": b"2"}], None, [])
     )
-
-
-def test_a_run_that_was_taken_over_is_remembered() -> None:
-    state = taken_over(taken_over(State(run="a"), "b"), "c")
-    assert (state.run, state.fenced) == ("c", ("a", "b"))
-    assert taken_over(state, "c") is state
+    assert fine.column("headers").to_pylist() == [
+        [{"key": "", "value": None}, {"key": "", "value": b"2"}],
+        None,
+        [],
+    ]
+    with pytest.raises(InvalidRecordError, match="a header without a key in the column headers"):
+        sink_rows.default_rows(rows_with([], [header]))

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pytest
 
 import tailrace
+from spark_bridge.sink.crash_points import AFTER_DECISION, BEFORE_DECISION
 from tailrace import Admin, NewTopic, Producer
 from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
 from tests.crash import spark_sink
@@ -110,7 +111,7 @@ def test_a_typed_topic_takes_its_columns_by_name(
     assert len({(r["word"], r["_partition"]) for r in rows}) == 3
 
 
-def test_what_is_wrong_is_said_before_a_row_is_staged(
+def test_what_is_wrong_is_said_before_a_row_is_written(
     spark: Any, appliance: EmbeddedAppliance, topic: str
 ) -> None:
     make(
@@ -171,16 +172,17 @@ def test_a_stream_restarted_from_its_checkpoint_writes_each_row_once_though_its_
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("place", [BEFORE_DECISION, AFTER_DECISION])
 def test_a_driver_killed_in_its_commit_and_started_again_writes_each_row_once(
-    spark: Any, appliance: EmbeddedAppliance, topic: str, tmp_path: Path
+    spark: Any, appliance: EmbeddedAppliance, topic: str, tmp_path: Path, place: str
 ) -> None:
-    """test_sink_commit.py kills at each place; here everything of Spark dies with it, and another
-    Spark goes on.
+    """test_commit.py kills without Spark; here everything of Spark dies with it, and another Spark
+    goes on.
     """
     make(appliance, NewTopic(topic, 3))
     for number in range(2):
         spark_sink.write_input(tmp_path / "in", number, 200)
-    killed = spark_sink.start_driver(appliance.address, topic, tmp_path, crash="in_publish:1")
+    killed = spark_sink.start_driver(appliance.address, topic, tmp_path, crash=f"{place}:1")
     assert killed.wait() != 0
     assert spark_sink.committed(tmp_path) < spark_sink.planned(tmp_path), (
         tmp_path / "driver.log"

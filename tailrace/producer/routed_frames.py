@@ -1,0 +1,36 @@
+"""Sends rows that the caller has routed: `send_arrow` for the Spark sink, which knows the partition
+of each row, and collects the rows of a partition before it sends them.
+
+Owner: none; a function of a Producer.
+Invariants: rows with hash slots go to the partitions that own these when they are sent, as those of
+    `send_arrow` with a key column do.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tailrace.producer.frame_appender import RowSlots
+from tailrace.producer.futures import FrameFuture
+from tailrace.producer.producer import Producer
+from tailrace.producer.record_validation import Delay
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+NO_DELAY = Delay(None, None, None)
+
+
+def send_routed(
+    producer: Producer,
+    topic: str,
+    rows: pa.RecordBatch,
+    partition: int,
+    slots: RowSlots | None = None,
+) -> FrameFuture:
+    """Send rows to `partition`. `slots`: on topics with hash slots. Raises as `Producer.send_arrow`
+    does.
+    """
+    return producer._run_steps(
+        producer._frames.append(topic, rows, None, partition, None, NO_DELAY, None, slots)
+    )
