@@ -407,7 +407,7 @@ class _PartitionCheck:
                 header.base_offset,
                 header.last_offset,
             )
-        if header.producer_id == NO_PRODUCER or header.is_marker:
+        if header.producer_id == NO_PRODUCER or header.base_sequence < 0:
             return
         epoch, expected = self._sequences.get(
             header.producer_id, (header.producer_epoch, header.base_sequence)

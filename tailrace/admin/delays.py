@@ -8,30 +8,33 @@ from __future__ import annotations
 
 import base64
 import datetime as dt
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from tailrace.admin.topic_list import partition_counts
 from tailrace.client.connection import Connection
+from tailrace.client.delay_changes import (
+    cancels_of,
+    requests_of,
+    reschedules_of,
+    results_of,
+    without_ids,
+)
 from tailrace.client.steps import Steps, operation
-from tailrace.core.delays import due_time_us, moment_us
-from tailrace.core.error_codes import ErrorCode, code_of
+from tailrace.core.delays import moment_us
 from tailrace.core.errors import (
     DelayNotEnabledError,
     InvalidRecordError,
     InvalidRequestError,
     TailraceError,
     UnknownTopicError,
-    error_for,
 )
 from tailrace.core.recurrence import Recurrence
-from tailrace.core.validation import mapping_of, name_list, name_of, optional_text_bytes, whole
+from tailrace.core.validation import name_of, optional_text_bytes, whole
 from tailrace.protocol.frame import Api
 
 T = TypeVar("T")
 DELAYS_PAGE = 1_000
-DELAYS_AT_ONCE = 2_000
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 
@@ -112,14 +115,7 @@ class DelayAdmin:
         UnknownDelayError after its delivery. `topic`: ids of other topics are refused. Raises
         InvalidRequestError, RequestTimeoutError.
         """
-        return {
-            name: found if isinstance(found, TailraceError) else None
-            for name, found in (
-                yield from self._change_delays(
-                    dict.fromkeys(name_list("delay_ids", delay_ids)), topic
-                )
-            ).items()
-        }
+        return without_ids((yield from self._change_delays(cancels_of(delay_ids), topic)))
 
     @operation
     def reschedule_delays(
@@ -129,31 +125,17 @@ class DelayAdmin:
         for each its new id, which replaces the old one, or the error. Raises InvalidRequestError,
         RequestTimeoutError.
         """
-        changes: dict[str, int | None] = {}
-        for name, due in mapping_of("dues", dues, "{delay_id: datetime}").items():
-            _moment_us(f"the time for {name!r:.60}", due)
-            changes[name_of("a delay_id", name)] = due_time_us(due, None, time.time_ns() // 1000)
-        return (yield from self._change_delays(changes, topic))
+        return (yield from self._change_delays(reschedules_of(dues), topic))
 
     def _change_delays(
         self, changes: Mapping[str, int | None], topic: str | None
     ) -> Steps[dict[str, Any]]:
         self._connection.check_usable()
-        if topic is not None:
-            name_of("topic", topic)
-        answers: dict[str, Any] = {}
-        items = [{"delay_id": name, "due_us": due_us} for name, due_us in changes.items()]
-        for start in range(0, len(items), DELAYS_AT_ONCE):
-            piece = items[start : start + DELAYS_AT_ONCE]
-            answer = yield from self._call(Api.CHANGE_DELAYS, {"changes": piece, "topic": topic})
-            for item, result in zip(piece, answer["results"], strict=True):
-                refused = result["code"] != ErrorCode.OK
-                answers[str(item["delay_id"])] = (
-                    error_for(code_of(result["code"]), result.get("message", ""))
-                    if refused
-                    else result.get("delay_id")
-                )
-        return answers
+        results: dict[str, Any] = {}
+        for request in requests_of(changes, topic):
+            answer = yield from self._call(Api.CHANGE_DELAYS, request)
+            results |= results_of(request, answer)
+        return results
 
     @operation
     def describe_delays(self) -> Steps[list[dict[str, Any]]]:

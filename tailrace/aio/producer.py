@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
 from functools import partial
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack
@@ -201,6 +202,22 @@ class AsyncProducer(AsyncClient, RenamedProducerMethods):
             steps_of(Producer.send_acknowledgements_to_transaction)(
                 self._producer, share_consumer, records, outcome
             )
+        )
+
+    async def cancel_delays(
+        self, delay_ids: str | Iterable[str], *, topic: str | None = None
+    ) -> dict[str, TailraceError | None]:
+        """`Producer.cancel_delays`. Cancelled, the transaction can only be aborted."""
+        return await self._run(
+            steps_of(Producer.cancel_delays)(self._producer, delay_ids, topic=topic)
+        )
+
+    async def reschedule_delays(
+        self, dues: Mapping[str, datetime], *, topic: str | None = None
+    ) -> dict[str, str | TailraceError]:
+        """`Producer.reschedule_delays`. Cancelled, the transaction can only be aborted."""
+        return await self._run(
+            steps_of(Producer.reschedule_delays)(self._producer, dues, topic=topic)
         )
 
     async def create_transaction_branches(self, count: int) -> list[TransactionBranch]:

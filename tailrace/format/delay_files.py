@@ -2,14 +2,16 @@
 
 The scheduler keeps them. `pending.json` (checked JSON) lists the bucket files and their valid
 bytes. Every record of the delay log below its `cursor` is delivered, cancelled, in a bucket file,
-or in a batch that it names as part of a transaction.
+or in a batch that it names as part of a transaction, or as a change that one has reserved.
 A bucket file, `<level>-<first tick>-<number>.pending`, is a sequence of chunks, little endian:
 
     magic u32 | kind u32 | rows u32 | crc32c u32 | body u64 |
     first offset i64 | last offset i64 | min tick i64 | max tick i64                     (56 bytes)
     kind 1, rows:       ticks i64[rows] | offsets i64[rows], ascending |
                         body: an Arrow RecordBatch message of the delay log's schema
-    kind 2, cancelled:  offsets i64[rows]
+    kind 2, cancelled:  offsets i64[rows], of rows in chunks before it
+
+An offset may come again behind its cancellation: an aborted transaction returns the row.
 
 Owner: the scheduler writes them (`workers.delays`). The flusher reads the cursor, the offline tools
 everything.
@@ -36,7 +38,11 @@ TRANSACTIONAL_PENDING_VERSION = 4
 """The version of a manifest with batches of transactions, and of no other: a build that would
 delete the segments with them refuses it.
 """
-READ_VERSIONS = (2, 3, 4)
+RESERVING_PENDING_VERSION = 5
+"""The version of a manifest with reserved rows, and of each later one of its partition once a row
+was returned: a build that cancels an offset in all of a file refuses it.
+"""
+READ_VERSIONS = (2, 3, 4, 5)
 """Version 2 had no `BucketEntry.first_crc`."""
 BUCKET_SUFFIX = ".pending"
 DAMAGED_SUFFIX = ".damaged"
@@ -105,18 +111,29 @@ class Manifest:
     """
     committing: list[int] = field(default_factory=list)
     """Base offsets of committed batches below the cursor whose records are not in bucket files."""
+    reserved: list[list[int]] = field(default_factory=list)
+    """[producer id, epoch, base offset of a change, then index and next due time of each row that
+    it has reserved ...] of each change by an open transaction.
+    """
+    has_returned: bool = False
+    """True if an aborted transaction has returned a row since the partition was made."""
 
     @property
     def kept_from(self) -> int:
         """The offset below which the delay log is not needed any more."""
         offsets = [transaction[2] for transaction in self.open_batches if len(transaction) > 2]
-        return min([self.cursor, *offsets, *self.committing[:1]])
+        return min(
+            [self.cursor, *offsets, *self.committing[:1], *(change[2] for change in self.reserved)]
+        )
 
     def encode(self) -> bytes:
         """Encode `pending.json` as checked JSON."""
         # orjson encodes the entries itself. `asdict` would copy each first, a third of the
         # scheduler's time with thousands of files.
         fields = {name: getattr(self, name) for name in self.__slots__}
+        if self.reserved or self.has_returned:
+            return checked_json.encode({"version": RESERVING_PENDING_VERSION, **fields})
+        del fields["reserved"], fields["has_returned"]
         if self.open_batches or self.committing:
             return checked_json.encode({"version": TRANSACTIONAL_PENDING_VERSION, **fields})
         del fields["open_batches"], fields["committing"]

@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from tailrace.client.attached_records import AttachesRecords
+from tailrace.client.delay_changes import cancels_of, reschedules_of, without_ids
 from tailrace.client.kafka_names import RenamedProducerMethods
 from tailrace.client.partitioners import DefaultPartitioner, chosen_by
 from tailrace.client.runtime import SYSTEM, Runtime
@@ -321,6 +322,33 @@ class Producer(FastPathSender, RenamedProducerMethods):
         for "reject": send the dead letter in the transaction, and accept the record).
         """
         yield from self._transactional().send_acknowledgements(share_consumer, records, outcome)
+
+    @operation
+    def cancel_delays(
+        self, delay_ids: str | Iterable[str], *, topic: str | None = None
+    ) -> Steps[dict[str, TailraceError | None]]:
+        """Cancel delayed records with the transaction, and only with it: a delay_id, or several.
+        Until the commit they are pending, and listed. They are not delivered while the transaction
+        is open, and at once if they fell due before an abort. Returns for each id None, or the
+        error: UnknownDelayError after its delivery, another one while an open transaction has
+        changed it. `topic`: ids of other topics are refused.
+
+        Raises InvalidTransactionError, TransactionAbortedError, InvalidRequestError. After any
+        other error, such as RequestTimeoutError, the transaction can only be aborted.
+        """
+        changes = cancels_of(delay_ids)
+        return without_ids((yield from self._transactional().change_delays(changes, topic)))
+
+    @operation
+    def reschedule_delays(
+        self, dues: Mapping[str, datetime], *, topic: str | None = None
+    ) -> Steps[dict[str, str | TailraceError]]:
+        """Change the due times of delayed records with the transaction: delay_id -> datetime with a
+        time zone. Returns for each its new id, which is valid from the commit on, or the error. In
+        all else like `cancel_delays`. Of several changes of a record the last counts.
+        """
+        changes = reschedules_of(dues)
+        return (yield from self._transactional().change_delays(changes, topic))
 
     @operation
     def create_transaction_branches(self, count: int) -> Steps[list[TransactionBranch]]:

@@ -92,12 +92,13 @@ class Api(IntEnum):
 
 API_VERSIONS: dict[int, tuple[int, int]] = {
     **dict.fromkeys(Api, (1, 1)), Api.PRODUCE: (1, 2), Api.FETCH: (2, 3), Api.LEASE_OFFSETS: (1, 2),
-    Api.COMMIT_OFFSETS: (1, 2), Api.FETCH_OFFSETS: (1, 2),
+    Api.COMMIT_OFFSETS: (1, 2), Api.FETCH_OFFSETS: (1, 2), Api.CHANGE_DELAYS: (1, 2),
 }  # fmt: skip
 """Lowest and highest version of each API in this build. HANDSHAKE's JSON stays version 1 forever.
 Since version 3 of FETCH a reader chooses its isolation level, and hears what was left out.
 Since version 2 LEASE_OFFSETS, COMMIT_OFFSETS and FETCH_OFFSETS may name topics by id. Topics
-without an id are handled as in version 1.
+without an id are handled as in version 1. Since version 2 CHANGE_DELAYS may belong to a
+transaction.
 """
 
 

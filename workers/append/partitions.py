@@ -284,7 +284,7 @@ class Partitions:
                 delay_rules.note_descriptor(producers, d)
             if d.is_transactional:
                 transaction_rules.note_descriptor(producers, d)
-            if d.producer_id >= 0 and not d.control_type:
+            if d.producer_id >= 0 and d.base_sequence >= 0:
                 producers.record(
                     d.producer_id,
                     d.producer_epoch,

@@ -134,6 +134,11 @@ class Transactions:
     # ---- batches ---------------------------------------------------------------------------------
 
     @property
+    def is_fed(self) -> bool:
+        """True if the feed of this process generation is complete."""
+        return self._producers.is_fed
+
+    @property
     def registered(self) -> dict[int, int] | None:
         """Registered producers for the kernel (`TransactionalProducers.by_id`)."""
         return self._producers.by_id

@@ -415,12 +415,16 @@ class Worker:
         if source == SOURCE_SCHEDULER and not self._is_next_delay(partition, header):
             self._opened.check_log_ends(partition)
             return self._refuse(source, message, ErrorCode.UNKNOWN_SEQUENCE, next_offset, header)
+        if source == SOURCE_SCHEDULER and (code := self._change_refusal(partition, header)):
+            if self._must_read_decisions:
+                return False
+            return self._refuse(source, message, code, next_offset, header)
         if header.is_transactional and (code := self._transaction_refusal(partition, header)):
             if self._must_read_decisions:
                 return False
             return self._refuse(source, message, code, next_offset, header)
         verdict = None
-        if header.producer_id >= 0:
+        if header.producer_id >= 0 and source != SOURCE_SCHEDULER:
             now_us = self._now_us()
             verdict = partition.producers.decide(
                 header.producer_id, header.producer_epoch, header.base_sequence,
@@ -470,6 +474,23 @@ class Worker:
             self._must_read_decisions = not self._blocked
             return ErrorCode.CONCURRENT_TRANSACTIONS  # if the ring has no space for its markers
         return code
+
+    def _change_refusal(self, partition: Partition, header: BatchHeader) -> ErrorCode:
+        """Return the error code of a change of delayed records, OK if it may be appended.
+
+        Markers of transactions that were decided before it was asked for must lie before it. Their
+        decisions are in the coordinator's lane, which is read first (`_must_read_decisions`).
+        """
+        transactions = self._transactions
+        is_change = partition.is_delay_log and header.due_us > 0 and not header.is_control
+        if not is_change or not len(partition.producers.transactions):
+            return ErrorCode.OK
+        if transactions is None or not transactions.is_fed:
+            return ErrorCode.NOT_READY
+        if transactions.lane.has_more():
+            self._must_read_decisions = not self._blocked
+            return ErrorCode.NOT_READY
+        return ErrorCode.OK
 
     def _is_next_delay(self, partition: Partition, header: BatchHeader) -> bool:
         """True if a batch from the scheduler is new.
@@ -564,7 +585,7 @@ class Worker:
             header.base_offset = base_offset
             transaction_rules.note_header(partition.producers, header)
             self._transactions.note_batch(message.slot, header)
-        if header.producer_id >= 0:
+        if header.producer_id >= 0 and source != SOURCE_SCHEDULER:
             partition.producers.record(
                 header.producer_id,
                 header.producer_epoch,

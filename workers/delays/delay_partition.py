@@ -33,7 +33,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -43,25 +43,29 @@ from shm.crash_points import crash_point
 from shm.lane_messages import Assignment
 from shm.partition_table import PartitionState
 from tailrace.core.delays import NONE_DELIVERED, TICK_BITS, TICK_MASK, TICK_US
-from tailrace.format.batch_header import BatchHeader, checksum_seed, insert_header
+from tailrace.format.batch_header import (
+    ATTRIBUTE_TRANSACTIONAL,
+    BatchHeader,
+    checksum_seed,
+    insert_header,
+)
+from workers.delays.changing_transaction import ChangingTransaction
 from workers.delays.dead_delays import DeadDelays
 from workers.delays.delay_log.batches import LogBatch, LogBatches, ticks_of
-from workers.delays.delay_log.ingest import LogIngest
+from workers.delays.delay_log.ingest import GATHERED_BYTES, LogIngest
 from workers.delays.delay_log.tailer import LogTailer
+from workers.delays.delay_log.transactions import LogTransactions
 from workers.delays.delivery import Deliveries
 from workers.delays.delivery_marks import RETRY_INTERVAL_NS, RETRY_NS, DeliveryMarks
 from workers.delays.listing import listed_rows
 from workers.delays.store.array_wheel import NEVER, Rows, no_rows
 from workers.delays.store.bucket_files import is_above
-from workers.delays.store.open_batches import OpenBatches
 from workers.delays.store.pending_store import PendingStore
 from workers.delays.store.recurring_rows import RecurringRows
 from workers.segment.files import Files
 
 logger = logging.getLogger(__name__)
 
-GATHERED_BYTES = 8 << 20
-"""Decompressed bytes of the log that are ingested at a time."""
 COMMITTED_READ_BYTES = 64 << 10
 STUCK_TRIES = 10
 LEAD_TICKS = 10
@@ -132,9 +136,13 @@ class DelayPartition:
         self.counters = self.intake.counters
         self.changes = self.intake.changes
         self._follower = LogTailer(files, directory, self._log_seed, self._store.cursor)
-        self._open_batches = OpenBatches(*self._store.batches)
-        self._committed = LogTailer(files, directory, self._log_seed, 0, COMMITTED_READ_BYTES)
-        """Reads the batches of a transaction when it is committed."""
+        self.transactions = LogTransactions(
+            self.intake,
+            LogTailer(files, directory, self._log_seed, 0, COMMITTED_READ_BYTES),
+            log_state,
+            self._max_message_bytes,
+            self._store.log,
+        )
         self._reread_until = log_state().high_watermark
         """Rows below this offset existed when this incarnation began, and may
         begin an epoch of the clock.
@@ -151,9 +159,12 @@ class DelayPartition:
         if self._marks.closed:
             self._release(self._marks.closed_tick)
 
+    def _max_message_bytes(self) -> int:
+        return int(self.log.settings["max.message.bytes"])
+
     def close(self) -> None:
         self._follower.close()
-        self._committed.close()
+        self.transactions.close()
 
     # ---- stepping --------------------------------------------------------------------------------
 
@@ -182,7 +193,7 @@ class DelayPartition:
                 self._follower.next_offset,
                 self._marks.closed,
                 self._recurring.describe,
-                self._open_batches.snapshot,
+                self.transactions.describe,
                 is_settled=is_settled,
             )
         return work
@@ -245,8 +256,8 @@ class DelayPartition:
             return 1
         if self._store.is_full():
             return 0
-        if self._open_batches.committing:
-            return self._ingest_committed()
+        if self.transactions.is_committing:
+            return self.transactions.ingest(self._marks.closed)
         gathered: list[LogBatch] = []
         byte_count = count = 0
         for header, data in self._follower.read(self._log_state()):
@@ -258,15 +269,16 @@ class DelayPartition:
                 gathered = []
                 if header.is_delay_mark and not self._apply_mark(header):
                     break
-                if header.is_marker:
-                    self._open_batches.end(header)
-                    if self._open_batches.committing:
-                        break  # its rows come before what is behind it
+                if header.is_marker and self.transactions.end(header, self._marks.closed):
+                    break  # its rows come before what is behind it
                 continue
             if header.is_transactional:
-                self._open_batches.add(header)
+                if header.due_us > 0:  # a change of what was read before
+                    self.intake.add(gathered)
+                    gathered = []
+                self.transactions.add(header, data)
                 continue
-            batch = self.intake.proven(header, data, int(self.log.settings["max.message.bytes"]))
+            batch = self.intake.proven(header, data, self._max_message_bytes())
             if batch is not None:
                 gathered.append(batch)
                 byte_count += batch.rows.nbytes + len(data)
@@ -276,35 +288,6 @@ class DelayPartition:
                 if self._store.is_full():
                     break
         self.intake.add(gathered)
-        return count
-
-    def _ingest_committed(self) -> int:
-        """Ingest some batches of the transaction whose commit was read last. Raises OSError.
-
-        Their rows count as written at its marker: ordinals closed there are over.
-        """
-        committing = self._open_batches.committing
-        state = self._log_state()
-        gathered: list[LogBatch] = []
-        byte_count = count = 0
-        for offset in committing:
-            self._committed.seek(offset)
-            found = next(self._committed.read(state), None)
-            count += 1
-            if found is None or found[0].base_offset != offset:
-                if self._committed.next_offset <= offset:
-                    raise OSError(f"committed delayed records at offset {offset} cannot be read")
-                self._committed.close()  # damage that recovery has recorded, and that is logged
-                continue
-            header, data = replace(found[0], min_tick=self._marks.closed), found[1]
-            batch = self.intake.proven(header, data, int(self.log.settings["max.message.bytes"]))
-            if batch is not None:
-                gathered.append(batch)
-                byte_count += batch.rows.nbytes + len(data)
-            if byte_count > GATHERED_BYTES:
-                break
-        self.intake.add(gathered)
-        del committing[:count]
         return count
 
     def catch_up(self) -> None:
@@ -361,17 +344,24 @@ class DelayPartition:
         """
         return self.intake.row_of(offset)
 
-    def change_batch(self, rows: pa.RecordBatch, token: int) -> bytearray:
+    def change_batch(
+        self, rows: pa.RecordBatch, token: int, transaction: ChangingTransaction | None = None
+    ) -> bytearray:
         """Encode rows that cancel or replace others as a batch of the delay log.
 
         `token`, above 0, marks the appliance's batches: the worker accepts it from the scheduler
-        only. It identifies the request when the batch is read.
+        only. It identifies the request when the batch is read. Rows of a `transaction` come in
+        pairs (see `reservations`).
         """
         header = BatchHeader(
             record_count=rows.num_rows, last_offset_delta=rows.num_rows - 1,
             first_timestamp_us=self._wall_us, max_timestamp_us=self._wall_us,
             schema_id=self.log.schema_id, due_us=token,
         )  # fmt: skip
+        if transaction is not None:
+            header.attributes = ATTRIBUTE_TRANSACTIONAL
+            header.producer_id, header.producer_epoch = transaction.key
+            header.previous_position = transaction.number
         return insert_header(rows.serialize(), header, self._log_seed)
 
     def replacement(self, row: pa.RecordBatch, due_us: int, origin: int) -> pa.RecordBatch:
@@ -552,17 +542,19 @@ class DelayPartition:
     # ---- showing ---------------------------------------------------------------------------------
 
     def pending_count(self) -> int:
-        return len(self._store)
+        return len(self._store) + len(self.transactions.reservations)
 
     def describe(self) -> dict[str, Any]:
-        """Return numbers for `status`."""
+        """Return numbers for `status`. Reserved rows are pending until the commit."""
         store, now = self._store, self._wall_us // TICK_US
         first_tick = store.first_tick()
         ahead = store.counts_ahead(
             [now + span * 1_000_000 // TICK_US for span in _SPANS_S.values()]
         )
         return {
-            "topic": self.topic.topic, "partition": self.topic.partition, "pending": len(store),
+            "topic": self.topic.topic, "partition": self.topic.partition,
+            "pending": self.pending_count(),
+            "reserved": len(self.transactions.reservations),
             "due_within": dict(zip((*_SPANS_S, "later"), ahead, strict=True)),
             "recurring": len(self._recurring),
             "next_due_us": first_tick * TICK_US if first_tick < NEVER else None,
@@ -582,4 +574,13 @@ class DelayPartition:
             if self.topic.typed
             else [self.batches.due, self.batches.schema.get_field_index("key")]
         )
-        return listed_rows(self._store, self._recurring, places, begin, end_tick, limit, key)
+        return listed_rows(
+            self._store,
+            self._recurring,
+            places,
+            begin,
+            end_tick,
+            limit,
+            key,
+            self.transactions.reservations,
+        )

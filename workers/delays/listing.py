@@ -17,7 +17,9 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tailrace.core.recurrence import Recurrence
 from workers.delays.delay_log.batches import shown_due_us
+from workers.delays.delay_log.reservations import Reservations
 from workers.delays.store.pending_store import PendingStore
 from workers.delays.store.recurring_rows import RecurringRows
 
@@ -35,6 +37,7 @@ def listed_rows(
     end_tick: int,
     limit: int,
     key: bytes | None,
+    reservations: Reservations,
 ) -> tuple[list[dict[str, Any]], tuple[int, int] | None]:
     """Return up to `limit` pending rows with (tick, offset) >= `begin` and tick < `end_tick`, in
     that order.
@@ -44,14 +47,16 @@ def listed_rows(
     most KEY_SCAN_ROWS are then checked in a call. Raises OSError.
     """
     page, last = store.page(
-        begin, end_tick, limit if key is None else KEY_SCAN_ROWS, places, _narrow
-    )
+        begin, end_tick, limit if key is None else KEY_SCAN_ROWS, places, _narrow,
+        reservations.listed(),
+    )  # fmt: skip
     result: list[dict[str, Any]] = []
     for tick, offset, columns, row in page:
         found = columns.column(_KEY)[row].as_py() if len(places) > _KEY else None
         if key is not None and found != key:
             continue
-        result.append(_described(tick, offset, columns, row, found, recurring))
+        upcoming = recurring.upcoming(offset) or reservations.upcoming(offset)
+        result.append(_described(tick, offset, columns, row, found, upcoming))
         if len(result) == limit:
             return result, (tick, offset)
     return result, last
@@ -74,9 +79,9 @@ def _described(
     columns: pa.RecordBatch,
     row: int,
     key: bytes | None,
-    recurring: RecurringRows,
+    upcoming: tuple[int, Recurrence] | None,
 ) -> dict[str, Any]:
-    due_us, repeat = recurring.upcoming(offset) or (columns.column(_DUE)[row].as_py(), None)
+    due_us, repeat = upcoming or (columns.column(_DUE)[row].as_py(), None)
     described = {
         "tick": tick, "offset": offset, "due_us": shown_due_us(due_us),
         "key": None if key is None else base64.b64encode(key).decode(),

@@ -147,7 +147,7 @@ class BatchPlacement:
             return self._abandon(log, error)
         if descriptor.is_transactional:
             log.note_transactional(note_transaction(log.producers, descriptor))
-        if descriptor.producer_id >= 0 and not descriptor.control_type:
+        if descriptor.producer_id >= 0 and descriptor.base_sequence >= 0:
             log.producers.record(
                 descriptor.producer_id, descriptor.producer_epoch, descriptor.base_sequence,
                 descriptor.last_offset_delta,

@@ -73,7 +73,8 @@ def record_producer(table: ProducerTable, header: BatchHeader) -> EndedTransacti
     if header.attributes & delay_rules.SPECIAL_ATTRIBUTES:
         delay_rules.note_header(table, header)
     ended = note_header(table, header) if header.is_transactional else None
-    if header.producer_id >= 0 and not header.is_marker:
+    # markers, and changes of delayed records by a transaction, have no sequence
+    if header.producer_id >= 0 and header.base_sequence >= 0:
         table.record(
             header.producer_id, header.producer_epoch, header.base_sequence,
             header.last_offset_delta, header.base_offset,

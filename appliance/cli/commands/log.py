@@ -24,6 +24,7 @@ from appliance.config.settings_sources import load_settings
 from appliance.observe import log_verifier
 from tailrace.format.batch_header import (
     ATTRIBUTE_COMPRESSED,
+    ATTRIBUTE_DELAYED,
     CONTROL_ABORT,
     CONTROL_COMMIT,
     NO_PRODUCER,
@@ -243,14 +244,20 @@ def _row(position: int, header: BatchHeader) -> dict[str, Any]:
 
 
 def _kind(header: BatchHeader) -> str:
-    """The kind of a batch: records, in a transaction or not, or a control batch."""
+    """The kind of a batch: records, in a transaction or not, a cancel or reschedule in a delay log,
+    or a control batch.
+    """
     if header.is_marker:
         return {CONTROL_COMMIT: "commit", CONTROL_ABORT: "abort"}.get(
             header.control_type, f"control {header.control_type}"
         )
     if header.is_control:
         return "delivery mark" if header.is_delay_mark else f"control {header.control_type}"
-    return "transactional" if header.is_transactional else "records"
+    is_change = header.due_us > 0 and not header.attributes & ATTRIBUTE_DELAYED
+    kind = "change of delays" if is_change else "records"
+    if header.is_transactional:
+        return "transactional" if kind == "records" else f"transactional {kind}"
+    return kind
 
 
 def _seed_of(file: str) -> int:

@@ -47,6 +47,7 @@ from tailrace.producer.transactions.acknowledgements import (
     records_of,
 )
 from tailrace.producer.transactions.branches import count_of, finished_in, named_json
+from tailrace.producer.transactions.delay_changes import change_delays
 from tailrace.producer.transactions.offsets import groups_json, metadata_of
 from tailrace.producer.transactions.state import ALLOWED, Call, State, TransactionState
 from tailrace.protocol.frame import Api
@@ -187,6 +188,15 @@ class Transactions:
             raise error_for(code, response.detail())
         made = (state.transactional_id, state.owner, state.producer_id, state.epoch)
         return [TransactionBranch(*made, number) for number in range(first, first + count)]
+
+    def change_delays(
+        self, changes: Mapping[str, int | None], topic: str | None
+    ) -> Steps[dict[str, Any]]:
+        """Have delayed records cancelled or rescheduled with the commit."""
+        return self._alone(
+            Call.DELAYS,
+            change_delays(self._settings, self._sender_thread, self._state, changes, topic),
+        )
 
     # ---- begin -----------------------------------------------------------------------------------
 

@@ -70,6 +70,7 @@ class Call(Enum):
     OFFSETS = "send_offsets_to_transaction()"
     ACKNOWLEDGEMENTS = "send_acknowledgements_to_transaction()"
     BRANCHES = "create_transaction_branches()"
+    DELAYS = "cancel_delays() or reschedule_delays()"
     COMMIT = "commit_transaction()"
     ABORT = "abort_transaction()"
 
@@ -82,6 +83,7 @@ ALLOWED: dict[Call, frozenset[State]] = {
     Call.OFFSETS: frozenset({_S.OPEN}),
     Call.ACKNOWLEDGEMENTS: frozenset({_S.OPEN}),
     Call.BRANCHES: frozenset({_S.OPEN}),
+    Call.DELAYS: frozenset({_S.OPEN}),
     Call.COMMIT: frozenset({_S.OPEN, _S.DECIDING}),
     Call.ABORT: frozenset({_S.OPEN, _S.ABORTABLE, _S.ABORTING}),
 }
@@ -98,7 +100,7 @@ _ADVICE: dict[State, str] = {
     _S.ABORTING: "call abort_transaction() again, which finishes it",
 }
 _NOT_AFTER_FAILURE = (
-    Call.SEND, Call.OFFSETS, Call.ACKNOWLEDGEMENTS, Call.BRANCHES, Call.COMMIT
+    Call.SEND, Call.OFFSETS, Call.ACKNOWLEDGEMENTS, Call.BRANCHES, Call.DELAYS, Call.COMMIT
 )  # fmt: skip
 _ENDED_BY = {"commit": Call.COMMIT, "abort": Call.ABORT}
 
@@ -143,6 +145,8 @@ class TransactionState:
         """Branches of the transaction."""
         self.branches: tuple[FinishedBranch, ...] = ()
         """The branches that the commit names."""
+        self.delay_change_count = 0
+        """Requests to cancel or reschedule delayed records, of all transactions."""
         self.ended_by: str | None = None
         """The outcome of the transaction before, "commit" or "abort"."""
         self.following: tuple[int, int] | None = None

@@ -167,6 +167,12 @@ class LogBatches:
         ]
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
+    def barrier(self) -> pa.RecordBatch:
+        """Return a delay log row that changes nothing."""
+        return pa.RecordBatch.from_arrays(
+            [pa.nulls(1, field.type) for field in self.schema], schema=self.schema
+        )
+
 
 def ticks_of(dues: pa.Array, min_ordinal_tick: int) -> Ints:
     """Return the due tick of each row, not before the tick that was closed when it was appended."""

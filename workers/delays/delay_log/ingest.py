@@ -11,13 +11,15 @@ Invariants:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from tailrace.core.delays import TICK_MASK
+from tailrace.core.error_codes import ErrorCode
 from tailrace.core.recurrence import Recurrence, RecurrenceError
 from tailrace.format.batch_header import BatchHeader
 from workers.delays.dead_delays import DeadDelays
@@ -28,20 +30,24 @@ from workers.delays.delay_log.batches import (
     RefusedBatchError,
     ticks_of,
 )
-from workers.delays.store.pending_rows import one_batch
+from workers.delays.store.pending_rows import one_batch, table_of
 from workers.delays.store.pending_store import PendingStore
 from workers.delays.store.recurring_rows import RecurringRows
 
 HINTS_MAX = 100_000
+GATHERED_BYTES = 8 << 20
+"""Decompressed bytes of the log that are ingested at a time."""
+Outcome = tuple[int, int] | bool | ErrorCode | None
+"""Outcome of a changed row: the new row's (offset, due), None if it is cancelled, False if it is
+not pending, or an error code.
+"""
 
 
 @dataclass(slots=True)
 class Change:
-    """A request's batch in the delay log. `outcomes` are set when it is read: the new row's
-    (offset, due), None if cancelled, or False if refused.
-    """
+    """A request's batch in the delay log. `outcomes` are set when it is read first."""
 
-    outcomes: list[tuple[int, int] | bool | None] | None = None
+    outcomes: list[Outcome] | None = None
 
 
 @dataclass(slots=True)
@@ -60,11 +66,13 @@ class LogIngest:
     ) -> None:
         self._store = store
         self._recurring = recurring
-        self._batches = batches
+        self.batches = batches
         self._aside = aside
         self.counters = Counters()
         self.changes: dict[int, Change] = {}
         """Changes by token that wait for their batch to be read."""
+        self.is_reserved: Callable[[int], bool] = lambda _offset: False
+        """Returns True if an open transaction has reserved a row."""
         self.hints: dict[int, int] = {}
         """Probable due tick by offset, for rows in requests. It is right for most rows."""
 
@@ -73,7 +81,7 @@ class LogIngest:
     ) -> LogBatch | None:
         """Return a batch's rows, or None if they were set aside. Raises OSError."""
         try:
-            return self._batches.decode(header, data, max_message_bytes)
+            return self.batches.decode(header, data, max_message_bytes)
         except RefusedBatchError as error:
             self._aside.keep(header.base_offset, header.record_count, str(error), data)
             return None
@@ -126,13 +134,13 @@ class LogIngest:
     def _ticks_of(
         self, rows: pa.RecordBatch, header: BatchHeader
     ) -> np.ndarray[Any, np.dtype[np.int64]]:
-        return ticks_of(rows.column(self._batches.due), header.min_tick & TICK_MASK)
+        return ticks_of(rows.column(self.batches.due), header.min_tick & TICK_MASK)
 
     def _add_some(self, batch: LogBatch) -> None:
         """Add a client's batch in which some rows recur or have no due time, which only the
         appliance may write.
         """
-        has_due, recurs = self._batches.has_due(batch), self._batches.recurs(batch)
+        has_due, recurs = self.batches.has_due(batch), self.batches.recurs(batch)
         if not has_due.all():
             self._aside.keep(
                 batch.header.base_offset,
@@ -140,11 +148,11 @@ class LogIngest:
                 "rows without a due time",
                 batch.data,
             )
-        offsets, rows = self._batches.select(batch, has_due & ~recurs)
+        offsets, rows = self.batches.select(batch, has_due & ~recurs)
         self._store.rows.add(
             offsets, self._ticks_of(rows, batch.header), one_batch(pa.Table.from_batches([rows]))
         )
-        offsets, rows = self._batches.select(batch, has_due & recurs)
+        offsets, rows = self.batches.select(batch, has_due & recurs)
         for row, offset in enumerate(offsets.tolist()):
             self._add_recurring(batch.header, offset, rows.slice(row, 1))
 
@@ -153,14 +161,17 @@ class LogIngest:
 
         A request may wait for the outcomes.
         """
-        outcomes: list[tuple[int, int] | bool | None] = []
+        outcomes: list[Outcome] = []
         columns = [
             batch.rows.column(place).to_pylist()
-            for place in (self._batches.due, self._batches.origin, self._batches.repeat)
+            for place in (self.batches.due, self.batches.origin, self.batches.repeat)
         ]
         for row, (due_us, origin, repeat) in enumerate(zip(*columns, strict=True)):
             offset = batch.header.base_offset + row
-            was_pending = origin is None or self._cancel(origin)
+            if origin is not None and self.is_reserved(origin):
+                outcomes.append(ErrorCode.CONCURRENT_TRANSACTIONS)
+                continue
+            was_pending = origin is None or self.cancel(origin)
             if not was_pending or (due_us is None and origin is None):
                 outcomes.append(False)
                 continue
@@ -178,14 +189,41 @@ class LogIngest:
                     self._ticks_of(one, batch.header),
                     one_batch(pa.Table.from_batches([one])),
                 )
+        self.answer(batch, outcomes)
+
+    def answer(self, batch: LogBatch, outcomes: list[Outcome]) -> None:
+        """Note the outcomes of a change, unless it was read before: it may be sent twice."""
         change = self.changes.get(batch.header.due_us)
-        if change is not None:
+        if change is not None and change.outcomes is None:
             change.outcomes = outcomes
 
-    def _add_recurring(self, header: BatchHeader, offset: int, row: pa.RecordBatch) -> None:
-        due_us = min(max(0, row.column(self._batches.due)[0].as_py()), DUE_MAX_US)
+    def add_rows(
+        self, rows: list[tuple[int, pa.RecordBatch, int]], marker: BatchHeader, closed: int
+    ) -> None:
+        """Add single rows, as (offset, row, next due time), that exist from a marker on. `closed`
+        is the ordinal that is closed there.
+        """
+        header = replace(marker, min_tick=closed)
+        plain: list[tuple[int, pa.RecordBatch]] = []
+        for offset, row, due_us in sorted(rows, key=lambda each: each[0]):
+            if row.column(self.batches.repeat).null_count:
+                plain.append((offset, row))
+            else:
+                self._add_recurring(header, offset, row, due_us)
+        if plain:
+            together = one_batch(table_of([row for _, row in plain]))
+            offsets = np.array([offset for offset, _ in plain], np.int64)
+            self._store.rows.add(offsets, self._ticks_of(together, header), together)
+
+    def _add_recurring(
+        self, header: BatchHeader, offset: int, row: pa.RecordBatch, due_us: int | None = None
+    ) -> None:
+        """Add a recurring row. `due_us` is its next due time, by default that of the row."""
+        if due_us is None:
+            due_us = row.column(self.batches.due)[0].as_py()
+        due_us = min(max(0, due_us), DUE_MAX_US)
         try:
-            recurrence = Recurrence.from_json(row.column(self._batches.repeat)[0].as_py())
+            recurrence = Recurrence.from_json(row.column(self.batches.repeat)[0].as_py())
             self._recurring.add(
                 offset, recurrence, due_us, row, header.min_tick & TICK_MASK, header.append_time_us
             )
@@ -202,10 +240,14 @@ class LogIngest:
 
     # ---- cancelling ------------------------------------------------------------------------------
 
-    def _cancel(self, offset: int) -> bool:
+    def cancel(self, offset: int) -> bool:
         """Cancel a row. Return True if it was pending."""
         was_recurring = self._recurring.cancel(offset)
         return self._store.cancel(offset, self.hints.pop(offset, None)) or was_recurring
+
+    def upcoming(self, offset: int) -> tuple[int, Recurrence] | None:
+        """Return (next due time in microseconds, recurrence) of a recurring row, or None."""
+        return self._recurring.upcoming(offset)
 
     def waits(self, offset: int) -> bool:
         """True if this row is pending. Raises OSError."""

@@ -6,8 +6,14 @@ appliance carry a token, which no client can guess or write (see `DelayPartition
 
 Owner: the scheduler.
 
+A batch that does not show in the log is sent again: the worker may have refused it, since the disk
+was full or a decision on its way. A log that has it twice shows one outcome.
+
+A change by a transaction takes effect with its commit (see `delay_log.reservations`).
+
 Invariants:
 - Each request is answered once.
+- Reserved rows of all partitions <= RESERVED_BYTES when a change begins.
 - Changes <= CHANGES_MAX, their batches <= CHANGES_BYTES, of one session <= SESSION_MAX.
 - Batches of one request <= CHANGE_BYTES.
 
@@ -29,18 +35,30 @@ from tailrace.protocol.frame import Api
 from workers.delays.requests.validation import ChangeItem
 
 if TYPE_CHECKING:
+    from workers.delays.changing_transaction import ChangingTransaction
+    from workers.delays.delay_log.ingest import Outcome
     from workers.delays.delay_partition import DelayPartition
 
 CHANGE_TIMEOUT_NS = 12_000_000_000
 CHANGES_MAX = 256
 CHANGES_BYTES = 64 << 20
 CHANGE_BYTES = 16 << 20
+RESERVED_BYTES = 64 << 20
+"""Memory of rows that open transactions have reserved, above which no more are."""
+RESEND_NS = 100_000_000
+"""Time after which a batch is sent again. It doubles each time."""
 SESSION_MAX = 16
 """Largest number of changes, and of deferred requests, of one session."""
 
 
+RESERVED = (
+    "another transaction that is open has cancelled or rescheduled the record. Retry when it has "
+    "ended"
+)
+
+
 class NotSettledYet(Exception):
-    """A request's row lies above the high watermark."""
+    """A request's row lies above the high watermark, or its partition has to be read on."""
 
 
 @dataclass(slots=True)
@@ -64,6 +82,8 @@ class Part:
     rows: list[int]
     """Indices of the request's items in this batch."""
     is_sent: bool = False
+    resend_ns: int = 0
+    wait_ns: int = RESEND_NS
 
 
 @dataclass(slots=True)
@@ -74,6 +94,7 @@ class PendingChange:
     results: list[dict[str, Any]]
     parts: list[Part]
     deadline_ns: int
+    transaction: ChangingTransaction | None = None
 
     @property
     def byte_count(self) -> int:
@@ -87,16 +108,18 @@ class DelayChanges:
         self,
         partitions: Mapping[tuple[str, int], DelayPartition],
         await_opening: Callable[[Callable[[Assignment], bool], bool], None],
+        await_decisions: Callable[[DelayPartition, bool], None],
         write: Callable[[Assignment, Any], bool],
         respond: Callable[[Requester, ErrorCode, dict[str, Any]], None],
         caught: Callable[[str, Exception], str],
         wall_us: Callable[[], int],
     ) -> None:
         """`await_opening`: raises NotSettledYet while a delay log that the predicate selects is
-        being opened. For the others see `DelayRequests`.
+        being opened. `await_decisions`: see `DelayRequests`. For the others see there too.
         """
         self._open = partitions
         self._await_opening = await_opening
+        self._await_decisions = await_decisions
         self._write = write
         self._respond = respond
         self._caught = caught
@@ -109,11 +132,20 @@ class DelayChanges:
         return any(not part.is_sent for change in self._changes for part in change.parts)
 
     def deadlines(self) -> list[int]:
-        """Return the times at which changes time out."""
-        return [change.deadline_ns for change in self._changes]
+        """Return the times at which changes time out, or are sent again."""
+        return [
+            min([change.deadline_ns, *(part.resend_ns for part in change.parts if part.is_sent)])
+            for change in self._changes
+        ]
 
     def begin(
-        self, requester: Requester, items: list[Any], topic: str | None, may_wait: bool, now_ns: int
+        self,
+        requester: Requester,
+        items: list[Any],
+        topic: str | None,
+        transaction: ChangingTransaction | None,
+        may_wait: bool,
+        now_ns: int,
     ) -> None:
         """Cancel or reschedule the entries {"delay_id", "due_us" (null: cancel)}. Answered when the
         delay logs show the outcome. Raises TailraceError, NotSettledYet.
@@ -127,23 +159,39 @@ class DelayChanges:
                 f"and {SESSION_MAX} of one session. Retry shortly",
                 ErrorCode.TOO_MANY_REQUESTS,
             )
+        if (
+            transaction is not None
+            and sum(
+                partition.transactions.reservations.byte_count for partition in self._open.values()
+            )
+            > RESERVED_BYTES
+        ):
+            raise TailraceError(
+                f"open transactions have changed delayed records of more than {RESERVED_BYTES} "
+                "bytes. Retry when some of them have ended",
+                ErrorCode.TOO_MANY_REQUESTS,
+            )
         results: list[dict[str, Any]] = [{} for _ in items]
-        gathered: dict[tuple[str, int], list[tuple[int, Any]]] = {}
+        gathered: dict[tuple[str, int], list[tuple[int, list[Any]]]] = {}
         caught_up: set[tuple[str, int]] = set()
         byte_count = 0
         # by offset: a chunk of a bucket file is read once
         for number, item in sorted(enumerate(items), key=_by_offset):
             try:
-                place, row = self._changed_row(
-                    ChangeItem.of(number, item, self._wall_us()), topic, may_wait, caught_up
+                place, rows = self._changed_rows(
+                    ChangeItem.of(number, item, self._wall_us()),
+                    topic,
+                    transaction,
+                    may_wait,
+                    caught_up,
                 )
-                byte_count += int(row.nbytes)
+                byte_count += sum(int(row.nbytes) for row in rows)
                 if byte_count > CHANGE_BYTES:
                     raise TailraceError(
                         f"these records take more than {CHANGE_BYTES} bytes: change fewer at once",
                         ErrorCode.REQUEST_TOO_LARGE,
                     )
-                gathered.setdefault(place, []).append((number, row))
+                gathered.setdefault(place, []).append((number, rows))
             except TailraceError as error:
                 results[number] = {"code": int(error.code), "message": error.detail}
         if (
@@ -155,21 +203,25 @@ class DelayChanges:
                 "Retry shortly",
                 ErrorCode.TOO_MANY_REQUESTS,
             )
-        change = PendingChange(requester, results, [], now_ns + CHANGE_TIMEOUT_NS)
-        for place, rows in gathered.items():
-            self._add_parts(change, place, rows)
+        change = PendingChange(requester, results, [], now_ns + CHANGE_TIMEOUT_NS, transaction)
+        for place, numbered in gathered.items():
+            self._add_parts(change, place, numbered)
         self._changes.append(change)
 
     def _add_parts(
-        self, change: PendingChange, place: tuple[str, int], rows: list[tuple[int, Any]]
+        self, change: PendingChange, place: tuple[str, int], rows: list[tuple[int, list[Any]]]
     ) -> None:
         """Add one partition's rows as batches that its log accepts. Halve them until they fit."""
         from workers.delays.delay_log.ingest import Change
         from workers.delays.store.pending_rows import one_batch, table_of
 
         partition = self._open[place]
-        token = 1 + (int.from_bytes(os.urandom(8), "little") >> 2)  # no client can guess it
-        batch = partition.change_batch(one_batch(table_of([row for _, row in rows])), token)
+        token = unguessable_token()
+        batch = partition.change_batch(
+            one_batch(table_of([row for _, rows_of in rows for row in rows_of])),
+            token,
+            change.transaction,
+        )
         limit = (
             partition.payload_max
             if len(rows) == 1
@@ -190,10 +242,17 @@ class DelayChanges:
             self._add_parts(change, place, rows[: len(rows) // 2])
             self._add_parts(change, place, rows[len(rows) // 2 :])
 
-    def _changed_row(
-        self, item: ChangeItem, topic: str | None, may_wait: bool, caught_up: set[tuple[str, int]]
-    ) -> tuple[tuple[str, int], Any]:
-        """Return (partition, row to append) of a change. Raises TailraceError."""
+    def _changed_rows(
+        self,
+        item: ChangeItem,
+        topic: str | None,
+        transaction: ChangingTransaction | None,
+        may_wait: bool,
+        caught_up: set[tuple[str, int]],
+    ) -> tuple[tuple[str, int], list[Any]]:
+        """Return (partition, rows to append) of a change: the change alone, or in a transaction the
+        row as it is, then the change. Raises TailraceError.
+        """
         key = item.key
         place = (key.topic_id.hex(), key.partition)
         partition = self._open.get(place)
@@ -209,18 +268,60 @@ class DelayChanges:
             caught_up.add(place)
         if may_wait and not partition.has_read(key.offset):
             raise NotSettledYet
-        intake = partition.intake
-        intake.hint(key.offset, tick_of(key.due_us))
+        partition.intake.hint(key.offset, tick_of(key.due_us))
+        try:
+            row = self._row_of(
+                partition,
+                key.offset,
+                transaction,
+                may_wait,
+                is_needed=transaction is not None or item.due_us is not None,
+            )
+        except (TailraceError, NotSettledYet):
+            partition.intake.hints.pop(key.offset, None)
+            raise
         if item.due_us is None:
-            if not partition.waits(key.offset):
-                intake.hints.pop(key.offset, None)
-                raise UnknownDelayError
-            return place, partition.cancellation(key.offset)
-        row = partition.row_of(key.offset)
-        if row is None:
-            intake.hints.pop(key.offset, None)
-            raise UnknownDelayError
-        return place, partition.replacement(row, item.due_us, key.offset)
+            change = partition.cancellation(key.offset)
+        else:
+            change = partition.replacement(row, item.due_us, key.offset)
+        if transaction is None:
+            return place, [change]
+        due_us = row.column(partition.batches.due)[0].as_py()
+        return place, [partition.replacement(row, due_us, key.offset), change]
+
+    def _row_of(
+        self,
+        partition: DelayPartition,
+        offset: int,
+        transaction: ChangingTransaction | None,
+        may_wait: bool,
+        *,
+        is_needed: bool,
+    ) -> Any:
+        """Return a pending row that may be changed now, as a batch of one. Return True instead if
+        the row is not needed. Raises TailraceError, NotSettledYet.
+        """
+        for is_last in (False, True):
+            reserved_by = partition.transactions.reservations.key_of(offset)
+            if transaction is not None and reserved_by == transaction.key:
+                return partition.transactions.reservations.row_of(offset)
+            if reserved_by is None:
+                row = partition.row_of(offset) if is_needed else partition.waits(offset) or None
+                if row is not None:
+                    return row
+            if is_last or not partition.transactions.has_open:
+                break
+            # a decision may be on its way that makes it pending, or has ended it
+            self._await_decisions(partition, may_wait)
+        if reserved_by is not None:
+            raise TailraceError(RESERVED, ErrorCode.CONCURRENT_TRANSACTIONS)
+        if partition.transactions.has_row(offset):
+            raise TailraceError(
+                "the record was sent in a transaction that is open still. Change it when that is "
+                "committed",
+                ErrorCode.CONCURRENT_TRANSACTIONS,
+            )
+        raise UnknownDelayError
 
     def advance(self, now_ns: int) -> int:
         """Send batches that are not sent yet.
@@ -252,9 +353,9 @@ class DelayChanges:
         """Return True if the change was answered."""
         is_known = True
         for part in change.parts:
-            if not part.is_sent and self._open.get(part.place) is part.partition:
-                part.is_sent = self._write(part.partition.log, part.batch)
             outcomes = part.partition.changes[part.token].outcomes
+            if outcomes is None and self._open.get(part.place) is part.partition:
+                self._send(part, now_ns)
             is_known = is_known and outcomes is not None
             for number, found in zip(part.rows, outcomes or (), strict=False):
                 change.results[number] = self._outcome(part.partition, found)
@@ -272,8 +373,17 @@ class DelayChanges:
             return False
         return True
 
+    def _send(self, part: Part, now_ns: int) -> None:
+        """Send a batch, or send it again when it is time."""
+        if part.is_sent and now_ns < part.resend_ns:
+            return
+        if self._write(part.partition.log, part.batch):
+            part.is_sent = True
+            part.resend_ns = now_ns + part.wait_ns
+            part.wait_ns *= 2
+
     @staticmethod
-    def _outcome(partition: DelayPartition, found: tuple[int, int] | bool | None) -> dict[str, Any]:
+    def _outcome(partition: DelayPartition, found: Outcome) -> dict[str, Any]:
         if found is None:
             return {"code": 0}
         if isinstance(found, tuple):
@@ -285,10 +395,17 @@ class DelayChanges:
                     partition.log.topic_id, partition.log.partition, offset, due_us
                 ),
             }
+        if isinstance(found, ErrorCode):
+            return {"code": int(found), "message": RESERVED}
         return {
             "code": int(ErrorCode.UNKNOWN_DELAY),
             "message": "too late: the record is delivered or in delivery",
         }
+
+
+def unguessable_token() -> int:
+    """Return a token for a batch of the appliance, that no client can guess."""
+    return 1 + (int.from_bytes(os.urandom(8), "little") >> 2)
 
 
 def _by_offset(numbered: tuple[int, Any]) -> tuple[int, int]:

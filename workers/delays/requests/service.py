@@ -15,7 +15,7 @@ Crash: pending requests time out at their clients.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -26,22 +26,31 @@ from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import TailraceError, UnknownTopicError
 from tailrace.protocol.frame import Api, WireError
 from tailrace.protocol.messages import decode_json
-from workers.delays.requests.changes import SESSION_MAX, DelayChanges, NotSettledYet, Requester
+from workers.delays.requests.changes import (
+    SESSION_MAX,
+    DelayChanges,
+    NotSettledYet,
+    Requester,
+    unguessable_token,
+)
 from workers.delays.requests.validation import (
     NEVER_TICK,
     DescribeRequest,
     ListRequest,
     changes_in,
     topic_in,
+    transaction_in,
 )
 
 if TYPE_CHECKING:
+    from workers.delays.delay_log.ingest import Change
     from workers.delays.delay_partition import DelayPartition
 
 DEFER_NS = 5_000_000_000
 """Time that a request waits for an acknowledged row (acks=1) to be settled."""
 DEFERRED_RETRY_NS = 5_000_000
 """First retry interval. It doubles each time."""
+BARRIER_RESEND_NS = 200_000_000
 DEFERRED_MAX = 256
 DEFERRED_BYTES = 16 << 20
 LIST_PARTITIONS = 64
@@ -58,6 +67,20 @@ class Deferred:
     deadline_ns: int
     retry_ns: int
     wait_ns: int
+    barriers: dict[int, Barrier] = field(default_factory=dict)
+    """Barriers by the identity of their partition."""
+
+
+@dataclass(slots=True)
+class Barrier:
+    """A change without effect. When it shows in the delay log, so do the markers of all
+    transactions that were decided when the request came.
+    """
+
+    partition: DelayPartition
+    token: int
+    change: Change
+    send_ns: int = 0
 
 
 class DelayRequests:
@@ -86,8 +109,16 @@ class DelayRequests:
         self._caught = caught
         self._page_bytes = page_bytes
         self._now_ns = 0
+        self._write = write
+        self._serving: Deferred | None = None
         self._changes = DelayChanges(
-            partitions, self._await_opening, write, respond, caught, wall_us
+            partitions,
+            self._await_opening,
+            self._await_decisions,
+            write,
+            respond,
+            caught,
+            wall_us,
         )
         self._deferred: list[Deferred] = []
 
@@ -112,12 +143,14 @@ class DelayRequests:
 
     def _serve(self, item: Deferred) -> None:
         requester = item.requester
+        self._serving = item
         try:
             self._answer(
                 requester, item.api, item.payload, may_wait=self._now_ns < item.deadline_ns
             )
         except NotSettledYet:
-            self._defer(item)
+            if self._defer(item):
+                return
         except (TailraceError, WireError) as error:
             self._respond(requester, error.code, {"message": error.detail})
         except OSError as error:
@@ -129,8 +162,11 @@ class DelayRequests:
         except Exception as error:  # boundary: a failing request affects no other
             sentence = self._caught(f"api={item.api} session={requester.session}", error)
             self._respond(requester, ErrorCode.INTERNAL_ERROR, {"message": sentence})
+        for barrier in item.barriers.values():
+            barrier.partition.changes.pop(barrier.token, None)
 
-    def _defer(self, item: Deferred) -> None:
+    def _defer(self, item: Deferred) -> bool:
+        """Have a request served again later. Return False if it was refused."""
         waiting = self._deferred
         is_full = (
             len(waiting) >= DEFERRED_MAX
@@ -149,10 +185,11 @@ class DelayRequests:
                     f"{DEFERRED_MAX} requests and {SESSION_MAX} of one session. Retry shortly"
                 },
             )
-            return
+            return False
         item.retry_ns = self._now_ns + item.wait_ns
         item.wait_ns *= 2
         waiting.append(item)
+        return True
 
     def serve_deferred(self, now_ns: int) -> int:
         """Retry deferred requests that are due. Return how many were answered."""
@@ -183,8 +220,8 @@ class DelayRequests:
             self._respond(requester, ErrorCode.OK, self._describe(DescribeRequest.of(request)))
         elif api == Api.CHANGE_DELAYS:
             self._changes.begin(
-                requester, changes_in(request), topic_in(request, is_needed=False), may_wait,
-                self._now_ns,
+                requester, changes_in(request), topic_in(request, is_needed=False),
+                transaction_in(request), may_wait, self._now_ns,
             )  # fmt: skip
         else:
             raise TailraceError(f"API {api} is not the scheduler's", ErrorCode.UNKNOWN_API)
@@ -200,6 +237,36 @@ class DelayRequests:
                 "the files of its pending records cannot be opened; the appliance's log says why",
                 ErrorCode.STORAGE_ERROR,
             )
+
+    def _await_decisions(self, partition: DelayPartition, may_wait: bool) -> None:
+        """Defer a request until the log shows each transaction as ended that was decided before the
+        request. Raises NotSettledYet, or TailraceError after the wait.
+
+        A commit is answered when it is decided. Its marker follows, within milliseconds. The
+        decision is in the worker's lane by then, and the worker reads that before a barrier.
+        """
+        from workers.delays.delay_log.ingest import Change
+
+        item = self._serving
+        assert item is not None
+        barrier = item.barriers.get(id(partition))
+        if barrier is None:
+            token = unguessable_token()
+            barrier = item.barriers[id(partition)] = Barrier(partition, token, Change())
+            partition.changes[token] = barrier.change
+        if barrier.change.outcomes is not None:
+            return
+        if not may_wait:
+            raise TailraceError(
+                "transactions that are decided have not ended in the delay log in time; its disk "
+                "may be full or slow. Retry",
+                ErrorCode.TIMED_OUT,
+            )
+        if self._now_ns >= barrier.send_ns:
+            batch = partition.change_batch(partition.batches.barrier(), barrier.token)
+            if self._write(partition.log, batch):
+                barrier.send_ns = self._now_ns + BARRIER_RESEND_NS
+        raise NotSettledYet
 
     # ---- showing ---------------------------------------------------------------------------------
 
@@ -228,6 +295,8 @@ class DelayRequests:
                 return {"delays": rows, "after": list(place)}
             scanned += 1
             partition.catch_up()
+            if partition.transactions.has_open:
+                self._await_decisions(partition, may_wait)
             start = (place[1], place[2] + 1) if number == place[0] else (0, 0)
             listed, reached = partition.listed(
                 max(start, (request.begin_tick, 0)),

@@ -15,6 +15,8 @@ from typing import Any
 
 from tailrace.core.delays import HORIZON_US, TICK_US, DelayKey, parse_delay_id
 from tailrace.core.errors import InvalidRequestError
+from tailrace.format.batch_header import TRANSACTIONAL_PRODUCER_IDS
+from workers.delays.changing_transaction import ChangingTransaction
 
 LIST_LIMIT = 1_000
 CHANGE_LIMIT = 2_000
@@ -110,6 +112,28 @@ class ChangeItem:
         if not 0 <= key.offset <= NUMBER_MAX or not 0 <= key.due_us <= NUMBER_MAX:
             raise InvalidRequestError("the delay_id has an impossible offset or time")
         return cls(number, key, due_us)
+
+
+def transaction_in(request: Mapping[str, Any]) -> ChangingTransaction | None:
+    """Return the transaction that a change belongs to. Raises InvalidRequestError."""
+    found = request.get("transaction")
+    if found is None:
+        return None
+    names = ("producer_id", "producer_epoch", "number")
+    limits = ((TRANSACTIONAL_PRODUCER_IDS, 1 << 63), (0, 1 << 15), (1, NUMBER_MAX))
+    given = [found.get(name) for name in names] if isinstance(found, dict) else []
+    values = [
+        value
+        for value, (low, high) in zip(given, limits, strict=False)
+        if isinstance(value, int) and not isinstance(value, bool) and low <= value < high
+    ]
+    if len(values) != len(names):
+        raise InvalidRequestError(
+            f"transaction is {shown(found)}; it takes producer_id, producer_epoch of an open "
+            "transaction, and the number of the change within it, from 1 on"
+        )
+    producer_id, epoch, number = values
+    return ChangingTransaction((producer_id, epoch), number)
 
 
 def changes_in(request: Mapping[str, Any]) -> list[Any]:

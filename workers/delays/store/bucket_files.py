@@ -11,6 +11,8 @@ Owner: the scheduler. The manifest says which bytes of a file are valid.
 Invariants:
 - A chunk never changes.
 - Rows of a chunk ascend in offset.
+- A saved cancellation cancels an offset in the chunks before it, an unsaved one in all of the file.
+  An offset is in one chunk at most where it is not cancelled.
 
 Crash: bytes after the manifest's end of a file are overwritten.
 """
@@ -88,8 +90,10 @@ class BucketFile:
         self.is_damaged = False
         """True if part of it could not be read."""
         self._chunks: list[Chunk] | None = None
-        self._cancelled: Ints | None = None
-        """Sorted offsets of cancelled rows, 8 bytes each, at most as many as rows."""
+        self._cancelled: tuple[Ints, Ints] | None = None
+        """Sorted offsets of cancelled rows, and the position of the last chunk that cancels each:
+        16 bytes a row, at most as many as rows.
+        """
 
     @property
     def is_to_load(self) -> bool:
@@ -134,7 +138,8 @@ class BucketFile:
             self.entry.rows += len(offsets)
         else:
             self.entry.cancelled += len(offsets)
-            self._cancelled = np.union1d(self.cancelled(), offsets)
+            if self._cancelled is not None:
+                self._cancelled = _latest([self._cancelled, (offsets, _at(chunk))])
 
     def sync(self) -> None:
         """Sync the appended bytes. The file's name is synced with its directory. Raises OSError."""
@@ -239,48 +244,43 @@ class BucketFile:
             ) from None
         return keys[: chunk.rows], keys[chunk.rows :], rows
 
-    def cancelled(self) -> Ints:
-        """Return the offsets of saved cancellations, sorted.
+    def _are_cancelled(self, chunk: Chunk, offsets: Ints) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """Return one boolean per row of a chunk: True if a saved cancellation follows it.
 
         Raises OSError, PendingDamagedError.
         """
         if self._cancelled is None:
-            chunks = [chunk for chunk in self.chunks() if chunk.kind == KIND_CANCELLED]
-            self._cancelled = np.unique(
-                np.concatenate(
-                    [
-                        np.empty(0, np.int64),
-                        *(np.frombuffer(self.prove(chunk), np.int64) for chunk in chunks),
-                    ]
-                )
+            self._cancelled = _latest(
+                [
+                    (np.frombuffer(self.prove(chunk), np.int64), _at(chunk))
+                    for chunk in self.chunks()
+                    if chunk.kind == KIND_CANCELLED
+                ]
             )
-        return self._cancelled
-
-    def _is_cancelled(self, offset: int) -> bool:
-        cancelled = self.cancelled()
-        place = int(np.searchsorted(cancelled, offset))
-        return offset in self.unsaved_cancels or (
-            place < len(cancelled) and int(cancelled[place]) == offset
+        cancelled, positions = self._cancelled
+        if not len(cancelled):
+            return np.zeros(len(offsets), bool)
+        places = np.minimum(np.searchsorted(cancelled, offsets), len(cancelled) - 1)
+        found: np.ndarray[Any, np.dtype[np.bool_]] = (cancelled[places] == offsets) & (
+            positions[places] > chunk.position
         )
+        return found
 
     def row_chunks(self) -> Iterator[Chunk]:
         return (chunk for chunk in self.chunks() if chunk.kind == KIND_ROWS)
 
     def left(
-        self, ticks: Ints, offsets: Ints, *, as_saved: bool = False
+        self, chunk: Chunk, ticks: Ints, offsets: Ints, *, as_saved: bool = False
     ) -> np.ndarray[Any, np.dtype[np.bool_]]:
-        """Return one boolean per row: True if it is neither cancelled nor delivered before the
-        clock was set back.
+        """Return one boolean per row of a chunk: True if it is neither cancelled nor delivered
+        before the clock was set back.
 
         `as_saved` ignores cancellations after the manifest's cursor.
         """
         left = is_above(ticks, offsets, (self.entry.delivered_tick, self.entry.delivered_offset))
-        gone = self.cancelled()
+        left &= ~self._are_cancelled(chunk, offsets)
         if self.unsaved_cancels and not as_saved:
-            gone = np.union1d(
-                gone, np.fromiter(self.unsaved_cancels, np.int64, len(self.unsaved_cancels))
-            )
-        if len(gone):
+            gone = np.fromiter(self.unsaved_cancels, np.int64, len(self.unsaved_cancels))
             left &= ~np.isin(offsets, gone)
         return left
 
@@ -288,13 +288,16 @@ class BucketFile:
         """Return (chunk, row) of a row that is here, not cancelled, and due after the tick
         `released`. Raises OSError, PendingDamagedError.
         """
-        if self._is_cancelled(offset):
+        if offset in self.unsaved_cancels:
             return None
         for chunk in self.row_chunks():
             if chunk.first_offset <= offset <= chunk.last_offset:
                 ticks, offsets = self.keys_of(chunk)
                 row = int(np.searchsorted(offsets, offset))
-                if offsets[row] == offset:
+                if (
+                    offsets[row] == offset
+                    and not self._are_cancelled(chunk, offsets[row : row + 1])[0]
+                ):
                     is_done = (int(ticks[row]), offset) <= (
                         self.entry.delivered_tick,
                         self.entry.delivered_offset,
@@ -306,8 +309,12 @@ class BucketFile:
         """Remove a chunk whose rows, and those before it, were moved elsewhere. Raises OSError."""
         try:
             offsets = self.keys_of(chunk)[1]
-            self.entry.cancelled -= int(np.isin(self.cancelled(), offsets).sum())
-            self.unsaved_cancels -= set(offsets.tolist())
+            self.entry.cancelled -= int(self._are_cancelled(chunk, offsets).sum())
+            gone = self.unsaved_cancels.intersection(offsets.tolist())
+            for other in self.row_chunks():
+                if gone and other.position > chunk.position:  # a row that was returned
+                    gone.difference_update(self.keys_of(other)[1].tolist())
+            self.unsaved_cancels -= gone
         except PendingDamagedError:
             # unknown: an undercount never makes an unfinished file count as finished
             self.entry.cancelled = 0
@@ -315,3 +322,17 @@ class BucketFile:
         self.entry.begin = chunk.end
         if self._chunks is not None:
             self._chunks = [other for other in self._chunks if other.position >= chunk.end]
+
+
+def _at(chunk: Chunk) -> Ints:
+    """Return the position of a chunk of cancellations, for each of its offsets."""
+    return np.full(chunk.rows, chunk.position, np.int64)
+
+
+def _latest(cancellations: list[tuple[Ints, Ints]]) -> tuple[Ints, Ints]:
+    """Return (offsets, positions) in the order of offsets, of each the last in the list."""
+    nothing = np.empty(0, np.int64)
+    offsets = np.concatenate([nothing, *(offsets for offsets, _ in cancellations)])[::-1]
+    positions = np.concatenate([nothing, *(positions for _, positions in cancellations)])[::-1]
+    found, first = np.unique(offsets, return_index=True)
+    return found, positions[first]

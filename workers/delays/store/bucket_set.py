@@ -34,7 +34,7 @@ from tailrace.format.delay_files import (
 )
 from workers.delays.store.array_wheel import NEVER
 from workers.delays.store.bucket_files import LOWEST_LEVEL, BucketFile, Ints, buckets_of, width_of
-from workers.delays.store.open_batches import Snapshot
+from workers.delays.store.open_batches import LogSnapshot
 from workers.log.delay_manifest import load_manifest, save_manifest
 from workers.segment.files import Files
 
@@ -157,13 +157,13 @@ class BucketSet:
         )
 
     def left(
-        self, file: BucketFile, ticks: Ints, offsets: Ints, *, as_saved: bool = False
+        self, file: BucketFile, chunk: Chunk, ticks: Ints, offsets: Ints, *, as_saved: bool = False
     ) -> np.ndarray[Any, np.dtype[np.bool_]]:
         """Call `BucketFile.left`. Cancellations that cannot be read are lost: an extra delivery is
         better than a missing one.
         """
         try:
-            return file.left(ticks, offsets, as_saved=as_saved)
+            return file.left(chunk, ticks, offsets, as_saved=as_saved)
         except PendingDamagedError as error:
             logger.error("cancellations_lost directory=%s reason=%r", self._directory, str(error))
             return np.ones(len(ticks), bool)
@@ -211,7 +211,7 @@ class BucketSet:
         cursor: int | None = None,
         closed: int = 0,
         recurring: list[dict[str, Any]] | None = None,
-        batches: Snapshot = ([], []),
+        log: LogSnapshot | None = None,
     ) -> None:
         """Save the manifest, which makes appended and dropped chunks effective. With `cursor`, the
         delay log below it is not needed any more. Raises OSError.
@@ -219,7 +219,9 @@ class BucketSet:
         manifest = replace(self.manifest, files=[replace(file.entry) for file in self.all])
         if cursor is not None:
             manifest.cursor, manifest.closed, manifest.recurring = cursor, closed, recurring or []
-            manifest.open_batches, manifest.committing = batches
+            if log is not None:
+                manifest.open_batches, manifest.committing = log.open_batches, log.committing
+                manifest.reserved, manifest.has_returned = log.reserved, log.has_returned
         save_manifest(self._files, self._directory, manifest)
         self.manifest = manifest
 

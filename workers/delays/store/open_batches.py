@@ -15,10 +15,18 @@ Crash: the manifest has what was open at its cursor; the rest is read from the l
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from tailrace.format.batch_header import CONTROL_COMMIT, BatchHeader
 
-Snapshot = tuple[list[list[int]], list[int]]
-"""(`Manifest.open_batches`, `Manifest.committing`)"""
+
+class LogSnapshot(NamedTuple):
+    """The manifest's fields about transactions, named as in `Manifest`."""
+
+    open_batches: list[list[int]]
+    committing: list[int]
+    reserved: list[list[int]]
+    has_returned: bool
 
 
 class OpenBatches:
@@ -43,7 +51,14 @@ class OpenBatches:
         if marker.control_type == CONTROL_COMMIT:
             self.committing = offsets
 
-    def snapshot(self) -> Snapshot:
-        """Return what the manifest keeps."""
-        open_batches = [[*key, *offsets] for key, offsets in self._open.items()]
-        return open_batches, list(self.committing)
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def last_at(self, offset: int) -> int | None:
+        """Return the base offset of the last batch at or before an offset, or None."""
+        found = (base for offsets in self._open.values() for base in offsets if base <= offset)
+        return max(found, default=None)
+
+    def describe(self) -> list[list[int]]:
+        """Return `Manifest.open_batches`."""
+        return [[*key, *offsets] for key, offsets in self._open.items()]

@@ -26,6 +26,8 @@ logger = logging.getLogger(__name__)
 
 Listed = tuple[int, int, pa.RecordBatch, int]
 """(tick, offset, batch, row in it)."""
+Others = tuple[Ints, Ints, Callable[[Ints], pa.RecordBatch]]
+"""(ticks, offsets, places -> rows) of pending rows that are neither in memory nor in a file."""
 _TICK, _OFFSET, _SOURCE, _PLACE = range(4)
 
 
@@ -99,6 +101,7 @@ def page_of(
     limit: int,
     columns: list[int],
     shown: Callable[[pa.RecordBatch], pa.RecordBatch],
+    others: Others | None = None,
 ) -> tuple[list[Listed], tuple[int, int] | None]:
     """Return the first `limit` pending rows with (tick, offset) >= `begin` and tick < `end_tick`,
     in order.
@@ -119,6 +122,15 @@ def page_of(
         np.arange(len(waiting)),
         lambda places: shown(rows.columns_of(waiting[places], columns)),
     )
+    if others is not None:
+        ticks, offsets, rows_at = others
+        places = np.flatnonzero(within(ticks, offsets))
+        page.offer(
+            ticks[places],
+            offsets[places],
+            places,
+            lambda places: shown(rows_at(places).select(columns)),
+        )
     for file in sorted(files, key=lambda file: file.entry.start):
         if file.last_tick < begin[0] or file.entry.start >= end_tick:
             continue
@@ -135,7 +147,7 @@ def page_of(
                 ticks, offsets = file.keys_of(chunk)
                 places = np.flatnonzero(within(ticks, offsets))
                 ticks, offsets = ticks[places], offsets[places]
-                left = file.left(ticks, offsets)
+                left = file.left(chunk, ticks, offsets)
 
                 def read(
                     places: Ints, file: BucketFile = file, chunk: Any = chunk

@@ -267,13 +267,13 @@ class PendingRows:
 
     def cancelled_among(self, rows: Rows) -> list[int]:
         """Return the offsets of the cancelled rows among these."""
-        gone = set[int]().union(
-            *(
-                self._runs[number].cancelled
-                for number in np.unique(rows[:, 2] >> _ROW_BITS).tolist()
-            )
-        )
-        return sorted(gone.intersection(rows[:, 1].tolist()))
+        numbers = rows[:, 2] >> _ROW_BITS
+        gone = set[int]()
+        for number in np.unique(numbers).tolist():  # of its own run: a returned row has another
+            if self._runs[number].cancelled:
+                mine = rows[numbers == number, 1].tolist()
+                gone.update(self._runs[number].cancelled.intersection(mine))
+        return sorted(gone)
 
     def unsaved_runs(self) -> list[int]:
         """Return the runs that are in the delay log only."""

@@ -30,8 +30,8 @@ from tailrace.format.delay_files import KIND_CANCELLED
 from workers.delays.store.array_wheel import NEVER, Rows, no_rows, split
 from workers.delays.store.bucket_files import LOWEST_LEVEL, BucketFile, Ints, is_above, width_of
 from workers.delays.store.bucket_set import LOAD_AHEAD_TICKS, BucketSet, label_of, labels_of
-from workers.delays.store.open_batches import Snapshot
-from workers.delays.store.pending_pages import Listed, page_of
+from workers.delays.store.open_batches import LogSnapshot
+from workers.delays.store.pending_pages import Listed, Others, page_of
 from workers.delays.store.pending_rows import PendingRows
 from workers.segment.files import Files
 
@@ -78,9 +78,12 @@ class PendingStore:
         return self._buckets.manifest.closed
 
     @property
-    def batches(self) -> Snapshot:
-        """Batches of transactions at the cursor."""
-        return self._buckets.manifest.open_batches, self._buckets.manifest.committing
+    def log(self) -> LogSnapshot:
+        """Transactions of the delay log at the cursor."""
+        manifest = self._buckets.manifest
+        return LogSnapshot(
+            manifest.open_batches, manifest.committing, manifest.reserved, manifest.has_returned
+        )
 
     @property
     def recurring(self) -> list[dict[str, Any]]:
@@ -278,7 +281,7 @@ class PendingStore:
         floor = (self.released, NEVER) if behind is None else behind
         for chunk, ticks, offsets, rows in self._buckets.intact_chunks(file, only):
             if begin <= chunk.position < end:
-                requested = self._buckets.left(file, ticks, offsets) & is_above(
+                requested = self._buckets.left(file, chunk, ticks, offsets) & is_above(
                     ticks, offsets, floor
                 )
                 if only is not None:
@@ -307,7 +310,7 @@ class PendingStore:
             file.entry.level - 1
         )
         for chunk, ticks, offsets, rows in self._buckets.intact_chunks(file):
-            left = self._buckets.left(file, ticks, offsets, as_saved=True)
+            left = self._buckets.left(file, chunk, ticks, offsets, as_saved=True)
             ticks, offsets, rows = ticks[left], offsets[left], rows.filter(pa.array(left))
             touched: dict[BucketFile, None] = {}  # in the order of writing
             if to_lower:
@@ -343,7 +346,7 @@ class PendingStore:
         read_offset: int,
         closed: int,
         recurring: Callable[[], list[dict[str, Any]]],
-        batches: Callable[[], Snapshot],
+        log: Callable[[], LogSnapshot],
         *,
         is_settled: bool,
     ) -> int:
@@ -362,7 +365,7 @@ class PendingStore:
         )
         # a commit that is ingested in part has rows to save without an offset behind the cursor
         if (read_offset > self.cursor or self.is_crowded) and is_time:
-            self._job = self._save(read_offset, closed, recurring(), batches())
+            self._job = self._save(read_offset, closed, recurring(), log())
             return self._resume()
         if self._now_ns - self._tidied_ns >= TIDY_INTERVAL_NS:
             self._tidied_ns = self._now_ns
@@ -378,7 +381,7 @@ class PendingStore:
         return 1
 
     def _save(
-        self, cursor: int, closed: int, recurring: list[dict[str, Any]], batches: Snapshot
+        self, cursor: int, closed: int, recurring: list[dict[str, Any]], log: LogSnapshot
     ) -> Iterator[None]:
         """Save everything that only the delay log has to bucket files, then move the cursor."""
         runs = self.rows.unsaved_runs()
@@ -407,7 +410,7 @@ class PendingStore:
             yield
         self._buckets.sync_names()
         crash_point("scheduler.before_manifest")
-        self._buckets.save_manifest(cursor, closed, recurring, batches)
+        self._buckets.save_manifest(cursor, closed, recurring, log)
         crash_point("scheduler.after_manifest")
         self.rows.saved(runs)
         pa.default_memory_pool().release_unused()
@@ -487,8 +490,10 @@ class PendingStore:
         limit: int,
         columns: list[int],
         shown: Callable[[pa.RecordBatch], pa.RecordBatch],
+        others: Others | None = None,
     ) -> tuple[list[Listed], tuple[int, int] | None]:
         """See `page_of`. Raises OSError."""
         return page_of(
-            self.rows, self._buckets.to_load(), self._schema, begin, end_tick, limit, columns, shown
-        )
+            self.rows, self._buckets.to_load(), self._schema, begin, end_tick, limit, columns,
+            shown, others,
+        )  # fmt: skip

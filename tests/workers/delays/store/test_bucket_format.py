@@ -121,6 +121,14 @@ def test_the_bytes_of_a_manifest_are_the_golden_ones_and_another_version_is_refu
     save_manifest(files, "/data", with_batches)
     assert load_manifest(files, "/data", TOPIC_ID) == with_batches
     assert read_cursor(files, "/data", TOPIC_ID) == 17, "the log is kept from there"
+    with_changes = replace(
+        with_batches, reserved=[[1 << 62, 3, 12, 0, 1_700_000_000_000, 4, 1_700_000_000_001]]
+    )
+    assert with_changes.encode() == (GOLDEN / "pending_v5.json").read_bytes()
+    save_manifest(files, "/data", with_changes)
+    assert load_manifest(files, "/data", TOPIC_ID) == with_changes
+    assert read_cursor(files, "/data", TOPIC_ID) == 12, "the log is kept from there"
+    assert b'"version":5' in replace(manifest, has_returned=True).encode()
     write_durably(files, "/data", "pending.json", (GOLDEN / "pending_v2.json").read_bytes())
     assert load_manifest(files, "/data", TOPIC_ID) == replace(
         manifest, files=[replace(entry, first_crc=0)]
