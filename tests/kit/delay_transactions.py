@@ -87,6 +87,7 @@ class DelayTransactions:
 
         rows = one_batch(table_of([batches.replacement(pending, row.due_us, row.offset), change]))
         row.fate = "unknown"  # until the outcome is read
+        one.changed.pop(row.name, None)
         key = (PID + number, one.epoch)
         batch = partition.change_batch(rows, world.token, ChangingTransaction(key, one.number))
         world.settle()
