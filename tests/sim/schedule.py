@@ -264,26 +264,11 @@ class Schedule:
         elif fault == "clock":
             world.wall_offset_us += rng.choice((-1, 1)) * HOUR_US
         elif fault == "disk error":
-            self.break_disk()
+            break_disk(world, rng)
         elif fault == "full disk":
             world.disk.free = 0 if world.disk.free else 1 << 40
         elif fault == "restart":
             world.stop_cleanly()
-
-    def break_disk(self) -> None:
-        """The next change of one data directory fails."""
-        world = self.world
-        broken = self.rng.choice(world.data_dirs)
-        left = self.rng.randint(1, 3)
-
-        def hook(operation: str, path: str) -> None:
-            nonlocal left
-            world.fate.count_down()
-            if left and path.startswith(broken + "/") and operation in ("write", "sync"):
-                left -= 1
-                raise OSError(errno.EIO, os.strerror(errno.EIO), path)
-
-        world.disk.hook = hook
 
     def _heal(self) -> None:
         """No more faults: everything that was sent must end well, and everybody come to rest."""
@@ -521,3 +506,18 @@ def run(seed: int) -> Schedule:
         )
         raise
     return schedule
+
+
+def break_disk(world: World, rng: random.Random) -> None:
+    """The next changes of one data directory fail."""
+    broken = rng.choice(world.data_dirs)
+    left = rng.randint(1, 3)
+
+    def hook(operation: str, path: str) -> None:
+        nonlocal left
+        world.fate.count_down()
+        if left and path.startswith(broken + "/") and operation in ("write", "sync"):
+            left -= 1
+            raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+
+    world.disk.hook = hook

@@ -246,7 +246,9 @@ def test_a_queue_that_breaks_a_promise_is_found(
         ),
     ],
 )
-def test_a_dying_disk_takes_only_its_own_partitions_offline(seed: int) -> None:
+def test_a_dying_disk_takes_only_its_own_partitions_offline(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     dying = Schedule(
         seed,
         replace(
@@ -265,7 +267,7 @@ def test_a_dying_disk_takes_only_its_own_partitions_offline(seed: int) -> None:
         if path.startswith("/disk1/") and operation in ("write", "sync", "create", "truncate"):
             raise OSError(errno.EIO, "dead", path)
 
-    dying.break_disk = lambda: setattr(world.disk, "hook", dead)  # type: ignore[method-assign]
+    monkeypatch.setattr(schedule, "break_disk", lambda *_: setattr(world.disk, "hook", dead))
     dying.run()
     refused = {refusal.partition for actor in dying.producers for refusal in actor.refusals}
     on_the_good_disk = {p for p in range(4) if f"/disk0/t-{p}" in world.disk.names}

@@ -7,7 +7,7 @@ A schedule that fails is replayed by `run(seed)`.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from appliance.config.default_schema import DEFAULT_SCHEMA_MESSAGE
@@ -23,14 +23,14 @@ from tailrace.protocol.frame import Api
 from tests.kit.batches import TIME_US
 from tests.kit.transaction_checker import Read, TransactionHistory, check_transformed
 from tests.sim.machine_parts import ADDRESS, MS, SECOND, PowerLost
-from tests.sim.schedule import AllKilled
+from tests.sim.schedule import AllKilled, break_disk
 from tests.sim.transactional_programs import Common, Program
 from tests.sim.world import World
 
 WRITTEN, MADE = "written", "made"
 FAULTS = (
     "kill", "kill", "kill groups", "kill groups", "crash point", "stop", "kill all", "power",
-    "cut", "cut", "clock", "late", "restart",
+    "cut", "cut", "clock", "late", "restart", "disk error", "slow disk",
 )  # fmt: skip
 QUIET = frozenset({
     ErrorCode.NOT_READY, ErrorCode.TIMED_OUT, ErrorCode.NOT_REACHABLE, ErrorCode.STORAGE_ERROR,
@@ -74,12 +74,16 @@ class Reader:
 class TransactionSchedule:
     """One seed's world."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, faults: Sequence[str] | None = None) -> None:
+        """`faults`: those that happen; None: a choice of the seed's."""
         rng = self.rng = random.Random(f"transactions {seed}")
         self.history = TransactionHistory()
         self.steps = rng.randint(400, 900)
         self.fault_rate = rng.choice((0.005, 0.01, 0.03))
         self.faults = sorted({rng.choice(FAULTS) for _ in range(rng.randint(1, 5))})
+        if faults is not None:
+            self.faults = list(faults)
+            self.fault_rate = 0.03
         self.world = World(rng, workers=rng.randint(1, 2), data_dirs=rng.choice((1, 1, 2)))
         if seed % 2:
             self.world.preempts = random.Random(f"preemptions of {seed}")
@@ -208,12 +212,31 @@ class TransactionSchedule:
             world.now_ns += rng.randrange(1, 1_500) * MS
         elif fault == "restart":
             world.stop_cleanly()
+        elif fault == "disk error":
+            break_disk(world, rng)
+        elif fault == "slow disk":
+            for child in [one for one in living if one.role is Role.FLUSHER]:
+                child.stopped_until_ns = world.now_ns + rng.randrange(1, 3000) * MS
+        elif fault == "power with a slow disk":
+            self._fault("slow disk")
+            world.fate.doom(rng.randint(60, 400), PowerLost)
+        elif fault == "kill worker":
+            for child in [one for one in living if one.role is Role.WORKER]:
+                world.fate.doom(0)
+                if child.agent is not None and world.is_runnable(child):
+                    world.step(child)
+                world.fate.pardon()
 
     # ---- the end ---------------------------------------------------------------------------------
 
     def _heal(self) -> None:
         world = self.world
         world.heal()
+        if "disk error" in self.faults:  # the operator has seen to the disk
+            world.settle_servers()
+            with Admin(ADDRESS, runtime=world.runtime) as admin:
+                for name in (WRITTEN, MADE):
+                    admin.bring_online(name)
         deadline_ns = world.now_ns + 120 * SECOND
         for program in self.programs:
             program.is_calm = True
@@ -285,9 +308,9 @@ class TransactionSchedule:
         return found
 
 
-def run(seed: int) -> TransactionSchedule:
+def run(seed: int, faults: Sequence[str] | None = None) -> TransactionSchedule:
     """One schedule. Raises what it finds, with the seed and what had happened."""
-    schedule = TransactionSchedule(seed)
+    schedule = TransactionSchedule(seed, faults)
     try:
         schedule.run()
     except BaseException as error:

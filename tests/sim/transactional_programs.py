@@ -27,21 +27,30 @@ from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import TailraceError
 from tailrace.core.topic_partition import TopicPartition
 from tailrace.format.batch_header import stamp_producer
+from tailrace.format.segment import (
+    Walk,
+    file_name,
+    schema_message_length,
+    segment_bases,
+    walk_batches,
+)
 from tailrace.kernel.reference_arrow import default_rows
 from tailrace.protocol import messages as requests
 from tailrace.protocol.frame import Api
 from tailrace.protocol.session import Response
 from tests.kit.batches import TIME_US
+from tests.kit.simdisk import SimFiles
 from tests.kit.transaction_checker import Token, TransactionHistory, value_of
 from tests.sim.actors import Inbox
 from tests.sim.machine_parts import ADDRESS, MS, SECOND
 from tests.sim.world import World
+from workers.segment.files import read_whole
 
 RETRY_NS = 20 * MS
 REPEATED = frozenset({
     ErrorCode.TIMED_OUT, ErrorCode.NOT_READY, ErrorCode.NOT_REACHABLE, ErrorCode.SHUTTING_DOWN,
     ErrorCode.CONCURRENT_TRANSACTIONS, ErrorCode.TOO_MANY_REQUESTS, ErrorCode.DISK_FULL,
-    ErrorCode.OUT_OF_ORDER_SEQUENCE,
+    ErrorCode.OUT_OF_ORDER_SEQUENCE, ErrorCode.PARTITION_OFFLINE, ErrorCode.STORAGE_ERROR,
 })  # fmt: skip
 INPUTS_MAX = 4
 
@@ -143,6 +152,7 @@ class Instance:
         self.state = "open"
         self.part = 0
         self.sequences = {}
+        program.producers[self.token] = (self.producer_id, self.epoch)
         rng = program.common.rng
         if program.source is None:
             for _ in range(rng.randint(1, 6)):
@@ -268,7 +278,20 @@ class Instance:
         assert response.code is ErrorCode.OK, (response.code, response.detail())
         answer = requests.decode_json(response.body[0])
         self.owner = answer["owner"]
+        self._check_ended()
         self._follow(answer)
+
+    def _check_ended(self) -> None:
+        """What the owners before have written is ended for readers by now."""
+        program, common = self.program, self.program.common
+        for token, written in common.history.transactions.items():
+            if token.program != program.name or token.owner >= self.owner:
+                continue
+            for place in {written.values[value] for value in written.offsets}:
+                ended = _ended_in(common, place)
+                assert ended is None or program.producers[token] in ended, (
+                    f"owner {self.owner} of {program.name} begins, and {token} is open in {place}"
+                )
 
     def _on_described(self, response: Response) -> None:
         assert response.code is ErrorCode.OK, (response.code, response.detail())
@@ -352,6 +375,8 @@ class Program:
     carrier: Connection = field(init=False)
     """What copies of requests arrive over."""
     received: list[tuple[int, bytes]] = field(default_factory=list)
+    producers: dict[Token, tuple[int, int]] = field(default_factory=dict)
+    """(producer id, epoch) of each transaction."""
 
     def __post_init__(self) -> None:
         self.carrier = Connection(ADDRESS, f"{self.name} late", self.common.world.runtime)
@@ -438,3 +463,30 @@ class Program:
 
 def _ignore(_: Response | None) -> None:
     """Nobody waits for the answer of a copy."""
+
+
+def _ended_in(common: Common, place: TopicPartition) -> set[tuple[int, int]] | None:
+    """(producer id, epoch) of the transactions whose marker readers see in a partition. None: it is
+    not open.
+    """
+    world, info = common.world, common.topics[place.topic]
+    watermark = world.high_watermark(info.topic_id, place.partition)
+    if watermark is None:
+        return None
+    files = SimFiles(world.disk)
+    found: set[tuple[int, int]] = set()
+    for data_dir in world.data_dirs:
+        directory = f"{data_dir}/{place.topic}-{place.partition}"
+        if not files.exists(directory):
+            continue
+        for base in segment_bases(files.list(directory)):
+            data = read_whole(files, f"{directory}/{file_name(base)}")
+
+            def read_at(length: int, position: int, data: bytes = data) -> bytes:
+                return data[position : position + length]
+
+            walk = Walk(schema_message_length(read_at), base)
+            for _, header in walk_batches(read_at, len(data), walk, info.seeds[place.partition]):
+                if header.is_marker and header.base_offset < watermark:
+                    found.add((header.producer_id, header.producer_epoch))
+    return found

@@ -33,7 +33,8 @@ from appliance.supervise.memory_plan import (
 from netfront import front
 from shm.control import Control, ProcessSlot
 from shm.invariants import CheckedBuffer
-from shm.layout import Phase, ProcessWord, Role
+from shm.layout import Phase, ProcessWord, Role, SlotState
+from shm.partition_table import PartitionTable
 from shm.region import Region
 from shm.ring import Ring
 from shm.runtime.agent_runner import Agent, Clock, ProcessSpec, process_name
@@ -180,6 +181,15 @@ class World:
                     self.step(rng.choice(others))
         finally:
             self.fate.is_inside, self._is_preempted, self._running = True, False, inside
+
+    def high_watermark(self, topic_id: bytes, partition: int) -> int | None:
+        """What the flusher has published for a partition. None: nothing, since it is not open."""
+        for data_dir in range(len(self.data_dirs)):
+            region = self.regions.get(self._spec_regions.get(f"table-{data_dir}", ""))
+            for state in PartitionTable(region).all() if region is not None else ():
+                if (state.topic_id, state.partition) == (topic_id, partition):
+                    return state.high_watermark if state.state is SlotState.ONLINE else None
+        return None
 
     def heal(self) -> None:
         """No more faults."""
