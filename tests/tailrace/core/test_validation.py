@@ -51,7 +51,6 @@ CALLS: dict[type, dict[str, tuple[Any, ...]]] = {
         "abort_transaction": (), "send_offsets_to_transaction": ({}, "g"), "transaction": (),
         "send_acknowledgements_to_transaction": (None, []), "create_transaction_branches": (1,),
         "finish_branch": (),
-        "send_acknowledgements_to_transaction": (None, []),
         "cancel_delays": ("x",), "reschedule_delays": ({},),
     },
     Consumer: {
