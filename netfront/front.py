@@ -51,10 +51,10 @@ from netfront.socket.listening_socket import AddressInUseError, SocketAccess
 from netfront.socket.router import Router
 from netfront.socket.socket_stats import keep_freed_memory
 from netfront.socket.transport import Transport
-from shm.control import ProcessSlot
-from shm.lane_messages import Assignment
-from shm.layout import ProcessWord, RegionKind, Role
-from shm.ring import Ring
+from shm.memory.layout import ProcessWord, RegionKind, Role
+from shm.messages.lane_messages import Assignment
+from shm.queues.ring import Ring
+from shm.queues.settled_notifications import SettledInterest
 from shm.runtime.agent_runner import (
     EXIT_ADDRESS_IN_USE,
     ProcessContext,
@@ -65,7 +65,7 @@ from shm.runtime.agent_runner import (
 )
 from shm.runtime.error_handler import CountedErrorHandler
 from shm.runtime.timing_wheel import NEVER_NS, TimingWheel
-from shm.settled_notifications import SettledInterest
+from shm.tables.control import ProcessSlot
 from tailrace.core.error_codes import ErrorCode
 from tailrace.protocol import messages
 from tailrace.protocol.frame import (

@@ -12,7 +12,7 @@ from __future__ import annotations
 import base64
 from typing import Any
 
-from shm.lane_messages import Assignment
+from shm.messages.lane_messages import Assignment
 
 
 class PartitionRoutes:

@@ -37,7 +37,7 @@ def server_root() -> str | None:
     # Packages of the same names beside an installed client may be the user's.
     is_checkout = all(
         os.path.isfile(f"{_HOME}/{name}")
-        for name in ("pyproject.toml", "appliance/supervise/supervisor.py", "shm/layout.py")
+        for name in ("pyproject.toml", "appliance/supervise/supervisor.py", "shm/memory/layout.py")
     )
     return _HOME if is_checkout else None
 

@@ -29,7 +29,7 @@ import orjson
 from appliance.catalog.database import open_database, read_meta, refusals
 from appliance.catalog.rows import ROW, SELECT_TOPICS, PartitionRow, Topic, partition_of, topic_of
 from appliance.catalog.transaction import Database, Done, Effects, Failed, Transaction
-from shm.transaction_messages import PRODUCER_IDS_IN_BLOCK
+from shm.messages.transaction_messages import PRODUCER_IDS_IN_BLOCK
 from tailrace.core.delays import delay_log_name
 from tailrace.core.errors import DiskFullError, InvalidSchemaError, StorageError, TailraceError
 from tailrace.core.hash_slots import HASH_SLOTS, HandOver, owners_after, ranges_of

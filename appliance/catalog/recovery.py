@@ -31,8 +31,8 @@ from appliance.catalog.log_dir_scan import (
     restored_topics,
     survey,
 )
-from shm.layout import SlotState
-from shm.partition_table import PartitionTable
+from shm.memory.layout import SlotState
+from shm.tables.partition_table import PartitionTable
 from tailrace.core.errors import StorageError
 from tailrace.format.data_dir import CATALOG_FILE
 

@@ -46,14 +46,14 @@ from appliance.control.topic_change_queue import CHANGES, TopicChangeQueue
 from appliance.control.topic_commands import TopicCommands, is_whole
 from appliance.data.data_dir_lock import directory_id
 from appliance.supervise.restart_policy import ExitCode
-from shm.atomic_word import AtomicCounter
-from shm.control import ProcessSlot
 from shm.crash_points import crash_point
-from shm.lane import LaneReader
-from shm.lane_messages import LaneKind
-from shm.layout import ProcessWord, Role
+from shm.memory.atomic_word import AtomicCounter
+from shm.memory.layout import ProcessWord, Role
+from shm.messages.lane_messages import LaneKind
+from shm.queues.lane import LaneReader
 from shm.runtime.agent_runner import ProcessContext, configure_logging, process_name, run, start
 from shm.runtime.error_handler import CountedErrorHandler
+from shm.tables.control import ProcessSlot
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import InvalidRequestError, InvalidSettingError, TailraceError
 from tailrace.format.batch_header import TRANSACTIONAL_PRODUCER_IDS

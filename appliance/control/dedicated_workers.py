@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from shm.control import ProcessSlot
-from shm.layout import ProcessWord
+from shm.memory.layout import ProcessWord
+from shm.tables.control import ProcessSlot
 from tailrace.core.errors import InvalidSettingError
 
 

@@ -18,7 +18,7 @@ from appliance.catalog.catalog import PartitionRow, Topic
 from appliance.control.host_view import HostView
 from appliance.control.metadata_publisher import MetadataPublisher
 from appliance.control.topic_commands import shown_text
-from shm.layout import SlotState
+from shm.memory.layout import SlotState
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import InvalidRequestError
 

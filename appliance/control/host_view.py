@@ -10,9 +10,9 @@ import os
 from typing import Any
 
 from appliance.control.dedicated_workers import DedicatedWorkers
-from shm.control import Control
-from shm.layout import ProcessWord, Role
+from shm.memory.layout import ProcessWord, Role
 from shm.runtime.agent_runner import process_name
+from shm.tables.control import Control
 from tailrace.format.partition_metadata import PARTITION_FILE, PartitionMetadata
 
 

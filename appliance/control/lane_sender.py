@@ -18,12 +18,12 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from shm.control import ProcessSlot
-from shm.doorbell import Doorbell
-from shm.lane import LaneWriter
-from shm.lane_messages import REPLAY, Assignment, LaneKind
-from shm.layout import ProcessWord, Role
-from shm.outbox import Outbox
+from shm.memory.layout import ProcessWord, Role
+from shm.messages.lane_messages import REPLAY, Assignment, LaneKind
+from shm.queues.doorbell import Doorbell
+from shm.queues.lane import LaneWriter
+from shm.queues.outbox import Outbox
+from shm.tables.control import ProcessSlot
 
 UPDATES_AT_ONCE = 4
 """Most partitions that a flusher makes, changes or deletes at a time. Each takes some milliseconds

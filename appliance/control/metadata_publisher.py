@@ -18,9 +18,9 @@ from appliance.config import topic_config
 from appliance.control.dedicated_workers import DedicatedWorkers
 from appliance.control.lane_sender import LaneSender
 from appliance.control.partition_placement import PartitionPlacement
-from shm.lane_messages import REPLAY, Assignment, LaneKind
-from shm.layout import ProcessWord, Role
-from shm.partition_table import PartitionTable
+from shm.memory.layout import ProcessWord, Role
+from shm.messages.lane_messages import REPLAY, Assignment, LaneKind
+from shm.tables.partition_table import PartitionTable
 from tailrace.core.error_codes import ErrorCode
 
 _READERS = (Role.FRONT, Role.SCHEDULER, Role.GROUPS)

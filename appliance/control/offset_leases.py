@@ -26,9 +26,9 @@ import orjson
 
 from appliance.catalog.catalog import PartitionRow, Topic
 from appliance.catalog.transaction import Database, Transaction
-from shm.lane import LaneWriter
-from shm.partition_table import PartitionTable
+from shm.queues.lane import LaneWriter
 from shm.runtime.elapsed_time import US_PER_MS, ElapsedTime, Mark
+from shm.tables.partition_table import PartitionTable
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import (
     DiskFullError,

@@ -17,7 +17,7 @@ from collections.abc import Container, Mapping
 
 from appliance.catalog.catalog import PartitionRow, Topic
 from appliance.control.dedicated_workers import DedicatedWorkers
-from shm.doorbell import Doorbell
+from shm.queues.doorbell import Doorbell
 from tailrace.core.delays import DELAY_SUFFIX
 
 

@@ -24,7 +24,7 @@ from appliance.control.metadata_publisher import MetadataPublisher
 from appliance.control.topic_change import Change, Requester
 from appliance.control.topic_commands import TopicCommands, shown_name, shown_text
 from shm.crash_points import crash_point
-from shm.layout import SlotState
+from shm.memory.layout import SlotState
 from shm.runtime.error_handler import CountedErrorHandler
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import InvalidRequestError, TailraceError

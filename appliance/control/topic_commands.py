@@ -21,8 +21,8 @@ from appliance.catalog.catalog import Catalog, PartitionRow, Topic, delay_log_of
 from appliance.config import topic_config
 from appliance.config.default_schema import DEFAULT_DELAY_SCHEMA_MESSAGE, DEFAULT_SCHEMA_MESSAGE
 from appliance.control.dedicated_workers import DedicatedWorkers
-from shm.layout import SlotState
-from shm.partition_table import PartitionState
+from shm.memory.layout import SlotState
+from shm.tables.partition_table import PartitionState
 from tailrace.core.delays import DELAY_COLUMNS, delay_log_name
 from tailrace.core.errors import (
     InvalidRequestError,

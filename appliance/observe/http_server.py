@@ -33,8 +33,8 @@ from appliance.config.relations import split_host_port
 from appliance.config.settings import Settings
 from appliance.observe.open_connections import OpenConnections
 from appliance.observe.process_states import ProcessStates
-from shm.atomic_word import AtomicCounter
-from shm.layout import ProcessWord, Role
+from shm.memory.atomic_word import AtomicCounter
+from shm.memory.layout import ProcessWord, Role
 from shm.runtime.agent_runner import ProcessContext, configure_logging, run, start
 from tailrace.protocol.listeners import front_address
 

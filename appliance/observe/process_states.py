@@ -6,9 +6,9 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from shm.control import Control
-from shm.layout import Phase, ProcessWord, Role
+from shm.memory.layout import Phase, ProcessWord, Role
 from shm.runtime.agent_runner import process_name
+from shm.tables.control import Control
 
 _PAGE_BYTES = os.sysconf("SC_PAGESIZE")
 

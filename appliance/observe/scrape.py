@@ -11,8 +11,8 @@ from prometheus_client.registry import Collector
 from appliance.observe.group_metrics import ObservedGroups, observe_groups
 from appliance.observe.metrics import Observed, families
 from appliance.observe.process_states import ProcessStates
-from shm.control import Control
-from shm.layout import ProcessWord, Role
+from shm.memory.layout import ProcessWord, Role
+from shm.tables.control import Control
 from tailrace import __version__
 from tailrace.admin.admin import Admin
 from tailrace.core.errors import TailraceError

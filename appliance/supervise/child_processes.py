@@ -15,9 +15,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from appliance.config.core_plan import CorePlan
-from shm.control import Control
-from shm.layout import ProcessWord, Role
+from shm.memory.layout import ProcessWord, Role
 from shm.runtime.agent_runner import process_name
+from shm.tables.control import Control
 
 logger = logging.getLogger("appliance.supervise.supervisor")
 

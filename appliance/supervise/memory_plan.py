@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from appliance.config.settings import Settings
-from shm.layout import ControlLayout, LaneLayout, RegionKind, RingLayout, TableLayout
+from shm.memory.layout import ControlLayout, LaneLayout, RegionKind, RingLayout, TableLayout
 
 CONTROL_LANE_BYTES = 1 << 20
 """Lanes that carry decisions, not data: a topic's schema must fit one message."""

@@ -30,11 +30,11 @@ from appliance.data.directory_errors import DataDirectoryError
 from appliance.supervise.child_processes import NS_PER_MS, Child
 from appliance.supervise.restart_policy import ExitCode, Halt
 from appliance.supervise.shm_regions import Regions
-from shm.control import Control
-from shm.doorbell import Doorbell
-from shm.layout import ProcessWord, Role
-from shm.region import RegionError
+from shm.memory.layout import ProcessWord, Role
+from shm.memory.region import RegionError
+from shm.queues.doorbell import Doorbell
 from shm.runtime.agent_runner import process_name
+from shm.tables.control import Control
 from tailrace.format.data_dir import GROUPS_FILE
 
 logger = logging.getLogger("appliance.supervise.supervisor")

@@ -38,8 +38,8 @@ from appliance.data import region_manifest as manifest
 from appliance.data.data_dir_lock import DataDirLock
 from appliance.data.region_manifest import RegionManifest
 from appliance.supervise.restart_policy import ExitCode, Halt
-from shm.layout import RegionKind
-from shm.region import (
+from shm.memory.layout import RegionKind
+from shm.memory.region import (
     Region,
     RegionError,
     RegionHeader,
@@ -49,7 +49,7 @@ from shm.region import (
     owner_of,
     remove,
 )
-from shm.ring import Ring
+from shm.queues.ring import Ring
 
 logger = logging.getLogger("appliance.supervise.supervisor")
 

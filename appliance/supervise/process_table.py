@@ -26,10 +26,10 @@ from appliance.supervise.restart_policy import (
     decide,
 )
 from appliance.supervise.spawner import Spawner
-from shm.control import Control
-from shm.doorbell import Doorbell
-from shm.layout import ProcessWord, Role
+from shm.memory.layout import ProcessWord, Role
+from shm.queues.doorbell import Doorbell
 from shm.runtime.agent_runner import ProcessSpec
+from shm.tables.control import Control
 
 logger = logging.getLogger("appliance.supervise.supervisor")
 

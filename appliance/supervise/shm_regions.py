@@ -31,10 +31,9 @@ from appliance.supervise.memory_plan import (
 )
 from appliance.supervise.orphaned_regions import find_orphaned, remove_regions
 from appliance.supervise.restart_policy import ExitCode, Halt
-from shm.control import Control
 from shm.crash_points import crash_point
-from shm.layout import RegionKind
-from shm.region import (
+from shm.memory.layout import RegionKind
+from shm.memory.region import (
     Region,
     RegionError,
     RegionForeignError,
@@ -42,7 +41,8 @@ from shm.region import (
     RegionVersionError,
     boot_id,
 )
-from shm.ring import Ring
+from shm.queues.ring import Ring
+from shm.tables.control import Control
 
 logger = logging.getLogger("appliance.supervise.supervisor")
 

@@ -57,11 +57,10 @@ from appliance.supervise.restart_policy import ExitCode, Halt
 from appliance.supervise.sd_notify import Notifier
 from appliance.supervise.shm_regions import Regions
 from appliance.supervise.spawner import Spawner, reap_strangers
-from shm.control import Control
 from shm.crash_points import arm_from_environment, crash_point
-from shm.doorbell import Doorbell
-from shm.layout import Phase, ProcessWord, Role
-from shm.region import RegionError
+from shm.memory.layout import Phase, ProcessWord, Role
+from shm.memory.region import RegionError
+from shm.queues.doorbell import Doorbell
 from shm.runtime.agent_runner import (
     ProcessSpec,
     comm_name,
@@ -70,6 +69,7 @@ from shm.runtime.agent_runner import (
     process_name,
     set_comm_name,
 )
+from shm.tables.control import Control
 from tailrace.core.errors import InvalidSettingError
 from tailrace.protocol.listeners import front_address
 

@@ -41,7 +41,7 @@ from typing import Any, NamedTuple, NoReturn
 import orjson
 
 from appliance.supervise.child_processes import MODULES
-from shm.layout import Role
+from shm.memory.layout import Role
 from shm.runtime.agent_runner import (
     EXIT_PARENT_GONE,
     SPEC_VARIABLE,

@@ -23,8 +23,8 @@ from netfront.fetch.purgatory import Fetch, FetchPurgatory
 from netfront.fetch.read_ahead import ReadAhead
 from netfront.partition_routes import PartitionRoutes
 from netfront.session.sessions import Session
-from shm.lane_messages import Assignment
-from shm.partition_table import PartitionState
+from shm.messages.lane_messages import Assignment
+from shm.tables.partition_table import PartitionState
 from tailrace.core.error_codes import ErrorCode
 from tailrace.protocol.messages import FETCHED_GAPS, FetchedEntry, FetchEntry
 

@@ -31,7 +31,7 @@ from netfront.fetch.reader_pool import AsyncReader
 from netfront.partition_routes import PartitionRoutes
 from netfront.session.sessions import Session
 from netfront.session.time_slicing import Task, TimeSlicer
-from shm.lane_messages import Assignment
+from shm.messages.lane_messages import Assignment
 from shm.runtime.timing_wheel import NEVER_NS, TimingWheel
 from tailrace.protocol.messages import FetchedEntry
 

@@ -24,8 +24,8 @@ from netfront.fetch.log.isolation import Isolation, end_of
 from netfront.fetch.log.log_reader import LogReader
 from netfront.fetch.log.read_result import ColdRead, LogReadError, Place, Span
 from netfront.session.sessions import Session
-from shm.lane_messages import Assignment
-from shm.partition_table import PartitionState
+from shm.messages.lane_messages import Assignment
+from shm.tables.partition_table import PartitionState
 
 AHEAD_MAX_BYTES = 16 << 20
 AHEAD_MAX_NS = 1_000_000_000

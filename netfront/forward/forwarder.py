@@ -24,10 +24,10 @@ from typing import NamedTuple
 
 from netfront.session.fair_queue import FairQueue
 from netfront.session.pending_requests import PendingRequests, Waiting
-from shm.doorbell import Doorbell
-from shm.lane import LaneReader, LaneWriter
-from shm.lane_messages import LaneKind
-from shm.outbox import Outbox
+from shm.messages.lane_messages import LaneKind
+from shm.queues.doorbell import Doorbell
+from shm.queues.lane import LaneReader, LaneWriter
+from shm.queues.outbox import Outbox
 from tailrace.core.error_codes import ErrorCode
 from tailrace.protocol.frame import Api, WireError
 

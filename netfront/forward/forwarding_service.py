@@ -19,7 +19,7 @@ import orjson
 from netfront.forward.forwarder import Forwarder, ForwarderLink, OnDemand
 from netfront.session.responses import Responses
 from netfront.session.sessions import Session, Sessions
-from shm.lane_messages import LaneKind
+from shm.messages.lane_messages import LaneKind
 from tailrace.core.error_codes import ErrorCode, code_of
 from tailrace.protocol import messages
 from tailrace.protocol.frame import Api, RequestHeader

@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 from netfront.produce.ring_acks import AckWalker
 from netfront.session.sessions import Session
-from shm.doorbell import Doorbell
-from shm.lane import LaneWriter
-from shm.outbox import Outbox
-from shm.ring import Ring
+from shm.queues.doorbell import Doorbell
+from shm.queues.lane import LaneWriter
+from shm.queues.outbox import Outbox
+from shm.queues.ring import Ring
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.hash_slots import VERSION_MAX
 from tailrace.format.crc32c import Readable

@@ -31,10 +31,10 @@ from netfront.produce.ring_acks import Answer
 from netfront.session.responses import Responses
 from netfront.session.sessions import Session, Sessions
 from netfront.socket.flow_control import CreditLedger
-from shm.lane import LaneWriter
-from shm.lane_messages import LaneKind
-from shm.layout import ACKS_ALL, ACKS_LEADER, ACKS_NONE, SLOT_MAP_SHIFT
-from shm.outbox import Outbox
+from shm.memory.layout import ACKS_ALL, ACKS_LEADER, ACKS_NONE, SLOT_MAP_SHIFT
+from shm.messages.lane_messages import LaneKind
+from shm.queues.lane import LaneWriter
+from shm.queues.outbox import Outbox
 from tailrace.core.error_codes import ERROR_TABLE, ErrorCode
 from tailrace.core.hash_slots import VERSION_MAX
 from tailrace.format.batch_header import HEADER_BYTES

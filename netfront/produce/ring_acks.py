@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from shm.atomic_word import AtomicCounter, compiled_variant_of, new
-from shm.layout import ACKS_ALL, ACKS_LEADER, Verdict
-from shm.ring import Descriptor, Ring
+from shm.memory.atomic_word import AtomicCounter, compiled_variant_of, new
+from shm.memory.layout import ACKS_ALL, ACKS_LEADER, Verdict
+from shm.queues.ring import Descriptor, Ring
 from tailrace import kernel
 from tailrace.core.error_codes import ErrorCode, code_of
 

@@ -16,9 +16,9 @@ from collections.abc import Callable, Sequence
 from netfront.session.sessions import Session, Sessions
 from netfront.socket.flow_control import Credit
 from netfront.socket.transport import Transport
-from shm.control import ProcessSlot
-from shm.layout import ProcessWord
+from shm.memory.layout import ProcessWord
 from shm.runtime.error_handler import CountedErrorHandler
+from shm.tables.control import ProcessSlot
 from tailrace.core.error_codes import ErrorCode
 from tailrace.format.crc32c import Readable
 from tailrace.protocol import messages

@@ -21,10 +21,10 @@ from netfront.session.responses import Responses
 from netfront.session.sessions import Session, Sessions
 from netfront.socket.flow_control import CreditLedger
 from netfront.socket.transport import Transport
-from shm.control import ProcessSlot
-from shm.layout import ProcessWord
+from shm.memory.layout import ProcessWord
 from shm.runtime.error_handler import CountedErrorHandler
 from shm.runtime.timing_wheel import TimingWheel
+from shm.tables.control import ProcessSlot
 from tailrace.core.error_codes import ErrorCode
 from tailrace.protocol import messages
 from tailrace.protocol.frame import RequestHeader

@@ -20,7 +20,7 @@ from typing import Any
 
 import zmq
 
-from shm.atomic_word import compiled_variant_of, new
+from shm.memory.atomic_word import compiled_variant_of, new
 from tailrace import kernel
 from tailrace.client.runtime import send_frames
 from tailrace.format.crc32c import Readable

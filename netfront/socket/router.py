@@ -44,7 +44,7 @@ from netfront.socket.message_socket import LENT_FROM_BYTES, MessageSocket, taken
 from netfront.socket.peer_connection import PeerConnection
 from netfront.socket.socket_stats import KernelSocketStats, SocketStats
 from netfront.socket.transport import Watched
-from shm.doorbell import Doorbell, spin_then_sleep
+from shm.queues.doorbell import Doorbell, spin_then_sleep
 from tailrace.format.crc32c import Readable
 
 logger = logging.getLogger(__name__)

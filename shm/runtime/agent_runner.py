@@ -32,15 +32,15 @@ from typing import Any, NamedTuple, NoReturn, Protocol
 
 import orjson
 
-from shm.atomic_word import AtomicCounter
-from shm.control import Control, ProcessSlot
 from shm.crash_points import arm_from_environment
-from shm.doorbell import Doorbell
-from shm.lane import LaneReader, LaneWriter
-from shm.layout import ProcessWord, RegionKind, Role
-from shm.partition_table import PartitionTable
-from shm.region import Region, RegionError
+from shm.memory.atomic_word import AtomicCounter
+from shm.memory.layout import ProcessWord, RegionKind, Role
+from shm.memory.region import Region, RegionError
+from shm.queues.doorbell import Doorbell
+from shm.queues.lane import LaneReader, LaneWriter
 from shm.runtime.log_format import RateLimit, formatter
+from shm.tables.control import Control, ProcessSlot
+from shm.tables.partition_table import PartitionTable
 
 SPEC_VARIABLE = "TAILRACE_PROCESS"
 SUPERVISORS_SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -339,8 +339,8 @@ def run(
     """Step `agent` until it is stopped and has finished. Sleep on the doorbell, or in `wait`,
     without work.
 
-    `wait(timeout_ms, busy_ns)` is like `shm.doorbell.spin_then_sleep`. Only a step with work is
-    followed by busy polling, so timers cost no more. Garbage is collected only when idle:
+    `wait(timeout_ms, busy_ns)` is like `shm.queues.doorbell.spin_then_sleep`. Only a step with work
+    is followed by busy polling, so timers cost no more. Garbage is collected only when idle:
     everything alive at start-up is frozen, and a busy loop creates no cycles.
     """
     sleep = wait or context.doorbell.wait

@@ -18,9 +18,9 @@ from __future__ import annotations
 import logging
 import traceback
 
-from shm.control import ProcessSlot
-from shm.layout import ProcessWord
+from shm.memory.layout import ProcessWord
 from shm.runtime.agent_runner import process_name
+from shm.tables.control import ProcessSlot
 
 logger = logging.getLogger(__name__)
 

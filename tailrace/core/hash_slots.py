@@ -31,7 +31,7 @@ SLOT_COUNT = 16_384
 HASH_SLOTS = "hash_slots"
 """Value of the topic setting `partitioner` that routes records by slot."""
 VERSION_MAX = (1 << 24) - 1
-"""The largest version of a slot map, which travels in 24 bits (see `shm.layout`)."""
+"""The largest version of a slot map, which travels in 24 bits (see `shm.memory.layout`)."""
 STAYS = -1
 """Placeholder for a slot: the record stays in its partition."""
 Owners = Sequence[int]

@@ -176,7 +176,7 @@ IS_COMPILED = _native is not None
 
 compiled: Any = _native
 """The compiled module, None without one. Classes in `shm` and `netfront` take hot methods from it;
-their reference is there (see `shm.atomic_word`).
+their reference is there (see `shm.memory.atomic_word`).
 """
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from shm.lane_messages import Assignment
-from shm.layout import SlotState
+from shm.memory.layout import SlotState
+from shm.messages.lane_messages import Assignment
 from tailrace.protocol.frame import Api
 from tests.kit.group_agents import AgentWorld
 

@@ -16,7 +16,7 @@ import pytest
 
 from appliance.supervise.child_processes import MODULES
 from appliance.supervise.zygote import SHARED
-from shm.layout import Role
+from shm.memory.layout import Role
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 OWN = ("appliance", "netfront", "shm", "tailrace", "workers")

@@ -11,7 +11,7 @@ import random
 
 import pytest
 
-from shm.layout import SlotState, Verdict
+from shm.memory.layout import SlotState, Verdict
 from tests.kit.checker import check
 from tests.kit.matrices import short
 from tests.kit.simdisk import SimDisk, fail_at

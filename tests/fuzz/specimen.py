@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from shm.region import remove
+from shm.memory.region import remove
 from tailrace import Admin, NewTopic, Producer
 from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
 from tests.kit.processes import HANG_LIMIT_S, children, wait_until

@@ -7,7 +7,7 @@ from __future__ import annotations
 from appliance.control.controller import Controller
 from appliance.control.lane_sender import UPDATES_AT_ONCE, LaneSender
 from appliance.control.topic_change_queue import CHANGES_MAX, TopicChangeQueue
-from shm.lane_messages import REPLAY, Assignment
+from shm.messages.lane_messages import REPLAY, Assignment
 
 
 def check_controller(controller: Controller) -> None:

@@ -4,11 +4,9 @@
 
 from __future__ import annotations
 
-from shm.control import Control
-from shm.lane import LaneReader, LaneWriter
-from shm.lane_messages import LaneKind
-from shm.layout import ProcessWord, Role
-from shm.transaction_messages import (
+from shm.memory.layout import ProcessWord, Role
+from shm.messages.lane_messages import LaneKind
+from shm.messages.transaction_messages import (
     DecidedTransaction,
     Decision,
     Outcome,
@@ -20,6 +18,8 @@ from shm.transaction_messages import (
     decode_settled,
     encode_decisions,
 )
+from shm.queues.lane import LaneReader, LaneWriter
+from shm.tables.control import Control
 from tailrace.core.error_codes import ErrorCode
 from tailrace.format.batch_header import TRANSACTIONAL_PRODUCER_IDS, checksum_seed
 from tailrace.format.partition_metadata import PARTITION_FILE, PartitionMetadata

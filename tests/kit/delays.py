@@ -13,8 +13,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from shm.lane import LaneWriter
-from shm.lane_messages import Assignment, LaneKind
+from shm.messages.lane_messages import Assignment, LaneKind
+from shm.queues.lane import LaneWriter
 from tailrace.batch import arrow_codec as arrow_batch
 from tailrace.core.delays import DUE_COLUMN, TICK_BITS, TICK_US, tick_of
 from tailrace.core.recurrence import Recurrence

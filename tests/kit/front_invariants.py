@@ -14,7 +14,7 @@ from netfront.session.pending_requests import PendingRequests
 from netfront.session.sessions import Sessions
 from netfront.session.time_slicing import STARTED_MAX, TimeSlicer
 from netfront.socket.flow_control import CreditLedger
-from shm.lane_messages import LaneKind
+from shm.messages.lane_messages import LaneKind
 from tailrace.protocol.messages import is_answered
 
 

@@ -19,11 +19,7 @@ from netfront.produce.append_target import WorkerLink
 from netfront.produce.ring_acks import AckWalker
 from netfront.socket.flow_control import Credit, CreditLedger
 from netfront.socket.transport import Watched
-from shm.control import Control, ProcessSlot
-from shm.doorbell import Doorbell
-from shm.lane import LaneMessage, LaneReader, LaneWriter
-from shm.lane_messages import Assignment, LaneKind
-from shm.layout import (
+from shm.memory.layout import (
     ControlLayout,
     LaneLayout,
     ProcessWord,
@@ -33,9 +29,13 @@ from shm.layout import (
     SlotState,
     Verdict,
 )
-from shm.partition_table import PartitionState
-from shm.ring import Ring, RingWriter
+from shm.messages.lane_messages import Assignment, LaneKind
+from shm.queues.doorbell import Doorbell
+from shm.queues.lane import LaneMessage, LaneReader, LaneWriter
+from shm.queues.ring import Ring, RingWriter
 from shm.runtime.timing_wheel import NEVER_NS
+from shm.tables.control import Control, ProcessSlot
+from shm.tables.partition_table import PartitionState
 from tailrace.core.error_codes import ErrorCode, code_of
 from tailrace.format.crc32c import Readable
 from tailrace.protocol import messages as requests

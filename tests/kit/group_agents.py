@@ -14,10 +14,7 @@ from appliance.groups.agent.front_link import FrontLink
 from appliance.groups.agent.transaction import Opened
 from appliance.groups.base.messages import Answer, Push, Requester, SessionKey
 from appliance.groups.base.topic_image import CatalogTopicImage
-from shm.control import Control
-from shm.lane import LaneReader, LaneWriter
-from shm.lane_messages import Assignment, LaneKind
-from shm.layout import (
+from shm.memory.layout import (
     ControlLayout,
     LaneLayout,
     ProcessWord,
@@ -26,9 +23,12 @@ from shm.layout import (
     SlotState,
     TableLayout,
 )
-from shm.partition_table import PartitionState, PartitionTable
-from shm.region import Region
+from shm.memory.region import Region
+from shm.messages.lane_messages import Assignment, LaneKind
+from shm.queues.lane import LaneReader, LaneWriter
 from shm.runtime.error_handler import CountedErrorHandler
+from shm.tables.control import Control
+from shm.tables.partition_table import PartitionState, PartitionTable
 from tailrace.core.error_codes import ErrorCode, code_of
 from tailrace.core.errors import StorageError, TailraceError
 from tailrace.protocol.frame import Api

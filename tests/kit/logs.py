@@ -12,11 +12,7 @@ from functools import partial
 from typing import Any
 
 from appliance.config import topic_config as topic_settings
-from shm.control import Control
-from shm.doorbell import Doorbell
-from shm.lane import LaneReader, LaneWriter
-from shm.lane_messages import REPLAY, Assignment, LaneKind
-from shm.layout import (
+from shm.memory.layout import (
     SOURCE_CONTROLLER,
     SOURCE_SCHEDULER,
     ControlLayout,
@@ -27,10 +23,14 @@ from shm.layout import (
     Role,
     TableLayout,
 )
-from shm.partition_table import PartitionTable
-from shm.region import Region
-from shm.ring import Ring, RingWriter
-from shm.settled_notifications import SettledNotifications
+from shm.memory.region import Region
+from shm.messages.lane_messages import REPLAY, Assignment, LaneKind
+from shm.queues.doorbell import Doorbell
+from shm.queues.lane import LaneReader, LaneWriter
+from shm.queues.ring import Ring, RingWriter
+from shm.queues.settled_notifications import SettledNotifications
+from shm.tables.control import Control
+from shm.tables.partition_table import PartitionTable
 from tailrace.format.schema import DEFAULT_SCHEMA, to_message
 from tests.kit import memory
 from tests.kit.batches import TOPIC_ID

@@ -1,5 +1,5 @@
 """Regions of real shared memory for tests, with names of their own, removed at the end. Every
-published store is checked (`shm.invariants`).
+published store is checked (`shm.tables.invariants`).
 """
 
 from __future__ import annotations
@@ -8,10 +8,10 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from shm.atomic_word import AtomicCounter
-from shm.invariants import checked
-from shm.layout import LaneLayout, RegionKind, RingLayout, TableLayout
-from shm.region import Region, RegionHeader, remove
+from shm.memory.atomic_word import AtomicCounter
+from shm.memory.layout import LaneLayout, RegionKind, RingLayout, TableLayout
+from shm.memory.region import Region, RegionHeader, remove
+from shm.tables.invariants import checked
 
 INSTANCE = bytes(16)
 

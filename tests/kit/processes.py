@@ -10,9 +10,9 @@ from collections.abc import Callable
 
 import psutil
 
-from shm.control import Control
-from shm.layout import ProcessWord, RegionKind, Role
-from shm.region import Region
+from shm.memory.layout import ProcessWord, RegionKind, Role
+from shm.memory.region import Region
+from shm.tables.control import Control
 from tailrace.embedded_appliance import EmbeddedAppliance
 from tailrace.format.data_dir import read_identity
 

@@ -15,7 +15,7 @@ from appliance.supervise import spawner
 from appliance.supervise import zygote
 from appliance.supervise.child_processes import MODULES
 from appliance.supervise.spawner import Spawner, reap_strangers
-from shm.layout import Role
+from shm.memory.layout import Role
 
 logging.basicConfig(stream=sys.stderr, format="LOG %(message)s")
 directory = pathlib.Path(sys.argv[1])

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from shm.lane_messages import Assignment
-from shm.layout import SlotState
-from shm.partition_table import PartitionState
+from shm.memory.layout import SlotState
+from shm.messages.lane_messages import Assignment
+from shm.tables.partition_table import PartitionState
 from tailrace.batch import arrow_codec
 from tailrace.format import segment_index, transaction_index
 from tailrace.format.batch_header import (

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from shm.layout import ACKS_ALL, FLAG_BYTES, FLAG_TRANSACTIONAL, SOURCE_GROUPS
-from shm.region import Region
-from shm.ring import RingWriter
+from shm.memory.layout import ACKS_ALL, FLAG_BYTES, FLAG_TRANSACTIONAL, SOURCE_GROUPS
+from shm.memory.region import Region
+from shm.queues.ring import RingWriter
 from tailrace.format.batch_header import (
     ATTRIBUTE_CONTROL,
     ATTRIBUTE_TRANSACTIONAL,

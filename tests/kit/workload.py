@@ -14,8 +14,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from shm.lane_messages import Assignment
-from shm.layout import Verdict
+from shm.memory.layout import Verdict
+from shm.messages.lane_messages import Assignment
 from tailrace.batch import arrow_codec as arrow_batch
 from tailrace.core.error_codes import ErrorCode
 from tailrace.format.batch_header import checksum_seed, stamp_producer

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from shm.lane_messages import Assignment
+from shm.messages.lane_messages import Assignment
 from tailrace.core.error_codes import ErrorCode
 from tailrace.protocol import messages as requests
 from tailrace.protocol.frame import (

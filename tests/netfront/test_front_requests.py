@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from netfront.session import time_slicing as time_slicer
-from shm.layout import ProcessWord
+from shm.memory.layout import ProcessWord
 from tailrace.core.error_codes import ERROR_TABLE, ErrorCode
 from tailrace.protocol.frame import Api, RequestHeader, decode_response_header
 from tests.kit.fronts import FakeClient, FakeFront, broken, message_of

@@ -13,9 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from netfront.produce.ring_acks import AckWalker, Answer
-from shm.atomic_word import AtomicCounter, is_compiled
-from shm.lane import LaneError, LaneReader, LaneWriter
-from shm.layout import (
+from shm.memory.atomic_word import AtomicCounter, is_compiled
+from shm.memory.layout import (
     LANE_MESSAGE_BYTES,
     LaneLayout,
     RegionKind,
@@ -24,9 +23,10 @@ from shm.layout import (
     TableLayout,
     Verdict,
 )
-from shm.partition_table import PartitionState, PartitionTable
-from shm.region import Region
-from shm.ring import Ring, RingWriter
+from shm.memory.region import Region
+from shm.queues.lane import LaneError, LaneReader, LaneWriter
+from shm.queues.ring import Ring, RingWriter
+from shm.tables.partition_table import PartitionState, PartitionTable
 from tailrace import kernel
 from tailrace.format.crc32c import Readable
 from tests.kit.memory import region as real_region

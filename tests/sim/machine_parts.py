@@ -17,10 +17,10 @@ from typing import Protocol
 from appliance.config.settings import Settings
 from appliance.control.host_view import Host
 from appliance.groups.store.group_store import GroupStore
-from shm.doorbell import Doorbell
-from shm.layout import RegionKind, Role
-from shm.region import Region, RegionMissingError
-from shm.ring import Ring
+from shm.memory.layout import RegionKind, Role
+from shm.memory.region import Region, RegionMissingError
+from shm.queues.doorbell import Doorbell
+from shm.queues.ring import Ring
 from shm.runtime.agent_runner import Agent, Clock, ProcessContext, ProcessSpec, process_name
 from tailrace.core.errors import DiskFullError
 from tailrace.format.partition_metadata import PARTITION_FILE, PartitionMetadata

@@ -14,7 +14,7 @@ from typing import Any
 
 from appliance.config import topic_config as topic_settings
 from appliance.config.default_schema import DEFAULT_DELAY_SCHEMA_MESSAGE, DEFAULT_SCHEMA_MESSAGE
-from shm.layout import Role
+from shm.memory.layout import Role
 from tailrace.admin.admin import Admin
 from tailrace.consumer.consumer import Consumer
 from tailrace.core.delays import delay_log_name

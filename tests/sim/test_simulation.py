@@ -18,7 +18,7 @@ from appliance.config.default_schema import DEFAULT_SCHEMA_MESSAGE
 from appliance.control import controller as controller
 from appliance.groups.share.share_partition import SharePartition
 from appliance.groups.share.share_service import ShareService
-from shm.layout import SlotState
+from shm.memory.layout import SlotState
 from tailrace.core.errors import CorruptBatchError, TailraceError
 from tests.kit import seeds
 from tests.kit.batches import TIME_US
@@ -281,7 +281,7 @@ def test_a_state_that_is_published_before_it_is_written_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The simulation looks between a store and what follows it."""
-    from shm import partition_table
+    from shm.tables import partition_table
 
     def early(
         table: partition_table.PartitionTable, slot: int, state: partition_table.PartitionState

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from appliance.config.default_schema import DEFAULT_SCHEMA_MESSAGE
-from shm.layout import Role
+from shm.memory.layout import Role
 from tailrace.admin.admin import Admin
 from tailrace.client.connection import Connection
 from tailrace.client.steps import call_json_now

@@ -14,7 +14,7 @@ from contextlib import ExitStack
 import orjson
 import pytest
 
-from shm.layout import Role
+from shm.memory.layout import Role
 from tailrace.core.error_codes import ErrorCode
 from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
 from tailrace.protocol.frame import Api

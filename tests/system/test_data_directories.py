@@ -10,7 +10,7 @@ import shutil
 
 import pytest
 
-from shm.region import names_with
+from shm.memory.region import names_with
 from tailrace.format.data_dir import read_identity
 from tests.kit.killed_directories import (
     create,

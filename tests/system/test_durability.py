@@ -15,7 +15,7 @@ import orjson
 import pytest
 
 from shm.crash_points import CRASH_POINT_VARIABLE, CRASH_POINTS
-from shm.region import names_with
+from shm.memory.region import names_with
 from tailrace import Admin, NewTopic, Producer
 from tailrace.core.errors import InvalidSettingError, TailraceError
 from tailrace.format.data_dir import read_identity

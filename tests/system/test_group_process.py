@@ -19,7 +19,7 @@ import orjson
 import pytest
 
 from shm.crash_points import CRASH_POINT_VARIABLE, CRASH_POINTS
-from shm.layout import Role
+from shm.memory.layout import Role
 from tailrace import Admin, Producer
 from tailrace.core.error_codes import ErrorCode
 from tailrace.embedded_appliance import EmbeddedAppliance

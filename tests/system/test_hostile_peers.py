@@ -16,9 +16,9 @@ import psutil
 import pytest
 
 from netfront.limits import MEMORY_SLACK_BYTES, UNSENT_MAX_BYTES
-from shm.control import Control
-from shm.layout import ProcessWord, RegionKind, Role
-from shm.region import Region
+from shm.memory.layout import ProcessWord, RegionKind, Role
+from shm.memory.region import Region
+from shm.tables.control import Control
 from tailrace.admin.admin import Admin, NewTopic
 from tailrace.consumer.consumer import Consumer
 from tailrace.core.records import Record

@@ -15,9 +15,9 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from shm.layout import RegionKind
-from shm.region import Region
-from shm.ring import Ring
+from shm.memory.layout import RegionKind
+from shm.memory.region import Region
+from shm.queues.ring import Ring
 from tailrace import Admin, Consumer, NewTopic, Producer, launcher
 from tailrace.core.errors import RequestTimeoutError, TailraceError
 from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded

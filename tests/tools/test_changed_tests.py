@@ -50,7 +50,7 @@ def tree(tmp_path: pathlib.Path) -> pathlib.Path:
         (["tests/system/test_everything.py"], ["tests/system/test_everything.py"]),
         (["tests/netfront/conftest.py"], ["tests/netfront"]),
         (["docs/log.md"], ["tests/test_docs.py", "tests/test_docs_limits.py"]),
-        (["shm/ring.py", "systemd/unit", "Makefile", "tests/workers/test_gone.py"], []),
+        (["shm/queues/ring.py", "systemd/unit", "Makefile", "tests/workers/test_gone.py"], []),
     ],
 )
 def test_a_change_is_tested_by_the_nearest_folder(

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from shm.lane_messages import Assignment
-from shm.layout import SLOT_MAP_SHIFT
-from shm.region import Region
+from shm.memory.layout import SLOT_MAP_SHIFT
+from shm.memory.region import Region
+from shm.messages.lane_messages import Assignment
 from tailrace.core.error_codes import ErrorCode
 from tailrace.format.partition_metadata import PARTITION_FILE, PartitionMetadata, SlotMapEnd
 from tests.kit.batches import make_batch

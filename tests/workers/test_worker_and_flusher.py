@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 import pytest
 
-from shm.layout import SlotState, Verdict
+from shm.memory.layout import SlotState, Verdict
 from tailrace.core.error_codes import ErrorCode
 from tailrace.format.crc32c import Readable
 from tests.kit.batches import SEED, make_batch, with_wild_buffer

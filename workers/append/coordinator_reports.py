@@ -11,10 +11,10 @@ Crash: the successor connects anew, and reports everything that is open after it
 
 from __future__ import annotations
 
-from shm.doorbell import Doorbell
-from shm.lane import LaneWriter
-from shm.lane_messages import LaneKind
-from shm.transaction_messages import ProducerEpoch, Settled, encode_epochs, encode_settled
+from shm.messages.lane_messages import LaneKind
+from shm.messages.transaction_messages import ProducerEpoch, Settled, encode_epochs, encode_settled
+from shm.queues.doorbell import Doorbell
+from shm.queues.lane import LaneWriter
 from workers.append.open_transaction_index import Key
 
 EPOCHS_MAX = 4096

@@ -20,9 +20,9 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Sequence
 
-from shm.layout import Verdict
-from shm.ring import RingWriter
-from shm.transaction_messages import Outcome, Settled
+from shm.memory.layout import Verdict
+from shm.messages.transaction_messages import Outcome, Settled
+from shm.queues.ring import RingWriter
 from workers.append.open_transaction_index import Key
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator
 
-from shm.ring import Descriptor, RingWriter
+from shm.queues.ring import Descriptor, RingWriter
 
 
 class DescriptorIndex:

@@ -18,11 +18,11 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from shm.lane_messages import Assignment
-from shm.layout import SlotState
-from shm.partition_table import PartitionTable
-from shm.ring import RingWriter
+from shm.memory.layout import SlotState
+from shm.messages.lane_messages import Assignment
+from shm.queues.ring import RingWriter
 from shm.runtime.error_handler import CountedErrorHandler
+from shm.tables.partition_table import PartitionTable
 from tailrace.core.error_codes import ErrorCode
 from tailrace.format.arrow_metadata import read_schema
 from tailrace.format.batch_header import checksum_seed

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from shm.transaction_messages import NO_TRANSACTIONAL_ID, Decision, Registration
+from shm.messages.transaction_messages import NO_TRANSACTIONAL_ID, Decision, Registration
 
 _EPOCH_BITS = 15
 _EPOCH_MASK = (1 << _EPOCH_BITS) - 1

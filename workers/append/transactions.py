@@ -24,19 +24,19 @@ from enum import Enum
 from weakref import WeakKeyDictionary
 
 from shm.crash_points import crash_point
-from shm.lane import LaneMessage, LaneReader
-from shm.lane_messages import LaneKind
-from shm.layout import (
+from shm.memory.layout import (
     ACKS_NONE,
     FLAG_BYTES,
     FLAG_TRANSACTIONAL,
     SOURCE_GROUPS,
     SlotState,
 )
-from shm.partition_table import PartitionTable
-from shm.ring import RingWriter
+from shm.messages.lane_messages import LaneKind
+from shm.messages.transaction_messages import Decision, Outcome, decode_decisions
+from shm.queues.lane import LaneMessage, LaneReader
+from shm.queues.ring import RingWriter
 from shm.runtime.error_handler import CountedErrorHandler
-from shm.transaction_messages import Decision, Outcome, decode_decisions
+from shm.tables.partition_table import PartitionTable
 from tailrace.core.error_codes import ErrorCode
 from tailrace.format.arrow_metadata import SchemaLayout
 from tailrace.format.batch_header import BatchHeader, header_position, stamp_appended

@@ -29,13 +29,9 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from shm.atomic_word import is_compiled
-from shm.control import ProcessSlot
 from shm.crash_points import crash_point, is_armed
-from shm.doorbell import Doorbell
-from shm.lane import LaneError, LaneMessage, LaneReader, LaneWriter
-from shm.lane_messages import REPLAY, Assignment, LaneKind
-from shm.layout import (
+from shm.memory.atomic_word import is_compiled
+from shm.memory.layout import (
     ACKS_LEADER,
     ACKS_MASK,
     FLAG_BYTES,
@@ -52,11 +48,15 @@ from shm.layout import (
     Role,
     SlotState,
 )
-from shm.partition_table import PartitionTable
-from shm.ring import RingWriter
+from shm.messages.lane_messages import REPLAY, Assignment, LaneKind
+from shm.queues.doorbell import Doorbell
+from shm.queues.lane import LaneError, LaneMessage, LaneReader, LaneWriter
+from shm.queues.ring import RingWriter
 from shm.runtime.agent_runner import ProcessContext, configure_logging, process_name, run, start
 from shm.runtime.error_handler import CountedErrorHandler
 from shm.runtime.timing_wheel import TimingWheel
+from shm.tables.control import ProcessSlot
+from shm.tables.partition_table import PartitionTable
 from tailrace.core.error_codes import ErrorCode
 from tailrace.format.batch_header import (
     ATTRIBUTE_DELAYED,

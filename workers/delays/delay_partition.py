@@ -40,8 +40,8 @@ import numpy as np
 import pyarrow as pa
 
 from shm.crash_points import crash_point
-from shm.lane_messages import Assignment
-from shm.partition_table import PartitionState
+from shm.messages.lane_messages import Assignment
+from shm.tables.partition_table import PartitionState
 from tailrace.core.delays import NONE_DELIVERED, TICK_BITS, TICK_MASK, TICK_US
 from tailrace.format.batch_header import (
     ATTRIBUTE_TRANSACTIONAL,

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from shm.lane_messages import Assignment
+from shm.messages.lane_messages import Assignment
 from tailrace.batch import arrow_codec
 from tailrace.core.delays import TICK_US
 from tailrace.format.arrow_metadata import read_schema

@@ -27,14 +27,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from shm.crash_points import crash_point
-from shm.doorbell import Doorbell
-from shm.lane import LaneError, LaneReader, LaneWriter
-from shm.lane_messages import Assignment, LaneKind
-from shm.layout import Phase, RegionKind, Role, SlotState
-from shm.outbox import Outbox
-from shm.partition_table import PartitionTable
+from shm.memory.layout import Phase, RegionKind, Role, SlotState
+from shm.messages.lane_messages import Assignment, LaneKind
+from shm.queues.doorbell import Doorbell
+from shm.queues.lane import LaneError, LaneReader, LaneWriter
+from shm.queues.outbox import Outbox
 from shm.runtime.agent_runner import ProcessContext, configure_logging, process_name, run, start
 from shm.runtime.error_handler import CountedErrorHandler
+from shm.tables.partition_table import PartitionTable
 from tailrace.core.error_codes import ErrorCode
 from tailrace.format.delay_files import PendingDamagedError
 from tailrace.protocol.messages import encode_reply

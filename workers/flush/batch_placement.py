@@ -20,8 +20,8 @@ import logging
 from collections.abc import Callable
 
 from shm.crash_points import crash_point
-from shm.layout import Verdict
-from shm.ring import Descriptor
+from shm.memory.layout import Verdict
+from shm.queues.ring import Descriptor
 from shm.runtime.error_handler import CountedErrorHandler
 from workers.flush.group_commit import GroupCommit
 from workers.flush.ring_follower import (

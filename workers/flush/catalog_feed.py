@@ -16,9 +16,9 @@ from collections.abc import Callable
 
 import orjson
 
-from shm.doorbell import Doorbell
-from shm.lane import LaneReader
-from shm.lane_messages import REPLAY, Assignment, LaneKind
+from shm.messages.lane_messages import REPLAY, Assignment, LaneKind
+from shm.queues.doorbell import Doorbell
+from shm.queues.lane import LaneReader
 from shm.runtime.error_handler import CountedErrorHandler
 from workers.flush.group_commit import GroupCommit
 from workers.flush.log_cleaner import LogCleaner

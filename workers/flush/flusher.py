@@ -22,13 +22,12 @@ import sys
 from collections.abc import Callable
 from typing import NamedTuple
 
-from shm.control import ProcessSlot
 from shm.crash_points import crash_point
-from shm.doorbell import Doorbell
-from shm.lane import LaneReader
-from shm.layout import ProcessWord, RegionKind, Role, Verdict
-from shm.partition_table import PartitionTable
-from shm.ring import Ring
+from shm.memory.layout import ProcessWord, RegionKind, Role, Verdict
+from shm.queues.doorbell import Doorbell
+from shm.queues.lane import LaneReader
+from shm.queues.ring import Ring
+from shm.queues.settled_notifications import SettledNotifications
 from shm.runtime.agent_runner import (
     EXIT_DATA_UNUSABLE,
     ProcessContext,
@@ -38,7 +37,8 @@ from shm.runtime.agent_runner import (
 )
 from shm.runtime.error_handler import CountedErrorHandler
 from shm.runtime.timing_wheel import TimingWheel
-from shm.settled_notifications import SettledNotifications
+from shm.tables.control import ProcessSlot
+from shm.tables.partition_table import PartitionTable
 from workers.flush.batch_placement import BatchPlacement
 from workers.flush.catalog_feed import CatalogFeed
 from workers.flush.group_commit import GroupCommit

@@ -1,6 +1,6 @@
 """Invariant checks of workers and flushers, called by test kits and simulation after each step.
 
-`shm.invariants` checks what is published in shared memory. The state here is private to one
+`shm.tables.invariants` checks what is published in shared memory. The state here is private to one
 process.
 
 Owner: tests and simulation.
@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable
 
-from shm.invariants import InvariantError
+from shm.tables.invariants import InvariantError
 from workers.append.partitions import NO_EPOCH, Partition
 from workers.append.worker import Worker
 from workers.flush.flusher import Flusher

@@ -16,10 +16,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from shm.layout import Verdict
-from shm.partition_table import PartitionTable
-from shm.ring import Ring
+from shm.memory.layout import Verdict
+from shm.queues.ring import Ring
 from shm.runtime.timing_wheel import Timer, TimingWheel
+from shm.tables.partition_table import PartitionTable
 from workers.log.partition_log import PartitionLog
 from workers.log.retention.leases import Task
 

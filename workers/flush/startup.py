@@ -16,8 +16,8 @@ import logging
 from collections.abc import Sequence
 
 from shm.crash_points import crash_point
-from shm.layout import Verdict
-from shm.partition_table import PartitionTable
+from shm.memory.layout import Verdict
+from shm.tables.partition_table import PartitionTable
 from workers.flush.group_commit import GroupCommit
 from workers.flush.ring_follower import RingFollower, translator
 from workers.log.journal import Journal

@@ -20,9 +20,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shm.lane_messages import Assignment
-from shm.layout import FLAG_CLOSED, FLAG_DELIVERED
-from shm.ring import Descriptor
+from shm.memory.layout import FLAG_CLOSED, FLAG_DELIVERED
+from shm.messages.lane_messages import Assignment
+from shm.queues.ring import Descriptor
 from tailrace.core.delays import NONE_DELIVERED, TICK_BITS, TICK_MASK, TICK_US
 from tailrace.format.batch_header import ATTRIBUTE_CONTROL, ATTRIBUTE_DELAYED, BatchHeader
 from workers.log.producer_state import ProducerTable

@@ -28,7 +28,7 @@ import struct
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from shm.layout import align
+from shm.memory.layout import align
 from tailrace.format.crc32c import Readable, crc32c
 from tailrace.format.data_dir import JOURNAL_FILE
 from workers.segment.files import Files

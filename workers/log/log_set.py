@@ -17,9 +17,9 @@ import logging
 from collections.abc import Callable
 from typing import NamedTuple
 
-from shm.lane_messages import Assignment
-from shm.layout import SlotState
-from shm.partition_table import PartitionState, PartitionTable
+from shm.memory.layout import SlotState
+from shm.messages.lane_messages import Assignment
+from shm.tables.partition_table import PartitionState, PartitionTable
 from tailrace.core.error_codes import ErrorCode
 from tailrace.format.batch_header import leader_epoch_at
 from tailrace.format.data_dir import QUARANTINE_DIRECTORY

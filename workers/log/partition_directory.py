@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 
 from shm.crash_points import crash_point
-from shm.lane_messages import Assignment
+from shm.messages.lane_messages import Assignment
 from tailrace.format.partition_metadata import PARTITION_FILE, Decision, PartitionMetadata
 from tailrace.format.segment import (
     INDEX_SUFFIX,

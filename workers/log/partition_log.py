@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from shm.crash_points import crash_point
-from shm.lane_messages import Assignment
+from shm.messages.lane_messages import Assignment
 from tailrace.format.batch_header import END_OF_STREAM, BatchFormatError, frame_at, verify_batch
 from tailrace.format.crc32c import Readable
 from tailrace.format.partition_metadata import DamagedRange

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from shm.lane_messages import Assignment
+from shm.messages.lane_messages import Assignment
 from tailrace.format import checked_json
 from tailrace.format.batch_header import BatchHeader
 from tailrace.format.partition_metadata import PARTITION_FILE, PartitionMetadata

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from shm.ring import Descriptor
+from shm.queues.ring import Descriptor
 from tailrace.format.batch_header import CONTROL_ABORT, BatchHeader
 from workers.log.producer_state import ProducerTable
 

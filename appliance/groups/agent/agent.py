@@ -35,13 +35,13 @@ from appliance.groups.base.topic_image import CatalogTopicImage
 from appliance.groups.share.share_service import ShareService
 from appliance.groups.store.group_store import GroupStore
 from appliance.groups.transactions.coordinator import TransactionCoordinator
-from shm.control import ProcessSlot
 from shm.crash_points import crash_point
-from shm.lane import LaneReader
-from shm.lane_messages import Assignment, LaneKind
-from shm.layout import Phase, ProcessWord, Role
+from shm.memory.layout import Phase, ProcessWord, Role
+from shm.messages.lane_messages import Assignment, LaneKind
+from shm.queues.lane import LaneReader
 from shm.runtime.agent_runner import ProcessContext, configure_logging, process_name, run, start
 from shm.runtime.error_handler import CountedErrorHandler
+from shm.tables.control import ProcessSlot
 from tailrace.core.error_codes import ErrorCode
 from tailrace.format.data_dir import GROUPS_FILE
 from tailrace.protocol.frame import Api, WireError

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from shm.crash_points import crash_point
-from shm.doorbell import Doorbell
-from shm.lane import LaneReader, LaneWriter
-from shm.lane_messages import LaneKind
-from shm.outbox import Outbox
+from shm.messages.lane_messages import LaneKind
+from shm.queues.doorbell import Doorbell
+from shm.queues.lane import LaneReader, LaneWriter
+from shm.queues.outbox import Outbox
 
 
 class Outgoing(NamedTuple):

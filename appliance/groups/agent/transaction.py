@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from appliance.groups.base.messages import Answer, GroupFailure, Push, Requester, SessionKey
-from shm.control import ProcessSlot
 from shm.crash_points import crash_point
-from shm.layout import ProcessWord
+from shm.memory.layout import ProcessWord
 from shm.runtime.error_handler import CountedErrorHandler
+from shm.tables.control import ProcessSlot
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import StorageError, TailraceError
 from tailrace.protocol.frame import WireError

@@ -14,9 +14,9 @@ from __future__ import annotations
 from appliance.groups.agent.worker_link import Report, WorkerLink, WorkerLinks
 from appliance.groups.transactions.coordinator import TransactionCoordinator
 from appliance.groups.transactions.ids.numbers import Numbers
-from shm.lane_messages import LaneKind
+from shm.messages.lane_messages import LaneKind
+from shm.messages.transaction_messages import decode_epochs
 from shm.runtime.error_handler import CountedErrorHandler
-from shm.transaction_messages import decode_epochs
 
 
 class TransactionLanes:

@@ -21,13 +21,13 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from shm.control import ProcessSlot
-from shm.doorbell import Doorbell
-from shm.lane import LaneReader, LaneWriter
-from shm.lane_messages import LaneKind
-from shm.layout import ProcessWord
-from shm.outbox import Outbox
-from shm.transaction_messages import NO_PROGRESS, Settled, decode_settled
+from shm.memory.layout import ProcessWord
+from shm.messages.lane_messages import LaneKind
+from shm.messages.transaction_messages import NO_PROGRESS, Settled, decode_settled
+from shm.queues.doorbell import Doorbell
+from shm.queues.lane import LaneReader, LaneWriter
+from shm.queues.outbox import Outbox
+from shm.tables.control import ProcessSlot
 
 FEED_AT = 4_096
 """Unsent messages of a worker at which they are dropped for a feed."""

@@ -15,9 +15,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from appliance.groups.base.messages import LogExtent, TopicView
-from shm.lane_messages import Assignment
-from shm.layout import SlotState
-from shm.partition_table import PartitionTable
+from shm.memory.layout import SlotState
+from shm.messages.lane_messages import Assignment
+from shm.tables.partition_table import PartitionTable
 from tailrace.core.hash_slots import HandOver
 
 _OPEN = (SlotState.ONLINE, SlotState.OFFLINE_FOR_WRITES)

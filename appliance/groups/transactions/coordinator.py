@@ -75,7 +75,7 @@ from appliance.groups.transactions.requests.prepared import (
 from appliance.groups.transactions.requests.waiting import Waiter
 from appliance.groups.transactions.step import WAIT_NS, Step
 from appliance.groups.transactions.timeouts import Timeouts
-from shm.transaction_messages import Outcome, ProducerEpoch
+from shm.messages.transaction_messages import Outcome, ProducerEpoch
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import (
     InvalidRequestError,

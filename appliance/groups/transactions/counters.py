@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from shm.transaction_messages import Outcome
+from shm.messages.transaction_messages import Outcome
 
 
 class Counters:

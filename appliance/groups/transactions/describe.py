@@ -22,7 +22,7 @@ from appliance.groups.transactions.ids.ends import decoded
 from appliance.groups.transactions.ids.id_table import Entry, IdTable
 from appliance.groups.transactions.requests.fields import next_in, states_in
 from appliance.groups.transactions.requests.prepared import described
-from shm.transaction_messages import Outcome
+from shm.messages.transaction_messages import Outcome
 
 PAGE = 1_000
 ONGOING, COMMITTING, ABORTING, EMPTY = "ongoing", "committing", "aborting", "empty"

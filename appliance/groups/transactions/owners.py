@@ -35,7 +35,7 @@ from appliance.groups.transactions.requests.prepared import check_init
 from appliance.groups.transactions.requests.waiting import DeferredInit
 from appliance.groups.transactions.step import Step
 from appliance.groups.transactions.timeouts import Timeouts
-from shm.transaction_messages import Outcome
+from shm.messages.transaction_messages import Outcome
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import TailraceError
 from tailrace.protocol.frame import Api

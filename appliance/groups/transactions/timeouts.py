@@ -23,7 +23,7 @@ from appliance.groups.transactions.ids.expiry import IdExpiry
 from appliance.groups.transactions.ids.id_table import Entry
 from appliance.groups.transactions.requests.prepared import due_ns, is_over, prepared_of
 from appliance.groups.transactions.step import Step
-from shm.transaction_messages import Outcome, ProducerEpoch
+from shm.messages.transaction_messages import Outcome, ProducerEpoch
 from tailrace.core.errors import TailraceError
 
 logger = logging.getLogger(__name__)

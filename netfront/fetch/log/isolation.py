@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from shm.partition_table import PartitionState
+from shm.tables.partition_table import PartitionState
 from tailrace.protocol.messages import FETCH_UNCOMMITTED, FETCH_VERSION
 
 

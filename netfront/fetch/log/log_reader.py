@@ -22,9 +22,9 @@ from netfront.fetch.log.isolation import Isolation, end_of
 from netfront.fetch.log.open_files import OPEN_FILES_MAX
 from netfront.fetch.log.partition_files import PartitionFiles
 from netfront.fetch.log.read_result import ColdRead, LogReadError, Place, Span
-from shm.lane_messages import Assignment
-from shm.layout import SlotState
-from shm.partition_table import PartitionState, PartitionTable
+from shm.memory.layout import SlotState
+from shm.messages.lane_messages import Assignment
+from shm.tables.partition_table import PartitionState, PartitionTable
 from tailrace.core.error_codes import ErrorCode
 from tailrace.format.batch_header import checksum_seed
 from tailrace.format.partition_metadata import PartitionMetadata

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 from netfront.fetch.log.file_reader import SHORTAGES, FileReader
 from netfront.fetch.log.open_files import OpenFiles
 from netfront.fetch.log.read_result import ColdRead
-from shm.lane_messages import Assignment
-from shm.partition_table import PartitionState
+from shm.messages.lane_messages import Assignment
+from shm.tables.partition_table import PartitionState
 from tailrace.format.partition_metadata import PARTITION_FILE, PartitionMetadata
 from tailrace.format.segment import INDEX_SUFFIX, SEGMENT_SUFFIX, file_name, segment_bases
 from tailrace.format.segment_index import IndexDamagedError, IndexReader

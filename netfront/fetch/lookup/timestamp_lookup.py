@@ -32,8 +32,8 @@ from netfront.fetch.log.log_reader import LogReader
 from netfront.fetch.log.read_result import ColdRead, Place
 from netfront.fetch.lookup.decompression import MAGIC_BYTES, PIECE_BYTES, UnpackError, unpacker_for
 from netfront.session.time_slicing import UNITS_OF_A_FILE
-from shm.lane_messages import Assignment
-from shm.partition_table import PartitionState
+from shm.messages.lane_messages import Assignment
+from shm.tables.partition_table import PartitionState
 from tailrace.format.arrow_metadata import (
     ArrowMetadataError,
     RecordBatchMetadata,

@@ -21,7 +21,7 @@ from appliance.catalog.catalog import (
 )
 from appliance.catalog.database import CatalogVersionError, open_database
 from appliance.config.default_schema import DEFAULT_SCHEMA_MESSAGE
-from shm.transaction_messages import PRODUCER_IDS_IN_BLOCK
+from shm.messages.transaction_messages import PRODUCER_IDS_IN_BLOCK
 from tailrace.core.errors import DiskFullError, InvalidSchemaError, StorageError
 from tailrace.format.batch_header import TRANSACTIONAL_PRODUCER_IDS
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from appliance.catalog.rows import PartitionRow, Topic
 from appliance.control.dedicated_workers import DedicatedWorkers
 from appliance.control.partition_placement import PartitionPlacement
-from shm.control import Control
-from shm.layout import ControlLayout, RegionKind, Role
+from shm.memory.layout import ControlLayout, RegionKind, Role
+from shm.tables.control import Control
 from tests.kit.fronts import SilentBell
 from tests.kit.memory import simulated
 

@@ -18,7 +18,7 @@ from appliance.control.topic_change_queue import (
     TopicChangeQueue,
 )
 from appliance.control.topic_commands import TopicCommands
-from shm.layout import SlotState
+from shm.memory.layout import SlotState
 from tailrace.core import hash_slots
 from tailrace.core.error_codes import ErrorCode
 from tailrace.protocol.frame import Api

@@ -12,7 +12,7 @@ import pytest
 
 from appliance.observe.http_server import Console
 from appliance.observe.process_states import ProcessStates
-from shm.atomic_word import AtomicCounter
+from shm.memory.atomic_word import AtomicCounter
 from tests.kit.processes import HANG_LIMIT_S
 
 SERVICE = "appliance.observe.http_service"

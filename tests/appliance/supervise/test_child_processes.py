@@ -12,8 +12,8 @@ from collections.abc import Iterator
 import pytest
 
 from appliance.supervise.child_processes import NS_PER_MS, SUSPENDED_NS, Child, check_heartbeats
-from shm.control import Control
-from shm.layout import ControlLayout, ProcessWord, RegionKind, Role
+from shm.memory.layout import ControlLayout, ProcessWord, RegionKind, Role
+from shm.tables.control import Control
 from tests.kit.memory import simulated
 from tests.kit.processes import HANG_LIMIT_S
 

@@ -6,8 +6,8 @@ import pytest
 
 from appliance.supervise.child_processes import Child
 from appliance.supervise.on_demand_processes import OnDemandProcesses
-from shm.control import Control
-from shm.layout import ControlLayout, ProcessWord, RegionKind, Role
+from shm.memory.layout import ControlLayout, ProcessWord, RegionKind, Role
+from shm.tables.control import Control
 from tests.kit.memory import simulated
 
 

@@ -17,10 +17,10 @@ from appliance.supervise.memory_plan import (
     plan_worker,
 )
 from appliance.supervise.on_demand_processes import OnDemandProcesses
-from shm.control import Control
-from shm.layout import ControlLayout, ProcessWord, RegionKind, Role
-from shm.region import RegionError
+from shm.memory.layout import ControlLayout, ProcessWord, RegionKind, Role
+from shm.memory.region import RegionError
 from shm.runtime.agent_runner import process_name
+from shm.tables.control import Control
 from tests.kit import memory
 
 WORKERS, SPARES = 2, 2

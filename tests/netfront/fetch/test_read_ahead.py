@@ -12,7 +12,7 @@ import pytest
 from netfront.fetch import read_ahead as read_ahead
 from netfront.fetch.log.read_result import LogReadError
 from netfront.fetch.read_ahead import ReadAhead
-from shm.lane_messages import Assignment
+from shm.messages.lane_messages import Assignment
 from tailrace.core.error_codes import ErrorCode
 from tailrace.protocol import messages as requests
 from tests.kit.fronts import FakeClient, FakeFront

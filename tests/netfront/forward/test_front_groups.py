@@ -13,8 +13,8 @@ from netfront.forward import forwarder as forwarders
 from netfront.forward.forwarder import CLOSED_MAX, PATIENCE_NS
 from netfront.forward.forwarding_service import GATHERED_FROM, GROUPS_AT_ONCE_MAX
 from netfront.socket.transport import Watched
-from shm.lane import LaneMessage
-from shm.lane_messages import LaneKind
+from shm.messages.lane_messages import LaneKind
+from shm.queues.lane import LaneMessage
 from tailrace.core.error_codes import ErrorCode
 from tailrace.protocol.frame import (
     API_VERSIONS,

@@ -14,8 +14,8 @@ from netfront.produce.pending_produces import TOKEN_INDEX_BITS
 from netfront.produce.produce_service import OVERDRAFT_BYTES
 from netfront.produce.ring_acks import AckWalker
 from netfront.socket.flow_control import CreditLedger
-from shm.lane_messages import Assignment
-from shm.layout import FLAG_DUPLICATE, ProcessWord
+from shm.memory.layout import FLAG_DUPLICATE, ProcessWord
+from shm.messages.lane_messages import Assignment
 from tailrace.core.error_codes import ErrorCode
 from tailrace.protocol import messages as requests
 from tests.kit.fronts import FakeClient, FakeFront, message_of

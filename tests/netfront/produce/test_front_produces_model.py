@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from netfront.socket.flow_control import CreditLedger
-from shm.lane import LaneMessage
+from shm.queues.lane import LaneMessage
 from tailrace.core.error_codes import ErrorCode
 from tests.kit.fronts import FakeClient, FakeFront
 from tests.kit.produce import TIMED_OUT, batch, number_of, produced

@@ -8,7 +8,7 @@ import pytest
 import zmq
 
 from netfront.socket.message_socket import LENT_FROM_BYTES, MessageSocket
-from shm.atomic_word import is_compiled
+from shm.memory.atomic_word import is_compiled
 from tailrace import kernel
 
 

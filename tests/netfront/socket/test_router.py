@@ -17,7 +17,7 @@ from netfront.socket.connections import MARK_BYTES, SWEEP_INTERVAL_NS, Connectio
 from netfront.socket.flow_control import Credit
 from netfront.socket.message_socket import LENT_FROM_BYTES
 from netfront.socket.router import NEVER_NS, PARTS_MAX, Router
-from shm.doorbell import Doorbell
+from shm.queues.doorbell import Doorbell
 from tailrace.protocol.frame import FRAMES_MAX
 from tests.kit.processes import HANG_LIMIT_S
 

@@ -19,11 +19,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shm.control import Control
 from shm.crash_points import armed
-from shm.lane import LaneMessage
-from shm.lane_messages import LaneKind
-from shm.layout import ACKS_LEADER, SLOT_MAP_SHIFT, ProcessWord, Role
+from shm.memory.layout import ACKS_LEADER, SLOT_MAP_SHIFT, ProcessWord, Role
+from shm.messages.lane_messages import LaneKind
+from shm.queues.lane import LaneMessage
+from shm.tables.control import Control
 from tailrace import kernel
 from tailrace.batch import arrow_codec as arrow_batch
 from tailrace.format.arrow_metadata import SchemaLayout, read_schema

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from shm.lane import LaneMessage
-from shm.lane_messages import LaneKind
-from shm.layout import FLAG_TRANSACTIONAL
+from shm.memory.layout import FLAG_TRANSACTIONAL
+from shm.messages.lane_messages import LaneKind
+from shm.queues.lane import LaneMessage
 from tailrace import kernel
 from tests.kit.coordinator import ABORT, COMMIT, PID, SEALED, Coordinator, transactional
 from tests.kit.logs import Bench, assignment, simulated_regions

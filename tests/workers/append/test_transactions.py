@@ -9,10 +9,17 @@ from typing import Any
 
 import pytest
 
-from shm.control import Control
-from shm.lane_messages import LaneKind
-from shm.layout import FLAG_BYTES, FLAG_TRANSACTIONAL, SOURCE_GROUPS, ProcessWord, Role, Verdict
-from shm.transaction_messages import Decision, RegisteredProducer
+from shm.memory.layout import (
+    FLAG_BYTES,
+    FLAG_TRANSACTIONAL,
+    SOURCE_GROUPS,
+    ProcessWord,
+    Role,
+    Verdict,
+)
+from shm.messages.lane_messages import LaneKind
+from shm.messages.transaction_messages import Decision, RegisteredProducer
+from shm.tables.control import Control
 from tailrace.core.error_codes import ErrorCode
 from tailrace.format.batch_header import (
     ATTRIBUTE_CONTROL,
@@ -349,7 +356,7 @@ def test_a_ring_that_is_full_delays_markers_and_each_is_written_once() -> None:
 
 def test_a_transaction_over_a_thousand_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
     import tests.kit.logs as kit
-    from shm.layout import LaneLayout, RegionKind, TableLayout
+    from shm.memory.layout import LaneLayout, RegionKind, TableLayout
     from tests.kit import memory
 
     regions = simulated_regions(1 << 20, 512)

@@ -13,7 +13,7 @@ import random
 import pytest
 
 from shm.crash_points import armed
-from shm.layout import SlotState
+from shm.memory.layout import SlotState
 from tailrace.core.error_codes import ErrorCode
 from tests.kit.batches import make_batch
 from tests.kit.coordinator import (
@@ -257,7 +257,7 @@ def test_a_feed_replaces_what_was_registered_also_by_lower_ordinals() -> None:
 
 
 def test_a_coordinator_that_dies_within_its_feed_leaves_the_worker_unfed() -> None:
-    from shm.lane_messages import LaneKind
+    from shm.messages.lane_messages import LaneKind
 
     it = make_bench()
     coordinator = registered(it)

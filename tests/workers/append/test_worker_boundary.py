@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from shm.control import Control
-from shm.invariants import CheckedBuffer
-from shm.layout import ProcessWord, Role, SlotState, Verdict
-from shm.ring import Ring, RingWriter
+from shm.memory.layout import ProcessWord, Role, SlotState, Verdict
+from shm.queues.ring import Ring, RingWriter
+from shm.tables.control import Control
+from shm.tables.invariants import CheckedBuffer
 from tailrace.core.error_codes import ErrorCode
 from tailrace.format.batch_header import checksum_seed
 from tests.kit.batches import TOPIC_ID, make_batch

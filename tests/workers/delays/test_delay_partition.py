@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from shm.crash_points import armed
-from shm.lane_messages import Assignment
+from shm.messages.lane_messages import Assignment
 from tailrace.batch import arrow_codec as arrow_batch
 from tailrace.core.delays import NONE_DELIVERED, TICK_BITS, TICK_US
 from tailrace.core.error_codes import ErrorCode

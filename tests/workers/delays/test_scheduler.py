@@ -12,14 +12,14 @@ from typing import Any
 import orjson
 import pytest
 
-from shm.control import Control
-from shm.doorbell import Doorbell
-from shm.lane import LaneReader, LaneWriter
-from shm.lane_messages import LaneKind
-from shm.layout import ControlLayout, LaneLayout, ProcessWord, RegionKind, Role, TableLayout
-from shm.partition_table import PartitionTable
-from shm.region import Region
+from shm.memory.layout import ControlLayout, LaneLayout, ProcessWord, RegionKind, Role, TableLayout
+from shm.memory.region import Region
+from shm.messages.lane_messages import LaneKind
+from shm.queues.doorbell import Doorbell
+from shm.queues.lane import LaneReader, LaneWriter
 from shm.runtime.error_handler import CountedErrorHandler
+from shm.tables.control import Control
+from shm.tables.partition_table import PartitionTable
 from tailrace.core.error_codes import ErrorCode
 from tailrace.protocol.frame import Api
 from tests.kit import memory

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import pytest
 
-from shm.invariants import InvariantError
+from shm.tables.invariants import InvariantError
 from tailrace.format.partition_metadata import DamagedRange, Epoch
 from tailrace.format.segment import SEGMENT_SUFFIX, file_name
 from tests.kit.batches import make_batch

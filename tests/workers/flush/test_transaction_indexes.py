@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from appliance.observe import log_verifier
-from shm.lane_messages import Assignment
-from shm.layout import SlotState
+from shm.memory.layout import SlotState
+from shm.messages.lane_messages import Assignment
 from tailrace.format.batch_header import CONTROL_ABORT, CONTROL_COMMIT
 from tailrace.format.partition_metadata import PartitionMetadata
 from tailrace.format.segment import file_name

@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 
-from shm.partition_table import PartitionState
+from shm.tables.partition_table import PartitionState
 from tailrace.format.batch_header import BatchFormatError, BatchHeader, frame_at, verify_batch
 from tailrace.format.partition_metadata import PARTITION_FILE, PartitionMetadata
 from tailrace.format.segment import INDEX_SUFFIX, file_name, schema_message_length, segment_bases

@@ -27,7 +27,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from shm.lane_messages import Assignment
+from shm.messages.lane_messages import Assignment
 from tailrace.core.delays import delay_id, parse_delay_id, tick_of
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import TailraceError, UnknownDelayError

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from shm.lane_messages import Assignment
+from shm.messages.lane_messages import Assignment
 from tailrace.core.delays import delay_id, delay_log_name
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import TailraceError, UnknownTopicError

@@ -23,7 +23,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from appliance.groups.store.transaction_rows import TransactionRows
-from shm.transaction_messages import (
+from shm.messages.transaction_messages import (
     DecidedTransaction,
     Decision,
     Outcome,

@@ -20,7 +20,7 @@ from appliance.groups.transactions.decisions.hanging import HangingTransactions
 from appliance.groups.transactions.decisions.workers import Workers
 from appliance.groups.transactions.ids.id_table import IdTable
 from appliance.groups.transactions.ids.numbers import Numbers
-from shm.transaction_messages import (
+from shm.messages.transaction_messages import (
     NO_TRANSACTIONAL_ID,
     DecidedTransaction,
     Decision,

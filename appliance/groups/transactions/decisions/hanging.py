@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
-from shm.transaction_messages import ProducerEpoch
+from shm.messages.transaction_messages import ProducerEpoch
 
 HANGING_NS = 10_000_000_000
 """Age from which a transaction without an owner counts as hanging."""

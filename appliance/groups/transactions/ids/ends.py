@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import orjson
 
-from shm.transaction_messages import Outcome
+from shm.messages.transaction_messages import Outcome
 
 KEPT = 2
 """Ends kept of each id. A client that repeats its request asks for its newest transaction. What an

@@ -10,7 +10,7 @@ Crash: the rest of a block is never used.
 
 from __future__ import annotations
 
-from shm.transaction_messages import PRODUCER_IDS_IN_BLOCK
+from shm.messages.transaction_messages import PRODUCER_IDS_IN_BLOCK
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import TailraceError
 from tailrace.format.batch_header import TRANSACTIONAL_PRODUCER_IDS

@@ -9,8 +9,8 @@ import pytest
 
 from appliance.groups.agent import agent as module
 from appliance.groups.agent.transaction import AFTER_FAILURE_NS
-from shm.lane_messages import LaneKind
-from shm.layout import ProcessWord
+from shm.memory.layout import ProcessWord
+from shm.messages.lane_messages import LaneKind
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import DiskFullError, StorageError, TailraceError
 from tailrace.protocol.frame import Api

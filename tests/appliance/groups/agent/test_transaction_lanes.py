@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from appliance.groups.agent.transaction_lanes import TransactionLanes
-from shm.control import Control
-from shm.lane_messages import LaneKind
-from shm.layout import ControlLayout, ProcessWord, RegionKind, Role
-from shm.runtime.error_handler import CountedErrorHandler
-from shm.transaction_messages import (
+from shm.memory.layout import ControlLayout, ProcessWord, RegionKind, Role
+from shm.messages.lane_messages import LaneKind
+from shm.messages.transaction_messages import (
     ProducerEpoch,
     Settled,
     encode_epochs,
     encode_settled,
 )
+from shm.runtime.error_handler import CountedErrorHandler
+from shm.tables.control import Control
 from tailrace.format.batch_header import TRANSACTIONAL_PRODUCER_IDS
 from tests.appliance.groups.agent.worker_lanes import Lanes
 from tests.kit.memory import simulated

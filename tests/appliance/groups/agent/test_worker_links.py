@@ -10,9 +10,9 @@ import pytest
 
 from appliance.groups.agent import worker_link as module
 from appliance.groups.agent.worker_link import GONE_NS
-from shm.lane_messages import LaneKind
-from shm.layout import ProcessWord
-from shm.transaction_messages import (
+from shm.memory.layout import ProcessWord
+from shm.messages.lane_messages import LaneKind
+from shm.messages.transaction_messages import (
     Decision,
     RegisteredProducer,
     Settled,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from appliance.groups.agent.worker_link import WorkerLanes, WorkerLink, WorkerLinks
-from shm.control import Control
-from shm.lane import LaneReader, LaneWriter
-from shm.lane_messages import LaneKind
-from shm.layout import ControlLayout, LaneLayout, ProcessWord, RegionKind, Role
-from shm.region import Region
+from shm.memory.layout import ControlLayout, LaneLayout, ProcessWord, RegionKind, Role
+from shm.memory.region import Region
+from shm.messages.lane_messages import LaneKind
+from shm.queues.lane import LaneReader, LaneWriter
+from shm.tables.control import Control
 from tests.kit.fronts import SilentBell
 from tests.kit.memory import simulated
 

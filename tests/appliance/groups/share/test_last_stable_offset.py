@@ -9,8 +9,8 @@ from typing import Any
 
 from appliance.groups.base.messages import LogExtent
 from appliance.groups.base.topic_image import CatalogTopicImage
-from shm.layout import SlotState
-from shm.partition_table import PartitionState
+from shm.memory.layout import SlotState
+from shm.tables.partition_table import PartitionState
 from tailrace.core.error_codes import ErrorCode
 from tailrace.protocol.frame import Api
 from tests.appliance.groups.kit import Bench, Client, settle

@@ -22,7 +22,7 @@ from appliance.groups.share.share_service import ShareService
 from appliance.groups.store.group_store import GroupStore
 from appliance.groups.transactions.coordinator import TransactionCoordinator
 from appliance.groups.transactions.ids.numbers import Numbers
-from shm.transaction_messages import (
+from shm.messages.transaction_messages import (
     NO_PROGRESS,
     Decision,
     Outcome,

@@ -14,7 +14,7 @@ from appliance.groups.base.limits import TransactionLimits
 from appliance.groups.transactions.decider import UNSETTLED_MAX
 from appliance.groups.transactions.ids.numbers import EPOCH_MAX
 from appliance.groups.transactions.step import WAIT_NS
-from shm.transaction_messages import ProducerEpoch, Settled
+from shm.messages.transaction_messages import ProducerEpoch, Settled
 from tailrace.core.errors import (
     ConcurrentTransactionsError,
     DiskFullError,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from appliance.groups.base.limits import TransactionLimits
-from shm.transaction_messages import ProducerEpoch
+from shm.messages.transaction_messages import ProducerEpoch
 from tailrace.core.errors import (
     DiskFullError,
     InvalidRequestError,

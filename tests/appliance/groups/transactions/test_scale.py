@@ -6,7 +6,7 @@ import tracemalloc
 from pathlib import Path
 
 from appliance.groups.store.schema import TransactionalIdRow
-from shm.transaction_messages import ProducerEpoch
+from shm.messages.transaction_messages import ProducerEpoch
 from tailrace.format.batch_header import TRANSACTIONAL_PRODUCER_IDS
 from tailrace.protocol.frame import Api
 from tests.appliance.groups.transactions.kit import World

@@ -21,9 +21,9 @@ from netfront.fetch.log.log_reader import LogReader
 from netfront.fetch.lookup import decompression as unpacking
 from netfront.fetch.lookup.decompression import PIECE_BYTES, UnpackError, unpacker_for
 from netfront.fetch.lookup.timestamp_lookup import FoundTime, TimestampLookup
-from shm.lane_messages import Assignment
-from shm.layout import SlotState
-from shm.partition_table import PartitionState
+from shm.memory.layout import SlotState
+from shm.messages.lane_messages import Assignment
+from shm.tables.partition_table import PartitionState
 from tailrace.batch import arrow_codec as arrow_batch
 from tailrace.core.delays import TICK_BITS, TICK_US
 from tailrace.format.batch_header import (

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shm.lane_messages import Assignment
+from shm.messages.lane_messages import Assignment
 from tailrace.batch import arrow_codec as arrow_batch
 from tailrace.core.delays import delay_id
 from tailrace.core.error_codes import ErrorCode

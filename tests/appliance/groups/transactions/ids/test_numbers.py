@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from appliance.groups.transactions.ids.numbers import EPOCH_MAX, Numbers
-from shm.transaction_messages import PRODUCER_IDS_IN_BLOCK
+from shm.messages.transaction_messages import PRODUCER_IDS_IN_BLOCK
 from tailrace.core.errors import TailraceError
 from tailrace.format.batch_header import TRANSACTIONAL_PRODUCER_IDS
 

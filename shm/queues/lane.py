@@ -19,9 +19,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from shm.atomic_word import AtomicCounter, are_compiled, compiled_variant_of, new
-from shm.layout import LANE_MESSAGE, LANE_MESSAGE_BYTES, LANE_WRAP, LaneLayout
-from shm.region import Region
+from shm.memory.atomic_word import AtomicCounter, are_compiled, compiled_variant_of, new
+from shm.memory.layout import LANE_MESSAGE, LANE_MESSAGE_BYTES, LANE_WRAP, LaneLayout
+from shm.memory.region import Region
 from tailrace import kernel
 from tailrace.format.crc32c import Readable
 

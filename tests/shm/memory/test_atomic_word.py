@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 
-from shm.atomic_word import full_fence
+from shm.memory.atomic_word import full_fence
 
 ROUNDS = 60_000
 

@@ -10,10 +10,10 @@ import random
 import select
 import signal
 
-from shm.atomic_word import AtomicCounter
-from shm.doorbell import Doorbell
-from shm.ring import Ring, RingWriter
-from shm.settled_notifications import ALL_EVERY, SettledInterest, SettledNotifications
+from shm.memory.atomic_word import AtomicCounter
+from shm.queues.doorbell import Doorbell
+from shm.queues.ring import Ring, RingWriter
+from shm.queues.settled_notifications import ALL_EVERY, SettledInterest, SettledNotifications
 from tests.kit.memory import ring_region, spin_until
 
 ROUNDS = 5_000

@@ -4,8 +4,8 @@ Owner: the supervisor creates one per process and passes all of them to every ch
 restarted one. An eventfd keeps its count across the death of its reader.
 
 Invariants:
-- Ring **unconditionally, once per group**, after publishing. `shm.settled_notifications` is the one
-  exception, with its proof.
+- Ring **unconditionally, once per group**, after publishing. `shm.queues.settled_notifications` is
+  the one exception, with its proof.
 - Call `clear()` before checking the queue, never after.
 
 With an "asleep" flag and no fence instead, both sides can miss each other: total store order lets a

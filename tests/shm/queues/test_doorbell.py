@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from shm.doorbell import Doorbell, spin_then_sleep
+from shm.queues.doorbell import Doorbell, spin_then_sleep
 from tests.kit.processes import HANG_LIMIT_S
 
 

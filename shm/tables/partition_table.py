@@ -30,9 +30,9 @@ from __future__ import annotations
 import struct
 from typing import Any, NamedTuple
 
-from shm.atomic_word import are_compiled, compiled_variant_of, new
-from shm.layout import SlotState, TableLayout
-from shm.region import Region
+from shm.memory.atomic_word import are_compiled, compiled_variant_of, new
+from shm.memory.layout import SlotState, TableLayout
+from shm.memory.region import Region
 from tailrace import kernel
 
 _STATE = struct.Struct("<16s19Q")

@@ -6,7 +6,7 @@ import struct
 
 import pytest
 
-from shm.transaction_messages import (
+from shm.messages.transaction_messages import (
     DecidedTransaction,
     Decision,
     Outcome,

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from shm.invariants import InvariantError
-from shm.layout import RegionKind, SlotState, TableLayout
-from shm.partition_table import PartitionState, PartitionTable
+from shm.memory.layout import RegionKind, SlotState, TableLayout
+from shm.tables.invariants import InvariantError
+from shm.tables.partition_table import PartitionState, PartitionTable
 from tests.kit import memory
 
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shm.lane import LaneError, LaneReader, LaneWriter
+from shm.queues.lane import LaneError, LaneReader, LaneWriter
 from tests.kit.memory import lane_region
 
 

@@ -3,14 +3,14 @@ memory.
 
 Every store (counters of rings, lanes and the control region, outcome words, state counts of
 partitions) is one assignment to an element of `Region.words`, and every load reads one. That object
-has three forms, made by `atomic_buffer_of` and `shm.invariants`:
+has three forms, made by `atomic_buffer_of` and `shm.tables.invariants`:
 
 - Python: a plain `memoryview` of 64-bit words.
 - Compiled: `PublishedBuffer` of the kernel. LOAD_WORD and STORE_WORD in
   `tailrace/kernel/_shared_memory.pxi` are one `mov` each, with acquire and release.
-- Instrumented: the Python form with the invariants of `shm.invariants` checked at each store, and
-  hooks before and after it where a process may die or others may run. Tests, simulation and armed
-  crash points use it.
+- Instrumented: the Python form with the invariants of `shm.tables.invariants` checked at each
+  store, and hooks before and after it where a process may die or others may run. Tests, simulation
+  and armed crash points use it.
 
 The hot paths of lanes, rings, tables and the fronts' walk over a ring are compiled too
 (`compiled_variant_of`). Compiled code uses the same two macros at the same places, marked alike,

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from shm.layout import (
+from shm.memory.layout import (
     FRONTS_MAX,
     OUTCOME_BYTES,
     LaneLayout,
@@ -21,7 +21,7 @@ from shm.layout import (
     SlotState,
     TableLayout,
 )
-from shm.region import Region
+from shm.memory.region import Region
 
 Check = Callable[[int, int, int], str | None]
 """(word index, old value, new value) -> description of the broken invariant, or None."""
@@ -136,7 +136,7 @@ def _lane(region: Region) -> Check:
 
 
 def _table(region: Region) -> Check:
-    from shm.partition_table import PartitionState, read_state
+    from shm.tables.partition_table import PartitionState, read_state
 
     layout = TableLayout(region.header.first)
 

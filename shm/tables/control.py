@@ -13,9 +13,9 @@ Crash: removed with the instance. A restarted process finds its generation here.
 
 from __future__ import annotations
 
-from shm.atomic_word import AtomicBuffer, AtomicCounter
-from shm.layout import ControlLayout, Phase, ProcessWord, Role
-from shm.region import Region
+from shm.memory.atomic_word import AtomicBuffer, AtomicCounter
+from shm.memory.layout import ControlLayout, Phase, ProcessWord, Role
+from shm.memory.region import Region
 
 
 class ProcessSlot:

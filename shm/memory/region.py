@@ -24,8 +24,8 @@ from typing import NamedTuple
 
 import posix_ipc
 
-from shm.atomic_word import AtomicBuffer, atomic_buffer_of
-from shm.layout import LAYOUT_VERSION, REGION_HEADER, REGION_MAGIC, RegionKind
+from shm.memory.atomic_word import AtomicBuffer, atomic_buffer_of
+from shm.memory.layout import LAYOUT_VERSION, REGION_HEADER, REGION_MAGIC, RegionKind
 
 SHM_DIRECTORY = "/dev/shm"
 

@@ -29,8 +29,8 @@ from __future__ import annotations
 import struct
 from typing import Any, NamedTuple
 
-from shm.atomic_word import AtomicCounter, are_compiled, compiled_variant_of, new
-from shm.layout import (
+from shm.memory.atomic_word import AtomicCounter, are_compiled, compiled_variant_of, new
+from shm.memory.layout import (
     ACKS_MASK,
     ALIGNMENT_BYTES,
     DESCRIPTOR,
@@ -47,7 +47,7 @@ from shm.layout import (
     Verdict,
     align,
 )
-from shm.region import Region
+from shm.memory.region import Region
 from tailrace import kernel
 
 

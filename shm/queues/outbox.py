@@ -15,8 +15,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from shm.doorbell import Doorbell
-from shm.lane import LaneWriter
+from shm.queues.doorbell import Doorbell
+from shm.queues.lane import LaneWriter
 
 Item = TypeVar("Item")
 

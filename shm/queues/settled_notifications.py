@@ -18,7 +18,7 @@ Proof of the first:
 - Of two threads that each store, fence and load, at least one sees the other's store. Either W2
   sees F1 and the front is rung, or F2 sees W1 and the front does not sleep.
 - Without the fences a load may overtake the store before it, and both miss (litmus:
-  `tests/shm/test_atomic_word.py`).
+  `tests/shm/memory/test_atomic_word.py`).
 - Storing "unwanted" needs no fence: an extra ring is harmless.
 
 Crash: a front's successor stores "wanted" before it reads anything. A worker's or flusher's
@@ -29,9 +29,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shm.atomic_word import AtomicCounter, full_fence
-from shm.doorbell import Doorbell
-from shm.ring import Ring
+from shm.memory.atomic_word import AtomicCounter, full_fence
+from shm.queues.doorbell import Doorbell
+from shm.queues.ring import Ring
 
 ALL_EVERY = 1024
 """Interval, in descriptors, at which all fronts are rung.

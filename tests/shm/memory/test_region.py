@@ -6,9 +6,9 @@ import os
 
 import pytest
 
-from shm import region as region_module
-from shm.layout import REGION_HEADER, RegionKind, RingLayout
-from shm.region import Region, RegionError, RegionMissingError, RegionVersionError, remove
+from shm.memory import region as region_module
+from shm.memory.layout import REGION_HEADER, RegionKind, RingLayout
+from shm.memory.region import Region, RegionError, RegionMissingError, RegionVersionError, remove
 from tests.kit.memory import INSTANCE, ring_region
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from shm.lane_messages import Assignment
+from shm.messages.lane_messages import Assignment
 from tailrace.format.arrow_metadata import read_schema
 from tailrace.format.partition_metadata import PartitionMetadata
 from tests.kit.logs import assignment

@@ -277,7 +277,8 @@ class ProcessWord(IntEnum):
     OFFSET_COMMITS = 28
     """Groups: number of offset commit requests handled, over all generations."""
     NOTIFICATIONS_OFF = 29
-    """Front: 1 while it needs no ring for settled batches (see `shm.settled_notifications`)."""
+    """Front: 1 while it needs no ring for settled batches (see `shm.queues.settled_notifications`).
+    """
     TRANSACTIONS_REQUESTED = 30
     """Groups: its generation, once it needs the lanes to the workers and a block of producer ids.
     Worker: 1 once a partition has an open transaction and the coordinator is not connected.

@@ -48,7 +48,7 @@ class LaneKind(IntEnum):
     follow, up to TRANSACTIONS_FED.
     """
     DECISIONS = 10
-    """Coordinator of transactions to worker. Payload: see `shm.transaction_messages`."""
+    """Coordinator of transactions to worker. Payload: see `shm.messages.transaction_messages`."""
     TRANSACTIONS_FED = 11
     """Everything was sent to the worker's process generation in `correlation_id`."""
     TRANSACTIONS_CONNECTED = 12

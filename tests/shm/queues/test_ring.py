@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shm.invariants import CheckedBuffer, InvariantError
-from shm.layout import FLAG_BYTES, Verdict
-from shm.ring import Ring, RingWriter
+from shm.memory.layout import FLAG_BYTES, Verdict
+from shm.queues.ring import Ring, RingWriter
+from shm.tables.invariants import CheckedBuffer, InvariantError
 from tests.kit.memory import ring_region
 
 

@@ -1,0 +1,1 @@
+"""Regions of shared memory, their layout and their atomic words."""

@@ -1,0 +1,1 @@
+"""Messages of lanes, encoded and decoded."""

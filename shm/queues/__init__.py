@@ -1,0 +1,1 @@
+"""Queues between processes: rings of batches, lanes of messages, doorbells of sleeping readers."""
