@@ -11,7 +11,7 @@ PACKAGES := tailrace shm workers netfront appliance spark_bridge
 KERNEL := tailrace/kernel/.made
 BUILD_KERNEL = $(BIN)/python -P tailrace/kernel/build.py; touch $(KERNEL) 2>/dev/null || true
 PURE_TESTS := tests/tailrace/kernel tests/conformance \
-	tests/tailrace/batch/test_arrow_codec.py tests/tailrace/client/test_partitioners.py \
+	tests/tailrace/batch/test_arrow_codec.py tests/tailrace/client/records/test_partitioners.py \
 	$(addprefix tests/tailrace/producer/test_,fast_send.py send_at_once.py partition_queue.py filling_while_busy.py) \
 	$(addprefix tests/system/test_,produce_and_consume.py callbacks.py fork.py aio.py bad_input.py \
 	hash_slots.py::test_adding_partitions_under_load_keeps_the_order_of_every_key delays.py::test_records_come_when_they_are_due_in_due_order_and_never_early)

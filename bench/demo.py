@@ -28,7 +28,7 @@ from rich.table import Table
 
 import tailrace
 from bench.flights import flights_csv, flights_frame
-from tailrace.client.partitioners import partition_for_key
+from tailrace.client.records.partitioners import partition_for_key
 from tailrace.embedded_appliance import start_embedded
 from tailrace.format.data_dir import read_identity
 

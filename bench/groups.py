@@ -32,8 +32,8 @@ import psutil
 from bench import rebalance
 from bench.measure import RESULTS, machine, percentile
 from tailrace import Admin, Consumer, NewTopic, Producer, ShareConsumer, TopicPartition
-from tailrace.client.connection import Connection
-from tailrace.client.steps import call_json_now, call_now
+from tailrace.client.connections.connection import Connection
+from tailrace.client.connections.steps import call_json_now, call_now
 from tailrace.core.error_codes import ErrorCode
 from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
 from tailrace.group.membership import HEARTBEAT_SLOTS

@@ -20,7 +20,7 @@ _NAMES = {
     "admin.admin": ("Admin",),
     "admin.delays": ("PendingDelay",),
     "batch.topic_batch": ("TopicBatch",),
-    "client.new_topic": ("NewTopic",),
+    "client.topics.new_topic": ("NewTopic",),
     "consumer.consumer": ("Consumer",),
     "core.errors": (
         "BufferExhaustedError",

@@ -5,7 +5,7 @@ from tailrace import idempotent as idempotent
 from tailrace.admin.admin import Admin as Admin
 from tailrace.admin.delays import PendingDelay as PendingDelay
 from tailrace.batch.topic_batch import TopicBatch as TopicBatch
-from tailrace.client.new_topic import NewTopic as NewTopic
+from tailrace.client.topics.new_topic import NewTopic as NewTopic
 from tailrace.consumer.consumer import Consumer as Consumer
 from tailrace.core.errors import BufferExhaustedError as BufferExhaustedError
 from tailrace.core.errors import ClientClosedError as ClientClosedError

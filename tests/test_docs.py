@@ -30,7 +30,7 @@ from appliance.config.setting_definition import Definition
 from appliance.config.settings import definitions
 from appliance.config.topic_config import LATER, TOPIC_SETTINGS
 from tailrace import Admin, NewTopic, Producer, embedded
-from tailrace.client.settings import ConsumerSettings, ProducerSettings
+from tailrace.client.config.settings import ConsumerSettings, ProducerSettings
 from tailrace.core.error_codes import ERROR_TABLE
 from tailrace.format.batch_header import BatchHeader
 from tailrace.protocol import frame as wire

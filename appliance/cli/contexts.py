@@ -28,7 +28,7 @@ from typing import Any
 import click
 import orjson
 
-from tailrace.client.settings import DEFAULT_BOOTSTRAP
+from tailrace.client.config.settings import DEFAULT_BOOTSTRAP
 
 CONTEXT_VARIABLE = "TAILRACE_CONTEXT"
 FORMAT = 1

@@ -10,7 +10,7 @@ import click
 
 from appliance.cli.contexts import CONTEXT_VARIABLE, chosen_bootstrap, load
 from appliance.cli.main import CONNECT_TIMEOUT_MS
-from tailrace.client.settings import DEFAULT_BOOTSTRAP
+from tailrace.client.config.settings import DEFAULT_BOOTSTRAP
 from tailrace.core.errors import TailraceError
 from tailrace.core.units import duration_ms
 

@@ -22,7 +22,7 @@ import zmq
 
 from shm.memory.atomic_word import compiled_variant_of, new
 from tailrace import kernel
-from tailrace.client.runtime import send_frames
+from tailrace.client.connections.runtime import send_frames
 from tailrace.format.crc32c import Readable
 
 FUNCTIONS = (

@@ -19,7 +19,7 @@ import termios
 from collections.abc import Callable
 from typing import Protocol
 
-from tailrace.client.runtime import NEAR_SEND_BUFFER_BYTES
+from tailrace.client.connections.runtime import NEAR_SEND_BUFFER_BYTES
 
 _TCP_INFO_BYTES = 136
 _RECEIVED_AT = 128

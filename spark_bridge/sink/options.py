@@ -17,7 +17,7 @@ import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tailrace.client.settings import DEFAULT_BOOTSTRAP
+from tailrace.client.config.settings import DEFAULT_BOOTSTRAP
 from tailrace.core.errors import InvalidSettingError
 
 NAMES = (

@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tailrace import kernel
-from tailrace.client.topic_metadata import TopicInfo
+from tailrace.client.topics.topic_metadata import TopicInfo
 from tailrace.core.errors import InvalidRecordError, SchemaMismatchError
 from tailrace.core.hash_slots import SLOT_COUNT, STAYS
 from tailrace.format.schema import HEADER_TYPE, conform

@@ -31,8 +31,8 @@ from spark_bridge.source.read_options import (
 )
 from spark_bridge.source.topic_columns import columns_of, kafka_schema, load_topics
 from tailrace.admin.admin import Admin
-from tailrace.client.list_offsets import ready_offsets
-from tailrace.client.topic_metadata import TopicInfo
+from tailrace.client.topics.list_offsets import ready_offsets
+from tailrace.client.topics.topic_metadata import TopicInfo
 from tailrace.core.errors import (
     InvalidSettingError,
     OffsetOutOfRangeError,

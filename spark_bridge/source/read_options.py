@@ -25,8 +25,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tailrace.client.setting_fields import build
-from tailrace.client.settings import DEFAULT_BOOTSTRAP, ConsumerSettings
+from tailrace.client.config.setting_fields import build
+from tailrace.client.config.settings import DEFAULT_BOOTSTRAP, ConsumerSettings
 from tailrace.core.errors import InvalidSettingError
 from tailrace.core.records import TIMESTAMP_MAX_MS
 from tailrace.core.topic_partition import TopicPartition

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from spark_bridge.source.planner import ReadTask, kafka_schema
 from tailrace.admin.admin import Admin
-from tailrace.client.list_offsets import ready_offsets
+from tailrace.client.topics.list_offsets import ready_offsets
 from tailrace.core.errors import CorruptBatchError, OffsetOutOfRangeError, UnknownTopicError
 from tailrace.core.log import logger
 from tailrace.scanning.columns import Origin, with_origin

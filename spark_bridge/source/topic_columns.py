@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from spark_bridge.source.read_options import ReadOptions
     from tailrace.admin.admin import Admin
-    from tailrace.client.topic_metadata import TopicInfo
+    from tailrace.client.topics.topic_metadata import TopicInfo
 
 _HEADER = StructType([StructField("key", StringType()), StructField("value", BinaryType())])
 _KAFKA_TYPES = {

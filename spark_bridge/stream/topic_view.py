@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 
 from spark_bridge.source.planner import ReadOptions
 from tailrace.admin.admin import Admin
-from tailrace.client.list_offsets import check_offsets_answer
-from tailrace.client.topic_metadata import TopicInfo
+from tailrace.client.topics.list_offsets import check_offsets_answer
+from tailrace.client.topics.topic_metadata import TopicInfo
 from tailrace.core.errors import (
     NotReachableError,
     PartitionOutOfRangeError,

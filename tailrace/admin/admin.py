@@ -16,17 +16,17 @@ from tailrace.admin.delays import DelayAdmin
 from tailrace.admin.groups import GroupAdmin
 from tailrace.admin.topic_list import partition_counts
 from tailrace.admin.transactions import TransactionAdmin
-from tailrace.client.connection import Connection
-from tailrace.client.kafka_names import RenamedMethods
-from tailrace.client.list_offsets import list_offsets
-from tailrace.client.new_topic import NewTopic as NewTopic
-from tailrace.client.new_topic import check_configs, delay_schema_of
-from tailrace.client.new_topic import create_request as create_request
-from tailrace.client.runtime import SYSTEM, Runtime
-from tailrace.client.setting_fields import build, documented, merged
-from tailrace.client.settings import AdminSettings
-from tailrace.client.steps import Steps, call_json, operation, run_on
-from tailrace.client.topic_metadata import TopicInfo, topics_from_metadata
+from tailrace.client.config.kafka_names import RenamedMethods
+from tailrace.client.config.setting_fields import build, documented, merged
+from tailrace.client.config.settings import AdminSettings
+from tailrace.client.connections.connection import Connection
+from tailrace.client.connections.runtime import SYSTEM, Runtime
+from tailrace.client.connections.steps import Steps, call_json, operation, run_on
+from tailrace.client.topics.list_offsets import list_offsets
+from tailrace.client.topics.new_topic import NewTopic as NewTopic
+from tailrace.client.topics.new_topic import check_configs, delay_schema_of
+from tailrace.client.topics.new_topic import create_request as create_request
+from tailrace.client.topics.topic_metadata import TopicInfo, topics_from_metadata
 from tailrace.core.error_codes import ErrorCode, code_of
 from tailrace.core.errors import (
     InvalidRequestError,
@@ -99,7 +99,7 @@ class Admin(GroupAdmin, TransactionAdmin, DelayAdmin, RenamedMethods):
     ) -> None:
         """`bootstrap` is the address, or a dict of settings by Kafka's names
         (`{"bootstrap.servers": "localhost:7420"}`). The defaults of other settings are in
-        `tailrace.client.settings.AdminSettings`. Raises InvalidSettingError.
+        `tailrace.client.config.settings.AdminSettings`. Raises InvalidSettingError.
         """
         first = (
             bootstrap
@@ -207,7 +207,7 @@ class Admin(GroupAdmin, TransactionAdmin, DelayAdmin, RenamedMethods):
         return (yield from self._derived_topics(name_list("names", names)))
 
     def _derived_topics(self, names: list[str]) -> Steps[list[str]]:
-        from tailrace.client.derived_topics import derived_from
+        from tailrace.client.topics.derived_topics import derived_from
 
         self._connection.check_usable()
         existing = yield from partition_counts(self._call)
@@ -337,7 +337,7 @@ class Admin(GroupAdmin, TransactionAdmin, DelayAdmin, RenamedMethods):
         microseconds): of the first record at or after it, -1 if there is none. Each is a dict with
         `offset`, `beginning`, `end` (of committed records; `high_watermark` is the end with open
         transactions), `size_bytes`, `leader_epoch` and `state`, or with the `code`
-        of an error, which `tailrace.client.list_offsets.check_offsets_answer` raises.
+        of an error, which `tailrace.client.topics.list_offsets.check_offsets_answer` raises.
         """
         self._connection.check_usable()
         given = by_partition("requested", requested, '{TopicPartition(topic, 0): "latest"}')

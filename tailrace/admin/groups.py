@@ -11,9 +11,9 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
-from tailrace.client.connection import Connection
-from tailrace.client.list_offsets import At, list_offsets
-from tailrace.client.steps import Call, Steps, operation
+from tailrace.client.connections.connection import Connection
+from tailrace.client.connections.steps import Call, Steps, operation
+from tailrace.client.topics.list_offsets import At, list_offsets
 from tailrace.core.error_codes import ErrorCode, code_of
 from tailrace.core.errors import InvalidRequestError, error_for, error_for_offset
 from tailrace.core.records import OffsetAndMetadata

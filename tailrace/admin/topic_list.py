@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from tailrace.client.steps import Call, Steps
-from tailrace.client.topic_metadata import is_internal
+from tailrace.client.connections.steps import Call, Steps
+from tailrace.client.topics.topic_metadata import is_internal
 from tailrace.protocol.frame import Api
 
 
 def partition_counts(call: Call, internal: bool = False) -> Steps[dict[str, int]]:
     """Topic -> partition count, names ascending. `call` makes a request. `internal` adds topics
-    that are not a user's (see `tailrace.client.topic_metadata`).
+    that are not a user's (see `tailrace.client.topics.topic_metadata`).
     """
     counts: dict[str, int] = {}
     after: str | None = ""

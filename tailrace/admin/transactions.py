@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
-from tailrace.client.connection import Connection
-from tailrace.client.steps import Steps, operation
+from tailrace.client.connections.connection import Connection
+from tailrace.client.connections.steps import Steps, operation
 from tailrace.core.errors import InvalidRequestError, InvalidTransactionError
 from tailrace.core.validation import name_list, whole
 from tailrace.protocol.frame import Api

@@ -14,8 +14,8 @@ from tailrace.admin.admin import Admin
 from tailrace.admin.delays import PendingDelay, delays_request
 from tailrace.aio.client import AsyncClient
 from tailrace.aio.event_loop import LOOP_RUNTIME, LoopConnection
-from tailrace.client.kafka_names import RenamedMethods
-from tailrace.client.steps import steps_of
+from tailrace.client.config.kafka_names import RenamedMethods
+from tailrace.client.connections.steps import steps_of
 
 T = TypeVar("T")
 P = ParamSpec("P")

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from tailrace.aio.event_loop import LoopConnection
-from tailrace.client.steps import Steps
+from tailrace.client.connections.steps import Steps
 
 Result = TypeVar("Result")
 

@@ -21,9 +21,9 @@ from tailrace.aio.client import AsyncClient
 from tailrace.aio.event_loop import LOOP_RUNTIME, LoopConnection
 from tailrace.aio.group import HeartbeatLoopConnection
 from tailrace.batch.topic_batch import TopicBatch
-from tailrace.client.kafka_names import RenamedMethods, refuse_keywords
-from tailrace.client.settings import ConsumerOptions
-from tailrace.client.steps import Steps, steps_of
+from tailrace.client.config.kafka_names import RenamedMethods, refuse_keywords
+from tailrace.client.config.settings import ConsumerOptions
+from tailrace.client.connections.steps import Steps, steps_of
 from tailrace.consumer.consumer import Consumer
 from tailrace.core.errors import ClientClosedError
 from tailrace.core.records import Record

@@ -1,7 +1,8 @@
 """Runs a client's operations on an event loop, which watches the client's connection.
 
-The operations of plain clients are steps (`tailrace.client.steps`). The loop awaits their waits.
-It watches the connection's descriptor as `zmq.asyncio` does. Nothing here blocks or uses a thread.
+The operations of plain clients are steps (`tailrace.client.connections.steps`). The loop awaits
+their waits. It watches the connection's descriptor as `zmq.asyncio` does. Nothing here blocks or
+uses a thread.
 
 ZeroMQ's descriptor reports changes only, and not messages that came while one was sent. So
 `settle()` follows every use of the connection. It receives messages, wakes the waits, and watches
@@ -25,9 +26,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
-from tailrace.client.connection import Connection
-from tailrace.client.runtime import SYSTEM, sleep_on
-from tailrace.client.steps import Invoke, Progress, Steps, Wait, Wakeup, call
+from tailrace.client.connections.connection import Connection
+from tailrace.client.connections.runtime import SYSTEM, sleep_on
+from tailrace.client.connections.steps import Invoke, Progress, Steps, Wait, Wakeup, call
 from tailrace.core import fork
 from tailrace.core.errors import ClientClosedError, InvalidRequestError
 from tailrace.core.log import logger
@@ -318,15 +319,16 @@ class LoopConnection:
         start_ns: int | None = None,
     ) -> Response:
         """Send a request and await its response. Any number may be pending at a time. `start_ns`:
-        start of the timeouts, None for now. Raises as `tailrace.client.steps.call` does.
+        start of the timeouts, None for now. Raises as `tailrace.client.connections.steps.call`
+        does.
         """
         return await self.run_steps(
             call(self.connection, api, body, timeout_ms, connect_timeout_ms, start_ns)
         )
 
     async def run_steps(self, steps: Steps[T]) -> T:
-        """Run an operation in the loop, and await its waits (see `tailrace.client.steps`). Raises
-        what the operation raises.
+        """Run an operation in the loop, and await its waits (see
+        `tailrace.client.connections.steps`). Raises what the operation raises.
         """
         progress = Progress(steps)
         try:

@@ -27,10 +27,10 @@ from tailrace.aio.futures import AsyncFrameFuture, AsyncRecordFuture
 from tailrace.aio.producer_loop import LoopProducer, ProducerLoopConnection
 from tailrace.aio.send_gate import SendGate
 from tailrace.aio.transaction_block import AsyncTransactionBlock
-from tailrace.client.attached_records import AttachesRecords
-from tailrace.client.kafka_names import RenamedProducerMethods
-from tailrace.client.settings import ProducerOptions
-from tailrace.client.steps import Steps, steps_of
+from tailrace.client.config.kafka_names import RenamedProducerMethods
+from tailrace.client.config.settings import ProducerOptions
+from tailrace.client.connections.steps import Steps, steps_of
+from tailrace.client.records.attached_records import AttachesRecords
 from tailrace.core.errors import TailraceError
 from tailrace.core.records import (
     ConsumerGroupMetadata,

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from tailrace.aio.event_loop import LoopConnection, is_running_here
-from tailrace.client.steps import PAUSE, Steps
+from tailrace.client.connections.steps import PAUSE, Steps
 from tailrace.core.errors import TailraceError
 from tailrace.core.records import RecordMetadata
 from tailrace.kernel import fast_send

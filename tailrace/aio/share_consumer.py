@@ -20,13 +20,13 @@ from tailrace.aio.client import AsyncClient
 from tailrace.aio.consumer import LoopProducers
 from tailrace.aio.event_loop import LOOP_RUNTIME, LoopConnection
 from tailrace.aio.group import HeartbeatLoopConnection
-from tailrace.client.attached_records import AttachedRecords
-from tailrace.client.kafka_names import (
+from tailrace.client.config.kafka_names import (
     RENAMED_SHARE_CONSUMER_METHODS,
     RenamedMethods,
     refuse_keywords,
 )
-from tailrace.client.steps import Steps, steps_of
+from tailrace.client.connections.steps import Steps, steps_of
+from tailrace.client.records.attached_records import AttachedRecords
 from tailrace.core.errors import ClientClosedError
 from tailrace.core.records import Record
 from tailrace.core.validation import timeout_ms_of

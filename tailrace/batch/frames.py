@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from tailrace.batch.arrow_codec import cut_out, timestamp_range
 from tailrace.batch.encoded_rows import EncodedRows
 from tailrace.batch.frame_encoder import default_rows, typed_rows
-from tailrace.client.topic_metadata import TopicInfo
+from tailrace.client.topics.topic_metadata import TopicInfo
 from tailrace.core.delays import HORIZON_DAYS, HORIZON_US, parse_levels, rounded_to_level
 from tailrace.core.errors import InvalidRecordError, SchemaMismatchError
 from tailrace.core.hash_slots import STAYS, slot_of

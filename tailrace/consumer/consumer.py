@@ -1,10 +1,10 @@
 """The consumer: reads topics, as records or as Arrow batches.
 
 It has no lock and no helper thread. `poll` does all work, and a fetch is always in flight while the
-program processes records. Operations that wait are written as steps (`tailrace.client.steps`),
-which `tailrace.aio.AsyncConsumer` runs in an event loop. Partitions are assigned by `assign`, by
-the topics at construction (all of theirs), or by the group (`tailrace.group`: such a consumer has a
-thread for its heartbeats, which touches nothing here).
+program processes records. Operations that wait are written as steps
+(`tailrace.client.connections.steps`), which `tailrace.aio.AsyncConsumer` runs in an event loop.
+Partitions are assigned by `assign`, by the topics at construction (all of theirs), or by the group
+(`tailrace.group`: such a consumer has a thread for its heartbeats, which touches nothing here).
 
 Owner: one thread uses a Consumer.
 
@@ -25,20 +25,20 @@ from typing import TYPE_CHECKING, Any, ClassVar, Never, Unpack
 
 from tailrace.admin.topic_list import partition_counts
 from tailrace.batch.topic_batch import TopicBatch
-from tailrace.client.connection import NEVER_NS, Connection
-from tailrace.client.kafka_names import (
+from tailrace.client.config.kafka_names import (
     RENAMED_CONSUMER_METHODS,
     RenamedMethods,
     refuse_keywords,
     warn_if_seconds,
 )
-from tailrace.client.metadata_cache import MetadataCache
-from tailrace.client.runtime import SYSTEM, Runtime
-from tailrace.client.serdes import deserialized
-from tailrace.client.setting_fields import build, documented, merged
-from tailrace.client.settings import ConsumerOptions, ConsumerSettings
-from tailrace.client.steps import Steps, T, call_json, operation, run
-from tailrace.client.topic_metadata import TopicInfo
+from tailrace.client.config.setting_fields import build, documented, merged
+from tailrace.client.config.settings import ConsumerOptions, ConsumerSettings
+from tailrace.client.connections.connection import NEVER_NS, Connection
+from tailrace.client.connections.runtime import SYSTEM, Runtime
+from tailrace.client.connections.steps import Steps, T, call_json, operation, run
+from tailrace.client.records.serdes import deserialized
+from tailrace.client.topics.metadata_cache import MetadataCache
+from tailrace.client.topics.topic_metadata import TopicInfo
 from tailrace.consumer.group_api import GroupApi
 from tailrace.consumer.offset_queries import OffsetQueries
 from tailrace.consumer.poll_loop import PollLoop

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
-from tailrace.client.settings import ConsumerSettings
-from tailrace.client.steps import Steps, T, operation
+from tailrace.client.config.settings import ConsumerSettings
+from tailrace.client.connections.steps import Steps, T, operation
 from tailrace.core.errors import InvalidRequestError
 from tailrace.core.records import ConsumerGroupMetadata, OffsetAndMetadata, Record
 from tailrace.core.topic_names import SUBSCRIPTIONS_MAX, retry_topics
@@ -18,7 +18,7 @@ from tailrace.core.topic_partition import TopicPartition
 from tailrace.core.validation import callable_of, is_one_partition, partition_list, timeout_ms_of
 
 if TYPE_CHECKING:
-    from tailrace.client.offsets import Offsets
+    from tailrace.client.topics.offsets import Offsets
     from tailrace.consumer.retry_topic import RetryTopicProducer
     from tailrace.group.group_coordinator import ConsumerCoordinator
 
@@ -265,7 +265,7 @@ class GroupApi:
                 "(which commits the records before it in its partition too), a dict such as "
                 "{TopicPartition(topic, 0): offset}, or nothing to commit all delivered records"
             )
-        from tailrace.client.offsets import offsets_of
+        from tailrace.client.topics.offsets import offsets_of
 
         return group.position_tracker.with_epochs(offsets_of(offsets))
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from tailrace.client.connection import Connection
-from tailrace.client.list_offsets import At, list_offsets, offset_in
-from tailrace.client.settings import ConsumerSettings
-from tailrace.client.steps import Steps, T, operation
-from tailrace.client.topic_metadata import TopicInfo
+from tailrace.client.config.settings import ConsumerSettings
+from tailrace.client.connections.connection import Connection
+from tailrace.client.connections.steps import Steps, T, operation
+from tailrace.client.topics.list_offsets import At, list_offsets, offset_in
+from tailrace.client.topics.topic_metadata import TopicInfo
 from tailrace.core.errors import InvalidRequestError
 from tailrace.core.records import OffsetAndTimestamp, to_timestamp_us
 from tailrace.core.topic_partition import TopicPartition

@@ -1,7 +1,7 @@
 """The poll loop of a consumer: fills its record buffer from fetched batches, and waits for more.
 
-Operations that wait are written as steps (`tailrace.client.steps`). `Consumer` runs them in its
-thread, `AsyncConsumer` in an event loop.
+Operations that wait are written as steps (`tailrace.client.connections.steps`). `Consumer` runs
+them in its thread, `AsyncConsumer` in an event loop.
 
 Owner: one Consumer, one thread or event loop.
 
@@ -17,9 +17,9 @@ from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
-from tailrace.client.connection import Connection
-from tailrace.client.settings import ConsumerSettings
-from tailrace.client.steps import Steps, Wait
+from tailrace.client.config.settings import ConsumerSettings
+from tailrace.client.connections.connection import Connection
+from tailrace.client.connections.steps import Steps, Wait
 from tailrace.core.errors import TailraceError
 from tailrace.core.records import Record
 from tailrace.core.topic_partition import TopicPartition

@@ -4,9 +4,9 @@ delay.
 `consumer.retry_later(record, delay)` writes the record to the group's retry topic,
 `<topic>.<group>.retry` (`tailrace.core.topic_names`), as a delayed record, and returns when it is
 on the disk. Then the original may be committed. The retry topic is created when it is first needed,
-with delay.enabled and the settings of its topic (`tailrace.client.derived_topics`). A record has
-the same partition in both. Consumers of the group read the retry topic beside the topic, from its
-beginning: a consumer that subscribes reads its share, a consumer that assigns partitions reads
+with delay.enabled and the settings of its topic (`tailrace.client.topics.derived_topics`). A record
+has the same partition in both. Consumers of the group read the retry topic beside the topic, from
+its beginning: a consumer that subscribes reads its share, a consumer that assigns partitions reads
 those of the same numbers.
 
 A retried record is one of the retry topic: `Record.topic`, `.partition` and `.offset` are the retry
@@ -35,11 +35,11 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from tailrace.batch import arrow_codec
-from tailrace.client.connection import Connection
-from tailrace.client.derived_topics import ensure
-from tailrace.client.settings import ConsumerSettings
-from tailrace.client.steps import Call, Steps, invoke
-from tailrace.client.topic_metadata import TopicInfo, topics_from_metadata
+from tailrace.client.config.settings import ConsumerSettings
+from tailrace.client.connections.connection import Connection
+from tailrace.client.connections.steps import Call, Steps, invoke
+from tailrace.client.topics.derived_topics import ensure
+from tailrace.client.topics.topic_metadata import TopicInfo, topics_from_metadata
 from tailrace.core.errors import (
     InvalidRequestError,
     NotSupportedError,

@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from tailrace.client.connection import Connection
-from tailrace.client.list_offsets import At
-from tailrace.client.metadata_cache import MetadataCache
-from tailrace.client.steps import Steps
+from tailrace.client.connections.connection import Connection
+from tailrace.client.connections.steps import Steps
+from tailrace.client.topics.list_offsets import At
+from tailrace.client.topics.metadata_cache import MetadataCache
 from tailrace.core.errors import InvalidRequestError, UnknownTopicError, UnknownTopicIdError
 from tailrace.core.topic_partition import TopicPartition
 from tailrace.core.validation import partition_of, partitions_named

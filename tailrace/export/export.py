@@ -29,7 +29,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from tailrace.client.settings import DEFAULT_BOOTSTRAP
+from tailrace.client.config.settings import DEFAULT_BOOTSTRAP
 from tailrace.core.errors import (
     CorruptBatchError,
     InvalidRequestError,

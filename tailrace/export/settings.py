@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tailrace.client.setting_fields import build, check_kinds, merged, number_field
+from tailrace.client.config.setting_fields import build, check_kinds, merged, number_field
 from tailrace.core.errors import InvalidSettingError
 
 FORMATS = ("parquet", "arrow", "delta", "iceberg")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from tailrace.admin.admin import Admin
-from tailrace.client.list_offsets import ready_offsets
+from tailrace.client.topics.list_offsets import ready_offsets
 from tailrace.core.errors import NotReachableError, RequestTimeoutError, UnknownTopicIdError
 from tailrace.core.topic_partition import TopicPartition
 from tailrace.scanning.local_source import LocalSource, read_partition_file

@@ -1,7 +1,7 @@
 """Fetch loop: fetches the assigned partitions, decides where each begins, and waits for records.
 
-Operations that wait are steps (`tailrace.client.steps`). The cursors are consistent at each wait,
-because a step may never be resumed.
+Operations that wait are steps (`tailrace.client.connections.steps`). The cursors are consistent at
+each wait, because a step may never be resumed.
 
 Owner: one Consumer, one thread.
 
@@ -14,10 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
-from tailrace.client.connection import Connection
-from tailrace.client.list_offsets import At
-from tailrace.client.settings import ConsumerSettings
-from tailrace.client.steps import Steps, Wait
+from tailrace.client.config.settings import ConsumerSettings
+from tailrace.client.connections.connection import Connection
+from tailrace.client.connections.steps import Steps, Wait
+from tailrace.client.topics.list_offsets import At
 from tailrace.core.errors import (
     CorruptBatchError,
     InvalidRequestError,

@@ -26,9 +26,9 @@ from functools import partial
 import pyarrow as pa
 
 from tailrace.batch import arrow_codec
-from tailrace.client.connection import Connection
-from tailrace.client.settings import ConsumerSettings
-from tailrace.client.topic_metadata import TopicInfo
+from tailrace.client.config.settings import ConsumerSettings
+from tailrace.client.connections.connection import Connection
+from tailrace.client.topics.topic_metadata import TopicInfo
 from tailrace.core.error_codes import ErrorCode, code_of
 from tailrace.core.errors import (
     CorruptBatchError,

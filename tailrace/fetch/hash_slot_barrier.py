@@ -21,8 +21,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
-from tailrace.client.list_offsets import LOG_END, At
-from tailrace.client.steps import Steps
+from tailrace.client.connections.steps import Steps
+from tailrace.client.topics.list_offsets import LOG_END, At
 from tailrace.core.errors import TailraceError
 from tailrace.core.topic_partition import TopicPartition
 from tailrace.fetch.fetcher import PartitionPosition

@@ -33,8 +33,8 @@ from typing import NamedTuple
 
 from tailrace.batch import arrow_codec
 from tailrace.batch.topic_batch import TopicBatch, topic_batch
-from tailrace.client.serdes import failure_at
-from tailrace.client.settings import ConsumerSettings
+from tailrace.client.config.settings import ConsumerSettings
+from tailrace.client.records.serdes import failure_at
 from tailrace.core.errors import TailraceError
 from tailrace.core.records import Record
 from tailrace.core.topic_partition import TopicPartition

@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping
 import pyarrow.compute as pc
 
 from tailrace.batch import arrow_codec
-from tailrace.client.connection import Connection
-from tailrace.client.list_offsets import list_offsets, offset_in
-from tailrace.client.settings import ConsumerSettings
-from tailrace.client.steps import Call, Steps
-from tailrace.client.topic_metadata import TopicInfo
+from tailrace.client.config.settings import ConsumerSettings
+from tailrace.client.connections.connection import Connection
+from tailrace.client.connections.steps import Call, Steps
+from tailrace.client.topics.list_offsets import list_offsets, offset_in
+from tailrace.client.topics.topic_metadata import TopicInfo
 from tailrace.core.errors import RequestTimeoutError
 from tailrace.core.records import OffsetAndTimestamp
 from tailrace.core.topic_partition import TopicPartition

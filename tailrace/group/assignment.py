@@ -17,8 +17,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tailrace.client.steps import Call, Steps
-from tailrace.client.topic_metadata import TopicInfo
+from tailrace.client.connections.steps import Call, Steps
+from tailrace.client.topics.topic_metadata import TopicInfo
 from tailrace.core.errors import UnknownTopicError
 from tailrace.core.topic_names import with_retry_topics
 from tailrace.core.topic_partition import TopicPartition

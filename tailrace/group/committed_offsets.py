@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
-from tailrace.client.connection import Connection
-from tailrace.client.offsets import Offsets
-from tailrace.client.steps import Call, Steps, decode_answer
+from tailrace.client.connections.connection import Connection
+from tailrace.client.connections.steps import Call, Steps, decode_answer
+from tailrace.client.topics.offsets import Offsets
 from tailrace.core.error_codes import ERROR_TABLE, ErrorCode
 from tailrace.core.errors import TailraceError, error_for
 from tailrace.core.records import OffsetAndMetadata

@@ -2,10 +2,10 @@
 origin and the reason in their headers.
 
 The topic is `dead.letter.topic` of the record's topic, or `<topic>.dlq`. It is created when it is
-first needed, with the settings of the record's topic (`tailrace.client.derived_topics`). A record
-keeps its partition number, key, value and headers; the added headers come last. A row of a typed
-topic is stored as JSON. A record that is too large for the dead-letter topic loses its value, then
-its key, then the sender's headers.
+first needed, with the settings of the record's topic (`tailrace.client.topics.derived_topics`). A
+record keeps its partition number, key, value and headers; the added headers come last. A row of a
+typed topic is stored as JSON. A record that is too large for the dead-letter topic loses its value,
+then its key, then the sender's headers.
 
 Owner: one consumer, in its thread or event loop. The producer has its own thread, or runs in the
 same loop.
@@ -22,10 +22,10 @@ from typing import Any, NamedTuple, TypeVar
 
 import orjson
 
-from tailrace.client.derived_topics import ensure
-from tailrace.client.runtime import Runtime
-from tailrace.client.steps import Call, Steps, Wait, Wakeup, invoke
-from tailrace.client.topic_metadata import TopicInfo
+from tailrace.client.connections.runtime import Runtime
+from tailrace.client.connections.steps import Call, Steps, Wait, Wakeup, invoke
+from tailrace.client.topics.derived_topics import ensure
+from tailrace.client.topics.topic_metadata import TopicInfo
 from tailrace.core.errors import InvalidTopicNameError, RecordTooLargeError, TailraceError
 from tailrace.core.records import Record
 from tailrace.core.topic_names import dead_letter_name

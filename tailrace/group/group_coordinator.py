@@ -2,7 +2,7 @@
 rebalances and commits.
 
 Everything here runs inside the caller's `poll`, `commit`, `unsubscribe` or `close`, as steps
-(`tailrace.client.steps`) for a thread or an event loop. Heartbeats are made elsewhere
+(`tailrace.client.connections.steps`) for a thread or an event loop. Heartbeats are made elsewhere
 (`tailrace.group.heartbeat`). If several tasks use a consumer, one at a time makes the steps of a
 rebalance (`tailrace.group.reconciliation`).
 
@@ -19,11 +19,11 @@ from functools import partial
 from typing import Any
 from uuid import uuid4
 
-from tailrace.client.connection import Connection
-from tailrace.client.runtime import Runtime
-from tailrace.client.settings import ConsumerSettings
-from tailrace.client.steps import Call, Steps, Wait
-from tailrace.client.topic_metadata import TopicInfo
+from tailrace.client.config.settings import ConsumerSettings
+from tailrace.client.connections.connection import Connection
+from tailrace.client.connections.runtime import Runtime
+from tailrace.client.connections.steps import Call, Steps, Wait
+from tailrace.client.topics.topic_metadata import TopicInfo
 from tailrace.core.errors import InvalidRequestError
 from tailrace.core.log import logger
 from tailrace.core.records import ConsumerGroupMetadata, OffsetAndMetadata

@@ -27,8 +27,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from tailrace.client.connection import Connection
-from tailrace.client.runtime import POLL_MAX_MS, Runtime
+from tailrace.client.connections.connection import Connection
+from tailrace.client.connections.runtime import POLL_MAX_MS, Runtime
 from tailrace.core import fork
 from tailrace.core.errors import TailraceError
 from tailrace.group.membership import NEVER_NS, NS_PER_MS, Membership, Phase

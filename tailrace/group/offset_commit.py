@@ -21,9 +21,9 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from tailrace.client.connection import Connection
-from tailrace.client.offsets import Offsets, topic_id_of
-from tailrace.client.steps import decode_answer
+from tailrace.client.connections.connection import Connection
+from tailrace.client.connections.steps import decode_answer
+from tailrace.client.topics.offsets import Offsets, topic_id_of
 from tailrace.core.error_codes import ERROR_TABLE, ErrorCode, code_of
 from tailrace.core.errors import (
     CommitFailedError,

@@ -18,10 +18,10 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
-from tailrace.client.connection import Connection
-from tailrace.client.offsets import Offsets
-from tailrace.client.settings import ConsumerSettings
-from tailrace.client.steps import Steps, Wait
+from tailrace.client.config.settings import ConsumerSettings
+from tailrace.client.connections.connection import Connection
+from tailrace.client.connections.steps import Steps, Wait
+from tailrace.client.topics.offsets import Offsets
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import TailraceError, UnknownTopicError
 from tailrace.core.log import logger

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tailrace.client.steps import Steps, invoke
+from tailrace.client.connections.steps import Steps, invoke
 from tailrace.core.errors import UnknownTopicError
 from tailrace.core.log import logger
 from tailrace.core.topic_partition import TopicPartition

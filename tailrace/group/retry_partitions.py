@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tailrace.client.steps import Call, Steps
+from tailrace.client.connections.steps import Call, Steps
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.records import Record
 from tailrace.core.topic_names import is_of_group, is_retry_topic, is_shared, retry_topics

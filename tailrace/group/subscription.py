@@ -13,7 +13,7 @@ import re
 from collections.abc import Collection, Iterable
 from typing import Any
 
-from tailrace.client.steps import Call, Steps
+from tailrace.client.connections.steps import Call, Steps
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import InvalidRequestError
 from tailrace.core.topic_names import made_by_groups

@@ -104,7 +104,7 @@ def hashed(
 
 
 def murmur2s(keys: Bytes) -> np.ndarray[Any, np.dtype[np.uint32]]:
-    """`tailrace.client.partitioners.murmur2` of keys of one length, as rows of a matrix.
+    """`tailrace.client.records.partitioners.murmur2` of keys of one length, as rows of a matrix.
 
     The algorithm is A. Appleby's MurmurHash2 with Kafka's seed.
     """

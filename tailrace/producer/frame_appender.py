@@ -12,8 +12,8 @@ from functools import partial
 from time import time_ns
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tailrace.client.settings import ProducerSettings
-from tailrace.client.steps import PAUSE, Steps
+from tailrace.client.config.settings import ProducerSettings
+from tailrace.client.connections.steps import PAUSE, Steps
 from tailrace.core.errors import InvalidRecordError, PartitionOutOfRangeError
 from tailrace.core.validation import partition_number
 from tailrace.producer.batches.producer_batch import BATCH_OVERHEAD_BYTES

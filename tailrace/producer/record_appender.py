@@ -15,10 +15,10 @@ from datetime import datetime, timedelta
 from time import time_ns
 from typing import Any, NamedTuple
 
-from tailrace.client.partitioners import DefaultPartitioner, ModuloPartitioner, Partitioner
-from tailrace.client.serdes import serialized
-from tailrace.client.settings import ProducerSettings
-from tailrace.client.steps import Steps
+from tailrace.client.config.settings import ProducerSettings
+from tailrace.client.connections.steps import Steps
+from tailrace.client.records.partitioners import DefaultPartitioner, ModuloPartitioner, Partitioner
+from tailrace.client.records.serdes import serialized
 from tailrace.core.delays import due_time_us
 from tailrace.core.errors import (
     InvalidRecordError,

@@ -12,7 +12,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
-from tailrace.client.topic_metadata import TopicInfo
+from tailrace.client.topics.topic_metadata import TopicInfo
 from tailrace.core.delays import due_time_us
 from tailrace.core.errors import InvalidRecordError, SchemaMismatchError
 from tailrace.core.records import Headers, to_timestamp_us

@@ -14,10 +14,10 @@ from collections.abc import Callable
 from time import time_ns
 from typing import Any
 
-from tailrace.client.new_topic import create_request
-from tailrace.client.settings import ProducerSettings
-from tailrace.client.steps import Steps
-from tailrace.client.topic_metadata import TopicInfo, topics_from_metadata
+from tailrace.client.config.settings import ProducerSettings
+from tailrace.client.connections.steps import Steps
+from tailrace.client.topics.new_topic import create_request
+from tailrace.client.topics.topic_metadata import TopicInfo, topics_from_metadata
 from tailrace.core.delays import due_time_us
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import (

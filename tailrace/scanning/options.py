@@ -14,8 +14,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple, TypedDict
 
-from tailrace.client.setting_fields import ALIASES, build, check_kinds, merged
-from tailrace.client.settings import ConsumerSettings
+from tailrace.client.config.setting_fields import ALIASES, build, check_kinds, merged
+from tailrace.client.config.settings import ConsumerSettings
 from tailrace.core.errors import InvalidSettingError, OffsetOutOfRangeError
 from tailrace.core.records import to_timestamp_us
 from tailrace.core.topic_partition import TopicPartition

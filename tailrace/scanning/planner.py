@@ -21,9 +21,9 @@ from typing import Any
 import pyarrow as pa
 
 from tailrace.admin.admin import Admin
-from tailrace.client.list_offsets import ready_offsets
-from tailrace.client.settings import DEFAULT_BOOTSTRAP
-from tailrace.client.topic_metadata import TopicInfo
+from tailrace.client.config.settings import DEFAULT_BOOTSTRAP
+from tailrace.client.topics.list_offsets import ready_offsets
+from tailrace.client.topics.topic_metadata import TopicInfo
 from tailrace.core.errors import (
     InvalidRequestError,
     NotReachableError,

@@ -17,12 +17,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from tailrace.client.connection import Connection
-from tailrace.client.list_offsets import At, list_offsets, offset_in
-from tailrace.client.metadata_cache import MetadataCache
-from tailrace.client.runtime import SYSTEM
-from tailrace.client.settings import ConsumerSettings
-from tailrace.client.steps import Steps, call_json, run_on
+from tailrace.client.config.settings import ConsumerSettings
+from tailrace.client.connections.connection import Connection
+from tailrace.client.connections.runtime import SYSTEM
+from tailrace.client.connections.steps import Steps, call_json, run_on
+from tailrace.client.topics.list_offsets import At, list_offsets, offset_in
+from tailrace.client.topics.metadata_cache import MetadataCache
 from tailrace.core.errors import (
     CorruptBatchError,
     NotReachableError,

@@ -24,16 +24,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, ClassVar, Never, Unpack
 
-from tailrace.client.attached_records import AttachedRecords
-from tailrace.client.connection import NEVER_NS
-from tailrace.client.kafka_names import (
+from tailrace.client.config.kafka_names import (
     RENAMED_SHARE_CONSUMER_METHODS,
     RenamedMethods,
     refuse_keywords,
 )
-from tailrace.client.runtime import SYSTEM, Runtime
-from tailrace.client.setting_fields import build, documented, merged
-from tailrace.client.steps import Steps, T, operation, run
+from tailrace.client.config.setting_fields import build, documented, merged
+from tailrace.client.connections.connection import NEVER_NS
+from tailrace.client.connections.runtime import SYSTEM, Runtime
+from tailrace.client.connections.steps import Steps, T, operation, run
+from tailrace.client.records.attached_records import AttachedRecords
 from tailrace.core.records import Record
 from tailrace.core.validation import name_list, timeout_ms_of, whole
 from tailrace.share.delivery import NS_PER_MS

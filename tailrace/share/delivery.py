@@ -21,8 +21,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from tailrace.client.attached_records import AttachedMember, AttachedRecords
-from tailrace.client.serdes import deserialized, failure_at
+from tailrace.client.records.attached_records import AttachedMember, AttachedRecords
+from tailrace.client.records.serdes import deserialized, failure_at
 from tailrace.core.errors import InvalidRequestError
 from tailrace.core.log import logger
 from tailrace.core.records import Record

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 from uuid import uuid4
 
-from tailrace.client.runtime import Runtime
+from tailrace.client.connections.runtime import Runtime
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import TailraceError
 from tailrace.group.heartbeat import HeartbeatThread

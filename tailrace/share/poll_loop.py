@@ -1,7 +1,7 @@
 """The poll loop of a share consumer: acquires, fetches, acknowledges and dead-letters records.
 
-Operations that wait are written as steps (`tailrace.client.steps`). `ShareConsumer` runs them in
-its thread, `AsyncShareConsumer` in an event loop.
+Operations that wait are written as steps (`tailrace.client.connections.steps`). `ShareConsumer`
+runs them in its thread, `AsyncShareConsumer` in an event loop.
 
 Owner: one share consumer, in one thread or event loop.
 
@@ -18,10 +18,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from tailrace.client.attached_records import AttachedMember, AttachedRecords
-from tailrace.client.connection import Connection
-from tailrace.client.runtime import Runtime
-from tailrace.client.steps import PAUSE, Steps, Wait, call_json
+from tailrace.client.connections.connection import Connection
+from tailrace.client.connections.runtime import Runtime
+from tailrace.client.connections.steps import PAUSE, Steps, Wait, call_json
+from tailrace.client.records.attached_records import AttachedMember, AttachedRecords
 from tailrace.core.errors import (
     InvalidRequestError,
     LockLostError,

@@ -16,9 +16,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from tailrace.client.call import PendingCall
-from tailrace.client.connection import Connection
-from tailrace.client.steps import decode_answer
+from tailrace.client.connections.call import PendingCall
+from tailrace.client.connections.connection import Connection
+from tailrace.client.connections.steps import decode_answer
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import (
     LockLostError,

@@ -5,8 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import Any, TypedDict
 
-from tailrace.client.setting_fields import check_callables, check_kinds, check_name, number_field
-from tailrace.client.settings import DEFAULT_BOOTSTRAP, ConsumerSettings
+from tailrace.client.config.setting_fields import (
+    check_callables,
+    check_kinds,
+    check_name,
+    number_field,
+)
+from tailrace.client.config.settings import DEFAULT_BOOTSTRAP, ConsumerSettings
 from tailrace.core.errors import InvalidSettingError
 
 _READING = {item.name: item for item in fields(ConsumerSettings)}

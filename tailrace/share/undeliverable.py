@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from tailrace.client.steps import Steps
-from tailrace.client.topic_metadata import TopicInfo
+from tailrace.client.connections.steps import Steps
+from tailrace.client.topics.topic_metadata import TopicInfo
 from tailrace.core.errors import TailraceError
 from tailrace.core.log import logger
 from tailrace.core.records import Record

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from tailrace import Producer
-from tailrace.client.runtime import Runtime
+from tailrace.client.connections.runtime import Runtime
 from tailrace.core.error_codes import ErrorCode
 from tailrace.format.schema import DEFAULT_SCHEMA
 from tailrace.protocol import messages as requests

@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 
 from tailrace import Consumer, TopicPartition
-from tailrace.client.runtime import Runtime
+from tailrace.client.connections.runtime import Runtime
 from tailrace.core.error_codes import ErrorCode
 from tailrace.format.crc32c import Readable
 from tailrace.format.schema import DEFAULT_SCHEMA, to_message

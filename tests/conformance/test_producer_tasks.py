@@ -16,7 +16,7 @@ import tailrace.aio.producer
 from tailrace import Admin, Consumer, NewTopic
 from tailrace.aio import AsyncProducer
 from tailrace.aio.event_loop import LOOP_RUNTIME
-from tailrace.client.runtime import Runtime
+from tailrace.client.connections.runtime import Runtime
 from tailrace.embedded_appliance import EmbeddedAppliance
 from tests.conformance.interrupts import at, points
 from tests.conformance.logging_front import LoggingFront

@@ -16,7 +16,7 @@ import pytest
 from tailrace import Admin, Consumer, NewTopic, Producer, RebalanceListener, Record, TopicPartition
 from tailrace.aio import AsyncConsumer
 from tailrace.aio.event_loop import LOOP_RUNTIME
-from tailrace.client.runtime import SYSTEM
+from tailrace.client.connections.runtime import SYSTEM
 from tailrace.embedded_appliance import EmbeddedAppliance
 from tailrace.group.membership import Phase
 from tests.conformance.worlds import LoopWorld

@@ -15,8 +15,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tailrace.client.attached_records import AttachedMember, AttachedRecords
-from tailrace.client.runtime import Runtime, sleep_on
+from tailrace.client.connections.runtime import Runtime, sleep_on
+from tailrace.client.records.attached_records import AttachedMember, AttachedRecords
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import (
     ClientClosedError,

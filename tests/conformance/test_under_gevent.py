@@ -45,7 +45,7 @@ wait = time.sleep  # of the operating system
 from gevent import monkey
 monkey.patch_all()
 import gevent, os
-from tailrace.client.runtime import DealerSocket, sleep_on
+from tailrace.client.connections.runtime import DealerSocket, sleep_on
 socket = DealerSocket("tcp://127.0.0.1:1")
 fd = socket.fileno()
 def close():

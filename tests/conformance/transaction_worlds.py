@@ -22,7 +22,7 @@ import pytest
 import tailrace.aio.producer
 from tailrace.aio import AsyncProducer
 from tailrace.aio.event_loop import LOOP_RUNTIME
-from tailrace.client.runtime import Runtime
+from tailrace.client.connections.runtime import Runtime
 from tests.conformance.logging_front import DrivenProducer
 from tests.conformance.transaction_front import TransactionFront
 from tests.conformance.worlds import ENOUGH_S, Awaited

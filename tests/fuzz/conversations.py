@@ -19,7 +19,7 @@ import pyarrow as pa
 from tailrace import Admin, NewTopic
 from tailrace.admin.admin import create_request
 from tailrace.batch import arrow_codec as arrow_batch
-from tailrace.client.topic_metadata import TopicInfo
+from tailrace.client.topics.topic_metadata import TopicInfo
 from tailrace.core.delays import delay_id
 from tailrace.core.records import Headers
 from tailrace.format.batch_header import stamp_producer

@@ -12,7 +12,7 @@ from collections import Counter
 import pyarrow as pa
 import pytest
 
-from tailrace.client.topic_metadata import TopicInfo
+from tailrace.client.topics.topic_metadata import TopicInfo
 from tailrace.format.batch_header import BatchFormatError, verify_batch
 from tailrace.format.crc32c import Readable
 from tailrace.format.schema import DEFAULT_SCHEMA, delay_schema, to_message

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
-from tailrace.client.topic_metadata import TopicInfo
+from tailrace.client.topics.topic_metadata import TopicInfo
 
 
 @dataclass(slots=True)

@@ -14,7 +14,7 @@ from typing import Any, cast
 from netfront.fetch.log.file_reader import DiskFileReader
 from netfront.fetch.log.log_reader import LogReader
 from tailrace import Consumer, TopicPartition
-from tailrace.client.runtime import Runtime
+from tailrace.client.connections.runtime import Runtime
 from tailrace.format.crc32c import Readable
 from tailrace.protocol import messages as requests
 from tailrace.protocol.frame import Api

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from tailrace.client.partitioners import DefaultPartitioner
-from tailrace.client.runtime import Runtime
-from tailrace.client.topic_metadata import TopicInfo
+from tailrace.client.connections.runtime import Runtime
+from tailrace.client.records.partitioners import DefaultPartitioner
+from tailrace.client.topics.topic_metadata import TopicInfo
 from tailrace.format.schema import DEFAULT_SCHEMA, to_message
 from tailrace.producer.producer import Producer
 from tests.kit.scripted_front import NobodyThere

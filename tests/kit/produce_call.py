@@ -4,8 +4,8 @@ send.
 
 from __future__ import annotations
 
-from tailrace.client.connection import Connection
-from tailrace.client.steps import call_now
+from tailrace.client.connections.connection import Connection
+from tailrace.client.connections.steps import call_now
 from tailrace.core.error_codes import ERROR_TABLE, ErrorCode, code_of
 from tailrace.core.errors import error_for
 from tailrace.format.crc32c import Readable

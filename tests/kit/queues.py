@@ -14,8 +14,8 @@ from tailrace import (
     RecordTooLargeError,
     ShareConsumer,
 )
-from tailrace.client.connection import Connection
-from tailrace.client.steps import call_json_now
+from tailrace.client.connections.connection import Connection
+from tailrace.client.connections.steps import call_json_now
 from tailrace.embedded_appliance import EmbeddedAppliance
 from tailrace.protocol.frame import Api
 from tailrace.share.record import ShareRecord

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from tailrace.client.runtime import Runtime
+from tailrace.client.connections.runtime import Runtime
 from tailrace.core.error_codes import ErrorCode
 from tailrace.format.batch_header import BatchHeader, checksum_seed, verify_batch
 from tailrace.format.crc32c import Readable

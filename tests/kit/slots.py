@@ -7,7 +7,7 @@ from __future__ import annotations
 import random
 
 from tailrace import Consumer, Record, TopicPartition
-from tailrace.client.topic_metadata import TopicInfo, topics_from_metadata
+from tailrace.client.topics.topic_metadata import TopicInfo, topics_from_metadata
 from tailrace.core.hash_slots import is_drained
 from tailrace.protocol.frame import Api
 from tests.kit.raw_client import RawClient

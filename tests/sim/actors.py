@@ -15,7 +15,7 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, NamedTuple
 
-from tailrace.client.connection import Connection, OnResponse
+from tailrace.client.connections.connection import Connection, OnResponse
 from tailrace.consumer.consumer import Consumer
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import (

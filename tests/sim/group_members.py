@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tailrace.client.connection import Connection
-from tailrace.client.steps import call_json_now
+from tailrace.client.connections.connection import Connection
+from tailrace.client.connections.steps import call_json_now
 from tailrace.core.error_codes import ErrorCode
 from tailrace.protocol import messages as requests
 from tailrace.protocol.frame import Api

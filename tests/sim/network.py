@@ -137,7 +137,7 @@ class Network:
 
 
 class SimSocket:
-    """`tailrace.client.runtime.ClientSocket` over a Link."""
+    """`tailrace.client.connections.runtime.ClientSocket` over a Link."""
 
     def __init__(self, network: Network) -> None:
         self._network = network

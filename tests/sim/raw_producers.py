@@ -18,9 +18,9 @@ from itertools import pairwise
 
 from tailrace.admin.admin import Admin
 from tailrace.batch import arrow_codec as arrow_batch
-from tailrace.client.connection import Connection
-from tailrace.client.steps import call_json_now
-from tailrace.client.topic_metadata import TopicInfo
+from tailrace.client.connections.connection import Connection
+from tailrace.client.connections.steps import call_json_now
+from tailrace.client.topics.topic_metadata import TopicInfo
 from tailrace.core.error_codes import ErrorCode
 from tailrace.format.batch_header import REMEMBERED_BATCHES, stamp_producer
 from tailrace.kernel.reference_arrow import default_rows

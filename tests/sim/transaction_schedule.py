@@ -13,8 +13,8 @@ from typing import Any
 from appliance.config.default_schema import DEFAULT_SCHEMA_MESSAGE
 from shm.memory.layout import Role
 from tailrace.admin.admin import Admin
-from tailrace.client.connection import Connection
-from tailrace.client.steps import call_json_now
+from tailrace.client.connections.connection import Connection
+from tailrace.client.connections.steps import call_json_now
 from tailrace.consumer.consumer import Consumer
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import TailraceError

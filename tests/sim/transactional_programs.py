@@ -20,8 +20,8 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from tailrace.batch import arrow_codec
-from tailrace.client.connection import Connection
-from tailrace.client.topic_metadata import TopicInfo
+from tailrace.client.connections.connection import Connection
+from tailrace.client.topics.topic_metadata import TopicInfo
 from tailrace.consumer.consumer import Consumer
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import TailraceError

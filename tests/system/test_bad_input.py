@@ -18,8 +18,8 @@ import pytest
 import zmq
 
 from tailrace import Admin, Consumer, NewTopic, Producer, TopicPartition
-from tailrace.client.connection import Connection
-from tailrace.client.steps import call_now
+from tailrace.client.connections.connection import Connection
+from tailrace.client.connections.steps import call_now
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import (
     CorruptBatchError,

@@ -21,7 +21,7 @@ from tailrace import (
     Record,
     TopicPartition,
 )
-from tailrace.client.offsets import topic_id_of
+from tailrace.client.topics.offsets import topic_id_of
 from tailrace.core.errors import (
     CommitFailedError,
     InstanceIdInUseError,

@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 from tailrace import Admin, Consumer, Producer, Record, TopicPartition
-from tailrace.client.runtime import SYSTEM
+from tailrace.client.connections.runtime import SYSTEM
 from tailrace.core.errors import ClientClosedError, CommitFailedError, InvalidRequestError
 from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
 from tests.kit.groups import (

@@ -18,9 +18,9 @@ import pytest
 
 from tailrace import Admin, Consumer, NewTopic, Producer, Recurrence
 from tailrace.batch import arrow_codec as arrow_batch
-from tailrace.client.connection import Connection
-from tailrace.client.steps import call_now
-from tailrace.client.topic_metadata import TopicInfo
+from tailrace.client.connections.connection import Connection
+from tailrace.client.connections.steps import call_now
+from tailrace.client.topics.topic_metadata import TopicInfo
 from tailrace.core.errors import RecordTooLargeError, TailraceError, UnsafeBatchError
 from tailrace.embedded_appliance import EmbeddedAppliance
 from tailrace.format.arrow_metadata import ArrowMetadataError, read_schema

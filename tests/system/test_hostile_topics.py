@@ -21,8 +21,8 @@ from appliance.control.topic_change_queue import CHANGES_MAX
 from appliance.control.topic_commands import SCHEMA_MAX_BYTES
 from netfront.forward.forwarder import SESSION_REQUESTS_MAX
 from tailrace import Admin, Consumer, NewTopic, Producer
-from tailrace.client.connection import Connection
-from tailrace.client.steps import call_now
+from tailrace.client.connections.connection import Connection
+from tailrace.client.connections.steps import call_now
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import InvalidTopicNameError, TailraceError
 from tailrace.embedded_appliance import EmbeddedAppliance

@@ -15,7 +15,7 @@ from contextlib import ExitStack
 import pytest
 
 from tailrace import Admin, Consumer, NewTopic, Producer, TopicPartition
-from tailrace.client.partitioners import partition_for_key
+from tailrace.client.records.partitioners import partition_for_key
 from tailrace.embedded_appliance import EmbeddedAppliance
 from tests.kit.processes import HANG_LIMIT_S, wait_until
 

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pytest
 
 from tailrace import Admin, Consumer, NewTopic, Producer
-from tailrace.client.partitioners import partition_for_key
+from tailrace.client.records.partitioners import partition_for_key
 from tailrace.core.errors import (
     InvalidRecordError,
     InvalidSchemaError,

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from tailrace import Admin, NewTopic, Producer
-from tailrace.client.topic_metadata import TopicInfo
+from tailrace.client.topics.topic_metadata import TopicInfo
 from tailrace.core.error_codes import ErrorCode
 from tailrace.embedded_appliance import EmbeddedAppliance
 from tailrace.format.crc32c import Readable

@@ -11,7 +11,7 @@ import pytest
 
 from tailrace import Admin, Consumer, NewTopic, Producer
 from tailrace.aio import AsyncProducer
-from tailrace.client.runtime import SYSTEM
+from tailrace.client.connections.runtime import SYSTEM
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import (
     ProducerFencedError,

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from tailrace import Admin, Consumer, NewTopic, Producer
-from tailrace.client.steps import call_json, run_on
+from tailrace.client.connections.steps import call_json, run_on
 from tailrace.core.errors import InvalidTransactionError, TailraceError
 from tailrace.embedded_appliance import EmbeddedAppliance, embedded, start_embedded
 from tailrace.protocol.frame import Api

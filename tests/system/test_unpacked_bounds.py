@@ -12,8 +12,8 @@ import pytest
 
 from tailrace import Admin, Consumer, NewTopic, Producer
 from tailrace.batch import arrow_codec as arrow_batch
-from tailrace.client.connection import Connection
-from tailrace.client.topic_metadata import TopicInfo
+from tailrace.client.connections.connection import Connection
+from tailrace.client.topics.topic_metadata import TopicInfo
 from tailrace.core.errors import RecordTooLargeError, UnsafeBatchError, UnsupportedBatchError
 from tailrace.embedded_appliance import EmbeddedAppliance
 from tailrace.format.batch_header import (

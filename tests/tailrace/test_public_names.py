@@ -14,7 +14,7 @@ from typing import get_type_hints
 import pytest
 
 import tailrace
-from tailrace.client.settings import AdminSettings, ConsumerSettings, ProducerSettings
+from tailrace.client.config.settings import AdminSettings, ConsumerSettings, ProducerSettings
 from tailrace.core import errors
 
 LAZY = """

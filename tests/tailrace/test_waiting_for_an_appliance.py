@@ -14,9 +14,14 @@ import pytest
 import zmq
 
 from tailrace import Producer
-from tailrace.client.connection import Connection
-from tailrace.client.runtime import RECONNECT_MAX_MS, RECONNECT_MS, DealerSocket, Runtime
-from tailrace.client.steps import call_now
+from tailrace.client.connections.connection import Connection
+from tailrace.client.connections.runtime import (
+    RECONNECT_MAX_MS,
+    RECONNECT_MS,
+    DealerSocket,
+    Runtime,
+)
+from tailrace.client.connections.steps import call_now
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import NotReachableError, RequestTimeoutError
 from tailrace.format.crc32c import Readable

@@ -36,7 +36,7 @@ from appliance.cli.records.writers import (
     write_lines,
 )
 from tailrace.admin.admin import Admin
-from tailrace.client.topic_metadata import TopicInfo
+from tailrace.client.topics.topic_metadata import TopicInfo
 from tailrace.consumer.consumer import Consumer
 from tailrace.core.errors import UnknownTopicError
 from tailrace.core.topic_partition import TopicPartition

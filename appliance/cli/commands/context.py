@@ -17,7 +17,7 @@ from appliance.cli.contexts import (
 )
 from appliance.cli.options import BOOTSTRAP_VARIABLE, complete_contexts, json_option
 from appliance.cli.output import echo, print_json, print_table
-from tailrace.client.settings import DEFAULT_BOOTSTRAP
+from tailrace.client.config.settings import DEFAULT_BOOTSTRAP
 
 
 @click.group()

@@ -23,7 +23,7 @@ from appliance.cli.options import (
 from appliance.cli.output import counted, echo, human_bytes, print_json, progress
 from appliance.cli.records.transactions import InputTransactions
 from tailrace.admin.admin import Admin, NewTopic
-from tailrace.client.topic_metadata import TopicInfo
+from tailrace.client.topics.topic_metadata import TopicInfo
 from tailrace.core.errors import UnknownTopicError
 from tailrace.core.recurrence import MISSED, Recurrence, RecurrenceError
 from tailrace.producer.producer import Producer

@@ -22,7 +22,7 @@ from appliance.cli.options import bootstrap_option, connect, json_option
 from appliance.cli.sql.names import dotted_words_of, tables_named, words_of
 from appliance.cli.sql.output import write_json, write_table
 from appliance.cli.sql.values import as_readable
-from tailrace.client.topic_metadata import TopicInfo
+from tailrace.client.topics.topic_metadata import TopicInfo
 from tailrace.core.errors import TailraceError, UnknownTopicError
 
 ROWS_AT_ONCE = 2_048

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import click
 
 from tailrace.admin.admin import Admin
-from tailrace.client.list_offsets import check_offsets_answer
+from tailrace.client.topics.list_offsets import check_offsets_answer
 from tailrace.core.errors import PartitionOutOfRangeError, UnknownTopicError
 from tailrace.core.records import OffsetAndMetadata
 from tailrace.core.topic_partition import TopicPartition

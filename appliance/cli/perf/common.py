@@ -8,7 +8,7 @@ import click
 
 from appliance.cli.options import connect
 from appliance.cli.perf.latencies import Latency, load_arrow
-from tailrace.client.settings import ConsumerSettings, ProducerSettings
+from tailrace.client.config.settings import ConsumerSettings, ProducerSettings
 from tailrace.core.topic_partition import TopicPartition
 
 MB = 1024 * 1024

@@ -21,7 +21,7 @@ from appliance.cli.perf.common import (
 from appliance.cli.perf.latencies import (
     REPORT_S,
 )
-from tailrace.client.settings import ConsumerSettings
+from tailrace.client.config.settings import ConsumerSettings
 from tailrace.consumer.consumer import Consumer
 
 

@@ -33,7 +33,7 @@ from appliance.cli.perf.latencies import (
     Schedule,
 )
 from appliance.cli.perf.timed_transactions import TimedTransactions
-from tailrace.client.settings import ProducerSettings
+from tailrace.client.config.settings import ProducerSettings
 from tailrace.core.errors import TailraceError
 from tailrace.core.records import RecordMetadata
 from tailrace.producer.producer import Producer

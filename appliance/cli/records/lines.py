@@ -19,7 +19,7 @@ import orjson
 
 from appliance.cli.output import complain, counted
 from tailrace.batch.arrow_codec import rows_from_dicts
-from tailrace.client.topic_metadata import TopicInfo
+from tailrace.client.topics.topic_metadata import TopicInfo
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import (
     InvalidRecordError,

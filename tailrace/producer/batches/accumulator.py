@@ -21,8 +21,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from tailrace.client.settings import ProducerSettings
-from tailrace.client.topic_metadata import TopicInfo
+from tailrace.client.config.settings import ProducerSettings
+from tailrace.client.topics.topic_metadata import TopicInfo
 from tailrace.core.errors import TailraceError
 from tailrace.producer.batches.batch_split import split_in_halves
 from tailrace.producer.batches.callbacks import Callbacks

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
 
 from tailrace.batch import arrow_codec
-from tailrace.client.topic_metadata import TopicInfo
+from tailrace.client.topics.topic_metadata import TopicInfo
 from tailrace.core.hash_slots import STAYS, Owners
 from tailrace.producer.batches.producer_batch import READY, ProducerBatch
 

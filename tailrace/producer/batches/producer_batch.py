@@ -23,7 +23,7 @@ import numpy as np
 
 from tailrace.batch import arrow_codec
 from tailrace.batch.encoded_rows import EncodedRows
-from tailrace.client.topic_metadata import TopicInfo
+from tailrace.client.topics.topic_metadata import TopicInfo
 from tailrace.core.delays import DUE_COLUMN, DelayIds, delay_id
 from tailrace.core.errors import TailraceError
 from tailrace.core.hash_slots import STAYS, slot_of

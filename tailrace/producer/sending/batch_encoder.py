@@ -8,7 +8,7 @@ Invariants:
 
 from __future__ import annotations
 
-from tailrace.client.settings import ProducerSettings
+from tailrace.client.config.settings import ProducerSettings
 from tailrace.core.errors import InvalidRecordError, RecordTooLargeError, TailraceError
 from tailrace.core.log import logger
 from tailrace.format.batch_validation import ROWS_FREE, is_too_large_unpacked

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from tailrace.client.connection import Connection
-from tailrace.client.runtime import Runtime
-from tailrace.client.settings import ProducerSettings
+from tailrace.client.config.settings import ProducerSettings
+from tailrace.client.connections.connection import Connection
+from tailrace.client.connections.runtime import Runtime
 from tailrace.core.error_codes import ERROR_TABLE, ErrorCode, code_of
 from tailrace.core.errors import (
     DeliveryTimeoutError,

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from tailrace.client.settings import ProducerSettings
-from tailrace.client.steps import Steps, Wait
+from tailrace.client.config.settings import ProducerSettings
+from tailrace.client.connections.steps import Steps, Wait
 from tailrace.core.errors import BufferExhaustedError, RecordTooLargeError
 from tailrace.producer.batches.accumulator import NS_PER_MS, RecordAccumulator
 from tailrace.producer.batches.producer_batch import BATCH_OVERHEAD_BYTES

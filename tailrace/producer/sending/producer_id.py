@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol, TypeAlias
 
-from tailrace.client.connection import Connection
+from tailrace.client.connections.connection import Connection
 from tailrace.core.error_codes import ErrorCode
 from tailrace.format.batch_header import NO_PRODUCER
 from tailrace.producer.batches.accumulator import RecordAccumulator

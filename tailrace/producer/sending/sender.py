@@ -15,10 +15,10 @@ from __future__ import annotations
 
 from functools import partial
 
-from tailrace.client.connection import Connection
-from tailrace.client.runtime import Runtime
-from tailrace.client.settings import ProducerSettings
-from tailrace.client.steps import Guard, Steps, call
+from tailrace.client.config.settings import ProducerSettings
+from tailrace.client.connections.connection import Connection
+from tailrace.client.connections.runtime import Runtime
+from tailrace.client.connections.steps import Guard, Steps, call
 from tailrace.format.batch_header import REMEMBERED_BATCHES, REMEMBERED_BATCHES_ONCE
 from tailrace.producer.batches.accumulator import RecordAccumulator
 from tailrace.producer.batches.partition_queue import PartitionQueue

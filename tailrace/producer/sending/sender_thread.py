@@ -23,11 +23,11 @@ import threading
 from collections.abc import Callable, Sequence
 from threading import get_ident
 
-from tailrace.client.connection import Connection
-from tailrace.client.runtime import SYSTEM, Runtime, sleep_on
-from tailrace.client.settings import ProducerSettings
-from tailrace.client.steps import Steps, Wait
-from tailrace.client.topic_metadata import TopicInfo
+from tailrace.client.config.settings import ProducerSettings
+from tailrace.client.connections.connection import Connection
+from tailrace.client.connections.runtime import SYSTEM, Runtime, sleep_on
+from tailrace.client.connections.steps import Steps, Wait
+from tailrace.client.topics.topic_metadata import TopicInfo
 from tailrace.core import fork
 from tailrace.core.errors import ClientClosedError, InvalidTransactionError, TailraceError
 from tailrace.core.log import logger

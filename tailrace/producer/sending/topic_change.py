@@ -31,8 +31,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from tailrace.client.connection import Connection
-from tailrace.client.topic_metadata import TopicInfo, topics_from_metadata
+from tailrace.client.connections.connection import Connection
+from tailrace.client.topics.topic_metadata import TopicInfo, topics_from_metadata
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import TailraceError, UnknownTopicError
 from tailrace.format.batch_header import NO_PRODUCER

@@ -15,7 +15,7 @@ from tailrace.core.records import Record
 from tailrace.protocol.messages import SHARE_RUNS_MAX
 
 if TYPE_CHECKING:
-    from tailrace.client.attached_records import AttachedMember, AttachedRecords
+    from tailrace.client.records.attached_records import AttachedMember, AttachedRecords
 
 _ALLOWED = ("accept", "release")
 

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from tailrace.client.connection import Connection
+from tailrace.client.connections.connection import Connection
 from tailrace.core.error_codes import ERROR_TABLE, ErrorCode
 from tailrace.core.errors import (
     ProducerFencedError,

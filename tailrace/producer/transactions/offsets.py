@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from tailrace.client.offsets import topic_id_of
+from tailrace.client.topics.offsets import topic_id_of
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import CommitFailedError, InvalidRequestError
 from tailrace.core.records import ConsumerGroupMetadata

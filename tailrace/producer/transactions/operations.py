@@ -1,4 +1,4 @@
-"""The calls of a transactional producer, as operations (see `tailrace.client.steps`).
+"""The calls of a transactional producer, as operations (see `tailrace.client.connections.steps`).
 
 A commit waits until every batch is acknowledged, and then asks END_TRANSACTION, which carries the
 offsets. The appliance decides it durably, and answers with the next producer id and epoch. END is
@@ -20,9 +20,9 @@ from datetime import datetime, timedelta
 from math import ceil
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tailrace.client.offsets import offsets_of
-from tailrace.client.settings import ProducerSettings
-from tailrace.client.steps import Steps, Wait, call, decode_answer
+from tailrace.client.config.settings import ProducerSettings
+from tailrace.client.connections.steps import Steps, Wait, call, decode_answer
+from tailrace.client.topics.offsets import offsets_of
 from tailrace.core.error_codes import ERROR_TABLE, ErrorCode
 from tailrace.core.errors import (
     InvalidTransactionError,

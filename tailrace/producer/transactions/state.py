@@ -30,7 +30,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 from uuid import uuid4
 
-from tailrace.client.offsets import Offsets
+from tailrace.client.topics.offsets import Offsets
 from tailrace.core.errors import (
     InvalidTransactionError,
     ProducerFencedError,
@@ -43,7 +43,7 @@ from tailrace.format.batch_header import NO_PRODUCER
 from tailrace.producer.batches.producer_batch import ProducerBatch
 
 if TYPE_CHECKING:
-    from tailrace.client.attached_records import AttachedRecords
+    from tailrace.client.records.attached_records import AttachedRecords
 
 BLOCK = "`with producer.transaction():`"
 

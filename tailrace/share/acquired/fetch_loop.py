@@ -7,7 +7,7 @@ Invariants:
 - Fetches are made for acquired ranges. While there are none, they are made at the ends that the
   group coordinator has named.
 - Only `lookup`, `learn_topics`, `fresh_info` and `repair` wait for a response. They are steps
-  (`tailrace.client.steps`), and change nothing when they fail.
+  (`tailrace.client.connections.steps`), and change nothing when they fail.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from tailrace.client.connection import Connection
-from tailrace.client.list_offsets import At, list_offsets, offset_in
-from tailrace.client.settings import ConsumerSettings
-from tailrace.client.steps import Call, Steps
-from tailrace.client.topic_metadata import TopicInfo, topics_from_metadata
+from tailrace.client.config.settings import ConsumerSettings
+from tailrace.client.connections.connection import Connection
+from tailrace.client.connections.steps import Call, Steps
+from tailrace.client.topics.list_offsets import At, list_offsets, offset_in
+from tailrace.client.topics.topic_metadata import TopicInfo, topics_from_metadata
 from tailrace.core.errors import (
     CorruptBatchError,
     InvalidRequestError,

@@ -20,8 +20,8 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from tailrace.batch import arrow_codec
-from tailrace.client.settings import ConsumerSettings
-from tailrace.client.topic_metadata import TopicInfo
+from tailrace.client.config.settings import ConsumerSettings
+from tailrace.client.topics.topic_metadata import TopicInfo
 from tailrace.core.errors import CorruptBatchError, RecordTooLargeError, TailraceError
 from tailrace.core.records import Record
 from tailrace.core.topic_partition import TopicPartition

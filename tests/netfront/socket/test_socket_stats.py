@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from netfront.socket.socket_stats import KernelSocketStats
-from tailrace.client.runtime import NEAR_SEND_BUFFER_BYTES
+from tailrace.client.connections.runtime import NEAR_SEND_BUFFER_BYTES
 from tests.kit.processes import HANG_LIMIT_S
 
 
@@ -90,8 +90,8 @@ def test_a_connection_of_another_address_a_unix_socket_and_one_that_is_gone_keep
 WITHOUT_DESCRIPTORS = """
 import os, resource, socket
 from netfront.socket.socket_stats import KernelSocketStats
-from tailrace.client.runtime import NEAR_SEND_BUFFER_BYTES
-from tailrace.client.runtime import NEAR_SEND_BUFFER_BYTES
+from tailrace.client.connections.runtime import NEAR_SEND_BUFFER_BYTES
+from tailrace.client.connections.runtime import NEAR_SEND_BUFFER_BYTES
 server = socket.create_server(("127.0.0.1", 0))
 client = socket.create_connection(server.getsockname(), 30)
 accepted, _ = server.accept()

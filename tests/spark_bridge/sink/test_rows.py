@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from spark_bridge.sink import rows as sink_rows
 from spark_bridge.sink.options import parse_sink_options
-from tailrace.client.partitioners import partition_for_key
-from tailrace.client.topic_metadata import TopicInfo
+from tailrace.client.records.partitioners import partition_for_key
+from tailrace.client.topics.topic_metadata import TopicInfo
 from tailrace.core.errors import InvalidRecordError, InvalidSettingError, SchemaMismatchError
 from tailrace.core.hash_slots import STAYS, owners_after, ranges_of, slot_of
 from tailrace.format.schema import DEFAULT_SCHEMA, to_message

@@ -14,7 +14,7 @@ from spark_bridge.source.read_options import (
     check_batch_options,
     parse_options,
 )
-from tailrace.client.settings import DEFAULT_BOOTSTRAP
+from tailrace.client.config.settings import DEFAULT_BOOTSTRAP
 from tailrace.core.errors import InvalidSettingError
 from tailrace.core.topic_partition import TopicPartition
 from tailrace.scanning.planner import PartitionRange

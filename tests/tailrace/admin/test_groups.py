@@ -15,7 +15,7 @@ import pytest
 from tailrace import Admin, OffsetAndMetadata, TopicPartition
 from tailrace.admin.groups import GroupAdmin, add_lag_seconds
 from tailrace.aio import AsyncAdmin
-from tailrace.client.steps import Steps, lifted, run_at_once
+from tailrace.client.connections.steps import Steps, lifted, run_at_once
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import GroupNotEmptyError, OffsetOutOfRangeError, UnknownGroupError
 from tailrace.protocol.frame import Api

@@ -17,9 +17,9 @@ import pyarrow as pa
 import pytest
 
 from tailrace import Admin, Consumer, NewTopic, Producer, ShareConsumer, TopicPartition
-from tailrace.client import kafka_names as other_names
-from tailrace.client.setting_fields import build
-from tailrace.client.settings import AdminSettings, ConsumerSettings, ProducerSettings
+from tailrace.client.config import kafka_names as other_names
+from tailrace.client.config.setting_fields import build
+from tailrace.client.config.settings import AdminSettings, ConsumerSettings, ProducerSettings
 from tailrace.core.errors import (
     ClientClosedError,
     InvalidRecordError,

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailrace.client.settings import ConsumerSettings
+from tailrace.client.config.settings import ConsumerSettings
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.topic_partition import TopicPartition
 from tailrace.fetch.fetcher import Fetcher, PartitionPosition

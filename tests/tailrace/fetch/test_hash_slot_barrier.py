@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tailrace.client.list_offsets import At
-from tailrace.client.steps import lifted, run_at_once
+from tailrace.client.connections.steps import lifted, run_at_once
+from tailrace.client.topics.list_offsets import At
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import TailraceError
 from tailrace.core.hash_slots import HandOver

@@ -11,7 +11,7 @@ import orjson
 import pytest
 
 from tailrace import OffsetAndMetadata, TopicPartition
-from tailrace.client.offsets import offsets_of
+from tailrace.client.topics.offsets import offsets_of
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import (
     CommitFailedError,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tailrace import RebalanceListener, TopicPartition
-from tailrace.client.steps import lifted, run_at_once
+from tailrace.client.connections.steps import lifted, run_at_once
 from tailrace.core.errors import InvalidRequestError
 from tailrace.group.rebalance_listener import callbacks_of
 from tailrace.group.subscription import TOPICS_AT_ONCE, named_topics, subscription_of

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace import kernel
-from tailrace.client.partitioners import murmur2
+from tailrace.client.records.partitioners import murmur2
 from tailrace.kernel import reference_gather as reference_gathering
 
 CELLS = st.lists(st.none() | st.binary(max_size=20), min_size=1, max_size=30)

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailrace.client.partitioners import DefaultPartitioner
+from tailrace.client.records.partitioners import DefaultPartitioner
 from tailrace.core.errors import TailraceError
 from tailrace.producer.producer import Producer
 from tests.kit.lone_producers import PARTITIONS, ignore, producer

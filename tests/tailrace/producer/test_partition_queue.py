@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 from tailrace.batch import arrow_codec as arrow_batch
-from tailrace.client.topic_metadata import TopicInfo
+from tailrace.client.topics.topic_metadata import TopicInfo
 from tailrace.kernel.reference_arrow import default_rows
 from tailrace.producer.batches.partition_queue import PartitionQueue
 from tailrace.producer.batches.producer_batch import ProducerBatch

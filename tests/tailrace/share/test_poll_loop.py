@@ -10,12 +10,12 @@ import orjson
 import pytest
 
 from tailrace.aio import AsyncShareConsumer
-from tailrace.client import connection as connection_module
-from tailrace.client.call import PendingCall
-from tailrace.client.connection import UNREACHABLE_AFTER_NS
-from tailrace.client.runtime import SYSTEM
-from tailrace.client.setting_fields import build
-from tailrace.client.steps import lifted, run_at_once
+from tailrace.client.config.setting_fields import build
+from tailrace.client.connections import connection as connection_module
+from tailrace.client.connections.call import PendingCall
+from tailrace.client.connections.connection import UNREACHABLE_AFTER_NS
+from tailrace.client.connections.runtime import SYSTEM
+from tailrace.client.connections.steps import lifted, run_at_once
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import (
     DiskFullError,

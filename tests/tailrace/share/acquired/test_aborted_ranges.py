@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tailrace.client.connection import Connection
-from tailrace.client.settings import ConsumerSettings
-from tailrace.client.steps import call_json, run_on
+from tailrace.client.config.settings import ConsumerSettings
+from tailrace.client.connections.connection import Connection
+from tailrace.client.connections.steps import call_json, run_on
 from tailrace.share.acquired.fetch_loop import ShareFetchLoop
 from tailrace.share.requests import Acquired
 from tests.kit.batches import TOPIC_ID

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from tailrace.client.connection import Connection
-from tailrace.client.settings import ConsumerSettings
-from tailrace.client.steps import lifted, run_at_once
+from tailrace.client.config.settings import ConsumerSettings
+from tailrace.client.connections.connection import Connection
+from tailrace.client.connections.steps import lifted, run_at_once
 from tailrace.core.errors import CorruptBatchError, NotReachableError, StorageError, TailraceError
 from tailrace.core.topic_partition import TopicPartition
 from tailrace.protocol.frame import Api

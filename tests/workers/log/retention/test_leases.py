@@ -12,8 +12,8 @@ import pytest
 
 from shm.runtime.timing_wheel import TimingWheel
 from tailrace import Admin, Consumer, NewTopic, Producer, TopicPartition
-from tailrace.client.connection import Connection
-from tailrace.client.steps import call_now
+from tailrace.client.connections.connection import Connection
+from tailrace.client.connections.steps import call_now
 from tailrace.core.errors import InvalidRequestError, OffsetOutOfRangeError, TailraceError
 from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
 from tailrace.protocol import messages as requests

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import Field, field, fields
 from typing import Any, NoReturn, TypeVar
 
-from tailrace.client.kafka_names import setting_hint
+from tailrace.client.config.kafka_names import setting_hint
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import InvalidSettingError
 from tailrace.core.units import examples, whole_number

@@ -35,7 +35,7 @@ from typing import (
     TypeVar,
 )
 
-from tailrace.client.call import PendingCall
+from tailrace.client.connections.call import PendingCall
 from tailrace.core.errors import error_for
 from tailrace.format.crc32c import Readable
 from tailrace.protocol.frame import Api, WireError
@@ -43,7 +43,7 @@ from tailrace.protocol.messages import decode_json, encode_json
 from tailrace.protocol.session import CLIENT_JSON_MAX_BYTES, Response
 
 if TYPE_CHECKING:
-    from tailrace.client.connection import Connection
+    from tailrace.client.connections.connection import Connection
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -1,6 +1,7 @@
 """One request of a client and the wait for its response, as steps that do not block.
 
-`tailrace.client.steps.call` makes an operation of it, which a thread or an event loop runs.
+`tailrace.client.connections.steps.call` makes an operation of it, which a thread or an event loop
+runs.
 
 Owner: the user of the connection, under the lock that guards it.
 Invariants:
@@ -20,7 +21,7 @@ from tailrace.protocol.frame import Api
 from tailrace.protocol.session import Response
 
 if TYPE_CHECKING:
-    from tailrace.client.connection import Connection
+    from tailrace.client.connections.connection import Connection
 
 RETRY_CODES = frozenset({ErrorCode.NOT_READY, ErrorCode.TOO_MANY_REQUESTS})
 """Codes of responses after which the appliance has done nothing. The request is sent again."""

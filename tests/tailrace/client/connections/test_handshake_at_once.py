@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tailrace.client.connection import HANDSHAKE_RETRY_NS, Connection
-from tailrace.client.runtime import Runtime
-from tailrace.client.steps import call_json_now
+from tailrace.client.connections.connection import HANDSHAKE_RETRY_NS, Connection
+from tailrace.client.connections.runtime import Runtime
+from tailrace.client.connections.steps import call_json_now
 from tailrace.protocol.frame import Api
 from tests.kit.scripted_front import ScriptedFront
 

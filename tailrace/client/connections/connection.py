@@ -27,8 +27,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from tailrace.client import ipc_socket
-from tailrace.client.runtime import SYSTEM, ClientSocket, Runtime, check_bootstrap
+from tailrace.client.connections import ipc_socket
+from tailrace.client.connections.runtime import SYSTEM, ClientSocket, Runtime, check_bootstrap
 from tailrace.core import fork
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import (

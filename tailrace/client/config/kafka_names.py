@@ -2,7 +2,7 @@
 
 Methods of a later version exist and raise NotSupportedError. Methods under another client's name do
 not exist (`hasattr` is false); the AttributeError says what to write. Settings are treated alike in
-`tailrace.client.setting_fields.build`.
+`tailrace.client.config.setting_fields.build`.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import zmq
 
-from tailrace.client.runtime import (
+from tailrace.client.connections.runtime import (
     FINE_BELOW_NS,
     NEAR_SEND_BUFFER_BYTES,
     SELECT_FDS_MAX,

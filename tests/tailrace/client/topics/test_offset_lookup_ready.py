@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tailrace.client import list_offsets as offset_lookup
-from tailrace.client.list_offsets import ready_offsets
+from tailrace.client.topics import list_offsets as offset_lookup
+from tailrace.client.topics.list_offsets import ready_offsets
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import RequestTimeoutError, UnknownTopicError
 from tailrace.core.topic_partition import TopicPartition

@@ -11,8 +11,17 @@ from typing import Any, TypeVar
 import pytest
 
 from tailrace.aio.event_loop import LOOP_RUNTIME, LoopConnection
-from tailrace.client.connection import Connection
-from tailrace.client.steps import Invoke, Steps, Wait, Wakeup, invoke, lifted, run, run_at_once
+from tailrace.client.connections.connection import Connection
+from tailrace.client.connections.steps import (
+    Invoke,
+    Steps,
+    Wait,
+    Wakeup,
+    invoke,
+    lifted,
+    run,
+    run_at_once,
+)
 
 T = TypeVar("T")
 

@@ -18,9 +18,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from tailrace.client.new_topic import create_request
-from tailrace.client.steps import Call, Steps
-from tailrace.client.topic_metadata import TopicInfo, topics_from_metadata
+from tailrace.client.connections.steps import Call, Steps
+from tailrace.client.topics.new_topic import create_request
+from tailrace.client.topics.topic_metadata import TopicInfo, topics_from_metadata
 from tailrace.core.error_codes import ErrorCode, code_of
 from tailrace.core.errors import InvalidSettingError, TopicExistsError, UnknownTopicError, error_for
 from tailrace.protocol.frame import Api

@@ -6,8 +6,8 @@ Invariants: an entry is replaced only by a response.
 
 from __future__ import annotations
 
-from tailrace.client.steps import Call, Steps
-from tailrace.client.topic_metadata import TopicInfo, topics_from_metadata
+from tailrace.client.connections.steps import Call, Steps
+from tailrace.client.topics.topic_metadata import TopicInfo, topics_from_metadata
 from tailrace.core.errors import PartitionOutOfRangeError, UnknownTopicError
 from tailrace.core.topic_partition import TopicPartition
 from tailrace.protocol.frame import Api

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from tailrace import Consumer, NewTopic, Producer, TopicPartition
-from tailrace.client.runtime import check_bootstrap
-from tailrace.client.setting_fields import ALIASES, build, merged
-from tailrace.client.settings import (
+from tailrace.client.config.setting_fields import ALIASES, build, merged
+from tailrace.client.config.settings import (
     ConsumerOptions,
     ConsumerSettings,
     ProducerOptions,
     ProducerSettings,
 )
+from tailrace.client.connections.runtime import check_bootstrap
 from tailrace.core.errors import InvalidRequestError, InvalidSettingError, NotSupportedError
 from tailrace.core.validation import name_list, partition_list, partition_of
 

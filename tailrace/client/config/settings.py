@@ -12,14 +12,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
-from tailrace.client.partitioners import NAMES as PARTITIONERS
-from tailrace.client.partitioners import plain_name
-from tailrace.client.setting_fields import (
+from tailrace.client.config.setting_fields import (
     check_callables,
     check_kinds,
     check_name,
     number_field,
 )
+from tailrace.client.records.partitioners import NAMES as PARTITIONERS
+from tailrace.client.records.partitioners import plain_name
 from tailrace.core.errors import InvalidSettingError
 from tailrace.core.transaction_branches import TransactionBranch
 from tailrace.protocol.messages import ISOLATION_LEVELS, READ_COMMITTED

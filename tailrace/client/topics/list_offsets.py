@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from tailrace.client.steps import Call as StepsCall
-from tailrace.client.steps import Steps
+from tailrace.client.connections.steps import Call as StepsCall
+from tailrace.client.connections.steps import Steps
 from tailrace.core.error_codes import ErrorCode, code_of
 from tailrace.core.errors import InvalidRequestError, RequestTimeoutError, error_for
 from tailrace.core.topic_partition import TopicPartition

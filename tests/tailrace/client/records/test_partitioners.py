@@ -6,7 +6,7 @@ import zlib
 
 import pytest
 
-from tailrace.client.partitioners import (
+from tailrace.client.records.partitioners import (
     NAMES,
     DefaultPartitioner,
     StickyPartitioner,

@@ -1,0 +1,1 @@
+"""One connection to a front: its socket, the calls on it, and operations as steps."""

@@ -1,0 +1,1 @@
+"""Records of a client: their partition, their bytes, and their part in a transaction."""
