@@ -30,7 +30,7 @@ import tailrace
 from bench.flights import flights_csv, flights_frame
 from tailrace.client.records.partitioners import partition_for_key
 from tailrace.embedded_appliance import start_embedded
-from tailrace.format.data_dir import read_identity
+from tailrace.format.directory.data_dir import read_identity
 
 PARTITIONS = 3
 EXIT_READER_GONE = 128 + signal.SIGPIPE

@@ -32,7 +32,7 @@ from appliance.config.topic_config import LATER, TOPIC_SETTINGS
 from tailrace import Admin, NewTopic, Producer, embedded
 from tailrace.client.config.settings import ConsumerSettings, ProducerSettings
 from tailrace.core.error_codes import ERROR_TABLE
-from tailrace.format.batch_header import BatchHeader
+from tailrace.format.record_batch.batch_header import BatchHeader
 from tailrace.protocol import frame as wire
 from tailrace.protocol import messages as requests
 from tailrace.protocol.frame import (

@@ -33,7 +33,7 @@ from shm.messages.transaction_messages import PRODUCER_IDS_IN_BLOCK
 from tailrace.core.delays import delay_log_name
 from tailrace.core.errors import DiskFullError, InvalidSchemaError, StorageError, TailraceError
 from tailrace.core.hash_slots import HASH_SLOTS, HandOver, owners_after, ranges_of
-from tailrace.format.batch_header import TRANSACTIONAL_PRODUCER_IDS
+from tailrace.format.record_batch.batch_header import TRANSACTIONAL_PRODUCER_IDS
 
 __all__ = [
     "Catalog", "CatalogFullError", "MissingDirectoryError", "PartitionRow", "Topic", "delay_log_of",

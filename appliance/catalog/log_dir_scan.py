@@ -20,8 +20,8 @@ from appliance.catalog.catalog import PartitionRow, Topic
 from appliance.config.default_schema import DEFAULT_DELAY_SCHEMA_MESSAGE, DEFAULT_SCHEMA_MESSAGE
 from tailrace.core.delays import DELAY_SUFFIX, delay_log_name
 from tailrace.core.hash_slots import HandOver, births, missing_sources, owners_after, ranges_of
-from tailrace.format.partition_metadata import PARTITION_FILE, Decision, PartitionMetadata
-from tailrace.format.segment import OLD_SEGMENT_SUFFIX, SEGMENT_SUFFIX
+from tailrace.format.directory.partition_metadata import PARTITION_FILE, Decision, PartitionMetadata
+from tailrace.format.segments.segment import OLD_SEGMENT_SUFFIX, SEGMENT_SUFFIX
 
 _DIRECTORY = re.compile(r"(.+)-([0-9]{1,4})")
 SENTENCES_MAX = 5

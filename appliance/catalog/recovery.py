@@ -1,8 +1,8 @@
 """Opens the catalog's file at a start: makes it, or rebuilds it from the partitions' files.
 
 A `coordinator.db` that is missing or damaged is rebuilt from `partition.json` of all data
-directories (`tailrace.format.partition_metadata`). These hold every decision about a topic. Where
-they leave a doubt, the start is refused with the reason.
+directories (`tailrace.format.directory.partition_metadata`). These hold every decision about a
+topic. Where they leave a doubt, the start is refused with the reason.
 
 Owner: the controller, before it serves.
 Invariants:
@@ -34,7 +34,7 @@ from appliance.catalog.log_dir_scan import (
 from shm.memory.layout import SlotState
 from shm.tables.partition_table import PartitionTable
 from tailrace.core.errors import StorageError
-from tailrace.format.data_dir import CATALOG_FILE
+from tailrace.format.directory.data_dir import CATALOG_FILE
 
 logger = logging.getLogger(__name__)
 

@@ -56,7 +56,7 @@ from shm.runtime.error_handler import CountedErrorHandler
 from shm.tables.control import ProcessSlot
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import InvalidRequestError, InvalidSettingError, TailraceError
-from tailrace.format.batch_header import TRANSACTIONAL_PRODUCER_IDS
+from tailrace.format.record_batch.batch_header import TRANSACTIONAL_PRODUCER_IDS
 from tailrace.protocol.frame import Api
 from tailrace.protocol.messages import decode_json, encode_error, encode_reply
 

@@ -13,7 +13,7 @@ from appliance.control.dedicated_workers import DedicatedWorkers
 from shm.memory.layout import ProcessWord, Role
 from shm.runtime.agent_runner import process_name
 from shm.tables.control import Control
-from tailrace.format.partition_metadata import PARTITION_FILE, PartitionMetadata
+from tailrace.format.directory.partition_metadata import PARTITION_FILE, PartitionMetadata
 
 
 class Host:

@@ -34,7 +34,7 @@ from tailrace.core.errors import (
     TopicExistsError,
     UnknownTopicError,
 )
-from tailrace.format.arrow_metadata import ArrowMetadataError, read_schema
+from tailrace.format.record_batch.arrow_metadata import ArrowMetadataError, read_schema
 
 SCHEMA_MAX_BYTES = 64 << 10
 COLUMNS_MAX = 2048

@@ -1,7 +1,7 @@
 """Identity of a data directory: the same as at its last start, a copy, or a new directory.
 
 Owner: the supervisor, which holds the directory's lock. Files: `instance.json` and its copy (see
-`tailrace.format.data_dir`).
+`tailrace.format.directory.data_dir`).
 Invariants:
 - Two directories that exist at once never have the same `shared_memory`. Regions belong to the
   directory whose device and inode `instance.json` names.
@@ -25,8 +25,8 @@ import logging
 import os
 
 from appliance.data.directory_errors import DataDirectoryError
-from tailrace.format import checked_json
-from tailrace.format.data_dir import (
+from tailrace.format.directory import checked_json
+from tailrace.format.directory.data_dir import (
     CATALOG_FILE,
     IDENTITY_COPY_FILE,
     IDENTITY_FILE,
@@ -36,7 +36,7 @@ from tailrace.format.data_dir import (
     Identity,
     decode_identity,
 )
-from tailrace.format.partition_metadata import PARTITION_FILE
+from tailrace.format.directory.partition_metadata import PARTITION_FILE
 
 logger = logging.getLogger("appliance.supervise.supervisor")
 

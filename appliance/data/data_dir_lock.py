@@ -34,8 +34,8 @@ from typing import Any
 from appliance.data import region_manifest as manifest
 from appliance.data.data_dir_identity import directory_id, identify, known_identity
 from appliance.data.directory_errors import DataDirectoryError, unusable
-from tailrace.format import checked_json
-from tailrace.format.data_dir import LOCK_FILE, RESERVE_FILE, Identity
+from tailrace.format.directory import checked_json
+from tailrace.format.directory.data_dir import LOCK_FILE, RESERVE_FILE, Identity
 
 __all__ = ["DataDirLock", "DataDirectoryError", "directory_id", "inspect", "take"]
 

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 
 from appliance.data.data_dir_lock import DataDirLock, take
 from appliance.data.directory_errors import DataDirectoryError
-from tailrace.format.data_dir import CATALOG_FILE, GROUPS_FILE
+from tailrace.format.directory.data_dir import CATALOG_FILE, GROUPS_FILE
 
 logger = logging.getLogger("appliance.supervise.supervisor")
 

@@ -16,8 +16,8 @@ import os
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
-from tailrace.format import checked_json
-from tailrace.format.data_dir import MANIFEST_COPY_FILE, MANIFEST_FILE
+from tailrace.format.directory import checked_json
+from tailrace.format.directory.data_dir import MANIFEST_COPY_FILE, MANIFEST_FILE
 
 logger = logging.getLogger("appliance.supervise.supervisor")
 
@@ -34,8 +34,8 @@ class RegionManifest:
     boot_id: str
     pid: int
     shared_memory: str
-    """Shared-memory identity that the regions belong to (see `tailrace.format.data_dir`), 32
-    hexadecimal digits.
+    """Shared-memory identity that the regions belong to (see `tailrace.format.directory.data_dir`),
+    32 hexadecimal digits.
     """
     path: str
     device: int

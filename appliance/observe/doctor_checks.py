@@ -17,7 +17,7 @@ import psutil
 from appliance.config.relations import planned_cores
 from appliance.config.settings import Settings
 from appliance.supervise.preflight import unfit_machine
-from tailrace.format.data_dir import QUARANTINE_DIRECTORY
+from tailrace.format.directory.data_dir import QUARANTINE_DIRECTORY
 
 FILES_RECOMMENDED = 4096
 MEMORY_RECOMMENDED_BYTES = 256 << 20

@@ -14,14 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 
-from tailrace.format import segment_index
-from tailrace.format.batch_header import (
-    CONTROL_ABORT,
-    NO_PRODUCER,
-    SEQUENCE_MODULUS,
-    BatchHeader,
-)
-from tailrace.format.delay_files import (
+from tailrace.format.directory.delay_files import (
     BUCKET_SUFFIX,
     DAMAGED_SUFFIX,
     KIND_ROWS,
@@ -32,8 +25,15 @@ from tailrace.format.delay_files import (
     proven,
     walk_chunks,
 )
-from tailrace.format.partition_metadata import PARTITION_FILE, PartitionMetadata
-from tailrace.format.segment import (
+from tailrace.format.directory.partition_metadata import PARTITION_FILE, PartitionMetadata
+from tailrace.format.record_batch.batch_header import (
+    CONTROL_ABORT,
+    NO_PRODUCER,
+    SEQUENCE_MODULUS,
+    BatchHeader,
+)
+from tailrace.format.segments import segment_index
+from tailrace.format.segments.segment import (
     INDEX_SUFFIX,
     OLD_SEGMENT_SUFFIX,
     SEGMENT_SUFFIX,
@@ -45,8 +45,8 @@ from tailrace.format.segment import (
     segment_bases,
     walk_batches,
 )
-from tailrace.format.segment_index import IndexEntry
-from tailrace.format.transaction_index import (
+from tailrace.format.segments.segment_index import IndexEntry
+from tailrace.format.segments.transaction_index import (
     TRANSACTION_INDEX_SUFFIX,
     AbortedBatches,
     TransactionIndexDamagedError,

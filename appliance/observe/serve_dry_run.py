@@ -31,7 +31,7 @@ from appliance.supervise.memory_plan import plan_regions
 from appliance.supervise.preflight import partitions_in, refuse_unfit_machine, slots_for_open_files
 from appliance.supervise.restart_policy import ExitCode, Halt
 from tailrace.core.errors import InvalidSettingError
-from tailrace.format.data_dir import CATALOG_FILE, Identity
+from tailrace.format.directory.data_dir import CATALOG_FILE, Identity
 from tailrace.protocol.listeners import front_address
 
 

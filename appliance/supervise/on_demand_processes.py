@@ -35,7 +35,7 @@ from shm.memory.region import RegionError
 from shm.queues.doorbell import Doorbell
 from shm.runtime.agent_runner import process_name
 from shm.tables.control import Control
-from tailrace.format.data_dir import GROUPS_FILE
+from tailrace.format.directory.data_dir import GROUPS_FILE
 
 logger = logging.getLogger("appliance.supervise.supervisor")
 

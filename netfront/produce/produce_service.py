@@ -37,8 +37,8 @@ from shm.queues.lane import LaneWriter
 from shm.queues.outbox import Outbox
 from tailrace.core.error_codes import ERROR_TABLE, ErrorCode
 from tailrace.core.hash_slots import VERSION_MAX
-from tailrace.format.batch_header import HEADER_BYTES
 from tailrace.format.crc32c import Readable
+from tailrace.format.record_batch.batch_header import HEADER_BYTES
 from tailrace.kernel import read_produce
 from tailrace.protocol import messages
 from tailrace.protocol.frame import Api, RequestHeader, WireError

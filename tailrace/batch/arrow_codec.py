@@ -29,8 +29,8 @@ from tailrace.core.errors import (
     UnsupportedBatchError,
 )
 from tailrace.core.records import CREATE_TIME, LOG_APPEND_TIME, Record
-from tailrace.format.arrow_metadata import read_schema
-from tailrace.format.batch_header import (
+from tailrace.format.record_batch.arrow_metadata import read_schema
+from tailrace.format.record_batch.batch_header import (
     ATTRIBUTE_COMPRESSED,
     ATTRIBUTE_LOG_APPEND_TIME,
     BatchChecksumError,
@@ -39,7 +39,7 @@ from tailrace.format.batch_header import (
     insert_header,
     verify_batch,
 )
-from tailrace.format.batch_validation import (
+from tailrace.format.record_batch.batch_validation import (
     ROWS_FREE,
     UNPACKED_MAX_BYTES,
     UnsafeBatchError,

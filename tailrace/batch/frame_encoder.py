@@ -23,8 +23,8 @@ import numpy as np
 import pyarrow as pa
 
 from tailrace.batch.encoded_rows import EncodedRows
-from tailrace.format.arrow_metadata import record_batch_positions
 from tailrace.format.crc32c import Readable
+from tailrace.format.record_batch.arrow_metadata import record_batch_positions
 from tailrace.format.schema import DEFAULT_SCHEMA, from_message
 from tailrace.kernel import small_batch
 

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from tailrace.batch import arrow_codec
 from tailrace.core.topic_partition import TopicPartition
-from tailrace.format.batch_header import BatchHeader
+from tailrace.format.record_batch.batch_header import BatchHeader
 
 if TYPE_CHECKING:
     import pandas as pd

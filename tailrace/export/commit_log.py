@@ -4,8 +4,9 @@ As in Delta Lake's log (PROTOCOL.md there, "Delta Log Entries"), a commit exists
 number does, and never changes.
 
 Layout: `DIR/_tailrace/commits/NUMBER.json` is a document with a checksum
-(`tailrace.format.checked_json`). `DIR/_tailrace/pending/` has unfinished files, each under the name
-of its final path below DIR plus TEMPORARY. Spark, Hive and pyarrow skip names that begin with `_`.
+(`tailrace.format.directory.checked_json`). `DIR/_tailrace/pending/` has unfinished files, each
+under the name of its final path below DIR plus TEMPORARY. Spark, Hive and pyarrow skip names that
+begin with `_`.
 
 Invariants:
 - A number is used once: the file is linked to its name, which fails if the name exists.
@@ -24,7 +25,7 @@ from typing import Any
 
 from tailrace.core.errors import InvalidRequestError, StorageError
 from tailrace.export.checkpoint import ExportCheckpoint
-from tailrace.format import checked_json
+from tailrace.format.directory import checked_json
 
 COMMITS = "_tailrace/commits"
 TEMPORARY = ".tmp"

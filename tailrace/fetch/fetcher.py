@@ -40,7 +40,7 @@ from tailrace.core.errors import (
 )
 from tailrace.core.records import Record, TopicName
 from tailrace.core.topic_partition import TopicPartition
-from tailrace.format.batch_header import (
+from tailrace.format.record_batch.batch_header import (
     ATTRIBUTE_CONTROL,
     BatchFormatError,
     BatchHeader,

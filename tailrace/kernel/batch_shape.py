@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from weakref import WeakValueDictionary
 
-from tailrace.format.arrow_metadata import SchemaLayout
+from tailrace.format.record_batch.arrow_metadata import SchemaLayout
 from tailrace.kernel import BatchShape
 
 _shapes: WeakValueDictionary[SchemaLayout, BatchShape] = WeakValueDictionary()

@@ -5,7 +5,7 @@ worker's append, the front's decoders, Arrow's decoder.
 
 Invariants:
 - Encoded batches equal those of `fill_header` and `stamp_producer` of
-  `tailrace.format.batch_header`, byte for byte.
+  `tailrace.format.record_batch.batch_header`, byte for byte.
 - A declined batch has changed nothing.
 """
 
@@ -17,7 +17,7 @@ from tailrace.format.crc32c import Readable
 from tailrace.kernel.reference import RecordBuffer
 
 if TYPE_CHECKING:
-    from tailrace.format.arrow_metadata import SchemaLayout
+    from tailrace.format.record_batch.arrow_metadata import SchemaLayout
 
 PlainProduce = tuple[int, int, int, list[tuple[bytes, int, int, int]], list[Readable], int]
 """(correlation id, acks, timeout in ms, entries as in `ProduceBatches`, batches as of
@@ -39,7 +39,7 @@ def encoded_batch(rows: RecordBuffer, schema_id: int, seed: int) -> bytearray:
 
     It has no producer id yet. `seed` is that of the header's checksum.
     """
-    from tailrace.format.batch_header import HEADER_BYTES, BatchHeader, fill_header
+    from tailrace.format.record_batch.batch_header import HEADER_BYTES, BatchHeader, fill_header
 
     stamps_us = rows.stamps_us()
     if not len(stamps_us):
@@ -58,7 +58,7 @@ def stamp_batch(
     """Write producer id, epoch and sequence into a batch with a
     header, and the header's checksum.
     """
-    from tailrace.format.batch_header import stamp_producer
+    from tailrace.format.record_batch.batch_header import stamp_producer
 
     with memoryview(batch) as view:
         stamp_producer(
@@ -83,8 +83,8 @@ def is_valid_batch(batch: Readable, seed: int, shape: BatchShape, max_message_by
     The compiled function may also return False for rare valid forms (with an extension, above 64
     MiB). Then `verify_batch` and `validate_batch` decide and report the error.
     """
-    from tailrace.format.batch_header import BatchFormatError, verify_batch
-    from tailrace.format.batch_validation import UnsafeBatchError, validate_batch
+    from tailrace.format.record_batch.batch_header import BatchFormatError, verify_batch
+    from tailrace.format.record_batch.batch_validation import UnsafeBatchError, validate_batch
 
     try:
         header = verify_batch(memoryview(batch), seed)

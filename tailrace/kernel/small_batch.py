@@ -18,7 +18,7 @@ import struct
 from functools import cache
 from typing import NamedTuple
 
-from tailrace.format.arrow_metadata import record_batch_positions
+from tailrace.format.record_batch.arrow_metadata import record_batch_positions
 from tailrace.kernel.reference_arrow import default_rows
 
 _PADDING = (b"", b"\0" * 7, b"\0" * 6, b"\0" * 5, b"\0" * 4, b"\0" * 3, b"\0" * 2, b"\0")

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from tailrace.core.errors import CorruptBatchError
 from tailrace.core.topic_partition import TopicPartition
-from tailrace.format.batch_header import BatchHeader
+from tailrace.format.record_batch.batch_header import BatchHeader
 
 
 class StoredBatch(NamedTuple):

@@ -22,13 +22,13 @@ from tailrace.batch.arrow_codec import check_unpacked, timestamp_type_of, timest
 from tailrace.core.errors import CorruptBatchError, RecordTooLargeError, UnsupportedBatchError
 from tailrace.core.topic_partition import TopicPartition
 from tailrace.fetch.fetcher import too_large_error
-from tailrace.format.batch_header import (
+from tailrace.format.record_batch.batch_header import (
     ATTRIBUTE_COMPRESSED,
     ATTRIBUTE_LOG_APPEND_TIME,
     ATTRIBUTE_SPARSE,
     BatchHeader,
 )
-from tailrace.format.batch_validation import ROWS_FREE
+from tailrace.format.record_batch.batch_validation import ROWS_FREE
 from tailrace.scanning.batch import StoredBatch, damage_error
 from tailrace.scanning.columns import TIMESTAMP, Column, Origin, arrow_schema
 

@@ -25,12 +25,18 @@ from tailrace.core.errors import (
     StorageError,
     UnknownTopicError,
 )
-from tailrace.format import checked_json
-from tailrace.format.batch_header import BatchHeader
-from tailrace.format.data_dir import LOCK_FILE, read_identity
-from tailrace.format.partition_metadata import PARTITION_FILE, PartitionMetadata
-from tailrace.format.segment import Ending, Walk, find_behind, schema_message_length, walk_batches
-from tailrace.format.transaction_index import AbortedTransaction
+from tailrace.format.directory import checked_json
+from tailrace.format.directory.data_dir import LOCK_FILE, read_identity
+from tailrace.format.directory.partition_metadata import PARTITION_FILE, PartitionMetadata
+from tailrace.format.record_batch.batch_header import BatchHeader
+from tailrace.format.segments.segment import (
+    Ending,
+    Walk,
+    find_behind,
+    schema_message_length,
+    walk_batches,
+)
+from tailrace.format.segments.transaction_index import AbortedTransaction
 from tailrace.scanning.local_source import LocalSource, read_partition_file
 from tailrace.scanning.transactions import decided, has_transactions
 

@@ -33,7 +33,8 @@ from tailrace.core.errors import (
     UnknownTopicIdError,
 )
 from tailrace.core.topic_partition import TopicPartition
-from tailrace.format.batch_header import (
+from tailrace.format.directory.partition_metadata import PARTITION_FILE, PartitionMetadata
+from tailrace.format.record_batch.batch_header import (
     HEADER_BYTES,
     PREFIX_BYTES,
     BatchChecksumError,
@@ -45,9 +46,8 @@ from tailrace.format.batch_header import (
     read_header,
     verify_batch,
 )
-from tailrace.format.partition_metadata import PARTITION_FILE, PartitionMetadata
 from tailrace.format.schema import from_message
-from tailrace.format.segment import (
+from tailrace.format.segments.segment import (
     INDEX_SUFFIX,
     OLD_SEGMENT_SUFFIX,
     SEGMENT_SUFFIX,
@@ -56,8 +56,8 @@ from tailrace.format.segment import (
     schema_message_length,
     segment_bases,
 )
-from tailrace.format.segment_index import IndexDamagedError, IndexReader
-from tailrace.format.transaction_index import AbortedBatches, AbortedTransaction
+from tailrace.format.segments.segment_index import IndexDamagedError, IndexReader
+from tailrace.format.segments.transaction_index import AbortedBatches, AbortedTransaction
 from tailrace.scanning.batch import StoredBatch, damage_error
 from tailrace.scanning.transactions import read_aborted
 

@@ -34,7 +34,7 @@ from tailrace.core.errors import (
 )
 from tailrace.core.topic_partition import TopicPartition
 from tailrace.format.schema import from_message
-from tailrace.format.transaction_index import AbortedTransaction
+from tailrace.format.segments.transaction_index import AbortedTransaction
 from tailrace.scanning import data_dirs as directories
 from tailrace.scanning import retention_lease
 from tailrace.scanning.batch_decoder import time_in

@@ -34,7 +34,11 @@ from tailrace.core.topic_partition import TopicPartition
 from tailrace.fetch.fetch_loop import FetchLoop
 from tailrace.fetch.fetcher import PartitionPosition
 from tailrace.fetch.timestamp_search import first_records_at
-from tailrace.format.batch_header import BatchFormatError, header_is_intact, verify_batch
+from tailrace.format.record_batch.batch_header import (
+    BatchFormatError,
+    header_is_intact,
+    verify_batch,
+)
 from tailrace.protocol.frame import Api
 from tailrace.scanning.batch import StoredBatch, damage_error
 from tailrace.scanning.options import ScanSettings

@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from tailrace.core.errors import CorruptBatchError, StorageError
-from tailrace.format.batch_header import CONTROL_ABORT, BatchHeader
-from tailrace.format.segment import file_name
-from tailrace.format.transaction_index import (
+from tailrace.format.record_batch.batch_header import CONTROL_ABORT, BatchHeader
+from tailrace.format.segments.segment import file_name
+from tailrace.format.segments.transaction_index import (
     ENTRY,
     HEADER,
     TRANSACTION_INDEX_SUFFIX,

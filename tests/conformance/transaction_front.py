@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from tailrace.core.error_codes import ErrorCode
-from tailrace.format.batch_header import TRANSACTIONAL_PRODUCER_IDS, BatchHeader
+from tailrace.format.record_batch.batch_header import TRANSACTIONAL_PRODUCER_IDS, BatchHeader
 from tailrace.protocol import messages as requests
 from tailrace.protocol.frame import Api, decode_request_header
 from tests.conformance.logging_front import LoggingFront

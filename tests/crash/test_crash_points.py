@@ -15,7 +15,7 @@ from collections.abc import Callable
 import pytest
 
 from shm.crash_points import CRASH_POINTS, armed
-from tailrace.format.segment import OLD_SEGMENT_SUFFIX, SEGMENT_SUFFIX
+from tailrace.format.segments.segment import OLD_SEGMENT_SUFFIX, SEGMENT_SUFFIX
 from tests.kit.checker import check
 from tests.kit.simdisk import SimDisk
 from tests.kit.workload import Workload, boot

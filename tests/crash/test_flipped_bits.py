@@ -9,7 +9,7 @@ import random
 
 import pytest
 
-from tailrace.format.partition_metadata import PARTITION_FILE
+from tailrace.format.directory.partition_metadata import PARTITION_FILE
 from tests.kit.matrices import short
 from tests.kit.simdisk import Inode, SimDisk
 from tests.kit.workload import Workload, boot, read_log
@@ -109,7 +109,7 @@ def test_a_flipped_bit_or_a_lost_end_is_never_served_and_the_rest_is(
 
 def _readable(workload: Workload, log: PartitionLog) -> list[tuple[int, bytes]]:
     """What a reader gets that proves every batch and jumps over what is damaged."""
-    from tailrace.format.segment import (
+    from tailrace.format.segments.segment import (
         Ending,
         Walk,
         file_name,

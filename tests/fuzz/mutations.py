@@ -16,7 +16,7 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
-from tailrace.format.batch_header import HEADER_BYTES, compute_body_crc, seal_header
+from tailrace.format.record_batch.batch_header import HEADER_BYTES, compute_body_crc, seal_header
 from tailrace.protocol.frame import Api
 from tests.fuzz.conversations import BINARY_FIELDS, Request
 from tests.fuzz.produce_mutations import bend_batches

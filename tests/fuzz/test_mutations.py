@@ -13,8 +13,8 @@ import pyarrow as pa
 import pytest
 
 from tailrace.client.topics.topic_metadata import TopicInfo
-from tailrace.format.batch_header import BatchFormatError, verify_batch
 from tailrace.format.crc32c import Readable
+from tailrace.format.record_batch.batch_header import BatchFormatError, verify_batch
 from tailrace.format.schema import DEFAULT_SCHEMA, delay_schema, to_message
 from tailrace.protocol import messages as requests
 from tailrace.protocol.frame import Api, WireError, check_body, decode_request_header

@@ -9,7 +9,7 @@ import struct
 import pyarrow as pa
 
 from tailrace.batch import arrow_codec as arrow_batch
-from tailrace.format.batch_header import (
+from tailrace.format.record_batch.batch_header import (
     PREFIX_BYTES,
     checksum_seed,
     compute_body_crc,

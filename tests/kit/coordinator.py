@@ -21,9 +21,9 @@ from shm.messages.transaction_messages import (
 from shm.queues.lane import LaneReader, LaneWriter
 from shm.tables.control import Control
 from tailrace.core.error_codes import ErrorCode
-from tailrace.format.batch_header import TRANSACTIONAL_PRODUCER_IDS, checksum_seed
-from tailrace.format.partition_metadata import PARTITION_FILE, PartitionMetadata
-from tailrace.format.segment import (
+from tailrace.format.directory.partition_metadata import PARTITION_FILE, PartitionMetadata
+from tailrace.format.record_batch.batch_header import TRANSACTIONAL_PRODUCER_IDS, checksum_seed
+from tailrace.format.segments.segment import (
     Walk,
     file_name,
     schema_message_length,

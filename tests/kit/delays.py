@@ -18,9 +18,9 @@ from shm.queues.lane import LaneWriter
 from tailrace.batch import arrow_codec as arrow_batch
 from tailrace.core.delays import DUE_COLUMN, TICK_BITS, TICK_US, tick_of
 from tailrace.core.recurrence import Recurrence
-from tailrace.format.batch_header import ATTRIBUTE_DELAYED, BatchHeader, checksum_seed
+from tailrace.format.record_batch.batch_header import ATTRIBUTE_DELAYED, BatchHeader, checksum_seed
 from tailrace.format.schema import DEFAULT_SCHEMA, delay_schema, to_message
-from tailrace.format.segment import (
+from tailrace.format.segments.segment import (
     Walk,
     file_name,
     schema_message_length,

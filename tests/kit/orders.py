@@ -11,7 +11,7 @@ from typing import Any
 
 from tailrace import Admin, Consumer, NewTopic, Producer, TopicPartition
 from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
-from tailrace.format.segment import SEGMENT_SUFFIX
+from tailrace.format.segments.segment import SEGMENT_SUFFIX
 
 ORDERS = TopicPartition("orders", 0)
 

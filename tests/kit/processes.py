@@ -14,7 +14,7 @@ from shm.memory.layout import ProcessWord, RegionKind, Role
 from shm.memory.region import Region
 from shm.tables.control import Control
 from tailrace.embedded_appliance import EmbeddedAppliance
-from tailrace.format.data_dir import read_identity
+from tailrace.format.directory.data_dir import read_identity
 
 HANG_LIMIT_S = 200.0
 """After so long, what a test waits for has hung; no test concludes anything else from it.

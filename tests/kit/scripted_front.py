@@ -16,8 +16,8 @@ import orjson
 
 from tailrace.client.connections.runtime import Runtime
 from tailrace.core.error_codes import ErrorCode
-from tailrace.format.batch_header import BatchHeader, checksum_seed, verify_batch
 from tailrace.format.crc32c import Readable
+from tailrace.format.record_batch.batch_header import BatchHeader, checksum_seed, verify_batch
 from tailrace.format.schema import DEFAULT_SCHEMA, to_message
 from tailrace.producer.producer import Producer
 from tailrace.protocol import messages as requests

@@ -129,8 +129,8 @@ def _error(number: int, path: str) -> OSError:
 
 
 class SimFiles:
-    """`tailrace.format.files.Files` over a SimDisk; tests/workers/segment/test_file_interface.py
-    holds it beside the real one.
+    """`tailrace.format.directory.files.Files` over a SimDisk;
+    tests/workers/segment/test_file_interface.py holds it beside the real one.
     """
 
     def __init__(self, disk: SimDisk) -> None:

@@ -17,8 +17,8 @@ from shm.memory.layout import SlotState
 from shm.messages.lane_messages import Assignment
 from shm.tables.partition_table import PartitionState
 from tailrace.batch import arrow_codec
-from tailrace.format import segment_index, transaction_index
-from tailrace.format.batch_header import (
+from tailrace.format.directory.partition_metadata import PARTITION_FILE, PartitionMetadata
+from tailrace.format.record_batch.batch_header import (
     ATTRIBUTE_CONTROL,
     ATTRIBUTE_TRANSACTIONAL,
     CONTROL_ABORT,
@@ -32,11 +32,11 @@ from tailrace.format.batch_header import (
     stamp_appended,
     verify_batch,
 )
-from tailrace.format.partition_metadata import PARTITION_FILE, PartitionMetadata
 from tailrace.format.schema import DEFAULT_SCHEMA, to_message
-from tailrace.format.segment import INDEX_SUFFIX, file_name
-from tailrace.format.segment_index import IndexEntry
-from tailrace.format.transaction_index import TRANSACTION_INDEX_SUFFIX, AbortedTransaction
+from tailrace.format.segments import segment_index, transaction_index
+from tailrace.format.segments.segment import INDEX_SUFFIX, file_name
+from tailrace.format.segments.segment_index import IndexEntry
+from tailrace.format.segments.transaction_index import TRANSACTION_INDEX_SUFFIX, AbortedTransaction
 from tailrace.kernel.reference_arrow import default_rows
 from tests.kit.batches import TIME_US, TOPIC_ID
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from shm.memory.layout import ACKS_ALL, FLAG_BYTES, FLAG_TRANSACTIONAL, SOURCE_GROUPS
 from shm.memory.region import Region
 from shm.queues.ring import RingWriter
-from tailrace.format.batch_header import (
+from tailrace.format.record_batch.batch_header import (
     ATTRIBUTE_CONTROL,
     ATTRIBUTE_TRANSACTIONAL,
     CONTROL_ABORT,
@@ -18,8 +18,13 @@ from tailrace.format.batch_header import (
     insert_header,
     read_header,
 )
-from tailrace.format.segment import Walk, schema_message_length, segment_bases, walk_batches
-from tailrace.format.transaction_index import (
+from tailrace.format.segments.segment import (
+    Walk,
+    schema_message_length,
+    segment_bases,
+    walk_batches,
+)
+from tailrace.format.segments.transaction_index import (
     TRANSACTION_INDEX_SUFFIX,
     AbortedBatches,
     decode_transaction_index,

@@ -18,10 +18,10 @@ from shm.memory.layout import Verdict
 from shm.messages.lane_messages import Assignment
 from tailrace.batch import arrow_codec as arrow_batch
 from tailrace.core.error_codes import ErrorCode
-from tailrace.format.batch_header import checksum_seed, stamp_producer
-from tailrace.format.partition_metadata import PARTITION_FILE, PartitionMetadata
+from tailrace.format.directory.partition_metadata import PARTITION_FILE, PartitionMetadata
+from tailrace.format.record_batch.batch_header import checksum_seed, stamp_producer
 from tailrace.format.schema import DEFAULT_SCHEMA
-from tailrace.format.segment import (
+from tailrace.format.segments.segment import (
     Walk,
     file_name,
     schema_message_length,

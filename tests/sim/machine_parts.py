@@ -23,7 +23,7 @@ from shm.queues.doorbell import Doorbell
 from shm.queues.ring import Ring
 from shm.runtime.agent_runner import Agent, Clock, ProcessContext, ProcessSpec, process_name
 from tailrace.core.errors import DiskFullError
-from tailrace.format.partition_metadata import PARTITION_FILE, PartitionMetadata
+from tailrace.format.directory.partition_metadata import PARTITION_FILE, PartitionMetadata
 from tests.kit.simdisk import SimDisk, SimFiles
 from workers.segment.files import read_whole
 

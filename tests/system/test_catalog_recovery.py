@@ -21,7 +21,7 @@ import pytest
 from tailrace import Admin, Consumer, NewTopic, Producer
 from tailrace.core.errors import NotReachableError, TailraceError, UnknownTopicError
 from tailrace.embedded_appliance import EmbeddedAppliance, embedded, start_embedded
-from tailrace.format.partition_metadata import PARTITION_FILE, PartitionMetadata
+from tailrace.format.directory.partition_metadata import PARTITION_FILE, PartitionMetadata
 from tests.kit.matrices import short
 from tests.kit.processes import HANG_LIMIT_S, children, kill_and_wait_for_successor, wait_until
 

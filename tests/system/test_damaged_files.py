@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from shm.memory.region import names_with
-from tailrace.format.data_dir import read_identity
+from tailrace.format.directory.data_dir import read_identity
 from tests.kit.killed_directories import (
     create,
     killed_with_acknowledged_batches_in_the_ring,

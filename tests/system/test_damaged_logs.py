@@ -21,7 +21,7 @@ from shm.crash_points import CRASH_POINT_VARIABLE
 from tailrace import Admin
 from tailrace.core.errors import CorruptBatchError, LogTruncatedError, StorageError
 from tailrace.embedded_appliance import start_embedded
-from tailrace.format.segment import SEGMENT_SUFFIX
+from tailrace.format.segments.segment import SEGMENT_SUFFIX
 from tests.kit.orders import (
     ORDERS,
     consumer,

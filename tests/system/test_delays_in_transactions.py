@@ -11,7 +11,7 @@ import pytest
 from tailrace import Admin, Consumer, NewTopic, Producer, Recurrence
 from tailrace.core.errors import UnknownDelayError
 from tailrace.embedded_appliance import EmbeddedAppliance
-from tailrace.format.delay_files import PENDING_FILE, Manifest
+from tailrace.format.directory.delay_files import PENDING_FILE, Manifest
 from tests.kit.processes import HANG_LIMIT_S, children, kill_and_wait_for_successor, wait_until
 
 SOON = dt.timedelta(milliseconds=20)

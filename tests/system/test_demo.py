@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from bench.demo import EXIT_READER_GONE
-from tailrace.format.data_dir import read_identity
+from tailrace.format.directory.data_dir import read_identity
 from tests.kit.matrices import short
 from tests.kit.processes import HANG_LIMIT_S
 

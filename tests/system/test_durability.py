@@ -18,7 +18,7 @@ from shm.crash_points import CRASH_POINT_VARIABLE, CRASH_POINTS
 from shm.memory.region import names_with
 from tailrace import Admin, NewTopic, Producer
 from tailrace.core.errors import InvalidSettingError, TailraceError
-from tailrace.format.data_dir import read_identity
+from tailrace.format.directory.data_dir import read_identity
 from tests.kit.file_systems import small_file_system
 from tests.kit.matrices import short
 from tests.kit.orders import create, kill_everything, produce, read, start

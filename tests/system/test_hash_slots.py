@@ -33,7 +33,7 @@ from tailrace.core.errors import (
 )
 from tailrace.core.hash_slots import births, owners_after, slot_of
 from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
-from tailrace.format.data_dir import CATALOG_FILE
+from tailrace.format.directory.data_dir import CATALOG_FILE
 from tailrace.protocol.frame import Api
 from tailrace.protocol.messages import ProduceRequest, encode_produce
 from tests.kit.batches import make_batch

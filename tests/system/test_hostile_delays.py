@@ -23,8 +23,8 @@ from tailrace.client.connections.steps import call_now
 from tailrace.client.topics.topic_metadata import TopicInfo
 from tailrace.core.errors import RecordTooLargeError, TailraceError, UnsafeBatchError
 from tailrace.embedded_appliance import EmbeddedAppliance
-from tailrace.format.arrow_metadata import ArrowMetadataError, read_schema
-from tailrace.format.batch_header import BatchHeader, checksum_seed
+from tailrace.format.record_batch.arrow_metadata import ArrowMetadataError, read_schema
+from tailrace.format.record_batch.batch_header import BatchHeader, checksum_seed
 from tailrace.format.schema import delay_schema, to_message
 from tailrace.kernel.reference_arrow import default_rows
 from tailrace.protocol import messages as requests

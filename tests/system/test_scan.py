@@ -31,7 +31,7 @@ from tailrace.core.errors import (
     UnknownTopicError,
 )
 from tailrace.embedded_appliance import EmbeddedAppliance, embedded, start_embedded
-from tailrace.format.batch_header import frame_at, header_position
+from tailrace.format.record_batch.batch_header import frame_at, header_position
 from tailrace.format.schema import HEADER_TYPE
 from tailrace.scanning import local_source as segment_files
 from tailrace.scanning import planner, reader

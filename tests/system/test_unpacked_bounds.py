@@ -16,7 +16,7 @@ from tailrace.client.connections.connection import Connection
 from tailrace.client.topics.topic_metadata import TopicInfo
 from tailrace.core.errors import RecordTooLargeError, UnsafeBatchError, UnsupportedBatchError
 from tailrace.embedded_appliance import EmbeddedAppliance
-from tailrace.format.batch_header import (
+from tailrace.format.record_batch.batch_header import (
     ATTRIBUTE_SPARSE,
     ATTRIBUTE_TRANSACTIONAL,
     header_position,

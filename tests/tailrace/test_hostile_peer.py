@@ -29,7 +29,7 @@ from tailrace.core.errors import (
     RequestTimeoutError,
     TailraceError,
 )
-from tailrace.format.batch_header import header_position, verify_batch
+from tailrace.format.record_batch.batch_header import header_position, verify_batch
 from tailrace.format.schema import DEFAULT_SCHEMA, to_message
 from tailrace.kernel import reference
 from tailrace.kernel.reference_arrow import default_rows

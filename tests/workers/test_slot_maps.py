@@ -14,7 +14,11 @@ from shm.memory.layout import SLOT_MAP_SHIFT
 from shm.memory.region import Region
 from shm.messages.lane_messages import Assignment
 from tailrace.core.error_codes import ErrorCode
-from tailrace.format.partition_metadata import PARTITION_FILE, PartitionMetadata, SlotMapEnd
+from tailrace.format.directory.partition_metadata import (
+    PARTITION_FILE,
+    PartitionMetadata,
+    SlotMapEnd,
+)
 from tests.kit.batches import make_batch
 from tests.kit.logs import Bench, assignment, simulated_regions
 from workers.flush.flusher import FlusherSettings

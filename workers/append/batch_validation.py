@@ -10,13 +10,17 @@ from __future__ import annotations
 import logging
 
 from tailrace.core.error_codes import ErrorCode
-from tailrace.format.batch_header import (
+from tailrace.format.record_batch.batch_header import (
     BatchChecksumError,
     BatchFormatError,
     BatchHeader,
     verify_batch,
 )
-from tailrace.format.batch_validation import UnpackedTooLargeError, UnsafeBatchError, validate_batch
+from tailrace.format.record_batch.batch_validation import (
+    UnpackedTooLargeError,
+    UnsafeBatchError,
+    validate_batch,
+)
 from workers.append.partitions import Partition
 
 logger = logging.getLogger(__name__)

@@ -24,8 +24,8 @@ from shm.queues.ring import RingWriter
 from shm.runtime.error_handler import CountedErrorHandler
 from shm.tables.partition_table import PartitionTable
 from tailrace.core.error_codes import ErrorCode
-from tailrace.format.arrow_metadata import read_schema
-from tailrace.format.batch_header import checksum_seed
+from tailrace.format.record_batch.arrow_metadata import read_schema
+from tailrace.format.record_batch.batch_header import checksum_seed
 from tailrace.kernel import FastPathPartition
 from tailrace.kernel.batch_shape import shape_of
 from workers.append.descriptor_index import DescriptorIndex

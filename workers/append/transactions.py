@@ -38,9 +38,9 @@ from shm.queues.ring import RingWriter
 from shm.runtime.error_handler import CountedErrorHandler
 from shm.tables.partition_table import PartitionTable
 from tailrace.core.error_codes import ErrorCode
-from tailrace.format.arrow_metadata import SchemaLayout
-from tailrace.format.batch_header import BatchHeader, header_position, stamp_appended
-from tailrace.format.control_batch import empty_message, encode_marker
+from tailrace.format.record_batch.arrow_metadata import SchemaLayout
+from tailrace.format.record_batch.batch_header import BatchHeader, header_position, stamp_appended
+from tailrace.format.record_batch.control_batch import empty_message, encode_marker
 from workers.append.coordinator_reports import CoordinatorReports
 from workers.append.decision_progress import DecisionProgress
 from workers.append.open_transaction_index import Key

@@ -58,7 +58,7 @@ from shm.runtime.timing_wheel import TimingWheel
 from shm.tables.control import ProcessSlot
 from shm.tables.partition_table import PartitionTable
 from tailrace.core.error_codes import ErrorCode
-from tailrace.format.batch_header import (
+from tailrace.format.record_batch.batch_header import (
     ATTRIBUTE_DELAYED,
     BatchHeader,
     header_position,

@@ -23,9 +23,9 @@ from typing import NamedTuple
 from shm.messages.lane_messages import Assignment
 from tailrace.batch import arrow_codec
 from tailrace.core.delays import TICK_US
-from tailrace.format.arrow_metadata import read_schema
-from tailrace.format.batch_header import ATTRIBUTE_DELAYED, BatchHeader, checksum_seed
-from tailrace.format.batch_validation import validate_batch
+from tailrace.format.record_batch.arrow_metadata import read_schema
+from tailrace.format.record_batch.batch_header import ATTRIBUTE_DELAYED, BatchHeader, checksum_seed
+from tailrace.format.record_batch.batch_validation import validate_batch
 from workers.delays.store.array_wheel import Rows
 from workers.delays.store.pending_rows import PendingRows
 from workers.delays.store.recurring_rows import with_occurrence_times

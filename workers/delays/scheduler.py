@@ -36,7 +36,7 @@ from shm.runtime.agent_runner import ProcessContext, configure_logging, process_
 from shm.runtime.error_handler import CountedErrorHandler
 from shm.tables.partition_table import PartitionTable
 from tailrace.core.error_codes import ErrorCode
-from tailrace.format.delay_files import PendingDamagedError
+from tailrace.format.directory.delay_files import PendingDamagedError
 from tailrace.protocol.messages import encode_reply
 from workers.delays.delivery_marks import RETRY_INTERVAL_NS
 from workers.delays.requests.changes import Requester

@@ -17,11 +17,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from shm.crash_points import crash_point
-from tailrace.format import segment_index
-from tailrace.format.batch_header import BatchFormatError, verify_batch
 from tailrace.format.crc32c import Readable
-from tailrace.format.segment import INDEX_SUFFIX, file_name
-from tailrace.format.segment_index import (
+from tailrace.format.record_batch.batch_header import BatchFormatError, verify_batch
+from tailrace.format.segments import segment_index
+from tailrace.format.segments.segment import INDEX_SUFFIX, file_name
+from tailrace.format.segments.segment_index import (
     INDEX_ENTRY,
     INDEX_HEADER,
     IndexDamagedError,

@@ -1,5 +1,5 @@
 """Manifest file of the scheduler: `pending.json`, always replaced as a whole (see
-`tailrace.format.delay_files`).
+`tailrace.format.directory.delay_files`).
 
 Owner: the scheduler. The flusher reads the cursor and removes the delay log's segments below it.
 
@@ -9,7 +9,7 @@ error, since the rows it names would be lost.
 
 from __future__ import annotations
 
-from tailrace.format.delay_files import PENDING_FILE, Manifest, PendingDamagedError
+from tailrace.format.directory.delay_files import PENDING_FILE, Manifest, PendingDamagedError
 from workers.segment.files import Files, read_whole, write_durably
 
 

@@ -24,7 +24,11 @@ from shm.memory.layout import FLAG_CLOSED, FLAG_DELIVERED
 from shm.messages.lane_messages import Assignment
 from shm.queues.ring import Descriptor
 from tailrace.core.delays import NONE_DELIVERED, TICK_BITS, TICK_MASK, TICK_US
-from tailrace.format.batch_header import ATTRIBUTE_CONTROL, ATTRIBUTE_DELAYED, BatchHeader
+from tailrace.format.record_batch.batch_header import (
+    ATTRIBUTE_CONTROL,
+    ATTRIBUTE_DELAYED,
+    BatchHeader,
+)
 from workers.log.producer_state import ProducerTable
 
 SPECIAL_ATTRIBUTES = ATTRIBUTE_CONTROL | ATTRIBUTE_DELAYED

@@ -15,8 +15,8 @@ Crash: a partly built index is checked again after the next start.
 
 from __future__ import annotations
 
-from tailrace.format import segment_index
-from tailrace.format.segment import INDEX_SUFFIX, file_name
+from tailrace.format.segments import segment_index
+from tailrace.format.segments.segment import INDEX_SUFFIX, file_name
 from workers.log.partition_log import PartitionLog
 from workers.segment.files import read_whole
 from workers.segment.segment_index_files import index_is_right, rebuild_index

@@ -30,7 +30,7 @@ from typing import NamedTuple
 
 from shm.memory.layout import align
 from tailrace.format.crc32c import Readable, crc32c
-from tailrace.format.data_dir import JOURNAL_FILE
+from tailrace.format.directory.data_dir import JOURNAL_FILE
 from workers.segment.files import Files
 
 FRAME_ALIGNMENT_BYTES = 4096

@@ -17,15 +17,15 @@ import logging
 
 from shm.crash_points import crash_point
 from shm.messages.lane_messages import Assignment
-from tailrace.format.partition_metadata import PARTITION_FILE, Decision, PartitionMetadata
-from tailrace.format.segment import (
+from tailrace.format.directory.partition_metadata import PARTITION_FILE, Decision, PartitionMetadata
+from tailrace.format.segments.segment import (
     INDEX_SUFFIX,
     PRODUCERS_SUFFIX,
     SEGMENT_SUFFIX,
     file_name,
     segment_bases,
 )
-from tailrace.format.transaction_index import TRANSACTION_INDEX_SUFFIX
+from tailrace.format.segments.transaction_index import TRANSACTION_INDEX_SUFFIX
 from workers.log.active_segment import UNFINISHED_SUFFIX
 from workers.segment.files import Files, read_whole, remove_tree, write_durably
 from workers.segment.migrate_suffix import rename_segments

@@ -22,11 +22,16 @@ from dataclasses import replace
 
 from shm.crash_points import crash_point
 from shm.messages.lane_messages import Assignment
-from tailrace.format.batch_header import END_OF_STREAM, BatchFormatError, frame_at, verify_batch
 from tailrace.format.crc32c import Readable
-from tailrace.format.partition_metadata import DamagedRange
-from tailrace.format.segment import PRODUCERS_SUFFIX, file_name
-from tailrace.format.segment_index import IndexEntry
+from tailrace.format.directory.partition_metadata import DamagedRange
+from tailrace.format.record_batch.batch_header import (
+    END_OF_STREAM,
+    BatchFormatError,
+    frame_at,
+    verify_batch,
+)
+from tailrace.format.segments.segment import PRODUCERS_SUFFIX, file_name
+from tailrace.format.segments.segment_index import IndexEntry
 from workers.log.active_segment import (
     ActiveSegment,
     PendingBatch,

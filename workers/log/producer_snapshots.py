@@ -13,10 +13,10 @@ import logging
 from collections.abc import Callable
 
 from shm.messages.lane_messages import Assignment
-from tailrace.format import checked_json
-from tailrace.format.batch_header import BatchHeader
-from tailrace.format.partition_metadata import PARTITION_FILE, PartitionMetadata
-from tailrace.format.segment import (
+from tailrace.format.directory import checked_json
+from tailrace.format.directory.partition_metadata import PARTITION_FILE, PartitionMetadata
+from tailrace.format.record_batch.batch_header import BatchHeader
+from tailrace.format.segments.segment import (
     PRODUCERS_SUFFIX,
     Walk,
     file_name,

@@ -43,7 +43,7 @@ from enum import Enum
 from typing import Any, NamedTuple
 
 from tailrace.core.error_codes import ErrorCode
-from tailrace.format.batch_header import REMEMBERED_BATCHES, SEQUENCE_MODULUS
+from tailrace.format.record_batch.batch_header import REMEMBERED_BATCHES, SEQUENCE_MODULUS
 from workers.log.open_transactions import OpenTransaction, OpenTransactions
 
 

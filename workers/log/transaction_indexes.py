@@ -1,6 +1,6 @@
 """Transaction indexes of a partition: written as transactions are aborted, repaired at a start.
 
-`tailrace.format.transaction_index` has the format and its readers' rules.
+`tailrace.format.segments.transaction_index` has the format and its readers' rules.
 
 Owner: the flusher.
 
@@ -23,10 +23,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from tailrace.format.batch_header import CONTROL_ABORT
-from tailrace.format.partition_metadata import PartitionMetadata
-from tailrace.format.segment import Walk, file_name, schema_message_length, segment_bases
-from tailrace.format.transaction_index import (
+from tailrace.format.directory.partition_metadata import PartitionMetadata
+from tailrace.format.record_batch.batch_header import CONTROL_ABORT
+from tailrace.format.segments.segment import Walk, file_name, schema_message_length, segment_bases
+from tailrace.format.segments.transaction_index import (
     HEADER,
     TRANSACTION_INDEX_SUFFIX,
     AbortedTransaction,

@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from shm.queues.ring import Descriptor
-from tailrace.format.batch_header import CONTROL_ABORT, BatchHeader
+from tailrace.format.record_batch.batch_header import CONTROL_ABORT, BatchHeader
 from workers.log.producer_state import ProducerTable
 
 

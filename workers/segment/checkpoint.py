@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 from shm.crash_points import crash_point
-from tailrace.format import checked_json
+from tailrace.format.directory import checked_json
 from workers.segment.files import Files, is_shortage, read_whole
 
 CHECKPOINT_FILES = ("checkpoint.0", "checkpoint.1")

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 
-from tailrace.format.data_dir import RESERVE_FILE
+from tailrace.format.directory.data_dir import RESERVE_FILE
 from workers.segment.files import Files
 
 logger = logging.getLogger(__name__)

@@ -1,4 +1,5 @@
-"""File operations of workers and flushers beyond `tailrace.format.files`: small files and trees.
+"""File operations of workers and flushers beyond `tailrace.format.directory.files`: small files and
+trees.
 
 Crash: see `replace_file`. A partly removed tree is removed by the next try.
 """
@@ -6,7 +7,7 @@ Crash: see `replace_file`. A partly removed tree is removed by the next try.
 from __future__ import annotations
 
 from shm.crash_points import crash_point
-from tailrace.format.files import (
+from tailrace.format.directory.files import (
     NO_PLAIN_FILE,
     NO_SPACE,
     SHORTAGES,

@@ -21,7 +21,7 @@ import errno
 import logging
 
 from shm.crash_points import crash_point
-from tailrace.format.segment import OLD_SEGMENT_SUFFIX, file_name, segment_bases
+from tailrace.format.segments.segment import OLD_SEGMENT_SUFFIX, file_name, segment_bases
 from workers.segment.files import Files
 
 logger = logging.getLogger(__name__)

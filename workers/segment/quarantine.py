@@ -15,8 +15,8 @@ import logging
 
 import orjson
 
-from tailrace.format.partition_metadata import DamagedRange, PartitionMetadata
-from tailrace.format.segment import file_name
+from tailrace.format.directory.partition_metadata import DamagedRange, PartitionMetadata
+from tailrace.format.segments.segment import file_name
 from workers.segment.files import Files, write_durably
 from workers.segment.segment_reader import SegmentReader
 

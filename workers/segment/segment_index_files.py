@@ -13,16 +13,16 @@ from __future__ import annotations
 
 import logging
 
-from tailrace.format import segment_index
-from tailrace.format.partition_metadata import PartitionMetadata
-from tailrace.format.segment import (
+from tailrace.format.directory.partition_metadata import PartitionMetadata
+from tailrace.format.segments import segment_index
+from tailrace.format.segments.segment import (
     INDEX_SUFFIX,
     Walk,
     file_name,
     schema_message_length,
     walk_batches,
 )
-from tailrace.format.segment_index import INDEX_ENTRY, INDEX_HEADER, IndexEntry
+from tailrace.format.segments.segment_index import INDEX_ENTRY, INDEX_HEADER, IndexEntry
 from workers.segment.checkpoint import UNKNOWN_TIME_US, SealedSegment
 from workers.segment.files import NO_PLAIN_FILE, Files
 from workers.segment.segment_reader import SegmentReader, walk_past_damage

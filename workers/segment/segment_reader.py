@@ -1,15 +1,22 @@
 """Segment reader: reads a segment file batch by batch, past its known damage.
 
-Owner: pure reading. Every batch returned is verified (`tailrace.format.segment.walk_batches`).
+Owner: pure reading. Every batch returned is verified
+(`tailrace.format.segments.segment.walk_batches`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tailrace.format.batch_header import BatchHeader
-from tailrace.format.partition_metadata import DamagedRange
-from tailrace.format.segment import Ending, Walk, file_name, schema_message_length, walk_batches
+from tailrace.format.directory.partition_metadata import DamagedRange
+from tailrace.format.record_batch.batch_header import BatchHeader
+from tailrace.format.segments.segment import (
+    Ending,
+    Walk,
+    file_name,
+    schema_message_length,
+    walk_batches,
+)
 from workers.segment.files import Files
 
 

@@ -22,7 +22,8 @@ from appliance.cli.output import (
 )
 from appliance.config.settings_sources import load_settings
 from appliance.observe import log_verifier
-from tailrace.format.batch_header import (
+from tailrace.format.directory.partition_metadata import PARTITION_FILE, PartitionMetadata
+from tailrace.format.record_batch.batch_header import (
     ATTRIBUTE_COMPRESSED,
     ATTRIBUTE_DELAYED,
     CONTROL_ABORT,
@@ -30,8 +31,13 @@ from tailrace.format.batch_header import (
     NO_PRODUCER,
     BatchHeader,
 )
-from tailrace.format.partition_metadata import PARTITION_FILE, PartitionMetadata
-from tailrace.format.segment import Ending, ReadAt, Walk, schema_message_length, walk_batches
+from tailrace.format.segments.segment import (
+    Ending,
+    ReadAt,
+    Walk,
+    schema_message_length,
+    walk_batches,
+)
 
 EXIT_REPAIRABLE = 4
 

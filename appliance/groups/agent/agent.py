@@ -43,7 +43,7 @@ from shm.runtime.agent_runner import ProcessContext, configure_logging, process_
 from shm.runtime.error_handler import CountedErrorHandler
 from shm.tables.control import ProcessSlot
 from tailrace.core.error_codes import ErrorCode
-from tailrace.format.data_dir import GROUPS_FILE
+from tailrace.format.directory.data_dir import GROUPS_FILE
 from tailrace.protocol.frame import Api, WireError
 from tailrace.protocol.messages import decode_json, encode_error
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from netfront.fetch.log.read_result import LogReadError, Place, Span
 from tailrace.core.error_codes import ErrorCode
-from tailrace.format.batch_header import (
+from tailrace.format.record_batch.batch_header import (
     ATTRIBUTE_CONTROL,
     METADATA_MAX_BYTES,
     OFFSET_ATTRIBUTES,

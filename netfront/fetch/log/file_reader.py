@@ -10,7 +10,7 @@ import errno
 import os
 from typing import Protocol
 
-from tailrace.format.files import SHORTAGES, DiskReadFiles, ReadFiles
+from tailrace.format.directory.files import SHORTAGES, DiskReadFiles, ReadFiles
 
 __all__ = ["SHORTAGES", "DiskFileReader", "FileReader"]
 

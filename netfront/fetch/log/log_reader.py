@@ -26,10 +26,10 @@ from shm.memory.layout import SlotState
 from shm.messages.lane_messages import Assignment
 from shm.tables.partition_table import PartitionState, PartitionTable
 from tailrace.core.error_codes import ErrorCode
-from tailrace.format.batch_header import checksum_seed
-from tailrace.format.partition_metadata import PartitionMetadata
-from tailrace.format.segment import INDEX_SUFFIX
-from tailrace.format.segment_index import IndexDamagedError
+from tailrace.format.directory.partition_metadata import PartitionMetadata
+from tailrace.format.record_batch.batch_header import checksum_seed
+from tailrace.format.segments.segment import INDEX_SUFFIX
+from tailrace.format.segments.segment_index import IndexDamagedError
 
 logger = logging.getLogger(__name__)
 

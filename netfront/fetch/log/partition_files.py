@@ -18,15 +18,17 @@ from netfront.fetch.log.open_files import OpenFiles
 from netfront.fetch.log.read_result import ColdRead
 from shm.messages.lane_messages import Assignment
 from shm.tables.partition_table import PartitionState
-from tailrace.format.partition_metadata import PARTITION_FILE, PartitionMetadata
-from tailrace.format.segment import INDEX_SUFFIX, SEGMENT_SUFFIX, file_name, segment_bases
-from tailrace.format.segment_index import IndexDamagedError, IndexReader
+from tailrace.format.directory.partition_metadata import PARTITION_FILE, PartitionMetadata
+from tailrace.format.segments.segment import INDEX_SUFFIX, SEGMENT_SUFFIX, file_name, segment_bases
+from tailrace.format.segments.segment_index import IndexDamagedError, IndexReader
 
 if TYPE_CHECKING:
     from netfront.fetch.log.transaction_indexes import TransactionIndexes
 
 TRANSACTION_INDEX_SUFFIX = ".txnindex"
-"""Copy from `tailrace.format.transaction_index`, which is not imported here: see `_indexes`."""
+"""Copy from `tailrace.format.segments.transaction_index`, which is not imported here: see
+`_indexes`.
+"""
 SUFFIXES = (SEGMENT_SUFFIX, INDEX_SUFFIX, TRANSACTION_INDEX_SUFFIX)
 
 

@@ -20,7 +20,7 @@ from netfront.fetch.log.file_reader import SHORTAGES, FileReader
 from netfront.fetch.log.open_files import OpenFiles
 from netfront.fetch.log.read_result import ColdRead, LogReadError
 from tailrace.core.error_codes import ErrorCode
-from tailrace.format.transaction_index import (
+from tailrace.format.segments.transaction_index import (
     ENTRY,
     HEADER,
     AbortedBatches,

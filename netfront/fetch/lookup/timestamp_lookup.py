@@ -34,13 +34,13 @@ from netfront.fetch.lookup.decompression import MAGIC_BYTES, PIECE_BYTES, Unpack
 from netfront.session.time_slicing import UNITS_OF_A_FILE
 from shm.messages.lane_messages import Assignment
 from shm.tables.partition_table import PartitionState
-from tailrace.format.arrow_metadata import (
+from tailrace.format.record_batch.arrow_metadata import (
     ArrowMetadataError,
     RecordBatchMetadata,
     nodes_of,
     read_record_batch,
 )
-from tailrace.format.batch_header import (
+from tailrace.format.record_batch.batch_header import (
     ATTRIBUTE_SPARSE,
     PREFIX_BYTES,
     BatchFormatError,
@@ -51,7 +51,7 @@ from tailrace.format.batch_header import (
     metadata_size_of,
     read_header,
 )
-from tailrace.format.flatbuffer import FlatbufferError
+from tailrace.format.record_batch.flatbuffer import FlatbufferError
 
 _UNITS_OF_A_HEADER = 4
 _UNITS_OF_A_PIECE = 64

@@ -14,7 +14,7 @@ from tailrace.core.delays import DELAY_COLUMNS, delay_log_name
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import MalformedRequestError, UnknownTopicError
 from tailrace.core.hash_slots import HandOver, Owners, hand_over_of, owners_in
-from tailrace.format.batch_header import checksum_seed
+from tailrace.format.record_batch.batch_header import checksum_seed
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import deque
 
 from tailrace.client.topics.topic_metadata import TopicInfo
-from tailrace.format.batch_header import NO_PRODUCER, SEQUENCE_MODULUS
+from tailrace.format.record_batch.batch_header import NO_PRODUCER, SEQUENCE_MODULUS
 from tailrace.kernel import OpenQueue
 from tailrace.producer.batches.producer_batch import ProducerBatch
 

@@ -28,7 +28,7 @@ from tailrace.core.delays import DUE_COLUMN, DelayIds, delay_id
 from tailrace.core.errors import TailraceError
 from tailrace.core.hash_slots import STAYS, slot_of
 from tailrace.core.records import BatchMetadata, RecordMetadata
-from tailrace.format.batch_header import (
+from tailrace.format.record_batch.batch_header import (
     HEADER_BYTES,
     NO_PRODUCER,
     NO_SEQUENCE,

@@ -11,7 +11,7 @@ from __future__ import annotations
 from tailrace.client.config.settings import ProducerSettings
 from tailrace.core.errors import InvalidRecordError, RecordTooLargeError, TailraceError
 from tailrace.core.log import logger
-from tailrace.format.batch_validation import ROWS_FREE, is_too_large_unpacked
+from tailrace.format.record_batch.batch_validation import ROWS_FREE, is_too_large_unpacked
 from tailrace.producer.batches.accumulator import RecordAccumulator
 from tailrace.producer.batches.partition_queue import PartitionQueue
 from tailrace.producer.batches.producer_batch import ProducerBatch

@@ -14,7 +14,7 @@ from typing import Protocol, TypeAlias
 
 from tailrace.client.connections.connection import Connection
 from tailrace.core.error_codes import ErrorCode
-from tailrace.format.batch_header import NO_PRODUCER
+from tailrace.format.record_batch.batch_header import NO_PRODUCER
 from tailrace.producer.batches.accumulator import RecordAccumulator
 from tailrace.protocol.frame import Api
 from tailrace.protocol.messages import decode_json, encode_json

@@ -19,7 +19,7 @@ from tailrace.client.config.settings import ProducerSettings
 from tailrace.client.connections.connection import Connection
 from tailrace.client.connections.runtime import Runtime
 from tailrace.client.connections.steps import Guard, Steps, call
-from tailrace.format.batch_header import REMEMBERED_BATCHES, REMEMBERED_BATCHES_ONCE
+from tailrace.format.record_batch.batch_header import REMEMBERED_BATCHES, REMEMBERED_BATCHES_ONCE
 from tailrace.producer.batches.accumulator import RecordAccumulator
 from tailrace.producer.batches.partition_queue import PartitionQueue
 from tailrace.producer.batches.producer_batch import IN_FLIGHT

@@ -35,7 +35,7 @@ from tailrace.client.connections.connection import Connection
 from tailrace.client.topics.topic_metadata import TopicInfo, topics_from_metadata
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import TailraceError, UnknownTopicError
-from tailrace.format.batch_header import NO_PRODUCER
+from tailrace.format.record_batch.batch_header import NO_PRODUCER
 from tailrace.producer.batches.accumulator import NS_PER_MS, RecordAccumulator
 from tailrace.producer.batches.batch_split import rerouted
 from tailrace.producer.batches.partition_queue import PartitionQueue

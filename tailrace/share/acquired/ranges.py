@@ -26,7 +26,7 @@ from tailrace.core.errors import CorruptBatchError, RecordTooLargeError, Tailrac
 from tailrace.core.records import Record
 from tailrace.core.topic_partition import TopicPartition
 from tailrace.fetch.fetcher import PartitionPosition
-from tailrace.format.batch_header import BatchHeader
+from tailrace.format.record_batch.batch_header import BatchHeader
 
 
 @dataclass(slots=True)

@@ -23,7 +23,7 @@ from appliance.catalog.database import CatalogVersionError, open_database
 from appliance.config.default_schema import DEFAULT_SCHEMA_MESSAGE
 from shm.messages.transaction_messages import PRODUCER_IDS_IN_BLOCK
 from tailrace.core.errors import DiskFullError, InvalidSchemaError, StorageError
-from tailrace.format.batch_header import TRANSACTIONAL_PRODUCER_IDS
+from tailrace.format.record_batch.batch_header import TRANSACTIONAL_PRODUCER_IDS
 
 SLOTS = 8
 

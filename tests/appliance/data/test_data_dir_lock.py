@@ -19,8 +19,8 @@ from appliance.data.region_manifest import RegionManifest
 from appliance.observe.doctor_checks import Level, host_checks
 from shm.runtime.agent_runner import SPEC_VARIABLE, ProcessSpec
 from tailrace import kernel
-from tailrace.format import checked_json
-from tailrace.format.data_dir import decode_identity, read_identity
+from tailrace.format.directory import checked_json
+from tailrace.format.directory.data_dir import decode_identity, read_identity
 from tests.kit.processes import HANG_LIMIT_S
 
 

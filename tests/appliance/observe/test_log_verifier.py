@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tailrace.format.delay_files import KIND_ROWS, PENDING_FILE, BucketEntry, Manifest
-from tailrace.format.partition_metadata import PARTITION_FILE, PartitionMetadata
+from tailrace.format.directory.delay_files import KIND_ROWS, PENDING_FILE, BucketEntry, Manifest
+from tailrace.format.directory.partition_metadata import PARTITION_FILE, PartitionMetadata
 from tailrace.format.schema import DEFAULT_SCHEMA, delay_schema, to_message
 from workers.delays.store.bucket_files import BucketFile
 from workers.log.delay_manifest import save_manifest

@@ -12,9 +12,9 @@ import pytest
 
 from netfront.fetch.log import log_reader, transaction_indexes
 from tailrace.core.error_codes import ErrorCode
-from tailrace.format.batch_header import frame_at, read_header
-from tailrace.format.segment import INDEX_SUFFIX
-from tailrace.format.transaction_index import (
+from tailrace.format.record_batch.batch_header import frame_at, read_header
+from tailrace.format.segments.segment import INDEX_SUFFIX
+from tailrace.format.segments.transaction_index import (
     ENTRY,
     HEADER,
     TRANSACTION_INDEX_SUFFIX,

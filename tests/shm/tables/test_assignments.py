@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from shm.messages.lane_messages import Assignment
-from tailrace.format.arrow_metadata import read_schema
-from tailrace.format.partition_metadata import PartitionMetadata
+from tailrace.format.directory.partition_metadata import PartitionMetadata
+from tailrace.format.record_batch.arrow_metadata import read_schema
 from tests.kit.logs import assignment
 
 GIVEN = {"retention.ms": -1, "delay.enabled": True}

@@ -16,8 +16,8 @@ from tailrace import kernel
 from tailrace.batch import arrow_codec as arrow_batch
 from tailrace.core.errors import TailraceError
 from tailrace.core.records import Record
-from tailrace.format.arrow_metadata import read_record_batch
-from tailrace.format.batch_header import (
+from tailrace.format.record_batch.arrow_metadata import read_record_batch
+from tailrace.format.record_batch.batch_header import (
     compute_body_crc,
     header_position,
     read_header,

@@ -24,7 +24,7 @@ import tailrace
 from appliance.supervise.restart_policy import ExitCode
 from tailrace import kernel, launcher
 from tailrace.core.records import Record
-from tailrace.format.batch_header import HEADER_BYTES
+from tailrace.format.record_batch.batch_header import HEADER_BYTES
 from tailrace.format.schema import DEFAULT_SCHEMA, HEADER_TYPE
 from tailrace.kernel import reference
 from tailrace.kernel.reference_arrow import default_rows, null_headers

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace import kernel
-from tailrace.format.batch_header import TRANSACTIONAL_PRODUCER_IDS, verify_batch
+from tailrace.format.record_batch.batch_header import TRANSACTIONAL_PRODUCER_IDS, verify_batch
 from tailrace.kernel import reference, reference_codec
 
 compiled_only = pytest.mark.skipif(

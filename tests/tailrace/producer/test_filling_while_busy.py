@@ -13,7 +13,7 @@ import pytest
 
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import DeliveryTimeoutError, TailraceError
-from tailrace.format.batch_header import REMEMBERED_BATCHES, REMEMBERED_BATCHES_ONCE
+from tailrace.format.record_batch.batch_header import REMEMBERED_BATCHES, REMEMBERED_BATCHES_ONCE
 from tailrace.producer.batches.partition_queue import PartitionQueue
 from tailrace.producer.sending.in_flight_requests import OWN_FRAME_BYTES, SLOW_NS, InFlightRequest
 from tailrace.producer.sending.sender import Sender

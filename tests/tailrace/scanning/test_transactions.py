@@ -10,7 +10,7 @@ import pytest
 import tailrace
 from tailrace.core.errors import StorageError
 from tailrace.format.schema import DEFAULT_SCHEMA
-from tailrace.format.transaction_index import HEADER, TRANSACTION_INDEX_SUFFIX
+from tailrace.format.segments.transaction_index import HEADER, TRANSACTION_INDEX_SUFFIX
 from tailrace.scanning import remote_source
 from tailrace.scanning.batch import Source
 from tailrace.scanning.local_source import LocalSource, read_partition_file

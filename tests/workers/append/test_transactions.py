@@ -21,14 +21,14 @@ from shm.messages.lane_messages import LaneKind
 from shm.messages.transaction_messages import Decision, RegisteredProducer
 from shm.tables.control import Control
 from tailrace.core.error_codes import ErrorCode
-from tailrace.format.batch_header import (
+from tailrace.format.record_batch.batch_header import (
     ATTRIBUTE_CONTROL,
     ATTRIBUTE_TRANSACTIONAL,
     OFFSET_ATTRIBUTES,
     OFFSET_VERSION,
     header_position,
 )
-from tailrace.format.control_batch import encode_marker
+from tailrace.format.record_batch.control_batch import encode_marker
 from tests.kit.batches import SEED, make_batch, reseal
 from tests.kit.coordinator import (
     ABORT,
@@ -240,7 +240,7 @@ def test_a_delay_log_takes_batches_of_a_transaction() -> None:
     coordinator = Coordinator(it)
     coordinator.decide(1, [], [(PID, 0)])
     coordinator.feed()
-    from tailrace.format.batch_header import checksum_seed
+    from tailrace.format.record_batch.batch_header import checksum_seed
 
     batch = make_batch(1, producer_id=PID, seed=checksum_seed(bytes(16), 0))
     assert results(it, batch, slot=1) == [ErrorCode.OK]

@@ -17,7 +17,7 @@ from shm.queues.ring import Ring, RingWriter
 from shm.tables.control import Control
 from shm.tables.invariants import CheckedBuffer
 from tailrace.core.error_codes import ErrorCode
-from tailrace.format.batch_header import checksum_seed
+from tailrace.format.record_batch.batch_header import checksum_seed
 from tests.kit.batches import TOPIC_ID, make_batch
 from tests.kit.logs import Bench, assignment, bench, simulated_regions
 from tests.kit.simdisk import SimDisk, SimFiles

@@ -15,8 +15,8 @@ from shm.messages.lane_messages import Assignment
 from tailrace.batch import arrow_codec as arrow_batch
 from tailrace.core.delays import NONE_DELIVERED, TICK_BITS, TICK_US
 from tailrace.core.error_codes import ErrorCode
-from tailrace.format.batch_header import BatchHeader
-from tailrace.format.delay_files import BUCKET_SUFFIX
+from tailrace.format.directory.delay_files import BUCKET_SUFFIX
+from tailrace.format.record_batch.batch_header import BatchHeader
 from tailrace.kernel.reference_arrow import default_rows
 from tests.kit.batches import reseal
 from tests.kit.delays import LOG_SEED, MS, SCHEMA, SECOND, DelayWorld, Killed, make_small

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from tailrace.batch import arrow_codec as arrow_batch
 from tailrace.core.recurrence import Recurrence, RecurrenceError
-from tailrace.format.batch_header import BatchHeader, header_position, verify_batch
+from tailrace.format.record_batch.batch_header import BatchHeader, header_position, verify_batch
 from tailrace.format.schema import DEFAULT_SCHEMA, delay_schema, to_message
 from tailrace.kernel.reference_arrow import default_rows
 from tests.kit.batches import reseal

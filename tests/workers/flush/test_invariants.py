@@ -12,8 +12,8 @@ from collections.abc import Callable
 import pytest
 
 from shm.tables.invariants import InvariantError
-from tailrace.format.partition_metadata import DamagedRange, Epoch
-from tailrace.format.segment import SEGMENT_SUFFIX, file_name
+from tailrace.format.directory.partition_metadata import DamagedRange, Epoch
+from tailrace.format.segments.segment import SEGMENT_SUFFIX, file_name
 from tests.kit.batches import make_batch
 from tests.kit.logs import Bench, assignment, bench, simulated_regions
 from tests.kit.simdisk import SimDisk, SimFiles

@@ -16,10 +16,10 @@ import pytest
 from appliance.observe import log_verifier
 from shm.memory.layout import SlotState
 from shm.messages.lane_messages import Assignment
-from tailrace.format.batch_header import CONTROL_ABORT, CONTROL_COMMIT
-from tailrace.format.partition_metadata import PartitionMetadata
-from tailrace.format.segment import file_name
-from tailrace.format.transaction_index import TRANSACTION_INDEX_SUFFIX, encode_header
+from tailrace.format.directory.partition_metadata import PartitionMetadata
+from tailrace.format.record_batch.batch_header import CONTROL_ABORT, CONTROL_COMMIT
+from tailrace.format.segments.segment import file_name
+from tailrace.format.segments.transaction_index import TRANSACTION_INDEX_SUFFIX, encode_header
 from tests.kit import seeds
 from tests.kit.logs import Bench, assignment, bench, simulated_regions
 from tests.kit.simdisk import SimDisk, SimFiles

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tailrace.core.error_codes import ErrorCode
-from tailrace.format.batch_header import REMEMBERED_BATCHES
+from tailrace.format.record_batch.batch_header import REMEMBERED_BATCHES
 from workers.log import producer_state
 from workers.log.producer_state import Decision, ProducerTable
 

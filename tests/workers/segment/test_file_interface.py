@@ -10,7 +10,7 @@ import pathlib
 
 import pytest
 
-from tailrace.format.files import (
+from tailrace.format.directory.files import (
     IOV_MAX,
     NO_PLAIN_FILE,
     TEMPORARY_SUFFIX,

@@ -14,9 +14,13 @@ from appliance.observe import log_verifier as log_check
 from shm.crash_points import armed
 from tailrace import Admin, Consumer, NewTopic, Producer
 from tailrace.embedded_appliance import start_embedded
-from tailrace.format import checked_json
-from tailrace.format.partition_metadata import FORMAT_VERSION, PARTITION_FILE, PartitionMetadata
-from tailrace.format.segment import OLD_SEGMENT_SUFFIX, SEGMENT_SUFFIX
+from tailrace.format.directory import checked_json
+from tailrace.format.directory.partition_metadata import (
+    FORMAT_VERSION,
+    PARTITION_FILE,
+    PartitionMetadata,
+)
+from tailrace.format.segments.segment import OLD_SEGMENT_SUFFIX, SEGMENT_SUFFIX
 from tests.kit.batches import make_batch
 from tests.kit.logs import bench
 from tests.kit.processes import HANG_LIMIT_S

@@ -24,9 +24,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tailrace.core.delays import DELAY_COLUMNS, DUE_TICK_MAX, TICK_US
-from tailrace.format.arrow_metadata import ArrowMetadataError, read_schema
-from tailrace.format.batch_header import BatchHeader
-from tailrace.format.batch_validation import unpacked_bytes, validate_batch
+from tailrace.format.record_batch.arrow_metadata import ArrowMetadataError, read_schema
+from tailrace.format.record_batch.batch_header import BatchHeader
+from tailrace.format.record_batch.batch_validation import unpacked_bytes, validate_batch
 from tailrace.format.schema import DELAY_FIELDS, from_message
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]

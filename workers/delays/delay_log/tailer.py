@@ -15,10 +15,20 @@ import logging
 from collections.abc import Iterator
 
 from shm.tables.partition_table import PartitionState
-from tailrace.format.batch_header import BatchFormatError, BatchHeader, frame_at, verify_batch
-from tailrace.format.partition_metadata import PARTITION_FILE, PartitionMetadata
-from tailrace.format.segment import INDEX_SUFFIX, file_name, schema_message_length, segment_bases
-from tailrace.format.segment_index import IndexDamagedError, IndexReader
+from tailrace.format.directory.partition_metadata import PARTITION_FILE, PartitionMetadata
+from tailrace.format.record_batch.batch_header import (
+    BatchFormatError,
+    BatchHeader,
+    frame_at,
+    verify_batch,
+)
+from tailrace.format.segments.segment import (
+    INDEX_SUFFIX,
+    file_name,
+    schema_message_length,
+    segment_bases,
+)
+from tailrace.format.segments.segment_index import IndexDamagedError, IndexReader
 from workers.segment.files import Files, read_whole
 
 logger = logging.getLogger(__name__)

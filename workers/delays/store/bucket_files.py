@@ -6,7 +6,7 @@ are at most some hundred files for any number of rows. When a bucket's time appr
 move to lower buckets, and those of the lowest level into memory.
 
 Owner: the scheduler. The manifest says which bytes of a file are valid.
-`tailrace.format.delay_files` has the layout.
+`tailrace.format.directory.delay_files` has the layout.
 
 Invariants:
 - A chunk never changes.
@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tailrace.format.delay_files import (
+from tailrace.format.directory.delay_files import (
     HEAD_BYTES,
     KIND_CANCELLED,
     KIND_ROWS,

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tailrace.format.delay_files import PendingDamagedError
+from tailrace.format.directory.delay_files import PendingDamagedError
 from workers.delays.store.array_wheel import NEVER
 from workers.delays.store.bucket_files import BucketFile, Ints, is_above
 from workers.delays.store.pending_rows import PendingRows

@@ -26,7 +26,7 @@ import numpy as np
 import pyarrow as pa
 
 from shm.crash_points import crash_point
-from tailrace.format.delay_files import KIND_CANCELLED
+from tailrace.format.directory.delay_files import KIND_CANCELLED
 from workers.delays.store.array_wheel import NEVER, Rows, no_rows, split
 from workers.delays.store.bucket_files import LOWEST_LEVEL, BucketFile, Ints, is_above, width_of
 from workers.delays.store.bucket_set import LOAD_AHEAD_TICKS, BucketSet, label_of, labels_of

@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from tailrace.format.crc32c import Readable
-from tailrace.format.segment import Ending
+from tailrace.format.segments.segment import Ending
 
 
 class Action(Enum):

@@ -14,9 +14,9 @@ import logging
 from dataclasses import dataclass, field
 
 from shm.crash_points import crash_point
-from tailrace.format.batch_header import END_OF_STREAM
-from tailrace.format.partition_metadata import DamagedRange, PartitionMetadata
-from tailrace.format.segment import (
+from tailrace.format.directory.partition_metadata import DamagedRange, PartitionMetadata
+from tailrace.format.record_batch.batch_header import END_OF_STREAM
+from tailrace.format.segments.segment import (
     INDEX_SUFFIX,
     SEGMENT_SUFFIX,
     Ending,
@@ -27,8 +27,8 @@ from tailrace.format.segment import (
     schema_message_length,
     segment_bases,
 )
-from tailrace.format.segment_index import IndexEntry
-from tailrace.format.transaction_index import TRANSACTION_INDEX_SUFFIX
+from tailrace.format.segments.segment_index import IndexEntry
+from tailrace.format.segments.transaction_index import TRANSACTION_INDEX_SUFFIX
 from workers.log.producer_snapshots import load_snapshot, record_producer
 from workers.log.producer_state import ProducerTable
 from workers.log.recovery.decision import Action, Hints, decide

@@ -28,7 +28,7 @@ from collections.abc import Callable
 from typing import Any
 
 from shm.runtime.elapsed_time import this_boot
-from tailrace.format import checked_json
+from tailrace.format.directory import checked_json
 from workers.segment.files import Files, read_whole, write_durably
 
 logger = logging.getLogger(__name__)

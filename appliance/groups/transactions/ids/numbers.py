@@ -13,7 +13,7 @@ from __future__ import annotations
 from shm.messages.transaction_messages import PRODUCER_IDS_IN_BLOCK
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import TailraceError
-from tailrace.format.batch_header import TRANSACTIONAL_PRODUCER_IDS
+from tailrace.format.record_batch.batch_header import TRANSACTIONAL_PRODUCER_IDS
 
 EPOCH_MAX = (1 << 15) - 1
 

@@ -13,7 +13,7 @@ from shm.messages.transaction_messages import (
 )
 from shm.runtime.error_handler import CountedErrorHandler
 from shm.tables.control import Control
-from tailrace.format.batch_header import TRANSACTIONAL_PRODUCER_IDS
+from tailrace.format.record_batch.batch_header import TRANSACTIONAL_PRODUCER_IDS
 from tests.appliance.groups.agent.worker_lanes import Lanes
 from tests.kit.memory import simulated
 

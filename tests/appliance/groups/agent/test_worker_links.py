@@ -20,7 +20,7 @@ from shm.messages.transaction_messages import (
     encode_decisions,
     encode_settled,
 )
-from tailrace.format.batch_header import TRANSACTIONAL_PRODUCER_IDS
+from tailrace.format.record_batch.batch_header import TRANSACTIONAL_PRODUCER_IDS
 from tests.appliance.groups.agent.worker_lanes import Lanes
 
 

@@ -32,7 +32,7 @@ from shm.messages.transaction_messages import (
 )
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import TailraceError, error_for
-from tailrace.format.batch_header import TRANSACTIONAL_PRODUCER_IDS
+from tailrace.format.record_batch.batch_header import TRANSACTIONAL_PRODUCER_IDS
 from tailrace.protocol.frame import Api
 from tests.appliance.groups.kit import FakeTopics
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from appliance.groups.store.schema import TransactionalIdRow
 from shm.messages.transaction_messages import ProducerEpoch
-from tailrace.format.batch_header import TRANSACTIONAL_PRODUCER_IDS
+from tailrace.format.record_batch.batch_header import TRANSACTIONAL_PRODUCER_IDS
 from tailrace.protocol.frame import Api
 from tests.appliance.groups.transactions.kit import World
 

@@ -26,7 +26,7 @@ from shm.messages.lane_messages import Assignment
 from shm.tables.partition_table import PartitionState
 from tailrace.batch import arrow_codec as arrow_batch
 from tailrace.core.delays import TICK_BITS, TICK_US
-from tailrace.format.batch_header import (
+from tailrace.format.record_batch.batch_header import (
     ATTRIBUTE_CONTROL,
     ATTRIBUTE_DELAYED,
     ATTRIBUTE_LOG_APPEND_TIME,
@@ -39,8 +39,8 @@ from tailrace.format.batch_header import (
     verify_batch,
 )
 from tailrace.format.schema import DEFAULT_SCHEMA, delay_schema, to_message
-from tailrace.format.segment import INDEX_SUFFIX, file_name
-from tailrace.format.segment_index import IndexEntry, encode_entries, encode_header
+from tailrace.format.segments.segment import INDEX_SUFFIX, file_name
+from tailrace.format.segments.segment_index import IndexEntry, encode_entries, encode_header
 from tests.kit.descriptors import close_with
 
 TOPIC_ID = bytes(range(16))

@@ -9,8 +9,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tailrace.format import checked_json
-from tailrace.format.delay_files import (
+from tailrace.format.directory import checked_json
+from tailrace.format.directory.delay_files import (
     HEAD_BYTES,
     KIND_CANCELLED,
     KIND_ROWS,

@@ -10,15 +10,15 @@ import random
 import orjson
 import pytest
 
-from tailrace.format.batch_header import (
+from tailrace.format.directory.partition_metadata import DamagedRange, PartitionMetadata
+from tailrace.format.record_batch.batch_header import (
     ATTRIBUTE_CONTROL,
     CONTROL_DELAY_MARK,
     END_OF_STREAM,
     BatchHeader,
 )
-from tailrace.format.partition_metadata import DamagedRange, PartitionMetadata
 from tailrace.format.schema import DEFAULT_SCHEMA, to_message
-from tailrace.format.segment import Ending, file_name
+from tailrace.format.segments.segment import Ending, file_name
 from tests.kit.batches import TIME_US, make_batch, stamped
 from tests.kit.logs import assignment, bench
 from tests.kit.simdisk import SimDisk, SimFiles

@@ -7,7 +7,7 @@ import pytest
 from appliance.groups.transactions.ids.numbers import EPOCH_MAX, Numbers
 from shm.messages.transaction_messages import PRODUCER_IDS_IN_BLOCK
 from tailrace.core.errors import TailraceError
-from tailrace.format.batch_header import TRANSACTIONAL_PRODUCER_IDS
+from tailrace.format.record_batch.batch_header import TRANSACTIONAL_PRODUCER_IDS
 
 FIRST = TRANSACTIONAL_PRODUCER_IDS + 7 * PRODUCER_IDS_IN_BLOCK
 

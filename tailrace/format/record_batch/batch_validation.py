@@ -30,14 +30,15 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 
-from tailrace.format.arrow_metadata import (
+from tailrace.format.crc32c import Readable
+from tailrace.format.record_batch.arrow_metadata import (
     ArrowMetadataError,
     BufferKind,
     RecordBatchMetadata,
     SchemaLayout,
     read_record_batch,
 )
-from tailrace.format.batch_header import (
+from tailrace.format.record_batch.batch_header import (
     ATTRIBUTE_COMPRESSED,
     ATTRIBUTE_CONTROL,
     ATTRIBUTE_DELAYED,
@@ -50,7 +51,6 @@ from tailrace.format.batch_header import (
     BatchHeader,
     metadata_size_of,
 )
-from tailrace.format.crc32c import Readable
 
 MESSAGE_MAX_BYTES = 64 << 20
 """The largest max.message.bytes."""

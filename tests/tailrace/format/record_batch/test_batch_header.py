@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailrace.format import batch_header as bh
+from tailrace.format.record_batch import batch_header as bh
 from tailrace.format.schema import DEFAULT_SCHEMA
 from tests.kit.batches import SEED, TOPIC_ID, make_batch
 
-GOLDEN = pathlib.Path(__file__).parents[2] / "golden"
+GOLDEN = pathlib.Path(__file__).parents[3] / "golden"
 
 
 def golden_batch() -> bytes:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 import pyarrow as pa
 import pytest
 
-from tailrace.format.arrow_metadata import (
+from tailrace.format.record_batch.arrow_metadata import (
     FIELDS_MAX,
     ArrowMetadataError,
     read_record_batch,

@@ -5,15 +5,15 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from tailrace.format.arrow_metadata import read_record_batch, read_schema
-from tailrace.format.batch_header import (
+from tailrace.format.record_batch.arrow_metadata import read_record_batch, read_schema
+from tailrace.format.record_batch.batch_header import (
     CONTROL_ABORT,
     CONTROL_COMMIT,
     TRANSACTIONAL_PRODUCER_IDS,
     verify_batch,
 )
-from tailrace.format.batch_validation import validate_batch
-from tailrace.format.control_batch import empty_message, encode_marker
+from tailrace.format.record_batch.batch_validation import validate_batch
+from tailrace.format.record_batch.control_batch import empty_message, encode_marker
 from tailrace.format.schema import DEFAULT_SCHEMA, to_message
 
 SCHEMAS = {

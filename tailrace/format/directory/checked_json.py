@@ -19,7 +19,7 @@ from typing import Any
 import orjson
 
 from tailrace.format.crc32c import Readable, crc32c
-from tailrace.format.files import DiskFiles, replace_file
+from tailrace.format.directory.files import DiskFiles, replace_file
 
 _HEAD = b'{"crc32c":"%08x","content":'
 _HEAD_BYTES = len(_HEAD % 0)
@@ -57,7 +57,7 @@ def read(path: str) -> bytes:
 
 
 def replace(path: str, data: Readable) -> None:
-    """Replace the file at `path` durably (see `tailrace.format.files.replace_file`).
+    """Replace the file at `path` durably (see `tailrace.format.directory.files.replace_file`).
 
     Raises OSError; the old file is then still there.
     """

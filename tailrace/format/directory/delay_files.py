@@ -29,8 +29,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from tailrace.format import checked_json
 from tailrace.format.crc32c import Readable, crc32c
+from tailrace.format.directory import checked_json
 
 PENDING_FILE = "pending.json"
 PENDING_VERSION = 3

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tailrace.batch import arrow_codec as arrow_batch
-from tailrace.format.arrow_metadata import SchemaLayout, read_schema
-from tailrace.format.batch_header import (
+from tailrace.format.record_batch.arrow_metadata import SchemaLayout, read_schema
+from tailrace.format.record_batch.batch_header import (
     ATTRIBUTE_DELAYED,
     ATTRIBUTE_LOG_APPEND_TIME,
     ATTRIBUTE_SPARSE,
@@ -27,7 +27,7 @@ from tailrace.format.batch_header import (
     read_header,
     verify_batch,
 )
-from tailrace.format.batch_validation import (
+from tailrace.format.record_batch.batch_validation import (
     UnpackedTooLargeError,
     UnsafeBatchError,
     rows_max,
@@ -310,7 +310,7 @@ def test_the_check_needs_no_arrow_library() -> None:
         capture_output=True,
         text=True,
         check=True,
-        cwd=pathlib.Path(__file__).parents[3],
+        cwd=pathlib.Path(__file__).parents[4],
     )
     assert done.stdout.split() == ["False", "False"]
     assert read_header(make_batch()).record_count == 3

@@ -1,7 +1,7 @@
 """File names and identity of a data directory, for the appliance and the offline tools.
 
-Layout of `instance.json` (`tailrace.format.checked_json`; format 1 was plain JSON with "instance"
-only):
+Layout of `instance.json` (`tailrace.format.directory.checked_json`; format 1 was plain JSON with
+"instance" only):
 
     instance         32 hex digits made at first use. The catalog and clients know the directory, or
                      the appliance, by it. A copy of the directory keeps it.
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from tailrace.format import checked_json
+from tailrace.format.directory import checked_json
 
 LOCK_FILE = "instance.lock"
 IDENTITY_FILE = "instance.json"

@@ -1,9 +1,10 @@
 """Segment files: names, framing, and the walk that verifies their batches.
 
-Layout: an Arrow schema message, then batches (see `tailrace.format.batch_header`), and in a sealed
-segment Arrow's end-of-stream mark. So a segment is an ordinary Arrow IPC stream, with the suffix
-that Arrow registers for streams. Beside `<base offset, 20 digits>.arrows` there is a `.index` (see
-`tailrace.format.segment_index`), and a `.producers` with the producer state at the segment's start.
+Layout: an Arrow schema message, then batches (see `tailrace.format.record_batch.batch_header`), and
+in a sealed segment Arrow's end-of-stream mark. So a segment is an ordinary Arrow IPC stream, with
+the suffix that Arrow registers for streams. Beside `<base offset, 20 digits>.arrows` there is a
+`.index` (see `tailrace.format.segments.segment_index`), and a `.producers` with the producer state
+at the segment's start.
 
 Owner: the flusher of the data directory. Readers never write.
 
@@ -19,7 +20,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
-from tailrace.format.batch_header import (
+from tailrace.format.record_batch.batch_header import (
     BATCH_MAGIC,
     END_OF_STREAM,
     HEADER_BYTES,

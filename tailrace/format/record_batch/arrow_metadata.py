@@ -3,9 +3,9 @@
 The broker must know whether a batch is safe for readers, since a wrong offset inside one can crash
 them. It cannot import pyarrow, which costs 80 MB and 150 ms per process. So this module parses the
 two messages by the layout of Arrow's `Message.fbs` and `Schema.fbs`. Schemas are read once per
-topic, through `tailrace.format.flatbuffer`, which checks everything that Arrow's own readers check.
-Record batches are read on every append and get only the checks that their validation needs. There
-`struct` checks all bounds; a read past the end becomes `ArrowMetadataError`.
+topic, through `tailrace.format.record_batch.flatbuffer`, which checks everything that Arrow's own
+readers check. Record batches are read on every append and get only the checks that their validation
+needs. There `struct` checks all bounds; a read past the end becomes `ArrowMetadataError`.
 
 Invariants:
 - A length from the bytes is checked against the bytes at hand before anything of that size is
@@ -22,9 +22,9 @@ from enum import IntEnum
 from typing import NamedTuple
 from weakref import WeakValueDictionary
 
-from tailrace.format import flatbuffer
 from tailrace.format.crc32c import Readable
-from tailrace.format.flatbuffer import FlatbufferError, Table
+from tailrace.format.record_batch import flatbuffer
+from tailrace.format.record_batch.flatbuffer import FlatbufferError, Table
 
 NESTING_MAX = 16
 FIELDS_MAX = 4096

@@ -21,8 +21,8 @@ from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from tailrace.format import checked_json
-from tailrace.format.batch_header import checksum_seed
+from tailrace.format.directory import checked_json
+from tailrace.format.record_batch.batch_header import checksum_seed
 
 PARTITION_FILE = "partition.json"
 FORMAT_VERSION = 5

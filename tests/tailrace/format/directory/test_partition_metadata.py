@@ -7,8 +7,8 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from tailrace.format import checked_json
-from tailrace.format.partition_metadata import (
+from tailrace.format.directory import checked_json
+from tailrace.format.directory.partition_metadata import (
     DamagedRange,
     Decision,
     Epoch,
@@ -16,7 +16,7 @@ from tailrace.format.partition_metadata import (
     SlotMapEnd,
 )
 
-GOLDEN = pathlib.Path(__file__).parents[2] / "golden"
+GOLDEN = pathlib.Path(__file__).parents[3] / "golden"
 FILE = PartitionMetadata(
     "orders", 3, bytes(range(16)), {1: b"schema", 4: b"other"}, 50, [Epoch(0, 0), Epoch(1, 70)],
     [DamagedRange(0, 10, 20, 55, 60)], "a disk", "run",

@@ -21,8 +21,8 @@ from __future__ import annotations
 
 import struct
 
-from tailrace.format.arrow_metadata import MESSAGE_RECORD_BATCH, SchemaLayout
-from tailrace.format.batch_header import (
+from tailrace.format.record_batch.arrow_metadata import MESSAGE_RECORD_BATCH, SchemaLayout
+from tailrace.format.record_batch.batch_header import (
     ATTRIBUTE_CONTROL,
     ATTRIBUTE_TRANSACTIONAL,
     CONTINUATION,

@@ -8,7 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from appliance.config.default_schema import DEFAULT_DELAY_SCHEMA_MESSAGE, DEFAULT_SCHEMA_MESSAGE
-from tailrace.format.arrow_metadata import ArrowMetadataError, read_record_batch, read_schema
+from tailrace.format.record_batch.arrow_metadata import (
+    ArrowMetadataError,
+    read_record_batch,
+    read_schema,
+)
 from tailrace.format.schema import DEFAULT_SCHEMA, delay_schema, to_message
 
 TYPES = [

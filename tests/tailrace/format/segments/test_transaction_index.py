@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tailrace.format.transaction_index import (
+from tailrace.format.segments.transaction_index import (
     AbortedBatches,
     AbortedTransaction,
     TransactionIndexDamagedError,

@@ -1,0 +1,1 @@
+"""Record batches: their header, Arrow metadata, checks, and batches without rows."""

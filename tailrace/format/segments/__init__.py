@@ -1,0 +1,1 @@
+"""Segment files and the indexes beside them."""
