@@ -39,7 +39,7 @@ from workers.append.worker import Worker
 from workers.flush.flusher import Flusher, FlusherSettings
 from workers.flush.invariants import check_flusher, check_worker
 from workers.log.log_set import RunFacts
-from workers.log.producer_snapshots import load_producers
+from workers.log.producers.producer_snapshots import load_producers
 from workers.log.retention.wall_clock_jumps import WallJumps, follow
 from workers.segment.files import DiskFiles, Files
 

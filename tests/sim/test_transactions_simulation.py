@@ -22,7 +22,7 @@ from tailrace.core.errors import TailraceError
 from tests.kit import seeds
 from tests.sim.transaction_schedule import run
 from workers.append.transactions import Transactions, _Marked
-from workers.log.open_transactions import OpenTransactions
+from workers.log.producers.open_transactions import OpenTransactions
 
 SEEDS_A_TEST = 3
 SEARCHED = 40

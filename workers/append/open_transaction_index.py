@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from workers.log.open_transactions import OpenTransactions
+from workers.log.producers.open_transactions import OpenTransactions
 
 Key = tuple[int, int]
 """(producer id, epoch)"""

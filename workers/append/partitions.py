@@ -30,8 +30,8 @@ from tailrace.kernel import FastPathPartition
 from tailrace.kernel.batch_shape import shape_of
 from workers.append.descriptor_index import DescriptorIndex
 from workers.append.open_transaction_index import OpenTransactionIndex
-from workers.log import delay_rules, transaction_rules
-from workers.log.producer_state import KEPT, ProducerTable
+from workers.log.producers import delay_rules, transaction_rules
+from workers.log.producers.producer_state import KEPT, ProducerTable
 
 logger = logging.getLogger(__name__)
 

@@ -46,7 +46,7 @@ from workers.append.decision_progress import DecisionProgress
 from workers.append.open_transaction_index import Key
 from workers.append.partitions import Partition, Partitions
 from workers.append.transactional_producers import Standing, TransactionalProducers
-from workers.log.transaction_rules import note_header
+from workers.log.producers.transaction_rules import note_header
 
 RETRY_NS = 500_000_000
 """Interval between attempts to write missing markers, and to be fed again after a failure."""

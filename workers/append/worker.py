@@ -69,8 +69,8 @@ from tailrace.format.record_batch.batch_header import (
 from tailrace.kernel import fast_append
 from workers.append.batch_validation import checked_header
 from workers.append.partitions import LoadProducers, Partition, Partitions
-from workers.log import transaction_rules
-from workers.log.delay_rules import (
+from workers.log.producers import transaction_rules
+from workers.log.producers.delay_rules import (
     SPECIAL_ATTRIBUTES,
     SPECIAL_FLAGS,
     begins_epoch,
@@ -79,8 +79,8 @@ from workers.log.delay_rules import (
     is_next_mark,
     note_header,
 )
-from workers.log.producer_snapshots import load_producers
-from workers.log.producer_state import OLDER_BYTES, Decision, ProducerTable
+from workers.log.producers.producer_snapshots import load_producers
+from workers.log.producers.producer_state import OLDER_BYTES, Decision, ProducerTable
 from workers.log.retention.wall_clock_jumps import WallJumps, follow
 from workers.segment.files import DiskFiles, Files
 

@@ -1,8 +1,8 @@
 """Delivery marks of a delay log: closed ordinals, the requested mark, and fencing of a
 predecessor's marks.
 
-A mark is a control record of type 0 in the delay log. `workers.log.delay_rules` says when the
-worker appends it, `workers.delays.delay_partition` what it is for. An ordinal is (epoch of the
+A mark is a control record of type 0 in the delay log. `workers.log.producers.delay_rules` says when
+the worker appends it, `workers.delays.delay_partition` what it is for. An ordinal is (epoch of the
 clock << TICK_BITS) | tick.
 
 Owner: the scheduler, one for each partition.

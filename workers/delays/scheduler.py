@@ -1,9 +1,9 @@
 """Scheduler process: delivers delayed records when they are due, and serves requests about pending
 ones.
 
-Owner: the files of pending records (`workers.log.delay_manifest`), and the tails of its lanes to
-workers and fronts. It waits on its doorbell, for the next due time by the wall clock, and for the
-wall clock to be set. Flushers ring it when a delay log, or a topic that has one, has moved.
+Owner: the files of pending records (`workers.log.files.delay_manifest`), and the tails of its lanes
+to workers and fronts. It waits on its doorbell, for the next due time by the wall clock, and for
+the wall clock to be set. Flushers ring it when a delay log, or a topic that has one, has moved.
 
 Invariants:
 - Every decision can be repeated from the logs (see `workers.delays.delay_partition`).

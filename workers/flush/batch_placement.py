@@ -30,11 +30,11 @@ from workers.flush.ring_follower import (
     FlushGroup,
     RingFollower,
 )
-from workers.log.active_segment import PendingBatch
-from workers.log.delay_rules import SPECIAL_FLAGS, note_descriptor
+from workers.log.files.active_segment import PendingBatch
 from workers.log.log_set import LogSet
 from workers.log.partition_log import LogGapError, PartitionLog
-from workers.log.transaction_rules import note_descriptor as note_transaction
+from workers.log.producers.delay_rules import SPECIAL_FLAGS, note_descriptor
+from workers.log.producers.transaction_rules import note_descriptor as note_transaction
 from workers.segment.files import is_shortage
 
 logger = logging.getLogger(__name__)

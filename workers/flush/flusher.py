@@ -45,7 +45,7 @@ from workers.flush.group_commit import GroupCommit
 from workers.flush.log_cleaner import LogCleaner
 from workers.flush.ring_follower import FlushGroup, RingFollower, translator
 from workers.flush.startup import end_recovery, note_rings
-from workers.log.journal import Journal
+from workers.log.files.journal import Journal
 from workers.log.log_set import LogSet, RunFacts
 from workers.log.partition_log import PartitionLog
 from workers.log.retention.leases import Task

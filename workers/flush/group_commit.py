@@ -23,8 +23,8 @@ import logging
 from collections.abc import Callable, Iterable
 
 from shm.crash_points import crash_point
-from workers.log.active_segment import PendingBatch, pending_from_bytes
-from workers.log.journal import Journal, JournalBatch
+from workers.log.files.active_segment import PendingBatch, pending_from_bytes
+from workers.log.files.journal import Journal, JournalBatch
 from workers.log.partition_log import PartitionLog
 from workers.segment.files import NO_SPACE, is_shortage
 

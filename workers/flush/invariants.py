@@ -19,7 +19,7 @@ from workers.append.worker import Worker
 from workers.flush.flusher import Flusher
 from workers.flush.ring_follower import RingFollower
 from workers.log.partition_log import PartitionLog
-from workers.log.producer_state import ProducerTable
+from workers.log.producers.producer_state import ProducerTable
 
 
 def _need(is_true: bool, context: str) -> None:

@@ -23,12 +23,12 @@ from collections.abc import Callable
 
 from shm.runtime.timing_wheel import Timer, TimingWheel
 from workers.flush.group_commit import GroupCommit
-from workers.log.active_segment import ActiveSegment, first_to_keep
-from workers.log.delay_manifest import read_cursor
-from workers.log.delay_rules import kept_from, newest_us
+from workers.log.files.active_segment import ActiveSegment, first_to_keep
+from workers.log.files.delay_manifest import read_cursor
 from workers.log.index_scrubber import scrub_one_index
 from workers.log.log_set import LogSet
 from workers.log.partition_log import PartitionLog
+from workers.log.producers.delay_rules import kept_from, newest_us
 from workers.log.retention.expiry import KEEP_FOR_EVER, expires_us, new_start
 from workers.log.retention.leases import LogKey, RetentionLeases, Task
 from workers.log.retention.wall_clock_jumps import WallJumps
@@ -355,7 +355,7 @@ class LogCleaner:
 
     def _remove_scheduled(self, log: PartitionLog) -> int:
         """Delete a delay log's segments once the scheduler has stored all of
-        their rows durably (`workers.log.delay_manifest`).
+        their rows durably (`workers.log.files.delay_manifest`).
         """
         removed = 0
         try:

@@ -20,7 +20,7 @@ from shm.memory.layout import Verdict
 from shm.tables.partition_table import PartitionTable
 from workers.flush.group_commit import GroupCommit
 from workers.flush.ring_follower import RingFollower, translator
-from workers.log.journal import Journal
+from workers.log.files.journal import Journal
 from workers.log.log_set import LogSet
 from workers.segment.files import Files, is_shortage
 

@@ -23,8 +23,8 @@ from shm.tables.partition_table import PartitionState, PartitionTable
 from tailrace.core.error_codes import ErrorCode
 from tailrace.format.directory.data_dir import QUARANTINE_DIRECTORY
 from tailrace.format.record_batch.batch_header import leader_epoch_at
-from workers.log.active_segment import pending_from_bytes
-from workers.log.journal import JournalBatch
+from workers.log.files.active_segment import pending_from_bytes
+from workers.log.files.journal import JournalBatch
 from workers.log.partition_log import PartitionLog
 from workers.log.recovery.decision import Hints
 from workers.segment.files import Files, is_shortage

@@ -32,7 +32,7 @@ from tailrace.format.record_batch.batch_header import (
 )
 from tailrace.format.segments.segment import PRODUCERS_SUFFIX, file_name
 from tailrace.format.segments.segment_index import IndexEntry
-from workers.log.active_segment import (
+from workers.log.files.active_segment import (
     ActiveSegment,
     PendingBatch,
     begin,
@@ -40,13 +40,13 @@ from workers.log.active_segment import (
     reopen,
     write_segment,
 )
-from workers.log.partition_directory import PartitionDirectory
-from workers.log.producer_snapshots import encode_producers, record_producer
-from workers.log.producer_state import ProducerTable
+from workers.log.files.partition_directory import PartitionDirectory
+from workers.log.producers.producer_snapshots import encode_producers, record_producer
+from workers.log.producers.producer_state import ProducerTable
+from workers.log.producers.transaction_indexes import TransactionIndexes
+from workers.log.producers.transaction_rules import EndedTransaction
 from workers.log.recovery.decision import Hints
 from workers.log.recovery.log_recovery import RecoveredLog, recover_log
-from workers.log.transaction_indexes import TransactionIndexes
-from workers.log.transaction_rules import EndedTransaction
 from workers.segment.checkpoint import Checkpoint, SealedSegment, write_checkpoint
 from workers.segment.files import Files, is_shortage, write_durably
 

@@ -17,7 +17,7 @@ from tailrace.format.directory.delay_files import KIND_ROWS, PENDING_FILE, Bucke
 from tailrace.format.directory.partition_metadata import PARTITION_FILE, PartitionMetadata
 from tailrace.format.schema import DEFAULT_SCHEMA, delay_schema, to_message
 from workers.delays.store.bucket_files import BucketFile
-from workers.log.delay_manifest import save_manifest
+from workers.log.files.delay_manifest import save_manifest
 from workers.segment.files import DiskFiles
 
 TOPIC_ID = bytes(range(16))

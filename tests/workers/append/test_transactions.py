@@ -48,7 +48,7 @@ from tests.kit.simdisk import SimDisk, SimFiles
 from workers.append import coordinator_reports
 from workers.append.transactions import RETRY_NS
 from workers.flush.flusher import FlusherSettings
-from workers.log import producer_state
+from workers.log.producers import producer_state
 
 
 @pytest.fixture

@@ -28,10 +28,10 @@ from workers.append.descriptor_index import DescriptorIndex
 from workers.append.partitions import OPEN_RETRY_NS
 from workers.append.worker import EXPIRY_INTERVAL_NS, Worker
 from workers.flush.flusher import FlusherSettings
-from workers.log import producer_snapshots, producer_state
 from workers.log.log_set import LogSet
 from workers.log.partition_log import PartitionLog
-from workers.log.producer_state import ProducerTable
+from workers.log.producers import producer_snapshots, producer_state
+from workers.log.producers.producer_state import ProducerTable
 
 
 def failures(it: Bench) -> int:

@@ -19,7 +19,7 @@ from tests.kit.logs import Bench, assignment, bench, simulated_regions
 from tests.kit.simdisk import SimDisk, SimFiles
 from workers.flush.flusher import FlusherSettings
 from workers.flush.invariants import check_flusher, check_worker
-from workers.log.active_segment import ActiveSegment
+from workers.log.files.active_segment import ActiveSegment
 from workers.log.partition_log import PartitionLog
 
 

@@ -30,7 +30,7 @@ from tests.kit.transactions import (
     producer,
 )
 from workers.flush.flusher import FlusherSettings
-from workers.log.transaction_indexes import TransactionIndexes, WalkedTransactions
+from workers.log.producers.transaction_indexes import TransactionIndexes, WalkedTransactions
 from workers.segment.files import DiskFiles
 
 A, B = producer(1), producer(2)

@@ -12,8 +12,8 @@ from tailrace.format.directory import checked_json
 from tailrace.format.directory.data_dir import decode_identity
 from tailrace.format.directory.delay_files import PENDING_VERSION, Manifest, PendingDamagedError
 from tailrace.format.directory.partition_metadata import PartitionMetadata
-from workers.log.producer_snapshots import decode_producers, encode_producers
-from workers.log.producer_state import ProducerTable
+from workers.log.producers.producer_snapshots import decode_producers, encode_producers
+from workers.log.producers.producer_state import ProducerTable
 from workers.segment.checkpoint import load_checkpoint
 from workers.segment.files import DiskFiles
 

@@ -29,10 +29,10 @@ from tailrace.format.segments.segment import (
 )
 from tailrace.format.segments.segment_index import IndexEntry
 from tailrace.format.segments.transaction_index import TRANSACTION_INDEX_SUFFIX
-from workers.log.producer_snapshots import load_snapshot, record_producer
-from workers.log.producer_state import ProducerTable
+from workers.log.producers.producer_snapshots import load_snapshot, record_producer
+from workers.log.producers.producer_state import ProducerTable
+from workers.log.producers.transaction_indexes import WalkedTransactions
 from workers.log.recovery.decision import Action, Hints, decide
-from workers.log.transaction_indexes import WalkedTransactions
 from workers.segment.checkpoint import UNKNOWN_TIME_US, Checkpoint, SealedSegment, load_checkpoint
 from workers.segment.files import Files
 from workers.segment.quarantine import report_damage

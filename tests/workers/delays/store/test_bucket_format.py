@@ -21,7 +21,7 @@ from tailrace.format.directory.delay_files import (
 from tests.kit.simdisk import SimDisk, SimFiles
 from workers.delays.store import bucket_files
 from workers.delays.store.bucket_files import BucketFile
-from workers.log.delay_manifest import load_manifest, read_cursor, save_manifest
+from workers.log.files.delay_manifest import load_manifest, read_cursor, save_manifest
 from workers.segment.files import write_durably
 
 GOLDEN = pathlib.Path(__file__).parents[3] / "golden"

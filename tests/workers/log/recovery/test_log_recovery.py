@@ -22,10 +22,14 @@ from tailrace.format.segments.segment import Ending, file_name
 from tests.kit.batches import TIME_US, make_batch, stamped
 from tests.kit.logs import assignment, bench
 from tests.kit.simdisk import SimDisk, SimFiles
-from workers.log.active_segment import PendingBatch
+from workers.log.files.active_segment import PendingBatch
 from workers.log.partition_log import PartitionLog
-from workers.log.producer_snapshots import decode_producers, encode_producers, record_producer
-from workers.log.producer_state import ProducerTable
+from workers.log.producers.producer_snapshots import (
+    decode_producers,
+    encode_producers,
+    record_producer,
+)
+from workers.log.producers.producer_state import ProducerTable
 from workers.log.recovery.decision import Action, Hints, decide
 from workers.log.recovery.log_recovery import RecoveredLog, recover_log
 from workers.segment.checkpoint import CHECKPOINT_FILES, SealedSegment

@@ -35,7 +35,7 @@ from tailrace.format.segments.transaction_index import (
     encode_entry,
     encode_header,
 )
-from workers.log.transaction_rules import EndedTransaction
+from workers.log.producers.transaction_rules import EndedTransaction
 from workers.segment.files import Files
 from workers.segment.segment_index_files import open_if_plain, open_index
 from workers.segment.segment_reader import SegmentReader, walk_past_damage

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from tailrace.core.error_codes import ErrorCode
 from tailrace.format.record_batch.batch_header import REMEMBERED_BATCHES
-from workers.log import producer_state
-from workers.log.producer_state import Decision, ProducerTable
+from workers.log.producers import producer_state
+from workers.log.producers.producer_state import Decision, ProducerTable
 
 LAST = 2**31 - 1
 END = (REMEMBERED_BATCHES + 2) * 10

@@ -26,7 +26,7 @@ from tailrace.format.segments.segment import (
     segment_bases,
 )
 from tailrace.format.segments.transaction_index import TRANSACTION_INDEX_SUFFIX
-from workers.log.active_segment import UNFINISHED_SUFFIX
+from workers.log.files.active_segment import UNFINISHED_SUFFIX
 from workers.segment.files import Files, read_whole, remove_tree, write_durably
 from workers.segment.migrate_suffix import rename_segments
 from workers.segment.segment_reader import first_batch_is_of

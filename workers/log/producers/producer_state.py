@@ -44,7 +44,7 @@ from typing import Any, NamedTuple
 
 from tailrace.core.error_codes import ErrorCode
 from tailrace.format.record_batch.batch_header import REMEMBERED_BATCHES, SEQUENCE_MODULUS
-from workers.log.open_transactions import OpenTransaction, OpenTransactions
+from workers.log.producers.open_transactions import OpenTransaction, OpenTransactions
 
 
 class Remembered(NamedTuple):

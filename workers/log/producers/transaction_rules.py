@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from shm.queues.ring import Descriptor
 from tailrace.format.record_batch.batch_header import CONTROL_ABORT, BatchHeader
-from workers.log.producer_state import ProducerTable
+from workers.log.producers.producer_state import ProducerTable
 
 
 class EndedTransaction(NamedTuple):

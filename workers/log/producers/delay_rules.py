@@ -29,7 +29,7 @@ from tailrace.format.record_batch.batch_header import (
     ATTRIBUTE_DELAYED,
     BatchHeader,
 )
-from workers.log.producer_state import ProducerTable
+from workers.log.producers.producer_state import ProducerTable
 
 SPECIAL_ATTRIBUTES = ATTRIBUTE_CONTROL | ATTRIBUTE_DELAYED
 """Attributes of batches that these rules apply to. A producer's batch has neither."""

@@ -23,9 +23,9 @@ from tailrace.format.segments.segment import (
     schema_message_length,
     segment_bases,
 )
-from workers.log import delay_rules
-from workers.log.producer_state import ProducerTable
-from workers.log.transaction_rules import EndedTransaction, note_header
+from workers.log.producers import delay_rules
+from workers.log.producers.producer_state import ProducerTable
+from workers.log.producers.transaction_rules import EndedTransaction, note_header
 from workers.segment.checkpoint import load_checkpoint
 from workers.segment.files import Files, read_whole
 from workers.segment.segment_reader import SegmentReader, walk_past_damage

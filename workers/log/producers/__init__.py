@@ -1,0 +1,3 @@
+"""Producers of a partition: sequences, open transactions, delay positions, their rules and
+snapshots.
+"""
