@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from click.testing import CliRunner
 
-from appliance.cli.commands.produce import command
+from appliance.cli.commands.records.produce import command
 from appliance.cli.perf.produce import produce
 from appliance.cli.perf.timed_transactions import TimedTransactions
 from appliance.cli.records.transactions import InputTransactions

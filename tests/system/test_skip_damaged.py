@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from appliance.cli.commands.consume import EXIT_SKIPPED
+from appliance.cli.commands.records.consume import EXIT_SKIPPED
 from tailrace import Consumer, TopicPartition
 from tailrace.core.errors import CorruptBatchError
 from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded

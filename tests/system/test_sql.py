@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
-from appliance.cli.commands import sql
+from appliance.cli.commands.records import sql
 from tailrace import Admin, NewTopic, Producer
 from tailrace.embedded_appliance import EmbeddedAppliance
 from tests.kit.cli import run

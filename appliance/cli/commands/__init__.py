@@ -1,1 +1,1 @@
-"""The commands of `tailrace`, one file each."""
+"""The commands of `tailrace`, one file each, by what they are about."""

@@ -1,1 +1,1 @@
-"""Files of a partition that are written: active segment, journal, partition.json, delay manifest."""
+"""Files of a partition as they are written: active segment, journal, partition.json, manifest."""

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from appliance.cli.commands import status, transaction
+from appliance.cli.commands.groups import transaction
+from appliance.cli.commands.host import status
 from appliance.cli.main import tailrace
 from tailrace.admin.admin import Admin
 from tailrace.embedded_appliance import EmbeddedAppliance

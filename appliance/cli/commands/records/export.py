@@ -18,7 +18,7 @@ from typing import Any
 import click
 import orjson
 
-from appliance.cli.commands.consume import EXIT_SKIPPED
+from appliance.cli.commands.records.consume import EXIT_SKIPPED
 from appliance.cli.main import CONNECT_TIMEOUT_MS, EXIT_INTERRUPTED
 from appliance.cli.options import (
     SINCE_HELP,

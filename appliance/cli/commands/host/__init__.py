@@ -1,0 +1,1 @@
+"""Commands about the appliance and this host."""

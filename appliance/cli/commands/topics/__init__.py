@@ -1,0 +1,1 @@
+"""Commands about topics: their settings, delayed records and segment files."""
