@@ -12,7 +12,7 @@ from typing import NamedTuple
 from appliance.config.core_plan import CorePlan, plan_cores
 from appliance.config.ipc_access import ipc_access
 from appliance.config.settings import Settings
-from shm.layout import FLUSHERS_MAX, WORKERS_MAX
+from shm.memory.layout import FLUSHERS_MAX, WORKERS_MAX
 from tailrace.core.errors import InvalidSettingError
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from appliance.config.core_plan import BusyPoll, CorePlan, plan_busy_poll
 from appliance.config.setting_definition import Definition, definition_of, setting
-from shm.layout import FRONTS_MAX
+from shm.memory.layout import FRONTS_MAX
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 MIB = 1 << 20

@@ -88,7 +88,7 @@ def test_a_secret_is_never_shown(file: pathlib.Path, monkeypatch: pytest.MonkeyP
     with_secret = {**known, "log_level": secret}
     for module in ("settings", "settings_sources"):
         monkeypatch.setattr(f"appliance.config.{module}.definitions", lambda: with_secret)
-    monkeypatch.setattr("appliance.cli.commands.config.definitions", lambda: with_secret)
+    monkeypatch.setattr("appliance.cli.commands.host.config.definitions", lambda: with_secret)
     file.write_text("log_level = 'warning'\n")
     for arguments in (["show"], ["show", "--json"], ["show", "--origin", "--changed"]):
         out = run(None, "config", *arguments, "--config", str(file)).stdout.decode()
