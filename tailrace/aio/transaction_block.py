@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable
 from types import TracebackType
 
-from tailrace.client.steps import Steps
+from tailrace.client.connections.steps import Steps
 from tailrace.core.transaction_branches import FinishedBranch
 from tailrace.producer.transactions.operations import Transactions
 

@@ -15,7 +15,7 @@ from appliance.groups.transactions.ids.ends import End
 from appliance.groups.transactions.ids.fencing import fenced_sentence
 from appliance.groups.transactions.ids.id_table import Entry, IdTable
 from appliance.groups.transactions.requests.waiting import Waiter, Waiting
-from shm.transaction_messages import Outcome, ProducerEpoch
+from shm.messages.transaction_messages import Outcome, ProducerEpoch
 from tailrace.core.errors import (
     ProducerFencedError,
     TailraceError,

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any
 
-from tailrace.client.steps import Steps
+from tailrace.client.connections.steps import Steps
 from tailrace.core.transaction_branches import FinishedBranch
 from tailrace.producer.transactions.operations import Transactions
 

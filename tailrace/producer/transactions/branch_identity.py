@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tailrace.client.connection import Connection
+from tailrace.client.connections.connection import Connection
 from tailrace.core.error_codes import ERROR_TABLE, ErrorCode
 from tailrace.core.errors import TransactionAbortedError, error_for
 from tailrace.producer.batches.accumulator import NS_PER_MS, RecordAccumulator

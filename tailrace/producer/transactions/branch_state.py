@@ -18,7 +18,7 @@ from uuid import uuid4
 
 from tailrace.core.errors import InvalidTransactionError, TailraceError, TransactionAbortedError
 from tailrace.core.transaction_branches import FinishedBranch, TransactionBranch
-from tailrace.format.batch_header import NO_PRODUCER
+from tailrace.format.record_batch.batch_header import NO_PRODUCER
 from tailrace.producer.batches.producer_batch import ProducerBatch
 
 

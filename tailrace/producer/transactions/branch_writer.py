@@ -1,4 +1,5 @@
-"""The calls of a producer that writes a branch, as operations (see `tailrace.client.steps`).
+"""The calls of a producer that writes a branch, as operations (see
+`tailrace.client.connections.steps`).
 
 Owner: one Producer. The state is changed in sections of its lock.
 Invariants: a branch is finished once every record of it is acknowledged, and takes none afterwards.
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
-from tailrace.client.steps import Steps
+from tailrace.client.connections.steps import Steps
 from tailrace.core.errors import RequestTimeoutError
 from tailrace.core.transaction_branches import FinishedBranch, WrittenPartition
 from tailrace.producer.sending.sender_thread import SenderThread

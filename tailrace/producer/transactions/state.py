@@ -39,7 +39,7 @@ from tailrace.core.errors import (
 )
 from tailrace.core.records import ConsumerGroupMetadata
 from tailrace.core.transaction_branches import FinishedBranch
-from tailrace.format.batch_header import NO_PRODUCER
+from tailrace.format.record_batch.batch_header import NO_PRODUCER
 from tailrace.producer.batches.producer_batch import ProducerBatch
 
 if TYPE_CHECKING:

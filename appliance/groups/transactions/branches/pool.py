@@ -21,7 +21,7 @@ from typing import NamedTuple
 import orjson
 
 from appliance.groups.store.schema import TransactionalIdRow
-from shm.transaction_messages import DecidedTransaction, Outcome, ProducerEpoch
+from shm.messages.transaction_messages import DecidedTransaction, Outcome, ProducerEpoch
 from tailrace.core.errors import InvalidTransactionError
 
 BRANCHES_MAX = 2_000

@@ -10,7 +10,7 @@ import orjson
 from appliance.groups.store.schema import TransactionalIdRow
 from appliance.groups.transactions.ids.ends import OUTCOME_NAMES
 from appliance.groups.transactions.requests.prepared import described
-from shm.transaction_messages import Outcome, ProducerEpoch
+from shm.messages.transaction_messages import Outcome, ProducerEpoch
 
 
 def following(row: TransactionalIdRow) -> dict[str, int]:

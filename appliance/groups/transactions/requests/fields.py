@@ -13,7 +13,7 @@ from appliance.groups.base.request_validation import flag_in, number_in, shown, 
 from appliance.groups.transactions.ids.ends import OUTCOMES
 from appliance.groups.transactions.ids.numbers import EPOCH_MAX
 from appliance.groups.transactions.requests.named_branches import named_in
-from shm.transaction_messages import Outcome, ProducerEpoch
+from shm.messages.transaction_messages import Outcome, ProducerEpoch
 from tailrace.core.errors import InvalidRequestError
 
 TRANSACTIONAL_ID_MAX = 255

@@ -11,7 +11,7 @@ from typing import Any
 from appliance.groups.base.request_validation import shown
 from appliance.groups.transactions.branches.pool import BRANCHES_MAX
 from appliance.groups.transactions.ids.numbers import EPOCH_MAX
-from shm.transaction_messages import ProducerEpoch
+from shm.messages.transaction_messages import ProducerEpoch
 from tailrace.core.errors import InvalidRequestError
 
 

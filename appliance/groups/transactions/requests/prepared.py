@@ -23,7 +23,7 @@ from appliance.groups.transactions.requests.fields import (
     transactional_id_in,
 )
 from appliance.groups.transactions.requests.named_branches import named_in
-from shm.transaction_messages import Outcome, ProducerEpoch
+from shm.messages.transaction_messages import Outcome, ProducerEpoch
 from tailrace.core.errors import InvalidRequestError, InvalidTransactionError
 
 PREPARE = "prepare"

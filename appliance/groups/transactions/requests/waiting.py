@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from appliance.groups.base.messages import Requester
-from shm.transaction_messages import Outcome, ProducerEpoch
+from shm.messages.transaction_messages import Outcome, ProducerEpoch
 
 
 class Waiter(NamedTuple):
