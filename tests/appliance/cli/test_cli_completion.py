@@ -79,6 +79,7 @@ def test_commands_options_and_contexts_complete_without_an_appliance(
     assert complete(environment, "tailrace co") == [
         "plain,consume",
         "plain,context",
+        "plain,config",
         "plain,completion",
     ]
     assert complete(environment, "tailrace topic de") == [
