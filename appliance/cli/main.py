@@ -29,33 +29,48 @@ COMPLETION_VARIABLE = "_TAILRACE_COMPLETE"
 """Environment variable that is set while a shell asks for completions."""
 
 _COMMANDS = {
-    "serve": ("appliance.cli.commands.serve", "Run the appliance in the foreground."),
-    "topic": ("appliance.cli.commands.topic", "Create, list, describe, alter and delete topics."),
-    "produce": ("appliance.cli.commands.produce", "Send lines, or a file's rows, to a topic."),
-    "consume": ("appliance.cli.commands.consume", "Read a topic."),
-    "sql": ("appliance.cli.commands.sql", "Query topics with SQL."),
+    "serve": ("appliance.cli.commands.host.serve", "Run the appliance in the foreground."),
+    "topic": (
+        "appliance.cli.commands.topics.topic",
+        "Create, list, describe, alter and delete topics.",
+    ),
+    "produce": (
+        "appliance.cli.commands.records.produce",
+        "Send lines, or a file's rows, to a topic.",
+    ),
+    "consume": ("appliance.cli.commands.records.consume", "Read a topic."),
+    "sql": ("appliance.cli.commands.records.sql", "Query topics with SQL."),
     "export": (
-        "appliance.cli.commands.export",
+        "appliance.cli.commands.records.export",
         "Copy a topic into a lake: Parquet, Arrow, Delta, Iceberg.",
     ),
     "group": (
-        "appliance.cli.commands.group",
+        "appliance.cli.commands.groups.group",
         "List, describe, reset, delete and advise consumer groups.",
     ),
     "transaction": (
-        "appliance.cli.commands.transaction",
+        "appliance.cli.commands.groups.transaction",
         "List, describe and abort transactions.",
     ),
-    "delay": ("appliance.cli.commands.delay", "List, cancel and reschedule delayed records."),
-    "context": ("appliance.cli.commands.context", "Keep the addresses of appliances under names."),
+    "delay": (
+        "appliance.cli.commands.topics.delay",
+        "List, cancel and reschedule delayed records.",
+    ),
+    "context": (
+        "appliance.cli.commands.host.context",
+        "Keep the addresses of appliances under names.",
+    ),
     "perf": ("appliance.cli.perf.command", "Measure throughput and latency, as Kafka's tools do."),
-    "log": ("appliance.cli.commands.log", "Show and verify segment files, offline."),
-    "doctor": ("appliance.cli.commands.doctor", "Find problems of the host and the appliance."),
+    "log": ("appliance.cli.commands.topics.log", "Show and verify segment files, offline."),
+    "doctor": (
+        "appliance.cli.commands.host.doctor",
+        "Find problems of the host and the appliance.",
+    ),
     "config": (
-        "appliance.cli.commands.config",
+        "appliance.cli.commands.host.config",
         "Show, check, compare and change settings of the appliance.",
     ),
-    "status": ("appliance.cli.commands.status", "Show the state of the running appliance."),
+    "status": ("appliance.cli.commands.host.status", "Show the state of the running appliance."),
     "install": ("appliance.cli.service.install", "Install the appliance as a service."),
     "uninstall": ("appliance.cli.service.uninstall", "Remove the service from this host."),
     "console": ("appliance.cli.commands.console", "Print the address of the console."),
