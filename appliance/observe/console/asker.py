@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 
 from appliance.observe.console.samples import GroupTotals, Sample, take
 from appliance.observe.process_states import ProcessStates
-from shm.layout import ProcessWord, Role
+from shm.memory.layout import ProcessWord, Role
 from tailrace.admin.admin import Admin
 
 ASK_TIMEOUT_MS = 3_000

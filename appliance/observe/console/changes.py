@@ -13,8 +13,8 @@ from typing import Any
 
 from appliance.observe.console.redrive import redrive
 from tailrace.admin.admin import Admin
-from tailrace.client.list_offsets import check_offsets_answer
-from tailrace.client.new_topic import NewTopic
+from tailrace.client.topics.list_offsets import check_offsets_answer
+from tailrace.client.topics.new_topic import NewTopic
 from tailrace.core.errors import InvalidRequestError
 from tailrace.core.topic_partition import TopicPartition
 from tailrace.producer.producer import Producer

@@ -15,7 +15,7 @@ import os
 import re
 import secrets
 
-from tailrace.format import checked_json
+from tailrace.format.directory import checked_json
 
 logger = logging.getLogger("appliance.observe.http_server")
 
