@@ -73,7 +73,7 @@ _COMMANDS = {
     "status": ("appliance.cli.commands.host.status", "Show the state of the running appliance."),
     "install": ("appliance.cli.service.install", "Install the appliance as a service."),
     "uninstall": ("appliance.cli.service.uninstall", "Remove the service from this host."),
-    "console": ("appliance.cli.commands.console", "Print the address of the console."),
+    "console": ("appliance.cli.commands.host.console", "Print the address of the console."),
     "completion": (
         "appliance.cli.completion",
         "Print a script for shell completion.",
