@@ -23,7 +23,7 @@ from typing import Any
 from spark_bridge.sink.options import SinkOptions
 from spark_bridge.sink.transaction import CLIENT_ID, Mark
 from tailrace.admin.admin import Admin
-from tailrace.client.topic_metadata import INTERNAL_PREFIX
+from tailrace.client.topics.topic_metadata import INTERNAL_PREFIX
 from tailrace.core.errors import InvalidRequestError
 
 logger = logging.getLogger("tailrace.spark")

@@ -24,7 +24,7 @@ from spark_bridge.sink.messages import WrittenTask
 from spark_bridge.sink.options import SinkOptions
 from spark_bridge.sink.transaction import CLIENT_ID, Mark, TransactionClient, aborted, fenced
 from tailrace.admin.admin import Admin
-from tailrace.client.topic_metadata import TopicInfo, is_internal
+from tailrace.client.topics.topic_metadata import TopicInfo, is_internal
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import (
     InvalidRequestError,

@@ -28,9 +28,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from tailrace.client.connection import Connection
-from tailrace.client.runtime import SYSTEM
-from tailrace.client.steps import call_json_now
+from tailrace.client.connections.connection import Connection
+from tailrace.client.connections.runtime import SYSTEM
+from tailrace.client.connections.steps import call_json_now
 from tailrace.core.error_codes import ERROR_TABLE, ErrorCode
 from tailrace.core.errors import (
     InvalidRequestError,

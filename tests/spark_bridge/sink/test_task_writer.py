@@ -13,7 +13,7 @@ from spark_bridge.sink.commit import commit_tasks
 from spark_bridge.sink.options import parse_sink_options
 from spark_bridge.sink.task_writer import TaskWriter
 from tailrace import Admin, NewTopic, Producer
-from tailrace.client.topic_metadata import INTERNAL_PREFIX
+from tailrace.client.topics.topic_metadata import INTERNAL_PREFIX
 from tailrace.core.errors import InvalidRequestError, SchemaMismatchError, UnknownTopicError
 from tailrace.core.hash_slots import owners_after, slot_of
 from tailrace.embedded_appliance import EmbeddedAppliance
