@@ -12,7 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from tailrace.admin.topic_list import partition_counts
-from tailrace.client.connection import Connection
+from tailrace.client.connections.connection import Connection
+from tailrace.client.connections.steps import Steps, operation
 from tailrace.client.delay_changes import (
     cancels_of,
     requests_of,
@@ -20,7 +21,6 @@ from tailrace.client.delay_changes import (
     results_of,
     without_ids,
 )
-from tailrace.client.steps import Steps, operation
 from tailrace.core.delays import moment_us
 from tailrace.core.errors import (
     DelayNotEnabledError,

@@ -18,15 +18,15 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
-from tailrace.client.attached_records import AttachesRecords
+from tailrace.client.config.kafka_names import RenamedProducerMethods
+from tailrace.client.config.setting_fields import build, documented, merged
+from tailrace.client.config.settings import ProducerOptions, ProducerSettings
+from tailrace.client.connections.runtime import SYSTEM, Runtime
+from tailrace.client.connections.steps import Steps, call_json, operation, run
 from tailrace.client.delay_changes import cancels_of, reschedules_of, without_ids
-from tailrace.client.kafka_names import RenamedProducerMethods
-from tailrace.client.partitioners import DefaultPartitioner, chosen_by
-from tailrace.client.runtime import SYSTEM, Runtime
-from tailrace.client.setting_fields import build, documented, merged
-from tailrace.client.settings import ProducerOptions, ProducerSettings
-from tailrace.client.steps import Steps, call_json, operation, run
-from tailrace.client.topic_metadata import TopicInfo
+from tailrace.client.records.attached_records import AttachesRecords
+from tailrace.client.records.partitioners import DefaultPartitioner, chosen_by
+from tailrace.client.topics.topic_metadata import TopicInfo
 from tailrace.core import fork
 from tailrace.core.errors import InvalidTransactionError, RequestTimeoutError, TailraceError
 from tailrace.core.records import ConsumerGroupMetadata, Headers, OffsetAndMetadata, Record

@@ -26,8 +26,8 @@ from tailrace.consumer.consumer import Consumer
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import TailraceError
 from tailrace.core.topic_partition import TopicPartition
-from tailrace.format.batch_header import stamp_producer
-from tailrace.format.segment import (
+from tailrace.format.record_batch.batch_header import stamp_producer
+from tailrace.format.segments.segment import (
     Walk,
     file_name,
     schema_message_length,

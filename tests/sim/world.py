@@ -4,9 +4,10 @@ a time.
 Processes are the real agents, built by the same `build` functions as the real ones. What is
 simulated is what lies under them: a process sleeps until its bell is rung, a message comes or its
 deadline passes (so a wake-up that is missed shows); it dies between any two published stores to
-shared memory (cells, table, outcomes: see `shm.atomic_word`), any two file operations, or at a
-crash point; in every second schedule others have turns between two of its stores. Memory outlives
-it, the page cache outlives it, power loss takes both. Each store is held against `shm.invariants`.
+shared memory (cells, table, outcomes: see `shm.memory.atomic_word`), any two file operations, or at
+a crash point; in every second schedule others have turns between two of its stores. Memory outlives
+it, the page cache outlives it, power loss takes both. Each store is held against
+`shm.tables.invariants`.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ from appliance.supervise.memory_plan import (
     plan_worker,
 )
 from netfront import front
-from shm.control import Control, ProcessSlot
-from shm.invariants import CheckedBuffer
-from shm.layout import Phase, ProcessWord, Role, SlotState
-from shm.partition_table import PartitionTable
-from shm.region import Region
-from shm.ring import Ring
+from shm.memory.layout import Phase, ProcessWord, Role, SlotState
+from shm.memory.region import Region
+from shm.queues.ring import Ring
 from shm.runtime.agent_runner import Agent, Clock, ProcessSpec, process_name
-from tailrace.client.runtime import Runtime
+from shm.tables.control import Control, ProcessSlot
+from shm.tables.invariants import CheckedBuffer
+from shm.tables.partition_table import PartitionTable
+from tailrace.client.connections.runtime import Runtime
 from tests.kit import memory
 from tests.kit.agent_invariants import check_agent
 from tests.kit.simdisk import SimDisk, SimFiles

@@ -43,7 +43,7 @@ from shm.crash_points import crash_point
 from shm.messages.lane_messages import Assignment
 from shm.tables.partition_table import PartitionState
 from tailrace.core.delays import NONE_DELIVERED, TICK_BITS, TICK_MASK, TICK_US
-from tailrace.format.batch_header import (
+from tailrace.format.record_batch.batch_header import (
     ATTRIBUTE_TRANSACTIONAL,
     BatchHeader,
     checksum_seed,

@@ -15,9 +15,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from tailrace.client.config.settings import ProducerSettings
+from tailrace.client.connections.steps import Steps, call_json
 from tailrace.client.delay_changes import requests_of, results_of
-from tailrace.client.settings import ProducerSettings
-from tailrace.client.steps import Steps, call_json
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import (
     InvalidRequestError,

@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from shm.partition_table import PartitionState
-from tailrace.format.batch_header import BatchHeader
+from shm.tables.partition_table import PartitionState
+from tailrace.format.record_batch.batch_header import BatchHeader
 from workers.delays.delay_log.batches import LogBatch
 from workers.delays.delay_log.ingest import GATHERED_BYTES, LogIngest
 from workers.delays.delay_log.reservations import Reservations

@@ -15,7 +15,7 @@ from typing import Any
 
 from tailrace.core.delays import HORIZON_US, TICK_US, DelayKey, parse_delay_id
 from tailrace.core.errors import InvalidRequestError
-from tailrace.format.batch_header import TRANSACTIONAL_PRODUCER_IDS
+from tailrace.format.record_batch.batch_header import TRANSACTIONAL_PRODUCER_IDS
 from workers.delays.changing_transaction import ChangingTransaction
 
 LIST_LIMIT = 1_000

@@ -35,7 +35,7 @@ from tailrace.format.directory.delay_files import (
 from workers.delays.store.array_wheel import NEVER
 from workers.delays.store.bucket_files import LOWEST_LEVEL, BucketFile, Ints, buckets_of, width_of
 from workers.delays.store.open_batches import LogSnapshot
-from workers.log.delay_manifest import load_manifest, save_manifest
+from workers.log.files.delay_manifest import load_manifest, save_manifest
 from workers.segment.files import Files
 
 logger = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from tailrace.format.batch_header import CONTROL_COMMIT, BatchHeader
+from tailrace.format.record_batch.batch_header import CONTROL_COMMIT, BatchHeader
 
 
 class LogSnapshot(NamedTuple):
