@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 from tailrace.admin.topic_list import partition_counts
 from tailrace.client.connections.connection import Connection
 from tailrace.client.connections.steps import Steps, operation
-from tailrace.client.delay_changes import (
+from tailrace.client.records.delay_changes import (
     cancels_of,
     requests_of,
     reschedules_of,

@@ -23,8 +23,8 @@ from tailrace.client.config.setting_fields import build, documented, merged
 from tailrace.client.config.settings import ProducerOptions, ProducerSettings
 from tailrace.client.connections.runtime import SYSTEM, Runtime
 from tailrace.client.connections.steps import Steps, call_json, operation, run
-from tailrace.client.delay_changes import cancels_of, reschedules_of, without_ids
 from tailrace.client.records.attached_records import AttachesRecords
+from tailrace.client.records.delay_changes import cancels_of, reschedules_of, without_ids
 from tailrace.client.records.partitioners import DefaultPartitioner, chosen_by
 from tailrace.client.topics.topic_metadata import TopicInfo
 from tailrace.core import fork

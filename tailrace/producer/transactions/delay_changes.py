@@ -17,7 +17,7 @@ from typing import Any
 
 from tailrace.client.config.settings import ProducerSettings
 from tailrace.client.connections.steps import Steps, call_json
-from tailrace.client.delay_changes import requests_of, results_of
+from tailrace.client.records.delay_changes import requests_of, results_of
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import (
     InvalidRequestError,
