@@ -47,7 +47,7 @@ from netfront.session.session_lifecycle import SessionLifecycle
 from netfront.session.sessions import Session, Sessions
 from netfront.session.time_slicing import Task, TimeSlicer
 from netfront.socket.flow_control import CreditLedger
-from netfront.socket.listening_socket import AddressInUseError, SocketAccess
+from netfront.socket.listening_socket import AddressInUseError, ListeningSockets, SocketAccess
 from netfront.socket.router import Router
 from netfront.socket.socket_stats import keep_freed_memory
 from netfront.socket.transport import Transport
@@ -575,9 +575,11 @@ def main() -> None:
     # A predecessor that listened on any free port has announced its port to clients. Keep it.
     port = context.control.port(spec.index).load()
     addresses = [front_address(address, spec.index, port) for address in spec.settings["listen"]]
-    access = SocketAccess(*spec.settings["ipc.access"])
+    given = ListeningSockets(
+        SocketAccess(*spec.settings["ipc.access"]), spec.settings["listen.sockets"]
+    )
     try:
-        router = Router(addresses, message_max_bytes(spec.settings), limits(spec.settings), access)
+        router = Router(addresses, message_max_bytes(spec.settings), limits(spec.settings), given)
     except AddressInUseError as error:
         print(f"tailrace: {error}", file=sys.stderr, flush=True)
         sys.exit(EXIT_ADDRESS_IN_USE)

@@ -15,10 +15,12 @@ from typing import NamedTuple
 
 from appliance.install.instances import Instance
 
-PACKAGED_PROGRAM = "/usr/bin/tailrace"
+SHIPPED_PROGRAM = "/usr/bin/tailrace"
+"""The program that the shipped units name."""
+PACKAGED_PROGRAM = "/opt/tailrace/bin/tailrace"
+"""The program of a package, which brings a virtual environment of its own."""
 CONFIGURATION = "/etc/tailrace"
 STATE = "/var/lib/tailrace"
-TEMPLATED_UNITS = ("tailrace.service", "tailrace-verify.service", "tailrace-verify.timer")
 
 
 class Layout(NamedTuple):
@@ -111,15 +113,16 @@ def plan_files(
 
 
 def _units(shipped: str, program: str, layout: Layout) -> list[PlannedFile]:
-    """The shipped units, and of each one a template for instances."""
+    """The shipped units, and templates of them for instances."""
     units = []
     for name in sorted(os.listdir(shipped)):
-        if not name.endswith((".service", ".timer")):
-            continue
-        text = _read(shipped, name).replace(PACKAGED_PROGRAM, program)
         stem, _, suffix = name.rpartition(".")
+        if suffix not in ("service", "timer", "socket"):
+            continue
+        text = _read(shipped, name).replace(SHIPPED_PROGRAM, program)
         units.append(PlannedFile(f"{layout.units}/{name}", text))
-        units.append(PlannedFile(f"{layout.units}/{stem}@.{suffix}", template_of(text)))
+        if suffix != "socket":  # an instance has addresses of its own
+            units.append(PlannedFile(f"{layout.units}/{stem}@.{suffix}", template_of(text)))
     return units
 
 

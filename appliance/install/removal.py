@@ -43,6 +43,8 @@ def service_commands(names: list[str]) -> list[list[str]]:
     for name in names:
         suffix = "" if name == DEFAULT else f"@{name}"
         units += [f"tailrace{suffix}.service", f"tailrace-verify{suffix}.timer"]
+        if name == DEFAULT:
+            units.insert(0, "tailrace.socket")  # it would start the service again
     return [["systemctl", "disable", "--now", *units]] if units else []
 
 

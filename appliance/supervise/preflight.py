@@ -45,6 +45,18 @@ def refuse_unfit_machine() -> None:
         raise Halt(ExitCode.CONFIG, f"{reason}.")
 
 
+def warn_of_python_kernel() -> None:
+    """Log that the kernel was not compiled where this was installed, and the remedy."""
+    from tailrace import kernel  # the zygote has imported it
+
+    if not kernel.IS_COMPILED and not kernel.is_wished():
+        logger.warning(
+            "kernel_not_compiled consequence='work for each record takes several times longer' "
+            "advice='install gcc and python3-dev, then tailrace again: pip install "
+            "--force-reinstall --no-cache-dir --no-deps tailrace'"
+        )
+
+
 def slots_for_open_files(settings: Settings, data_dirs: list[str], workers: int) -> int:
     """Number of partition slots: `slots`, or fewer, with a warning, if the limit of open files is
     too low.

@@ -58,7 +58,7 @@ class ProcessTable:
         control: Control,
         spawner: Spawner,
         bells: dict[str, Doorbell],
-        inherited_fds: Callable[[], Iterable[int]],
+        inherited_fds: Callable[[Child], Iterable[int]],
         spec_of: Callable[[Child], ProcessSpec],
         record_pids: Callable[[], None],
     ) -> None:
@@ -94,7 +94,7 @@ class ProcessTable:
         slot.store(ProcessWord.GENERATION, child.generation)
         slot.store(ProcessWord.LIVE, 1)
         spec = self._spec_of(child)
-        inherited = [*(bell.fd for bell in self._bells.values()), *self._inherited_fds()]
+        inherited = [*(bell.fd for bell in self._bells.values()), *self._inherited_fds(child)]
         spec_fd = spec.to_inherited_file()
         try:
             child.pid, child.pidfd = self._spawner.start(MODULES[child.role], spec_fd, inherited)

@@ -51,6 +51,7 @@ from appliance.supervise.preflight import (
     allow_open_files,
     refuse_unfit_machine,
     slots_for_open_files,
+    warn_of_python_kernel,
 )
 from appliance.supervise.process_table import KILL_TIMEOUT_MS, ProcessTable
 from appliance.supervise.restart_policy import ExitCode, Halt
@@ -85,13 +86,15 @@ class Supervisor:
         ready_fd: int = -1,
         notifier: Notifier | None = None,
         spawner: Spawner | None = None,
+        sockets: dict[str, int] | None = None,
     ) -> None:
         """`ready_fd`: a pipe to the process that started this one. A byte tells it that everything
-        serves; its end is the sign to stop.
+        serves; its end is the sign to stop. `sockets`: listening sockets of addresses of fronts.
         """
         self.settings = settings
         self._spawner = spawner or Spawner()
         self.ready_fd = ready_fd
+        self._sockets = sockets or {}
         self.notifier = notifier or Notifier(None)
         self._plan = checked_plan(settings, os.sched_getaffinity(0))
         self._slots = settings.slots
@@ -140,7 +143,7 @@ class Supervisor:
         )
         self._make_bells(children)
         self._processes = ProcessTable(
-            children, self._control, self._spawner, self._bells, self._lock_fds, self._spec_of,
+            children, self._control, self._spawner, self._bells, self._inherited_fds, self._spec_of,
             self._record_holders,
         )  # fmt: skip
         self._on_demand = OnDemandProcesses(
@@ -178,8 +181,9 @@ class Supervisor:
             self._owners, {child.name: child.pid for child in self._processes}, self._addresses
         )
 
-    def _lock_fds(self) -> list[int]:
-        return [fd for owner in self._owners for fd in owner.lock_fds]
+    def _inherited_fds(self, child: Child) -> list[int]:
+        locks = [fd for owner in self._owners for fd in owner.lock_fds]
+        return [*locks, *self._sockets.values()] if child.role is Role.FRONT else locks
 
     def _on_signal(self, _number: int, _frame: object) -> None:
         self._stop_requested = True
@@ -229,7 +233,7 @@ class Supervisor:
             "producer.id.expiration.ms": s.producer_id_expiration_ms,
             "producer.ids.max": s.producer_ids_max,
             "reserve_bytes": s.reserve_bytes(len(self._worker_dirs)),
-            "listen": s.listen, "slots": self._slots,
+            "listen": s.listen, "listen.sockets": self._sockets, "slots": self._slots,
             "ipc.access": list(ipc_access(s.ipc_mode, s.ipc_group)),
             "ring_bytes": s.ring_bytes, "lane_bytes": s.lane_bytes, "credit_bytes": s.credit_bytes,
             "auto_create_topics": s.auto_create_topics,
@@ -402,6 +406,15 @@ class Supervisor:
         return ExitCode.FAILED if code is ExitCode.OK and not (clean and drained) else code
 
 
+def _passed_sockets(settings: Settings) -> dict[str, int]:
+    """Address -> listening socket of those that systemd passes. Raises InvalidSettingError."""
+    if "LISTEN_FDS" not in os.environ:
+        return {}
+    from appliance.supervise.listen_sockets import inherited_sockets, sockets_of_fronts
+
+    return sockets_of_fronts(inherited_sockets(os.environ), settings.listen, settings.fronts)
+
+
 def _drain(fd: int) -> None:
     try:
         while os.read(fd, 512):
@@ -433,6 +446,7 @@ def _serve() -> int:
         settings, _ = checked_settings(
             flags.config, environment_settings(), given_flags(flags), os.sched_getaffinity(0)
         )
+        sockets = _passed_sockets(settings)
     except InvalidSettingError as error:
         _complain(error.detail)
         return ExitCode.USAGE
@@ -444,7 +458,8 @@ def _serve() -> int:
     log_to_stderr(comm_name(Role.SUPERVISOR, 0), settings.log_level)
     try:
         refuse_unfit_machine()
-        return Supervisor(settings, flags.ready_fd, notifier, spawner).run()
+        warn_of_python_kernel()
+        return Supervisor(settings, flags.ready_fd, notifier, spawner, sockets).run()
     except DataDirectoryError as error:
         _complain(str(error))
         return ExitCode.DATA_UNUSABLE

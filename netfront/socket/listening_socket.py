@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import socket as unix
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import zmq
@@ -40,7 +41,15 @@ class SocketAccess(NamedTuple):
     """-1: the process's own group."""
 
 
-OWNER_ONLY = SocketAccess(0o600, -1)
+class ListeningSockets(NamedTuple):
+    """The sockets of a front: access to those that it makes, and those that it is given."""
+
+    access: SocketAccess
+    by_address: Mapping[str, int]
+    """Descriptor of a socket that listens at the address already."""
+
+
+NONE_GIVEN = ListeningSockets(SocketAccess(0o600, -1), {})
 
 
 def begin_zero_copy(context: zmq.Context[zmq.Socket[bytes]]) -> None:
@@ -89,18 +98,19 @@ def new_socket(
 
 
 def listen(
-    socket: zmq.Socket[bytes], addresses: list[str], access: SocketAccess = OWNER_ONLY
+    socket: zmq.Socket[bytes], addresses: list[str], given: ListeningSockets = NONE_GIVEN
 ) -> int:
-    """Bind the socket to all `addresses`; Unix sockets get `access`. Return the port of the first
-    TCP address, 0 without one.
+    """Bind the socket to all `addresses`. Return the port of the first TCP address, 0 without one.
 
     Raises AddressInUseError.
     """
     port = 0
     for address in addresses:
-        path = _socket_path(address)
+        path, access = _socket_path(address), given.access
+        fd = given.by_address.get(address, -1)
         try:
-            if path is None:
+            socket.setsockopt(zmq.USE_FD, fd)  # -1: libzmq makes a socket; it closes either
+            if path is None or fd >= 0:
                 socket.bind(address)
             else:
                 _bind_path(socket, path, access)

@@ -33,9 +33,9 @@ from netfront.socket.connections import (
 from netfront.socket.flow_control import Credit
 from netfront.socket.io_thread_slice import IoThreadSlice, io_threads, set_slice_ns
 from netfront.socket.listening_socket import (
-    OWNER_ONLY,
+    NONE_GIVEN,
     QUEUE_MESSAGES,
-    SocketAccess,
+    ListeningSockets,
     begin_zero_copy,
     listen,
     new_socket,
@@ -86,10 +86,10 @@ class Router:
         addresses: list[str],
         message_max_bytes: int,
         limits: Limits,
-        access: SocketAccess = OWNER_ONLY,
+        given: ListeningSockets = NONE_GIVEN,
         sockets: SocketStats | None = None,
     ) -> None:
-        """Bind to all `addresses`, whose Unix sockets get `access`.
+        """Bind to all `addresses`, or use the sockets that are `given` for them.
 
         `message_max_bytes` is the largest frame accepted. Raises AddressInUseError.
         """
@@ -104,9 +104,11 @@ class Router:
         self._messages = MessageSocket(socket)
         self._poll: select.poll | None = None
         self._socket_paths = [
-            address.removeprefix("ipc://") for address in addresses if address.startswith("ipc:///")
+            address.removeprefix("ipc://")
+            for address in addresses
+            if address.startswith("ipc:///") and address not in given.by_address
         ]
-        self.port = listen(socket, addresses, access)
+        self.port = listen(socket, addresses, given)
         begin_zero_copy(self._context)
         threads = io_threads()
         self._io_thread_slice = IoThreadSlice(lambda slice_ns: set_slice_ns(threads, slice_ns))

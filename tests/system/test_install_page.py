@@ -74,7 +74,7 @@ def test_another_instance_and_a_user_of_the_group(host: BootedSystemd) -> None:
 
 
 def test_every_unit_of_the_table_is_installed(host: BootedSystemd) -> None:
-    table = re.findall(r"`(tailrace[\w@-]*\.(?:service|timer))`", PAGE.read_text())
+    table = re.findall(r"`(tailrace[\w@-]*\.(?:service|timer|socket))`", PAGE.read_text())
     assert len(set(table)) >= 4
     for unit in set(table):
         path = pathlib.Path("/etc/systemd/system", unit.replace("@NAME", "@"))
