@@ -72,6 +72,7 @@ from appliance.groups.consumer.heartbeats import Heartbeats
 from appliance.groups.consumer.membership import Sessions
 from appliance.groups.consumer.offset_expiry import OffsetExpiry
 from appliance.groups.consumer.offset_requests import OffsetRequests, PreparedCommit
+from appliance.groups.consumer.prepared_offsets import PreparedOffsets
 from appliance.groups.consumer.start_offsets import StartOffsets
 from appliance.groups.store.group_store import GroupStore
 from appliance.groups.transactions.clocks import Times
@@ -123,6 +124,7 @@ class GroupService:
             self._elapsed_ms,
         )
         self._book = OffsetBook(store)
+        self._prepared_offsets = PreparedOffsets()
         start_offsets = StartOffsets(topics, self._book, self._elapsed_ms)
         self._offset_requests = OffsetRequests(
             self._table,
@@ -133,6 +135,7 @@ class GroupService:
             answer_max,
             self._wall_ms,
             self._elapsed_ms,
+            self._prepared_offsets,
         )
         self._heartbeats = Heartbeats(
             self._table,
@@ -148,8 +151,9 @@ class GroupService:
             self._suspended,
         )
         self._describing = GroupDescriber(
-            store, topics, self._book, start_offsets, answer_max, self.summary
-        )
+            store, topics, self._book, start_offsets, answer_max, self.summary,
+            self._prepared_offsets,
+        )  # fmt: skip
         self._expiry = OffsetExpiry(store, topics, limits, now_ns)
         self._table.load(now_ns)
         self._begin(now_ns)
@@ -160,6 +164,10 @@ class GroupService:
                 OffsetCommits(
                     self._prepare_offsets,
                     self._offset_requests.apply,
+                    self._suspended.check,
+                    self._offset_requests.reserve,
+                    self._offset_requests.apply_reserved,
+                    self._prepared_offsets,
                     self._prepare_acknowledgements,
                     self._apply_acknowledgements,
                 ),
@@ -369,6 +377,7 @@ class GroupService:
             raise UnknownGroupError(f"there is no group {shown(name)}")
         if group.members:
             raise GroupNotEmptyError(f"the group {name} has {members_text(group.members)}")
+        self._prepared_offsets.check_group(name)
         self._book.settle()
         self._table.delete(group)
 
@@ -413,6 +422,7 @@ class GroupService:
             not group.members
             and group_id not in self._table.changed
             and group.name not in self._suspended.until
+            and not self._prepared_offsets.has(group.name)
         )
 
     def _expired(self, group_id: int, member: Member, now_ns: int) -> None:

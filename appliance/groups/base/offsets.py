@@ -11,7 +11,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from appliance.groups.base.limits import OFFSET_MAX, GroupLimits
@@ -85,9 +85,10 @@ class Commit:
         member_epoch: int,
         now_ms: int,
         elapsed_ms: int,
+        waits: Callable[[Partition], str | None] = lambda _: None,
     ) -> None:
         """`member`: None for a commit from outside the group. `now_ms`: wall clock. `elapsed_ms`:
-        elapsed time.
+        elapsed time. `waits`: the reason why the offset of a partition cannot be changed now.
         """
         self._topics = topics
         self._limits = limits
@@ -96,6 +97,7 @@ class Commit:
         self._member_epoch = member_epoch
         self._now_ms = now_ms
         self._elapsed_ms = elapsed_ms
+        self._waits = waits
         self.refused: list[Refusal] = []
 
     def row(self, group_id: int, entry: Any) -> OffsetRow | None:
@@ -124,6 +126,9 @@ class Commit:
                 ErrorCode.PARTITION_OUT_OF_RANGE,
                 f"{topic} has the partitions 0 to {last}",
             )
+            return None
+        if (reason := self._waits((found.topic_id, partition))) is not None:
+            self._refuse(topic, partition, ErrorCode.CONCURRENT_TRANSACTIONS, reason)
             return None
         if self._is_owner(topic, (found.topic_id, partition)) and self._is_in_log(
             found, partition, offset, metadata

@@ -20,6 +20,7 @@ from appliance.groups.base.messages import Partition, TopicImage, TopicView
 from appliance.groups.base.offsets import OffsetBook
 from appliance.groups.base.request_validation import place_in, shown
 from appliance.groups.consumer.group import ConsumerGroup
+from appliance.groups.consumer.prepared_offsets import PreparedOffsets
 from appliance.groups.consumer.start_offsets import StartOffsets
 from appliance.groups.store.group_store import GroupStore
 from appliance.groups.store.schema import OffsetRow
@@ -40,15 +41,18 @@ class GroupDescriber:
     def __init__(
         self, store: GroupStore, topics: TopicImage, offsets: OffsetBook,
         start_offsets: StartOffsets, answer_max: int,
-        summary: Callable[[str], dict[str, Any] | None],
+        summary: Callable[[str], dict[str, Any] | None], waiting: PreparedOffsets,
     ) -> None:  # fmt: skip
-        """`summary`: returns a group's row in LIST_GROUPS; None for a deleted group."""
+        """`summary`: returns a group's row in LIST_GROUPS; None for a deleted group. `waiting`: the
+        offsets of prepared transactions.
+        """
         self._store = store
         self._topics = topics
         self._offsets = offsets
         self._start_offsets = start_offsets
         self._answer_max = answer_max
         self._summary = summary
+        self._waiting = waiting
 
     def _page(
         self,
@@ -225,7 +229,10 @@ class GroupDescriber:
     # ---- offsets ---------------------------------------------------------------------------------
 
     def fetch_offsets(self, group: ConsumerGroup | None, request: dict[str, Any]) -> bytes:
-        """Answer FETCH_OFFSETS. An unknown group has no offsets. Raises InvalidRequestError."""
+        """Answer FETCH_OFFSETS. An unknown group has no offsets. Raises InvalidRequestError, and
+        ConcurrentTransactionsError for partitions of which a prepared transaction has an offset. A
+        list of all offsets has what is committed now.
+        """
         asked, after = request.get("partitions"), place_in(request)
         if asked is None:
             return self._page(
@@ -256,6 +263,8 @@ class GroupDescriber:
             topic = (
                 self._topics.by_id(topic_id) if topic_id is not None else self._topics.by_name(name)
             )
+            if group is not None and topic is not None:
+                self._waiting.check(group.name, (topic.topic_id, partition))
             asked = [] if topic_id is None else [topic.topic_id if topic is not None else ""]
             row = (
                 None

@@ -11,6 +11,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import orjson
@@ -23,6 +24,11 @@ from appliance.groups.base.request_validation import entries_in, epoch_in, membe
 from appliance.groups.consumer import membership
 from appliance.groups.consumer.group import ConsumerGroup
 from appliance.groups.consumer.group_table import GroupTable
+from appliance.groups.consumer.prepared_offsets import (
+    GroupOffsets,
+    PreparedOffsets,
+    prepared_rows,
+)
 from appliance.groups.consumer.start_offsets import StartOffsets
 from appliance.groups.store.schema import OffsetRow
 from tailrace.core.error_codes import ErrorCode
@@ -47,8 +53,9 @@ class OffsetRequests:
     def __init__(
         self, table: GroupTable, book: OffsetBook, start_offsets: StartOffsets, topics: TopicImage,
         limits: GroupLimits, answer_max: int,
-        wall_ms: Callable[[], int], elapsed_ms: Callable[[], int],
+        wall_ms: Callable[[], int], elapsed_ms: Callable[[], int], waiting: PreparedOffsets,
     ) -> None:  # fmt: skip
+        """`waiting`: the offsets of prepared transactions."""
         self._table = table
         self._book = book
         self._start_offsets = start_offsets
@@ -57,6 +64,7 @@ class OffsetRequests:
         self._answer_max = answer_max
         self._wall_ms = wall_ms
         self._elapsed_ms = elapsed_ms
+        self._waiting = waiting
 
     def commit(self, name: str, request: dict[str, Any]) -> bytes:
         """Handle COMMIT_OFFSETS. Raises TailraceError when the whole request is refused."""
@@ -73,7 +81,7 @@ class OffsetRequests:
         member, epoch = None, -1
         if request.get("member_id") is not None:
             member, epoch = self._member(group, name, request)
-        judge = self._judge({} if group is None else group.owners, member, epoch)
+        judge = self._judge(name, {} if group is None else group.owners, member, epoch)
         rows = [row for entry in entries if (row := judge.row(0, entry)) is not None]
         if group is None and rows:
             self._table.check_room(name)
@@ -82,6 +90,26 @@ class OffsetRequests:
     def apply(self, prepared: PreparedCommit) -> None:
         """Buffer the rows of a prepared commit of the same step. Raises nothing."""
         self._keep(self._table.get(prepared.name), prepared.name, prepared.rows)
+
+    def reserve(self, prepared: PreparedCommit) -> GroupOffsets:
+        """The offsets of a prepared transaction, to store with it. Creates the group if it does not
+        exist, so that its name is not given to a share group.
+        """
+        if prepared.rows and self._table.get(prepared.name) is None:
+            self._table.create(prepared.name)
+        return prepared_rows(prepared.name, prepared.rows)
+
+    def apply_reserved(self, commit: GroupOffsets) -> None:
+        """Buffer the offsets of a prepared transaction that is committed in this step. Its members
+        were checked then. Those of deleted topics are left out.
+        """
+        rows = [
+            OffsetRow(0, *one, self._wall_ms(), self._elapsed_ms())
+            for one in commit.offsets
+            if (topic := self._topics.by_id(one.topic_id)) is not None
+            and one.partition < topic.partition_count
+        ]
+        self._keep(self._table.get(commit.group), commit.group, rows)
 
     def _member(
         self, group: ConsumerGroup | None, name: str, request: dict[str, Any]
@@ -97,10 +125,13 @@ class OffsetRequests:
             )
         return member, epoch
 
-    def _judge(self, owners: Mapping[Partition, str], member: Member | None, epoch: int) -> Commit:
+    def _judge(
+        self, name: str, owners: Mapping[Partition, str], member: Member | None, epoch: int
+    ) -> Commit:
         return Commit(
-            self._topics, self._limits, owners, member, epoch, self._wall_ms(), self._elapsed_ms()
-        )
+            self._topics, self._limits, owners, member, epoch, self._wall_ms(), self._elapsed_ms(),
+            partial(self._waiting.sentence, name),
+        )  # fmt: skip
 
     def _keep(self, group: ConsumerGroup | None, name: str, rows: list[OffsetRow]) -> None:
         """Buffer the rows. Creates the group if it does not exist; its room was checked."""
@@ -131,7 +162,7 @@ class OffsetRequests:
                 f"the group {name} has {members_text(group.members)}; none of its offsets were "
                 "changed"
             )
-        judge = self._judge(_NO_MEMBER, None, -1)
+        judge = self._judge(name, _NO_MEMBER, None, -1)
         rows: list[OffsetRow] = []
         gone: list[Partition] = []
         refused: list[Refusal] = []
@@ -151,6 +182,9 @@ class OffsetRequests:
                         f"there is no topic {shown(topic)}",
                     ]
                 )
+            elif sentence := self._waiting.sentence(name, (found.topic_id, partition)):
+                code = int(ErrorCode.CONCURRENT_TRANSACTIONS)
+                refused.append([topic, partition, code, sentence])
             else:
                 gone.append((found.topic_id, partition))
         if group is None and rows:

@@ -105,7 +105,7 @@ class TransactionCoordinator:
         """Load the ids and the decisions. Raises StorageError."""
         self._numbers = numbers
         self._rows = TransactionRows(store)
-        self._table = IdTable(self._rows, now_ns)
+        self._table = IdTable(self._rows, now_ns, offsets.prepared)
         try:
             self._log = DecisionLog(self._rows)
         except (ValueError, TypeError, struct.error) as error:

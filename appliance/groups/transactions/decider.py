@@ -15,6 +15,7 @@ from collections.abc import Collection, Sequence
 
 from appliance.groups.base.request_validation import shown
 from appliance.groups.base.timers import Timers
+from appliance.groups.consumer.prepared_offsets import GroupOffsets
 from appliance.groups.store.schema import TransactionalIdRow
 from appliance.groups.transactions.branches.claims import BranchClaims
 from appliance.groups.transactions.branches.pool import (
@@ -33,8 +34,8 @@ from appliance.groups.transactions.describe import Describer
 from appliance.groups.transactions.ids.ends import BY_IDLENESS, End, with_end
 from appliance.groups.transactions.ids.id_table import Entry, IdTable
 from appliance.groups.transactions.ids.numbers import Numbers
-from appliance.groups.transactions.requests.prepared import Prepared, encoded_mark, prepared_of
-from shm.messages.transaction_messages import DecidedTransaction, Decision, Outcome, ProducerEpoch
+from appliance.groups.transactions.ids.prepared_mark import Prepared, encoded_mark, prepared_of
+from shm.transaction_messages import DecidedTransaction, Decision, Outcome, ProducerEpoch
 from tailrace.core.errors import ConcurrentTransactionsError, InvalidRequestError
 
 UNSETTLED_MAX = 32
@@ -167,13 +168,14 @@ class Decider:
         return bool(entry.staged_count) or entry.grown_ordinal in self._log.unsettled
 
     def prepare(
-        self, entry: Entry, tag: str, branches: frozenset[ProducerEpoch], now_ns: int
-    ) -> None:
+        self, entry: Entry, tag: str, branches: frozenset[ProducerEpoch],
+        offsets: tuple[GroupOffsets, ...], now_ns: int,
+    ) -> None:  # fmt: skip
         """Seal the current transaction of an id: it waits for its decision. Raises TailraceError,
         having changed nothing, when that has to wait.
         """
         self._check_room(entry)
-        mark = Prepared(tag, self._elapsed_ms(), self._wall_ms(), branches)
+        mark = Prepared(tag, self._elapsed_ms(), self._wall_ms(), branches, offsets)
         self._table.use(entry, now_ns)
         self._seal(entry, encoded_mark(mark))
 

@@ -10,7 +10,7 @@ Invariants:
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import orjson
@@ -18,6 +18,7 @@ import orjson
 from appliance.groups.base.messages import Requester
 from appliance.groups.base.request_validation import shown
 from appliance.groups.consumer.offset_requests import PreparedCommit
+from appliance.groups.consumer.prepared_offsets import GroupOffsets, PreparedOffsets
 from appliance.groups.transactions.branches.pool import check_named, pool_of
 from appliance.groups.transactions.decider import Decider
 from appliance.groups.transactions.ids.ends import (
@@ -29,6 +30,7 @@ from appliance.groups.transactions.ids.ends import (
 )
 from appliance.groups.transactions.ids.fencing import aborted_sentence
 from appliance.groups.transactions.ids.id_table import Entry
+from appliance.groups.transactions.ids.prepared_mark import prepared_of
 from appliance.groups.transactions.requests.answers import ended, following
 from appliance.groups.transactions.requests.fields import EndRequest
 from appliance.groups.transactions.requests.prepared import (
@@ -36,7 +38,7 @@ from appliance.groups.transactions.requests.prepared import (
     DecideRequest,
     PrepareRequest,
     check_end,
-    prepared_of,
+    is_same,
 )
 from appliance.groups.transactions.step import Step
 from appliance.groups.transactions.timeouts import Timeouts
@@ -54,6 +56,13 @@ class OffsetCommits(NamedTuple):
     prepare: Callable[[dict[str, Any]], PreparedCommit]
     """Checks the offsets of one group and changes nothing. Raises TailraceError."""
     apply: Callable[[PreparedCommit], None]
+    check_group: Callable[[str], None]
+    """Raises TailraceError if the group takes no changes now."""
+    reserve: Callable[[PreparedCommit], GroupOffsets]
+    """The offsets of a transaction that is prepared, to store with it."""
+    apply_reserved: Callable[[GroupOffsets], None]
+    """Applies them with its commit, whatever the members of the group have done since."""
+    prepared: PreparedOffsets
     prepare_acknowledgements: Callable[[dict[str, Any]], Any]
     """Checks the acknowledgements of one share member and changes nothing. Raises TailraceError."""
     apply_acknowledgements: Callable[[Any], None]
@@ -80,7 +89,8 @@ class Ending:
         if (request.producer_id, request.epoch) == (row.producer_id, row.epoch):
             check_end(row, request)
             check_named(pool_of(row), request.branches)
-            commits = self._prepared(request)
+            reserved = self._reserved(entry, request.outcome)
+            commits = [] if request.outcome is Outcome.ABORT else self._checked(request.offsets)
             acknowledgements = self._prepared_acknowledgements(request)
             self._decider.decide(
                 entry, request.outcome, BY_PRODUCER, self._step.now_ns,
@@ -88,8 +98,10 @@ class Ending:
             )  # fmt: skip
             for commit in commits:
                 self._offsets.apply(commit)
-            for one in acknowledgements:
-                self._offsets.apply_acknowledgements(one)
+            for one in reserved:
+                self._offsets.apply_reserved(one)
+            for acknowledged in acknowledgements:
+                self._offsets.apply_acknowledgements(acknowledged)
             self._answer_end(entry, requester, request.outcome)
         elif end is None or end.owner != request.owner:
             raise InvalidTransactionError(
@@ -113,11 +125,16 @@ class Ending:
         prepared = prepared_of(row)
         if prepared is None:
             check_named(pool_of(row), request.branches)
-            self._decider.prepare(entry, request.tag, request.branches, self._step.now_ns)
+            commits = self._checked(request.offsets)
+            self._decider.prepare(
+                entry, request.tag, request.branches,
+                tuple(self._offsets.reserve(commit) for commit in commits), self._step.now_ns,
+            )  # fmt: skip
             self._timeouts.set(entry)
-        elif (prepared.tag, prepared.branches) != (request.tag, request.branches):
+        elif not is_same(prepared, request):
             raise InvalidTransactionError(
-                "the transaction is prepared already, with another tag or other branches"
+                "the transaction is prepared already, with another tag, or other branches or "
+                "offsets"
             )
         body = {"outcome": PREPARE, **following(entry.row)}
         self._step.answer(requester, orjson.dumps(body), depends=True)
@@ -139,7 +156,10 @@ class Ending:
         row, name = entry.row, shown(request.transactional_id)
         end = find_end(row.ended, request.producer_id, request.epoch)
         if (request.producer_id, request.epoch) == (row.producer_id, row.epoch) and row.prepared:
+            reserved = self._reserved(entry, request.outcome)
             self._decider.decide(entry, request.outcome, BY_OPERATOR, self._step.now_ns)
+            for one in reserved:
+                self._offsets.apply_reserved(one)
             logger.info(
                 "prepared_transaction_decided id=%s outcome=%s by=operator",
                 name,
@@ -156,13 +176,22 @@ class Ending:
         body = {"outcome": OUTCOME_NAMES[request.outcome]}
         self._step.answer(requester, orjson.dumps(body), depends=True)
 
-    def _prepared(self, request: EndRequest) -> list[PreparedCommit]:
+    def _reserved(self, entry: Entry, outcome: Outcome) -> Sequence[GroupOffsets]:
+        """The offsets that a prepared transaction commits. Raises TailraceError if a group takes no
+        changes now.
+        """
+        prepared = prepared_of(entry.row)
+        if prepared is None or outcome is not Outcome.COMMIT:
+            return ()
+        for group in prepared.offsets:
+            self._offsets.check_group(group.group)
+        return prepared.offsets
+
+    def _checked(self, offsets: Sequence[dict[str, Any]]) -> list[PreparedCommit]:
         """Check the offsets of all groups at this moment. All of them are valid, or nothing is
         decided.
         """
-        if request.outcome is not Outcome.COMMIT:
-            return []
-        commits = [self._offsets.prepare(one) for one in request.offsets]
+        commits = [self._offsets.prepare(one) for one in offsets]
         for commit in commits:
             for topic, partition, code, sentence in commit.refused:
                 raise error_for(
@@ -173,7 +202,7 @@ class Ending:
         return commits
 
     def _prepared_acknowledgements(self, request: EndRequest) -> list[Any]:
-        """Check the acknowledgements of all share members at this moment, as `_prepared` does the
+        """Check the acknowledgements of all share members at this moment, as `_checked` does the
         offsets.
         """
         if request.outcome is not Outcome.COMMIT:

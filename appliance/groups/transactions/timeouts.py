@@ -21,7 +21,7 @@ from appliance.groups.transactions.decisions.delivery import registered
 from appliance.groups.transactions.ids.ends import BY_IDLENESS, BY_LIMIT, BY_TIMEOUT
 from appliance.groups.transactions.ids.expiry import IdExpiry
 from appliance.groups.transactions.ids.id_table import Entry
-from appliance.groups.transactions.requests.prepared import due_ns, is_over, prepared_of
+from appliance.groups.transactions.ids.prepared_mark import due_ns, is_over, prepared_of
 from appliance.groups.transactions.step import Step
 from shm.messages.transaction_messages import Outcome, ProducerEpoch
 from tailrace.core.errors import TailraceError

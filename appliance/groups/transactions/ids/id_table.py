@@ -14,10 +14,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from appliance.groups.consumer.prepared_offsets import PreparedOffsets
 from appliance.groups.store.schema import TransactionalIdRow
 from appliance.groups.store.transaction_rows import TransactionRows
 from appliance.groups.transactions.branches.claims import BranchClaims
 from appliance.groups.transactions.branches.pool import pool_of
+from appliance.groups.transactions.ids.prepared_mark import prepared_of
 from tailrace.core.errors import StorageError
 
 
@@ -64,9 +66,12 @@ class Before(NamedTuple):
 class IdTable:
     """The loaded ids."""
 
-    def __init__(self, rows: TransactionRows, now_ns: int) -> None:
+    def __init__(
+        self, rows: TransactionRows, now_ns: int, prepared_offsets: PreparedOffsets
+    ) -> None:
         """Load the registered ids. Raises StorageError."""
         self._rows = rows
+        self._prepared_offsets = prepared_offsets
         self._by_number: dict[int, Entry] = {}
         """In the order of their last use."""
         self._by_name: dict[str, Entry] = {}
@@ -125,22 +130,26 @@ class IdTable:
         row = entry.row
         self._by_number[row.id_number] = entry
         self._by_name[row.transactional_id] = entry
-        self._add_producers(entry)
+        self._index(entry)
 
-    def _add_producers(self, entry: Entry) -> None:
+    def _index(self, entry: Entry) -> None:
         self._by_producer[entry.row.producer_id] = entry
         for branch in pool_of(entry.row).producers:
             self._by_producer[branch.producer_id] = entry
+        if (prepared := prepared_of(entry.row)) is not None:
+            self._prepared_offsets.add(entry.row.transactional_id, prepared.offsets)
 
-    def _remove_producers(self, entry: Entry) -> None:
+    def _unindex(self, entry: Entry) -> None:
         self._by_producer.pop(entry.row.producer_id, None)
         for branch in pool_of(entry.row).producers:
             self._by_producer.pop(branch.producer_id, None)
+        if (prepared := prepared_of(entry.row)) is not None:
+            self._prepared_offsets.remove(prepared.offsets)
 
     def _remove(self, entry: Entry) -> None:
         self._by_number.pop(entry.row.id_number, None)
         self._by_name.pop(entry.row.transactional_id, None)
-        self._remove_producers(entry)
+        self._unindex(entry)
 
     def new_number(self) -> int:
         """A number that no id ever had."""
@@ -154,10 +163,10 @@ class IdTable:
         self._changed.setdefault(
             row.id_number, Before(entry.row, entry.claims, entry.grown_ordinal)
         )
-        self._remove_producers(entry)
+        self._unindex(entry)
         entry.row = row
         entry.claims = claims or entry.claims
-        self._add_producers(entry)
+        self._index(entry)
 
     def use(self, entry: Entry, now_ns: int) -> None:
         """Note that an id is used."""
@@ -218,10 +227,10 @@ class IdTable:
             if before is None:
                 self._remove(entry)
                 continue
-            self._remove_producers(entry)
+            self._unindex(entry)
             entry.row, entry.claims, entry.grown_ordinal = before
             entry.claims.release_from(pool_of(entry.row).registered_count)
-            self._add_producers(entry)
+            self._index(entry)
             remaining.append(entry)
         return remaining
 

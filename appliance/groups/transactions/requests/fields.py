@@ -114,7 +114,7 @@ def end_in(request: Mapping[str, Any]) -> EndRequest:
         owner,
         *producer_in(request),
         OUTCOMES[outcome],
-        _offsets_in(request),
+        offsets_in(request),
         _acknowledgements_in(request),
         bool(flag_in(request, "is_empty")),
         metadata,
@@ -122,7 +122,8 @@ def end_in(request: Mapping[str, Any]) -> EndRequest:
     )
 
 
-def _offsets_in(request: Mapping[str, Any]) -> list[dict[str, Any]]:
+def offsets_in(request: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The offsets of groups: requests like COMMIT_OFFSETS."""
     offsets = request.get("offsets")
     if offsets is None:
         return []

@@ -1,8 +1,7 @@
-"""Prepared transactions: their mark in a transactional id's row, and the requests about them.
+"""Requests about prepared transactions: validated and typed.
 
-Owner: none; plain values and pure functions.
+Owner: none; pure functions.
 Invariants:
-- The mark is durable before the answer to `prepare`, and goes in the commit that decides.
 - Only a decision ends a prepared transaction: neither its timeout, nor idleness, nor an init.
 """
 
@@ -11,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import orjson
-
 from appliance.groups.base.request_validation import flag_in, shown, text_in
 from appliance.groups.store.schema import TransactionalIdRow
 from appliance.groups.transactions.ids.ends import OUTCOMES
+from appliance.groups.transactions.ids.prepared_mark import Prepared, prepared_of
 from appliance.groups.transactions.requests.fields import (
     EndRequest,
+    offsets_in,
     owner_in,
     producer_in,
     transactional_id_in,
@@ -31,18 +30,6 @@ PREPARE = "prepare"
 TAG_MAX = 1_024
 
 
-class Prepared(NamedTuple):
-    """The mark of a prepared transaction. `tag`: the client's text. `elapsed_ms`: the moment in
-    elapsed time, by which the operator's limit counts; `wall_ms`: for display. `branches`: those
-    that are decided as the transaction is.
-    """
-
-    tag: str
-    elapsed_ms: int
-    wall_ms: int
-    branches: frozenset[ProducerEpoch] = frozenset()
-
-
 class PrepareRequest(NamedTuple):
     """END_TRANSACTION with the outcome `prepare`."""
 
@@ -52,6 +39,7 @@ class PrepareRequest(NamedTuple):
     epoch: int
     tag: str
     branches: frozenset[ProducerEpoch]
+    offsets: list[dict[str, Any]]
 
 
 class DecideRequest(NamedTuple):
@@ -63,18 +51,17 @@ class DecideRequest(NamedTuple):
     outcome: Outcome
 
 
-def prepared_of(row: TransactionalIdRow) -> Prepared | None:
-    """The mark of a row; None: its transaction is not prepared. Raises ValueError, TypeError."""
-    if not row.prepared:
-        return None
-    tag, elapsed_ms, wall_ms, *more = orjson.loads(row.prepared)
-    branches = more[0] if more else ()
-    return Prepared(tag, elapsed_ms, wall_ms, frozenset(ProducerEpoch(*one) for one in branches))
-
-
-def encoded_mark(prepared: Prepared) -> str:
-    branches = sorted(list(one) for one in prepared.branches)
-    return orjson.dumps([*prepared[:3], branches]).decode()
+def is_same(prepared: Prepared, request: PrepareRequest) -> bool:
+    """True if a repeated request asks for what is prepared."""
+    asked = {
+        one["group"]: sorted((entry[1], entry[2]) for entry in one["offsets"])
+        for one in request.offsets
+    }
+    known = {
+        group: sorted((one.partition, one.committed) for one in rows)
+        for group, rows in prepared.offsets
+    }
+    return (prepared.tag, prepared.branches, known) == (request.tag, request.branches, asked)
 
 
 def described(row: TransactionalIdRow) -> dict[str, Any] | None:
@@ -84,7 +71,7 @@ def described(row: TransactionalIdRow) -> dict[str, Any] | None:
         return None
     return {
         "producer_id": row.producer_id, "producer_epoch": row.epoch, "tag": prepared.tag,
-        "wall_ms": prepared.wall_ms,
+        "wall_ms": prepared.wall_ms, "groups": [one.group for one in prepared.offsets],
     }  # fmt: skip
 
 
@@ -93,11 +80,10 @@ def prepare_in(request: Mapping[str, Any]) -> PrepareRequest:
     name, owner = transactional_id_in(request), owner_in(request)
     if owner is None:
         raise InvalidRequestError("owner is missing; it takes the owner of INIT_TRANSACTIONS")
-    if request.get("offsets") or request.get("acknowledgements"):
+    if request.get("acknowledgements"):
         raise InvalidRequestError(
-            "a prepared transaction takes neither offsets nor acknowledgements of groups in this "
-            "version: commit them with a transaction that is not prepared, or keep them where the "
-            "decision is kept"
+            "a prepared transaction takes no acknowledgements of share groups in this version, "
+            "since their locks expire: commit them with a transaction that is not prepared"
         )
     return PrepareRequest(
         name,
@@ -105,6 +91,7 @@ def prepare_in(request: Mapping[str, Any]) -> PrepareRequest:
         *producer_in(request),
         text_in(request, "tag", TAG_MAX) or "",
         named_in(request),
+        offsets_in(request),
     )
 
 
@@ -146,15 +133,3 @@ def check_end(row: TransactionalIdRow, request: EndRequest) -> None:
             "the transaction is prepared: its content is fixed, so its commit takes neither "
             "offsets nor acknowledgements nor branches"
         )
-
-
-def is_over(prepared: Prepared, elapsed_ms: int, limit_ms: int) -> bool:
-    """True if the operator's limit has passed. 0: there is none."""
-    return 0 < limit_ms <= elapsed_ms - prepared.elapsed_ms
-
-
-def due_ns(prepared: Prepared, now_ns: int, elapsed_ms: int, limit_ms: int) -> int | None:
-    """The time at which the operator's limit passes; None: there is none."""
-    if not limit_ms:
-        return None
-    return now_ns + max(1, prepared.elapsed_ms + limit_ms - elapsed_ms) * 1_000_000

@@ -21,7 +21,7 @@ from appliance.groups.store.schema import (
 )
 from appliance.groups.store.transaction_rows import TransactionRows
 from appliance.groups.transactions.branches.pool import pool_of
-from appliance.groups.transactions.requests.prepared import prepared_of
+from appliance.groups.transactions.ids.prepared_mark import prepared_of
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import DiskFullError, StorageError
 from tailrace.protocol.frame import Api

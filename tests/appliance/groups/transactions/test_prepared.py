@@ -181,16 +181,21 @@ def test_preparing_may_be_repeated_with_its_tag_alone(world: World) -> None:
         prepare(a, "one")
 
 
-def test_offsets_are_refused_where_it_is_prepared_and_where_it_is_decided(world: World) -> None:
+def test_what_is_prepared_is_fixed(world: World) -> None:
     a = Owner(world)
     a.write()
-    offsets = [{"group": "g", "entries": [["orders", 0, 5]]}]
-    with pytest.raises(InvalidRequestError, match="takes neither offsets"):
-        world.ask(Api.END_TRANSACTION, **a.request("prepare", offsets=offsets))
+    acknowledgements = [{"group": "g", "member_id": "m", "acknowledge": []}]
+    with pytest.raises(InvalidRequestError, match="since their locks expire"):
+        world.ask(Api.END_TRANSACTION, **a.request("prepare", acknowledgements=acknowledgements))
     assert describe(world)["prepared"] is None
     prepare(a)
     with pytest.raises(InvalidRequestError, match="content is fixed"):
-        a.end(offsets=offsets)
+        a.end(offsets=[{"group": "g", "entries": [["orders", 0, 5]]}])
+    with pytest.raises(InvalidTransactionError, match="or offsets"):
+        world.ask(
+            Api.END_TRANSACTION,
+            **a.request("prepare", offsets=[{"group": "g", "entries": [["orders", 0, 5]]}]),
+        )
     a.end()
 
 
