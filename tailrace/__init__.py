@@ -81,7 +81,12 @@ _NAMES = {
         "RecordMetadata",
     ),
     "core.topic_partition": ("TopicPartition",),
-    "core.transaction_branches": ("FinishedBranch", "TransactionBranch", "WrittenPartition"),
+    "core.transaction_branches": (
+        "FinishedBranch",
+        "PreparedTransaction",
+        "TransactionBranch",
+        "WrittenPartition",
+    ),
     "core.recurrence": ("Recurrence", "RecurrenceError"),
     "embedded_appliance": ("EmbeddedAppliance", "embedded"),
     "group.rebalance_listener": ("ConsumerRebalanceListener", "RebalanceListener"),

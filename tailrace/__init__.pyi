@@ -65,6 +65,7 @@ from tailrace.core.recurrence import Recurrence as Recurrence
 from tailrace.core.recurrence import RecurrenceError as RecurrenceError
 from tailrace.core.topic_partition import TopicPartition as TopicPartition
 from tailrace.core.transaction_branches import FinishedBranch as FinishedBranch
+from tailrace.core.transaction_branches import PreparedTransaction as PreparedTransaction
 from tailrace.core.transaction_branches import TransactionBranch as TransactionBranch
 from tailrace.core.transaction_branches import WrittenPartition as WrittenPartition
 from tailrace.embedded_appliance import EmbeddedAppliance as EmbeddedAppliance

@@ -39,7 +39,11 @@ from tailrace.core.records import (
     RecordMetadata,
 )
 from tailrace.core.topic_partition import TopicPartition
-from tailrace.core.transaction_branches import FinishedBranch, TransactionBranch
+from tailrace.core.transaction_branches import (
+    FinishedBranch,
+    PreparedTransaction,
+    TransactionBranch,
+)
 from tailrace.core.validation import timeout_s_of
 from tailrace.producer.producer import Producer
 from tailrace.producer.record_appender import Outgoing
@@ -173,9 +177,15 @@ class AsyncProducer(AsyncClient, RenamedProducerMethods):
 
     # ---- transactions ----------------------------------------------------------------------------
 
-    async def init_transactions(self, timeout: float | None = None) -> None:
+    async def init_transactions(
+        self, timeout: float | None = None, *, keep_prepared: bool = False
+    ) -> PreparedTransaction | None:
         """`Producer.init_transactions`."""
-        await self._run(steps_of(Producer.init_transactions)(self._producer, timeout))
+        return await self._run(
+            steps_of(Producer.init_transactions)(
+                self._producer, timeout, keep_prepared=keep_prepared
+            )
+        )
 
     async def begin_transaction(self) -> None:
         """`Producer.begin_transaction`."""
@@ -241,6 +251,26 @@ class AsyncProducer(AsyncClient, RenamedProducerMethods):
         """
         await self._run(
             steps_of(Producer.commit_transaction)(self._producer, timeout, branches=branches)
+        )
+
+    async def prepare_transaction(
+        self,
+        tag: str = "",
+        timeout: float | None = None,
+        *,
+        branches: Iterable[FinishedBranch] | None = None,
+    ) -> PreparedTransaction:
+        """`Producer.prepare_transaction`. Cancelled, it may be called again."""
+        return await self._run(
+            steps_of(Producer.prepare_transaction)(self._producer, tag, timeout, branches=branches)
+        )
+
+    async def complete_transaction(
+        self, prepared: PreparedTransaction | None, timeout: float | None = None
+    ) -> bool:
+        """`Producer.complete_transaction`."""
+        return await self._run(
+            steps_of(Producer.complete_transaction)(self._producer, prepared, timeout)
         )
 
     async def abort_transaction(self, timeout: float | None = None) -> None:

@@ -99,6 +99,32 @@ class FinishedBranch:
         return _decoded(FinishedBranch, text, make)
 
 
+@dataclass(frozen=True, slots=True)
+class PreparedTransaction:
+    """A prepared transaction, for `complete_transaction`, or to be decided by its id. It is stored
+    where the decision is made. `tag`: the program's text.
+    """
+
+    transactional_id: str
+    producer_id: int
+    producer_epoch: int
+    tag: str
+
+    def to_json(self) -> str:
+        """The prepared transaction as text."""
+        return json.dumps(asdict(self))
+
+    @staticmethod
+    def from_json(text: str | bytes) -> PreparedTransaction:
+        """The prepared transaction of a `to_json` text. Raises InvalidRequestError."""
+
+        def make(fields: dict[str, Any]) -> PreparedTransaction:
+            return PreparedTransaction(**_checked(fields, _PREPARED))
+
+        return _decoded(PreparedTransaction, text, make)
+
+
+_PREPARED = {"transactional_id": str, "producer_id": int, "producer_epoch": int, "tag": str}
 _BRANCH = {
     "transactional_id": str, "owner": int, "producer_id": int, "producer_epoch": int, "number": int,
 }  # fmt: skip

@@ -32,7 +32,11 @@ from tailrace.core.errors import InvalidTransactionError, RequestTimeoutError, T
 from tailrace.core.records import ConsumerGroupMetadata, Headers, OffsetAndMetadata, Record
 from tailrace.core.recurrence import Recurrence
 from tailrace.core.topic_partition import TopicPartition
-from tailrace.core.transaction_branches import FinishedBranch, TransactionBranch
+from tailrace.core.transaction_branches import (
+    FinishedBranch,
+    PreparedTransaction,
+    TransactionBranch,
+)
 from tailrace.core.validation import name_of, timeout_s_of
 from tailrace.kernel import FastPathSender, fast_send
 from tailrace.producer.batches.producer_batch import OnDelivery, ProducerBatch
@@ -271,15 +275,25 @@ class Producer(FastPathSender, RenamedProducerMethods):
     # ---- transactions ----------------------------------------------------------------------------
 
     @operation
-    def init_transactions(self, timeout: float | None = None) -> Steps[None]:
+    def init_transactions(
+        self, timeout: float | None = None, *, keep_prepared: bool = False
+    ) -> Steps[PreparedTransaction | None]:
         """Become the owner of the transactional id: the producer that had it is fenced, and what it
         had open is aborted. Returns when readers of committed records see what it committed. The
         first `begin_transaction` does it too; a second call does nothing.
 
+        A prepared transaction of the id is kept with `keep_prepared`, and returned: decide it with
+        `complete_transaction`, `commit_transaction` or `abort_transaction`. Otherwise
+        InvalidTransactionError is raised.
+
         Waits for at most `timeout` seconds (None: max_block_ms). Raises RequestTimeoutError,
         NotReachableError.
         """
-        yield from self._transactional().initialize(timeout_s_of(timeout))
+        return (
+            yield from self._transactional().initialize(
+                timeout_s_of(timeout), keeps_prepared=bool(keep_prepared)
+            )
+        )
 
     @operation
     def begin_transaction(self) -> Steps[None]:
@@ -402,6 +416,39 @@ class Producer(FastPathSender, RenamedProducerMethods):
         ProducerFencedError if another producer has taken over the transactional id.
         """
         yield from self._transactional().commit(timeout_s_of(timeout), branches)
+
+    @operation
+    def prepare_transaction(
+        self,
+        tag: str = "",
+        timeout: float | None = None,
+        *,
+        branches: Iterable[FinishedBranch] | None = None,
+    ) -> Steps[PreparedTransaction]:
+        """Send everything, wait for the acknowledgements, and prepare the transaction: it takes no
+        more records, and waits for the decision of another system, durably, whatever restarts. Then
+        call `commit_transaction` or `abort_transaction`, or have another producer of the id do it
+        (`init_transactions(keep_prepared=True)`, `complete_transaction`), or decide it by its id
+        (`Admin.commit_transaction`). Closing the producer leaves it prepared. `tag`: a text that
+        lists and successors show. `branches`: as in `commit_transaction`, named now.
+
+        Raises what `commit_transaction` does. After RequestTimeoutError call it again, with the
+        same tag, or `abort_transaction`.
+        """
+        return (yield from self._transactional().prepare(tag, timeout_s_of(timeout), branches))
+
+    @operation
+    def complete_transaction(
+        self, prepared: PreparedTransaction | None, timeout: float | None = None
+    ) -> Steps[bool]:
+        """Commit the prepared transaction of the id if it is `prepared`, otherwise abort it.
+        `prepared`: what the other system has recorded as committed; None: nothing. True: `prepared`
+        is committed, now or before. False: what was prepared is aborted, or nothing was prepared.
+
+        Raises InvalidTransactionError if `prepared` is not prepared now, and was aborted or is not
+        known any more.
+        """
+        return (yield from self._transactional().complete(prepared, timeout_s_of(timeout)))
 
     @operation
     def abort_transaction(self, timeout: float | None = None) -> Steps[None]:

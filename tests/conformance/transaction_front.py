@@ -5,6 +5,8 @@ Owner: one test.
 Invariants:
 - A batch is taken under the registered epoch only. It is in `committed` once its epoch is.
 - A decision is made once for each epoch. A repeated END is answered as the first.
+- Each attempt to join has a branch of its own. A decision has an outcome for each branch.
+- A prepared transaction takes no batches, and ends by a decision alone.
 - A batch of an unregistered id is refused as fenced, until its owner has asked.
 """
 
@@ -25,7 +27,12 @@ from tests.kit.scripted_front import _Socket
 FIRST_ID = TRANSACTIONAL_PRODUCER_IDS + (3 << 32)
 EPOCH_MAX = 32_767
 IDLE_MS = 1_800_000
-_APIS = (Api.INIT_TRANSACTIONS, Api.END_TRANSACTION, Api.DESCRIBE_TRANSACTION)
+BRANCH_ID = FIRST_ID + (1 << 20)
+"""Producer id of the first branch."""
+_APIS = (
+    Api.INIT_TRANSACTIONS, Api.END_TRANSACTION, Api.DESCRIBE_TRANSACTION, Api.CREATE_BRANCHES,
+    Api.JOIN_TRANSACTION,
+)  # fmt: skip
 
 
 class Refused(Exception):
@@ -45,6 +52,8 @@ class Decision(NamedTuple):
     producer_id: int
     epoch: int
     offsets: tuple[Any, ...] = ()
+    branches: tuple[tuple[int, int], ...] = ()
+    """Those that have its outcome."""
 
 
 LOST_BEFORE, LOST_AFTER, SILENT = "lost before", "lost after", "silent"
@@ -73,6 +82,12 @@ class TransactionFront(LoggingFront):
         """The workers have forgotten the id."""
         self.headers: list[BatchHeader] = []
         """Of each batch that came."""
+        self.attempts: dict[str, tuple[int, int]] = {}
+        """Attempt -> the (producer id, epoch) of its branch, in the current transaction."""
+        self.branch_count = 0
+        """The last count of CREATE_BRANCHES."""
+        self.prepared: dict[str, Any] | None = None
+        """The request that has prepared the current transaction."""
         self.is_topic_gone = False
         """METADATA does not know the topic."""
         self.is_late = False
@@ -89,7 +104,8 @@ class TransactionFront(LoggingFront):
             value
             for one in self.decisions
             if one.outcome == "commit"
-            for where, value in self._taken.get((one.producer_id, one.epoch), [])
+            for key in ((one.producer_id, one.epoch), *one.branches)
+            for where, value in self._taken.get(key, [])
             if partition in (None, where)
         ]
 
@@ -149,10 +165,12 @@ class TransactionFront(LoggingFront):
 
     # ---- the coordinator -------------------------------------------------------------------------
 
-    def _decide(self, outcome: str, by: str, offsets: Any = ()) -> None:
+    def _decide(self, outcome: str, by: str, offsets: Any = (), branches: Any = ()) -> None:
+        named = tuple((producer_id, epoch) for producer_id, epoch in branches)
         self.decisions.append(
-            Decision(outcome, by, self.producer_id, self.registered, tuple(offsets))
+            Decision(outcome, by, self.producer_id, self.registered, tuple(offsets), named)
         )
+        self.attempts, self.branch_count, self.prepared = {}, 0, None
         self.registered += 1
         if self.registered > self.epoch_max:
             self.producer_id, self.registered = self.producer_id + 1, 0
@@ -163,15 +181,53 @@ class TransactionFront(LoggingFront):
     def _initialize(self, request: dict[str, Any]) -> dict[str, Any]:
         assert request["transactional_id"]
         assert request["timeout_ms"] > 0
+        if self.prepared is not None and not request.get("keep_prepared"):
+            raise Refused(ErrorCode.INVALID_TRANSACTION, "it has a prepared transaction")
         if self.is_forgotten or request["attempt"] != self.attempt:
-            self.take_over()
+            if self.prepared is None:
+                self.take_over()
+            else:
+                self.owner += 1
             self.attempt = request["attempt"]
         self.is_forgotten = self.is_unregistered = False
+        prepared = None
+        if self.prepared is not None:
+            prepared = {**self._following(), "tag": self.prepared["tag"], "wall_ms": 0}
         return {
-            **self._following(), "owner": self.owner, "prepared": None, "idle_ms": self.idle_ms,
+            **self._following(), "owner": self.owner, "prepared": prepared, "idle_ms": self.idle_ms,
         }  # fmt: skip
 
+    def _create_branches(self, request: dict[str, Any]) -> dict[str, Any]:
+        self._check_current(request)
+        self.branch_count = request["count"]
+        return {"count": self.branch_count}
+
+    def _join(self, request: dict[str, Any]) -> dict[str, Any]:
+        self._check_current(request)
+        new = (BRANCH_ID + len(self.attempts), self.registered)
+        producer_id, epoch = self.attempts.setdefault(request["attempt"], new)
+        return {"producer_id": producer_id, "producer_epoch": epoch}
+
+    def _check_current(self, request: dict[str, Any]) -> None:
+        self._check_owner(request)
+        if (request["producer_id"], request["producer_epoch"]) != (
+            self.producer_id,
+            self.registered,
+        ):
+            raise Refused(ErrorCode.TRANSACTION_ABORTED, "the transaction of the branch has ended")
+
+    def _decide_by_id(self, request: dict[str, Any]) -> dict[str, Any]:
+        asked = request["producer_id"], request["producer_epoch"]
+        for one in self.decisions:
+            if asked == (one.producer_id, one.epoch):
+                if one.outcome == request["outcome"]:
+                    return {"outcome": one.outcome}
+                raise Refused(ErrorCode.INVALID_TRANSACTION, f"it was {one.outcome}ed before")
+        raise Refused(ErrorCode.INVALID_TRANSACTION, "it is not a prepared transaction")
+
     def _end(self, request: dict[str, Any]) -> dict[str, Any]:
+        if request.get("by_id"):
+            return self._decide_by_id(request)
         self._check_owner(request)
         asked = request["producer_id"], request["producer_epoch"]
         last = self.decisions[-1]
@@ -183,8 +239,18 @@ class TransactionFront(LoggingFront):
             return {"outcome": last.outcome, **self._following()}
         if asked != (self.producer_id, self.registered):
             raise Refused(ErrorCode.INVALID_TRANSACTION, "this epoch is not the current one")
-        self._decide(request["outcome"], "owner", request["offsets"])
-        return {"outcome": request["outcome"], **self._following()}
+        outcome, prepared = request["outcome"], self.prepared
+        if outcome == "prepare":
+            assert prepared in (None, request), "a repeated request is the same"
+            self.prepared = request
+        else:
+            assert prepared is None or not (request["offsets"] or request.get("branches"))
+            content = prepared or request
+            branches = content.get("branches", []) if outcome == "commit" else []
+            assert all(tuple(one) in self.attempts.values() for one in branches)
+            offsets = content["offsets"] if outcome == "commit" else []
+            self._decide(outcome, "owner", offsets, branches)
+        return {"outcome": outcome, **self._following()}
 
     def _check_owner(self, request: dict[str, Any]) -> None:
         if self.is_forgotten:
@@ -236,6 +302,8 @@ class TransactionFront(LoggingFront):
                 Api.INIT_TRANSACTIONS: self._initialize,
                 Api.END_TRANSACTION: self._end,
                 Api.DESCRIBE_TRANSACTION: self._describe,
+                Api.CREATE_BRANCHES: self._create_branches,
+                Api.JOIN_TRANSACTION: self._join,
             }[api]
             code, body = ErrorCode.OK, handle(request)
         except Refused as refused:
@@ -255,7 +323,11 @@ class TransactionFront(LoggingFront):
         assert header.producer_id >= TRANSACTIONAL_PRODUCER_IDS
         identity = header.producer_id, header.producer_epoch
         code = self._refusing
-        is_known = identity == (self.producer_id, self.registered) and not self.is_unregistered
+        is_known = (
+            identity in ((self.producer_id, self.registered), *self.attempts.values())
+            and not self.is_unregistered
+            and self.prepared is None
+        )
         if code is None and not is_known:
             code = ErrorCode.PRODUCER_FENCED
         if code is not None:

@@ -73,8 +73,8 @@ class AwaitedBlock:
     def __init__(self, block: Any) -> None:
         self._block = block
 
-    async def __aenter__(self) -> None:
-        self._block.__enter__()
+    async def __aenter__(self) -> Any:
+        return self._block.__enter__()
 
     async def __aexit__(
         self,

@@ -35,7 +35,7 @@ from appliance.groups.transactions.ids.ends import BY_IDLENESS, End, with_end
 from appliance.groups.transactions.ids.id_table import Entry, IdTable
 from appliance.groups.transactions.ids.numbers import Numbers
 from appliance.groups.transactions.ids.prepared_mark import Prepared, encoded_mark, prepared_of
-from shm.transaction_messages import DecidedTransaction, Decision, Outcome, ProducerEpoch
+from shm.messages.transaction_messages import DecidedTransaction, Decision, Outcome, ProducerEpoch
 from tailrace.core.errors import ConcurrentTransactionsError, InvalidRequestError
 
 UNSETTLED_MAX = 32

@@ -1,4 +1,4 @@
-"""Branches in the requests of a transaction's owner.
+"""Arguments of a transaction's owner about branches and prepared transactions, and their requests.
 
 Owner: pure.
 """
@@ -9,7 +9,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from tailrace.core.errors import InvalidRequestError
-from tailrace.core.transaction_branches import FinishedBranch
+from tailrace.core.transaction_branches import FinishedBranch, PreparedTransaction
+
+TAG_MAX = 1_024
 
 
 def count_of(given: Any) -> int:
@@ -31,6 +33,24 @@ def finished_in(given: Any) -> tuple[FinishedBranch, ...]:
                 "writer returned"
             )
     return found
+
+
+def tag_of(given: Any) -> str:
+    """The tag of a prepared transaction. Raises InvalidRequestError."""
+    if type(given) is not str or len(given) > TAG_MAX:
+        raise InvalidRequestError(
+            f"tag is {given!r:.100}; it takes a text of at most {TAG_MAX} characters"
+        )
+    return given
+
+
+def prepared_in(given: Any) -> PreparedTransaction | None:
+    """The prepared transaction that a program passed. Raises InvalidRequestError."""
+    if given is None or isinstance(given, PreparedTransaction):
+        return given
+    raise InvalidRequestError(
+        f"prepared is {given!r:.100}; it takes what prepare_transaction() returned, or None"
+    )
 
 
 def named_json(branches: Iterable[FinishedBranch]) -> dict[str, Any]:

@@ -36,7 +36,11 @@ from tailrace.core.errors import (
     error_for,
 )
 from tailrace.core.log import logger
-from tailrace.core.transaction_branches import FinishedBranch, TransactionBranch
+from tailrace.core.transaction_branches import (
+    FinishedBranch,
+    PreparedTransaction,
+    TransactionBranch,
+)
 from tailrace.producer.batches.accumulator import NS_PER_MS
 from tailrace.producer.sending.sender_thread import SenderThread
 from tailrace.producer.transactions.acknowledgements import (
@@ -46,7 +50,13 @@ from tailrace.producer.transactions.acknowledgements import (
     outcome_of,
     records_of,
 )
-from tailrace.producer.transactions.branches import count_of, finished_in, named_json
+from tailrace.producer.transactions.branches import (
+    count_of,
+    finished_in,
+    named_json,
+    prepared_in,
+    tag_of,
+)
 from tailrace.producer.transactions.delay_changes import change_delays
 from tailrace.producer.transactions.offsets import groups_json, metadata_of
 from tailrace.producer.transactions.state import ALLOWED, Call, State, TransactionState
@@ -200,9 +210,15 @@ class Transactions:
 
     # ---- begin -----------------------------------------------------------------------------------
 
-    def initialize(self, timeout_s: float | None) -> Steps[None]:
-        """Become the owner of the transactional id. A second call does nothing."""
-        return self._alone(Call.INIT, self._initialize(Call.INIT, timeout_s))
+    def initialize(
+        self, timeout_s: float | None, *, keeps_prepared: bool = False
+    ) -> Steps[PreparedTransaction | None]:
+        """Become the owner of the transactional id, and of its prepared transaction. A second call
+        does nothing.
+        """
+        return self._alone(
+            Call.INIT, self._initialize(Call.INIT, timeout_s, keeps_prepared=keeps_prepared)
+        )
 
     def begin(self) -> Steps[None]:
         """Open a transaction. The first call initializes."""
@@ -254,16 +270,19 @@ class Transactions:
         self._sender_thread.sender.begin_epoch()
         self._state.resumed(producer_id, epoch, self._sender_thread.now_ns())
 
-    def _initialize(self, call: Call, timeout_s: float | None) -> Steps[None]:
+    def _initialize(
+        self, call: Call, timeout_s: float | None, *, keeps_prepared: bool = False
+    ) -> Steps[PreparedTransaction | None]:
         self._sender_thread.do(self._check, call)
         state, settings = self._state, self._settings
         if state.state is not State.UNINITIALIZED:
-            return
+            return state.prepared
         request = {
             "transactional_id": state.transactional_id,
             "timeout_ms": settings.transaction_timeout_ms,
             "client_id": settings.client_id,
             "attempt": self._sender_thread.do(state.begin_init),
+            **({"keep_prepared": True} if keeps_prepared else {}),
         }
         response = yield from self._asked(
             Api.INIT_TRANSACTIONS, request, self._deadline_ns(timeout_s)
@@ -271,12 +290,16 @@ class Transactions:
         if response.code is not ErrorCode.OK:
             raise error_for(response.code, response.detail())
         answer = decode_answer(Api.INIT_TRANSACTIONS, response)
-        self._sender_thread.do(self._initialized, *_numbers(answer, "owner", *_IDENTITY, "idle_ms"))
+        numbers = _numbers(answer, "owner", *_IDENTITY, "idle_ms")
+        self._sender_thread.do(self._initialized, _tag(answer), *numbers)
+        return state.prepared
 
-    def _initialized(self, owner: int, producer_id: int, epoch: int, idle_ms: int) -> None:
+    def _initialized(
+        self, tag: str | None, owner: int, producer_id: int, epoch: int, idle_ms: int
+    ) -> None:
         self._sender_thread.sender.begin_epoch()
         self._state.initialized(
-            owner, producer_id, epoch, idle_ms * NS_PER_MS, self._sender_thread.now_ns()
+            owner, producer_id, epoch, idle_ms * NS_PER_MS, self._sender_thread.now_ns(), tag
         )
 
     # ---- commit ----------------------------------------------------------------------------------
@@ -293,15 +316,10 @@ class Transactions:
     ) -> Steps[None]:
         sender_thread, state = self._sender_thread, self._state
         deadline_ns = None if timeout_s is None else self._deadline_ns(timeout_s)
-        if sender_thread.do(self._close_all, branches):
+        if sender_thread.do(self._close_all, Call.COMMIT, branches):
             return
-        if state.state is not State.DECIDING:
-            is_settled = yield from sender_thread.settled(self._is_acknowledged, deadline_ns)
-            if not is_settled:
-                raise RequestTimeoutError(
-                    f"not every record of the transaction was acknowledged within {timeout_s} s, "
-                    "so nothing is decided: call commit_transaction() again, or abort_transaction()"
-                )
+        if state.state is State.COMMITTING:
+            yield from self._acknowledged(Call.COMMIT, timeout_s, deadline_ns)
         if not sender_thread.do(self._decide):
             return
         try:
@@ -318,13 +336,26 @@ class Transactions:
                 return
         raise sender_thread.do(self._refused, response)
 
-    def _close_all(self, branches: tuple[FinishedBranch, ...] | None) -> bool:
-        """Begin to commit. True: it is done already."""
+    def _acknowledged(
+        self, call: Call, timeout_s: float | None, deadline_ns: int | None
+    ) -> Steps[None]:
+        """Wait until every batch is acknowledged. Raises RequestTimeoutError, and the error of a
+        transaction of which one never will be.
+        """
+        is_settled = yield from self._sender_thread.settled(self._is_acknowledged, deadline_ns)
+        if not is_settled:
+            raise RequestTimeoutError(
+                f"not every record of the transaction was acknowledged within {timeout_s} s, "
+                f"so nothing is decided: call {call.value} again, or abort_transaction()"
+            )
+
+    def _close_all(self, call: Call, branches: tuple[FinishedBranch, ...] | None) -> bool:
+        """Begin to commit or to prepare. True: it is done already."""
         state = self._state
         self._sender_thread.check_usable()
-        if state.is_repeated(Call.COMMIT):
+        if state.is_repeated(call):
             return True
-        state.check(Call.COMMIT)
+        state.check(call)
         state.name_branches(branches)
         if state.state is State.OPEN:
             state.begin_commit()
@@ -369,6 +400,88 @@ class Transactions:
         refusal = TransactionAbortedError(f"the transaction cannot be committed: {error.detail}")
         refusal.__cause__ = error
         return refusal
+
+    # ---- prepare ---------------------------------------------------------------------------------
+
+    def prepare(
+        self, tag: Any, timeout_s: float | None, branches: Any = None
+    ) -> Steps[PreparedTransaction]:
+        """Seal the open transaction: it waits for its decision, whatever ends."""
+        named = None if branches is None else finished_in(branches)
+        return self._alone(Call.PREPARE, self._prepare(tag_of(tag), timeout_s, named))
+
+    def _prepare(
+        self, tag: str, timeout_s: float | None, branches: tuple[FinishedBranch, ...] | None
+    ) -> Steps[PreparedTransaction]:
+        sender_thread, state = self._sender_thread, self._state
+        deadline_ns = None if timeout_s is None else self._deadline_ns(timeout_s)
+        sender_thread.do(self._check_prepare)
+        sender_thread.do(self._close_all, Call.PREPARE, branches)
+        if state.state is State.COMMITTING:
+            yield from self._acknowledged(Call.PREPARE, timeout_s, deadline_ns)
+        if sender_thread.do(state.begin_prepare, tag):
+            try:
+                response = yield from self._end(PREPARE, deadline_ns)
+            except (RequestTimeoutError, NotReachableError) as error:
+                raise RequestTimeoutError(
+                    "it is not known whether the transaction is prepared: call "
+                    f"prepare_transaction() again, or abort_transaction() ({error.detail})"
+                ) from error
+            if response.code is not ErrorCode.OK:
+                raise sender_thread.do(self._refused, response)
+            sender_thread.do(state.is_prepared)
+        prepared = state.prepared
+        assert prepared is not None
+        return prepared
+
+    def _check_prepare(self) -> None:
+        self._check(Call.PREPARE)
+        if self._state.attached:
+            raise InvalidTransactionError(
+                "a transaction with acknowledgements of a share consumer cannot be prepared, since "
+                "their locks expire: commit it, or abort it"
+            )
+
+    def complete(self, prepared: Any, timeout_s: float | None) -> Steps[bool]:
+        """Commit the prepared transaction if it is this one, else abort it. True: this one is
+        committed.
+        """
+        return self._alone(Call.COMPLETE, self._complete(prepared_in(prepared), timeout_s))
+
+    def _complete(self, given: PreparedTransaction | None, timeout_s: float | None) -> Steps[bool]:
+        state = self._state
+        self._sender_thread.do(self._check, Call.COMPLETE)
+        if given is not None and given.transactional_id != state.transactional_id:
+            raise InvalidTransactionError(
+                f"the prepared transaction is one of {given.transactional_id!r}, and this producer "
+                f"has the transactional_id {state.transactional_id!r}"
+            )
+        known = state.prepared
+        if known is None:
+            return given is not None and (yield from self._find_committed(given, timeout_s))
+        if known == given:
+            yield from self._commit(timeout_s, None)
+            return True
+        yield from self._abort(timeout_s)
+        return False
+
+    def _find_committed(self, given: PreparedTransaction, timeout_s: float | None) -> Steps[bool]:
+        """True: the transaction was committed before. Raises InvalidTransactionError if it was
+        aborted, or is not known any more.
+        """
+        request = {
+            "transactional_id": given.transactional_id,
+            "producer_id": given.producer_id,
+            "producer_epoch": given.producer_epoch,
+            "outcome": "commit",
+            "by_id": True,
+        }
+        response = yield from self._asked(
+            Api.END_TRANSACTION, request, self._deadline_ns(timeout_s)
+        )
+        if response.code is not ErrorCode.OK:
+            raise error_for(response.code, response.detail())
+        return True
 
     # ---- abort -----------------------------------------------------------------------------------
 
@@ -415,7 +528,7 @@ class Transactions:
             )
         )
         accumulator.expire_linger(self._sender_thread.now_ns())
-        if following is None and state.is_empty and not state.branch_count:
+        if following is None and state.is_empty and not (state.branch_count or state.prepared):
             following = state.producer_id, state.epoch
         if following is not None:
             self._ended("abort", *following)
@@ -428,8 +541,8 @@ class Transactions:
         if raised is not None:
             yield from self._abort_quietly(None if issubclass(raised, Exception) else SHORT_ABORT_S)
             return
-        if self._state.state is State.READY:
-            return  # the block has ended it itself
+        if self._state.state in (State.READY, State.PREPARED):
+            return  # the block has ended it itself, or another system decides
         try:
             yield from self.commit(None, branches)
         except GeneratorExit:
@@ -450,6 +563,8 @@ class Transactions:
     def _abort_quietly(self, timeout_s: float | None) -> Steps[None]:
         """Abort what may be aborted. An error is logged, since another one is on its way."""
         state = self._state
+        if state.state in (State.PREPARING, State.PREPARED):
+            return  # another system decides
         if state.state not in ALLOWED[Call.ABORT] or state.caller is not None:
             return
         try:
@@ -490,20 +605,21 @@ class Transactions:
         NotReachableError.
         """
         state = self._state
-        request = {
+        request: dict[str, Any] = {
             "transactional_id": state.transactional_id,
             "owner": state.owner,
             "producer_id": state.producer_id,
             "producer_epoch": state.epoch,
             "outcome": outcome,
-            "offsets": groups_json(state.offsets.values()) if outcome == "commit" else [],
-            **(
-                {"acknowledgements": members_json(state.attached)}
-                if state.attached and outcome == "commit"
-                else {}
-            ),
-            **named_json(state.branches if outcome == "commit" else ()),
+            "offsets": [],
         }
+        if outcome == PREPARE and state.prepared is not None:
+            request["tag"] = state.prepared.tag
+        if outcome == PREPARE or (outcome == "commit" and state.prepared is None):
+            request["offsets"] = groups_json(state.offsets.values())
+            request.update(named_json(state.branches))
+            if state.attached:
+                request["acknowledgements"] = members_json(state.attached)
         return self._asked(
             Api.END_TRANSACTION,
             request,
@@ -547,6 +663,16 @@ class Transactions:
 
 
 _IDENTITY = ("producer_id", "producer_epoch")
+PREPARE = "prepare"
+
+
+def _tag(answer: dict[str, Any]) -> str | None:
+    """The tag of the prepared transaction in a response; None: there is none."""
+    prepared = answer.get("prepared")
+    if not isinstance(prepared, dict):
+        return None
+    tag = prepared.get("tag")
+    return tag if isinstance(tag, str) else ""
 
 
 def _numbers(answer: dict[str, Any], *names: str) -> list[int]:

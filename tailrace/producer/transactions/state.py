@@ -8,11 +8,16 @@
                               '<---------------- ABORTING <----------------'               |
                               '<-------------------- the response --------------------------'
 
+    OPEN --prepare--> PREPARING --the response--> PREPARED --commit--> DECIDING
+                                                     '-------abort--> ABORTING
+
     any --another producer has the id--> FENCED
 
 DECIDING: END_TRANSACTION may have been sent, and its response is not known. A commit may be
 repeated there until it is known, and nothing else is allowed: an abort could meet a commit that is
-durable already.
+durable already. PREPARING: the transaction may be prepared, and the response is not known. It may
+be repeated, or aborted. PREPARED: only the decision is left. A producer that becomes the owner of
+an id with a prepared transaction begins there.
 
 Owner: a Producer. Changed under its lock.
 Invariants:
@@ -38,7 +43,7 @@ from tailrace.core.errors import (
     TransactionAbortedError,
 )
 from tailrace.core.records import ConsumerGroupMetadata
-from tailrace.core.transaction_branches import FinishedBranch
+from tailrace.core.transaction_branches import FinishedBranch, PreparedTransaction
 from tailrace.format.record_batch.batch_header import NO_PRODUCER
 from tailrace.producer.batches.producer_batch import ProducerBatch
 
@@ -58,6 +63,8 @@ class State(Enum):
     COMMITTING = "the transaction is being committed"
     DECIDING = "the outcome of the commit is not known"
     ABORTING = "the transaction is being aborted"
+    PREPARING = "it is not known whether the transaction is prepared"
+    PREPARED = "the transaction is prepared"
     FENCED = "another producer has the transactional id"
 
 
@@ -73,19 +80,23 @@ class Call(Enum):
     DELAYS = "cancel_delays() or reschedule_delays()"
     COMMIT = "commit_transaction()"
     ABORT = "abort_transaction()"
+    PREPARE = "prepare_transaction()"
+    COMPLETE = "complete_transaction()"
 
 
 _S = State
 ALLOWED: dict[Call, frozenset[State]] = {
-    Call.INIT: frozenset({_S.UNINITIALIZED, _S.READY}),
+    Call.INIT: frozenset({_S.UNINITIALIZED, _S.READY, _S.PREPARED}),
     Call.BEGIN: frozenset({_S.UNINITIALIZED, _S.READY}),
     Call.SEND: frozenset({_S.OPEN}),
     Call.OFFSETS: frozenset({_S.OPEN}),
     Call.ACKNOWLEDGEMENTS: frozenset({_S.OPEN}),
     Call.BRANCHES: frozenset({_S.OPEN}),
     Call.DELAYS: frozenset({_S.OPEN}),
-    Call.COMMIT: frozenset({_S.OPEN, _S.DECIDING}),
-    Call.ABORT: frozenset({_S.OPEN, _S.ABORTABLE, _S.ABORTING}),
+    Call.COMMIT: frozenset({_S.OPEN, _S.DECIDING, _S.PREPARED}),
+    Call.ABORT: frozenset({_S.OPEN, _S.ABORTABLE, _S.ABORTING, _S.PREPARING, _S.PREPARED}),
+    Call.PREPARE: frozenset({_S.OPEN, _S.PREPARING, _S.PREPARED}),
+    Call.COMPLETE: frozenset({_S.READY, _S.PREPARED}),
 }
 """Call -> the states that allow it. In READY a commit that follows a commit, and an abort that
 follows an abort, do nothing: the caller of an interrupted one repeats it.
@@ -98,9 +109,12 @@ _ADVICE: dict[State, str] = {
     _S.COMMITTING: "another thread or task is in commit_transaction(); wait for it",
     _S.DECIDING: "call commit_transaction() again, which finds it out",
     _S.ABORTING: "call abort_transaction() again, which finishes it",
+    _S.PREPARING: "call prepare_transaction() again, or abort_transaction()",
+    _S.PREPARED: "call commit_transaction(), abort_transaction() or complete_transaction() first",
 }
 _NOT_AFTER_FAILURE = (
-    Call.SEND, Call.OFFSETS, Call.ACKNOWLEDGEMENTS, Call.BRANCHES, Call.DELAYS, Call.COMMIT
+    Call.SEND, Call.OFFSETS, Call.ACKNOWLEDGEMENTS, Call.BRANCHES, Call.DELAYS, Call.COMMIT,
+    Call.PREPARE,
 )  # fmt: skip
 _ENDED_BY = {"commit": Call.COMMIT, "abort": Call.ABORT}
 
@@ -147,6 +161,8 @@ class TransactionState:
         """The branches that the commit names."""
         self.delay_change_count = 0
         """Requests to cancel or reschedule delayed records, of all transactions."""
+        self.prepared: PreparedTransaction | None = None
+        """The transaction, from `prepare` on."""
         self.ended_by: str | None = None
         """The outcome of the transaction before, "commit" or "abort"."""
         self.following: tuple[int, int] | None = None
@@ -166,7 +182,9 @@ class TransactionState:
     @property
     def has_nothing(self) -> bool:
         """True if the appliance has nothing of the transaction to decide."""
-        return not (self.branch_count or self.offsets or self.attached) and self.is_empty
+        return self.is_empty and not (
+            self.branch_count or self.offsets or self.attached or self.prepared
+        )
 
     @property
     def has_failed(self) -> bool:
@@ -237,9 +255,12 @@ class TransactionState:
         return self.attempt
 
     def initialized(
-        self, owner: int, producer_id: int, epoch: int, idle_ns: int, now_ns: int
-    ) -> None:
-        """The producer is the owner of the id."""
+        self, owner: int, producer_id: int, epoch: int, idle_ns: int, now_ns: int,
+        tag: str | None = None,
+    ) -> None:  # fmt: skip
+        """The producer is the owner of the id. `tag`: of its prepared transaction, if it has
+        one.
+        """
         self.owner = owner
         self.attempt = ""
         self.idle_ns = idle_ns
@@ -248,7 +269,30 @@ class TransactionState:
         self.epoch = epoch
         self.following = self.failure = None
         self.ended_by = None
-        self._phase = State.READY
+        self.prepared = None if tag is None else self._as_prepared(tag)
+        self._phase = State.READY if tag is None else State.PREPARED
+
+    def _as_prepared(self, tag: str) -> PreparedTransaction:
+        return PreparedTransaction(self.transactional_id, self.producer_id, self.epoch, tag)
+
+    def begin_prepare(self, tag: str) -> bool:
+        """END_TRANSACTION with the outcome "prepare" may be sent from now on. False: it is prepared
+        already. Raises InvalidTransactionError if it was sent with another tag.
+        """
+        if self.prepared is not None and self.prepared.tag != tag:
+            raise InvalidTransactionError(
+                f"the transaction is prepared with the tag {self.prepared.tag!r:.100}, or may be: "
+                "repeat the call with this one"
+            )
+        if self._phase is State.PREPARED:
+            return False
+        self.prepared = self._as_prepared(tag)
+        self._phase = State.PREPARING
+        return True
+
+    def is_prepared(self) -> None:
+        """The transaction waits for its decision."""
+        self._phase = State.PREPARED
 
     def is_idle(self, now_ns: int) -> bool:
         """True if no transaction is open, and the workers may have forgotten the id."""
@@ -262,7 +306,7 @@ class TransactionState:
 
     def forgotten(self) -> None:
         """The appliance does not know the id, or this epoch of it: the next begin initializes."""
-        self.failure = self.following = None
+        self.failure = self.following = self.prepared = None
         self._detach("abort")
         if self._phase is not State.READY:
             self.ended_by = "abort"
@@ -279,6 +323,7 @@ class TransactionState:
         self.attached = []
         self.branch_count = 0
         self.branches = ()
+        self.prepared = None
         self._phase = State.OPEN
 
     def unbegin(self, number: int) -> None:
@@ -302,11 +347,11 @@ class TransactionState:
         """Have the commit name these branches. A repeated commit names the same. Raises
         InvalidTransactionError.
         """
-        if self._phase is State.DECIDING:
+        if self._phase in (State.DECIDING, State.PREPARING, State.PREPARED):
             if named is not None and set(named) != set(self.branches):
                 raise InvalidTransactionError(
-                    "the commit whose outcome is not known named other branches: repeat it with "
-                    "the same, or without branches"
+                    "the transaction named other branches before: repeat the call with the same, "
+                    "or without branches"
                 )
             return
         if named is None and self.branch_count:
@@ -345,6 +390,7 @@ class TransactionState:
         self.epoch = epoch
         self.failure = self.following = None
         self.offsets = {}
+        self.prepared = None
         self.ended_by = outcome
         self._phase = State.READY
 
@@ -356,12 +402,12 @@ class TransactionState:
         self, error: TailraceError, where: str = "", following: tuple[int, int] | None = None
     ) -> None:
         """The transaction cannot be committed any more. The first failure counts."""
-        if self._phase in (State.OPEN, State.COMMITTING, State.DECIDING):
+        if self._phase in (State.OPEN, State.COMMITTING, State.DECIDING, State.PREPARING):
             if self.failure is None:
                 self.failed_where = where
                 self.failure = error
             self.following = following
-            if self._phase is State.DECIDING:
+            if self._phase in (State.DECIDING, State.PREPARING):
                 self._phase = State.OPEN
 
     def on_failed_batch(self, batch: ProducerBatch) -> None:

@@ -50,7 +50,7 @@ CALLS: dict[type, dict[str, tuple[Any, ...]]] = {
         "init_transactions": (), "begin_transaction": (), "commit_transaction": (),
         "abort_transaction": (), "send_offsets_to_transaction": ({}, "g"), "transaction": (),
         "send_acknowledgements_to_transaction": (None, []), "create_transaction_branches": (1,),
-        "finish_branch": (),
+        "finish_branch": (), "prepare_transaction": (), "complete_transaction": (None,),
         "cancel_delays": ("x",), "reschedule_delays": ({},),
     },
     Consumer: {

@@ -12,7 +12,7 @@ import orjson
 
 from appliance.groups.consumer.prepared_offsets import GroupOffsets, PreparedOffset
 from appliance.groups.store.schema import TransactionalIdRow
-from shm.transaction_messages import ProducerEpoch
+from shm.messages.transaction_messages import ProducerEpoch
 
 
 class Prepared(NamedTuple):
