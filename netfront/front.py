@@ -51,7 +51,7 @@ from netfront.socket.listening_socket import AddressInUseError, ListeningSockets
 from netfront.socket.router import Router
 from netfront.socket.socket_stats import keep_freed_memory
 from netfront.socket.transport import Transport
-from shm.memory.layout import ProcessWord, RegionKind, Role
+from shm.memory.layout import Measure, ProcessWord, RegionKind, Role
 from shm.messages.lane_messages import Assignment
 from shm.queues.ring import Ring
 from shm.queues.settled_notifications import SettledInterest
@@ -123,9 +123,12 @@ class Front:
         auto_create_topics: bool,
         on_ready: Callable[[], None],
         start_ns: int,
+        wall_us: Callable[[], int],
         close_removed: Callable[[], bool] | None = None,
     ) -> None:
-        """`close_removed`: see `PartitionFiles.close_removed`."""
+        """`close_removed`: see `PartitionFiles.close_removed`. `wall_us` is the clock of append
+        times.
+        """
         self._transport = transport
         self._routing = routing
         self._reader = reader
@@ -140,10 +143,13 @@ class Front:
         self._close_removed_at_ns = NEVER_NS
         """Time of the next check for deleted files that are open; NEVER_NS: none is open."""
         self._now_ns = start_ns
+        self._wall_us = wall_us
+        self._requests = slot.requests
+        self._fetch_durations = slot.histogram(Measure.FETCH)
+        self._delivery_durations = slot.histogram(Measure.DELIVERY)
         self._settled = SettledInterest(slot.cell(ProcessWord.NOTIFICATIONS_OFF))
         self._sessions = Sessions(generation)
         self._time_slicer = TimeSlicer()
-        self._metadata_service = MetadataService(routing, reader, front_ports)
         self._responses = Responses(
             transport, self._sessions, slot, self._error_handler, self._on_unreachable
         )
@@ -153,10 +159,14 @@ class Front:
             time_slicer=self._time_slicer, respond=self._respond_fetch,
             refuse=self._refuse_fetch,
         )  # fmt: skip
+        self._metadata_service = MetadataService(
+            routing, reader, front_ports, self._fetches.fetched
+        )
         self._produce_service = ProduceService(
             workers=workers, connect_worker=connect_worker, routing=routing, ledger=ledger,
             sessions=self._sessions, responses=self._responses,
             on_settled=self._fetches.on_settled, start_ns=start_ns,
+            durations=slot.histogram(Measure.PRODUCE),
         )  # fmt: skip
         self._forwarding = ForwardingService(
             controller=controller, scheduler=scheduler, groups=groups,
@@ -303,6 +313,7 @@ class Front:
         session = self._sessions.by_identity(identity)
         if session is not None and self._produce_service.receive_plain(session, frames):
             session.last_seen_ns = self._now_ns
+            self._requests.add(Api.PRODUCE)
             return
         try:
             header = decode_request_header(message[0] if message else b"")
@@ -316,6 +327,7 @@ class Front:
             body = message[1:]
             check_body(header.body_length, body)
             api = header.api
+            self._requests.add(api)
             if api == Api.HANDSHAKE:
                 self._on_handshake(identity, header, body)
                 return
@@ -460,6 +472,9 @@ class Front:
             ProcessWord.BYTES_COUNT,
             self._slot.load(ProcessWord.BYTES_COUNT) + len(listed) + len(data),
         )
+        self._fetch_durations.add(self._now_ns - fetch.begun_ns)
+        if fetch.is_registered and fetch.newest_append_us:
+            self._delivery_durations.add((self._wall_us() - fetch.newest_append_us) * 1_000)
         self._responses.send_batches(
             fetch.session, Api.FETCH, fetch.version, fetch.correlation_id, listed, data
         )
@@ -561,6 +576,7 @@ def build(
         auto_create_topics=bool(settings["auto_create_topics"]),
         on_ready=context.report_ready,
         start_ns=context.clock.monotonic_ns(),
+        wall_us=context.clock.wall_us,
     )
     context.ask_for_feed()
     return front

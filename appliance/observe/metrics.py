@@ -12,6 +12,7 @@ from typing import Any
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 
 from appliance.observe.group_metrics import ObservedGroups, group_families
+from appliance.observe.measurement_metrics import measurement_families
 from appliance.observe.process_states import ProcessState
 
 _DUE_WITHIN_S = {"1m": "60", "1h": "3600", "1d": "86400", "later": "+Inf"}
@@ -44,6 +45,7 @@ def families(observed: Observed) -> Iterator[Metric]:
         "tailrace_up", "1 if a front answers requests, else 0.", {(): float(observed.answers)}
     )
     yield from _of_processes(observed.processes)
+    yield from measurement_families(observed.processes)
     if observed.answers:
         yield InfoMetricFamily(
             "tailrace_cluster",
@@ -98,6 +100,18 @@ def _of_processes(processes: Sequence[ProcessState]) -> Iterator[Metric]:
         {(p.name,): p.resident_bytes for p in processes},
         labels,
     )
+    yield _counter(
+        "tailrace_process_cpu_seconds",
+        "Processor time of the process.",
+        {(p.name,): p.cpu_seconds for p in processes},
+        labels,
+    )
+    yield _gauge(
+        "tailrace_process_open_fds",
+        "Open file descriptors of the process.",
+        {(p.name,): p.open_files for p in processes},
+        labels,
+    )
 
 
 def _of_directories(directories: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
@@ -150,6 +164,19 @@ def _of_partitions(partitions: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
         {key: p["size_bytes"] for key, p in of.items()},
         labels,
     )
+    for name, doc, values in (
+        ("appended_records", "Offsets given out since the topic was made.",
+         {key: p.get("high_watermark", p["end"]) for key, p in of.items()}),
+        ("appended_batches", "Batches appended since the flusher started.",
+         {key: p.get("appended_batches", 0) for key, p in of.items()}),
+        ("appended_bytes", "Bytes appended since the flusher started.",
+         {key: p.get("appended_bytes", 0) for key, p in of.items()}),
+        ("fetched_records", "Offsets sent to readers since the front started.",
+         {key: p.get("fetched", (0, 0))[0] for key, p in of.items()}),
+        ("fetched_bytes", "Bytes sent to readers since the front started.",
+         {key: p.get("fetched", (0, 0))[1] for key, p in of.items()}),
+    ):  # fmt: skip
+        yield _counter(f"tailrace_partition_{name}", doc, values, labels)
     yield _gauge(
         "tailrace_partition_online",
         "1 if it accepts writes, else 0.",

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
-from shm.memory.layout import Phase, ProcessWord, Role
+from shm.memory.layout import Measure, Phase, ProcessWord, Role
 from shm.runtime.agent_runner import process_name
 from shm.tables.control import Control
+from shm.tables.measurements import HistogramValues
 
+_MEASURES = {
+    Role.FRONT: (Measure.PRODUCE, Measure.FETCH, Measure.DELIVERY),
+    Role.FLUSHER: (Measure.SYNC,),
+    Role.GROUPS: (Measure.COMMIT,),
+}
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGESIZE")
 
 
@@ -25,6 +32,17 @@ class ProcessState:
     resident_bytes: int
     internal_errors: int
     pid: int = 0
+    requests: Mapping[int, int] = field(default_factory=dict)
+    """Requests by API."""
+    errors: Mapping[int, int] = field(default_factory=dict)
+    """Refused requests, or parts of them, by error code."""
+    durations: Mapping[Measure, HistogramValues] = field(default_factory=dict)
+    sessions: int = 0
+    """Front: open connections."""
+    sent_bytes: int = 0
+    """Front: bytes of responses to fetches."""
+    cpu_seconds: float = 0.0
+    open_files: int = 0
 
     @property
     def name(self) -> str:
@@ -51,7 +69,12 @@ class ProcessStates:
             found.append(
                 ProcessState(
                     role, index, slot.is_live(), is_ready, generation, _resident_bytes(pid),
-                    slot.load(ProcessWord.INTERNAL_ERRORS), pid,
+                    slot.load(ProcessWord.INTERNAL_ERRORS), pid, slot.requests.values(),
+                    slot.errors.values(),
+                    {kind: slot.histogram(kind).values() for kind in _MEASURES.get(role, ())},
+                    slot.load(ProcessWord.SESSIONS) if role is Role.FRONT else 0,
+                    slot.load(ProcessWord.BYTES_COUNT) if role is Role.FRONT else 0,
+                    _cpu_seconds(pid), _open_files(pid),
                 )
             )  # fmt: skip
         return found
@@ -71,5 +94,22 @@ def _resident_bytes(pid: int) -> int:
     try:
         with open(f"/proc/{pid}/statm", encoding="ascii") as file:
             return int(file.read().split()[1]) * _PAGE_BYTES
+    except OSError:
+        return 0
+
+
+def _cpu_seconds(pid: int) -> float:
+    """Processor time of all threads, of user and kernel."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
+            fields = file.read().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+    except (OSError, IndexError, ValueError):
+        return 0.0
+
+
+def _open_files(pid: int) -> int:
+    try:
+        return len(os.listdir(f"/proc/{pid}/fd"))
     except OSError:
         return 0

@@ -62,6 +62,8 @@ class FetchResponseEntries:
         self._places: dict[int, dict[int, Place]] = {}
         """Next read position by slot and session, so that sequential reads need no index."""
         self._place_count = 0
+        self.fetched: dict[int, list[int]] = {}
+        """Offsets and bytes that this front has sent to readers, by slot."""
         self._warned: dict[int, str] = {}
         """Last warning by slot. A client's retries do not repeat it."""
 
@@ -73,6 +75,7 @@ class FetchResponseEntries:
     def forget_slot(self, slot: int) -> None:
         """Forget a partition that is no longer served."""
         self._warned.pop(slot, None)
+        self.fetched.pop(slot, None)
         self._place_count -= len(self._places.pop(slot, ()))
 
     def forget_session(self, session: Session, slots: set[int]) -> None:
@@ -166,6 +169,10 @@ class FetchResponseEntries:
                 if not fetch.used:
                     raise
                 # Send the batches so far. The cold one comes first in the client's next fetch.
+        if span.end > span.start:
+            self._count(route.slot, span, requested.offset)
+            if span.following.offset >= state.high_watermark:
+                fetch.newest_append_us = max(fetch.newest_append_us, state.last_append_us)
         return FetchedEntry(
             requested.topic_id,
             requested.partition,
@@ -235,6 +242,14 @@ class FetchResponseEntries:
             buffer[used : used + length] = buffer[used + result.start : used + result.end]
         self._remember_place(fetch.session, route.slot, at_slot, result.following)
         return result
+
+    def _count(self, slot: int, span: Span, offset: int) -> None:
+        """Count what a response reads of a partition."""
+        fetched = self.fetched.get(slot)
+        if fetched is None:
+            fetched = self.fetched[slot] = [0, 0]
+        fetched[0] += max(0, span.following.offset - offset)
+        fetched[1] += span.end - span.start
 
     # ---- read positions --------------------------------------------------------------------------
 

@@ -92,7 +92,7 @@ class FetchService:
 
     def begin(self, fetch: Fetch, now_ns: int) -> None:
         """Serve or park a fetch. Raises WireError at a limit of parked fetches."""
-        self._now_ns = now_ns
+        self._now_ns = fetch.begun_ns = now_ns
         try:
             if len(fetch.request.entries) > ENTRIES_AT_ONCE:
                 self._purgatory.register(fetch)
@@ -191,6 +191,11 @@ class FetchService:
             self._end(fetch)
         self._ahead.forget_session(session)
         self._entries.forget_session(session, self._purgatory.forget_session(session))
+
+    @property
+    def fetched(self) -> dict[int, list[int]]:
+        """[offsets, bytes] that were sent to readers, by slot."""
+        return self._entries.fetched
 
     @property
     def has_delayed(self) -> bool:

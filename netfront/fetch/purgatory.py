@@ -30,6 +30,7 @@ class Fetch:
     __slots__ = (
         "answer",
         "at",
+        "begun_ns",
         "buffer",
         "cold_tries",
         "correlation_id",
@@ -46,6 +47,7 @@ class Fetch:
         "limit",
         "min_bytes",
         "must_answer",
+        "newest_append_us",
         "request",
         "session",
         "slots",
@@ -63,6 +65,8 @@ class Fetch:
         """Version of the request and of its response."""
         self.correlation_id = correlation_id
         self.request = request
+        self.begun_ns = 0
+        """Time of its receipt."""
         self.min_bytes = max(1, min(request.min_bytes, request.max_bytes))
         self.timer: Timer[Fetch] | None = None
         self.slots: dict[int, int] = {}
@@ -97,6 +101,8 @@ class Fetch:
     def restart(self) -> None:
         """Discard the partial response and mark every partition as checked."""
         self.is_answering = self.must_answer = False
+        self.newest_append_us = 0
+        """Append time of the newest batch, if the response goes up to the end of a partition."""
         self.answer: list[FetchedEntry] = []
         self.used = 0
         self.buffer: bytearray | None = None

@@ -48,6 +48,7 @@ class PendingProduce:
         "correlation_id",
         "expires_at_ns",
         "left",
+        "opened_ns",
         "version",
         "word",
     )
@@ -59,6 +60,7 @@ class PendingProduce:
         version: int,
         batch_token: int,
         batch_count: int,
+        opened_ns: int,
         expires_at_ns: int,
     ) -> None:
         self.word = word
@@ -72,6 +74,7 @@ class PendingProduce:
             None if version == 1 else messages.unanswered_batches(batch_count)
         )
         """Response body. None in version 1: its single ack makes the response."""
+        self.opened_ns = opened_ns
         self.expires_at_ns = expires_at_ns
 
     def settle(
@@ -169,8 +172,9 @@ class PendingProduces:
             heapify(deadlines)
         heappush(deadlines, (expires_at_ns, number))
         asked = PendingProduce(
-            word, correlation_id, version, number << TOKEN_INDEX_BITS, batch_count, expires_at_ns
-        )
+            word, correlation_id, version, number << TOKEN_INDEX_BITS, batch_count, now_ns,
+            expires_at_ns,
+        )  # fmt: skip
         session = self._sessions.get(word)
         if session is None:
             session = self._sessions[word] = _Session()

@@ -35,6 +35,7 @@ from shm.memory.layout import ACKS_ALL, ACKS_LEADER, ACKS_NONE, SLOT_MAP_SHIFT
 from shm.messages.lane_messages import LaneKind
 from shm.queues.lane import LaneWriter
 from shm.queues.outbox import Outbox
+from shm.tables.measurements import Histogram
 from tailrace.core.error_codes import ERROR_TABLE, ErrorCode
 from tailrace.core.hash_slots import VERSION_MAX
 from tailrace.format.crc32c import Readable
@@ -72,8 +73,12 @@ class ProduceService:
         responses: Responses,
         on_settled: Callable[[set[int]], None],
         start_ns: int,
+        durations: Histogram,
     ) -> None:
-        """`on_settled` is called with the table slots whose watermarks may have moved."""
+        """`on_settled` is called with the table slots whose watermarks may have moved. `durations`
+        counts from the receipt of a request to its response.
+        """
+        self._durations = durations
         self._workers = {number: self._reached(link) for number, link in workers.items()}
         self._connect_worker = connect_worker
         self._routing = routing
@@ -387,6 +392,7 @@ class ProduceService:
         answered, self._answered = self._answered, []
         for asked in answered:
             assert asked.body is not None
+            self._durations.add(self.now_ns - asked.opened_ns)
             self._responses.answer_deferred(
                 asked.word,
                 Api.PRODUCE,
@@ -398,6 +404,7 @@ class ProduceService:
 
     def _answer_single(self, asked: PendingProduce, answer: Answer) -> None:
         """Answer a request of version 1."""
+        self._durations.add(self.now_ns - asked.opened_ns)
         self._pending_produces.close(asked)
         if answer.code is not ErrorCode.OK:
             body: Readable = orjson.dumps({"message": ERROR_TABLE[answer.code].meaning})

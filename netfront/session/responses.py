@@ -51,6 +51,7 @@ class Responses:
         self._sessions = sessions
         self._generation = sessions.generation
         self._slot = slot
+        self._errors = slot.errors
         self._error_handler = error_handler
         self._on_unreachable = on_unreachable
 
@@ -134,6 +135,7 @@ class Responses:
                 session.client_id if session else "?", api, error.code.name, error.detail,
             )  # fmt: skip
         self._slot.store(ProcessWord.REFUSED_COUNT, self._slot.load(ProcessWord.REFUSED_COUNT) + 1)
+        self._errors.add(error.code)
         body = [messages.encode_error(error.detail)]
         limit = session.credit.limit if session else 0
         self._transport.try_send(
@@ -156,6 +158,8 @@ class Responses:
         self._slot.store(
             ProcessWord.REFUSED_COUNT, self._slot.load(ProcessWord.REFUSED_COUNT) + len(codes)
         )
+        for code in codes:
+            self._errors.add(code)
 
     def fail(
         self,

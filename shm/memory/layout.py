@@ -10,7 +10,7 @@ Layout of a region: 128 bytes of header, then by kind:
              data (ring_bytes, page aligned)
     lane     words | data (lane_bytes)
     table    slots (448 B each)
-    control  words | process slots (256 B each)
+    control  words | process slots (256 B each) | measurements (2 KiB a process)
 """
 
 from __future__ import annotations
@@ -230,6 +230,9 @@ _ROLE_START = {
 }
 
 
+PROCESSES_MAX = _ROLE_START[Role.WORKER] + WORKERS_MAX
+
+
 class ProcessWord(IntEnum):
     """Words of a process's slot, in cache lines: supervisor (0-7), the process itself (8-15 and
     24-31), controller (16-23).
@@ -289,6 +292,30 @@ class ProcessWord(IntEnum):
     """
 
 
+BUCKET_COUNT = 24
+"""Buckets of a histogram: below 2^14 ns, each power of two up to 2^36 ns (69 s), above."""
+BUCKET_FIRST_BITS = 14
+HISTOGRAM_BYTES = (BUCKET_COUNT + 1) * WORD_BYTES
+"""The buckets, then the sum in nanoseconds."""
+COUNTERS_MAX = 64
+MEASUREMENT_BYTES = 2048
+
+
+class Measure(IntEnum):
+    """Histograms of a process, in the order of its measurements. Each process writes its own."""
+
+    PRODUCE = 0
+    """Front: from the receipt of a PRODUCE request to its response."""
+    FETCH = 1
+    """Front: from the receipt of a FETCH request to its response, with the wait for data."""
+    DELIVERY = 2
+    """Front: from the append of the newest batch to the response of a fetch that waited for it."""
+    SYNC = 3
+    """Flusher: the write and sync of a group of batches."""
+    COMMIT = 4
+    """Groups and controller: a database commit."""
+
+
 class Phase(IntEnum):
     RECOVERING = 0
     RUNNING = 1
@@ -314,7 +341,23 @@ class ControlLayout:
         return self.processes + (_ROLE_START[role] + index) * PROCESS_BYTES + word * WORD_BYTES
 
     @property
+    def measurements(self) -> int:
+        return align(self.processes + PROCESSES_MAX * PROCESS_BYTES, PAGE_BYTES)
+
+    def histogram(self, role: Role, index: int, measure: Measure) -> int:
+        return self._measurements_of(role, index) + measure * HISTOGRAM_BYTES
+
+    def request_counters(self, role: Role, index: int) -> int:
+        """Words by API."""
+        return self._measurements_of(role, index) + len(Measure) * HISTOGRAM_BYTES
+
+    def error_counters(self, role: Role, index: int) -> int:
+        """Words by error code."""
+        return self.request_counters(role, index) + COUNTERS_MAX * WORD_BYTES
+
+    def _measurements_of(self, role: Role, index: int) -> int:
+        return self.measurements + (_ROLE_START[role] + index) * MEASUREMENT_BYTES
+
+    @property
     def size(self) -> int:
-        return align(
-            self.processes + (_ROLE_START[Role.WORKER] + WORKERS_MAX) * PROCESS_BYTES, PAGE_BYTES
-        )
+        return align(self.measurements + PROCESSES_MAX * MEASUREMENT_BYTES, PAGE_BYTES)

@@ -14,8 +14,9 @@ Crash: removed with the instance. A restarted process finds its generation here.
 from __future__ import annotations
 
 from shm.memory.atomic_word import AtomicBuffer, AtomicCounter
-from shm.memory.layout import ControlLayout, Phase, ProcessWord, Role
+from shm.memory.layout import ControlLayout, Measure, Phase, ProcessWord, Role
 from shm.memory.region import Region
+from shm.tables.measurements import Counters, Histogram
 
 
 class ProcessSlot:
@@ -24,6 +25,8 @@ class ProcessSlot:
     def __init__(self, words: AtomicBuffer, layout: ControlLayout, role: Role, index: int) -> None:
         self.role = role
         self.index = index
+        self._words = words
+        self._layout = layout
         self._cells = {
             word: AtomicCounter(words, layout.process_word(role, index, word))
             for word in ProcessWord
@@ -37,6 +40,19 @@ class ProcessSlot:
 
     def cell(self, word: ProcessWord) -> AtomicCounter:
         return self._cells[word]
+
+    def histogram(self, measure: Measure) -> Histogram:
+        return Histogram(self._words, self._layout.histogram(self.role, self.index, measure))
+
+    @property
+    def requests(self) -> Counters:
+        """Requests by API."""
+        return Counters(self._words, self._layout.request_counters(self.role, self.index))
+
+    @property
+    def errors(self) -> Counters:
+        """Refused requests, or parts of them, by error code."""
+        return Counters(self._words, self._layout.error_counters(self.role, self.index))
 
     def is_live(self) -> bool:
         return bool(self._cells[ProcessWord.LIVE].load())

@@ -13,11 +13,11 @@ Invariants:
 
 Layout: `TableLayout`. A slot has a count and two states, of which number `count % 2` is valid:
 
-      0: count (0: never written) | 64: state 0, 168 bytes (`_STATE`) | 256: state 1
+      0: count (0: never written) | 64: state 0, 184 bytes (`_STATE`) | 256: state 1
 
 Crash: a killed flusher's successor rewrites every slot from disk and ring.
 
-A state of 21 words is read consistently as follows. The writer fills the invalid state, then
+A state of 23 words is read consistently as follows. The writer fills the invalid state, then
 increments the count with one store. The reader loads the count, copies the valid state, and loads
 the count again. If it is unchanged, the copy is consistent, because a state is written only after
 the count has moved past it. A killed writer leaves the old state, so that readers never wait for
@@ -35,13 +35,14 @@ from shm.memory.layout import SlotState, TableLayout
 from shm.memory.region import Region
 from tailrace import kernel
 
-_STATE = struct.Struct("<16s19Q")
+_STATE = struct.Struct("<16s21Q")
 _BOUNDS = struct.Struct("<16s5Q")
 _APPEND = struct.Struct("<5Q")
 _APPEND_AT = 24
 _DELIVERED = struct.Struct("<2Q")
 _STABLE = struct.Struct("<2Q")
-_STABLE_AT = _STATE.size - _STABLE.size
+_APPENDED = struct.Struct("<2Q")
+_STABLE_AT = _STATE.size - _APPENDED.size - _STABLE.size
 _DELIVERED_AT = _STABLE_AT - _DELIVERED.size
 
 
@@ -79,6 +80,9 @@ class PartitionState(NamedTuple):
     """Version of the partition's transaction indexes: the flusher raises it when it has entered an
     aborted transaction, and readers then read the indexes again. 0: there is nothing to leave out.
     """
+    appended_batches: int = 0
+    """Batches that the flusher has placed since it started, with `appended_bytes`."""
+    appended_bytes: int = 0
 
     @classmethod
     def empty(

@@ -19,11 +19,12 @@ from __future__ import annotations
 
 import logging
 import sys
+import time
 from collections.abc import Callable
 from typing import NamedTuple
 
 from shm.crash_points import crash_point
-from shm.memory.layout import ProcessWord, RegionKind, Role, Verdict
+from shm.memory.layout import Measure, ProcessWord, RegionKind, Role, Verdict
 from shm.queues.doorbell import Doorbell
 from shm.queues.lane import LaneReader
 from shm.queues.ring import Ring
@@ -101,6 +102,7 @@ class Flusher:
         self._controller = controller
         self._scheduler = scheduler
         self._slot = slot
+        self._sync_durations = slot.histogram(Measure.SYNC)
         self._error_handler = CountedErrorHandler(slot)
         self._table = table
         self._settings = settings
@@ -332,7 +334,9 @@ class Flusher:
         the batches stay in the ring.
         """
         self._placing = follower, group
+        begin_ns = time.monotonic_ns()
         committed = self._commit.commit(list(group.touched.values()))
+        self._sync_durations.add(time.monotonic_ns() - begin_ns)
         self._placing = None
         if not committed:
             return False

@@ -78,6 +78,8 @@ class PartitionLog:
         self.sealed: dict[int, SealedSegment] = {}
         self.live: ActiveSegment | None = None
         self.next_offset = 0
+        self.appended_batches = self.appended_bytes = 0
+        """Placed since construction; the partition table shows them."""
         self.high_watermark = 0
         self.last_stable_offset = 0
         self.delivered = (0, 0)
@@ -283,6 +285,8 @@ class PartitionLog:
         if batch.append_time_us > self.last_append_us:
             self.last_append_us = batch.append_time_us
         self.next_offset = batch.next_offset
+        self.appended_batches += 1
+        self.appended_bytes += length
         self.since_checkpoint_bytes += length
         return live.base, position
 

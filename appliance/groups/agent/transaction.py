@@ -14,13 +14,14 @@ Crash: a successor reads the database. Uncommitted requests were not answered.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from appliance.groups.base.messages import Answer, GroupFailure, Push, Requester, SessionKey
 from shm.crash_points import crash_point
-from shm.memory.layout import ProcessWord
+from shm.memory.layout import Measure, ProcessWord
 from shm.runtime.error_handler import CountedErrorHandler
 from shm.tables.control import ProcessSlot
 from tailrace.core.error_codes import ErrorCode
@@ -117,6 +118,7 @@ class StepTransaction:
         """
         self._open_service = open_service
         self._slot = slot
+        self._commit_durations = slot.histogram(Measure.COMMIT)
         self._error_handler = error_handler
         self._answer = answer
         self._push = push
@@ -282,7 +284,10 @@ class StepTransaction:
         if handled:
             crash_point("groups.before_commit")
         if self._failure is None:
+            begin_ns = time.monotonic_ns()
             self.guarded("commit", store.commit)
+            if self._writes:
+                self._commit_durations.add(time.monotonic_ns() - begin_ns)
         failure, self._failure = self._failure, None
         if failure is not None:
             self._roll_back(store, service, failure, list(handled))

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_right
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -37,14 +37,21 @@ logger = logging.getLogger(__name__)
 
 ANSWER_MAX_BYTES = 4 << 20
 _BYTES_PER_UNIT = 2_048
+_NONE_FETCHED = [0, 0]
 
 
 class MetadataService:
     """METADATA and LIST_OFFSETS of one front."""
 
     def __init__(
-        self, routing: PartitionRoutes, reader: LogReader, front_ports: Callable[[], list[int]]
+        self,
+        routing: PartitionRoutes,
+        reader: LogReader,
+        front_ports: Callable[[], list[int]],
+        fetched: Mapping[int, list[int]],
     ) -> None:
+        """`fetched` has [offsets, bytes] that this front has sent to readers, by slot."""
+        self._fetched = fetched
         self._routing = routing
         self._reader = reader
         self._times: TimestampLookup | None = None
@@ -154,6 +161,8 @@ class MetadataService:
                 leader_epoch=state.leader_epoch, size_bytes=state.size_bytes,
                 segments=state.segment_count, max_timestamp_us=state.max_timestamp_us,
                 last_append_us=state.last_append_us, state=state.state.name,
+                appended_batches=state.appended_batches, appended_bytes=state.appended_bytes,
+                fetched=self._fetched.get(route.slot, _NONE_FETCHED),
             )  # fmt: skip
             if at == "earliest":
                 answer["offset"] = state.log_start_offset

@@ -1,0 +1,95 @@
+"""Prometheus metrics of durations, requests and errors, from the measurements in shared memory.
+
+Pure: no I/O, no time. Histograms are classic ones, whose bounds are powers of two (see
+`shm.tables.measurements`): native histograms need a scraper that takes protocol buffers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+
+from appliance.observe.process_states import ProcessState
+from shm.memory.layout import Measure
+from shm.tables.measurements import BOUNDS_NS, HistogramValues
+from tailrace.core.error_codes import ErrorCode
+from tailrace.protocol.frame import Api
+
+NS_PER_S = 1e9
+_HISTOGRAMS = {
+    Measure.PRODUCE: ("produce", "From the receipt of a PRODUCE request to its response."),
+    Measure.FETCH: (
+        "fetch",
+        "From the receipt of a FETCH request to its response, with the wait for records.",
+    ),
+    Measure.DELIVERY: (
+        "delivery",
+        "From the append of the newest record to the response of a fetch that waited for it.",
+    ),
+    Measure.SYNC: ("sync", "Write and sync of a group of batches."),
+    Measure.COMMIT: ("commit", "Commits of the database of groups and transactions."),
+}
+
+
+def measurement_families(processes: Sequence[ProcessState]) -> Iterator[Metric]:
+    """Every family of measurements, once."""
+    for measure, (name, doc) in _HISTOGRAMS.items():
+        family = HistogramMetricFamily(
+            f"tailrace_{name}_duration_seconds", doc, labels=("process",)
+        )
+        for process in processes:
+            if measure in process.durations:
+                values = process.durations[measure]
+                family.add_metric(
+                    (process.name,), cumulated(values), sum_value=values.sum_ns / NS_PER_S
+                )
+        yield family
+    requests = CounterMetricFamily(
+        "tailrace_requests", "Requests that fronts received, by API.", labels=("process", "api")
+    )
+    errors = CounterMetricFamily(
+        "tailrace_request_errors",
+        "Requests, or parts of them, that fronts refused, by error code.",
+        labels=("process", "code"),
+    )
+    for process in processes:
+        for number, count in process.requests.items():
+            requests.add_metric((process.name, _name_of(Api, number)), count)
+        for number, count in process.errors.items():
+            errors.add_metric((process.name, _name_of(ErrorCode, number)), count)
+    yield requests
+    yield errors
+    fronts = [process for process in processes if Measure.PRODUCE in process.durations]
+    connections = GaugeMetricFamily(
+        "tailrace_connections", "Open connections of clients.", labels=("process",)
+    )
+    sent = CounterMetricFamily(
+        "tailrace_fetch_response_bytes", "Bytes of responses to fetches.", labels=("process",)
+    )
+    for front in fronts:
+        connections.add_metric((front.name,), front.sessions)
+        sent.add_metric((front.name,), front.sent_bytes)
+    yield connections
+    yield sent
+
+
+def cumulated(values: HistogramValues) -> list[tuple[str, float]]:
+    """Cumulated buckets: (upper bound in seconds, count)."""
+    buckets, total = [], 0
+    for bound_ns, count in zip((*BOUNDS_NS, None), values.counts, strict=True):
+        total += count
+        buckets.append(("+Inf" if bound_ns is None else repr(bound_ns / NS_PER_S), float(total)))
+    return buckets
+
+
+def _name_of(kind: type[Api] | type[ErrorCode], number: int) -> str:
+    try:
+        return kind(number).name
+    except ValueError:
+        return "other"
