@@ -60,6 +60,13 @@ class Settings:
         "host's name in the network, or a proxy's. A page that another name leads here is refused.",
         name="http.hosts",
     )
+    metrics_topics: int = setting(
+        1_000,
+        "Topics with series of their own in /metrics, by name; the others are summed.",
+        name="metrics.topics",
+        minimum=0,
+        maximum=100_000,
+    )
     fronts: int = setting(
         1,
         "Number of front processes; front i listens on the ports of `listen` plus i, and on "

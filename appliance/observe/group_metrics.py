@@ -24,6 +24,8 @@ from tailrace.core.errors import UnknownGroupError
 
 GROUPS_SHOWN_MAX = 200
 PARTITIONS_SHOWN_MAX = 10_000
+LAG_SECONDS_PARTITIONS_MAX = 500
+"""Partitions with their lag in seconds, which reads a batch of each that has lag."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,9 @@ def observe_groups(admin: Admin, commits: int) -> ObservedGroups:
         :GROUPS_SHOWN_MAX
     ]:
         try:
-            group = admin.describe_groups(name, members=False, lag_seconds=False)[name]
+            group = admin.describe_groups(
+                name, members=False, lag_seconds=partitions < LAG_SECONDS_PARTITIONS_MAX
+            )[name]
         except UnknownGroupError:
             continue  # it was deleted since
         partitions += len(group["partitions"])
@@ -101,6 +105,11 @@ def group_families(observed: ObservedGroups) -> Iterator[Metric]:
         "Records between the committed offset and the end of the partition.",
         labels=("group", "topic", "partition"),
     )
+    lag_seconds = GaugeMetricFamily(
+        "tailrace_group_lag_seconds",
+        "Age of the first record behind the committed offset; 0 without lag.",
+        labels=("group", "topic", "partition"),
+    )
     at_limit = GaugeMetricFamily(
         "tailrace_group_at_delivery_limit_records",
         "Records that a share group has delivered as often as it may, and that are not done: they "
@@ -113,6 +122,10 @@ def group_families(observed: ObservedGroups) -> Iterator[Metric]:
         for row in group["partitions"]:
             if row["lag"] is not None:
                 lag.add_metric((group["group"], row["topic"], str(row["partition"])), row["lag"])
+            if row.get("lag_seconds") is not None:
+                lag_seconds.add_metric(
+                    (group["group"], row["topic"], str(row["partition"])), row["lag_seconds"]
+                )
             if "at_delivery_limit" in row:
                 at_limit.add_metric(
                     (group["group"], row["topic"], str(row["partition"])), row["at_delivery_limit"]
@@ -120,6 +133,7 @@ def group_families(observed: ObservedGroups) -> Iterator[Metric]:
     yield members
     yield rebalances
     yield lag
+    yield lag_seconds
     yield at_limit
     if observed.transactions is not None:
         yield from transaction_families(observed.transactions)

@@ -75,10 +75,12 @@ class Console:
         may_move: bool,
         data_dir: str,
         host_names: frozenset[str],
+        topics_max: int,
     ) -> None:
         """`address`: a front's; `port_cell`: where its port is shown; `may_move`: to a free port
         when another program has this one; `data_dir` has the token for changes; `host_names`:
-        names under which browsers may ask, beside addresses and localhost.
+        names under which browsers may ask, beside addresses and localhost; `topics_max`: topics
+        with metrics of their own.
         """
         self._host = host
         self._port = port
@@ -91,6 +93,7 @@ class Console:
         self._may_move = may_move
         self._data_dir = data_dir
         self._host_names = host_names
+        self._topics_max = topics_max
         port_cell.store(0)
         self._listener: socket.socket | None = None
         self._bind_at_ns: int | None = 0
@@ -148,6 +151,7 @@ class Console:
                     self._connections,
                     self._data_dir,
                     self._host_names,
+                    self._topics_max,
                 )
             return self._service
 
@@ -243,6 +247,7 @@ def build(context: ProcessContext) -> Console:
         may_move=listen == Settings().http_listen,
         data_dir=context.spec.data_dirs[0],
         host_names=frozenset(name.lower() for name in settings["http.hosts"]),
+        topics_max=settings["metrics.topics"],
     )  # fmt: skip
 
 

@@ -34,10 +34,12 @@ CHANGING = ("/api/change/", "/api/sql")
 THERE_ARE = "there are /, /metrics, /health/live and /health/ready"
 
 
-def pages(states: ProcessStates, address: Callable[[], str], site: LazySite) -> Page:
+def pages(
+    states: ProcessStates, address: Callable[[], str], site: LazySite, topics_max: int
+) -> Page:
     """The WSGI application. `address`: a front's."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(StateCollector(states, address))
+    registry.register(StateCollector(states, address, topics_max))
     metrics = make_wsgi_app(registry)
 
     def page(environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
@@ -121,6 +123,7 @@ class HttpService(WSGIServer):
         connections: OpenConnections,
         data_dir: str,
         host_names: frozenset[str],
+        topics_max: int,
     ) -> None:
         """`host`, `port`: where the console listens; `data_dir` has the token; `host_names`: names
         of this host in requests, beside its addresses.
@@ -135,7 +138,7 @@ class HttpService(WSGIServer):
 
             return make_site(states, address, data_dir, host_names | {host.lower()})
 
-        self.set_app(pages(states, address, LazySite(make_site)))
+        self.set_app(pages(states, address, LazySite(make_site), topics_max))
         self.connections = connections
 
     def answer(self, connection: socket.socket, client: Any) -> None:

@@ -9,10 +9,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.core import InfoMetricFamily, Metric
 
 from appliance.observe.group_metrics import ObservedGroups, group_families
 from appliance.observe.measurement_metrics import measurement_families
+from appliance.observe.metric_families import counter, gauge
+from appliance.observe.partition_metrics import partition_families
 from appliance.observe.process_states import ProcessState
 
 _DUE_WITHIN_S = {"1m": "60", "1h": "3600", "1d": "86400", "later": "+Inf"}
@@ -30,6 +32,8 @@ class Observed:
     """Answer of `Admin.describe_cluster`."""
     partitions: Sequence[Mapping[str, Any]] = ()
     """Answer of `Admin.offsets`, "latest"."""
+    topics_max: int = 1_000
+    """Topics with series of their own."""
     delays: Sequence[Mapping[str, Any]] = ()
     """Answer of `Admin.describe_delays`."""
     groups: ObservedGroups | None = None
@@ -41,7 +45,7 @@ def families(observed: Observed) -> Iterator[Metric]:
     yield InfoMetricFamily(
         "tailrace_build", "Version of the appliance.", value={"version": observed.version}
     )
-    yield _gauge(
+    yield gauge(
         "tailrace_up", "1 if a front answers requests, else 0.", {(): float(observed.answers)}
     )
     yield from _of_processes(observed.processes)
@@ -53,60 +57,46 @@ def families(observed: Observed) -> Iterator[Metric]:
             value={"id": str(observed.cluster["cluster_id"])},
         )
         yield from _of_directories(observed.cluster["data_dirs"])
-        yield from _of_partitions(observed.partitions)
+        yield from partition_families(observed.partitions, observed.topics_max)
         yield from _of_delays(observed.delays)
     if observed.groups is not None:
         yield from group_families(observed.groups)
 
 
-def _gauge(name: str, doc: str, values: Mapping[Any, float], labels: Sequence[str] = ()) -> Metric:
-    family = GaugeMetricFamily(name, doc, labels=labels)
-    for key, value in values.items():
-        family.add_metric(key, value)
-    return family
-
-
-def _counter(name: str, doc: str, values: Mapping[Any, float], labels: Sequence[str]) -> Metric:
-    family = CounterMetricFamily(name, doc, labels=labels)
-    for key, value in values.items():
-        family.add_metric(key, value)
-    return family
-
-
 def _of_processes(processes: Sequence[ProcessState]) -> Iterator[Metric]:
     labels = ("process",)
-    yield _gauge(
+    yield gauge(
         "tailrace_process_live",
         "1 if the process runs, else 0.",
         {(p.name,): p.is_live for p in processes},
         labels,
     )
-    yield _counter(
+    yield counter(
         "tailrace_process_restarts",
         "Restarts of the process.",
         {(p.name,): max(0, p.starts - 1) for p in processes},
         labels,
     )
-    yield _counter(
+    yield counter(
         "tailrace_process_errors",
         "Messages whose handling failed by an internal error; the log has each reason. Please "
         "report it.",
         {(p.name,): p.internal_errors for p in processes},
         labels,
     )
-    yield _gauge(
+    yield gauge(
         "tailrace_process_resident_memory_bytes",
         "Resident memory of the process; shared memory counts in each process that touched it.",
         {(p.name,): p.resident_bytes for p in processes},
         labels,
     )
-    yield _counter(
+    yield counter(
         "tailrace_process_cpu_seconds",
         "Processor time of the process.",
         {(p.name,): p.cpu_seconds for p in processes},
         labels,
     )
-    yield _gauge(
+    yield gauge(
         "tailrace_process_open_fds",
         "Open file descriptors of the process.",
         {(p.name,): p.open_files for p in processes},
@@ -117,70 +107,22 @@ def _of_processes(processes: Sequence[ProcessState]) -> Iterator[Metric]:
 def _of_directories(directories: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
     labels = ("path",)
     of = {(str(d["path"]),): d for d in directories}
-    yield _gauge(
+    yield gauge(
         "tailrace_log_dir_free_bytes",
         "Free space of its disk.",
         {key: d["free_bytes"] for key, d in of.items()},
         labels,
     )
-    yield _gauge(
+    yield gauge(
         "tailrace_log_dir_size_bytes",
         "Size of its disk.",
         {key: d["total_bytes"] for key, d in of.items()},
         labels,
     )
-    yield _gauge(
+    yield gauge(
         "tailrace_log_dir_online",
         "1 if it accepts writes, else 0.",
         {key: d["state"] == "OK" for key, d in of.items()},
-        labels,
-    )
-
-
-def _of_partitions(partitions: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
-    labels = ("topic", "partition")
-    of = {(str(p["topic"]), str(p["partition"])): p for p in partitions if not p["code"]}
-    yield _gauge(
-        "tailrace_partition_log_start_offset",
-        "Its first offset.",
-        {key: p["beginning"] for key, p in of.items()},
-        labels,
-    )
-    yield _gauge(
-        "tailrace_partition_high_watermark_offset",
-        "Offset behind the last durable record.",
-        {key: p.get("high_watermark", p["end"]) for key, p in of.items()},
-        labels,
-    )
-    yield _gauge(
-        "tailrace_partition_last_stable_offset",
-        "Offset behind the last committed record, where an open transaction holds readers back.",
-        {key: p["end"] for key, p in of.items() if p["end"] != p.get("high_watermark", p["end"])},
-        labels,
-    )
-    yield _gauge(
-        "tailrace_partition_size_bytes",
-        "Its segments.",
-        {key: p["size_bytes"] for key, p in of.items()},
-        labels,
-    )
-    for name, doc, values in (
-        ("appended_records", "Offsets given out since the topic was made.",
-         {key: p.get("high_watermark", p["end"]) for key, p in of.items()}),
-        ("appended_batches", "Batches appended since the flusher started.",
-         {key: p.get("appended_batches", 0) for key, p in of.items()}),
-        ("appended_bytes", "Bytes appended since the flusher started.",
-         {key: p.get("appended_bytes", 0) for key, p in of.items()}),
-        ("fetched_records", "Offsets sent to readers since the front started.",
-         {key: p.get("fetched", (0, 0))[0] for key, p in of.items()}),
-        ("fetched_bytes", "Bytes sent to readers since the front started.",
-         {key: p.get("fetched", (0, 0))[1] for key, p in of.items()}),
-    ):  # fmt: skip
-        yield _counter(f"tailrace_partition_{name}", doc, values, labels)
-    yield _gauge(
-        "tailrace_partition_online",
-        "1 if it accepts writes, else 0.",
-        {key: p["state"] == "ONLINE" for key, p in of.items()},
         labels,
     )
 
@@ -194,31 +136,31 @@ def _of_delays(delays: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
         for name, bound in _DUE_WITHIN_S.items():
             count += described["due_within"][name]
             due[*key, bound] = count
-    yield _gauge(
+    yield gauge(
         "tailrace_delayed_records_pending",
         "Pending delayed records.",
         {key: d["pending"] for key, d in of.items()},
         labels,
     )
-    yield _gauge(
+    yield gauge(
         "tailrace_delayed_records_due",
         "Pending delayed records that are due within this many seconds.",
         due,
         (*labels, "within_seconds"),
     )
-    yield _gauge(
+    yield gauge(
         "tailrace_delayed_records_recurring",
         "Records that recur.",
         {key: d["recurring"] for key, d in of.items()},
         labels,
     )
-    yield _gauge(
+    yield gauge(
         "tailrace_delayed_records_next_due_timestamp_seconds",
         "Earliest time at which the next delayed record is due.",
         {key: d["next_due_us"] / 1e6 for key, d in of.items() if d["next_due_us"] is not None},
         labels,
     )
-    yield _gauge(
+    yield gauge(
         "tailrace_delayed_records_lateness_seconds",
         "Lateness of the last delivery.",
         {key: d["lateness_us"] / 1e6 for key, d in of.items()},
@@ -230,7 +172,7 @@ def _of_delays(delays: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
         ("lost", "Delayed records lost, in damaged bucket files or refused"),
     ):
         values = {key: d["lost_rows" if name == "lost" else name] for key, d in of.items()}
-        yield _counter(
+        yield counter(
             f"tailrace_delayed_records_{name}",
             f"{doc}, since the scheduler started.",
             values,

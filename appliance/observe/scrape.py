@@ -29,20 +29,21 @@ _NOTHING = Observed(
 class StateCollector(Collector):
     """Collects the appliance's state anew for each scrape."""
 
-    def __init__(self, states: ProcessStates, address: Callable[[], str]) -> None:
-        """`address`: a front's."""
+    def __init__(self, states: ProcessStates, address: Callable[[], str], topics_max: int) -> None:
+        """`address`: a front's; `topics_max`: topics with series of their own."""
         self._states = states
+        self._topics_max = topics_max
         self._address = address
 
     def collect(self) -> Iterator[Metric]:
-        return families(observe(self._states, self._address()))
+        return families(observe(self._states, self._address(), self._topics_max))
 
     def describe(self) -> Iterator[Metric]:
         """Every family, so that a scrape may ask for some by name (`/metrics?name[]=NAME`)."""
         return families(_NOTHING)
 
 
-def observe(states: ProcessStates, address: str) -> Observed:
+def observe(states: ProcessStates, address: str, topics_max: int) -> Observed:
     """Ask the processes' slots and a front. Blocking: some ASK_TIMEOUT_MS at most."""
     processes = states.processes()
     try:
@@ -63,6 +64,7 @@ def observe(states: ProcessStates, address: str) -> Observed:
                 True,
                 admin.describe_cluster(),
                 list(admin.offsets(partitions).values()),
+                topics_max,
                 admin.describe_delays(),
                 _groups(states.control, admin),
             )

@@ -248,6 +248,7 @@ class Supervisor:
             "flush.linger_ms": s.flush_linger_ms, "flush.batch_size": s.flush_batch_size,
             "busy_poll_us": s.busy_poll(self._plan).us,
             "http.listen": s.http_listen, "http.hosts": s.http_hosts,
+            "metrics.topics": s.metrics_topics,
             "connections.max": s.connections_max,
             "log_level": s.log_level,
         }  # fmt: skip

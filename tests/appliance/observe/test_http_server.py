@@ -45,6 +45,7 @@ def console(port_cell: AtomicCounter) -> Iterator[Console]:
         may_move=False,
         data_dir="/nowhere",
         host_names=frozenset(),
+        topics_max=10,
     )
     listening.step(0)
     yield listening

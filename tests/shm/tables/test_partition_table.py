@@ -71,8 +71,8 @@ def test_a_writer_killed_at_any_store_leaves_the_old_state_or_the_new(at: int) -
     writer._words = words
     writer.write(1, state(5))  # its successor
     assert reader.read(1) == state(5)
-    assert reader.delivered(1) == state(5)[-4:-2]
-    assert reader.stable(1) == state(5)[-2:]
+    assert reader.delivered(1) == state(5)[-6:-4]
+    assert reader.stable(1) == state(5)[-4:-2]
 
 
 @pytest.mark.parametrize("at", range(25))
