@@ -57,6 +57,7 @@ from shm.queues.ring import Ring
 from shm.queues.settled_notifications import SettledInterest
 from shm.runtime.agent_runner import (
     EXIT_ADDRESS_IN_USE,
+    Clock,
     ProcessContext,
     configure_logging,
     process_name,
@@ -123,11 +124,11 @@ class Front:
         auto_create_topics: bool,
         on_ready: Callable[[], None],
         start_ns: int,
-        wall_us: Callable[[], int],
+        clock: Clock,
         close_removed: Callable[[], bool] | None = None,
     ) -> None:
-        """`close_removed`: see `PartitionFiles.close_removed`. `wall_us` is the clock of append
-        times.
+        """`close_removed`: see `PartitionFiles.close_removed`. `clock` measures; its
+        wall time is that of append times.
         """
         self._transport = transport
         self._routing = routing
@@ -143,7 +144,7 @@ class Front:
         self._close_removed_at_ns = NEVER_NS
         """Time of the next check for deleted files that are open; NEVER_NS: none is open."""
         self._now_ns = start_ns
-        self._wall_us = wall_us
+        self._clock = clock
         self._requests = slot.requests
         self._fetch_durations = slot.histogram(Measure.FETCH)
         self._delivery_durations = slot.histogram(Measure.DELIVERY)
@@ -166,7 +167,7 @@ class Front:
             workers=workers, connect_worker=connect_worker, routing=routing, ledger=ledger,
             sessions=self._sessions, responses=self._responses,
             on_settled=self._fetches.on_settled, start_ns=start_ns,
-            durations=slot.histogram(Measure.PRODUCE),
+            durations=slot.histogram(Measure.PRODUCE), monotonic_ns=clock.monotonic_ns,
         )  # fmt: skip
         self._forwarding = ForwardingService(
             controller=controller, scheduler=scheduler, groups=groups,
@@ -472,9 +473,9 @@ class Front:
             ProcessWord.BYTES_COUNT,
             self._slot.load(ProcessWord.BYTES_COUNT) + len(listed) + len(data),
         )
-        self._fetch_durations.add(self._now_ns - fetch.begun_ns)
+        self._fetch_durations.add(self._clock.monotonic_ns() - fetch.begun_ns)
         if fetch.is_registered and fetch.newest_append_us:
-            self._delivery_durations.add((self._wall_us() - fetch.newest_append_us) * 1_000)
+            self._delivery_durations.add((self._clock.wall_us() - fetch.newest_append_us) * 1_000)
         self._responses.send_batches(
             fetch.session, Api.FETCH, fetch.version, fetch.correlation_id, listed, data
         )
@@ -576,7 +577,7 @@ def build(
         auto_create_topics=bool(settings["auto_create_topics"]),
         on_ready=context.report_ready,
         start_ns=context.clock.monotonic_ns(),
-        wall_us=context.clock.wall_us,
+        clock=context.clock,
     )
     context.ask_for_feed()
     return front

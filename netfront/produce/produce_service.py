@@ -74,11 +74,13 @@ class ProduceService:
         on_settled: Callable[[set[int]], None],
         start_ns: int,
         durations: Histogram,
+        monotonic_ns: Callable[[], int],
     ) -> None:
         """`on_settled` is called with the table slots whose watermarks may have moved. `durations`
         counts from the receipt of a request to its response.
         """
         self._durations = durations
+        self._monotonic_ns = monotonic_ns
         self._workers = {number: self._reached(link) for number, link in workers.items()}
         self._connect_worker = connect_worker
         self._routing = routing
@@ -390,9 +392,10 @@ class ProduceService:
         thread wakes up once.
         """
         answered, self._answered = self._answered, []
+        now_ns = self._monotonic_ns()
         for asked in answered:
             assert asked.body is not None
-            self._durations.add(self.now_ns - asked.opened_ns)
+            self._durations.add(now_ns - asked.opened_ns)
             self._responses.answer_deferred(
                 asked.word,
                 Api.PRODUCE,
@@ -404,7 +407,7 @@ class ProduceService:
 
     def _answer_single(self, asked: PendingProduce, answer: Answer) -> None:
         """Answer a request of version 1."""
-        self._durations.add(self.now_ns - asked.opened_ns)
+        self._durations.add(self._monotonic_ns() - asked.opened_ns)
         self._pending_produces.close(asked)
         if answer.code is not ErrorCode.OK:
             body: Readable = orjson.dumps({"message": ERROR_TABLE[answer.code].meaning})

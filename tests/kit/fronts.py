@@ -33,6 +33,7 @@ from shm.messages.lane_messages import Assignment, LaneKind
 from shm.queues.doorbell import Doorbell
 from shm.queues.lane import LaneMessage, LaneReader, LaneWriter
 from shm.queues.ring import Ring, RingWriter
+from shm.runtime.agent_runner import Clock
 from shm.runtime.timing_wheel import NEVER_NS
 from shm.tables.control import Control, ProcessSlot
 from shm.tables.partition_table import PartitionState
@@ -350,7 +351,8 @@ class FakeFront:
             reader=self.log,
             pool=self.pool, ledger=ledger or CreditLedger(1 << 20, 1 << 20, 1 << 16),
             slot=self.slot, cluster_id="fake", auto_create_topics=False,
-            on_ready=lambda: None, start_ns=self.now_ns, wall_us=lambda: self.now_ns // 1_000,
+            on_ready=lambda: None, start_ns=self.now_ns, 
+            clock=Clock(lambda: self.now_ns, lambda: self.now_ns // 1_000),
         )  # fmt: skip
         assert self.controller.answers.try_write(LaneKind.FED, 0, 0, 0, 1, 0, (b"",))
         self.controller.answers.commit()
