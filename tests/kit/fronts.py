@@ -351,7 +351,7 @@ class FakeFront:
             reader=self.log,
             pool=self.pool, ledger=ledger or CreditLedger(1 << 20, 1 << 20, 1 << 16),
             slot=self.slot, cluster_id="fake", auto_create_topics=False,
-            on_ready=lambda: None, start_ns=self.now_ns, 
+            on_ready=lambda: None, start_ns=self.now_ns,
             clock=Clock(lambda: self.now_ns, lambda: self.now_ns // 1_000),
         )  # fmt: skip
         assert self.controller.answers.try_write(LaneKind.FED, 0, 0, 0, 1, 0, (b"",))
