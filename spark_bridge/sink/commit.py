@@ -22,12 +22,10 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
 from spark_bridge.sink.crash_points import AFTER_DECISION, BEFORE_DECISION, crash_point
-from spark_bridge.sink.messages import WrittenTask
+from spark_bridge.sink.messages import Mark, SharedTransaction, WrittenTask
 from spark_bridge.sink.options import SinkOptions
 from spark_bridge.sink.transaction import (
     FencedRunError,
-    Mark,
-    SharedTransaction,
     TransactionClient,
     transaction_client,
 )

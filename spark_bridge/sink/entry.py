@@ -12,8 +12,7 @@ from collections.abc import Mapping
 from pyspark.sql.datasource import DataSourceStreamWriter, DataSourceWriter
 from pyspark.sql.types import StructType
 
-from spark_bridge.sink.options import SinkOptions, parse_sink_options
-from spark_bridge.sink.transaction import CLIENT_ID
+from spark_bridge.sink.options import CLIENT_ID, SinkOptions, parse_sink_options
 from spark_bridge.sink.writer import BatchSink, StreamSink, refuse_overwrite
 
 CONNECT_TIMEOUT_MS = 10_000

@@ -20,8 +20,8 @@ import zlib
 from dataclasses import dataclass
 from typing import Any
 
-from spark_bridge.sink.options import SinkOptions
-from spark_bridge.sink.transaction import CLIENT_ID, Mark
+from spark_bridge.sink.messages import Mark
+from spark_bridge.sink.options import CLIENT_ID, SinkOptions
 from tailrace.admin.admin import Admin
 from tailrace.client.topics.topic_metadata import INTERNAL_PREFIX
 from tailrace.core.errors import InvalidRequestError

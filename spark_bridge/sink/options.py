@@ -17,9 +17,9 @@ import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tailrace.client.config.settings import DEFAULT_BOOTSTRAP
 from tailrace.core.errors import InvalidSettingError
 
+CLIENT_ID = "spark-sink"
 NAMES = (
     "bootstrap",
     "kafka.bootstrap.servers",
@@ -83,7 +83,7 @@ def parse_sink_options(given: Mapping[str, str]) -> SinkOptions:
             "or neither"
         )
     return SinkOptions(
-        bootstrap or DEFAULT_BOOTSTRAP,
+        bootstrap or _default_bootstrap(),
         topic,
         options.get("keycolumn"),
         options.get("queryid") or None,
@@ -96,6 +96,14 @@ def parse_sink_options(given: Mapping[str, str]) -> SinkOptions:
             1,
         ),
     )
+
+
+def _default_bootstrap() -> str:
+    from tailrace.client.config.settings import (
+        DEFAULT_BOOTSTRAP,  # a process that has one needs no client
+    )
+
+    return DEFAULT_BOOTSTRAP
 
 
 def _whole(name: str, text: str, least: int) -> int:

@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tailrace import kernel
+from tailrace.batch.picked_rows import PickedRows
 from tailrace.client.topics.topic_metadata import TopicInfo
 from tailrace.core.errors import InvalidRecordError, SchemaMismatchError
 from tailrace.core.hash_slots import SLOT_COUNT, STAYS
@@ -174,6 +175,41 @@ def by_topic(batch: pa.RecordBatch) -> list[tuple[str, pa.RecordBatch]]:
     return [(name, batch.filter(pc.equal(column, pa.scalar(name, column.type)))) for name in names]
 
 
+def routed_parts(
+    rows: pa.RecordBatch, batch: pa.RecordBatch, info: TopicInfo, key_column: str | None
+) -> list[tuple[int, Part]]:
+    """The rows of each partition, in their order; NO_KEY for rows that may go to any. `batch`: the
+    rows as Spark gave them. Raises InvalidRecordError for a partition that the topic does not have.
+    """
+    keys = _keys(rows, batch, info, key_column)
+    has_partitions = not info.typed and "partition" in batch.schema.names
+    if keys is not None and info.owners is None and not has_partitions:
+        return _by_murmur2(rows, keys, len(info.partitions))
+    routes = (
+        Routes(np.full(rows.num_rows, NO_KEY, np.int64), _staying(rows, info))
+        if keys is None
+        else key_routes(keys, info)
+    )
+    return split(rows, _with_partitions(routes, batch, info) if has_partitions else routes)
+
+
+def _keys(
+    rows: pa.RecordBatch, batch: pa.RecordBatch, info: TopicInfo, key_column: str | None
+) -> pa.BinaryArray | None:
+    """The keys, None if no row has one."""
+    if info.typed:
+        keys = None if key_column is None else batch.column(key_column)
+    else:
+        keys = rows.column("key") if "key" in rows.schema.names else None
+    if keys is None or keys.null_count == len(keys):
+        return None
+    # A Producer takes a key that is neither bytes nor text by its text, too (see
+    # `tailrace.batch.frames`).
+    if not any(fits(keys.type) for fits in _BYTES):
+        keys = pa.array([None if key is None else str(key) for key in keys.to_pylist()])
+    return keys.cast(pa.binary())
+
+
 class Routes(NamedTuple):
     """Each row's partition, or NO_KEY. `slots`: each row's hash slot, or STAYS, on topics that have
     them; None elsewhere.
@@ -183,46 +219,22 @@ class Routes(NamedTuple):
     slots: Numbers | None = None
 
 
-def routes_of(
-    rows: pa.RecordBatch, batch: pa.RecordBatch, info: TopicInfo, key_column: str | None
-) -> Routes:
-    """The route of each row. `batch`: the rows as Spark gave them. Raises InvalidRecordError for a
-    partition that the topic does not have.
-    """
-    count = len(info.partitions)
-    if info.typed:
-        keys = None if key_column is None else batch.column(key_column)
-    else:
-        keys = rows.column("key") if "key" in rows.schema.names else None
-    if keys is None or keys.null_count == len(keys):
-        routes = Routes(np.full(rows.num_rows, NO_KEY, np.int64), _staying(rows, info))
-    else:
-        # A Producer takes a key that is neither bytes nor text by its text, too (see
-        # `tailrace.batch.frames`).
-        text = (
-            keys
-            if any(fits(keys.type) for fits in _BYTES)
-            else pa.array([None if k is None else str(k) for k in keys.to_pylist()])
+def _with_partitions(routes: Routes, batch: pa.RecordBatch, info: TopicInfo) -> Routes:
+    """The routes, where the column `partition` names no other. Raises InvalidRecordError."""
+    given, count = batch.column("partition"), len(info.partitions)
+    requested = np.asarray(given.fill_null(NO_KEY).cast(pa.int64()).to_numpy(zero_copy_only=False))
+    is_given = np.asarray(given.is_valid().to_numpy(zero_copy_only=False))
+    wrong = requested[is_given & ((requested < 0) | (requested >= count))]
+    if len(wrong):
+        raise InvalidRecordError(
+            f"a row has partition {wrong[0]} of topic {info.name!r}, which has 0 to {count - 1}; "
+            "without the column `partition` the key decides"
         )
-        routes = key_routes(text.cast(pa.binary()), info)
-    if not info.typed and "partition" in batch.schema.names:
-        given = batch.column("partition")
-        requested = np.asarray(
-            given.fill_null(NO_KEY).cast(pa.int64()).to_numpy(zero_copy_only=False)
-        )
-        is_given = np.asarray(given.is_valid().to_numpy(zero_copy_only=False))
-        wrong = requested[is_given & ((requested < 0) | (requested >= count))]
-        if len(wrong):
-            raise InvalidRecordError(
-                f"a row has partition {wrong[0]} of topic {info.name!r}, which has 0 to "
-                f"{count - 1}; without the column `partition` the key decides"
-            )
-        partitions, slots = routes
-        routes = Routes(
-            np.where(is_given, requested, partitions),
-            None if slots is None else np.where(is_given, STAYS, slots),
-        )
-    return routes
+    partitions, slots = routes
+    return Routes(
+        np.where(is_given, requested, partitions),
+        None if slots is None else np.where(is_given, STAYS, slots),
+    )
 
 
 def _staying(rows: pa.RecordBatch, info: TopicInfo) -> Numbers | None:
@@ -237,10 +249,9 @@ def key_routes(keys: pa.BinaryArray, info: TopicInfo) -> Routes:
         slots = hashed(keys, crc16s) % SLOT_COUNT
         numbers = np.asarray(info.owners, np.int64)[slots]
     else:
-        hashes = np.frombuffer(kernel.murmur2_cells(keys), np.uint32)
-        numbers = np.remainder(
-            hashes & np.uint32(0x7FFFFFFF), np.uint32(len(info.partitions))
-        ).astype(np.int64)
+        rows, counts = kernel.rows_by_partition(keys, len(info.partitions))
+        numbers = np.empty(len(keys), np.int64)
+        numbers[np.frombuffer(rows, np.int64)] = np.repeat(np.arange(len(counts)), counts)
     if keys.null_count:
         is_valid = np.asarray(keys.is_valid().to_numpy(zero_copy_only=False))
         numbers = np.where(is_valid, numbers, NO_KEY)
@@ -306,6 +317,26 @@ class Part(NamedTuple):
         return self._replace(rows=self.rows[:count]), self._replace(rows=self.rows[count:])
 
 
+def _by_murmur2(
+    batch: pa.RecordBatch, keys: pa.BinaryArray, partition_count: int
+) -> list[tuple[int, Part]]:
+    """The rows of each partition by Kafka's partitioner."""
+    row_bytes = batch.nbytes / batch.num_rows + ROW_BYTES
+    rows, counts = kernel.rows_by_partition(keys, partition_count)
+    order, found, start = np.frombuffer(rows, np.int64), [], 0
+    for number, count in enumerate(counts):
+        if count:
+            chosen = None if count == batch.num_rows else order[start : start + count]
+            found.append(
+                (
+                    number if number < partition_count else NO_KEY,
+                    Part(batch, chosen, row_bytes),
+                )
+            )
+            start += count
+    return found
+
+
 def split(batch: pa.RecordBatch, routes: Routes) -> list[tuple[int, Part]]:
     """The rows of each partition, in their order."""
     numbers, slots = routes
@@ -331,37 +362,6 @@ def slots_of(parts: Sequence[Part]) -> Numbers | None:
     return np.concatenate(found) if found else None
 
 
-def joined(parts: Sequence[Part]) -> pa.RecordBatch:
-    """Join the rows of all parts. Each cell is copied once, and a batch that is used whole not at
-    all.
-    """
-    if len(parts) == 1 and parts[0].rows is None:
-        return parts[0].batch
-    schema = parts[0].batch.schema
-    if all(part.rows is None for part in parts):
-        columns = [
-            pa.concat_arrays([part.batch.column(index) for part in parts])
-            for index in range(len(schema))
-        ]
-    else:
-        rows = [np.arange(part.row_count) if part.rows is None else part.rows for part in parts]
-        columns = [
-            _gathered(field.type, [part.batch.column(index) for part in parts], rows)
-            for index, field in enumerate(schema)
-        ]
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
-
-
-def _gathered(kind: pa.DataType, columns: list[pa.Array], rows: list[Numbers]) -> pa.Array:
-    if not pa.types.is_binary(kind) and not pa.types.is_string(kind):
-        return pa.concat_arrays(
-            [column.take(pa.array(chosen)) for column, chosen in zip(columns, rows, strict=True)]
-        )
-    offsets, data, valid, nulls = kernel.gathered(columns, rows)
-    buffers = [
-        None if valid is None else pa.py_buffer(valid),
-        pa.py_buffer(offsets),
-        pa.py_buffer(data),
-    ]
-    kernel.keep_message(data)  # its memory is another piece's once nobody sees it
-    return pa.Array.from_buffers(kind, sum(map(len, rows)), buffers, nulls)
+def joined(parts: Sequence[Part]) -> PickedRows:
+    """Join the rows of all parts."""
+    return PickedRows([part.batch for part in parts], [part.rows for part in parts])

@@ -20,9 +20,9 @@ import pyarrow as pa
 
 from spark_bridge.sink import rows as sink_rows
 from spark_bridge.sink.commit import older
-from spark_bridge.sink.messages import WrittenTask
-from spark_bridge.sink.options import SinkOptions
-from spark_bridge.sink.transaction import CLIENT_ID, Mark, TransactionClient, aborted, fenced
+from spark_bridge.sink.messages import Mark, WrittenTask
+from spark_bridge.sink.options import CLIENT_ID, SinkOptions
+from spark_bridge.sink.transaction import TransactionClient, aborted, fenced
 from tailrace.admin.admin import Admin
 from tailrace.client.topics.topic_metadata import TopicInfo, is_internal
 from tailrace.core.error_codes import ErrorCode
@@ -91,6 +91,8 @@ class TaskWriter:
         self._producer: Producer | None = None
         self._is_done = False
         """True if the batch was committed before."""
+        self._checked: pa.Schema | None = None
+        """Columns of the last batch, which fit."""
         self._infos: dict[str, TopicInfo] = {}
         self._buffered: dict[tuple[str, int], _Buffered] = {}
         self._buffered_bytes = 0
@@ -186,9 +188,11 @@ class TaskWriter:
             self._add(topic, batch)
 
     def _add(self, topic: str | None, batch: pa.RecordBatch) -> None:
-        sink_rows.check_columns(
-            batch.schema, None if topic is None else self._info(topic), self._options.key_column
-        )
+        if self._checked is None or not batch.schema.equals(self._checked):
+            sink_rows.check_columns(
+                batch.schema, None if topic is None else self._info(topic), self._options.key_column
+            )
+            self._checked = batch.schema
         for name, rows in [(topic, batch)] if topic is not None else sink_rows.by_topic(batch):
             info = self._info(name)
             if topic is None:
@@ -197,8 +201,7 @@ class TaskWriter:
 
     def _add_rows(self, info: TopicInfo, batch: pa.RecordBatch) -> None:
         rows = sink_rows.typed_rows(batch, info) if info.typed else sink_rows.default_rows(batch)
-        routes = sink_rows.routes_of(rows, batch, info, self._options.key_column)
-        for number, part in sink_rows.split(rows, routes):
+        for number, part in sink_rows.routed_parts(rows, batch, info, self._options.key_column):
             is_keyless = number == sink_rows.NO_KEY
             chosen = self._sticky % len(info.partitions) if is_keyless else number
             if self._buffer(self._of(info, chosen), part) and is_keyless:

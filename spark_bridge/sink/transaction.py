@@ -25,9 +25,10 @@ import json
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from spark_bridge.sink.messages import Mark, SharedTransaction
+from spark_bridge.sink.options import CLIENT_ID
 from tailrace.client.connections.connection import Connection
 from tailrace.client.connections.runtime import SYSTEM
 from tailrace.client.connections.steps import call_json_now
@@ -41,10 +42,9 @@ from tailrace.core.errors import (
     TransactionAbortedError,
     UnknownTransactionalIdError,
 )
-from tailrace.core.transaction_branches import FinishedBranch, TransactionBranch
+from tailrace.core.transaction_branches import FinishedBranch
 from tailrace.protocol.frame import Api
 
-CLIENT_ID = "spark-sink"
 TRANSACTIONAL_ID_MAX = 255
 PAUSE_S = 0.01
 PAUSE_MAX_S = 0.5
@@ -59,17 +59,6 @@ class FencedRunError(InvalidRequestError):
     """Another run of the same query has taken over."""
 
 
-class Mark(NamedTuple):
-    """The last committed batch of a sink, as its transactional id keeps it."""
-
-    batch_id: int
-    row_count: int
-
-    def to_text(self) -> str:
-        """The text that goes with a commit."""
-        return json.dumps({"batch": self.batch_id, "rows": self.row_count})
-
-
 def mark_in(text: str, transactional_id: str) -> Mark | None:
     """The mark of a text; None: no batch was committed. Raises InvalidRequestError."""
     if not text:
@@ -82,22 +71,6 @@ def mark_in(text: str, transactional_id: str) -> Mark | None:
             f"transactional id {transactional_id!r} belongs to another program: its metadata is "
             f"{text!r:.100}, not the mark of a Spark sink; give the query another queryId"
         ) from error
-
-
-@dataclass(frozen=True, slots=True)
-class SharedTransaction:
-    """The current transaction of a sink, as a process of its run has joined it. Can be pickled."""
-
-    transactional_id: str
-    owner: int
-    producer_id: int
-    producer_epoch: int
-
-    def branch(self) -> TransactionBranch:
-        """A branch for one attempt of a task."""
-        return TransactionBranch(
-            self.transactional_id, self.owner, self.producer_id, self.producer_epoch, 0
-        )
 
 
 class Joined(NamedTuple):

@@ -13,11 +13,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from tailrace import kernel
-from tailrace.format.crc32c import Readable
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from tailrace.kernel.reference_frames import Piece
     from tailrace.kernel.small_batch import Template
 
 
@@ -31,10 +31,10 @@ class EncodedRows:
         template: Template,
         num_rows: int,
         nodes: list[int],
-        pieces: list[Readable | int],
+        pieces: list[Piece],
         make_batch: Callable[[], pa.RecordBatch],
     ) -> None:
-        """`pieces` has the content of each buffer; a number stands for that many zeros.
+        """`pieces` has the content of each buffer, see `tailrace.kernel.lay_message`.
 
         `make_batch` returns the same rows as a pyarrow batch.
         """

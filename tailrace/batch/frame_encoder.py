@@ -22,11 +22,13 @@ from functools import lru_cache
 import numpy as np
 import pyarrow as pa
 
+from tailrace import kernel
 from tailrace.batch.encoded_rows import EncodedRows
 from tailrace.format.crc32c import Readable
 from tailrace.format.record_batch.arrow_metadata import record_batch_positions
 from tailrace.format.schema import DEFAULT_SCHEMA, from_message
 from tailrace.kernel import small_batch
+from tailrace.kernel.reference_frames import Piece
 
 VARIABLE_WIDTH = 0
 NOT_PLAIN = -1
@@ -82,7 +84,7 @@ def typed_rows(batch: pa.RecordBatch, schema_message: bytes) -> EncodedRows | No
     if plan is None or len(plan.widths) != batch.num_columns:
         return None
     nodes: list[int] = []
-    pieces: list[Readable | int] = []
+    pieces: list[Piece] = []
     for column, width in zip(batch.columns, plan.widths, strict=True):
         if not _lay(column, width, nodes, pieces):
             return None
@@ -101,13 +103,10 @@ def default_rows(
         return None
     count = frame.num_rows
     nodes: list[int] = []
-    pieces: list[Readable | int] = []
+    pieces: list[Piece] = []
     bitmap, offsets = (count + 7) // 8, 4 * (count + 1)
     if "timestamp" not in given:
-        nodes += (count, 0)
-        stamps = np.empty(count, np.int64)
-        stamps.fill(stamp_us)
-        pieces += (0, stamps.data.cast("B"))
+        _lay_stamps(count, stamp_us, nodes, pieces)
     elif not _lay(frame.column(given.index("timestamp")), 8, nodes, pieces):
         return None
     if "key" not in given:
@@ -122,7 +121,39 @@ def default_rows(
     return EncodedRows(small_batch.template(), count, nodes, pieces, make_batch)
 
 
-def _lay(column: pa.Array, width: int, nodes: list[int], pieces: list[Readable | int]) -> bool:
+def gathered_rows(
+    keys: kernel.GatheredCells | None,
+    values: kernel.GatheredCells,
+    stamp_us: int,
+    make_batch: Callable[[], pa.RecordBatch],
+) -> EncodedRows:
+    """Rows (one or more) for a topic of the default schema, whose cells are gathered into the
+    message.
+    """
+    count = len(values.offsets) // 4 - 1
+    nodes: list[int] = []
+    pieces: list[Piece] = []
+    bitmap, offsets = (count + 7) // 8, 4 * (count + 1)
+    _lay_stamps(count, stamp_us, nodes, pieces)
+    if keys is None:
+        nodes += (count, count)
+        pieces += (bitmap, offsets, 0)
+    for cells in (values,) if keys is None else (keys, values):
+        nodes += (count, cells.null_count)
+        pieces += (0 if cells.valid is None else cells.valid, cells.offsets, cells)
+    nodes += (count, count, 0, 0, 0, 0, 0, 0)
+    pieces += (bitmap, offsets, 0, 0, 4, 0, 0, 4, 0)
+    return EncodedRows(small_batch.template(), count, nodes, pieces, make_batch)
+
+
+def _lay_stamps(count: int, stamp_us: int, nodes: list[int], pieces: list[Piece]) -> None:
+    nodes += (count, 0)
+    stamps = np.empty(count, np.int64)
+    stamps.fill(stamp_us)
+    pieces += (0, stamps.data.cast("B"))
+
+
+def _lay(column: pa.Array, width: int, nodes: list[int], pieces: list[Piece]) -> bool:
     """Append a column's buffers as pyarrow writes them. False if it is not plain."""
     count, start, nulls = len(column), column.offset, column.null_count
     buffers = column.buffers()

@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from tailrace.batch.arrow_codec import cut_out, timestamp_range
 from tailrace.batch.encoded_rows import EncodedRows
 from tailrace.batch.frame_encoder import default_rows, typed_rows
+from tailrace.batch.picked_rows import PickedRows
 from tailrace.client.topics.topic_metadata import TopicInfo
 from tailrace.core.delays import HORIZON_DAYS, HORIZON_US, parse_levels, rounded_to_level
 from tailrace.core.errors import InvalidRecordError, SchemaMismatchError
@@ -40,7 +41,7 @@ comparing schemas costs less than examining columns.
 """
 Frame = Any
 """A pyarrow Table or RecordBatch, a pandas or polars DataFrame, or any object with
-`__arrow_c_stream__`.
+`__arrow_c_stream__`. Of Tailrace's own modules also PickedRows.
 """
 
 
@@ -254,6 +255,13 @@ def cut(
 
     Raises SchemaMismatchError.
     """
+    if isinstance(frame, PickedRows):
+        picked = None if info.typed or info.delay_of else frame.encoded(stamp_us)
+        if picked is not None and picked.byte_count <= target_bytes:
+            stamps = stamp_us, stamp_us
+            yield FrameSlice(partition or 0, picked, picked.byte_count, stamps, given_slots)
+            return
+        frame = frame.batch()
     single = _single_batch(frame) if key_column is None else None
     rows = None if single is None or not single.num_rows else _rows_of(single, info, stamp_us)
     if single is not None and rows is not None:

@@ -35,6 +35,7 @@ __all__ = [
     "ChunkedRows",
     "FastPathPartition",
     "FastPathSender",
+    "GatheredCells",
     "ObjectBuffer",
     "OpenBatch",
     "OpenQueue",
@@ -42,19 +43,17 @@ __all__ = [
     "RecordBuffer",
     "RecordRows",
     "compiled",
-    "copied",
     "encoded_batch",
     "fast_append",
     "fast_send",
     "fetched_rows",
-    "gathered",
     "is_valid_batch",
     "keep_message",
     "lay_message",
     "murmur2",
-    "murmur2_cells",
     "new_lock",
     "read_produce",
+    "rows_by_partition",
     "stamp_batch",
 ]
 VARIABLE = "TAILRACE_PURE"
@@ -212,18 +211,14 @@ if TYPE_CHECKING or _native is None:
         read_produce,
         stamp_batch,
     )
-    from tailrace.kernel.reference_frames import copied, keep_message, lay_message
-    from tailrace.kernel.reference_gather import gathered, murmur2_cells
+    from tailrace.kernel.reference_frames import keep_message, lay_message
+    from tailrace.kernel.reference_gather import GatheredCells, rows_by_partition
 else:
     encoded_batch, stamp_batch = _native.encoded_batch, _native.stamp_batch
     BatchShape, FastPathPartition = _native.BatchShape, _native.FastPathPartition
     is_valid_batch, fast_append = _native.is_valid_batch, _native.fast_append
-    copied, keep_message, lay_message, read_produce = (
-        _native.copied,
-        _native.keep_message,
-        _native.lay_message,
-        _native.read_produce,
-    )
+    keep_message, lay_message = _native.keep_message, _native.lay_message
+    read_produce = _native.read_produce
     PartitionCache, OpenBatch, OpenQueue = (
         _native.PartitionCache,
         _native.OpenBatch,
@@ -231,5 +226,5 @@ else:
     )
     FastPathSender, RecordBuffer = _native.FastPathSender, _native.RecordBuffer
     RecordRows, fetched_rows = _native.RecordRows, _native.fetched_rows
-    gathered, murmur2_cells = _native.gathered, _native.murmur2_cells
+    GatheredCells, rows_by_partition = _native.GatheredCells, _native.rows_by_partition
     murmur2, new_lock, fast_send = _native.murmur2, _native.new_lock, _native.fast_send

@@ -55,18 +55,6 @@ def keep_message(message):
         _kept_messages.append(message)
 
 
-def copied(data):
-    """See `reference_frames.copied`."""
-    cdef Py_buffer view
-    PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
-    try:
-        made = new_message(view.len)
-        memcpy(PyByteArray_AS_STRING(made), view.buf, view.len)
-    finally:
-        PyBuffer_Release(&view)
-    return made
-
-
 cdef int64_t place_in(template, Py_ssize_t index, int64_t length, int64_t size) except -1:
     cdef int64_t place = template[index]
     if not 8 <= place <= size - length:
@@ -125,6 +113,10 @@ def lay_message(template, int64_t row_count, nodes, list pieces not None, Py_ssi
         piece = pieces[index]
         if type(piece) is int:
             memset(body + done, 0, padded)
+            done += padded
+        elif type(piece) is GatheredCells:
+            (<GatheredCells>piece).fill(<char*>body + done)
+            memset(body + done + length, 0, padded - length)
             done += padded
         else:
             PyObject_GetBuffer(piece, &view, PyBUF_SIMPLE)

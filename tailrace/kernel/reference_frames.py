@@ -6,24 +6,29 @@ Owner: pure. Only the compiled kernel keeps the memory of released messages.
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from tailrace.kernel.reference_gather import GatheredCells
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tailrace.format.crc32c import Readable
 
+Piece: TypeAlias = "Readable | int | GatheredCells"
+"""The content of a buffer: bytes, a number of zeros, or cells to gather."""
 _PADDING = (b"", b"\0" * 7, b"\0" * 6, b"\0" * 5, b"\0" * 4, b"\0" * 3, b"\0" * 2, b"\0")
 
 
 def lay_message(
-    template: Any, row_count: int, nodes: Sequence[int], pieces: list[Readable | int], gap: int
+    template: Any, row_count: int, nodes: Sequence[int], pieces: list[Piece], gap: int
 ) -> tuple[bytearray, int]:
     """Build an encapsulated Arrow message with `gap` zeros (a multiple of 8) after its metadata.
 
     Returns the message and its CRC32C without the gap. `template` is the schema's
     `tailrace.kernel.small_batch.Template`. `nodes` has length and nulls of each column. `pieces`
-    has the bytes of each buffer, or a number for that many zeros. Raises ValueError if the metadata
+    has the bytes of each buffer, a number for that many zeros, or cells that are gathered into the
+    message. Raises ValueError if the metadata
     has too little room, or the message would exceed 2 GiB.
     """
     from tailrace.format.crc32c import crc32c
@@ -37,6 +42,8 @@ def lay_message(
     for piece in pieces:
         if isinstance(piece, int):
             piece = bytes(piece)
+        elif isinstance(piece, GatheredCells):
+            piece = piece.data()
         length = len(piece)
         places += (end, length)
         parts += (piece, _PADDING[length & 7])
@@ -66,8 +73,3 @@ def _check_room(template: Any, size: int, node_numbers: int, piece_count: int) -
 
 def keep_message(message: bytearray) -> None:
     """Release a message, whose memory may be reused. Here Python frees it."""
-
-
-def copied(data: Readable) -> bytearray:
-    """A mutable copy, in reused memory if there is some."""
-    return bytearray(data)

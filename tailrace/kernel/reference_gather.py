@@ -1,7 +1,9 @@
-"""Gathers cells of Arrow columns into one column, and hashes them, for the Spark sink.
+"""Gathers cells of Arrow columns into one column, and sorts rows by the partition of their key, for
+the Spark sink.
 
 This is the reference in pyarrow and numpy. pyarrow's `take` gathers from one array, so rows of
-several arrays are copied again by the concatenation. The compiled kernel copies a cell once.
+several arrays are copied again by the concatenation, and again into a message. The compiled kernel
+copies a cell once, into the message.
 
 Owner: pure.
 """
@@ -12,65 +14,87 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import numpy as np
     import pyarrow as pa
 
     Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
-def gathered(
-    columns: Sequence[pa.Array], rows: Sequence[Any]
-) -> tuple[bytearray, bytearray, bytearray | None, int]:
-    """(offsets, data, validity or None, nulls) of a column of bytes, gathered from `columns`.
+class GatheredCells:
+    """A column of bytes or text, gathered from `columns` (32-bit offsets): each gives the rows in
+    its buffer of int64, or all of them for None, one column after the other.
 
-    Each of `columns` (bytes or text, 32-bit offsets) gives the rows in its buffer of int64, one
-    column after the other. Raises ValueError for a missing row, OverflowError above 2 GiB.
+    Its length is that of the cells' bytes. They are copied by `data`, or into a message by
+    `lay_message`: until then the columns live on, and must not change.
+    """
+
+    def __init__(self, columns: list[pa.Array], rows: list[Any]) -> None:
+        """Raises ValueError for a row that a column does not have, OverflowError above 2 GiB."""
+        import numpy as np
+        import pyarrow as pa
+
+        if len(columns) != len(rows):
+            raise ValueError(f"{len(columns)} columns and {len(rows)} lists of rows; give one each")
+        parts = []
+        for column, named in zip(columns, rows, strict=True):
+            plain = column.cast(pa.binary())
+            if named is None:
+                parts.append(plain)
+                continue
+            chosen = np.frombuffer(named, np.int64)
+            if len(chosen) and not (chosen.min() >= 0 and chosen.max() < len(column)):
+                raise ValueError(f"there are rows 0 to {len(column) - 1}, not all that are named")
+            parts.append(plain.take(pa.array(chosen)))
+        if sum(part.nbytes for part in parts) > 2**31 - 1:
+            raise OverflowError("the cells have more than 2147483647 bytes")
+        cells = pa.concat_arrays(parts) if parts else pa.array([], pa.binary())
+        bits = np.packbits(
+            np.asarray(cells.is_valid().to_numpy(zero_copy_only=False), bool), bitorder="little"
+        ).tobytes()
+        filled = cells.fill_null(b"")
+        _, offsets_buffer, data_buffer = filled.buffers()
+        offsets = (
+            np.frombuffer(offsets_buffer, np.int32, len(filled) + 1, filled.offset * 4)
+            if len(filled)
+            else np.zeros(1, np.int32)
+        )
+        self._data = (
+            b"" if data_buffer is None else memoryview(data_buffer)[offsets[0] : offsets[-1]]
+        )
+        self.offsets = bytearray((offsets - offsets[0]).tobytes())
+        """Arrow's offsets."""
+        self.valid = bytearray(bits) if cells.null_count else None
+        """Arrow's validity bitmap; None without a null."""
+        self.null_count = cells.null_count
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def data(self) -> bytearray:
+        """The bytes of all cells, one after the other."""
+        return bytearray(self._data)
+
+
+def rows_by_partition(column: pa.Array, partition_count: int) -> tuple[bytearray, list[int]]:
+    """(numbers of the rows as int64, counts): the rows of partition 0 first, each partition's
+    ascending, then those without a key. `counts` has the rows of each partition, and last those
+    without a key.
+
+    `column`: keys, bytes or text. The partition is Kafka's: murmur2, without its sign bit, modulo
+    `partition_count`. Raises ValueError.
     """
     import numpy as np
     import pyarrow as pa
 
-    if len(columns) != len(rows):
-        raise ValueError(f"{len(columns)} columns and {len(rows)} lists of rows; give one each")
-    parts = []
-    for column, named in zip(columns, rows, strict=True):
-        chosen = np.frombuffer(named, np.int64)
-        if len(chosen) and not (chosen.min() >= 0 and chosen.max() < len(column)):
-            raise ValueError(f"there are rows 0 to {len(column) - 1}, not all that are named")
-        parts.append(column.cast(pa.binary()).take(pa.array(chosen)))
-    if sum(part.nbytes for part in parts) > 2**31 - 1:
-        raise OverflowError("the cells have more than 2147483647 bytes")
-    cells = pa.concat_arrays(parts) if parts else pa.array([], pa.binary())
-    bits = np.packbits(
-        np.asarray(cells.is_valid().to_numpy(zero_copy_only=False), bool), bitorder="little"
-    ).tobytes()
-    filled = cells.fill_null(b"")
-    _, offsets_buffer, data_buffer = filled.buffers()
-    offsets = (
-        np.frombuffer(offsets_buffer, np.int32, len(filled) + 1, filled.offset * 4)
-        if len(filled)
-        else np.zeros(1, np.int32)
-    )
-    data = b"" if data_buffer is None else memoryview(data_buffer)[offsets[0] : offsets[-1]]
-    return (
-        bytearray((offsets - offsets[0]).tobytes()),
-        bytearray(data),
-        bytearray(bits) if cells.null_count else None,
-        cells.null_count,
-    )
-
-
-def murmur2_cells(column: pa.Array) -> bytearray:
-    """Kafka's murmur2 of each cell of a column of bytes or text, as uint32; 0 for a null."""
-    import numpy as np
-    import pyarrow as pa
-
+    if not 0 < partition_count < 1 << 20:
+        raise ValueError(f"{partition_count} partitions")
     plain = column.cast(pa.binary())
-    hashes = hashed(plain, murmur2s)
+    numbers = (hashed(plain, murmur2s) & 0x7FFFFFFF) % partition_count
     if plain.null_count:
-        hashes = np.where(np.asarray(plain.is_valid().to_numpy(zero_copy_only=False)), hashes, 0)
-    return bytearray(hashes.astype(np.uint32).tobytes())
+        is_valid = np.asarray(plain.is_valid().to_numpy(zero_copy_only=False))
+        numbers = np.where(is_valid, numbers, partition_count)
+    counts = np.bincount(numbers, minlength=partition_count + 1).tolist()
+    return bytearray(np.argsort(numbers, kind="stable").astype(np.int64).tobytes()), counts
 
 
 def hashed(

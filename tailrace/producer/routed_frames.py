@@ -16,7 +16,7 @@ from tailrace.producer.producer import Producer
 from tailrace.producer.record_validation import Delay
 
 if TYPE_CHECKING:
-    import pyarrow as pa
+    from tailrace.batch.picked_rows import PickedRows
 
 NO_DELAY = Delay(None, None, None)
 
@@ -24,7 +24,7 @@ NO_DELAY = Delay(None, None, None)
 def send_routed(
     producer: Producer,
     topic: str,
-    rows: pa.RecordBatch,
+    rows: PickedRows,
     partition: int,
     slots: RowSlots | None = None,
 ) -> FrameFuture:

@@ -11,6 +11,7 @@ a crash point of `spark_bridge.sink.crash_points`.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import random
 import shutil
@@ -117,7 +118,8 @@ class Driver:
     def end(self) -> None:
         """Kill what is left of it."""
         for process in self.processes():
-            process.kill()
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
         self.process.wait()
         shutil.rmtree(self._scratch, ignore_errors=True)
 
@@ -139,10 +141,10 @@ class Driver:
         found: dict[str, list[psutil.Process]] = {"driver": [], "worker": []}
         for process in self.processes():
             try:
-                command = process.cmdline()
+                command, name = process.cmdline(), process.name()
             except psutil.Error:
                 continue
-            if process.name() == "java":
+            if name == "java":
                 found["driver"].append(process)
             elif any(part.startswith("pyspark.") for part in command):
                 found["worker"].append(process)

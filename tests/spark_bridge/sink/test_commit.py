@@ -146,12 +146,21 @@ def test_a_batch_that_comes_again_is_recognised_also_where_spark_says_no_number_
 def test_a_commit_imports_neither_pyarrow_nor_numpy(
     appliance: EmbeddedAppliance, topic: str, tmp_path: Path
 ) -> None:
-    """It has a process of its own for each batch. The first one looks for a former log."""
+    """It has a process of its own for each batch. This one also looks for a former log."""
     make(appliance, topic)
     options, sink = options_of(appliance, topic), f"query:{topic}"
-    for batch_id in range(2):
-        commit_elsewhere(options, write(options, batch_id, sink), batch_id, tmp_path / "commit")
-    check_once(appliance, topic, 2)
+    commit_elsewhere(options, write(options, 0, sink), 0, tmp_path / "commit")
+    check_once(appliance, topic, 1)
+
+
+def test_the_process_that_plans_a_batch_imports_no_client() -> None:
+    """Spark starts one for each micro-batch, too."""
+    code = (
+        "import sys, spark_bridge.datasource, spark_bridge.sink.entry\n"
+        "unwished = {'zmq', 'pyarrow', 'numpy', 'tailrace.client'} & set(sys.modules)\n"
+        "assert not unwished, unwished"
+    )
+    subprocess.run([sys.executable, "-P", "-c", code], check=True, timeout=HANG_LIMIT_S)
 
 
 def test_tasks_that_begin_at_once_join_one_transaction(

@@ -12,7 +12,7 @@ import pytest
 
 from spark_bridge.sink.commit import commit_tasks
 from spark_bridge.sink.former_log import log_topic, read_mark
-from spark_bridge.sink.transaction import Mark
+from spark_bridge.sink.messages import Mark
 from spark_bridge.sink.writer import forget_query
 from tailrace import Admin, NewTopic, Producer
 from tailrace.core.errors import InvalidRequestError

@@ -95,7 +95,7 @@ def test_keys_of_hash_slots_go_to_the_owner_of_their_slot(keys: list[bytes | Non
 def test_rows_of_a_partition_keep_their_order() -> None:
     batch = pa.record_batch({"n": list(range(100))})
     pieces = {
-        number: sink_rows.joined([part])
+        number: sink_rows.joined([part]).batch()
         for number, part in sink_rows.split(batch, sink_rows.Routes(np.arange(100) % 7))
     }
     assert {number: piece.column("n").to_pylist() for number, piece in pieces.items()} == {
@@ -117,7 +117,7 @@ def test_a_piece_has_the_rows_of_its_parts_wherever_they_are_cut(
         ]
         part = dict(sink_rows.split(batch, sink_rows.Routes(numbers, np.arange(len(keys)))))[0]
         parts += [piece for piece in part.cut(min(at, part.row_count)) if piece.row_count]
-    assert sink_rows.joined(parts).to_pylist() == requested
+    assert sink_rows.joined(parts).batch().to_pylist() == requested
     slots = sink_rows.slots_of(parts)
     assert slots is not None
     assert slots.tolist() == [row["n"] for row in requested]
@@ -126,7 +126,8 @@ def test_a_piece_has_the_rows_of_its_parts_wherever_they_are_cut(
 def test_a_batch_of_one_partition_is_not_copied() -> None:
     batch = pa.record_batch({"value": [b"a", b"b"]})
     routes = sink_rows.Routes(np.array([3, 3]))
-    assert sink_rows.joined([part for _, part in sink_rows.split(batch, routes)]) is batch
+    parts = [part for _, part in sink_rows.split(batch, routes)]
+    assert sink_rows.joined(parts).batch() is batch
 
 
 # ---- columns -------------------------------------------------------------------------------------
@@ -185,7 +186,7 @@ def test_a_partition_or_a_topic_that_is_not_there_is_refused() -> None:
         InvalidRecordError,
         match=r"has partition 4 .*, which has 0 to 3; without the column `partition` the key",
     ):
-        sink_rows.routes_of(sink_rows.default_rows(batch), batch, topic(4), None)
+        sink_rows.routed_parts(sink_rows.default_rows(batch), batch, topic(4), None)
     with pytest.raises(InvalidRecordError, match="null topic present in the data"):
         sink_rows.by_topic(
             pa.record_batch({"value": [b"a"], "topic": pa.array([None], pa.string())})
@@ -202,13 +203,47 @@ def test_a_row_without_a_partition_of_its_own_goes_by_its_key() -> None:
     )
     for hash_slots in (False, True):
         info = topic(4, hash_slots=hash_slots)
-        routes = sink_rows.routes_of(sink_rows.default_rows(batch), batch, info, None)
-        owner = partition_for_key(b"k", 4)
+        parts = sink_rows.routed_parts(sink_rows.default_rows(batch), batch, info, None)
+        owner = owners_after((4,))[slot_of(b"k")] if hash_slots else partition_for_key(b"k", 4)
+        assert {number: rows_of(part) for number, part in parts} == {
+            3: [0, *([1] if owner == 3 else [])],
+            **({owner: [1]} if owner != 3 else {}),
+            sink_rows.NO_KEY: [2],
+        }
+        slots = [sink_rows.slots_of([part]) for _, part in parts]
         if hash_slots:
-            owner = owners_after((4,))[slot_of(b"k")]
-            assert routes.slots is not None
-            assert routes.slots.tolist() == [STAYS, slot_of(b"k"), STAYS]
-        assert routes.partitions.tolist() == [3, owner, sink_rows.NO_KEY]
+            assert sorted(slot for part in slots if part is not None for slot in part.tolist()) == (
+                sorted([STAYS, slot_of(b"k"), STAYS])
+            )
+        else:
+            assert slots == [None] * len(parts)
+
+
+@pytest.mark.parametrize("hash_slots", [False, True])
+@given(KEYS, st.integers(1, 5))
+def test_parts_have_each_row_once_at_the_partition_of_its_key(
+    hash_slots: bool, keys: list[bytes | None], partitions: int
+) -> None:
+    batch = pa.record_batch({"key": pa.array(keys, pa.binary()), "value": [b"v"] * len(keys)})
+    info = topic(partitions, hash_slots=hash_slots)
+    found = {
+        row: number
+        for number, part in sink_rows.routed_parts(batch, batch, info, None)
+        for row in rows_of(part)
+    }
+    owners = owners_after((partitions,))
+    assert found == {
+        row: sink_rows.NO_KEY
+        if key is None
+        else owners[slot_of(key)]
+        if hash_slots
+        else partition_for_key(key, partitions)
+        for row, key in enumerate(keys)
+    }
+
+
+def rows_of(part: sink_rows.Part) -> list[int]:
+    return list(range(part.batch.num_rows)) if part.rows is None else part.rows.tolist()
 
 
 @pytest.mark.parametrize("header", [None, {"key": None, "value": b"v"}])
