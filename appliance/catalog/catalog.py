@@ -232,11 +232,13 @@ class Catalog:
         typed: bool,
         now_us: int,
         delay_of: bytes = b"",
+        topic_id: bytes | None = None,
     ) -> Topic:
-        """Decide a new topic, in state `changing`. Raises CatalogFullError, InvalidSchemaError when
-        there are too many bytes of schemas; the name must be free.
+        """Decide a new topic, in state `changing`, with this id or one of its own. Raises
+        CatalogFullError, InvalidSchemaError when there are too many bytes of schemas; the name must
+        be free.
         """
-        topic_id = self._random_bytes(16)
+        topic_id = topic_id or self._random_bytes(16)
         with refusals(), Transaction(self._db):
             self._db.execute(
                 "INSERT INTO topics VALUES (?, ?, 'changing', 1, ?, ?, ?, ?, ?, '[]')",

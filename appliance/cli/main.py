@@ -74,6 +74,14 @@ _COMMANDS = {
     "install": ("appliance.cli.service.install", "Install the appliance as a service."),
     "uninstall": ("appliance.cli.service.uninstall", "Remove the service from this host."),
     "console": ("appliance.cli.commands.host.console", "Print the address of the console."),
+    "restart": (
+        "appliance.cli.commands.host.restart",
+        "Restart the processes of the appliance, one by one.",
+    ),
+    "upgrade": (
+        "appliance.cli.commands.host.upgrade",
+        "Start the version that is installed now, in place.",
+    ),
     "completion": (
         "appliance.cli.completion",
         "Print a script for shell completion.",

@@ -40,6 +40,7 @@ SCHEMA_MAX_BYTES = 64 << 10
 COLUMNS_MAX = 2048
 RESERVED = "@"
 """First character of the names of a delay log's own columns."""
+TOPIC_ID_BYTES = 16
 SHOWN_MAX = 249
 """Characters of a client's own text that an answer repeats."""
 _DELAY_NODES = read_schema(DEFAULT_DELAY_SCHEMA_MESSAGE).nodes[-len(DELAY_COLUMNS) :]
@@ -94,10 +95,19 @@ class TopicCommands:
     def create(self, item: dict[str, Any], validate_only: bool) -> list[Topic]:
         """A new topic, and its delay log where it has delays. Raises TopicExistsError and what is
         wrong with names, settings and schema.
+
+        A request that is repeated because its answer was lost has the id of the topic that it has
+        made, and gets that topic.
         """
         name = topic_config.check_topic_name(item.get("name"))
+        topic_id = self._checked_id(item.get("topic_id"))
         if name in self._topics:
-            raise TopicExistsError(f"topic {name!r} exists")
+            existing = self._topics[name]
+            if existing.topic_id != topic_id or existing.state == "deleting":
+                raise TopicExistsError(f"topic {name!r} exists")
+            return [existing]
+        if any(topic.topic_id == topic_id for topic in self._topics.values()):
+            raise InvalidRequestError("another topic has this topic_id; choose one at random")
         partitions = topic_config.check_partitions(item.get("partitions", 1))
         given = self._checked_settings(item.get("configs"))
         typed = item.get("schema") is not None
@@ -121,11 +131,29 @@ class TopicCommands:
             return []
         with self._catalog.together():
             decided = [
-                self._catalog.create_topic(name, partitions, given, schema, typed, self._now_us())
+                self._catalog.create_topic(
+                    name, partitions, given, schema, typed, self._now_us(), topic_id=topic_id
+                )
             ]
             if delay_schema:
                 decided.append(self._create_delay_log(decided[0], given, partitions, delay_schema))
         return decided
+
+    def _checked_id(self, given: Any) -> bytes | None:
+        """The id that a client has chosen for a new topic; None if it leaves that to the
+        appliance.
+
+        Raises: InvalidRequestError.
+        """
+        if given is None:
+            return None
+        try:
+            topic_id = bytes.fromhex(given)
+        except (TypeError, ValueError):
+            topic_id = b""
+        if len(topic_id) != TOPIC_ID_BYTES or not any(topic_id):
+            raise InvalidRequestError("topic_id must be 32 hexadecimal digits, not all zero")
+        return topic_id
 
     def _create_delay_log(
         self, topic: Topic, given: dict[str, Any], partitions: int, schema: bytes

@@ -58,6 +58,8 @@ class Child:
     has_served: bool = False
     last_beat: int = -1
     beat_changed_ns: int = 0
+    is_restarting: bool = False
+    """True while it ends on an operator's request and is to be replaced at once."""
     is_dismissed: bool = False
     """True for a dedicated worker whose topic was deleted: it is stopped and not replaced."""
 

@@ -139,6 +139,11 @@ class ProcessTable:
                         child.generation,
                     )
 
+    def begin_restart(self, child: Child) -> None:
+        """Ask a process to end; its end is followed by its replacement at once."""
+        child.is_restarting = True
+        self._ask_to_end(child)
+
     # ---- end -------------------------------------------------------------------------------------
 
     def reap(self, child: Child, now_ns: int, stopping: bool = False) -> None:
@@ -152,6 +157,10 @@ class ProcessTable:
         child.pidfd = -1
         self._control.process(child.role, child.index).store(ProcessWord.LIVE, 0)
         stopping = stopping or child.is_dismissed
+        if child.is_restarting and not stopping:
+            child.is_restarting = False
+            child.restart_at_ns = now_ns
+            return
         quick = now_ns - child.started_ns < SETTLED_AFTER_MS * NS_PER_MS
         had_served = child.has_served or child.role in _SERVED_WITHOUT
         decision = decide(
@@ -197,10 +206,7 @@ class ProcessTable:
         for role in _STOP_ORDER:
             group = [child for child in self.children if child.role is role and child.pidfd >= 0]
             for child in group:
-                self._control.process(child.role, child.index).store(
-                    ProcessWord.STOP, child.generation
-                )
-                self._bells[child.name].ring()
+                self._ask_to_end(child)
             self._await(group, deadline_ns, while_waiting)
         left = [child for child in self.children if child.pidfd >= 0]
         for child in left:
@@ -208,6 +214,10 @@ class ProcessTable:
             signal.pidfd_send_signal(child.pidfd, signal.SIGKILL)
         self._await(left, time.monotonic_ns() + KILL_TIMEOUT_MS * NS_PER_MS, while_waiting)
         return not left
+
+    def _ask_to_end(self, child: Child) -> None:
+        self._control.process(child.role, child.index).store(ProcessWord.STOP, child.generation)
+        self._bells[child.name].ring()
 
     def _await(
         self, group: list[Child], deadline_ns: int, while_waiting: Callable[[], None]

@@ -12,6 +12,9 @@ import socket
 import time
 
 NS_PER_US = 1000
+NOTIFY_VARIABLES = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
+SERVICE_VARIABLES = (*NOTIFY_VARIABLES, "LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES")
+"""Variables that systemd sets for a service."""
 
 
 class Notifier:
@@ -27,11 +30,9 @@ class Notifier:
     @classmethod
     def from_environment(cls) -> Notifier:
         """Read and remove systemd's variables, so that children send no notifications."""
-        address = os.environ.pop("NOTIFY_SOCKET", None)
-        watchdog = os.environ.pop("WATCHDOG_USEC", "0")
-        pid = os.environ.pop("WATCHDOG_PID", None)
+        address, watchdog, pid = (os.environ.pop(name, None) for name in NOTIFY_VARIABLES)
         mine = pid is None or pid == str(os.getpid())
-        return cls(address, int(watchdog) if mine and watchdog.isdigit() else 0)
+        return cls(address, int(watchdog) if mine and watchdog and watchdog.isdigit() else 0)
 
     def notify(self, *lines: str) -> None:
         """Send the lines as one datagram. A systemd that does not listen is ignored."""
@@ -80,6 +81,13 @@ class Notifier:
             "STATUS=stopping: draining, flushing, syncing",
             f"EXTEND_TIMEOUT_USEC={timeout_ns // NS_PER_US}",
         )
+
+    def starting_again(self) -> None:
+        """Tell systemd that the service stops and starts again under the same process id. A unit
+        that has announced its stop (STOPPING) could not come back.
+        """
+        now_us = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
+        self.notify("RELOADING=1", f"MONOTONIC_USEC={now_us}", "STATUS=starting again")
 
     def feed_watchdog(self) -> None:
         """Tell systemd that the service lives; needed every `watchdog_ns`."""

@@ -36,6 +36,7 @@ from appliance.config.relations import checked_plan
 from appliance.config.serve_flags import given_flags, parse_flags
 from appliance.config.settings import Settings
 from appliance.config.settings_sources import checked_settings, environment_settings
+from appliance.data import format_versions
 from appliance.data.data_dir_lock import DataDirLock
 from appliance.data.data_dir_locks import acquire_all, forget_holders, record_holders, restore_locks
 from appliance.data.directory_errors import DataDirectoryError, unusable
@@ -46,7 +47,9 @@ from appliance.supervise.child_processes import (
     first_children,
     other_cores,
 )
+from appliance.supervise.control_socket import ControlSocket
 from appliance.supervise.on_demand_processes import OnDemandProcesses
+from appliance.supervise.operator_commands import OperatorCommands
 from appliance.supervise.preflight import (
     allow_open_files,
     refuse_unfit_machine,
@@ -54,8 +57,9 @@ from appliance.supervise.preflight import (
     warn_of_python_kernel,
 )
 from appliance.supervise.process_table import KILL_TIMEOUT_MS, ProcessTable
+from appliance.supervise.replacement import start_again
 from appliance.supervise.restart_policy import ExitCode, Halt
-from appliance.supervise.sd_notify import Notifier
+from appliance.supervise.sd_notify import SERVICE_VARIABLES, Notifier
 from appliance.supervise.shm_regions import Regions
 from appliance.supervise.spawner import Spawner, reap_strangers
 from shm.crash_points import arm_from_environment, crash_point
@@ -107,6 +111,7 @@ class Supervisor:
         self._on_demand: OnDemandProcesses
         self._control: Control
         self._processes: ProcessTable
+        self._operator: OperatorCommands
         self._bells: dict[str, Doorbell] = {}
         self._stop_requested = False
         self._announced = False
@@ -150,6 +155,10 @@ class Supervisor:
             self._control, self._regions, children, self._bells, other_cores(self._plan),
             self._spare_workers(), self.settings.fronts, self._processes.try_spawn
         )  # fmt: skip
+        self._operator = OperatorCommands(
+            ControlSocket(self._owners[0].directory_fd, self._owners[0].path), self._processes,
+            [owner.path for owner in self._owners], self._is_ready, lambda: self._announced,
+        )  # fmt: skip
         self._on_demand.add_groups_of(self._owners[0].path)
         self._control.process(Role.SUPERVISOR, 0).store(ProcessWord.PID, os.getpid())
         self._control.process(Role.SUPERVISOR, 0).store(ProcessWord.LIVE, 1)
@@ -172,6 +181,8 @@ class Supervisor:
     def _lock_directories(self) -> None:
         """Take every data directory. Raises DataDirectoryError."""
         self._owners = acquire_all(self.settings.data_dirs)
+        for owner in self._owners:
+            format_versions.record(owner.path)
         # Each directory needs a worker of its own at least.
         count = len(self._owners)
         self._worker_dirs = [w % count for w in range(max(len(self._plan.workers), count))]
@@ -261,13 +272,17 @@ class Supervisor:
         Raises: Halt.
         """
         bell = self._bells[process_name(Role.SUPERVISOR, 0)]
-        while not self._stop_requested:
+        while not self._stop_requested and not self._operator.is_replacing:
             poll = select.poll()
             poll.register(wake_fd, select.POLLIN)
             poll.register(bell.fd, select.POLLIN)
             if self.ready_fd >= 0:
                 poll.register(self.ready_fd, select.POLLIN)
-            for watched in [self._spawner.pidfd, *(child.pidfd for child in self._processes)]:
+            for watched in [
+                self._spawner.pidfd,
+                *(child.pidfd for child in self._processes),
+                *self._operator.fds(),
+            ]:
                 if watched >= 0:
                     poll.register(watched, select.POLLIN)
             now_ns = time.monotonic_ns()
@@ -275,7 +290,7 @@ class Supervisor:
             bell.clear()
             _drain(wake_fd)
             now_ns = time.monotonic_ns()
-            if self.ready_fd in ready and not os.read(self.ready_fd, 64):
+            if self.ready_fd in ready and _has_ended(self.ready_fd):
                 logger.info("parent_gone stopping")
                 return
             for child in [child for child in self._processes if child.pidfd in ready]:
@@ -283,6 +298,7 @@ class Supervisor:
             if self._spawner.pidfd in ready:
                 self._spawner.replace_zygote()
             reap_strangers(self._processes.is_known)
+            self._operator.step(now_ns)
             self._note_served()  # before requests are read: a controller that serves has made its
             self._on_demand.step(may_halt=not self._announced)
             self._processes.restart_due(now_ns)
@@ -295,6 +311,8 @@ class Supervisor:
 
     def _next_wake_ns(self) -> int:
         times = [child.restart_at_ns for child in self._processes if child.restart_at_ns]
+        if self._operator.next_deadline_ns is not None:
+            times.append(self._operator.next_deadline_ns)
         return min([*times, self._checked_ns + self._check_interval_ns()])
 
     def _check_interval_ns(self) -> int:
@@ -378,13 +396,23 @@ class Supervisor:
         if healthy and not self._announced:
             self.notifier.recovering(2 * self.settings.hang_timeout_ms * NS_PER_MS)
 
+    @property
+    def is_replacing(self) -> bool:
+        """True if it has stopped to start again with the code that is installed now."""
+        return self._operator.is_replacing and not self._stop_requested
+
     # ---- stop ------------------------------------------------------------------------------------
 
     def _stop(self) -> bool:
         """End the children in order, within stop_timeout_ms. False: some had to be killed."""
-        logger.info("stopping")
-        timeout_ms = self.settings.stop_timeout_ms + KILL_TIMEOUT_MS
-        self.notifier.stopping(timeout_ms * NS_PER_MS)
+        if self.is_replacing:
+            logger.info("stopping to_start_again=yes")
+            self.notifier.starting_again()
+        else:
+            logger.info("stopping")
+            timeout_ms = self.settings.stop_timeout_ms + KILL_TIMEOUT_MS
+            self.notifier.stopping(timeout_ms * NS_PER_MS)
+        self._operator.close()
         self._spawner.close()
         if self._control.phase is Phase.RUNNING:
             self._control.set_phase(Phase.STOPPING)
@@ -416,6 +444,14 @@ def _passed_sockets(settings: Settings) -> dict[str, int]:
     return sockets_of_fronts(inherited_sockets(os.environ), settings.listen, settings.fronts)
 
 
+def _has_ended(fd: int) -> bool:
+    """True if the other end is closed, perhaps with a line unread that told that all serves."""
+    try:
+        return not os.read(fd, 64)
+    except ConnectionResetError:
+        return True
+
+
 def _drain(fd: int) -> None:
     try:
         while os.read(fd, 512):
@@ -440,6 +476,7 @@ def _serve() -> int:
     flags = parse_flags(sys.argv[1:])
     set_comm_name(comm_name(Role.SUPERVISOR, 0))
     allow_open_files()
+    service = {name: os.environ[name] for name in SERVICE_VARIABLES if name in os.environ}
     notifier = Notifier.from_environment()
     if flags.ready_fd >= 0:
         os.set_inheritable(flags.ready_fd, False)
@@ -460,7 +497,11 @@ def _serve() -> int:
     try:
         refuse_unfit_machine()
         warn_of_python_kernel()
-        return Supervisor(settings, flags.ready_fd, notifier, spawner, sockets).run()
+        supervisor = Supervisor(settings, flags.ready_fd, notifier, spawner, sockets)
+        code = supervisor.run()
+        if supervisor.is_replacing and code in (ExitCode.OK, ExitCode.FAILED):
+            start_again([flags.ready_fd, *sockets.values()], service)
+        return code
     except DataDirectoryError as error:
         _complain(str(error))
         return ExitCode.DATA_UNUSABLE

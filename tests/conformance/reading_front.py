@@ -102,6 +102,8 @@ class ReadingFront:
 class Socket:
     """One connection to a ReadingFront."""
 
+    is_lost = False
+
     def __init__(self, front: ReadingFront) -> None:
         self._front = front
         self._answers: deque[list[bytes]] = deque()

@@ -114,6 +114,7 @@ class FileFront(FakeFront):
 class Socket:
     """A client's connection to a FakeFront."""
 
+    is_lost = False
     _count = 0
 
     def __init__(self, world: FakeFront) -> None:

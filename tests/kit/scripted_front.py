@@ -31,6 +31,8 @@ MS = 1_000_000
 class NobodyThere:
     """A socket without another end."""
 
+    is_lost = False
+
     def try_send(self, frames: Sequence[Readable], *, copy: bool = True) -> bool:
         return True
 
@@ -241,6 +243,8 @@ class ScriptedFront:
 
 
 class _Socket:
+    is_lost = False
+
     def __init__(self, front: ScriptedFront) -> None:
         self._front = front
         self._is_closed = False

@@ -35,6 +35,8 @@ SAID = "the consumer gets no answer at tcp://127.0.0.1:1; it goes on trying"
 class Socket:
     """What is sent is answered by the appliance, while there is one."""
 
+    is_lost = False
+
     def __init__(self, world: World) -> None:
         self._world = world
         self._queued: list[list[Readable]] = []

@@ -2,9 +2,9 @@
 
 It has no thread and does not block. `process()` handles received messages, `wait()` sleeps until
 something may have come. ZeroMQ's own reconnection replays some messages and loses others. So the
-socket is closed (linger 0) and another one opened when the front shows another generation, does not
-know the session, or stays silent. The callback of each pending request is then called with `None`,
-and its owner sends the request again, in order.
+socket is closed (linger 0) and another one opened when its connection ends, and when the front
+shows another generation, does not know the session, or stays silent. The callback of each pending
+request is then called with `None`, and its owner sends the request again, in order.
 
 A response that cannot be parsed ends the connection, with a line in the log. It never raises in the
 user of the connection.
@@ -198,7 +198,8 @@ class Connection:
     # ---- receiving -------------------------------------------------------------------------------
 
     def process(self) -> int:
-        """Receive all messages and call the requests' callbacks. Returns the number of messages.
+        """Receive all messages and call the requests' callbacks. Returns the number of messages,
+        and one more if the connection has ended.
 
         Call it after any use of the socket, since its descriptor reports changes only.
         """
@@ -212,6 +213,9 @@ class Connection:
             while (socket := self._socket) is not None:
                 frames = socket.try_receive()
                 if frames is None:
+                    if socket.is_lost:
+                        self._lose(ErrorCode.SESSION_UNKNOWN, "the connection has ended")
+                        count += 1
                     break
                 count += 1
                 self.received_count += 1

@@ -47,7 +47,8 @@ a fifth of the default linger_ms.
 """
 SELECT_FDS_MAX = 1024
 """The first descriptor that select(2) cannot take (FD_SETSIZE)."""
-_EVENTS, _POLLIN, _NOBLOCK = int(zmq.EVENTS), int(zmq.POLLIN), int(zmq.NOBLOCK)
+_EVENTS, _POLLIN, _POLLOUT = int(zmq.EVENTS), int(zmq.POLLIN), int(zmq.POLLOUT)
+_NOBLOCK = int(zmq.NOBLOCK)
 _NOBLOCK_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 """Plain ints: operators of an enumeration's members run Python code."""
 
@@ -93,8 +94,13 @@ def send_frames(
 class ClientSocket(Protocol):
     """A connection's non-blocking socket."""
 
+    @property
+    def is_lost(self) -> bool:
+        """True once its connection has ended and all that came over it was received."""
+        ...
+
     def try_send(self, frames: Sequence[Readable], *, copy: bool = True) -> bool:
-        """Queue one message; False when the queue is full."""
+        """Queue one message; False when the queue is full or the connection has ended."""
         ...
 
     def try_receive(self) -> Sequence[Readable] | None:
@@ -111,13 +117,19 @@ class ClientSocket(Protocol):
 
 
 class DealerSocket:
-    """A connected ZeroMQ DEALER socket."""
+    """A ZeroMQ DEALER socket that knows whether its connection has ended.
+
+    With ZMQ_IMMEDIATE libzmq removes the queue of a connection that has ended. The descriptor
+    becomes readable, and the socket is not writable (ZMQ_POLLOUT) until libzmq has connected again.
+    The first message waits here until there is a connection.
+    """
 
     def __init__(self, address: str) -> None:
         """Connect to `address`. Raises InvalidSettingError."""
         try:
             socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
             socket.setsockopt(zmq.LINGER, 0)
+            socket.setsockopt(zmq.IMMEDIATE, 1)
             socket.setsockopt(zmq.SNDHWM, 0)
             socket.setsockopt(zmq.RCVHWM, 0)
             socket.setsockopt(zmq.MAXMSGSIZE, FRAME_MAX_BYTES)
@@ -134,19 +146,29 @@ class DealerSocket:
             ) from None
         self._socket = socket
         self._is_closed = False
+        self._first: Sequence[Readable] | None = None
+        """The first message, until there is a connection."""
+        self._was_connected = False
+        self.is_lost = False
 
     def try_send(self, frames: Sequence[Readable], *, copy: bool = True) -> bool:
-        """Queue one message; False when the queue is full."""
+        """Queue one message; False when the queue is full or the connection has ended."""
+        if self._first is not None:
+            return False
         try:
             send_frames(self._socket, frames, copy=copy)
         except zmq.Again:
-            return False
+            if self._was_connected:
+                return False
+            self._first = frames
         return True
 
     def try_receive(self) -> Sequence[Readable] | None:
         """One whole message, or None."""
         # Asking first costs a third of the exception for an empty queue, the most frequent case.
-        if not int(self._socket.get(_EVENTS)) & _POLLIN:
+        events = int(self._socket.get(_EVENTS))
+        if not events & _POLLIN:
+            self._note_writable(bool(events & _POLLOUT))
             return None
         frames: list[Readable] = []
         more = True
@@ -160,6 +182,16 @@ class DealerSocket:
             )
             more = frame.more
         return frames
+
+    def _note_writable(self, is_writable: bool) -> None:
+        """Note the begin and end of the connection. Its queue is never full (SNDHWM 0)."""
+        if is_writable:
+            self._was_connected = True
+            first, self._first = self._first, None
+            if first is not None:
+                self.try_send(first)
+        elif self._was_connected:
+            self.is_lost = True
 
     def fileno(self) -> int:
         """A descriptor that is readable when something may have come."""

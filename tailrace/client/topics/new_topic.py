@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +13,8 @@ from tailrace.core.errors import (
     NotSupportedError,
     SchemaMismatchError,
 )
+
+TOPIC_ID_BYTES = 16
 
 
 class NewTopic:
@@ -113,12 +116,15 @@ def create_request(
     configs: Mapping[str, Any] | None = None,
     schema_message: bytes | None = None,
 ) -> dict[str, Any]:
-    """One entry of a CREATE_TOPICS request."""
+    """One entry of a CREATE_TOPICS request. Its id marks a request that is repeated because the
+    answer was lost.
+    """
     request: dict[str, Any] = {
         "name": name,
         "partitions": partitions,
         "configs": dict(configs or {}),
         "schema": None,
+        "topic_id": os.urandom(TOPIC_ID_BYTES).hex(),
     }
     if schema_message is not None:
         request["schema"] = base64.b64encode(schema_message).decode("ascii")

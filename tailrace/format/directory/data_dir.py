@@ -27,6 +27,7 @@ CATALOG_FILE = "coordinator.db"
 GROUPS_FILE = "groups.db"
 JOURNAL_FILE = "journal"
 RESERVE_FILE = "reserve"
+CONTROL_SOCKET = "control.sock"
 QUARANTINE_DIRECTORY = "quarantine"
 
 
