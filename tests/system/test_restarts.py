@@ -72,14 +72,36 @@ class Clients:
             while not self._stop_reading.is_set():
                 self.read += [int(record.value or b"") for record in consumer.poll(50)]
 
+    def go_on(self) -> None:
+        """Wait until each of them has done something more, or failed."""
+        sent_count, asked_count, read_count = self.sent_count, self.asked_count, len(self.read)
+        wait_until(
+            lambda: (
+                (
+                    self.sent_count > sent_count
+                    and self.asked_count > asked_count
+                    and len(self.read) > read_count
+                )
+                or bool(self.failures)
+            ),
+            "clients go on",
+        )
+
+    def __enter__(self) -> Clients:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._stop_reading.set()
+        for thread in (*self._threads, self._reader):
+            thread.join()
+
     def finish(self) -> None:
         """Stop sending, read the rest, and check everything."""
         self._stop.set()
         for thread in self._threads:
             thread.join()
         wait_until(lambda: len(self.read) >= self.sent_count or bool(self.failures), "all is read")
-        self._stop_reading.set()
-        self._reader.join()
         assert not self.failures, self.failures
         assert sorted(self.read) == list(range(self.sent_count))
 
@@ -98,17 +120,13 @@ def own(tmp_path: pathlib.Path) -> Iterator[EmbeddedAppliance]:
 
 
 def test_every_process_is_restarted_and_no_request_fails(own: EmbeddedAppliance) -> None:
-    clients = Clients(own.address)
-    wait_until(lambda: len(clients.read) > 0 and clients.asked_count > 0, "clients are at work")
-    before = children(own)
-    printed = json.loads(run(own, "restart", "--json").stdout)
-    after = children(own)
-    sent_count, asked_count = clients.sent_count, clients.asked_count
-    wait_until(
-        lambda: clients.sent_count > sent_count and clients.asked_count > asked_count,
-        "clients go on",
-    )
-    clients.finish()
+    with Clients(own.address) as clients:
+        wait_until(lambda: len(clients.read) > 0 and clients.asked_count > 0, "clients are at work")
+        before = children(own)
+        printed = json.loads(run(own, "restart", "--json").stdout)
+        after = children(own)
+        clients.go_on()
+        clients.finish()
     assert [row["process"] for row in printed["restarted"]] == [
         "front-0", "worker-0", "flusher-0", "groups-0", "controller",
     ]  # fmt: skip
@@ -117,13 +135,12 @@ def test_every_process_is_restarted_and_no_request_fails(own: EmbeddedAppliance)
 
 
 def test_the_installed_version_takes_the_place_of_the_running_one(own: EmbeddedAppliance) -> None:
-    clients = Clients(own.address)
-    wait_until(lambda: len(clients.read) > 0, "clients are at work")
-    before = children(own)
-    printed = json.loads(run(own, "upgrade", "--json").stdout)
-    sent_count = clients.sent_count
-    wait_until(lambda: clients.sent_count > sent_count, "clients go on")
-    clients.finish()
+    with Clients(own.address) as clients:
+        wait_until(lambda: len(clients.read) > 0, "clients are at work")
+        before = children(own)
+        printed = json.loads(run(own, "upgrade", "--json").stdout)
+        clients.go_on()
+        clients.finish()
     assert printed["formats"] == []
     assert not set(before.values()) & set(children(own).values())
     with open(f"/proc/{own.pid}/comm", encoding="ascii") as file:
