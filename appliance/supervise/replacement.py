@@ -17,7 +17,7 @@ from typing import NoReturn
 from tailrace import launcher
 
 
-def start_again(descriptors: Iterable[int], service: dict[str, str]) -> NoReturn:
+def become_installed_program(descriptors: Iterable[int], service: dict[str, str]) -> NoReturn:
     """Become the installed program, which gets these descriptors (-1: none). `service`: systemd's
     variables, as they were at the start.
     """

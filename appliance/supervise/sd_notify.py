@@ -82,7 +82,7 @@ class Notifier:
             f"EXTEND_TIMEOUT_USEC={timeout_ns // NS_PER_US}",
         )
 
-    def starting_again(self) -> None:
+    def announce_replacement(self) -> None:
         """Tell systemd that the service stops and starts again under the same process id. A unit
         that has announced its stop (STOPPING) could not come back.
         """

@@ -57,7 +57,7 @@ from appliance.supervise.preflight import (
     warn_of_python_kernel,
 )
 from appliance.supervise.process_table import KILL_TIMEOUT_MS, ProcessTable
-from appliance.supervise.replacement import start_again
+from appliance.supervise.replacement import become_installed_program
 from appliance.supervise.restart_policy import ExitCode, Halt
 from appliance.supervise.sd_notify import SERVICE_VARIABLES, Notifier
 from appliance.supervise.shm_regions import Regions
@@ -406,8 +406,8 @@ class Supervisor:
     def _stop(self) -> bool:
         """End the children in order, within stop_timeout_ms. False: some had to be killed."""
         if self.is_replacing:
-            logger.info("stopping to_start_again=yes")
-            self.notifier.starting_again()
+            logger.info("stopping to_become_installed_program=yes")
+            self.notifier.announce_replacement()
         else:
             logger.info("stopping")
             timeout_ms = self.settings.stop_timeout_ms + KILL_TIMEOUT_MS
@@ -500,7 +500,7 @@ def _serve() -> int:
         supervisor = Supervisor(settings, flags.ready_fd, notifier, spawner, sockets)
         code = supervisor.run()
         if supervisor.is_replacing and code in (ExitCode.OK, ExitCode.FAILED):
-            start_again([flags.ready_fd, *sockets.values()], service)
+            become_installed_program([flags.ready_fd, *sockets.values()], service)
         return code
     except DataDirectoryError as error:
         _complain(str(error))
