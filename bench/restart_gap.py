@@ -111,8 +111,9 @@ class Restarts:
         self.running = self._start()
 
     def upgrade(self) -> None:
-        from appliance.cli.appliance_control import ask
         from appliance.cli.commands.upgrade import await_serving
+
+        from appliance.cli.appliance_control import ask
 
         list(ask(self._data_dir, {"command": "replace"}))
         await_serving(self._data_dir, self.running.pid)

@@ -14,7 +14,7 @@ import orjson
 
 from appliance.cli.options import connect
 from tailrace.core.errors import NotReachableError
-from tailrace.format.data_dir import CONTROL_SOCKET
+from tailrace.format.directory.data_dir import CONTROL_SOCKET
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 TIMEOUT_S = 90

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from appliance.data.directory_errors import DataDirectoryError
 from tailrace import __version__
-from tailrace.format import checked_json
+from tailrace.format.directory import checked_json
 
 logger = logging.getLogger("appliance.supervise.supervisor")
 

@@ -22,7 +22,7 @@ from typing import Any
 
 import orjson
 
-from tailrace.format.data_dir import CONTROL_SOCKET
+from tailrace.format.directory.data_dir import CONTROL_SOCKET
 
 logger = logging.getLogger("appliance.supervise.supervisor")
 

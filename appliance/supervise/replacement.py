@@ -1,8 +1,10 @@
 """Replacement of the supervisor by the program that is installed now.
 
 Owner: the supervisor, after it has stopped everything.
-Invariants: the process id, the flags, the working directory, the environment, systemd's
-sockets and the descriptor of the program that started it stay. Locks end with the old program (their descriptors are closed).
+Invariants:
+- The process id, the flags, the working directory, the environment, systemd's sockets and the
+  descriptor of the program that started it stay.
+- Locks end with the old program, whose other descriptors are closed.
 Crash: as that of a start.
 """
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from appliance.supervise.child_processes import NS_PER_MS, Child
 from appliance.supervise.process_table import ProcessTable
-from shm.layout import Role
+from shm.memory.layout import Role
 
 logger = logging.getLogger("appliance.supervise.supervisor")
 

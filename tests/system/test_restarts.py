@@ -18,7 +18,7 @@ from appliance.cli.appliance_control import ask
 from tailrace import Admin, Consumer, NewTopic, Producer
 from tailrace.core.errors import InvalidRequestError, TopicExistsError, UnknownTopicError
 from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
-from tailrace.format.data_dir import CONTROL_SOCKET
+from tailrace.format.directory.data_dir import CONTROL_SOCKET
 from tailrace.protocol.frame import Api
 from tests.kit.cli import run
 from tests.kit.processes import HANG_LIMIT_S, children, wait_until

@@ -14,8 +14,10 @@ from appliance.data import format_versions
 from appliance.data.directory_errors import DataDirectoryError
 from appliance.data.format_versions import FORMATS, FORMATS_FILE, changes, record
 from appliance.groups.store import schema
-from tailrace.format import batch_header, delay_files, partition_metadata, segment_index
-from tailrace.format import transaction_index as transactions
+from tailrace.format.directory import delay_files, partition_metadata
+from tailrace.format.record_batch import batch_header
+from tailrace.format.segments import segment_index
+from tailrace.format.segments import transaction_index as transactions
 
 
 def test_the_table_has_the_numbers_of_the_owners() -> None:
