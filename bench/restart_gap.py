@@ -111,7 +111,7 @@ class Restarts:
         self.running = self._start()
 
     def upgrade(self) -> None:
-        from appliance.cli.commands.upgrade import await_serving
+        from appliance.cli.commands.host.upgrade import await_serving
 
         from appliance.cli.appliance_control import ask
 

@@ -198,7 +198,7 @@ def test_a_directory_that_a_later_version_opened_is_refused_with_the_formats(
     tmp_path.chmod(0o700)
     done = run(None, "serve", "--data-dir", str(tmp_path), status=73, is_process=True)
     assert b"was opened by Tailrace 9.9" in done.stderr
-    assert b"groups.db 99 (known here: 5), moon.db 1 (known here: none)" in done.stderr
+    assert b"groups.db 99 (known here: 6), moon.db 1 (known here: none)" in done.stderr
     assert {path.name for path in tmp_path.iterdir()} <= {
         "formats.json", "instance.json", "instance.json.copy", "instance.lock",
     }  # fmt: skip
