@@ -111,9 +111,8 @@ class Restarts:
         self.running = self._start()
 
     def upgrade(self) -> None:
-        from appliance.cli.commands.host.upgrade import await_serving
-
         from appliance.cli.appliance_control import ask
+        from appliance.cli.commands.host.upgrade import await_serving
 
         list(ask(self._data_dir, {"command": "replace"}))
         await_serving(self._data_dir, self.running.pid)
