@@ -3,7 +3,8 @@
     /               the page (see `appliance.observe.console`)
     /metrics        Prometheus text (see `appliance.observe.metrics`)
     /health/live    200 while this process answers: it ends with the supervisor
-    /health/ready   200 when every process serves, else 503 and the names of those that do not
+    /health/ready   200 when every process serves and every directory takes writes, else 503 and
+                    the names of those that do not
 
 Owner: its listening socket. Each scrape reads the control region and asks a front as a client does.
 Invariants:
@@ -242,7 +243,8 @@ def build(context: ProcessContext) -> Console:
 
     listen = settings["http.listen"]
     return Console(
-        *split_host_port(listen), ProcessStates(context.control, roles), address,
+        *split_host_port(listen),
+        ProcessStates(context.control, roles, context.spec.data_dirs), address,
         context.slot.cell(ProcessWord.HTTP_PORT),
         may_move=listen == Settings().http_listen,
         data_dir=context.spec.data_dirs[0],

@@ -121,7 +121,7 @@ def _of_directories(directories: Sequence[Mapping[str, Any]]) -> Iterator[Metric
     )
     yield gauge(
         "tailrace_log_dir_online",
-        "1 if it accepts writes, else 0.",
+        "1 if it accepts writes, else 0: its disk is full or cannot be read.",
         {key: d["state"] == "OK" for key, d in of.items()},
         labels,
     )

@@ -85,7 +85,7 @@ def partition_families(
         yield counter(f"tailrace_partition_{name}", doc, values, labels)
     yield gauge(
         "tailrace_partition_online",
-        "1 if it accepts writes, else 0.",
+        "1 if it accepts writes unless its disk is full (tailrace_log_dir_online), else 0.",
         {key: p["state"] == "ONLINE" for key, p in of.items()},
         labels,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from shm.memory.layout import Measure, Phase, ProcessWord, Role
@@ -16,6 +16,9 @@ _MEASURES = {
     Role.FLUSHER: (Measure.SYNC,),
     Role.GROUPS: (Measure.COMMIT,),
 }
+FULL_DISK_ADVICE = (
+    "free some space, lower retention.ms or retention.bytes, or run tailrace topic delete-records"
+)
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGESIZE")
 
@@ -52,9 +55,15 @@ class ProcessState:
 class ProcessStates:
     """Reads the control region anew for each question."""
 
-    def __init__(self, control: Control, roles: Callable[[], list[tuple[Role, int]]]) -> None:
-        """`roles`: the processes that should run."""
+    def __init__(
+        self,
+        control: Control,
+        roles: Callable[[], list[tuple[Role, int]]],
+        data_dirs: Sequence[str] = (),
+    ) -> None:
+        """`roles`: the processes that should run. `data_dirs`: by the numbers of their flushers."""
         self.control = control
+        self._data_dirs = data_dirs
         self._roles = roles
 
     def processes(self) -> list[ProcessState]:
@@ -80,10 +89,17 @@ class ProcessStates:
         return found
 
     def not_serving(self) -> list[str]:
-        """Names of processes that do not serve; empty: the appliance is ready."""
+        """What keeps the appliance from being ready: processes that do not serve, and directories
+        that take no writes. Empty: it is ready.
+        """
         if self.control.phase is not Phase.RUNNING:
             return [f"the appliance is {self.control.phase.name.lower()}"]
-        return [
+        full = [
+            f"{path} takes no writes because its disk is full: {FULL_DISK_ADVICE}"
+            for index, path in enumerate(self._data_dirs)
+            if self.control.process(Role.FLUSHER, index).load(ProcessWord.DISK_FULL)
+        ]
+        return full + [
             process.name
             for process in self.processes()
             if not (process.is_live and process.is_ready)

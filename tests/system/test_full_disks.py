@@ -6,15 +6,20 @@ from __future__ import annotations
 
 import os
 import pathlib
+import subprocess
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from tailrace import Admin, Consumer, NewTopic, Producer, TailraceError, TopicPartition
 from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
+from tests.kit.cli import TAILRACE, run
+from tests.kit.console import console_of
 from tests.kit.file_systems import small_file_system
 from tests.kit.matrices import short
-from tests.kit.processes import children, wait_until
+from tests.kit.processes import HANG_LIMIT_S, children, wait_until
 
 SETTINGS = {"journal_bytes": 1 << 20, "ring_bytes": 4 << 20}
 PARTITIONS = 2
@@ -143,6 +148,59 @@ def test_a_disk_that_one_segment_has_filled_has_a_way_out(
         )
     finally:
         assert restarted.stop() == 0
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
+def test_a_full_disk_is_named_wherever_one_looks(small_disk: pathlib.Path) -> None:
+    """Health, status, metrics and a waiting `tailrace produce`; all go on when there is room."""
+    running = start_embedded(
+        data_dir=str(small_disk / "data"), settings={**SETTINGS, "http.listen": "127.0.0.1:0"}
+    )
+    full = f"{small_disk}/data takes no writes because its disk is full: free some space"
+    try:
+        with Admin(running.address) as admin:
+            admin.create_topics(NewTopic("orders", PARTITIONS))
+            counts = fill(running, admin)
+            console = console_of(running)
+            status, page = get(console, "/health/ready")
+            assert status == 503
+            assert full in page
+            assert (
+                f'tailrace_log_dir_online{{path="{small_disk}/data"}} 0.0'
+                in get(console, "/metrics")[1]
+            )
+            assert full in run(running, "status").stdout.decode()
+            producing = subprocess.Popen(
+                [TAILRACE, "produce", "orders", "--bootstrap", running.address],
+                stdin=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+            )
+            assert producing.stdin is not None
+            assert producing.stderr is not None
+            producing.stdin.write(b"waits\n")
+            producing.stdin.close()
+            assert (
+                b"the producer waits: the appliance's disk is full" in producing.stderr.readline()
+            )
+            assert producing.poll() is None, "it goes on waiting"
+            delete_all(admin, counts)
+            said = producing.stderr.read()
+            producing.stderr.close()
+            assert producing.wait(HANG_LIMIT_S) == 0, said
+            assert b"the appliance's disk has room; the producer goes on" in said
+            wait_until(lambda: get(console, "/health/ready")[0] == 200, "it is ready")
+    finally:
+        assert running.stop() == 0
+
+
+def get(address: str, path: str) -> tuple[int, str]:
+    """(status, text)."""
+    try:
+        with urllib.request.urlopen(address + path, timeout=HANG_LIMIT_S) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
 
 
 def read_all(running: EmbeddedAppliance, counts: dict[int, int]) -> dict[int, list[int]]:

@@ -25,6 +25,7 @@ from tailrace.core.errors import (
 from tailrace.producer.batches.accumulator import NS_PER_MS, RecordAccumulator
 from tailrace.producer.batches.partition_queue import PartitionQueue
 from tailrace.producer.batches.producer_batch import ProducerBatch
+from tailrace.producer.sending.full_disk_log import FullDiskLog
 from tailrace.producer.sending.producer_id import Identity
 from tailrace.producer.sending.topic_change import SlotMapChange, TopicRecreation
 from tailrace.protocol.messages import ProducedEntry
@@ -66,6 +67,7 @@ class BatchOutcomes:
         self._slot_map_change = slot_map_change
         self._topic_recreation = topic_recreation
         self.retry_count = 0
+        self._full_disk_log = FullDiskLog()
 
     def settle(
         self,
@@ -88,6 +90,8 @@ class BatchOutcomes:
             if queue.info.settings["message.timestamp.type"] == "LogAppendTime":
                 batch.stamps_us = np.array([answer.append_time_us])
             self._accumulator.end(batch, answer.base_offset, None)
+            if self._full_disk_log:
+                self._full_disk_log.on_success(queue.info.name, queue.partition, self._now_ns())
 
     def _on_refusal(
         self, queue: PartitionQueue, batch: ProducerBatch, code: ErrorCode, detail: str
@@ -95,6 +99,8 @@ class BatchOutcomes:
         error = error_for(code, detail)
         if code not in _OUTCOME_UNKNOWN_CODES:
             batch.was_sent = False
+        if code is ErrorCode.DISK_FULL:
+            self._full_disk_log.on_refusal(queue.info.name, queue.partition, self._now_ns())
         if code is ErrorCode.STALE_SLOT_MAP and queue.info.slot_map_version:
             self.retry_count += 1
             batch.last_refusal = f"{detail or 'refused'} [{code.name}]"

@@ -9,6 +9,7 @@ import click
 
 from appliance.cli.options import bootstrap_option, connect, json_option
 from appliance.cli.output import counted, human_bytes, print_json, print_table
+from appliance.observe.process_states import FULL_DISK_ADVICE
 from tailrace.admin.admin import Admin
 from tailrace.core.errors import TailraceError
 
@@ -64,6 +65,12 @@ def command(bootstrap: str, as_json: bool) -> None:
             for d in state["data_dirs"]
         ],
     )
+    for directory in state["data_dirs"]:
+        if directory["state"] == "FULL":
+            click.echo(
+                f"\n{directory['path']} takes no writes because its disk is full: "
+                f"{FULL_DISK_ADVICE}"
+            )
     if state["delays"]:
         click.echo()
         print_table(
