@@ -163,6 +163,8 @@ def run(arguments: list[str]) -> int:
     from appliance.cli.output import complain
 
     _name_unknown_variables(arguments)
+    if arguments[:1] == ["help"]:
+        arguments = [*arguments[1:], "--help"]
     try:
         code: Any = tailrace.main(arguments, prog_name="tailrace", standalone_mode=False)
         return code if isinstance(code, int) else 0
@@ -176,7 +178,7 @@ def run(arguments: list[str]) -> int:
         )  # `tailrace` or `tailrace topic` alone asks for help, which is not an error
         return 0
     except click.ClickException as error:
-        complain(error.format_message())
+        complain(_of_other_tools(error) or error.format_message())
         if isinstance(error, click.UsageError) and error.ctx is not None:
             print(f"Try '{error.ctx.command_path} --help'.", file=sys.stderr)
         return error.exit_code
@@ -192,6 +194,15 @@ def run(arguments: list[str]) -> int:
     except OSError as error:
         complain(_sentence(error))
         return EXIT_FAILED
+
+
+def _of_other_tools(error: click.ClickException) -> str:
+    """A sentence for an option that users of other tools expect, "" for other errors."""
+    if not isinstance(error, click.NoSuchOption):
+        return ""
+    from appliance.cli.foreign_options import meant_by
+
+    return meant_by(error.option_name)
 
 
 def _name_unknown_variables(arguments: list[str]) -> None:

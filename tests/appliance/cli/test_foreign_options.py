@@ -1,0 +1,41 @@
+"""Habits of kcat and of Kafka's tools are answered with what to write here; `help` is taken."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.kit.cli import run
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("consume", "-t", "orders"), "There is no option -t; the topic is an argument"),
+        (("consume", "--topic", "orders"), "There is no option --topic; the topic is an argument"),
+        (("consume", "orders", "-b", "h:1"), "There is no option -b; write --bootstrap ADDRESS."),
+        (("consume", "orders", "-o", "end"), "There is no option -o; write --offset N, --from-b"),
+        (("consume", "orders", "-p", "0"), "There is no option -p; write --partition N."),
+        (("consume", "orders", "-c", "1"), "There is no option -c; write --max N."),
+        (("consume", "orders", "-e"), "There is no option -e; leave it out"),
+        (("consume", "orders", "--max-messages", "1"), "option --max-messages; write --max N."),
+        (("produce", "orders", "-b", "h:1"), "There is no option -b; write --bootstrap ADDRESS."),
+        (("topic", "list", "--bootstrap-server", "h:1"), "option --bootstrap-server; write --boot"),
+        (("-C", "-t", "orders"), "There is no option -C; write tailrace consume TOPIC."),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_an_option_of_another_tool_is_answered_with_the_one_that_is_meant(
+    arguments: tuple[str, ...], expected: str
+) -> None:
+    assert expected in run(None, *arguments, status=2).stderr.decode()
+
+
+def test_an_option_that_nobody_has_is_answered_as_before() -> None:
+    assert (
+        "No such option" in run(None, "consume", "orders", "--tali", "3", status=2).stderr.decode()
+    )
+
+
+def test_help_is_a_command() -> None:
+    assert run(None, "help").stdout == run(None, "--help").stdout
+    assert run(None, "help", "topic", "create").stdout == run(None, "topic", "create", "-h").stdout
