@@ -28,6 +28,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from netfront.fetch.fetch_service import FetchService
 from netfront.fetch.log.file_reader import DiskFileReader, FileReader
@@ -37,7 +38,7 @@ from netfront.fetch.purgatory import Fetch
 from netfront.fetch.reader_pool import AsyncReader, ReaderPool
 from netfront.forward.forwarder import ForwarderLink, OnDemand
 from netfront.forward.forwarding_service import FORWARDED_APIS, ForwardingService
-from netfront.limits import limits, message_max_bytes, open_files_max
+from netfront.limits import limits, message_max_bytes, open_descriptor_count, open_files_max
 from netfront.partition_routes import PartitionRoutes
 from netfront.produce.append_target import WorkerLink
 from netfront.produce.produce_service import ProduceService
@@ -163,6 +164,10 @@ class Front:
         self._metadata_service = MetadataService(
             routing, reader, front_ports, self._fetches.fetched
         )
+        self._described = {
+            "cluster_id": cluster_id, "server": "tailrace", "auto_create_topics": auto_create_topics
+        }  # fmt: skip
+        """Response to a handshake."""
         self._produce_service = ProduceService(
             workers=workers, connect_worker=connect_worker, routing=routing, ledger=ledger,
             sessions=self._sessions, responses=self._responses,
@@ -178,8 +183,7 @@ class Front:
         self._session_lifecycle = SessionLifecycle(
             transport=transport, sessions=self._sessions, ledger=ledger, responses=self._responses,
             slot=slot, error_handler=self._error_handler,
-            described={"cluster_id": cluster_id, "server": "tailrace",
-            "auto_create_topics": auto_create_topics},
+            described=self._described,
             forget=[
                 self._fetches.forget_session, self._time_slicer.forget_session,
                 self._produce_service.forget_session, self._forwarding.forget_session,
@@ -195,6 +199,11 @@ class Front:
             Api.CREDIT: self._on_credit,
             **dict.fromkeys(FORWARDED_APIS, self._on_decision),
         }
+
+    def apply_settings(self, settings: dict[str, Any]) -> None:
+        """Use changed settings of the appliance. New sessions get them, and credit from now on."""
+        self._described["auto_create_topics"] = bool(settings["auto_create_topics"])
+        self._responses.send_credit(self._ledger.resize(int(settings["credit_bytes"])))
 
     @property
     def accepts_input(self) -> bool:
@@ -595,8 +604,14 @@ def main() -> None:
     given = ListeningSockets(
         SocketAccess(*spec.settings["ipc.access"]), spec.settings["listen.sockets"]
     )
+    own_descriptors = open_descriptor_count()
     try:
-        router = Router(addresses, message_max_bytes(spec.settings), limits(spec.settings), given)
+        router = Router(
+            addresses,
+            message_max_bytes(spec.settings),
+            limits(spec.settings, own_descriptors),
+            given,
+        )
     except AddressInUseError as error:
         print(f"tailrace: {error}", file=sys.stderr, flush=True)
         sys.exit(EXIT_ADDRESS_IN_USE)
@@ -610,7 +625,11 @@ def main() -> None:
         else:
             context.doorbell.wait(timeout_ms)
 
-    run(front, context, wait)
+    def apply(settings: dict[str, Any]) -> None:
+        front.apply_settings(settings)
+        router.set_limits(limits(settings, own_descriptors))
+
+    run(front, context, wait, apply)
     router.close()
 
 

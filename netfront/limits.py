@@ -30,15 +30,20 @@ def open_files_max() -> int:
     return max(8, min(OPEN_FILES_MAX, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 8))
 
 
-def limits(settings: dict[str, Any]) -> Limits:
-    """Return the limits of connections. Descriptors are reserved for the log files of the front and
-    of the reader pool.
+def open_descriptor_count() -> int:
+    """Return the number of descriptors that this process has open."""
+    return len(os.listdir("/proc/self/fd"))
+
+
+def limits(settings: dict[str, Any], own_descriptors: int) -> Limits:
+    """Return the limits of connections. `own_descriptors` are open beside those of connections.
+    More are reserved for the log files of the front and of the reader pool.
     """
     credit_bytes = int(settings["credit_bytes"])
     unsent_max = max(UNSENT_MAX_BYTES, credit_bytes)
     free = (
         resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        - len(os.listdir("/proc/self/fd"))
+        - own_descriptors
         - 2 * open_files_max()
         - DESCRIPTORS_RESERVED
     )

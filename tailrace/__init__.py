@@ -18,6 +18,7 @@ __version__ = "0.1.0"
 
 _NAMES = {
     "admin.admin": ("Admin",),
+    "admin.configs": ("ConfigEntry", "ConfigResource"),
     "admin.delays": ("PendingDelay",),
     "batch.topic_batch": ("TopicBatch",),
     "client.topics.new_topic": ("NewTopic",),

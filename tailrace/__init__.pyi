@@ -3,6 +3,8 @@
 from tailrace import aio as aio
 from tailrace import idempotent as idempotent
 from tailrace.admin.admin import Admin as Admin
+from tailrace.admin.configs import ConfigEntry as ConfigEntry
+from tailrace.admin.configs import ConfigResource as ConfigResource
 from tailrace.admin.delays import PendingDelay as PendingDelay
 from tailrace.batch.topic_batch import TopicBatch as TopicBatch
 from tailrace.client.topics.new_topic import NewTopic as NewTopic

@@ -316,7 +316,7 @@ _VARIES = {
     "memory_bytes", "schema_id", "session", "delay_log", "port",
     "lateness_us", "created_us", "last_append_us", "catalog_version", "created_ms",
     "empty_since_ms", "last_heartbeat_ms_ago", "committed_ms", "owner", "owned_ms", "wall_ms",
-    "workers_pending", "unsettled", "decision_seconds",
+    "workers_pending", "unsettled", "time_us", "decision_seconds",
 }  # fmt: skip
 _TOPIC_ID = re.compile(r'"[0-9a-f]{32}"')
 _WALL_MS_MIN = 1_600_000_000_000
@@ -579,6 +579,9 @@ def test_the_exchanges_are_real_ones_and_there_is_one_for_every_api() -> None:
             )
         )
         parts.append(client.ask(Api.DESCRIBE_CLUSTER, {}))
+        parts.append(client.ask(Api.ALTER_CONFIGS, {"set": {"groups.max": 500}, "unset": []}))
+        parts.append(client.ask(Api.DESCRIBE_CONFIGS, {"names": ["groups.max", "slots"]}))
+        parts.append(client.ask(Api.RELOAD_CONFIG, {}))
         parts.append(client.ask(Api.DELETE_TOPICS, {"topics": [{"name": "orders"}]}))
         request, response = client.exchange(999, [])
         parts.append(dump("A request with an unknown API number", request, []))

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from appliance.catalog.transaction import Database, Transaction
 from tailrace.core.errors import DiskFullError, StorageError
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 OLDEST_VERSION = 2
 """The oldest version that is upgraded."""
 LOCKED_TIMEOUT_S = 0.5
@@ -44,6 +44,7 @@ CREATE TABLE IF NOT EXISTS data_dirs (
 CREATE TABLE IF NOT EXISTS producers (
     producer_id INTEGER PRIMARY KEY, epoch INTEGER NOT NULL
 ) STRICT;
+CREATE TABLE IF NOT EXISTS overrides (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
 """
 
 
@@ -131,3 +132,7 @@ def _upgrade(database: Database) -> None:
                 "ALTER TABLE partitions ADD COLUMN hand_over TEXT NOT NULL DEFAULT '[]'"
             )
             database.execute("UPDATE meta SET value = 4 WHERE name = 'schema_version'")
+        found = 4
+    if found == 4:  # before settings of the appliance; the table is made already
+        with Transaction(database):
+            database.execute("UPDATE meta SET value = 5 WHERE name = 'schema_version'")

@@ -70,6 +70,10 @@ _COMMANDS = {
         "appliance.cli.commands.host.config",
         "Show, check, compare and change settings of the appliance.",
     ),
+    "reload": (
+        "appliance.cli.commands.host.reload",
+        "Have the appliance read its configuration again.",
+    ),
     "status": ("appliance.cli.commands.host.status", "Show the state of the running appliance."),
     "install": ("appliance.cli.service.install", "Install the appliance as a service."),
     "uninstall": ("appliance.cli.service.uninstall", "Remove the service from this host."),

@@ -24,6 +24,8 @@ from tailrace.core.errors import InvalidSettingError
 from tailrace.core.units import examples, whole_number
 
 if TYPE_CHECKING:
+    import argparse
+
     from appliance.config.files.toml_file import TomlFile
 
 ENVIRONMENT_PREFIX = "TAILRACE_"
@@ -37,6 +39,14 @@ Tailrace's developers.
 COMMAND_LINE = "command line"
 DEFAULT_SOURCE = "default"
 DYNAMIC_SOURCE = "config set"
+
+
+class Sources(NamedTuple):
+    """Places where settings are given, apart from the catalog."""
+
+    config_path: str | None
+    environment: Mapping[str, str]
+    flags: list[tuple[str, Any]]
 
 
 class Given(NamedTuple):
@@ -146,6 +156,20 @@ def gather_settings(
         else:
             problems.append(Problem(f"--set: {unknown_setting(name)}", setting=name))
     return values
+
+
+def conflicts_of(values: Mapping[str, Any]) -> list[str]:
+    """What is wrong with these values together, over the defaults. Cores are not checked: they
+    cannot change while the appliance runs.
+    """
+    known = definitions()
+    problems: list[Problem] = []
+    given = {n: Given(v, DEFAULT_SOURCE) for n, v in values.items() if not known[n].is_secret}
+    settings = settings_of(given, problems)
+    wrong = {problem.setting for problem in problems}
+    every_core = set(range(1 << 12))
+    problems += related_problems(settings, given, every_core, wrong | {"cores"})
+    return [problem.sentence for problem in problems]
 
 
 def _gather_files(config_path: str, values: dict[str, Given], problems: list[Problem]) -> None:
@@ -287,6 +311,37 @@ def _typed_topic_default(name: str, value: Any) -> Any:
         return parse(name.removeprefix(TOPIC_PREFIX), value)
     except InvalidSettingError as error:
         raise InvalidSettingError(error.detail.replace("topic setting ", TOPIC_PREFIX, 1)) from None
+
+
+def parse_flags(arguments: list[str]) -> argparse.Namespace:
+    """The flags of `tailrace serve`, which documents them."""
+    import argparse  # only the supervisor parses them
+
+    parser = argparse.ArgumentParser(prog="tailrace serve", allow_abbrev=False)
+    parser.add_argument("--config")
+    parser.add_argument("--data-dir")
+    parser.add_argument("--listen", action="append", default=[])
+    parser.add_argument("--set", action="append", default=[], metavar="section.key=value")
+    parser.add_argument("--ready-fd", type=int, default=-1, help=argparse.SUPPRESS)
+    return parser.parse_args(arguments)
+
+
+def given_flags(flags: argparse.Namespace) -> list[tuple[str, Any]]:
+    """(setting, value) of all flags; later ones win.
+
+    Raises: InvalidSettingError.
+    """
+    given: list[tuple[str, Any]] = []
+    for item in flags.set:
+        name, separator, value = item.partition("=")
+        if not separator:
+            raise InvalidSettingError(f"--set {item!r} has no value; write --set name=value")
+        given.append((name, value))
+    if flags.data_dir:
+        given.append(("data_dirs", [flags.data_dir]))
+    if flags.listen:
+        given.append(("listen", flags.listen))
+    return given
 
 
 def environment_settings() -> dict[str, str]:

@@ -34,6 +34,7 @@ from appliance.catalog.recovery import (
     live_slots,
     open_catalog,
 )
+from appliance.control.config_commands import CONFIG_APIS, ConfigCommands
 from appliance.control.dedicated_workers import DedicatedWorkers
 from appliance.control.describe_cluster import ClusterDescription
 from appliance.control.host_view import Host, HostView
@@ -44,16 +45,18 @@ from appliance.control.partition_placement import PartitionPlacement
 from appliance.control.topic_change import Requester
 from appliance.control.topic_change_queue import CHANGES, TopicChangeQueue
 from appliance.control.topic_commands import TopicCommands, is_whole
+from appliance.control.topic_defaults import TopicDefaults
 from appliance.data.data_dir_lock import directory_id
 from appliance.supervise.restart_policy import ExitCode
 from shm.crash_points import crash_point
 from shm.memory.atomic_word import AtomicCounter
-from shm.memory.layout import ProcessWord, Role
+from shm.memory.layout import ProcessWord, RegionKind, Role
 from shm.messages.lane_messages import LaneKind
 from shm.queues.lane import LaneReader
 from shm.runtime.agent_runner import ProcessContext, configure_logging, process_name, run, start
 from shm.runtime.error_handler import CountedErrorHandler
 from shm.tables.control import ProcessSlot
+from shm.tables.settings_block import SettingsBlock
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import InvalidRequestError, InvalidSettingError, TailraceError
 from tailrace.format.record_batch.batch_header import TRANSACTIONAL_PRODUCER_IDS
@@ -86,6 +89,10 @@ class Controller:
         incoming: dict[int, LaneReader],
         answer_max: int,
         leases: OffsetLeases[LaneSender],
+        make_configs: Callable[[Callable[[Requester, ErrorCode, bytes], None]], ConfigCommands],
+        topic_defaults: dict[str, Any],
+        host_view: HostView,
+        is_restarted: bool,
         ids_requested: AtomicCounter,
         wall_us: Callable[[], int],
         start_ns: int,
@@ -115,6 +122,16 @@ class Controller:
         self._changes = TopicChangeQueue(
             catalog, topics, publisher, decisions, error_handler, answer_max, start_ns
         )
+        self._host_view = host_view
+        self._configs = make_configs(self._send)
+        self._topic_defaults = TopicDefaults(
+            catalog, topics, publisher, self._changes, topic_defaults, is_restarted=is_restarted
+        )
+
+    def apply_settings(self, settings: dict[str, Any]) -> None:
+        """Use changed settings of the appliance."""
+        self._topic_defaults.change(dict(settings["topic_defaults"]))
+        self._host_view.reserve_bytes = int(settings["reserve_bytes"])
 
     # ---- agent -----------------------------------------------------------------------------------
 
@@ -124,8 +141,10 @@ class Controller:
         """
         self._now_ns = now_ns
         work = self._publisher.connect_workers() + self._publisher.connect_groups()
-        work += self._publisher.feed(pause_readers=self._changes.is_inheriting(now_ns))
+        if self._configs.are_in_force():
+            work += self._publisher.feed(pause_readers=self._changes.is_inheriting(now_ns))
         self._catalog.begin_step()
+        work += self._topic_defaults.step(now_ns)
         work += self._give_producer_ids()
         for front, lane in self._incoming.items():
             room = ANSWERS_MAX - len(self._publisher.to(Role.FRONT, front).queue)
@@ -148,6 +167,7 @@ class Controller:
                 ProcessWord.COMMIT_COUNT, self._slot.load(ProcessWord.COMMIT_COUNT) + 1
             )
         work += self._changes.answer(now_ns) + self._leases.answer_taken(now_ns)
+        work += self._configs.answer_applied(now_ns)
         return work + self._publisher.send(now_ns)
 
     def has_more(self) -> bool:
@@ -162,7 +182,12 @@ class Controller:
             return min(self._give_ids_at_ns, self._now_ns + PENDING_RETRY_NS)
         return (
             self._now_ns + PENDING_RETRY_NS
-            if self._changes.is_waiting() or self._leases.is_waiting or self._publisher.is_behind()
+            if self._changes.is_waiting()
+            or self._leases.is_waiting
+            or self._publisher.is_behind()
+            or self._configs.is_waiting
+            or self._topic_defaults.is_waiting
+            or not self._configs.are_in_force()
             else None
         )
 
@@ -187,9 +212,10 @@ class Controller:
             if api == Api.INIT_PRODUCER_ID:
                 self._init_producer(requester, decode_json(payload))
                 return
-            code, body = encode_reply(
-                ErrorCode.OK, self._answer(api, decode_json(payload)), self._answer_max
-            )
+            answer = self._answer(requester, api, decode_json(payload))
+            if answer is None:
+                return
+            code, body = encode_reply(ErrorCode.OK, answer, self._answer_max)
         except TailraceError as error:
             code, body = error.code, encode_error(error.detail)
         except Exception as error:  # the boundary of one request
@@ -201,8 +227,12 @@ class Controller:
             )
         self._send(requester, code, body)
 
-    def _answer(self, api: int, request: dict[str, Any]) -> dict[str, Any]:
-        """Raises TailraceError."""
+    def _answer(
+        self, requester: Requester, api: int, request: dict[str, Any]
+    ) -> dict[str, Any] | None:
+        """The response; None if it follows later. Raises TailraceError."""
+        if api in CONFIG_APIS:
+            return self._configs.take(requester, api, request, self._now_ns)
         if api == Api.DESCRIBE_CLUSTER:
             return self._description.describe(request)
         raise TailraceError(f"API {api} is not served by the controller", ErrorCode.UNKNOWN_API)
@@ -313,6 +343,7 @@ def build(
     )
     sizes = Sizes(front_count, int(settings["ring_bytes"]), int(settings["lane_bytes"]))
     outgoing = [connect(role, index) for role, index in [*roles, (Role.SCHEDULER, 0)]]
+    topic_defaults = dict(settings["topic_defaults"])
     publisher = MetadataPublisher(
         topics,
         outgoing,
@@ -323,11 +354,12 @@ def build(
         connect_groups,
         request_scheduler,
         sizes,
+        topic_defaults,
     )
     decisions = TopicCommands(
         catalog, topics, dedicated, lambda row: publisher.table(row).read(row.slot),
         context.clock.wall_us, ring_bytes=sizes.ring_bytes,
-        lane_bytes=sizes.lane_bytes,
+        lane_bytes=sizes.lane_bytes, topic_defaults=publisher.topic_defaults,
     )  # fmt: skip
     answer_max = min(out.lane.payload_max for out in outgoing if out.role is Role.FRONT)
     leases: OffsetLeases[LaneSender] = OffsetLeases(
@@ -347,8 +379,19 @@ def build(
         reserve_bytes=int(settings["reserve_bytes"]),
         http_listen=settings["http.listen"],
     )
+
+    def make_configs(send: Callable[[Requester, ErrorCode, bytes], None]) -> ConfigCommands:
+        in_force, overrides = (
+            SettingsBlock(context.attach(name, RegionKind.SETTINGS))
+            for name in ("settings", "overrides")
+        )
+        bell = context.bell(Role.SUPERVISOR, 0)
+        return ConfigCommands(catalog, in_force, overrides, control, bell, send, answer_max)
+
     controller = Controller(
         catalog=catalog, topics=topics, publisher=publisher, decisions=decisions, leases=leases,
+        make_configs=make_configs, topic_defaults=dict(topic_defaults), host_view=host_view,
+        is_restarted=spec.generation > 1,
         description=ClusterDescription(topics, publisher, host_view, spec.instance, answer_max),
         slot=context.slot, error_handler=CountedErrorHandler(context.slot),
         incoming={f: context.lane_reader(process_name(Role.FRONT, f)) for f in range(front_count)},
@@ -388,7 +431,7 @@ def main() -> None:
     except InvalidSettingError as error:
         print(f"tailrace: {error.detail}", file=sys.stderr, flush=True)
         sys.exit(ExitCode.CONFIG)
-    run(controller, context)
+    run(controller, context, apply=controller.apply_settings)
     catalog.close()
 
 

@@ -58,7 +58,7 @@ class HostView:
         self._data_dirs = data_dirs
         self._roles = roles
         self._dedicated = dedicated
-        self._reserve_bytes = reserve_bytes
+        self.reserve_bytes = reserve_bytes
         self._http_listen = http_listen
 
     def processes(self) -> list[dict[str, Any]]:
@@ -122,7 +122,7 @@ class HostView:
             "path": path,
             "free_bytes": free,
             "total_bytes": total,
-            "reserve_bytes": self._reserve_bytes,
+            "reserve_bytes": self.reserve_bytes,
             "state": state,
         }
 

@@ -11,7 +11,7 @@ Crash: nothing is kept. A successor publishes to every process again.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from appliance.catalog.catalog import PartitionRow, Topic, delay_log_of
 from appliance.config import topic_config
@@ -53,6 +53,7 @@ class MetadataPublisher:
         connect_groups: Callable[[], LaneSender | None],
         request_scheduler: Callable[[], None],
         sizes: Sizes,
+        topic_defaults: dict[str, Any],
     ) -> None:
         """`topics`: by name, the controller's present ones; `connect_worker`: makes the sender to a
         dedicated worker whose regions exist; `connect_groups`: makes the sender to the group
@@ -79,6 +80,8 @@ class MetadataPublisher:
         self.feed_leases: Callable[[LaneSender], None] = lambda _out: None
         """Sends a flusher every lease: before FED, so that retention waits for them."""
         self._sizes = sizes
+        self.topic_defaults = topic_defaults
+        """Defaults of topic settings that the appliance's settings replace."""
         self._request_scheduler = request_scheduler
         if any(topic.delay_of for topic in topics.values()):
             request_scheduler()
@@ -148,7 +151,10 @@ class MetadataPublisher:
         delay_log = delay_log_of(topic, self._topics)
         sizes = self._sizes
         settings = topic_config.complete(
-            topic.given, ring_bytes=sizes.ring_bytes, lane_bytes=sizes.lane_bytes
+            topic.given,
+            ring_bytes=sizes.ring_bytes,
+            lane_bytes=sizes.lane_bytes,
+            defaults=self.topic_defaults,
         )
         return [
             Assignment(

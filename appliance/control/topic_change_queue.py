@@ -118,6 +118,22 @@ class TopicChangeQueue:
             )
         self._changes.append(Change(requester, api, payload, now_ns + CHANGE_TIMEOUT_NS))
 
+    def redecide(self, topic: Topic) -> None:
+        """Decide a topic as it is: its settings have other defaults now. Raises StorageError,
+        DiskFullError.
+        """
+        decided = self._catalog.alter_topic(topic, topic.given, len(topic.partitions))
+
+        def publish() -> None:
+            self._late[decided.topic_id] = decided
+            self._publisher.publish_to_workers(decided)
+
+        def forget(_error: TailraceError) -> None:
+            self._topics[topic.name] = topic
+
+        self._topics[topic.name] = decided
+        self._catalog.afterwards(publish, forget)
+
     def step(self, now_ns: int) -> int:
         """Decide some entries, finish what is carried out; returns how much was done."""
         return self.decide_and_note(now_ns) + self.answer(now_ns)

@@ -15,6 +15,7 @@ import base64
 import binascii
 from collections import Counter
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from appliance.catalog.catalog import Catalog, PartitionRow, Topic, delay_log_of
@@ -82,8 +83,11 @@ class TopicCommands:
         *,
         ring_bytes: int,
         lane_bytes: int,
+        topic_defaults: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
-        """`topics`: by name, as the controller knows them now."""
+        """`topics`: by name, as the controller knows them now. `topic_defaults`: the appliance's
+        defaults of topic settings, in force.
+        """
         self._catalog = catalog
         self._topics = topics
         self._dedicated = dedicated
@@ -91,6 +95,7 @@ class TopicCommands:
         self._now_us = now_us
         self._ring_bytes = ring_bytes
         self._lane_bytes = lane_bytes
+        self._topic_defaults = topic_defaults
 
     def create(self, item: dict[str, Any], validate_only: bool) -> list[Topic]:
         """A new topic, and its delay log where it has delays. Raises TopicExistsError and what is
@@ -209,8 +214,17 @@ class TopicCommands:
         if not isinstance(given, dict):
             raise InvalidSettingError("configs must be an object of names and values")
         typed = {name: topic_config.parse(name, value) for name, value in given.items()}
-        topic_config.complete(typed, ring_bytes=self._ring_bytes, lane_bytes=self._lane_bytes)
+        self._complete(typed)
         return typed
+
+    def _complete(self, given: dict[str, Any]) -> None:
+        """Check settings together. Raises InvalidSettingError."""
+        topic_config.complete(
+            given,
+            ring_bytes=self._ring_bytes,
+            lane_bytes=self._lane_bytes,
+            defaults=self._topic_defaults,
+        )
 
     @staticmethod
     def _checked_schema(encoded: Any) -> bytes:
@@ -292,7 +306,7 @@ class TopicCommands:
                 f"topic {topic.name!r} has {len(topic.partitions)} partitions; the number can "
                 "only grow"
             )
-        topic_config.complete(given, ring_bytes=self._ring_bytes, lane_bytes=self._lane_bytes)
+        self._complete(given)
         if topic.slot_counts and partitions > len(topic.partitions):
             self._check_ends_are_known(topic)
         if dedicated:

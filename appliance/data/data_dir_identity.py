@@ -33,10 +33,10 @@ from tailrace.format.directory.data_dir import (
     JOURNAL_FILE,
     MANIFEST_COPY_FILE,
     MANIFEST_FILE,
+    PARTITION_FILE,
     Identity,
     decode_identity,
 )
-from tailrace.format.directory.partition_metadata import PARTITION_FILE
 
 logger = logging.getLogger("appliance.supervise.supervisor")
 

@@ -9,10 +9,22 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from appliance.config.settings import Settings
-from shm.memory.layout import ControlLayout, LaneLayout, RegionKind, RingLayout, TableLayout
+from shm.memory.layout import (
+    ControlLayout,
+    LaneLayout,
+    RegionKind,
+    RingLayout,
+    SettingsLayout,
+    TableLayout,
+)
 
 CONTROL_LANE_BYTES = 1 << 20
 """Lanes that carry decisions, not data: a topic's schema must fit one message."""
+
+SETTINGS_BYTES = 128 << 10
+"""Largest document of settings in force."""
+OVERRIDES_BYTES = 32 << 10
+"""Largest document of settings from the catalog."""
 
 
 class RegionPlan(NamedTuple):
@@ -27,6 +39,10 @@ class RegionPlan(NamedTuple):
 
 def _lane(source: str, target: str, size: int) -> RegionPlan:
     return RegionPlan(f"{source}>{target}", RegionKind.LANE, LaneLayout(size).size, size)
+
+
+def _settings(name: str, text_bytes: int) -> RegionPlan:
+    return RegionPlan(name, RegionKind.SETTINGS, SettingsLayout(text_bytes).size, text_bytes)
 
 
 def plan_worker(settings: Settings, worker: int, fronts: int) -> list[RegionPlan]:
@@ -69,6 +85,7 @@ def plan_regions(settings: Settings, workers: int, fronts: int, flushers: int) -
     """Every region that exists from the start, in order of creation."""
     # The name has the number of rings, for a start that finds no manifest.
     plans = [RegionPlan("control", RegionKind.CONTROL, ControlLayout().size, workers)]
+    plans += [_settings("settings", SETTINGS_BYTES), _settings("overrides", OVERRIDES_BYTES)]
     for d in range(flushers):
         plans.append(
             RegionPlan(

@@ -11,7 +11,7 @@ import resource
 
 from appliance.config.settings import Settings
 from appliance.supervise.restart_policy import ExitCode, Halt
-from tailrace.format.directory.partition_metadata import PARTITION_FILE
+from tailrace.format.directory.data_dir import PARTITION_FILE
 
 logger = logging.getLogger("appliance.supervise.supervisor")
 

@@ -43,6 +43,7 @@ from shm.memory.region import (
 )
 from shm.queues.ring import Ring
 from shm.tables.control import Control
+from shm.tables.settings_block import SettingsBlock
 
 logger = logging.getLogger("appliance.supervise.supervisor")
 
@@ -202,6 +203,14 @@ class Regions:
         return Control(
             Region.attach(
                 self.names["control"], RegionKind.CONTROL, self._owner.identity.shared_memory
+            )
+        )
+
+    def settings_block(self, logical_name: str) -> SettingsBlock:
+        """A block of settings of this run: "settings" or "overrides"."""
+        return SettingsBlock(
+            Region.attach(
+                self.names[logical_name], RegionKind.SETTINGS, self._owner.identity.shared_memory
             )
         )
 

@@ -31,11 +31,16 @@ from typing import Any, NoReturn
 
 import orjson
 
+from appliance.config.core_plan import plan_cores
 from appliance.config.ipc_access import ipc_access
-from appliance.config.relations import checked_plan
-from appliance.config.serve_flags import given_flags, parse_flags
 from appliance.config.settings import Settings
-from appliance.config.settings_sources import checked_settings, environment_settings
+from appliance.config.settings_sources import (
+    Sources,
+    checked_settings,
+    environment_settings,
+    given_flags,
+    parse_flags,
+)
 from appliance.data import format_versions
 from appliance.data.data_dir_lock import DataDirLock
 from appliance.data.data_dir_locks import acquire_all, forget_holders, record_holders, restore_locks
@@ -48,6 +53,7 @@ from appliance.supervise.child_processes import (
     other_cores,
 )
 from appliance.supervise.control_socket import ControlSocket
+from appliance.supervise.live_settings import HangUps, LiveSettings
 from appliance.supervise.on_demand_processes import OnDemandProcesses
 from appliance.supervise.operator_commands import OperatorCommands
 from appliance.supervise.preflight import (
@@ -63,7 +69,7 @@ from appliance.supervise.sd_notify import SERVICE_VARIABLES, Notifier
 from appliance.supervise.shm_regions import Regions
 from appliance.supervise.spawner import Spawner, reap_strangers
 from shm.crash_points import arm_from_environment, crash_point
-from shm.memory.layout import Phase, ProcessWord, Role
+from shm.memory.layout import WORKERS_MAX, Phase, ProcessWord, Role
 from shm.memory.region import RegionError
 from shm.queues.doorbell import Doorbell
 from shm.runtime.agent_runner import (
@@ -86,7 +92,7 @@ class Supervisor:
 
     def __init__(
         self,
-        settings: Settings,
+        live: LiveSettings,
         ready_fd: int = -1,
         notifier: Notifier | None = None,
         spawner: Spawner | None = None,
@@ -95,13 +101,17 @@ class Supervisor:
         """`ready_fd`: a pipe to the process that started this one. A byte tells it that everything
         serves; its end is the sign to stop. `sockets`: listening sockets of addresses of fronts.
         """
-        self.settings = settings
+        self._live = live
         self._spawner = spawner or Spawner()
         self.ready_fd = ready_fd
         self._sockets = sockets or {}
         self.notifier = notifier or Notifier(None)
-        self._plan = checked_plan(settings, os.sched_getaffinity(0))
-        self._slots = settings.slots
+        self._plan = plan_cores(
+            self.settings.cores,
+            os.sched_getaffinity(0),
+            WORKERS_MAX - self.settings.dedicated_workers,
+        )
+        self._slots = self.settings.slots
         """Number of partition slots, as far as the limit of open files allows."""
         self._owners: list[DataDirLock] = []
         """One for each data directory; the first has the catalog."""
@@ -114,10 +124,16 @@ class Supervisor:
         self._operator: OperatorCommands
         self._bells: dict[str, Doorbell] = {}
         self._stop_requested = False
+        self._hang_ups = HangUps()
         self._announced = False
         self._addresses: list[str] = []
         """Addresses for clients; empty until the appliance serves."""
         self._checked_ns = 0
+
+    @property
+    def settings(self) -> Settings:
+        """The settings in force."""
+        return self._live.settings
 
     # ---- start -----------------------------------------------------------------------------------
 
@@ -132,8 +148,9 @@ class Supervisor:
         )
         wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
+        self._hang_ups.watch()
         self._regions = Regions(self._owners, self.settings, self._worker_dirs)
         self._regions.find_old()
         try:
@@ -141,6 +158,11 @@ class Supervisor:
         except RegionError as error:
             _complain(str(error))
             return ExitCode.SHARED_MEMORY
+        self._live.open(
+            self._regions.settings_block("settings"),
+            self._regions.settings_block("overrides"),
+            self._child_settings,
+        )
         self._control.set_phase(Phase.RECOVERING)
         crash_point("supervisor.after_regions")
         children = first_children(
@@ -219,7 +241,8 @@ class Supervisor:
             instance=self._owners[0].instance.hex(), parent_pid=os.getpid(),
             data_dirs=[o.path for o in self._owners], regions=self._regions.names_with_spares(),
             doorbells={name: bell.fd for name, bell in self._bells.items()}, cores=child.cores,
-            settings=self._child_settings(),
+            settings=self._child_settings(self.settings)
+            | {"settings_version": self._live.version},
             recover=self._rings_for(child),
             shared_memory=self._owners[0].identity.shared_memory.hex(),
         )  # fmt: skip
@@ -234,8 +257,7 @@ class Supervisor:
             if old["dir"] == self._owners[child.index].instance.hex()
         ]
 
-    def _child_settings(self) -> dict[str, Any]:
-        s = self.settings
+    def _child_settings(self, s: Settings) -> dict[str, Any]:
         return {
             "workers": len(self._worker_dirs), "worker_dirs": self._worker_dirs, "fronts": s.fronts,
             "run": self._regions.run_id,
@@ -261,6 +283,8 @@ class Supervisor:
             "http.listen": s.http_listen, "http.hosts": s.http_hosts,
             "metrics.topics": s.metrics_topics,
             "connections.max": s.connections_max,
+            "topic_defaults": s.topic_defaults,
+            "retention.check.interval.ms": s.retention_check_interval_ms,
             "log_level": s.log_level,
         }  # fmt: skip
 
@@ -299,6 +323,7 @@ class Supervisor:
                 self._spawner.replace_zygote()
             reap_strangers(self._processes.is_known)
             self._operator.step(now_ns)
+            self._apply_settings()
             self._note_served()  # before requests are read: a controller that serves has made its
             self._on_demand.step(may_halt=not self._announced)
             self._processes.restart_due(now_ns)
@@ -308,6 +333,29 @@ class Supervisor:
                     [c.name for c in self._processes if not self._is_ready(c)]
                 )
             self._check_progress(now_ns)
+
+    def _apply_settings(self) -> None:
+        """Apply what SIGHUP, a client's request or the catalog changes."""
+        version = self._live.version
+        hung_up = self._hang_ups.take()
+        if hung_up and self._hang_ups.is_terminal_gone():
+            logger.info("terminal_gone stopping")
+            self._stop_requested = True
+            return
+        if self._live.take_overrides() or hung_up:
+            self._reload()
+        if self._live.version != version:
+            logging.getLogger().setLevel(self.settings.log_level.upper())
+            for bell in self._bells.values():
+                bell.ring()
+
+    def _reload(self) -> None:
+        if self._announced:
+            self.notifier.reloading()
+        self._live.reload()
+        self._live.log_reload()
+        if self._announced:
+            self.notifier.ready(f"serving on {', '.join(self._addresses)}")
 
     def _next_wake_ns(self) -> int:
         times = [child.restart_at_ns for child in self._processes if child.restart_at_ns]
@@ -481,9 +529,9 @@ def _serve() -> int:
     if flags.ready_fd >= 0:
         os.set_inheritable(flags.ready_fd, False)
     try:
-        settings, _ = checked_settings(
-            flags.config, environment_settings(), given_flags(flags), os.sched_getaffinity(0)
-        )
+        sources = Sources(flags.config, environment_settings(), given_flags(flags))
+        cores = os.sched_getaffinity(0)
+        settings, given = checked_settings(*sources, cores)
         sockets = _passed_sockets(settings)
     except InvalidSettingError as error:
         _complain(error.detail)
@@ -497,7 +545,8 @@ def _serve() -> int:
     try:
         refuse_unfit_machine()
         warn_of_python_kernel()
-        supervisor = Supervisor(settings, flags.ready_fd, notifier, spawner, sockets)
+        live = LiveSettings(sources, settings, given, cores)
+        supervisor = Supervisor(live, flags.ready_fd, notifier, spawner, sockets)
         code = supervisor.run()
         if supervisor.is_replacing and code in (ExitCode.OK, ExitCode.FAILED):
             become_installed_program([flags.ready_fd, *sockets.values()], service)

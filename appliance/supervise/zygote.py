@@ -67,7 +67,7 @@ GO = b"go"
 REQUEST_MAX_BYTES = 64 << 10
 DESCRIPTORS_MAX = 253
 """Limit of descriptors in one message (SCM_MAX_FD)."""
-BLOCKED_SIGNALS = (*SUPERVISORS_SIGNALS, signal.SIGHUP)
+BLOCKED_SIGNALS = SUPERVISORS_SIGNALS
 """Signals that a terminal sends to the whole process group. The zygote ends with the supervisor."""
 
 

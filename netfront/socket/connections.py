@@ -101,7 +101,8 @@ class Connections:
         self.unsent_total = 0
         self.closed_count = 0
         """Number of connections closed for exceeding a limit."""
-        self._memory_max = sockets.private_bytes() + limits.memory_growth_max
+        self._memory_at_start = sockets.private_bytes()
+        self._memory_max = self._memory_at_start + limits.memory_growth_max
         self._connections_max = limits.connections_max
         self._is_full = False
         self._memory_is_short = False
@@ -130,6 +131,12 @@ class Connections:
             )
         oldest = next(iter(self._unshaken))
         self._shut(oldest if now_ns - oldest.accepted_ns >= ROOM_NS else peer)
+
+    def set_limits(self, limits: Limits) -> None:
+        """Change the limits. Connections above a smaller number stay until they end."""
+        self.limits = limits
+        self._connections_max = limits.connections_max
+        self._memory_max = self._memory_at_start + limits.memory_growth_max
 
     def make_room(self, count: int) -> None:
         """Close `count` connections without a handshake because no descriptor is free. Keep the

@@ -64,6 +64,11 @@ class CreditLedger:
         self._accounts: dict[Credit, None] = {}
         self._waiting: OrderedDict[Credit, None] = OrderedDict()
 
+    def resize(self, budget_bytes: int) -> list[Credit]:
+        """Change the budget. With a smaller one, grants shrink as their bytes are released."""
+        self._budget = max(budget_bytes, self._batch)
+        return self._serve_waiting()
+
     @property
     def is_contended(self) -> bool:
         """True while a connection waits for credit. `sweep` must then be called at intervals."""

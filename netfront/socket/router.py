@@ -136,6 +136,10 @@ class Router:
 
     # ---- receiving -------------------------------------------------------------------------------
 
+    def set_limits(self, limits: Limits) -> None:
+        """Change the limits of connections."""
+        self._peers.set_limits(limits)
+
     def try_receive(self) -> list[bytes] | None:
         """Return one whole message, identity first, or None."""
         if self._is_quiet:

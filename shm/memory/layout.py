@@ -10,6 +10,7 @@ Layout of a region: 128 bytes of header, then by kind:
              data (ring_bytes, page aligned)
     lane     words | data (lane_bytes)
     table    slots (448 B each)
+    settings words | text | text
     control  words | process slots (256 B each) | measurements (2 KiB a process)
 """
 
@@ -36,6 +37,7 @@ class RegionKind(IntEnum):
     LANE = 2
     TABLE = 3
     CONTROL = 4
+    SETTINGS = 5
 
 
 def align(value: int, to: int) -> int:
@@ -361,3 +363,33 @@ class ControlLayout:
     @property
     def size(self) -> int:
         return align(self.measurements + PROCESSES_MAX * MEASUREMENT_BYTES, PAGE_BYTES)
+
+
+# ---- settings ------------------------------------------------------------------------------------
+
+
+class SettingsLayout(NamedTuple):
+    """Layout of a settings block. Its publisher stores `version` and the texts, each process its
+    own `applied`.
+    """
+
+    text_bytes: int
+
+    @property
+    def version(self) -> int:
+        return REGION_HEADER_BYTES
+
+    def applied(self, role: Role, index: int) -> int:
+        return self.version + LINE_BYTES * (1 + _ROLE_START[role] + index)
+
+    def text(self, version: int) -> int:
+        """Place of the text of `version`: its length, then its bytes. Two places take turns."""
+        return self.applied(Role.WORKER, WORKERS_MAX) + (version & 1) * self._place_bytes
+
+    @property
+    def _place_bytes(self) -> int:
+        return align(WORD_BYTES + self.text_bytes, LINE_BYTES)
+
+    @property
+    def size(self) -> int:
+        return align(self.text(0) + 2 * self._place_bytes, PAGE_BYTES)

@@ -5,9 +5,9 @@ Owner: the supervisor writes the specification into an inherited memory file. `s
 Invariants:
 - A child never outlives its supervisor. It sets PDEATHSIG, then checks its parent, which may have
   died before.
-- A child ignores SIGINT and SIGTERM, which terminals, `timeout` and some service managers send to
-  the whole group. Children must end in order: the supervisor stops each with its STOP word and a
-  ring.
+- A child ignores SIGINT, SIGTERM and SIGHUP, which terminals, `timeout` and some service managers
+  send to the whole group. Children must end in order: the supervisor stops each with its STOP word
+  and a ring.
 
 Every agent's module has `build(context, ...)`, which wires the agent from its specification, and
 `main()`, which runs it in a process. The simulation (`tests/sim`) builds the same agents over
@@ -41,9 +41,10 @@ from shm.queues.lane import LaneReader, LaneWriter
 from shm.runtime.log_format import RateLimit, formatter
 from shm.tables.control import Control, ProcessSlot
 from shm.tables.partition_table import PartitionTable
+from shm.tables.settings_block import SettingsBlock, SettingsFollower
 
 SPEC_VARIABLE = "TAILRACE_PROCESS"
-SUPERVISORS_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SUPERVISORS_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that are blocked when a child starts, until it ignores them."""
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
@@ -192,6 +193,12 @@ class ProcessContext:
     def table(self, data_dir: int) -> PartitionTable:
         return PartitionTable(self.attach(f"table-{data_dir}", RegionKind.TABLE))
 
+    def follow_settings(self, apply: Callable[[dict[str, Any]], None]) -> SettingsFollower:
+        """Follow the settings that the supervisor publishes; `apply` takes changed ones."""
+        block = SettingsBlock(self.attach("settings", RegionKind.SETTINGS))
+        seen = int(self.spec.settings.get("settings_version", 0))
+        return SettingsFollower(block, block.applied(self.role, self.index), seen, apply)
+
     def ask_for_feed(self) -> None:
         """Request the whole catalog for this generation from the controller."""
         self.slot.store(ProcessWord.FEED_REQUESTED, self.spec.generation)
@@ -229,8 +236,8 @@ def start() -> ProcessContext:
     sys.excepthook = _end_with_a_sentence
     die_with_parent(spec.parent_pid)
     set_comm_name(comm_name(Role(spec.role), spec.index))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for number in SUPERVISORS_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SUPERVISORS_SIGNALS)
     if spec.generation == 1:
         arm_from_environment()
@@ -324,24 +331,25 @@ class Agent(Protocol):
 COLLECT_INTERVAL_NS = 2_000_000_000
 
 
-def busy_poll_ns(context: ProcessContext) -> int:
-    """Return how long this process polls for more work before it sleeps, in ns."""
-    return (
-        int(context.spec.settings.get("busy_poll_us", 0)) * 1000
-        if context.role in (Role.FRONT, Role.WORKER)
-        else 0
-    )
+def busy_poll_ns(role: Role, settings: dict[str, Any]) -> int:
+    """Return how long a process polls for more work before it sleeps, in ns."""
+    polls = role in (Role.FRONT, Role.WORKER)
+    return int(settings.get("busy_poll_us", 0)) * 1000 if polls else 0
 
 
 def run(
-    agent: Agent, context: ProcessContext, wait: Callable[[float | None, int], None] | None = None
+    agent: Agent,
+    context: ProcessContext,
+    wait: Callable[[float | None, int], None] | None = None,
+    apply: Callable[[dict[str, Any]], None] | None = None,
 ) -> None:
     """Step `agent` until it is stopped and has finished. Sleep on the doorbell, or in `wait`,
     without work.
 
     `wait(timeout_ms, busy_ns)` is like `shm.queues.doorbell.spin_then_sleep`. Only a step with work
     is followed by busy polling, so timers cost no more. Garbage is collected only when idle:
-    everything alive at start-up is frozen, and a busy loop creates no cycles.
+    everything alive at start-up is frozen, and a busy loop creates no cycles. `apply` is called,
+    between two steps, with settings that were changed while the process runs.
     """
     sleep = wait or context.doorbell.wait
     beat: AtomicCounter = context.slot.cell(ProcessWord.BEAT)
@@ -352,7 +360,17 @@ def run(
     collected_at = time.monotonic_ns()
     stop: AtomicCounter = context.slot.cell(ProcessWord.STOP)
     generation = context.spec.generation
-    busy_ns = busy_poll_ns(context)
+    busy_ns = busy_poll_ns(context.role, context.spec.settings)
+
+    def use(settings: dict[str, Any]) -> None:
+        nonlocal busy_ns
+        logging.getLogger().setLevel(settings["log_level"].upper())
+        busy_ns = busy_poll_ns(context.role, settings)
+        if apply is not None:
+            apply(settings)
+
+    live = context.follow_settings(use)
+    settings_version = live.version
     stopping = False
     total = 0
     while True:
@@ -361,6 +379,8 @@ def run(
         if not stopping and stop.load() == generation:
             stopping = True
             agent.begin_stop()
+        if settings_version.load() != live.seen:
+            live.follow()
         work = agent.step(now_ns)
         if work:
             total += work

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, ClassVar, TypeVar
 
+from tailrace.admin.configs import ConfigAdmin
 from tailrace.admin.delays import DelayAdmin
 from tailrace.admin.groups import GroupAdmin
 from tailrace.admin.topic_list import partition_counts
@@ -52,7 +53,7 @@ _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 
 @documented(AdminSettings)
-class Admin(GroupAdmin, TransactionAdmin, DelayAdmin, RenamedMethods):
+class Admin(ConfigAdmin, GroupAdmin, TransactionAdmin, DelayAdmin, RenamedMethods):
     """Creates, changes, describes and deletes topics and groups, and shows the state of the
     appliance. A context manager; for one thread at a time.
 
@@ -68,7 +69,6 @@ class Admin(GroupAdmin, TransactionAdmin, DelayAdmin, RenamedMethods):
     _renamed: ClassVar[dict[str, str]] = {
         "alter_consumer_group_offsets": "write alter_group_offsets(group, {TopicPartition(topic, "
         "0): 1000})",
-        "alter_configs": "write alter_topics({topic: {setting: value}})",
         "close_idle": "write close()",
         "delete_consumer_group_offsets": "write alter_group_offsets(group, {TopicPartition(topic, "
         "0): None})",
@@ -77,7 +77,7 @@ class Admin(GroupAdmin, TransactionAdmin, DelayAdmin, RenamedMethods):
         "describe_consumer_groups": "write describe_groups([group])",
         "describe_group": "write describe_groups(group)[group]",
         "describe_log_dirs": "describe_topics() says the bytes of each partition",
-        "incremental_alter_configs": "write alter_topics({topic: {setting: value}})",
+        "incremental_alter_configs": "write alter_configs({topic: {setting: value}})",
         "list_consumer_group_offsets": "write list_group_offsets(group)",
         "list_consumer_groups": "write list_groups()",
         "list_share_groups": 'write list_groups(): their "kind" is "share"',
@@ -218,6 +218,9 @@ class Admin(GroupAdmin, TransactionAdmin, DelayAdmin, RenamedMethods):
         """Change settings: topic -> {setting: value}. Other settings stay. Raises
         UnknownTopicError, InvalidSettingError.
         """
+        yield from self._alter_topics(configs)
+
+    def _alter_topics(self, configs: Mapping[str, Mapping[str, Any]]) -> Steps[None]:
         items: list[dict[str, Any]] = []
         for name, values in mapping_of(
             "configs", configs, '{"orders": {"retention.ms": "7d"}}'
@@ -319,13 +322,6 @@ class Admin(GroupAdmin, TransactionAdmin, DelayAdmin, RenamedMethods):
             if info.slot_map_version:
                 result[name]["slot_map_version"] = info.slot_map_version
         return result
-
-    @operation
-    def describe_configs(self, names: str | Iterable[str]) -> Steps[dict[str, dict[str, Any]]]:
-        """All settings of topics. Raises UnknownTopicError."""
-        return {
-            name: dict(info.settings) for name, info in (yield from self._topic_info(names)).items()
-        }
 
     # ---- offsets ---------------------------------------------------------------------------------
 

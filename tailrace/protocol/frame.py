@@ -88,6 +88,9 @@ class Api(IntEnum):
     ABORT_TRANSACTION = 31
     CREATE_BRANCHES = 32
     JOIN_TRANSACTION = 33
+    DESCRIBE_CONFIGS = 36
+    ALTER_CONFIGS = 37
+    RELOAD_CONFIG = 38
 
 
 API_VERSIONS: dict[int, tuple[int, int]] = {

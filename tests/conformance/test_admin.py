@@ -8,7 +8,7 @@ import inspect
 
 import pytest
 
-from tailrace import Admin, NewTopic, Producer, TopicPartition
+from tailrace import Admin, ConfigResource, NewTopic, Producer, TopicPartition
 from tailrace.aio import AsyncAdmin
 from tailrace.core.errors import (
     ClientClosedError,
@@ -63,6 +63,21 @@ def test_topics_are_made_changed_described_and_deleted(
             assert (await admin.describe_configs(topic))[topic] == described["configs"]
             with pytest.raises(InvalidSettingError):
                 await admin.alter_topics({topic: {"no.such": 1}})
+            of_topic, broker = ConfigResource("topic", topic), ConfigResource("broker")
+            await admin.alter_configs({of_topic: {"retention.ms": "5d"}})
+            both = await admin.describe_configs([of_topic, broker])
+            assert both[of_topic]["retention.ms"] == 5 * 86_400_000
+            assert both[broker]["http.listen"].source == "command line"
+            await admin.alter_configs({broker: {"groups.max": 99_999}})
+            assert (await admin.describe_configs(broker))[broker]["groups.max"].value == 99_999
+            await admin.alter_configs({broker: {"groups.max": None}})
+            with pytest.raises(InvalidSettingError):
+                await admin.alter_configs({broker: {"groups.max": 0}}, validate_only=True)
+            with pytest.raises(InvalidRequestError):
+                await admin.describe_configs(ConfigResource("cluster"))
+            report = await admin.reload_config()
+            assert (report["errors"], report["not_applied"]) == ([], [])
+            assert (await admin.config_state())["reload"]["number"] >= 1
             await admin.bring_online(topic)
             await admin.delete_topics(topic)
             with pytest.raises(UnknownTopicError):

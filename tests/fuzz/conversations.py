@@ -425,6 +425,33 @@ def _describe_cluster(_rng: random.Random, _world: World) -> Request:
     return _json(Api.DESCRIBE_CLUSTER, {})
 
 
+def _describe_configs(rng: random.Random, _world: World) -> Request:
+    names = rng.choice((None, [], ["log_level"], ["no.such"], "log_level", [1]))
+    return _json(Api.DESCRIBE_CONFIGS, {"names": names})
+
+
+def _alter_configs(rng: random.Random, _world: World) -> Request:
+    """Values that other requests of the conversation do not depend on, and wrong ones."""
+    values: dict[str, object] = {
+        "retention.check.interval.ms": rng.choice((100, "1h", -1, None, [], "x" * 70)),
+        "topic.retention.ms": rng.choice((86_400_000, "7d", -2, {})),
+        "ring_bytes": 1 << 20, "no.such.setting": 1,
+    }  # fmt: skip
+    chosen = rng.sample(sorted(values), rng.randrange(3))
+    return _json(
+        Api.ALTER_CONFIGS,
+        {
+            "set": {name: values[name] for name in chosen},
+            "unset": rng.choice(([], ["topic.retention.ms"], ["no.such"], [3])),
+            "validate_only": rng.random() < 0.3,
+        },
+    )
+
+
+def _reload_config(_rng: random.Random, _world: World) -> Request:
+    return _json(Api.RELOAD_CONFIG, {})
+
+
 def _credit(rng: random.Random, _world: World) -> Request:
     return Request(Api.CREDIT, [requests.encode_credit(rng.randrange(1 << 20))])
 
@@ -498,6 +525,8 @@ REQUESTS: dict[Api, tuple[Builder, int]] = {
     Api.CREATE_TOPICS: (_create, 4), Api.DELETE_TOPICS: (_delete, 2), Api.ALTER_TOPICS: (_alter, 2),
     Api.INIT_PRODUCER_ID: (_init_producer, 2),
     Api.LIST_OFFSETS: (_list_offsets, 3), Api.DESCRIBE_CLUSTER: (_describe_cluster, 1),
+    Api.DESCRIBE_CONFIGS: (_describe_configs, 1), Api.ALTER_CONFIGS: (_alter_configs, 1),
+    Api.RELOAD_CONFIG: (_reload_config, 1),
     Api.CREDIT: (_credit, 1), Api.DELETE_RECORDS: (_delete_records, 2),
     Api.LEASE_OFFSETS: (_lease, 2), Api.LIST_DELAYS: (_list_delays, 4),
     Api.CHANGE_DELAYS: (_change_delays, 4), Api.DESCRIBE_DELAYS: (_describe_delays, 1),

@@ -108,6 +108,8 @@ class ToldService:
     def session_closed(self, session: SessionKey, now_ns: int, *, with_front: bool = False) -> None:
         self.closed.append(session)
 
+    def limits_changed(self) -> None: ...
+
     def topics_changed(self, now_ns: int) -> None:
         self.topics_changes += 1
 

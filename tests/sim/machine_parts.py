@@ -47,7 +47,7 @@ CHILD_SETTINGS = {
     "flush.batch_size": 1 << 20, "fronts": 1,
     "transaction.max.timeout.ms": 900_000, "transactional.id.expiration.ms": 604_800_000,
     "transaction.prepared.max.ms": 604_800_000,
-    "transactional.ids.max": 100,
+    "transactional.ids.max": 100, "topic_defaults": {}, "retention.check.interval.ms": 3_600_000,
 }  # fmt: skip
 
 

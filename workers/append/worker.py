@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shm.crash_points import crash_point, is_armed
 from shm.memory.atomic_word import is_compiled
@@ -182,6 +182,11 @@ class Worker:
             descriptor = ring.descriptor(number)
             found[descriptor.source_lane] = descriptor.lane_position
         return found
+
+    def apply_settings(self, settings: dict[str, Any]) -> None:
+        """Use changed settings of the appliance."""
+        self._producer_expiration_us = int(settings["producer.id.expiration.ms"]) * 1000
+        self._producer_ids_max = int(settings["producer.ids.max"])
 
     # ---- agent -----------------------------------------------------------------------------------
 
@@ -725,7 +730,8 @@ def main() -> None:
     """Run the worker process."""
     context = start()
     configure_logging(context)
-    run(build(context, DiskFiles()), context)
+    worker = build(context, DiskFiles())
+    run(worker, context, apply=worker.apply_settings)
 
 
 if __name__ == "__main__":

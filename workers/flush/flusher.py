@@ -21,7 +21,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from shm.crash_points import crash_point
 from shm.memory.layout import Measure, ProcessWord, RegionKind, Role, Verdict
@@ -65,6 +65,19 @@ class FlusherSettings(NamedTuple):
     checkpoint_bytes: int = 64 << 20
     journal_bytes: int = 64 << 20
     reserve_bytes: int = 0
+    retention_check_ms: int = 3_600_000
+
+    @classmethod
+    def of(cls, settings: dict[str, Any]) -> FlusherSettings:
+        """Those of the appliance's settings."""
+        return cls(
+            int(settings["flush.linger_ms"]) * 1_000_000,
+            int(settings["flush.batch_size"]),
+            int(settings["checkpoint_bytes"]),
+            int(settings["journal_bytes"]),
+            int(settings["reserve_bytes"]),
+            int(settings["retention.check.interval.ms"]),
+        )
 
 
 class Flusher:
@@ -139,6 +152,7 @@ class Flusher:
             start_ns,
             lambda: self._space.is_full,
             jumps=jumps,
+            check_interval_ms=settings.retention_check_ms,
         )
         self._feed = CatalogFeed(
             feed, generation, self._logs, self._commit, self._log_cleaner, controller,
@@ -151,6 +165,14 @@ class Flusher:
             self._log_cleaner.retain,
             self._error_handler,
         )
+
+    def apply_settings(self, settings: dict[str, Any]) -> None:
+        """Use changed settings of the appliance."""
+        self._settings = FlusherSettings.of(settings)
+        self._space.set_reserve(self._settings.reserve_bytes)
+        self._log_cleaner.set_check_interval(self._settings.retention_check_ms)
+        if self._space.check(self._now_ns):
+            self._show_space()
 
     # ---- agent -----------------------------------------------------------------------------------
 
@@ -426,13 +448,7 @@ def build(context: ProcessContext, files: Files) -> Flusher:
         controller=context.bell(Role.CONTROLLER, 0),
         scheduler=context.bell(Role.SCHEDULER, 0),
         slot=context.slot,
-        settings=FlusherSettings(
-            int(settings["flush.linger_ms"]) * 1_000_000,
-            int(settings["flush.batch_size"]),
-            int(settings["checkpoint_bytes"]),
-            int(settings["journal_bytes"]),
-            int(settings["reserve_bytes"]),
-        ),
+        settings=FlusherSettings.of(settings),
         on_ready=context.report_ready,
         now_us=clock.wall_us,
         start_ns=clock.monotonic_ns(),
@@ -461,7 +477,7 @@ def main() -> None:
             "start again.\n"
         )
         sys.exit(EXIT_DATA_UNUSABLE)
-    run(flusher, context)
+    run(flusher, context, apply=flusher.apply_settings)
     flusher.close()
 
 

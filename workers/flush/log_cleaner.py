@@ -36,7 +36,6 @@ from workers.segment.files import is_shortage
 
 logger = logging.getLogger(__name__)
 
-RETENTION_CHECK_MAX_MS = 3_600_000
 RETENTION_CHECK_MIN_MS = 100
 DELAY_LOG_CHECK_MS = 10_000
 INDEX_RETRY_NS = 250_000_000
@@ -64,7 +63,10 @@ class LogCleaner:
         is_disk_full: Callable[[], bool] = lambda: False,
         *,
         jumps: WallJumps,
+        check_interval_ms: int = 3_600_000,
     ) -> None:
+        """`check_interval_ms`: longest time between two checks of a log for expired segments."""
+        self._check_interval_ms = check_interval_ms
         self._is_disk_full = is_disk_full
         self._logs = logs
         self._commit = commit
@@ -216,6 +218,13 @@ class LogCleaner:
             log.raise_stable()
             self._logs.publish(log)
         return 1
+
+    def set_check_interval(self, check_interval_ms: int) -> None:
+        """Check all logs now, and then at the new interval."""
+        if check_interval_ms != self._check_interval_ms:
+            self._check_interval_ms = check_interval_ms
+            for log in self._logs.all():
+                self.retain(log)
 
     def make_room(self) -> None:
         """Delete all expired segments at once, since the disk is full."""
@@ -394,7 +403,7 @@ class LogCleaner:
         else:
             return
         wait_ms = min(
-            max((end_us - now_us) // 1000, RETENTION_CHECK_MIN_MS), RETENTION_CHECK_MAX_MS
+            max((end_us - now_us) // 1000, RETENTION_CHECK_MIN_MS), self._check_interval_ms
         )
         self._retentions[log.assignment.slot] = self._wheel.add(
             self._now_ns + wait_ms * 1_000_000, lambda: self.retain(log)

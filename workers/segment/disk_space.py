@@ -32,12 +32,18 @@ class DiskSpace:
         self._files = files
         self._data_dir = data_dir
         self._path = f"{data_dir}/{RESERVE_FILE}"
-        # A small disk (of a test or container) would be full from the beginning.
-        self.reserve_bytes = min(reserve_bytes, files.total_bytes(data_dir) // 8)
-        self._file_bytes = self.reserve_bytes // 8
+        self.reserve_bytes = self._file_bytes = 0
+        self.set_reserve(reserve_bytes)
         self._written = 0
         self._next_check_ns = 0
         self.is_full = False
+
+    def set_reserve(self, reserve_bytes: int) -> None:
+        """Change the reserve; the next check uses it. The reserve file keeps its size."""
+        # A small disk (of a test or container) would be full from the beginning.
+        self.reserve_bytes = min(reserve_bytes, self._files.total_bytes(self._data_dir) // 8)
+        self._file_bytes = self.reserve_bytes // 8
+        self._next_check_ns = 0
 
     def written(self, byte_count: int) -> None:
         self._written += byte_count

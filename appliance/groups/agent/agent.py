@@ -21,8 +21,9 @@ Run as `python -P -m appliance.groups.agent.agent`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 from appliance.groups.agent.front_link import FrontLink, Outgoing
 from appliance.groups.agent.service import GroupService
@@ -81,10 +82,11 @@ class GroupsAgent:
         monotonic_ns: Callable[[], int],
         start_ns: int,
         transactions: TransactionLanes | None = None,
+        take_limits: Callable[[Mapping[str, Any]], None] = lambda _settings: None,
     ) -> None:
         """`open_service`: opens the store and the service over it, with the topics and the current
         time; raises TailraceError when the database cannot be used. `transactions`: the lanes of
-        its transaction coordinator.
+        its transaction coordinator. `take_limits`: gives changed settings to what has limits.
         """
         self._topics = topics
         self._from_controller = from_controller
@@ -93,6 +95,7 @@ class GroupsAgent:
         self._slot = slot
         self._error_handler = error_handler
         self._transactions = transactions
+        self._take_limits = take_limits
         self._is_running = is_running
         self._on_ready = on_ready
         self._monotonic_ns = monotonic_ns
@@ -107,6 +110,12 @@ class GroupsAgent:
         self._transaction = StepTransaction(
             partial(open_service, topics), slot, error_handler, self._answer, self._push, start_ns
         )
+
+    def apply_settings(self, settings: dict[str, Any]) -> None:
+        """Use changed settings of the appliance."""
+        self._take_limits(settings)
+        if self._transaction.service is not None:
+            self._transaction.service.limits_changed()
 
     # ---- agent -----------------------------------------------------------------------------------
 
@@ -341,19 +350,13 @@ def build(context: ProcessContext, open_store: Callable[[str], GroupStore]) -> G
         )  # fmt: skip
 
     fronts = [front_link(front) for front in range(int(settings["fronts"]))]
-    limits = GroupLimits(
-        members_max=int(settings["group.members.max"]),
-        groups_max=int(settings["groups.max"]),
-        session_timeout_min_ms=int(settings["group.session.timeout.min.ms"]),
-        session_timeout_max_ms=int(settings["group.session.timeout.max.ms"]),
-        offsets_retention_minutes=int(settings["offsets.retention.minutes"]),
-    )
-    transaction_limits = TransactionLimits(
-        timeout_max_ms=int(settings["transaction.max.timeout.ms"]),
-        id_expiration_ms=int(settings["transactional.id.expiration.ms"]),
-        prepared_max_ms=int(settings["transaction.prepared.max.ms"]),
-        ids_max=int(settings["transactional.ids.max"]),
-    )
+    limits, transaction_limits = GroupLimits(), TransactionLimits()
+
+    def take_limits(values: Mapping[str, Any]) -> None:
+        limits.take(values)
+        transaction_limits.take(values)
+
+    take_limits(settings)
     answer_max = min(front.answers.payload_max for front in fronts)
     errors = CountedErrorHandler(context.slot)
     lanes = TransactionLanes(_worker_links(context), spec.generation, errors)
@@ -389,6 +392,7 @@ def build(context: ProcessContext, open_store: Callable[[str], GroupStore]) -> G
         monotonic_ns=context.clock.monotonic_ns,
         start_ns=context.clock.monotonic_ns(),
         transactions=lanes,
+        take_limits=take_limits,
     )
     context.ask_for_feed()
     for front in range(len(fronts)):  # requests that wait for this process can be sent now
@@ -428,7 +432,7 @@ def main() -> None:
     context = start()
     configure_logging(context)
     agent = build(context, GroupStore)
-    run(agent, context)
+    run(agent, context, apply=agent.apply_settings)
     agent.close()
 
 

@@ -179,6 +179,11 @@ class GroupService:
         if self.transactions is not None:
             store.after_commit.append(self.transactions.kept)
 
+    def limits_changed(self) -> None:
+        """The limits that this was made with have other values now."""
+        if self.transactions is not None:
+            self.transactions.limits_changed()
+
     def _begin(self, now_ns: int) -> None:
         """Compare every group with the catalog. A group that fails is suspended."""
         while True:

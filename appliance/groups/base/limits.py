@@ -5,7 +5,9 @@ Owner: the appliance's settings, read at start. The other limits are constants o
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 GROUP_NAME_MAX = 249
 MEMBER_ID_MAX = 64
@@ -54,7 +56,7 @@ thousand joins in a row do not cost a thousand assignments.
 """
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class GroupLimits:
     """The appliance's settings of groups: `group.members.max`, `groups.max` and so on."""
 
@@ -65,8 +67,16 @@ class GroupLimits:
     offsets_retention_minutes: int = 10_080
     metadata_bytes_max: int = 4_096
 
+    def take(self, settings: Mapping[str, Any]) -> None:
+        """Use the appliance's settings, also changed ones while the process runs."""
+        self.members_max = int(settings["group.members.max"])
+        self.groups_max = int(settings["groups.max"])
+        self.session_timeout_min_ms = int(settings["group.session.timeout.min.ms"])
+        self.session_timeout_max_ms = int(settings["group.session.timeout.max.ms"])
+        self.offsets_retention_minutes = int(settings["offsets.retention.minutes"])
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(slots=True)
 class TransactionLimits:
     """The appliance's settings of transactions: `transaction.max.timeout.ms` and so on."""
 
@@ -75,3 +85,10 @@ class TransactionLimits:
     ids_max: int = 1_000_000
     prepared_max_ms: int = 604_800_000
     """0: a prepared transaction waits for ever."""
+
+    def take(self, settings: Mapping[str, Any]) -> None:
+        """Use the appliance's settings, also changed ones while the process runs."""
+        self.timeout_max_ms = int(settings["transaction.max.timeout.ms"])
+        self.id_expiration_ms = int(settings["transactional.id.expiration.ms"])
+        self.prepared_max_ms = int(settings["transaction.prepared.max.ms"])
+        self.ids_max = int(settings["transactional.ids.max"])

@@ -37,12 +37,16 @@ class OffsetExpiry:
     ) -> None:
         self._store = store
         self._topics = topics
-        self._retention_ms = limits.offsets_retention_minutes * 60_000
+        self._limits = limits
         self._due_ns = now_ns + SWEEP_NS
         self._behind_group_id = 0
         self._known = {topic.topic_id for topic in topics.topics()}
         self._deleted: list[str] = []
         """Ids of deleted topics whose offsets are still to be deleted."""
+
+    @property
+    def _retention_ms(self) -> int:
+        return self._limits.offsets_retention_minutes * 60_000
 
     def topics_changed(self, now_ns: int) -> None:
         known = {topic.topic_id for topic in self._topics.topics()}

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from appliance.groups.base.limits import GroupLimits
 from appliance.groups.consumer.offset_expiry import EMPTY_KEPT_MS, SLICE, SLICE_NS, SWEEP_NS
 from appliance.groups.share.share_group import ShareGroup
 
@@ -19,11 +20,15 @@ from appliance.groups.share.share_group import ShareGroup
 class EmptyGroups:
     """Sweeps the share groups for expired ones."""
 
-    def __init__(self, retention_minutes: int, now_ns: int) -> None:
-        self._retention_ms = retention_minutes * 60_000
+    def __init__(self, limits: GroupLimits, now_ns: int) -> None:
+        self._limits = limits
         self._due_ns = now_ns + SWEEP_NS
         self._names: list[str] = []
         """Names of the groups that this sweep has still to check, in reverse order."""
+
+    @property
+    def _retention_ms(self) -> int:
+        return self._limits.offsets_retention_minutes * 60_000
 
     def next_deadline_ns(self) -> int:
         """Time of the next slice."""

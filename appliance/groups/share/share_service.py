@@ -82,7 +82,7 @@ class ShareService:
         self._now_ns = now_ns
         store.begin_time(now_ns)
         self._quotas = Quotas(topics)
-        self._empty = EmptyGroups(limits.offsets_retention_minutes, now_ns)
+        self._empty = EmptyGroups(limits, now_ns)
         self._answers: list[tuple[Answer, bool]] = []
         """(answer, True if its request may have changed something)."""
         self._pushes: list[Push] = []

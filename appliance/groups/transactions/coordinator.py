@@ -222,6 +222,10 @@ class TransactionCoordinator:
         """Producer ids have arrived: handle the inits that wait for them."""
         self._owners.has_block()
 
+    def limits_changed(self) -> None:
+        """The appliance's settings of transactions have changed."""
+        self._timeouts.limits_changed()
+
     def opened(self, epochs: Sequence[ProducerEpoch], now_ns: int) -> None:
         """Transactions have a first batch. Their timeouts begin."""
         self._timeouts.opened(epochs, now_ns)

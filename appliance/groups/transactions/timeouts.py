@@ -79,6 +79,12 @@ class Timeouts:
             row.id_number, None if opened_ns is None else opened_ns + row.timeout_ms * 1_000_000
         )
 
+    def limits_changed(self) -> None:
+        """Set the timers of prepared transactions by the operator's new limit."""
+        for entry in self._step.table:
+            if prepared_of(entry.row) is not None:
+                self.set(entry)
+
     def run(self, now_ns: int, last_request_ns: int) -> None:
         """Abort what is due. Timeouts count to `last_request_ns`: a commit that has arrived in time
         may wait in a lane.

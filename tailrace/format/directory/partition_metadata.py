@@ -22,9 +22,9 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from tailrace.format.directory import checked_json
+from tailrace.format.directory.data_dir import PARTITION_FILE as PARTITION_FILE
 from tailrace.format.record_batch.batch_header import checksum_seed
 
-PARTITION_FILE = "partition.json"
 FORMAT_VERSION = 5
 READ_VERSIONS = (2, 3, 4, FORMAT_VERSION)
 """Version 2 had no decisions. In version 3 segments had the suffix `.arrow`, and may still have it.

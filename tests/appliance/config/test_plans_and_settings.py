@@ -199,7 +199,8 @@ def test_wrong_topic_settings_are_refused_with_what_to_do(
 def test_the_memory_plan_has_a_lane_for_every_pair_that_talks() -> None:
     names = {plan.logical_name for plan in plan_regions(Settings(), 2, 2, 1)}
     assert names == {
-        "control", "table-0", "ring-0", "ring-1", "controller>flusher-0", "controller>worker-0",
+        "control", "settings", "overrides", "table-0", "ring-0", "ring-1",
+        "controller>flusher-0", "controller>worker-0",
         "controller>worker-1", "controller>front-0",
         "controller>front-1", "front-0>controller", "front-1>controller", "front-0>worker-0",
         "front-0>worker-1", "front-1>worker-0", "front-1>worker-1",

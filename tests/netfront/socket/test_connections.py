@@ -400,3 +400,18 @@ def test_what_the_kernel_holds_is_said_of_each_tcp_connection_and_no_other(
     peers.accepted(8, False, 0)
     peers.accepted(9, True, 0)
     assert sockets.held == [7, 9]
+
+
+def test_a_changed_number_of_connections_acts_on_the_next_one(
+    peers: Connections, sockets: FakeSockets
+) -> None:
+    for fd in range(1, 6):
+        connect(peers, fd)
+    peers.set_limits(LIMITS._replace(connections_max=5))
+    peers.accepted(6, True, 0)
+    assert sockets.closed == [6]
+    peers.disconnected(6, 0, 0)
+    peers.set_limits(LIMITS._replace(connections_max=6))
+    peers.accepted(6, True, 0)
+    assert sockets.closed == [6]
+    assert len(peers) == 6

@@ -141,3 +141,19 @@ def test_more_than_was_ever_granted_is_a_violation_and_what_was_taken_back_is_no
     assert account.limit == BATCH
     assert ledger.receive(account, 400), "it was on its way when it lapsed"
     assert not ledger.receive(account, 1)
+
+
+def test_a_changed_budget_acts_on_grants_from_then_on() -> None:
+    ledger = CreditLedger(1_000, 1_000, BATCH)
+    busy, other = ledger.open(), ledger.open()
+    assert ledger.receive(busy, BATCH)
+    ledger.resize(BATCH)
+    assert ledger.release(busy, BATCH) == [], "nothing is free of the smaller budget"
+    assert ledger.outstanding_bytes <= 2 * BATCH
+    ledger.lapse(other)
+    late = ledger.open()
+    ledger.lapse(busy)
+    assert ledger.ask(late, BATCH) == [late]
+    assert ledger.ask(busy, BATCH) == []
+    assert ledger.resize(10 * BATCH) == [busy], "who waits is served from the larger one"
+    assert busy.limit - busy.received >= BATCH

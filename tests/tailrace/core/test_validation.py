@@ -68,7 +68,7 @@ CALLS: dict[type, dict[str, tuple[Any, ...]]] = {
     Admin: {
         "__enter__": (), "abort_transaction": ("t",), "alter_group_offsets": ("g", {}),
         "commit_transaction": ("t",),
-        "alter_topics": ({},),
+        "alter_topics": ({},), "alter_configs": ({},), "config_state": (), "reload_config": (),
         "bring_online": ("t",), "cancel_delays": ([],),
         "create_partitions": ({},), "create_topics": ([],),
         "delete_groups": ([],), "delete_records": ({},), "delete_topics": ([],),
@@ -139,7 +139,8 @@ def test_what_comes_with_a_later_version_says_so_in_one_sentence(kind: type) -> 
 @pytest.mark.parametrize(
     ("kind", "name", "hint"),
     [(Consumer, "get_watermark_offsets", r"end_offsets\("),
-    (Consumer, "store_offsets", r"commit\("), (Admin, "alter_configs", r"alter_topics\("),
+    (Consumer, "store_offsets", r"commit\("),
+     (Admin, "incremental_alter_configs", r"alter_configs\("),
      (Consumer, "member_id", r"memberid\("), (Admin, "list_share_groups", r"list_groups\("),
      (Admin, "delete_consumer_group_offsets", r"0\): None"),
      (Admin, "list_consumer_groups", r"list_groups\("),

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from appliance.cli.config_sources import config_path, file_options, set_option
-from appliance.cli.options import json_option, parse_pairs
+from appliance.cli.options import bootstrap_option, connect, json_option, parse_pairs
 from appliance.cli.output import complain, counted, print_json, print_table
 from appliance.config.setting_definition import Definition
 from appliance.config.settings import Settings, definitions, value_of
@@ -24,7 +24,9 @@ from appliance.config.settings_sources import (
     settings_of,
     unknown_setting,
 )
+from tailrace.admin.configs import ConfigEntry, ConfigResource
 
+BROKER = ConfigResource("broker")
 EXIT_WRONG = 2
 """Exit status for wrong settings, as of `tailrace serve`."""
 EXIT_DIFFERENT = 1
@@ -164,6 +166,121 @@ def default() -> None:
     from appliance.config.files.default_file import default_file
 
     click.echo(default_file(), nl=False)
+
+
+@command.command("diff")
+@click.argument("file", required=False)
+@file_options
+@bootstrap_option
+@json_option
+def diff(
+    file: str | None,
+    config: str | None,
+    instance: str | None,
+    no_config: bool,
+    bootstrap: str,
+    as_json: bool,
+) -> None:
+    """Compare a file, with its drop-ins, with the settings that run.
+
+    WITH says how the file's value would come into force: by a reload, by a restart, or not at all,
+    because the environment, a flag or `config set` wins over the file. Exit status 1 if something
+    differs, 2 if the file is wrong.
+
+    \b
+    Example:
+      tailrace config diff /etc/tailrace/tailrace.toml
+    """
+    path = file or config_path(config, instance, no_config)
+    found = Found(path, {}, ())
+    if found.problems:
+        _report(found.problems)
+        sys.exit(EXIT_WRONG)
+    with connect(bootstrap) as admin:
+        running = admin.describe_configs(BROKER)[BROKER]
+    rows = []
+    for definition in definitions().values():
+        entry, configured = running.get(definition.name), found.row(definition)
+        if entry is not None and entry.value != configured["value"]:
+            is_given = configured["source"] != DEFAULT_SOURCE
+            rows.append(
+                {
+                    "name": definition.name,
+                    "running": entry.value,
+                    "source": entry.source,
+                    "file": configured["value"],
+                    "file_source": _origin(configured),
+                    "with": _way(definition, entry, is_given=is_given),
+                }
+            )
+    if as_json:
+        print_json(rows)
+    else:
+        print_table(
+            ["SETTING", "RUNS", "FROM", "FILE", "FROM", "WITH"],
+            [
+                [r["name"], text_of(r["running"]), r["source"], text_of(r["file"]),
+                 r["file_source"], r["with"]]
+                for r in rows
+            ],
+        )  # fmt: skip
+    if rows:
+        sys.exit(EXIT_DIFFERENT)
+
+
+@command.command("set")
+@click.argument("assignments", nargs=-1, required=True, metavar="NAME=VALUE...")
+@click.option("--validate", is_flag=True, help="Only check, and change nothing.")
+@bootstrap_option
+@json_option
+def set_values(assignments: tuple[str, ...], validate: bool, bootstrap: str, as_json: bool) -> None:
+    """Change settings of the running appliance, for good.
+
+    They are kept in its catalog, and win over files, environment and flags until `config unset`.
+    Settings that need a restart are refused. The command returns when every process uses them.
+
+    \b
+    Example:
+      tailrace config set log_level=debug transaction.max.timeout.ms=30m
+    """
+    changes = parse_pairs(assignments, "NAME=VALUE")
+    with connect(bootstrap) as admin:
+        admin.alter_configs({BROKER: changes}, validate_only=validate)
+        entries = admin.describe_configs(BROKER)[BROKER]
+    rows = [entries[name]._asdict() for name in changes]
+    if as_json:
+        print_json(rows)
+    elif validate:
+        click.echo(f"right: {', '.join(changes)}; nothing was changed")
+    else:
+        print_table(["SETTING", "VALUE"], [[r["name"], text_of(r["value"])] for r in rows])
+
+
+@command.command("unset")
+@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+@bootstrap_option
+def unset(names: tuple[str, ...], bootstrap: str) -> None:
+    """Remove settings of `config set`: what files, environment and flags give is in force again.
+
+    \b
+    Example:
+      tailrace config unset log_level
+    """
+    with connect(bootstrap) as admin:
+        admin.alter_configs({BROKER: dict.fromkeys(names)})
+        entries = admin.describe_configs(BROKER)[BROKER]
+    print_table(
+        ["SETTING", "VALUE", "FROM"],
+        [[name, text_of(entries[name].value), entries[name].source] for name in names],
+    )
+
+
+def _way(definition: Definition, entry: ConfigEntry, *, is_given: bool) -> str:
+    """The way by which the file's value comes into force."""
+    from_file = entry.source == DEFAULT_SOURCE or "/" in entry.source or ".toml" in entry.source
+    if not from_file:
+        return f"not: {entry.source} wins" if is_given else f"not: {entry.source} sets it"
+    return "a reload" if definition.is_live else "a restart"
 
 
 def _definitions(names: tuple[str, ...]) -> list[Definition]:

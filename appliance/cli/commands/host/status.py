@@ -32,6 +32,7 @@ def command(bootstrap: str, as_json: bool) -> None:
         state = admin.describe_cluster()
         state["delays"] = admin.describe_delays()
         state["long_transactions"] = _long_transactions(admin)
+        state["settings"] = _settings(admin)
     if as_json:
         print_json(state)
         return
@@ -44,6 +45,8 @@ def command(bootstrap: str, as_json: bool) -> None:
         + (f"\nconsole {state['console']}" if state.get("console") else "")
         + "\n"
     )
+    for line in _settings_lines(state["settings"]):
+        click.echo(line)
     print_table(
         ["PROCESS", "PID", "STATE", "RESTARTS", "ERRORS"],
         [
@@ -109,6 +112,28 @@ def command(bootstrap: str, as_json: bool) -> None:
             wrap=["REASON"],
         )
         click.echo("\nWhen the disk is repaired, run: tailrace topic online TOPIC")
+
+
+def _settings(admin: Admin) -> dict[str, Any]:
+    """Settings that wait for a restart, errors of the last reload, and processes that lag."""
+    found = admin.config_state()
+    return {
+        "restart": [row["name"] for row in found["configs"] if "after_restart" in row],
+        "errors": found["reload"]["errors"],
+        "not_applied": found["not_applied"],
+    }
+
+
+def _settings_lines(settings: dict[str, Any]) -> list[str]:
+    lines = []
+    if settings["errors"]:
+        lines.append("the configuration was not reloaded, it has errors:")
+        lines += [f"  {error}" for error in settings["errors"]]
+    if settings["restart"]:
+        lines.append(f"needs a restart: {', '.join(settings['restart'])}")
+    if settings["not_applied"]:
+        lines.append(f"settings not applied yet by {', '.join(settings['not_applied'])}")
+    return [*lines, ""] if lines else []
 
 
 def _long_transactions(admin: Admin) -> list[dict[str, Any]]:

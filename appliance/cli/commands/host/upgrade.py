@@ -83,8 +83,12 @@ def _check(running: dict[str, Any]) -> list[dict[str, Any]]:
     """Check that this version takes the configuration and the data directories; the formats that
     it would write anew.
     """
-    from appliance.config.serve_flags import given_flags, parse_flags
-    from appliance.config.settings_sources import checked_settings, environment_settings
+    from appliance.config.settings_sources import (
+        checked_settings,
+        environment_settings,
+        given_flags,
+        parse_flags,
+    )
     from appliance.data.directory_errors import DataDirectoryError
     from appliance.data.format_versions import changes
 

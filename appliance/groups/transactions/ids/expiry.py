@@ -32,10 +32,14 @@ class IdExpiry:
         """Raises StorageError."""
         self._table = table
         self._rows = rows
-        self.idle_ns = min(IDLE_NS, limits.id_expiration_ms * 1_000_000)
-        self._expiration_ms = limits.id_expiration_ms
+        self._limits = limits
         self._due_ns = now_ns + min(SWEEP_NS, self.idle_ns)
         self.has_ids = rows.has_ids()
+
+    @property
+    def idle_ns(self) -> int:
+        """An id that is unused for this long is unregistered."""
+        return min(IDLE_NS, self._limits.id_expiration_ms * 1_000_000)
 
     def is_due(self, now_ns: int) -> bool:
         return self.has_ids and now_ns >= self._due_ns
@@ -49,7 +53,7 @@ class IdExpiry:
         """
         expired = [
             row
-            for row in self._rows.expired_ids(elapsed_ms - self._expiration_ms, SLICE)
+            for row in self._rows.expired_ids(elapsed_ms - self._limits.id_expiration_ms, SLICE)
             if not self._table.is_needed(row.id_number)
         ]
         if expired:
