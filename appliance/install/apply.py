@@ -24,7 +24,7 @@ NEW_SUFFIX, OLD_SUFFIX = ".new", ".old"
 
 
 class Action(Enum):
-    """What becomes of a file."""
+    """Outcome of a file."""
 
     CREATE = "created"
     UPDATE = "updated"

@@ -1,7 +1,7 @@
 """The console: state of the appliance over HTTP, for Prometheus and health checks.
 
     /               the page (see `appliance.observe.console`)
-    /metrics        Prometheus text (see `appliance.observe.metrics`)
+    /metrics        Prometheus text (see `appliance.observe.metrics.families`)
     /health/live    200 while this process answers: it ends with the supervisor
     /health/ready   200 when every process serves and every directory takes writes, else 503 and
                     the names of those that do not

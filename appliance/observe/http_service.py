@@ -18,9 +18,9 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from prometheus_client import CollectorRegistry, make_wsgi_app
 
+from appliance.observe.metrics.scrape import StateCollector
 from appliance.observe.open_connections import ANSWER_TIMEOUT_S, OpenConnections
 from appliance.observe.process_states import ProcessStates
-from appliance.observe.scrape import StateCollector
 
 if TYPE_CHECKING:
     from appliance.observe.console.site import Site

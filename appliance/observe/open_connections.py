@@ -22,7 +22,7 @@ from typing import NamedTuple
 REQUEST_TIMEOUT_S = 2.0
 ANSWER_TIMEOUT_S = 20.0
 """Longest time of a connection from when its request is read. A scrape of a front that does not
-answer takes several `appliance.observe.scrape.ASK_TIMEOUT_MS`.
+answer takes several `appliance.observe.metrics.scrape.ASK_TIMEOUT_MS`.
 """
 CONNECTIONS_MAX = 16
 STREAMS_MAX = 32

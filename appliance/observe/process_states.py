@@ -89,7 +89,7 @@ class ProcessStates:
         return found
 
     def not_serving(self) -> list[str]:
-        """What keeps the appliance from being ready: processes that do not serve, and directories
+        """Reasons why the appliance is not ready: processes that do not serve, and directories
         that take no writes. Empty: it is ready.
         """
         if self.control.phase is not Phase.RUNNING:

@@ -49,7 +49,7 @@ def requests_of(changes: Mapping[str, int | None], topic: str | None) -> list[di
 
 
 def results_of(request: Mapping[str, Any], answer: Mapping[str, Any]) -> dict[str, Any]:
-    """Of each delay_id of a request the new one, None if it is cancelled, or its error."""
+    """Map each delay_id of a request to the new one, None if it is cancelled, or its error."""
     results: dict[str, Any] = {}
     for item, result in zip(request["changes"], answer["results"], strict=True):
         refused = result["code"] != ErrorCode.OK

@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 
 import pytest
 
-from appliance.observe import group_metrics
-from appliance.observe.group_metrics import ObservedGroups, group_families, observe_groups
+from appliance.observe.metrics import groups as group_metrics
+from appliance.observe.metrics.groups import ObservedGroups, group_families, observe_groups
 from tailrace import Admin
 from tailrace.core.errors import UnknownGroupError
 

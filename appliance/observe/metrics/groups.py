@@ -18,7 +18,7 @@ from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from appliance.observe.transaction_metrics import transaction_families
+from appliance.observe.metrics.transactions import transaction_families
 from tailrace.admin.admin import Admin
 from tailrace.core.errors import UnknownGroupError
 

@@ -11,10 +11,10 @@ from typing import Any
 
 from prometheus_client.core import InfoMetricFamily, Metric
 
-from appliance.observe.group_metrics import ObservedGroups, group_families
-from appliance.observe.measurement_metrics import measurement_families
-from appliance.observe.metric_families import counter, gauge
-from appliance.observe.partition_metrics import partition_families
+from appliance.observe.metrics.groups import ObservedGroups, group_families
+from appliance.observe.metrics.measurements import measurement_families
+from appliance.observe.metrics.metric_family import counter, gauge
+from appliance.observe.metrics.partitions import partition_families
 from appliance.observe.process_states import ProcessState
 
 _DUE_WITHIN_S = {"1m": "60", "1h": "3600", "1d": "86400", "later": "+Inf"}

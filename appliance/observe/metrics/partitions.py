@@ -11,7 +11,7 @@ from typing import Any
 
 from prometheus_client.core import Metric
 
-from appliance.observe.metric_families import counter, gauge
+from appliance.observe.metrics.metric_family import counter, gauge
 
 OTHER = "_other"
 _COUNTERS: tuple[tuple[str, str, Callable[[Mapping[str, Any]], float]], ...] = (

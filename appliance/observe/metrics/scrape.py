@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from appliance.observe.group_metrics import ObservedGroups, observe_groups
-from appliance.observe.metrics import Observed, families
+from appliance.observe.metrics.families import Observed, families
+from appliance.observe.metrics.groups import ObservedGroups, observe_groups
 from appliance.observe.process_states import ProcessStates
 from shm.memory.layout import ProcessWord, Role
 from shm.tables.control import Control

@@ -1,0 +1,1 @@
+"""Prometheus metrics: what a scrape asks, and the families that it becomes."""
