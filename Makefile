@@ -16,7 +16,7 @@ PURE_TESTS := tests/tailrace/kernel tests/conformance \
 	$(addprefix tests/system/test_,produce_and_consume.py callbacks.py fork.py aio.py bad_input.py \
 	hash_slots.py::test_adding_partitions_under_load_keeps_the_order_of_every_key delays.py::test_records_come_when_they_are_due_in_due_order_and_never_early)
 
-.PHONY: demo test test-all test-pure check verify services lakes kernel simulate simulate-transactions torture torture-delays torture-groups torture-transactions torture-spark fuzz load bench bench-peers bench-scale bench-delays bench-groups bench-rebalance bench-pairs bench-wakeups bench-restarts bench-scan bench-spark bench-spark-sink bench-spark-streaming lint java prepare-spark clean
+.PHONY: deb rpm wheels packaging demo test test-all test-pure check verify services lakes kernel simulate simulate-transactions torture torture-delays torture-groups torture-transactions torture-spark fuzz load bench bench-peers bench-scale bench-delays bench-groups bench-rebalance bench-pairs bench-wakeups bench-restarts bench-scan bench-spark bench-spark-sink bench-spark-streaming lint java prepare-spark clean
 
 demo: $(KERNEL) java
 	@$(BIN)/python -P -m bench.demo
@@ -39,7 +39,7 @@ test: verify java services
 	$(PYTEST) -m "not long"
 
 # Before an issue is called done: everything, with new seeds, which are printed; SEED=1 takes those of an earlier run.
-test-all: verify java services lakes
+test-all: verify java services lakes packaging
 	SEED=$(SEED) $(PYTEST)
 	PYTHONPATH=$(LAKES) $(BIN)/python -P -m pytest tests/system/test_export_tables.py
 	$(MAKE) test-pure
@@ -175,6 +175,17 @@ $(LAKES)/.installed: $(STAMP) tests/lakes.txt
 prepare-spark: $(KERNEL) java
 	@echo "tailrace: keeping Spark's classes for later sessions (half a minute, 160 MB)"
 	@$(BIN)/python -P -c "import spark_bridge; print('tailrace: they are in', spark_bridge.prepare())"
+
+# A Debian package, an RPM, wheels: into build/ (docs/install.md). The packages need the distribution's own Python 3.11.
+deb rpm:
+	@sh tools/build_package.sh $@
+
+wheels: $(STAMP)
+	@PYTHON=$(BIN)/python sh tools/build_wheels.sh
+
+# What the long tests of packages need, where it may be installed.
+packaging:
+	@sh tools/ensure_packaging.sh
 
 clean:
 	rm -rf $(VENV) $(KERNEL) tailrace/kernel/*.so

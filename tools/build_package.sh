@@ -37,7 +37,6 @@ find "$prefix" -name '*.so' -path '*/tailrace/kernel/*' -exec strip --strip-unne
 find "$prefix" -name __pycache__ -prune -exec rm -rf {} +
 sed -i "1s,^#!.*,#!/opt/tailrace/bin/python3," "$prefix/bin/tailrace"
 sed -i "s,^command = .*,command = $python -m venv /opt/tailrace," "$prefix/pyvenv.cfg"
-"$python" -m compileall -q -f --invalidation-mode unchecked-hash -s "$tree" "$prefix/lib" || true
 find "$prefix" -type f ! -path '*/bin/*' -exec chmod 0644 {} +
 find "$tree" -type d -exec chmod 0755 {} +
 

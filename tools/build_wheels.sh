@@ -30,7 +30,7 @@ for version in 3.11 3.12 3.13 3.14; do
         rm -rf "$scratch/built"
         (cd "$project" && "$scratch/$version/bin/python" -m hatchling build -d "$scratch/built" -t wheel >"$scratch/log" 2>&1) ||
             { cat "$scratch/log" >&2; exit 1; }
-        auditwheel --quiet repair --wheel-dir "$out" "$scratch"/built/*.whl
+        auditwheel repair --wheel-dir "$out" "$scratch"/built/*.whl >"$scratch/log" 2>&1 || { cat "$scratch/log" >&2; exit 1; }
     done
 done
 ls -1 "$out"

@@ -1,14 +1,13 @@
 #!/bin/sh
-# Debian calls `postrm remove`, and `postrm purge` when the data shall go, too. rpm keeps configuration and data.
+# Debian calls `postrm remove`, and `postrm purge` when the data shall go, too; rpm `%postun 0`, and keeps configuration and data.
 set -e
 case "$1" in
-    remove)
-        # Byte code that root's commands have written beside the package's files.
-        rm -rf /opt/tailrace
+    remove | 0)
+        rm -rf /opt/tailrace  # byte code is no file of the package
         ;;
     purge)
-        rm -rf /etc/tailrace /var/lib/tailrace /var/lib/tailrace-* /opt/tailrace
-        if [ -x /usr/bin/deb-systemd-helper ]; then
+        rm -rf /etc/tailrace /var/lib/tailrace /var/lib/tailrace-*
+        if command -v deb-systemd-helper >/dev/null; then
             deb-systemd-helper purge tailrace.service >/dev/null
             deb-systemd-helper unmask tailrace.service >/dev/null
         fi

@@ -93,6 +93,8 @@ def test_it_serves_stores_as_its_user_verifies_and_stops_cleanly(served: BootedS
     served.run("tailrace", "produce", "orders", stdin="one\ntwo\n")
     consumed = served.run("tailrace", "consume", "orders", "--from-beginning")
     assert consumed.stdout == "one\ntwo\n"
+    health = "import urllib.request as u; u.urlopen('http://127.0.0.1:7400/health/ready')"
+    served.run(f"{PREFIX}/bin/python3", "-c", health)
     assert "ready address=tcp" in served.run("journalctl", "-u", "tailrace").stdout
     served.systemctl("start", "tailrace-verify.service")
     assert served.property("tailrace-verify.service", "Result") == "success"
