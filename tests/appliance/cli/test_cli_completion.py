@@ -80,6 +80,7 @@ def test_commands_options_and_contexts_complete_without_an_appliance(
         "plain,consume",
         "plain,context",
         "plain,config",
+        "plain,console",
         "plain,completion",
     ]
     assert complete(environment, "tailrace topic de") == [

@@ -118,8 +118,8 @@ def test_a_failure_that_nobody_expected_is_one_entrys_answer(
     world = World(tmp_path)
     create = world.catalog.create_topic
 
-    def failing(name: str, *arguments: Any) -> Topic:
-        made = create(name, *arguments)
+    def failing(name: str, *arguments: Any, **more: Any) -> Topic:
+        made = create(name, *arguments, **more)
         if name == "bad":
             raise KeyError(7)
         return made
