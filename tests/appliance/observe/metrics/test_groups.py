@@ -37,10 +37,14 @@ class FakeAdmin(Admin):
         self, groups: Any = None, *, members: bool = True, lag_seconds: bool = True
     ) -> dict[str, dict[str, Any]]:
         assert not members
-        assert not lag_seconds
         if groups == self.gone:
             raise UnknownGroupError(groups)
-        rows = [{"topic": "t", "partition": n, "lag": (5, None)[n]} for n in range(2)]
+        rows: list[dict[str, Any]] = [
+            {"topic": "t", "partition": n, "lag": (5, None)[n]} for n in range(2)
+        ]
+        if lag_seconds:
+            rows[0]["lag_seconds"] = 1.5
+            rows[1]["lag_seconds"] = None
         return {
             groups: {
                 **self.list_groups()[groups],
@@ -97,7 +101,16 @@ def test_lag_members_rebalances_and_states_are_shown(fake: Callable[..., Observe
         "tailrace_group_members g0": 1, "tailrace_group_members g1": 1,
         "tailrace_group_rebalances_total g0": 3, "tailrace_group_rebalances_total g1": 3,
         "tailrace_group_lag_records g0 t 0": 5, "tailrace_group_lag_records g1 t 0": 5,
+        "tailrace_group_lag_seconds g0 t 0": 1.5, "tailrace_group_lag_seconds g1 t 0": 1.5,
     }  # fmt: skip
+
+
+def test_lag_in_seconds_which_costs_a_read_is_asked_for_a_bounded_number_of_partitions(
+    fake: Callable[..., ObservedGroups], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group_metrics, "LAG_SECONDS_PARTITIONS_MAX", 3)
+    named = [name for name in samples(fake(9)) if "lag_seconds" in name]
+    assert len(named) == 2
 
 
 def test_records_that_cannot_be_written_to_a_dead_letter_topic_are_shown(
