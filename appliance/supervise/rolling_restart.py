@@ -143,6 +143,6 @@ class RollingRestart:
 
     def _report(self, child: Child, now_ns: int) -> None:
         took_ms = (now_ns - self._begun_ns) // NS_PER_MS
-        self._current = None
+        self._current, self._next_at_ns = None, now_ns + SETTLE_MS * NS_PER_MS
         self._on_event({"process": child.name, "state": "serving", "pid": child.pid, "ms": took_ms})
         logger.info("restarted_on_request process=%s ms=%d", child.name, took_ms)
