@@ -1,5 +1,8 @@
-"""Random kills of real processes while records are delayed, cancelled and rescheduled: each comes
-once, none early. `make torture-delays SECONDS=60 SEED=1`.
+"""Random kills of real processes while records are delayed, cancelled and rescheduled, within
+transactions too: each comes once, none early. `make torture-delays SECONDS=60 SEED=1`.
+
+A transactional program sends delayed records, and cancels and reschedules others, in transactions
+that it commits or aborts. What an aborted one has sent never comes, and what it has cancelled does.
 
 `tests.crash.disturbance` does its work meanwhile, on the scheduler as often as on all others
 together. One record in five is delayed long enough to lie in a bucket file first.
@@ -15,7 +18,16 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 
-from tailrace import Admin, Consumer, NewTopic, Producer, RecordMetadata, TopicPartition
+from tailrace import (
+    Admin,
+    Consumer,
+    NewTopic,
+    Producer,
+    RecordFuture,
+    RecordMetadata,
+    TopicPartition,
+)
+from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import TailraceError
 from tests.crash.disturbance import Harm
 from tests.crash.torture_base import Enough, TortureBase, run_from_command_line, run_torture
@@ -39,6 +51,9 @@ class Counts:
     too_late: int = 0
     unknown: int = 0
     """Changes of which nobody has heard what became."""
+    committed: int = 0
+    aborted: int = 0
+    """Transactions with delayed records."""
     delivered: int = 0
 
 
@@ -49,7 +64,14 @@ class Sent:
     due: float
     delay_id: str = ""
     fate: str = "sent"
-    """sent, waits (acknowledged), cancelled, unknown."""
+    """sent, waits (acknowledged, committed), reserved (changed by an open transaction), aborted,
+    cancelled, unknown.
+    """
+
+
+Sending = tuple[Sent, RecordFuture]
+Changed = tuple[Sent, dt.datetime | None, str | None]
+"""A record that a transaction has changed: its new due time and id, None if it is cancelled."""
 
 
 class DelayTorture(TortureBase[Counts]):
@@ -59,6 +81,7 @@ class DelayTorture(TortureBase[Counts]):
         """`far_s`: the longest delay; the end of a run waits for it."""
         counts = Counts()
         super().__init__(counts, counts.harm, seed, data_dir, "tr-scheduler-0")
+        self._seed = seed
         self.sent: dict[bytes, Sent] = {}
         self.seen: list[tuple[bytes, float]] = []
         self._far_s = far_s
@@ -130,6 +153,84 @@ class DelayTorture(TortureBase[Counts]):
         else:
             self._was_late(record)
 
+    def _transact(self) -> None:
+        rng, number = random.Random(f"transactions {self._seed}"), 0
+        with Producer(
+            self.address, transactional_id="delays", transaction_timeout_ms=600_000,
+            max_block_ms=600_000, delivery_timeout_ms=600_000,
+        ) as producer:  # fmt: skip
+            producer.init_transactions(600)
+            while not self._stop.wait(0.02):
+                number += 1
+                producer.begin_transaction()
+                is_kept = rng.random() < 0.6
+                sent = self._send_some(producer, rng, number)
+                changed: list[Changed] = []
+                try:
+                    self._change_some(producer, rng, changed)
+                    if is_kept:
+                        producer.commit_transaction(600)
+                except TailraceError as error:
+                    if error.code is not ErrorCode.TRANSACTION_ABORTED and not error.retriable:
+                        raise
+                    is_kept = False
+                if not is_kept:
+                    producer.abort_transaction(600)
+                self._ended(sent, changed, is_kept=is_kept)
+
+    def _send_some(self, producer: Producer, rng: random.Random, number: int) -> list[Sending]:
+        found = []
+        for part in range(rng.randint(1, 3)):
+            value = f"t-{number}-{part}".encode()
+            delay_s = rng.uniform(0, rng.choice((AT_ONCE_S, DELAY_MAX_S)))
+            due = dt.datetime.now(dt.UTC) + dt.timedelta(seconds=delay_s)
+            record = self.sent[value] = Sent(due.timestamp())
+            found.append((record, producer.send(TOPIC, value, key=value, deliver_at=due)))
+        return found
+
+    def _change_some(self, producer: Producer, rng: random.Random, changed: list[Changed]) -> None:
+        with self._lock:
+            waiting = [
+                record for record in list(self.sent.values())[-1500:] if record.fate == "waits"
+            ]
+            chosen = rng.sample(waiting, min(len(waiting), rng.randint(0, 3)))
+            for record in chosen:
+                record.fate = "unknown"  # until the call returns
+        for record in chosen:
+            due = None
+            if rng.random() < 0.5:
+                due = dt.datetime.now(dt.UTC) + dt.timedelta(seconds=rng.uniform(0, DELAY_MAX_S))
+            if due is None:
+                outcome: object = producer.cancel_delays(record.delay_id)[record.delay_id]
+            else:
+                outcome = producer.reschedule_delays({record.delay_id: due})[record.delay_id]
+            if isinstance(outcome, TailraceError):
+                self.counts.too_late += 1  # delivered, or in delivery
+            else:
+                record.fate = "reserved"
+                changed.append((record, due, outcome if isinstance(outcome, str) else None))
+
+    def _ended(self, sent: list[Sending], changed: list[Changed], *, is_kept: bool) -> None:
+        with self._lock:
+            self.counts.committed += is_kept
+            self.counts.aborted += not is_kept
+            for record, future in sent:
+                if is_kept:
+                    record.delay_id = str(future.result(HANG_LIMIT_S).delay_id)
+                record.fate = "waits" if is_kept else "aborted"
+                self.counts.scheduled += is_kept
+            for record, due, new_id in changed:
+                if record.fate != "reserved":
+                    continue  # another change of it has no outcome that is known
+                if is_kept and due is None:
+                    record.fate = "cancelled"
+                    self.counts.cancelled += 1
+                    continue
+                record.fate = "waits"
+                if is_kept and due is not None and new_id is not None:
+                    record.delay_id, record.due = new_id, due.timestamp()
+                    self.counts.rescheduled += 1
+
     def _was_late(self, record: Sent) -> None:
         """It is delivered; or an earlier try of the same request was carried out, and its answer
         was lost with a front: clients try again.
@@ -194,6 +295,7 @@ class DelayTorture(TortureBase[Counts]):
                 [NewTopic(TOPIC, PARTITIONS, {"delay.enabled": True, "segment.bytes": 1 << 19})]
             )
         threads = [self.thread(self._produce, f"p{n}", n) for n in range(2)]
+        threads.append(self.thread(self._transact))
         self.disturb(
             enough, [*threads, self.thread(self._change), self.thread(self._keep_consuming)]
         )
@@ -208,7 +310,7 @@ class DelayTorture(TortureBase[Counts]):
         assert not twice, f"delivered twice: {twice[:5]} of {len(twice)}"
         for value, at in self.seen:
             record = self.sent[value]
-            assert record.fate != "cancelled", f"{value!r} was cancelled"
+            assert record.fate not in ("cancelled", "aborted"), f"{value!r} was {record.fate}"
             assert record.fate == "unknown" or at >= record.due, (
                 f"{value!r} came {record.due - at:.3f} s early"
             )

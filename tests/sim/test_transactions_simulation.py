@@ -14,13 +14,21 @@ import pytest
 
 from appliance.groups.store.transaction_rows import TransactionRows
 from appliance.groups.transactions.coordinator import TransactionCoordinator
+from appliance.groups.transactions.decider import Decider
+from appliance.groups.transactions.decisions import decision_log
+from appliance.groups.transactions.decisions.delivery import Delivery
 from appliance.groups.transactions.ending import Ending
 from appliance.groups.transactions.ids.numbers import Numbers
+from appliance.groups.transactions.requests.answers import initialized
 from appliance.groups.transactions.step import Step
+from shm.transaction_messages import Outcome
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import TailraceError
+from tailrace.protocol.frame import Api
 from tests.kit import seeds
 from tests.sim.transaction_schedule import run
+from workers.append.decision_progress import DecisionProgress
+from workers.append.transactional_producers import Standing, TransactionalProducers
 from workers.append.transactions import Transactions, _Marked
 from workers.log.producers.open_transactions import OpenTransactions
 
@@ -99,6 +107,63 @@ def _keep_no_rows(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(TransactionRows, "put_decisions", lambda *_: None)
 
 
+def _forget_before_the_disk(patch: pytest.MonkeyPatch) -> None:
+    """D1: a decision counts as carried out when its marker is in the ring, and is forgotten."""
+    patch.setattr(DecisionProgress, "wrote", lambda *_: None)
+    patch.setattr(decision_log, "DONE_KEPT_NS", 0)
+
+
+def _abort_in_memory_only(patch: pytest.MonkeyPatch) -> None:
+    """D3: an abort is sent, and the raised epoch is not durable."""
+    decide = Decider.decide
+
+    def forgetful(
+        self: Decider, entry: Any, outcome: Outcome, by: str, *given: Any, **named: Any
+    ) -> None:
+        decide(self, entry, outcome, by, *given, **named)
+        if outcome is Outcome.ABORT:
+            self._table._changed.pop(entry.row.id_number, None)
+
+    patch.setattr(Decider, "decide", forgetful)
+
+
+def _take_before_the_feed(patch: pytest.MonkeyPatch) -> None:
+    """D5: a worker that starts takes batches before it knows what is registered."""
+    standing = TransactionalProducers.standing
+
+    def early(self: TransactionalProducers, producer_id: int, epoch: int) -> Standing:
+        return standing(self, producer_id, epoch) if self.is_fed else Standing.CURRENT
+
+    patch.setattr(TransactionalProducers, "standing", early)
+
+
+def _feed_no_decisions(patch: pytest.MonkeyPatch) -> None:
+    """D5: a worker that starts hears what is registered, and not what was decided."""
+    feed = Delivery._feed
+
+    def registrations(self: Delivery) -> Any:
+        unsettled, self._log.unsettled = self._log.unsettled, {}
+        try:
+            yield from list(feed(self))
+        finally:
+            self._log.unsettled = unsettled
+
+    patch.setattr(Delivery, "_feed", registrations)
+
+
+def _answer_inits_early(patch: pytest.MonkeyPatch) -> None:
+    """D8: an init is answered before the markers of the owner before are durable."""
+    wait = Step.wait
+
+    def early(self: Step, entry: Any, requester: Any, api: int, *given: Any) -> None:
+        if api == Api.INIT_TRANSACTIONS:
+            self.answer(requester, initialized(entry.row, 60_000), depends=True)
+        else:
+            wait(self, entry, requester, api, *given)
+
+    patch.setattr(Step, "wait", early)
+
+
 def _end_any_epoch(patch: pytest.MonkeyPatch) -> None:
     """D4: a decision ends whatever its producer has open."""
     end = Transactions._end
@@ -138,6 +203,14 @@ PLANTED: list[tuple[Plant, int]] = [
     (_leave_offsets_out, 0),
 ]
 """A fault, and the first seed to try: near one that finds it, a saving and no condition."""
+DIRECTED: list[tuple[Plant, int, tuple[str, ...]]] = [
+    (_forget_before_the_disk, 3, ("power with a slow disk",)),
+    (_abort_in_memory_only, 0, ("kill groups",)),
+    (_take_before_the_feed, 10, ("kill all", "kill worker", "late")),
+    (_feed_no_decisions, 3, ("kill all", "kill groups")),
+    (_answer_inits_early, 3, ("slow disk", "kill worker")),
+]
+"""The same, with the faults under which it shows."""
 
 
 @pytest.mark.parametrize(("plant", "first"), PLANTED, ids=[p.__name__[1:] for p, _ in PLANTED])
@@ -147,3 +220,19 @@ def test_a_planted_fault_is_found(
     plant(monkeypatch)
     with pytest.raises((AssertionError, TailraceError)):
         seeds.run_each(run, range(first, first + SEARCHED))
+
+
+@pytest.mark.parametrize(
+    ("plant", "first", "faults"), DIRECTED, ids=[plant.__name__[1:] for plant, *_ in DIRECTED]
+)
+def test_a_planted_fault_is_found_under_the_faults_that_it_does_not_stand(
+    plant: Plant, first: int, faults: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch)
+    with pytest.raises((AssertionError, TailraceError)):
+        seeds.run_each(lambda seed: run(seed, faults), range(first, first + SEARCHED))
+
+
+@pytest.mark.parametrize("faults", [faults for *_, faults in DIRECTED], ids=" and ".join)
+def test_directed_schedules_keep_every_promise(faults: tuple[str, ...]) -> None:
+    run(0, faults)

@@ -32,7 +32,7 @@ from tailrace.format.segments.transaction_index import (
 logger = logging.getLogger(__name__)
 
 ENTRIES_MAX = 1 << 18
-"""About 80 MB."""
+"""About 40 MB."""
 ENTRIES_AT_ONCE = 4_096
 _PIECE_BYTES = ENTRIES_AT_ONCE * ENTRY.size
 _TRIES = 3

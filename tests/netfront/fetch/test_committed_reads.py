@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import logging
 import random
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -487,3 +488,32 @@ def test_a_large_index_is_read_in_pieces_between_which_others_are_served(
     world.log.files._transactions.forget_below("")
     _, answer = client.ask(Api.LIST_OFFSETS, {"partitions": asked})
     assert answer["offsets"][0]["offset"] == 40
+
+
+@pytest.mark.long
+@pytest.mark.slow_because("it makes and reads an index of a million entries")
+def test_a_segment_with_a_million_aborted_transactions_is_read_in_pieces_and_bounded_memory(
+    world: FileFront, client: FakeClient
+) -> None:
+    count = 1 << 20
+    log = world.logs[0]
+    log.append(1, (1, 0))
+    log.end((1, 0), commit=False)
+    log.append(1)
+    with Path(log.path(0, TRANSACTION_INDEX_SUFFIX)).open("ab") as index:
+        for first in range(0, count, 1 << 16):
+            index.write(
+                b"".join(
+                    encode_entry(
+                        AbortedTransaction(FIRST_ID + 2 + n // 32_768, n % 32_768, 2 * n, 2 * n + 1)
+                    )
+                    for n in range(first, first + (1 << 16))
+                )
+            )
+    tracemalloc.start()
+    entry, data = world.fetched(client)
+    taken, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert (entry.error, offsets_in(data)) == (0, [2])
+    assert world.pieces_read == count // transaction_indexes.ENTRIES_AT_ONCE
+    assert taken < 128 * count, "bytes an entry"
