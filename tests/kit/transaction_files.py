@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import pathlib
 
-from tailrace.format.batch_header import BatchHeader
-from tailrace.format.partition_metadata import PARTITION_FILE, PartitionMetadata
-from tailrace.format.segment import Walk, schema_message_length, segment_bases, walk_batches
+from tailrace.format.directory.partition_metadata import PARTITION_FILE, PartitionMetadata
+from tailrace.format.record_batch.batch_header import BatchHeader
+from tailrace.format.segments.segment import (
+    Walk,
+    schema_message_length,
+    segment_bases,
+    walk_batches,
+)
 
 
 def _headers(directory: pathlib.Path) -> list[tuple[pathlib.Path, int, BatchHeader]]:

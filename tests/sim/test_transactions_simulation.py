@@ -21,7 +21,7 @@ from appliance.groups.transactions.ending import Ending
 from appliance.groups.transactions.ids.numbers import Numbers
 from appliance.groups.transactions.requests.answers import initialized
 from appliance.groups.transactions.step import Step
-from shm.transaction_messages import Outcome
+from shm.messages.transaction_messages import Outcome
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import TailraceError
 from tailrace.protocol.frame import Api
