@@ -104,6 +104,21 @@ def test_it_serves_stores_as_its_user_verifies_and_stops_cleanly(served: BootedS
     assert served.run("ls", "/dev/shm").stdout == ""
 
 
+def test_a_reload_applies_settings_and_the_service_stays(served: BootedSystemd) -> None:
+    main = served.property("tailrace", "MainPID")
+    served.run("tee", "/etc/tailrace/conf.d/reload.toml", stdin='log_level = "debug"\n')
+    served.systemctl("reload", "tailrace")
+
+    def shown() -> str:
+        return served.run("tailrace", "config", "diff", status=None).stdout
+
+    wait_until(lambda: "log_level" not in shown(), "the running appliance has the new level")
+    served.wait_for("tailrace", "ActiveState", "active")
+    assert served.property("tailrace", "MainPID") == main
+    served.run("rm", "/etc/tailrace/conf.d/reload.toml")
+    served.systemctl("reload", "tailrace")
+
+
 def test_users_of_the_group_use_the_socket_and_others_are_told_why_not(
     served: BootedSystemd,
 ) -> None:
