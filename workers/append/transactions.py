@@ -239,6 +239,9 @@ class Transactions:
             if not self._end_in(slot, key, outcome):
                 return False
         for slot in self._partitions.unreadable:
+            if not self._producers.is_fed:  # a feed registers what was registered long before
+                self._progress.add_missing(slot, key, outcome)
+                continue
             since = self._unknown_since.setdefault(slot, self._producers.registration_count)
             if self._producers.registered_at(*key) <= since:
                 self._progress.add_missing(slot, key, outcome)

@@ -14,6 +14,7 @@ import pytest
 
 from shm.crash_points import armed
 from shm.memory.layout import SlotState
+from shm.messages.transaction_messages import DecidedTransaction, Decision, RegisteredProducer
 from tailrace.core.error_codes import ErrorCode
 from tests.kit.batches import make_batch
 from tests.kit.coordinator import (
@@ -402,6 +403,39 @@ def test_a_partition_that_cannot_be_opened_gets_its_marker_when_it_can(
     _pass_time(coordinator)
     assert progress(coordinator) == (coordinator.ordinal, [])
     assert [ends_of(it, n) for n in range(2)] == [[(0, 0, 1)]] * 2
+
+
+def test_a_feed_with_several_decisions_of_an_id_keeps_each_for_a_partition_that_cannot_be_opened(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The second one's epoch is registered by the first, within the feed and long before it."""
+    it = make_bench(2)
+    coordinator = registered(it, 0, 0)
+    coordinator.decide(1, [(PID, 0, ABORT)], [(PID, 1)])
+    coordinator.settle()
+    results(it, transactional(epoch=1, partition=1), slot=1)
+    broken = [True]
+    load = partitions.Partitions._take_up
+
+    def take_up(*args: object) -> None:
+        if broken and args[1].assignment.partition == 1:  # type: ignore[attr-defined]
+            raise OSError(errno.EIO, "broken")
+        load(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(partitions.Partitions, "_take_up", take_up)
+    coordinator.decide(1, [(PID, 1, COMMIT)], [(PID, 2)], is_sent=False)
+    first, second = coordinator.ordinal - 1, coordinator.ordinal
+    coordinator.rows[first] = Decision(
+        first, 1, [DecidedTransaction(PID, 0, ABORT)], [RegisteredProducer(PID, 1)]
+    )  # not carried out everywhere, as far as the coordinator knows
+    restart_worker(coordinator)
+    assert progress(coordinator) == (second, [first, second])
+    broken.clear()
+    it.now_ns += partitions.OPEN_RETRY_NS
+    _pass_time(coordinator)
+    _pass_time(coordinator)
+    assert progress(coordinator) == (second, [])
+    assert ends_of(it, 1) == [(0, 1, 1)]
 
 
 def test_a_partition_that_is_opened_after_the_feed_asks_how_its_transactions_have_ended() -> None:
