@@ -24,6 +24,8 @@ from tailrace.protocol.messages import encode_json
 from tailrace.protocol.session import Response
 
 PARTITIONS_PER_REQUEST = 2_000
+DECISION_RETRY_NS = 10 * RETRY_NS
+"""Interval of requests for a partition that waits for the decision of a prepared transaction."""
 """Partitions in one request."""
 
 
@@ -118,6 +120,10 @@ class PositionLookup:
         self._cursors: dict[TopicPartition, PartitionPosition] = {}
         self._is_sent = False
         self._send_at_ns = 0
+        self._count_max = PARTITIONS_PER_REQUEST
+        """Partitions of the next request. A request is refused as a whole if a prepared transaction
+        has an offset of one of them, so fewer are asked for then, and the refused ones come last.
+        """
         self.error: TailraceError | None = None
         """The lookup's error, for poll to raise."""
 
@@ -144,7 +150,7 @@ class PositionLookup:
             return
         for key in [key for key, cursor in self._cursors.items() if not cursor.from_committed]:
             del self._cursors[key]
-        requested = dict(list(self._cursors.items())[:PARTITIONS_PER_REQUEST])
+        requested = dict(list(self._cursors.items())[: self._count_max])
         if not requested:
             return
         request = {
@@ -177,15 +183,30 @@ class PositionLookup:
                     for topic, partition, *_ in answer["offsets"]
                     if (key := TopicPartition(topic, partition)) in requested
                 ]
+        elif response.code is ErrorCode.CONCURRENT_TRANSACTIONS:
+            self._ask_others(requested)
+            return
         elif response.code is not ErrorCode.UNKNOWN_GROUP:
             self._send_at_ns = self._connection.now_ns() + RETRY_NS
             if not ERROR_TABLE[response.code].retriable:
                 self.error = error_for(response.code, response.detail())
             return
+        self._count_max = min(PARTITIONS_PER_REQUEST, 2 * self._count_max)
         for key in known:
             self.place(requested[key], found.get(key))
             if self._cursors.get(key) is requested[key]:
                 del self._cursors[key]
+
+    def _ask_others(self, refused: Mapping[TopicPartition, PartitionPosition]) -> None:
+        """Have the next request ask for fewer partitions, and for the refused ones last. A single
+        one that is refused is asked for again after a pause.
+        """
+        self._count_max = max(1, len(refused) // 2)
+        if len(refused) == 1:
+            self._send_at_ns = self._connection.now_ns() + DECISION_RETRY_NS
+        for key, cursor in refused.items():
+            if self._cursors.get(key) is cursor:
+                self._cursors[key] = self._cursors.pop(key)
 
     def place(self, cursor: PartitionPosition, committed: OffsetAndMetadata | None) -> None:
         """Move the cursor to its committed offset, unless it was moved meanwhile. None:

@@ -52,8 +52,8 @@ from tailrace.producer.transactions.branch_identity import BranchIdentity
 from tailrace.producer.transactions.branch_state import BranchState
 from tailrace.producer.transactions.branch_writer import BranchWriter
 from tailrace.producer.transactions.identity import TransactionalIdentity
-from tailrace.producer.transactions.operations import Transactions
 from tailrace.producer.transactions.state import TransactionState
+from tailrace.producer.transactions.two_phase import TwoPhaseTransactions
 from tailrace.protocol.frame import Api
 
 if TYPE_CHECKING:
@@ -137,11 +137,11 @@ class Producer(FastPathSender, RenamedProducerMethods):
         self._records = RecordAppender(
             self.settings, self._sender_thread, self._metadata, partitioner
         )
-        self._transactions: Transactions | None = None
+        self._transactions: TwoPhaseTransactions | None = None
         self._branch: BranchWriter | None = None
         self._begin_send = self._records.begin
         if state is not None:
-            self._transactions = Transactions(self.settings, self._sender_thread, state)
+            self._transactions = TwoPhaseTransactions(self.settings, self._sender_thread, state)
             self._begin_send = self._transactions.begin_send(self._records.begin)
         elif branch_state is not None:
             self._branch = BranchWriter(self._sender_thread, branch_state)
@@ -470,7 +470,7 @@ class Producer(FastPathSender, RenamedProducerMethods):
         """
         return TransactionBlock(self._transactional(), self._run_steps)
 
-    def _transactional(self) -> Transactions:
+    def _transactional(self) -> TwoPhaseTransactions:
         self._sender_thread.check_usable()
         if self._branch is not None:
             raise InvalidTransactionError(

@@ -61,6 +61,8 @@ class TransactionHistory:
         self._seen: dict[tuple[str, TopicPartition], dict[int, bytes]] = {}
         """By reader and partition: offset -> value."""
         self._passed: dict[tuple[str, TopicPartition], int] = {}
+        self._together: list[tuple[Token, ...]] = []
+        """Transactions that one decision commits: an owner's, and those of its branches."""
 
     # ---- programs --------------------------------------------------------------------------------
 
@@ -72,8 +74,11 @@ class TransactionHistory:
         known = written.offsets.setdefault(value, offset)
         assert known == offset, f"{value!r} was acknowledged at {known}, now at {offset}"
 
-    def ask_commit(self, token: Token) -> None:
-        self.transactions.setdefault(token, Written()).is_commit_asked = True
+    def ask_commit(self, *tokens: Token) -> None:
+        """A commit is asked for, of these together."""
+        for token in tokens:
+            self.transactions.setdefault(token, Written()).is_commit_asked = True
+        self._together.append(tokens)
 
     def end(self, token: Token, outcome: str) -> None:
         """The program was told the outcome."""
@@ -146,6 +151,9 @@ class TransactionHistory:
         for records in committed.values():
             for _, value in records:
                 found.setdefault(parse(value)[0], set()).add(value)
+        for tokens in self._together:
+            written_by = [one for one in tokens if self.transactions[one].values]
+            assert len({one in found for one in written_by}) < 2, f"{tokens}: some are read"
         for token, written in self.transactions.items():
             visible = found.get(token, set())
             if written.outcome == "commit":

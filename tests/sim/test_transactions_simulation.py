@@ -7,21 +7,25 @@ timeouts, late and repeated requests. And the faults that the checks must find.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
 from appliance.groups.store.transaction_rows import TransactionRows
+from appliance.groups.transactions import decider
+from appliance.groups.transactions.branches.claims import BranchClaims
+from appliance.groups.transactions.branches.pool import BranchPool, pool_of
 from appliance.groups.transactions.coordinator import TransactionCoordinator
 from appliance.groups.transactions.decider import Decider
 from appliance.groups.transactions.decisions import decision_log
 from appliance.groups.transactions.decisions.delivery import Delivery
 from appliance.groups.transactions.ending import Ending
+from appliance.groups.transactions.ids.id_table import Entry
 from appliance.groups.transactions.ids.numbers import Numbers
 from appliance.groups.transactions.requests.answers import initialized
 from appliance.groups.transactions.step import Step
-from shm.messages.transaction_messages import Outcome
+from shm.messages.transaction_messages import DecidedTransaction, Outcome
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import TailraceError
 from tailrace.protocol.frame import Api
@@ -187,7 +191,43 @@ def _let_old_owners_go_on(patch: pytest.MonkeyPatch) -> None:
 
 def _leave_offsets_out(patch: pytest.MonkeyPatch) -> None:
     """D9: the offsets do not go with the decision."""
-    patch.setattr(Ending, "_prepared", lambda *_: [])
+    patch.setattr(Ending, "_checked", lambda *_: [])
+
+
+def _commit_all_branches(patch: pytest.MonkeyPatch) -> None:
+    """One outcome for all branches: both attempts of a repeated task are visible."""
+
+    def all_alike(pool: BranchPool, outcome: Outcome, _kept: object) -> list[DecidedTransaction]:
+        return [DecidedTransaction(*one, outcome) for one in pool.registered]
+
+    patch.setattr(decider, "ended_branches", all_alike)
+
+
+def _register_branches_late(patch: pytest.MonkeyPatch) -> None:
+    """A writer gets its branch, and the workers learn it with the next decision."""
+    stage = Decider._stage
+
+    def late(self: Decider, entry: Entry, ended: Sequence[DecidedTransaction], **more: Any) -> None:
+        if ended or not pool_of(entry.row).registered_count:
+            stage(self, entry, ended, **more)
+
+    patch.setattr(Decider, "_stage", late)
+
+
+def _leave_the_epochs_of_branches(patch: pytest.MonkeyPatch) -> None:
+    """The next transaction's branches have the epochs of the last one's."""
+    patch.setattr(decider, "raised", lambda pool, count, _: BranchPool(count, pool.producers))
+
+
+def _give_branches_twice(patch: pytest.MonkeyPatch) -> None:
+    """A successor does not reckon with writers that its predecessor has given branches."""
+    begin = BranchClaims.__init__
+    patch.setattr(BranchClaims, "__init__", lambda self, _unknown_count=0: begin(self))
+
+
+def _leave_prepared_offsets_out(patch: pytest.MonkeyPatch) -> None:
+    """The offsets of a prepared transaction do not go with its decision."""
+    patch.setattr(Ending, "_reserved", lambda *_: ())
 
 
 PLANTED: list[tuple[Plant, int]] = [
@@ -201,6 +241,11 @@ PLANTED: list[tuple[Plant, int]] = [
     (_forget_what_is_open, 1),
     (_let_old_owners_go_on, 0),
     (_leave_offsets_out, 0),
+    (_commit_all_branches, 0),
+    (_register_branches_late, 0),
+    (_leave_the_epochs_of_branches, 0),
+    (_give_branches_twice, 1),
+    (_leave_prepared_offsets_out, 6),
 ]
 """A fault, and the first seed to try: near one that finds it, a saving and no condition."""
 DIRECTED: list[tuple[Plant, int, tuple[str, ...]]] = [

@@ -4,8 +4,12 @@ They keep to docs/protocol.md and are otherwise careless: they die in a transact
 takes the id while the first goes on, requests are repeated, and copies of them arrive late over
 another connection.
 
-    init -> idle -> open -> ending -> idle
-               \\      \\ a batch was fenced: asking -> idle, or gone
+    init -> idle -> (creating ->) open -> (preparing ->) ending -> idle
+                        \\ a batch was fenced: asking -> idle, or gone
+
+Some transactions have tasks, in branches: each is attempted until it is done. Some are prepared
+first: then whoever has the id next decides them.
+
 Owner: one `tests.sim.transaction_schedule.TransactionSchedule`.
 Invariants: END_TRANSACTION comes behind the acknowledgement of every batch; epochs and sequences
     are those of the responses.
@@ -53,6 +57,11 @@ REPEATED = frozenset({
     ErrorCode.OUT_OF_ORDER_SEQUENCE, ErrorCode.PARTITION_OFFLINE, ErrorCode.STORAGE_ERROR,
 })  # fmt: skip
 INPUTS_MAX = 4
+COPIED = frozenset({
+    Api.PRODUCE, Api.END_TRANSACTION, Api.INIT_TRANSACTIONS, Api.CREATE_BRANCHES,
+    Api.JOIN_TRANSACTION,
+})  # fmt: skip
+"""Requests of which copies arrive late."""
 
 
 @dataclass(slots=True)
@@ -83,6 +92,14 @@ class Common:
     topics: dict[str, TopicInfo]
 
 
+class Content(NamedTuple):
+    """What a decision has: the transaction, its branches, the committed offset of a transformer."""
+
+    token: Token
+    named: tuple[tuple[Token, tuple[int, int]], ...]
+    offset: int
+
+
 class Instance:
     """One life of a program."""
 
@@ -98,6 +115,11 @@ class Instance:
         self.offset = -1
         """The next input, for a transformer; -1: to be asked for."""
         self.source: list[tuple[int, bytes]] = []
+        self.tasks: list[list[BranchAttempt]] = []
+        """The attempts of each task of the transaction."""
+        self.content = Content(self.token, (), -1)
+        """What the decision that is asked for has, or had when it was prepared."""
+        self.is_prepared = False
         self.sequences: dict[TopicPartition, int] = {}
         self.unknown: list[Piece] = []
         self.is_waiting = False
@@ -111,16 +133,9 @@ class Instance:
     # ---- turns -----------------------------------------------------------------------------------
 
     def pump(self) -> None:
-        now_ns = self.connection.now_ns()
-        self.connection.process()
-        self.connection.tick(now_ns)
-        self.inbox.handle()
-        if (
-            self.is_waiting
-            or self.state == "gone"
-            or now_ns < self.retry_at_ns
-            or not self.connection.is_ready
-        ):
+        for attempt in self.attempts:
+            attempt.pump()
+        if not self._is_ready():
             return
         if self.state == "init":
             self._ask(Api.INIT_TRANSACTIONS, self._init_request(), self._on_init)
@@ -129,10 +144,31 @@ class Instance:
         elif self.state == "asking":
             body = {"transactional_id": self.program.name, "owner": self.owner}
             self._ask(Api.DESCRIBE_TRANSACTION, body, self._on_described)
+        elif self.state == "creating":
+            count = len(self.tasks)
+            body = {**self._transaction(), "count": count}
+            self._ask(Api.CREATE_BRANCHES, body, self._on_created)
         elif self.state == "open":
             self._go_on()
         else:
             self._ask(Api.END_TRANSACTION, self._end_request(), self._on_end)
+
+    def _is_ready(self) -> bool:
+        """True if there is something to do."""
+        now_ns = self.connection.now_ns()
+        self.connection.process()
+        self.connection.tick(now_ns)
+        self.inbox.handle()
+        return (
+            not self.is_waiting
+            and self.state != "gone"
+            and now_ns >= self.retry_at_ns
+            and self.connection.is_ready
+        )
+
+    @property
+    def attempts(self) -> list[BranchAttempt]:
+        return [attempt for attempts in self.tasks for attempt in attempts]
 
     def _begin(self) -> None:
         """The next transaction, if there is something to write."""
@@ -155,7 +191,10 @@ class Instance:
         program.producers[self.token] = (self.producer_id, self.epoch)
         rng = program.common.rng
         if program.source is None:
-            for _ in range(rng.randint(1, 6)):
+            if rng.random() < 0.4:
+                self.tasks = [[] for _ in range(rng.randint(1, 3))]
+                self.state = "creating"
+            for _ in range(rng.randint(0 if self.tasks else 1, 6)):
                 count = rng.randint(1, 2)
                 self._make([b""] * count)
         else:
@@ -191,34 +230,67 @@ class Instance:
         rng = self.program.common.rng
         if rng.random() < 0.05:
             self.state, self.outcome = "ending", "abort"
+            self.content = self._contents()
+        elif any(attempt.state == "gone" for attempt in self.attempts):
+            self.state = "asking"
         elif self.unknown:
             self._send(list(self.unknown) if rng.random() < 0.5 else self.unknown[:1])
+        elif not attempt_tasks(self.program, self, self.tasks):
+            self._wait()
         elif self.program.is_calm or rng.random() < 0.7:
+            self.content = self._contents()
+            self.program.contents[self.producer_id, self.epoch] = self.content
             self.state = "ending"
-            self.outcome = "commit" if rng.random() < 0.8 else "abort"
-            if self.outcome == "commit":
-                self.program.common.history.ask_commit(self.token)
+            if rng.random() < (0.2 if self.program.source is None else 0.5):
+                self.outcome = "prepare"
+            else:
+                self._decide()
         elif self.program.source is None:
             self._make([b""])
 
+    def _contents(self) -> Content:
+        """What a decision has now: one finished attempt of each task."""
+        rng = self.program.common.rng
+        done = [[one for one in attempts if one.state == "done"] for attempts in self.tasks]
+        named = [rng.choice(attempts) for attempts in done if attempts]
+        offset = self.source[-1][0] + 1 if self.source else -1
+        return Content(
+            self.token, tuple((one.token, (one.producer_id, one.epoch)) for one in named), offset
+        )
+
+    def _decide(self) -> None:
+        rng = self.program.common.rng
+        self.outcome = "commit" if rng.random() < 0.8 else "abort"
+        if self.outcome == "commit":
+            self.program.common.history.ask_commit(
+                self.content.token, *(token for token, _ in self.content.named)
+            )
+
     # ---- requests --------------------------------------------------------------------------------
+
+    def _transaction(self) -> dict[str, Any]:
+        return {
+            "transactional_id": self.program.name, "owner": self.owner,
+            "producer_id": self.producer_id, "producer_epoch": self.epoch,
+        }  # fmt: skip
 
     def _init_request(self) -> dict[str, Any]:
         return {
             "transactional_id": self.program.name, "timeout_ms": self.program.timeout_ms,
-            "client_id": self.connection._owner, "attempt": self.attempt,
+            "client_id": self.connection._owner, "attempt": self.attempt, "keep_prepared": True,
         }  # fmt: skip
 
     def _end_request(self) -> dict[str, Any]:
-        body: dict[str, Any] = {
-            "transactional_id": self.program.name, "owner": self.owner,
-            "producer_id": self.producer_id, "producer_epoch": self.epoch, "outcome": self.outcome,
-        }  # fmt: skip
+        body: dict[str, Any] = {**self._transaction(), "outcome": self.outcome}
+        if self.outcome == "abort" or self.is_prepared:
+            return body
         key = self.program.source
-        if key is not None and self.outcome == "commit":
-            entry = [key.topic, key.partition, self.source[-1][0] + 1, -1, ""]
+        if key is not None:
+            entry = [key.topic, key.partition, self.content.offset, -1, ""]
             group = {"group": self.program.name, "member_id": None, "member_epoch": -1}
             body["offsets"] = [{**group, "entries": [entry]}]
+        if self.content.named:
+            body["branches"] = [list(branch) for _, branch in self.content.named]
         return body
 
     def _ask(self, api: Api, body: dict[str, Any], handler: Callable[[Response], None]) -> None:
@@ -251,7 +323,7 @@ class Instance:
         handler: Callable[[Response | None], None],
     ) -> None:  # fmt: skip
         rng = self.program.common.rng
-        if rng.random() < 0.25 and api in (Api.PRODUCE, Api.END_TRANSACTION, Api.INIT_TRANSACTIONS):
+        if rng.random() < 0.25 and api in COPIED:
             late_ns = rng.choice((MS, 50 * MS, 2 * SECOND)) * rng.randint(1, 5)
             self.program.copies.append(Copy(self.connection.now_ns() + late_ns, api, body, size))
         if self.connection.request(api, body, self.inbox.later(handler)):
@@ -278,14 +350,26 @@ class Instance:
         assert response.code is ErrorCode.OK, (response.code, response.detail())
         answer = requests.decode_json(response.body[0])
         self.owner = answer["owner"]
+        if answer["prepared"] is not None:
+            self.producer_id, self.epoch = answer["producer_id"], answer["producer_epoch"]
+            self.content = self.program.contents[self.producer_id, self.epoch]
+            self._check_ended(self.content.token)
+            self.is_prepared, self.state = True, "ending"
+            self._decide()
+            return
         self._check_ended()
         self._follow(answer)
 
-    def _check_ended(self) -> None:
-        """What the owners before have written is ended for readers by now."""
+    def _check_ended(self, prepared: Token | None = None) -> None:
+        """What the owners before have written is ended for readers by now, without what is
+        prepared.
+        """
         program, common = self.program, self.program.common
         for token, written in common.history.transactions.items():
-            if token.program != program.name or token.owner >= self.owner:
+            is_own = token.program.split(".")[0] == program.name
+            if not is_own or token.owner >= self.owner or token not in program.producers:
+                continue
+            if prepared is not None and token[1:] == prepared[1:]:
                 continue
             for place in {written.values[value] for value in written.offsets}:
                 ended = _ended_in(common, place)
@@ -300,8 +384,27 @@ class Instance:
             self.state = "open"
             self._wait()
             return
-        self.program.common.history.end(self.token, "abort")
+        self.content = self._contents()
+        self._ended("abort")
         self._follow(answer)
+
+    def _on_created(self, response: Response) -> None:
+        if response.code is ErrorCode.TRANSACTION_ABORTED:
+            self.state = "asking"
+            return
+        assert response.code is ErrorCode.OK, (response.code, response.detail())
+        self.state = "open"
+
+    def _ended(self, outcome: str) -> None:
+        """The transaction has this outcome, and each attempt of its tasks its own."""
+        history = self.program.common.history
+        history.end(self.content.token, outcome)
+        named = {token for token, _ in self.content.named}
+        for token in named:
+            history.end(token, outcome)
+        for attempt in self.attempts:
+            if attempt.token not in named:
+                history.end(attempt.token, "abort")
 
     def _on_offsets(self, response: Response) -> None:
         assert response.code is ErrorCode.OK, (response.code, response.detail())
@@ -312,10 +415,14 @@ class Instance:
     def _on_end(self, response: Response) -> None:
         answer = requests.decode_json(response.body[0])
         outcome = answer.get("outcome")
+        if outcome == "prepare":
+            self.is_prepared = True
+            self._decide()
+            return
         assert outcome in ("commit", "abort"), (
             f"{self.token}: {self.outcome} was refused: {response.code}, {answer}"
         )
-        self.program.common.history.end(self.token, outcome)
+        self._ended(outcome)
         self._follow(answer)
 
     def _on_produced(self, pieces: list[Piece], response: Response | None) -> None:
@@ -332,10 +439,14 @@ class Instance:
                     self.program.common.history.acknowledge(value, entry.base_offset + number)
                 self.unknown.remove(piece)
             elif code is ErrorCode.PRODUCER_FENCED:
-                self.state = "asking"
+                self._on_fenced()
             else:
                 assert code in REPEATED, f"{self.token}: {piece.place} refuses: {code.name}"
                 self._wait()
+
+    def _on_fenced(self) -> None:
+        """A worker has refused a batch for good."""
+        self.state = "asking"
 
     def _follow(self, answer: dict[str, Any]) -> None:
         """The next transaction is this one."""
@@ -343,10 +454,18 @@ class Instance:
         self.number += 1
         self.unknown = []
         self.offset = -1
+        self._let_go()
+        self.is_prepared = False
         self.state = "idle"
+
+    def _let_go(self) -> None:
+        """The tasks' attempts go on without an owner."""
+        self.program.zombies += self.attempts
+        self.tasks = []
 
     def _leave(self) -> None:
         """Another has the id."""
+        self._let_go()
         self.state = "gone"
         self.connection.close()
 
@@ -356,6 +475,79 @@ class Instance:
         tick_ns = self.connection.next_tick_ns()
         wake_ns = now_ns + SECOND if tick_ns is None else tick_ns
         return wake_ns if self.is_waiting else min(wake_ns, max(self.retry_at_ns, now_ns + MS))
+
+
+class BranchAttempt(Instance):
+    """One attempt of a task, in a branch of its owner's transaction.
+
+    joining -> writing -> done
+          \\        \\ the transaction has ended: gone
+    """
+
+    def __init__(self, program: Program, owner: Instance, task: int) -> None:
+        super().__init__(program)
+        self.task = task
+        program.attempt_count += 1
+        self.serial = program.attempt_count
+        self.owner, self.number = owner.owner, owner.number
+        self.transaction = owner._transaction()
+        self.state = "joining"
+        self.left = program.common.rng.randint(0, 4)
+        """Batches that it will make."""
+
+    @property
+    def token(self) -> Token:
+        name = f"{self.program.name}.{getattr(self, 'serial', 0)}"
+        return Token(name, self.owner, self.number)
+
+    def pump(self) -> None:
+        if not self._is_ready() or self.state == "done":
+            return
+        if self.state == "joining":
+            body = {**self.transaction, "attempt": self.attempt}
+            self._ask(Api.JOIN_TRANSACTION, body, self._on_joined)
+        elif self.unknown:
+            self._send(self.unknown[:2])
+        elif self.left:
+            self.left -= 1
+            self._make([b""])
+        else:
+            self.state = "done"
+
+    def _on_joined(self, response: Response) -> None:
+        if response.code in (ErrorCode.TRANSACTION_ABORTED, ErrorCode.INVALID_TRANSACTION):
+            self._leave()
+            return
+        assert response.code is ErrorCode.OK, (response.code, response.detail())
+        answer = requests.decode_json(response.body[0])
+        branch = answer["producer_id"], answer["producer_epoch"]
+        producers = self.program.producers
+        assert self.token not in producers, (
+            f"{self.token} was refused by a worker, and its transaction is open"
+        )
+        assert branch not in producers.values(), f"{self.token} got {branch}, as another one did"
+        producers[self.token] = branch
+        self.producer_id, self.epoch = branch
+        self.state = "writing"
+
+    def _on_fenced(self) -> None:
+        """Its join says why."""
+        self.state = "joining"
+
+    def _let_go(self) -> None:
+        """It has no tasks."""
+
+
+def attempt_tasks(program: Program, owner: Instance, tasks: list[list[BranchAttempt]]) -> bool:
+    """Begin attempts, some of them twice, and kill some. True: each task has one that is done."""
+    rng = program.common.rng
+    for number, attempts in enumerate(tasks):
+        if attempts and rng.random() < 0.03:
+            program.zombies.append(attempts.pop())  # its owner takes it for dead
+        is_repeated = not program.is_calm and len(attempts) == 1 and rng.random() < 0.1
+        if not attempts or is_repeated:
+            attempts.append(BranchAttempt(program, owner, number))
+    return all(any(one.state == "done" for one in attempts) for attempts in tasks)
 
 
 @dataclass(slots=True)
@@ -376,7 +568,12 @@ class Program:
     """What copies of requests arrive over."""
     received: list[tuple[int, bytes]] = field(default_factory=list)
     producers: dict[Token, tuple[int, int]] = field(default_factory=dict)
-    """(producer id, epoch) of each transaction."""
+    """(producer id, epoch) of each transaction, and of each attempt that has joined one."""
+    contents: dict[tuple[int, int], Content] = field(default_factory=dict)
+    """(producer id, epoch) -> what its decision has."""
+    zombies: list[BranchAttempt] = field(default_factory=list)
+    """Attempts whose owner goes on without them."""
+    attempt_count: int = 0
 
     def __post_init__(self) -> None:
         self.carrier = Connection(ADDRESS, f"{self.name} late", self.common.world.runtime)
@@ -392,13 +589,21 @@ class Program:
 
     def die(self) -> None:
         """SIGKILL of the newest; what it had sent may still arrive."""
-        self.lives.pop().connection.close()
+        died = self.lives.pop()
+        died._let_go()
+        died.connection.close()
         self.lives.append(Instance(self))
 
     def pump(self) -> None:
         for one in list(self.lives):
             one.pump()
         self.lives = [one for one in self.lives if one.state != "gone"] or [Instance(self)]
+        for zombie in self.zombies:
+            zombie.pump()
+        over = [one for one in self.zombies if one.state in ("gone", "done")]
+        for one in over:
+            one.connection.close()
+            self.zombies.remove(one)
         self._send_copies()
 
     def _send_copies(self) -> None:
@@ -442,19 +647,23 @@ class Program:
     def is_at_rest(self) -> bool:
         return (
             not self.copies
+            and not self.zombies
             and bool(self.lives)
             and all(one.state == "idle" and not one.is_waiting for one in self.lives)
         )
 
     def next_wake_ns(self, now_ns: int) -> int:
-        ticks = [one.next_wake_ns(now_ns) for one in self.lives]
+        ticks = [one.next_wake_ns(now_ns) for one in self._all()]
         carrier_ns = self.carrier.next_tick_ns()
         return min(
             [*ticks, *([carrier_ns] if carrier_ns else []), *(c.due_ns for c in self.copies)]
         )
 
+    def _all(self) -> list[Instance]:
+        return [*self.lives, *(one for life in self.lives for one in life.attempts), *self.zombies]
+
     def has_input(self) -> bool:
-        sockets: list[Any] = [one.connection._socket for one in self.lives]
+        sockets: list[Any] = [one.connection._socket for one in self._all()]
         return any(
             socket is not None and bool(socket.link.to_client)
             for socket in [*sockets, self.carrier._socket]

@@ -19,6 +19,7 @@ from appliance.groups.consumer.prepared_offsets import GroupOffsets
 from appliance.groups.store.schema import TransactionalIdRow
 from appliance.groups.transactions.branches.claims import BranchClaims
 from appliance.groups.transactions.branches.pool import (
+    BRANCHES_IN_ALL_MAX,
     BRANCHES_MAX,
     encoded_pool,
     pool_of,
@@ -147,6 +148,12 @@ class Decider:
         self._table.use(entry, now_ns)
         if count <= pool.registered_count and entry.row.is_registered:
             return
+        in_all = self._table.branch_count + count - pool.registered_count
+        if in_all > BRANCHES_IN_ALL_MAX:
+            raise InvalidRequestError(
+                f"all transactions together would have {in_all} branches, and at most "
+                f"{BRANCHES_IN_ALL_MAX} are possible: commit some, or write with fewer tasks"
+            )
         self._check_room(entry)
         grown = with_registered(
             pool,

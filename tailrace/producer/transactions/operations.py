@@ -17,16 +17,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
-from math import ceil
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tailrace.client.config.settings import ProducerSettings
-from tailrace.client.connections.steps import Steps, Wait, call, decode_answer
+from tailrace.client.connections.steps import Steps, decode_answer
 from tailrace.client.topics.offsets import offsets_of
-from tailrace.core.error_codes import ERROR_TABLE, ErrorCode
+from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import (
     InvalidTransactionError,
-    MalformedRequestError,
     NotReachableError,
     ProducerFencedError,
     RequestTimeoutError,
@@ -54,14 +52,19 @@ from tailrace.producer.transactions.branches import (
     count_of,
     finished_in,
     named_json,
-    prepared_in,
-    tag_of,
+)
+from tailrace.producer.transactions.coordinator_requests import (
+    IDENTITY,
+    PREPARE,
+    asked,
+    following_in,
+    numbers_in,
+    tag_in,
 )
 from tailrace.producer.transactions.delay_changes import change_delays
 from tailrace.producer.transactions.offsets import groups_json, metadata_of
 from tailrace.producer.transactions.state import ALLOWED, Call, State, TransactionState
 from tailrace.protocol.frame import Api
-from tailrace.protocol.messages import encode_json
 from tailrace.protocol.session import Response
 
 if TYPE_CHECKING:
@@ -69,17 +72,10 @@ if TYPE_CHECKING:
     from tailrace.core.topic_partition import TopicPartition
 
 T = TypeVar("T")
-PAUSE_NS = 2 * NS_PER_MS
-PAUSE_MAX_NS = 64 * NS_PER_MS
-"""The pause before a request is repeated, doubled each time."""
 SHORT_ABORT_S = 5.0
 """Timeout of the abort that a close, or an interrupted block, makes. The appliance's
 transaction_timeout_ms makes it otherwise.
 """
-_REPEATED = frozenset({ErrorCode.STORAGE_ERROR, ErrorCode.INTERNAL_ERROR}) | frozenset(
-    code for code in ErrorCode if ERROR_TABLE[code].retriable
-)
-"""Codes after which the outcome is not known, or the appliance did nothing."""
 _NOT_OWNED = frozenset(
     {
         ErrorCode.PRODUCER_FENCED, ErrorCode.UNKNOWN_TRANSACTIONAL_ID,
@@ -190,7 +186,9 @@ class Transactions:
             "producer_epoch": state.epoch,
             "count": state.branch_count,
         }
-        response = yield from self._asked(Api.CREATE_BRANCHES, request, self._deadline_ns(None))
+        response = yield from asked(
+            self._sender_thread, Api.CREATE_BRANCHES, request, self._deadline_ns(None)
+        )
         code = response.code
         if code is ErrorCode.TRANSACTION_ABORTED or code in _NOT_OWNED:
             raise sender_thread.do(self._refused, response)
@@ -250,13 +248,13 @@ class Transactions:
         if not state.is_idle(sender_thread.now_ns()):
             return
         request = {"transactional_id": state.transactional_id, "owner": state.owner}
-        response = yield from self._asked(
-            Api.DESCRIBE_TRANSACTION, request, self._deadline_ns(None)
+        response = yield from asked(
+            self._sender_thread, Api.DESCRIBE_TRANSACTION, request, self._deadline_ns(None)
         )
         code = response.code
         if code is ErrorCode.OK:
             answer = decode_answer(Api.DESCRIBE_TRANSACTION, response)
-            sender_thread.do(self._resumed, *_numbers(answer, *_IDENTITY))
+            sender_thread.do(self._resumed, *numbers_in(answer, *IDENTITY))
         elif code is ErrorCode.UNKNOWN_TRANSACTIONAL_ID:
             sender_thread.do(state.forgotten)
             yield from self._initialize(Call.BEGIN, None)
@@ -284,14 +282,14 @@ class Transactions:
             "attempt": self._sender_thread.do(state.begin_init),
             **({"keep_prepared": True} if keeps_prepared else {}),
         }
-        response = yield from self._asked(
-            Api.INIT_TRANSACTIONS, request, self._deadline_ns(timeout_s)
+        response = yield from asked(
+            self._sender_thread, Api.INIT_TRANSACTIONS, request, self._deadline_ns(timeout_s)
         )
         if response.code is not ErrorCode.OK:
             raise error_for(response.code, response.detail())
         answer = decode_answer(Api.INIT_TRANSACTIONS, response)
-        numbers = _numbers(answer, "owner", *_IDENTITY, "idle_ms")
-        self._sender_thread.do(self._initialized, _tag(answer), *numbers)
+        numbers = numbers_in(answer, "owner", *IDENTITY, "idle_ms")
+        self._sender_thread.do(self._initialized, tag_in(answer), *numbers)
         return state.prepared
 
     def _initialized(
@@ -332,7 +330,7 @@ class Transactions:
         if response.code is ErrorCode.OK:
             answer = decode_answer(Api.END_TRANSACTION, response)
             if answer.get("outcome") != "abort":
-                sender_thread.do(self._answered, "commit", *_numbers(answer, *_IDENTITY))
+                sender_thread.do(self._answered, "commit", *numbers_in(answer, *IDENTITY))
                 return
         raise sender_thread.do(self._refused, response)
 
@@ -386,7 +384,7 @@ class Transactions:
         error = error_for(code, detail)
         if code in (ErrorCode.OK, ErrorCode.TRANSACTION_ABORTED):
             error = TransactionAbortedError(detail or "the transaction was aborted")
-            state.fail(error, following=_following(response))
+            state.fail(error, following=following_in(response))
             return error
         state.fail(error)
         if code is ErrorCode.UNKNOWN_TRANSACTIONAL_ID:
@@ -400,88 +398,6 @@ class Transactions:
         refusal = TransactionAbortedError(f"the transaction cannot be committed: {error.detail}")
         refusal.__cause__ = error
         return refusal
-
-    # ---- prepare ---------------------------------------------------------------------------------
-
-    def prepare(
-        self, tag: Any, timeout_s: float | None, branches: Any = None
-    ) -> Steps[PreparedTransaction]:
-        """Seal the open transaction: it waits for its decision, whatever ends."""
-        named = None if branches is None else finished_in(branches)
-        return self._alone(Call.PREPARE, self._prepare(tag_of(tag), timeout_s, named))
-
-    def _prepare(
-        self, tag: str, timeout_s: float | None, branches: tuple[FinishedBranch, ...] | None
-    ) -> Steps[PreparedTransaction]:
-        sender_thread, state = self._sender_thread, self._state
-        deadline_ns = None if timeout_s is None else self._deadline_ns(timeout_s)
-        sender_thread.do(self._check_prepare)
-        sender_thread.do(self._close_all, Call.PREPARE, branches)
-        if state.state is State.COMMITTING:
-            yield from self._acknowledged(Call.PREPARE, timeout_s, deadline_ns)
-        if sender_thread.do(state.begin_prepare, tag):
-            try:
-                response = yield from self._end(PREPARE, deadline_ns)
-            except (RequestTimeoutError, NotReachableError) as error:
-                raise RequestTimeoutError(
-                    "it is not known whether the transaction is prepared: call "
-                    f"prepare_transaction() again, or abort_transaction() ({error.detail})"
-                ) from error
-            if response.code is not ErrorCode.OK:
-                raise sender_thread.do(self._refused, response)
-            sender_thread.do(state.is_prepared)
-        prepared = state.prepared
-        assert prepared is not None
-        return prepared
-
-    def _check_prepare(self) -> None:
-        self._check(Call.PREPARE)
-        if self._state.attached:
-            raise InvalidTransactionError(
-                "a transaction with acknowledgements of a share consumer cannot be prepared, since "
-                "their locks expire: commit it, or abort it"
-            )
-
-    def complete(self, prepared: Any, timeout_s: float | None) -> Steps[bool]:
-        """Commit the prepared transaction if it is this one, else abort it. True: this one is
-        committed.
-        """
-        return self._alone(Call.COMPLETE, self._complete(prepared_in(prepared), timeout_s))
-
-    def _complete(self, given: PreparedTransaction | None, timeout_s: float | None) -> Steps[bool]:
-        state = self._state
-        self._sender_thread.do(self._check, Call.COMPLETE)
-        if given is not None and given.transactional_id != state.transactional_id:
-            raise InvalidTransactionError(
-                f"the prepared transaction is one of {given.transactional_id!r}, and this producer "
-                f"has the transactional_id {state.transactional_id!r}"
-            )
-        known = state.prepared
-        if known is None:
-            return given is not None and (yield from self._find_committed(given, timeout_s))
-        if known == given:
-            yield from self._commit(timeout_s, None)
-            return True
-        yield from self._abort(timeout_s)
-        return False
-
-    def _find_committed(self, given: PreparedTransaction, timeout_s: float | None) -> Steps[bool]:
-        """True: the transaction was committed before. Raises InvalidTransactionError if it was
-        aborted, or is not known any more.
-        """
-        request = {
-            "transactional_id": given.transactional_id,
-            "producer_id": given.producer_id,
-            "producer_epoch": given.producer_epoch,
-            "outcome": "commit",
-            "by_id": True,
-        }
-        response = yield from self._asked(
-            Api.END_TRANSACTION, request, self._deadline_ns(timeout_s)
-        )
-        if response.code is not ErrorCode.OK:
-            raise error_for(response.code, response.detail())
-        return True
 
     # ---- abort -----------------------------------------------------------------------------------
 
@@ -504,7 +420,7 @@ class Transactions:
             sender_thread.do(self._state.fence, response.detail())
             raise ProducerFencedError(response.detail())
         if code in (ErrorCode.OK, ErrorCode.TRANSACTION_ABORTED):
-            following = _following(response)
+            following = following_in(response)
             if following is not None:
                 sender_thread.do(self._answered, "abort", *following)
                 return
@@ -620,38 +536,12 @@ class Transactions:
             request.update(named_json(state.branches))
             if state.attached:
                 request["acknowledgements"] = members_json(state.attached)
-        return self._asked(
+        return asked(
+            self._sender_thread,
             Api.END_TRANSACTION,
             request,
             self._deadline_ns(None) if deadline_ns is None else deadline_ns,
         )
-
-    def _asked(self, api: Api, request: dict[str, Any], deadline_ns: int) -> Steps[Response]:
-        """Ask until the appliance has decided. Raises RequestTimeoutError, NotReachableError."""
-        sender_thread = self._sender_thread
-        body = [encode_json(request)]
-        pause_ns = PAUSE_NS
-        while True:
-            left_ms = max(1, ceil((deadline_ns - sender_thread.now_ns()) / NS_PER_MS))
-            response = yield from call(
-                sender_thread.connection,
-                api,
-                body,
-                left_ms,
-                guard=sender_thread.use_connection,
-                returns_errors=True,
-            )
-            if response.code not in _REPEATED:
-                return response
-            repeat_at_ns = sender_thread.now_ns() + pause_ns
-            if repeat_at_ns >= deadline_ns:
-                raise RequestTimeoutError(
-                    f"{api.name} could not be carried out in time: {response.detail()} "
-                    f"[{response.code.name}]"
-                )
-            while sender_thread.now_ns() < repeat_at_ns:
-                yield Wait(repeat_at_ns)
-            pause_ns = min(PAUSE_MAX_NS, 2 * pause_ns)
 
     def _answered(self, outcome: str, producer_id: int, epoch: int) -> None:
         self._state.answered_ns = self._sender_thread.now_ns()
@@ -660,35 +550,3 @@ class Transactions:
     def _ended(self, outcome: str, producer_id: int, epoch: int) -> None:
         self._sender_thread.sender.begin_epoch()
         self._state.ended(outcome, producer_id, epoch)
-
-
-_IDENTITY = ("producer_id", "producer_epoch")
-PREPARE = "prepare"
-
-
-def _tag(answer: dict[str, Any]) -> str | None:
-    """The tag of the prepared transaction in a response; None: there is none."""
-    prepared = answer.get("prepared")
-    if not isinstance(prepared, dict):
-        return None
-    tag = prepared.get("tag")
-    return tag if isinstance(tag, str) else ""
-
-
-def _numbers(answer: dict[str, Any], *names: str) -> list[int]:
-    """Whole numbers of a response. Raises MalformedRequestError."""
-    found = [answer.get(name) for name in names]
-    if not all(type(number) is int for number in found):
-        raise MalformedRequestError(
-            f"the response of the appliance has {found!r:.100} as {', '.join(names)}"
-        )
-    return [int(number) for number in found if number is not None]
-
-
-def _following(response: Response) -> tuple[int, int] | None:
-    """The next producer id and epoch in a response, None if it has none."""
-    try:
-        producer_id, epoch = _numbers(decode_answer(Api.END_TRANSACTION, response), *_IDENTITY)
-    except TailraceError:
-        return None
-    return producer_id, epoch

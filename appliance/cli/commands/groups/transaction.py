@@ -17,6 +17,7 @@ from appliance.cli.options import (
 )
 from appliance.cli.output import UNKNOWN, echo, one_line, print_json, print_table
 
+BRANCHES_SHOWN = 8
 STATES = ("empty", "ongoing", "committing", "aborting", "prepared")
 
 
@@ -94,7 +95,14 @@ def _show(found: Mapping[str, Any]) -> None:
     ]
     if prepared := found["prepared"]:
         tag = f", tag {prepared['tag']}" if prepared["tag"] else ""
-        lines.append(("prepared", f"{_moment(prepared['wall_ms'])}{tag}"))
+        groups = ", ".join(prepared.get("groups", []))
+        offsets = f", with offsets of {groups}" if groups else ""
+        lines.append(("prepared", f"{_moment(prepared['wall_ms'])}{tag}{offsets}"))
+    if branches := found.get("branches"):
+        count = f"{len(branches)} {'branch' if len(branches) == 1 else 'branches'}"
+        shown = ", ".join(f"{one}:{epoch}" for one, epoch in branches[:BRANCHES_SHOWN])
+        more = ", ..." if len(branches) > BRANCHES_SHOWN else ""
+        lines.append(("branches", f"{count} (producer id:epoch {shown}{more})"))
     if last := found["last"]:
         how = f"{last['outcome']} of epoch {last['producer_epoch']} by {last['by']}"
         lines.append(("last", f"{how}, {_moment(last['wall_ms'])}"))

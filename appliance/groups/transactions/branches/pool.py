@@ -26,6 +26,8 @@ from tailrace.core.errors import InvalidTransactionError
 
 BRANCHES_MAX = 2_000
 """Branches of one transaction."""
+BRANCHES_IN_ALL_MAX = 100_000
+"""Registered branches of all ids: each worker keeps 150 bytes of one."""
 
 
 class BranchPool(NamedTuple):

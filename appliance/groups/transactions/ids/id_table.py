@@ -79,6 +79,8 @@ class IdTable:
         """Producer id, also of a branch -> its transactional id."""
         self._changed: dict[int, Before | None] = {}
         """None: the id is new."""
+        self.branch_count = 0
+        """Registered branches of all ids."""
         self._next_number = 1 + rows.last_id_number()
         self._count: int | None = None
         for row in rows.loaded_ids():
@@ -134,14 +136,18 @@ class IdTable:
 
     def _index(self, entry: Entry) -> None:
         self._by_producer[entry.row.producer_id] = entry
-        for branch in pool_of(entry.row).producers:
+        pool = pool_of(entry.row)
+        self.branch_count += pool.registered_count
+        for branch in pool.producers:
             self._by_producer[branch.producer_id] = entry
         if (prepared := prepared_of(entry.row)) is not None:
             self._prepared_offsets.add(entry.row.transactional_id, prepared.offsets)
 
     def _unindex(self, entry: Entry) -> None:
         self._by_producer.pop(entry.row.producer_id, None)
-        for branch in pool_of(entry.row).producers:
+        pool = pool_of(entry.row)
+        self.branch_count -= pool.registered_count
+        for branch in pool.producers:
             self._by_producer.pop(branch.producer_id, None)
         if (prepared := prepared_of(entry.row)) is not None:
             self._prepared_offsets.remove(prepared.offsets)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from appliance.groups.transactions import decider
 from tailrace.core.errors import (
     DiskFullError,
     InvalidRequestError,
@@ -245,6 +246,27 @@ def test_more_branches_than_a_transaction_may_have_are_refused_and_change_nothin
     with pytest.raises(InvalidRequestError, match="those of repeated tasks included"):
         join(a)
     a.end(branches=[list(one) for one in attempts])
+
+
+def test_branches_of_all_ids_together_are_bounded_and_free_again_after_the_end(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decider, "BRANCHES_IN_ALL_MAX", 10)
+    a, b = Owner(world, "a"), Owner(world, "b")
+    create(a, 6)
+    with pytest.raises(InvalidRequestError, match="at most 10 are possible"):
+        create(b, 5)
+    number = world.send(Api.CREATE_BRANCHES, **transaction(b), count=4)
+    world.step(DiskFullError("full"))
+    assert world.answers[number][0]
+    create(b, 4)
+    world.kill()
+    with pytest.raises(InvalidRequestError, match="at most 10 are possible"):
+        join(a)
+    a.end(branches=[])
+    a.end(branches=[])  # the pool has what the transaction before needed: nothing
+    create(b, 4)
+    b.end(branches=[])
 
 
 # ---- writers -------------------------------------------------------------------------------------

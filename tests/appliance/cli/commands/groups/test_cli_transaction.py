@@ -83,6 +83,13 @@ def test_a_prepared_transaction_is_shown_and_committed_by_its_id(
     }  # fmt: skip
     monkeypatch.setitem(DESCRIBED, "prepared", prepared)
     assert "2023-11-14T22:13:20Z, tag xid-7" in output("describe", "billing-1")
+    monkeypatch.setitem(DESCRIBED, "prepared", {**prepared, "groups": ["readers"]})
+    monkeypatch.setitem(DESCRIBED, "branches", [[9, 2]])
+    shown = output("describe", "billing-1")
+    assert "tag xid-7, with offsets of readers" in shown
+    assert "1 branch (producer id:epoch 9:2)" in shown
+    monkeypatch.setitem(DESCRIBED, "branches", [[number, 2] for number in range(20)])
+    assert "20 branches (producer id:epoch 0:2, 1:2" in output("describe", "billing-1")
     assert "committed the transaction of billing-1" in output("commit", "billing-1")
     assert json.loads(output("commit", "billing-1", "--json")) == {"committed": "billing-1"}
     assert aborted == [("commit", "billing-1")] * 2
