@@ -22,7 +22,8 @@ def command(
     """Restart the processes of the appliance, one after the other, each when the one before serves
     again. PROCESS is a name of `tailrace status` (front-0) or a kind (front); default: all.
 
-    Clients reconnect by themselves, and no request fails. The processes run the code that the
+    Clients reconnect by themselves. A change of topics that is under way while the controller ends
+    has an unknown outcome, and its client is told. The processes run the code that the
     appliance was started with; `tailrace upgrade` starts another version.
 
     \b
