@@ -548,7 +548,7 @@ def _serve() -> int:
         live = LiveSettings(sources, settings, given, cores)
         supervisor = Supervisor(live, flags.ready_fd, notifier, spawner, sockets)
         code = supervisor.run()
-        if supervisor.is_replacing and code in (ExitCode.OK, ExitCode.FAILED):
+        if code in (ExitCode.OK, ExitCode.FAILED) and supervisor.is_replacing:
             become_installed_program([flags.ready_fd, *sockets.values()], service)
         return code
     except DataDirectoryError as error:

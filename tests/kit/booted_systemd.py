@@ -193,7 +193,7 @@ def _remove_cgroup(group: pathlib.Path) -> None:
 def install_program(booted: BootedSystemd) -> None:
     """Make a virtual environment at PREFIX that runs this checkout, as `pip install -e` would."""
     # The interpreter may be linked to a library below /root, which a service does not see.
-    booted.run("tee", "/etc/ld.so.conf.d/0-tailrace-test.conf", stdin=f"{PYTHON}/lib\n")
+    booted.run("tee", "/etc/ld.so.conf.d/0-interpreter.conf", stdin=f"{PYTHON}/lib\n")
     booted.run("ldconfig")
     booted.run(f"{PYTHON}/bin/python3", "-m", "venv", "--without-pip", PREFIX)
     packages = sysconfig.get_path("purelib").replace(str(ROOT), CHECKOUT)

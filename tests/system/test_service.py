@@ -199,19 +199,20 @@ def test_what_the_next_start_would_not_mend_is_not_restarted(
 def test_with_a_socket_unit_the_first_client_starts_it_and_a_restart_refuses_nobody(
     host: BootedSystemd,
 ) -> None:
+    start(host, "tailrace")
     host.systemctl("stop", "tailrace")
     host.systemctl("start", "tailrace.socket")
     assert host.property("tailrace", "ActiveState") == "inactive"
-    host.run("tailrace", "topic", "create", "activated", "--if-not-exists")
-    host.wait_for("tailrace", "ActiveState", "active")
+    create = ["tailrace", "topic", "create", "activated", "--if-not-exists"]
+    wait_until(lambda: host.run(*create, status=None).returncode == 0, "a client is served")
+    assert host.property("tailrace", "ActiveState") == "active"
     host.run("systemctl", "--no-block", "stop", "tailrace")
     host.wait_for("tailrace", "ActiveState", "inactive")
     for address in (SOCKET, "tcp://127.0.0.1:7420"):
         host.run("tailrace", "produce", "activated", "--bootstrap", address, stdin="one\n")
-        kill = ["systemctl", "kill", "--kill-whom=main", "--signal=KILL", "tailrace"]
-        host.run(*kill)
-    consumed = host.run("tailrace", "consume", "activated", "--from-beginning")
-    assert consumed.stdout == "one\none\n"
+        host.systemctl("kill", "--kill-whom=main", "--signal=KILL", "tailrace")
+    consume = ["tailrace", "consume", "activated", "--from-beginning"]
+    wait_until(lambda: host.run(*consume, status=None).stdout == "one\none\n", "both are there")
     assert host.run("stat", "-c", "%U:%G %a", "/run/tailrace/tailrace.sock").stdout.split() == [
         "tailrace:tailrace",
         "660",
