@@ -278,6 +278,7 @@ def test_a_planted_fault_is_found_under_the_faults_that_it_does_not_stand(
         seeds.run_each(lambda seed: run(seed, faults), range(first, first + SEARCHED))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("faults", [faults for *_, faults in DIRECTED], ids=" and ".join)
 def test_directed_schedules_keep_every_promise(faults: tuple[str, ...]) -> None:
     run(0, faults)

@@ -191,7 +191,15 @@ def test_lists_and_cancels_right_behind_a_commit_miss_nothing(
             assert admin.cancel_delays(delay_id) == {delay_id: None}
 
 
-@pytest.mark.parametrize("process", ["tr-sched", "tr-worker", "tr-flush", "tr-groups"])
+@pytest.mark.parametrize(
+    "process",
+    [
+        "tr-sched",
+        pytest.param("tr-worker", marks=pytest.mark.long),
+        pytest.param("tr-flush", marks=pytest.mark.long),
+        pytest.param("tr-groups", marks=pytest.mark.long),
+    ],
+)
 @pytest.mark.parametrize("is_committed", [True, False])
 def test_killed_processes_keep_what_is_reserved(
     appliance: EmbeddedAppliance,
