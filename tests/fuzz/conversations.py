@@ -360,7 +360,7 @@ def _create(rng: random.Random, _world: World) -> Request:
             configs,
             None if schema is None else to_message(schema),
         )
-        items.append(item)
+        items.append({**item, "topic_id": rng.randbytes(16).hex()})
     return _json(Api.CREATE_TOPICS, {"topics": items, "validate_only": rng.random() < 0.5})
 
 

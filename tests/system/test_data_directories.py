@@ -21,6 +21,7 @@ from tests.kit.killed_directories import (
     start,
 )
 from tests.kit.processes import kill_and_wait_for_successor, shared_memory, wait_until
+from tests.kit.running_directories import copy_of_running
 
 
 def test_a_copy_beside_its_original_leaves_the_originals_memory_alone(
@@ -31,7 +32,7 @@ def test_a_copy_beside_its_original_leaves_the_originals_memory_alone(
         create(original)
         produce(original, 0, 10)
         before = sorted(shared_memory(original))
-        shutil.copytree(tmp_path / "data", tmp_path / "copy")
+        copy_of_running(tmp_path / "data", tmp_path / "copy")
         copy = start(tmp_path / "copy")
         try:
             assert read(copy, 10) == list(range(10))
@@ -50,7 +51,7 @@ def test_a_copy_of_a_killed_directory_leaves_its_batches_to_the_original(
     tmp_path: pathlib.Path,
 ) -> None:
     killed_with_acknowledged_batches_in_the_ring(tmp_path / "data")
-    shutil.copytree(tmp_path / "data", tmp_path / "copy")
+    copy_of_running(tmp_path / "data", tmp_path / "copy")
     copy = start(tmp_path / "copy")
     try:
         assert read(copy, 1) == [0]
@@ -84,7 +85,7 @@ def test_a_directory_moved_to_another_file_system_after_a_kill_is_refused_while_
     killed_with_acknowledged_batches_in_the_ring(tmp_path / "data")
     identity = read_identity(str(tmp_path / "data"))
     assert identity is not None
-    shutil.copytree(tmp_path / "data", tmp_path / "moved")
+    copy_of_running(tmp_path / "data", tmp_path / "moved")
     shutil.rmtree(tmp_path / "data")
     said = refusal(tmp_path / "moved")
     assert f"{identity.prefix}-" in said

@@ -8,7 +8,6 @@ import datetime as dt
 import os
 import pathlib
 import pickle
-import shutil
 import signal
 import struct
 from dataclasses import replace
@@ -39,6 +38,7 @@ from tailrace.scanning.batch_decoder import BATCH_ROWS
 from tailrace.scanning.options import Bounds, build_settings
 from tailrace.scanning.planner import plan
 from tailrace.scanning.remote_source import RemoteSource
+from tests.kit.running_directories import copy_of_running
 
 ROWS = 1_200
 LEASES = "SELECT count(*) FROM leases WHERE ends_us > 0"
@@ -267,7 +267,7 @@ def test_without_mapping_the_rows_are_the_same(
 
 
 def test_the_index_is_not_needed(filled: EmbeddedAppliance, tmp_path: pathlib.Path) -> None:
-    shutil.copytree(filled.data_dir, tmp_path / "copy")
+    copy_of_running(filled.data_dir, tmp_path / "copy")
     for path in (tmp_path / "copy").rglob("*.index"):
         path.write_bytes(path.read_bytes()[:-5] + b"wrong")
     assert (
@@ -301,7 +301,7 @@ def test_a_copy_under_the_path_that_a_plan_names_is_not_read(
     filled: EmbeddedAppliance, tmp_path: pathlib.Path
 ) -> None:
     """As an executor on another host may have it, which was restored from a backup."""
-    shutil.copytree(filled.data_dir, tmp_path / "copy")
+    copy_of_running(filled.data_dir, tmp_path / "copy")
     for segment in (tmp_path / "copy").rglob("*.arrows"):
         segment.write_bytes(b"")
     made = plan(
@@ -335,7 +335,7 @@ def test_files_are_read_without_asking_for_a_single_batch(
 def test_a_copy_of_the_directory_has_the_same_rows_also_by_time(
     filled: EmbeddedAppliance, tmp_path: pathlib.Path
 ) -> None:
-    shutil.copytree(filled.data_dir, tmp_path / "copy")
+    copy_of_running(filled.data_dir, tmp_path / "copy")
     for topic in ("plain", "packed", "typed"):
         assert tailrace.scan(tmp_path / "copy" / topic).read_all().equals(both(filled, topic))
     asked: dict[str, Any] = {"start": at(1_100), "end": at(1_201)}
@@ -375,7 +375,7 @@ def test_a_copy_that_another_appliance_serves_is_not_taken_for_the_original(
     """`same_directory` looks at more than ids, which a copy has too."""
     from tailrace.scanning.data_dirs import same_directory
 
-    shutil.copytree(filled.data_dir, tmp_path / "copy")
+    copy_of_running(filled.data_dir, tmp_path / "copy")
     assert same_directory(filled.data_dir, None)
     assert not same_directory(str(tmp_path / "copy"), None)
     assert not same_directory(filled.data_dir, "0" * 32)

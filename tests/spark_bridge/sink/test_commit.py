@@ -351,7 +351,8 @@ def test_a_batch_that_takes_longer_than_its_timeout_is_not_written_and_the_optio
 
     def is_aborted() -> bool:
         with Admin(appliance.address) as admin:
-            return bool(admin.list_transactions()[identity]["state"] == "empty")
+            last = admin.describe_transactions(identity)[identity]["last"]
+        return last is not None and bool(last["by"] == "timeout")
 
     wait_until(is_aborted, "the transaction is aborted")
     with pytest.raises(TransactionAbortedError, match="than the option transactionTimeoutMs"):
