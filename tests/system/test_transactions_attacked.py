@@ -187,7 +187,8 @@ def test_markers_and_indexes_that_meet_a_full_disk_are_written_when_there_is_roo
             ballast = _fill(small_disk)
             producer.commit_transaction(HANG_LIMIT_S)
             producer.begin_transaction()
-            sent = [producer.send("out", b"aborted", partition=n) for n in range(4)]
+            # larger than the room that is left in the last page of a segment
+            sent = [producer.send("out", bytes(200_000), partition=n) for n in range(4)]
             producer._sender_thread.close_all()
             assert not all(each.done() for each in sent), "a batch finds no room"
             producer.abort_transaction(HANG_LIMIT_S)
