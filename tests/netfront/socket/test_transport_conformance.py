@@ -106,10 +106,15 @@ class RealClient:
 
 class SimClient:
     def __init__(self, network: Network) -> None:
+        self._network = network
         self._socket = SimSocket(network)
 
     def send(self, *frames: bytes) -> None:
-        assert self._socket.try_send(frames)
+        """A connection that has ended takes nothing: as our clients do, make another."""
+        if not self._socket.try_send(frames):
+            self._socket.close()
+            self._socket = SimSocket(self._network)
+            assert self._socket.try_send(frames)
 
     def receive(self) -> list[bytes]:
         message = self._socket.try_receive()
