@@ -131,7 +131,7 @@ bench-spark-streaming: $(KERNEL) java
 bench-spark: $(KERNEL) java
 	@$(BIN)/python -P -m bench.spark
 
-# Spark writes a topic, beside its noop sink and one that drops what it is given: ROWS=1000000 for a look, ARGS=--parts without Spark.
+# Spark writes a topic, beside its noop sink and one that drops what it is given: ROWS=1000000 for a look, ARGS=--parts without Spark, ARGS=--batches for micro-batches.
 bench-spark-sink: $(KERNEL) java
 	@$(BIN)/python -P -m bench.spark_sink $(ARGS)
 

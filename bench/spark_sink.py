@@ -9,7 +9,8 @@ written and committed. Of each the table says what a row takes of the processors
 process, which says something on a busy machine, too.
 
 `--parts` measures a task and its commit in this process, without Spark: what the Python of a task,
-the driver's commit and the appliance cost.
+the driver's commit and the appliance cost. `--batches` measures micro-batches of 1,000 rows with
+Spark, beside its noop sink.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import pathlib
 import statistics
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -35,9 +38,6 @@ from pyspark.sql.datasource import (
 
 from bench.measure import RESULTS, machine
 from spark_bridge.session import local_session
-from spark_bridge.sink.commit import commit_tasks
-from spark_bridge.sink.options import parse_sink_options
-from spark_bridge.sink.task_writer import TaskWriter
 from tailrace import Admin, NewTopic
 from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
 
@@ -49,7 +49,7 @@ rows did.
 """
 PARTITIONS = 4
 BATCH_ROWS = 10_000
-SMALL_ROWS, SMALL_BATCHES = 1_000, 30
+SMALL_ROWS, SMALL_BATCHES, WARM_BATCHES = 1_000, 30, 5
 ROLES = ("JVM", "tasks", "driver", "front", "worker", "flusher", "rest")
 WHATS = ("noop", "hand-off", "write")
 
@@ -198,6 +198,10 @@ def parts(running: EmbeddedAppliance) -> list[dict[str, Any]]:
     """Processor time of a task and of its commit, without Spark: in this process, and in those of
     the appliance.
     """
+    from spark_bridge.sink.commit import commit_tasks
+    from spark_bridge.sink.options import parse_sink_options
+    from spark_bridge.sink.task_writer import TaskWriter
+
     keys = [
         pa.array([b"%08d" % n for n in range(at, at + BATCH_ROWS)], pa.binary())
         for at in range(0, ROWS, BATCH_ROWS)
@@ -236,6 +240,10 @@ def parts(running: EmbeddedAppliance) -> list[dict[str, Any]]:
 
 def small_batches(running: EmbeddedAppliance) -> list[dict[str, Any]]:
     """Time of a batch of SMALL_ROWS rows, without Spark, of two tasks one after the other."""
+    from spark_bridge.sink.commit import commit_tasks
+    from spark_bridge.sink.options import parse_sink_options
+    from spark_bridge.sink.task_writer import TaskWriter
+
     topic = "small"
     with Admin(running.address) as admin:
         admin.create_topics([NewTopic(topic, PARTITIONS)])
@@ -269,6 +277,48 @@ def small_batches(running: EmbeddedAppliance) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
+def micro_batches(running: EmbeddedAppliance) -> list[dict[str, Any]]:
+    """Times of micro-batches of SMALL_ROWS rows with Spark, in two tasks: of the whole batch
+    (triggerExecution), and of its job with the commit (addBatch). The first WARM_BATCHES are left
+    out.
+    """
+    found: dict[str, list[dict[str, int]]] = {"noop": [], "tailrace": []}
+    with local_session() as spark, tempfile.TemporaryDirectory(prefix="tailrace-sink-") as scratch:
+        source = pathlib.Path(scratch, "in")
+        source.mkdir()
+        for number in range(WARM_BATCHES + SMALL_BATCHES):
+            rows = range(number * SMALL_ROWS, (number + 1) * SMALL_ROWS)
+            (source / f"{number:04d}.txt").write_text("".join(f"{n:0100d}\n" for n in rows))
+        for repetition in range(REPETITIONS):
+            for sink, durations in found.items():
+                topic = f"micro-{sink}-{repetition}"
+                with Admin(running.address) as admin:
+                    admin.create_topics([NewTopic(topic, PARTITIONS)])
+                lines = spark.readStream.schema("value string").option("maxFilesPerTrigger", "1")
+                frame = lines.text(str(source)).repartition(2).selectExpr("value as key", "value")
+                writer = frame.writeStream.format(sink).option(
+                    "checkpointLocation", f"{scratch}/{topic}"
+                )
+                if sink == "tailrace":
+                    writer = writer.option("bootstrap", running.address).option("topic", topic)
+                query = writer.trigger(availableNow=True).start()
+                query.awaitTermination()
+                progress = [json.loads(one.json) for one in query.recentProgress]
+                filled = [one["durationMs"] for one in progress if one["numInputRows"]]
+                durations += filled[WARM_BATCHES:]
+    return [
+        {
+            "what": sink,
+            **{
+                f"{phase}_ms": statistics.median(one[phase] for one in durations)
+                for phase in ("triggerExecution", "addBatch")
+            },
+            "batches": len(durations),
+        }
+        for sink, durations in found.items()
+    ]
+
+
 def main() -> int:
     """The command line."""
     where = machine()
@@ -290,6 +340,14 @@ def main() -> int:
                 print(
                     f"{row['what']:12} {row['wall_ms']:8.1f} ms, processor time: here "
                     f"{row['own_ms']:.1f} ms, in the appliance {row['appliance_ms']:.1f} ms"
+                )
+            return 0
+        if "--batches" in sys.argv:
+            for row in micro_batches(running):
+                print(
+                    f"{row['what']:9} {row['triggerExecution_ms']:6.0f} ms a micro-batch of "
+                    f"{SMALL_ROWS} rows, {row['addBatch_ms']:.0f} of them its job and commit "
+                    f"(medians of {row['batches']})"
                 )
             return 0
         found = with_spark(running)

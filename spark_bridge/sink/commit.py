@@ -5,7 +5,8 @@ Branches of failed, repeated and speculative attempts are not named, so the same
 them. A batch that comes again after a failure is found in the mark of the last decision, and its
 new rows are aborted, if its tasks have written any.
 
-This module runs in a process of its own for each batch. It imports neither pyarrow nor numpy.
+This module runs in a process of the driver's own, which Spark may use for many batches. It imports
+neither pyarrow nor numpy.
 
 Owner: one commit, in a process of the Spark driver.
 Invariants:
@@ -115,7 +116,7 @@ class _Commit:
 
     def _last_mark(self) -> Mark | None:
         """The batch that was committed last. Raises TailraceError."""
-        mark = next((task.mark for task in self._tasks if task.mark is not None), None)
+        mark = max((task.mark for task in self._tasks if task.mark is not None), default=None)
         if mark is not None or self._identity.startswith("job:"):
             return mark
         from spark_bridge.sink.former_log import read_mark

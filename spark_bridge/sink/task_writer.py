@@ -20,11 +20,13 @@ import pyarrow as pa
 
 from spark_bridge.sink import rows as sink_rows
 from spark_bridge.sink.commit import older
+from spark_bridge.sink.connections import give_back, take
 from spark_bridge.sink.messages import Mark, WrittenTask
 from spark_bridge.sink.options import CLIENT_ID, SinkOptions
 from spark_bridge.sink.transaction import TransactionClient, aborted, fenced
-from tailrace.admin.admin import Admin
-from tailrace.client.topics.topic_metadata import TopicInfo, is_internal
+from tailrace.client.connections.connection import Connection
+from tailrace.client.connections.steps import call_json_now
+from tailrace.client.topics.topic_metadata import TopicInfo, is_internal, topics_from_metadata
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import (
     InvalidRequestError,
@@ -37,7 +39,8 @@ from tailrace.core.errors import (
 from tailrace.producer.frame_appender import RowSlots
 from tailrace.producer.futures import FrameFuture
 from tailrace.producer.producer import Producer
-from tailrace.producer.routed_frames import send_routed
+from tailrace.producer.routed_frames import send_routed, topics_written
+from tailrace.protocol.frame import Api
 
 PIECE_BYTES = 960 << 10
 """Bytes of rows that are collected for a partition: a batch of a MiB has the least cost per row."""
@@ -85,9 +88,7 @@ class TaskWriter:
         self._options = options
         self._identity = identity
         self._batch_id = batch_id
-        self._admin = Admin(
-            options.bootstrap, client_id=CLIENT_ID, connect_timeout_ms=options.publish_timeout_ms
-        )
+        self._connection: Connection | None = take(options.bootstrap)
         self._producer: Producer | None = None
         self._is_done = False
         """True if the batch was committed before."""
@@ -105,7 +106,8 @@ class TaskWriter:
         """Release everything. A branch that is not finished can never be committed."""
         if self._producer is not None:
             self._producer.close(timeout=0)
-        self._admin.close()
+        if self._connection is not None:
+            self._connection.close()
 
     # ---- the transaction -------------------------------------------------------------------------
 
@@ -114,9 +116,8 @@ class TaskWriter:
         TailraceError.
         """
         written, options = self._written, self._options
-        client = TransactionClient(
-            self._admin._connection, self._identity, options.publish_timeout_ms
-        )
+        assert self._connection is not None
+        client = TransactionClient(self._connection, self._identity, options.publish_timeout_ms)
         key, is_job = (
             (options.bootstrap, client.transactional_id),
             self._identity.startswith("job:"),
@@ -167,8 +168,11 @@ class TaskWriter:
         return info
 
     def _load(self, topic: str) -> TopicInfo:
+        assert self._connection is not None
+        request, timeout_ms = {"topics": [topic]}, self._options.publish_timeout_ms
         try:
-            return self._admin.topic_info(topic)[topic]
+            answer = call_json_now(self._connection, Api.METADATA, request, timeout_ms)
+            return topics_from_metadata(answer, topic)[topic]
         except UnknownTopicError:
             raise UnknownTopicError(f"there is no topic {topic!r} to write to") from None
 
@@ -239,7 +243,7 @@ class TaskWriter:
         info, parts = buffered.info, buffered.parts
         slots = sink_rows.slots_of(parts)
         sent = send_routed(
-            self._producer, info.name, sink_rows.joined(parts), buffered.partition,
+            self._producer, info, sink_rows.joined(parts), buffered.partition,
             None if slots is None else RowSlots(slots, info.slot_map_version),
         )  # fmt: skip
         self._sent.append((info.name, sent))
@@ -265,13 +269,18 @@ class TaskWriter:
                         raise RecordTooLargeError(f"topic {topic!r}: {error.detail}") from error
                 self._written.branch = self._producer.finish_branch()
             self._check_topics()
+        if self._connection is not None:
+            give_back(self._options.bootstrap, self._connection)
+            self._connection = None
         return self._written
 
     def _check_topics(self) -> None:
         """Raise UnknownTopicError if a topic was made again: what it had was lost with it."""
-        for name, info in self._infos.items():
-            if self._load(name).topic_id != info.topic_id:
+        assert self._producer is not None
+        known = {info.topic_id for info in self._infos.values()}
+        for written in topics_written(self._producer):
+            if written.topic_id not in known:
                 raise UnknownTopicError(
-                    f"topic {name!r} was deleted and created again while a task wrote to it; "
-                    "nothing of the batch is written. Start the query again"
+                    f"topic {written.name!r} was deleted and created again while a task wrote to "
+                    "it; nothing of the batch is written. Start the query again"
                 )

@@ -27,10 +27,10 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+from spark_bridge.sink.connections import borrowed
 from spark_bridge.sink.messages import Mark, SharedTransaction
 from spark_bridge.sink.options import CLIENT_ID
 from tailrace.client.connections.connection import Connection
-from tailrace.client.connections.runtime import SYSTEM
 from tailrace.client.connections.steps import call_json_now
 from tailrace.core.error_codes import ERROR_TABLE, ErrorCode
 from tailrace.core.errors import (
@@ -93,12 +93,9 @@ def transactional_id_of(identity: str) -> str:
 def transaction_client(
     bootstrap: str, identity: str, timeout_ms: int
 ) -> Iterator[TransactionClient]:
-    """Make a client with a connection of its own, which it closes at the end of the block."""
-    connection = Connection(bootstrap, CLIENT_ID, SYSTEM, "sink")
-    try:
+    """Make a client with a connection of the process for the block."""
+    with borrowed(bootstrap) as connection:
         yield TransactionClient(connection, identity, timeout_ms)
-    finally:
-        connection.close()
 
 
 class TransactionClient:

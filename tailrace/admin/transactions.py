@@ -72,6 +72,7 @@ class TransactionAdmin:
         - `last`: the end of its newest transaction, or None: `outcome` ("commit" or "abort"), `by`
           ("producer", "init", "timeout", "operator" or "idleness"), `wall_ms`, `producer_id`,
           `producer_epoch`
+        - `metadata`: the text that its last commit with one has left, or ""
         - `workers_pending`: names of the workers that have not carried out its ends yet
 
         Raises UnknownTransactionalIdError.

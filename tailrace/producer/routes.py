@@ -162,6 +162,11 @@ class ProducerMetadata:
             )
         return route
 
+    def adopt(self, info: TopicInfo) -> TopicRoute:
+        """The route to a topic that the caller has looked up. Call it in a section."""
+        check_partitioner(info, self._settings)
+        return self._adopt(info)
+
     def forget(self, topic: str) -> None:
         """Look the topic up again before its next record."""
         self.by_topic.pop(topic, None)

@@ -301,7 +301,7 @@ sys.meta_path.insert(0, Others())
 sys.path.insert(0, archive)
 import tailrace
 assert tailrace.__file__.startswith(archive)
-for name in ("datasource", "source.planner", "source.reader", "sink.entry", "sink.commit", "sink.task_writer", "stream.reader", "stream.tasks", "source.arrow_scan"):
+for name in ("datasource", "source.planner", "source.reader", "sink.entry", "sink.commit", "sink.task_writer", "sink.former_log", "sink.forget", "stream.reader", "stream.tasks", "source.arrow_scan"):
     importlib.import_module(f"spark_bridge.{name}")
 from tailrace import Admin, Consumer, Producer
 """  # noqa: E501

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from click.testing import CliRunner
 
-import tailrace
+from appliance.cli.main import tailrace as tailrace_command
 from spark_bridge.sink.commit import abort_tasks, commit_tasks
 from spark_bridge.sink.crash_points import AFTER_DECISION, BEFORE_DECISION, CRASH_VARIABLE
 from spark_bridge.sink.messages import WrittenTask
@@ -146,7 +147,7 @@ def test_a_batch_that_comes_again_is_recognised_also_where_spark_says_no_number_
 def test_a_commit_imports_neither_pyarrow_nor_numpy(
     appliance: EmbeddedAppliance, topic: str, tmp_path: Path
 ) -> None:
-    """It has a process of its own for each batch. This one also looks for a former log."""
+    """It has a process of its own. This one also looks for a former log."""
     make(appliance, topic)
     options, sink = options_of(appliance, topic), f"query:{topic}"
     commit_elsewhere(options, write(options, 0, sink), 0, tmp_path / "commit")
@@ -154,7 +155,6 @@ def test_a_commit_imports_neither_pyarrow_nor_numpy(
 
 
 def test_the_process_that_plans_a_batch_imports_no_client() -> None:
-    """Spark starts one for each micro-batch, too."""
     code = (
         "import sys, spark_bridge.datasource, spark_bridge.sink.entry\n"
         "unwished = {'zmq', 'pyarrow', 'numpy', 'tailrace.client'} & set(sys.modules)\n"
@@ -487,6 +487,17 @@ def test_a_transactional_id_of_another_program_is_not_written_over(
         write(options, 0, name)
 
 
+def test_the_last_batch_of_a_query_is_shown_with_its_transactional_id(
+    appliance: EmbeddedAppliance, topic: str
+) -> None:
+    make(appliance, topic, 1)
+    options, name = options_of(appliance, topic), f"query:{topic}"
+    assert commit_tasks(options, write(options, 7, name), 7)
+    command = ["transaction", "describe", transactional_id_of(name), "--bootstrap"]
+    shown = CliRunner().invoke(tailrace_command, [*command, appliance.address])
+    assert '"batch": 7' in shown.stdout, shown.output
+
+
 def test_names_of_sinks_are_transactional_ids() -> None:
     assert transactional_id_of("query:1-2") == "spark-query:1-2"
     for name in ("x" * 300, "a\nb"):
@@ -510,7 +521,6 @@ def test_a_producer_without_branches_leaves_the_mark_of_a_sink(
     ):
         producer.send(topic, b"other")
     assert not commit_tasks(options, write(options, 0, name, "run-2"), 0)
-    values = tailrace.scan(topic, appliance.address, columns=["value"]).read_all()
-    assert values.num_rows == ROWS + 1
+    wait_until(lambda: len(values_in(appliance, topic)) == ROWS + 1, "readers see both commits")
     with pytest.raises(TailraceError):
         commit_tasks(options, write(options, 1, name, "run-1"), 1)

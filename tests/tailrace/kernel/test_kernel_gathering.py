@@ -84,9 +84,10 @@ def test_cells_are_laid_into_a_message_as_their_bytes_are(
     given_picks: list[Pick], gap: int
 ) -> None:
     """The message of the default schema, with the gathered cells as its keys and as its values."""
+    assert NATIVE is not None
     messages = []
     for functions, lay in (
-        (NATIVE, kernel.lay_message),
+        (NATIVE, NATIVE.lay_message),
         (reference_gather, reference_frames.lay_message),
     ):
         for is_copied in (False, True):

@@ -103,6 +103,8 @@ def _show(found: Mapping[str, Any]) -> None:
         shown = ", ".join(f"{one}:{epoch}" for one, epoch in branches[:BRANCHES_SHOWN])
         more = ", ..." if len(branches) > BRANCHES_SHOWN else ""
         lines.append(("branches", f"{count} (producer id:epoch {shown}{more})"))
+    if metadata := found.get("metadata"):
+        lines.append(("metadata", metadata))
     if last := found["last"]:
         how = f"{last['outcome']} of epoch {last['producer_epoch']} by {last['by']}"
         lines.append(("last", f"{how}, {_moment(last['wall_ms'])}"))
