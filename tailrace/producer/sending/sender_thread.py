@@ -579,15 +579,15 @@ class SenderThread:
 def _wakeup(fd: int) -> None:
     try:
         os.eventfd_write(fd, 1)
-    except OSError:
-        pass  # it is readable already, or closed
+    except (OSError, ValueError):
+        pass  # it is readable already, or closed (-1)
 
 
 def _clear_wakeup(fd: int) -> None:
     try:
         os.eventfd_read(fd)
-    except OSError:
-        pass  # it is not readable, or closed
+    except (OSError, ValueError):
+        pass  # it is not readable, or closed (-1)
 
 
 def _closed_error() -> ClientClosedError:
