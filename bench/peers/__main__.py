@@ -31,8 +31,7 @@ from bench.conditions import Conditions
 from bench.measure import RESULTS
 from bench.peers.field import Field
 from bench.peers.goals import Outcome, goals, outcome
-from bench.peers.row import Entry, Result, Row
-from bench.peers.rows import rows
+from bench.peers.rows import Entry, Result, Row, rows
 from tailrace.core.errors import TailraceError
 
 console = Console(soft_wrap=True, highlight=False, record=True, width=150)
