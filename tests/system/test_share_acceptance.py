@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tailrace import InvalidRecordError, InvalidRequestError, LockLostError, StorageError
+from tailrace import Admin, InvalidRecordError, InvalidRequestError, LockLostError, StorageError
 from tailrace.embedded_appliance import EmbeddedAppliance
 from tailrace.share.acquired.fetch_loop import Found, ShareFetchLoop
 from tests.kit.processes import kill_and_wait_for_successor
@@ -138,8 +138,9 @@ def test_a_program_that_stood_still_is_told_what_it_lost(
     appliance: EmbeddedAppliance, topic: str
 ) -> None:
     make(appliance, topic, 4)
-    with share(appliance, topic):
-        pass  # the group begins at the beginning
+    with share(appliance, topic), Admin(appliance.address) as admin:
+        # the group begins at the beginning
+        wait_until(lambda: f"g-{topic}" in admin.list_groups(), "it has joined")
     command = [sys.executable, "-P", "-c", PROGRAM, appliance.address, topic]
     with subprocess.Popen(
         command,
@@ -196,7 +197,6 @@ def test_a_failing_deserializer_does_not_accept_what_stands_behind_it(
 
 def test_a_topic_made_anew_is_a_queue_of_its_own(appliance: EmbeddedAppliance, topic: str) -> None:
     """Old records, acknowledged late, accept nothing of the new topic."""
-    from tailrace import Admin
 
     make(appliance, topic, 3)
     with (
