@@ -16,7 +16,7 @@ import pytest
 from tailrace import Admin, InvalidRecordError, InvalidRequestError, LockLostError, StorageError
 from tailrace.embedded_appliance import EmbeddedAppliance
 from tailrace.share.acquired.fetch_loop import Found, ShareFetchLoop
-from tests.kit.processes import kill_and_wait_for_successor
+from tests.kit.processes import kill_and_wait_for_successor, wait_until
 from tests.kit.queues import LONG_MS, make, poll_until, share, start_offset, take
 
 
