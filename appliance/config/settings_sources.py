@@ -159,7 +159,7 @@ def gather_settings(
 
 
 def conflicts_of(values: Mapping[str, Any]) -> list[str]:
-    """What is wrong with these values together, over the defaults. Cores are not checked: they
+    """Faults of these values together, over the defaults. Cores are not checked: they
     cannot change while the appliance runs.
     """
     known = definitions()

@@ -245,7 +245,7 @@ class LiveSettings:
     # ---- the document ----------------------------------------------------------------------------
 
     def _document(self, report: dict[str, Any] | None = None) -> dict[str, Any]:
-        """What the block says. `configs`: see `_row`."""
+        """Content of the block. `configs`: see `_row`."""
         waiting = set(self._waiting())
         origins = self._origins_of(self._known_overrides())
         return {
