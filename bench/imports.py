@@ -12,8 +12,8 @@ import pathlib
 import subprocess
 import sys
 
-from appliance.supervise.child_processes import MODULES
-from appliance.supervise.zygote import MODULE, SHARED
+from appliance.supervise.processes.child_processes import MODULES
+from appliance.supervise.processes.zygote import MODULE, SHARED
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 

@@ -24,7 +24,7 @@ _HOME = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 CLIENT_ALONE = "only Tailrace's client is installed here"
 INSTALL_SERVER = "Install the appliance and its command line with it: pip install tailrace"
 EXIT_CONFIG = 74
-"""The exit code of `appliance.supervise.restart_policy` for a
+"""The exit code of `appliance.supervise.processes.restart_policy` for a
 failure that a restart would repeat.
 """
 

@@ -1,5 +1,5 @@
 """The command line's side of the control socket of an appliance on this host
-(`appliance.supervise.control_socket`).
+(`appliance.supervise.operations.control_socket`).
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 status.
 
 Exit status: 0 ok, 1 operation failed, 2 usage, 3 appliance not reachable. `serve` has its own table
-(`appliance.supervise.restart_policy.ExitCode`). A command's module is imported when the command is
-called, so that no command pays for another's imports.
+(`ExitCode` in `appliance.supervise.processes.restart_policy`). A command's module is imported when
+the command is called, so that no command pays for another's imports.
 """
 
 from __future__ import annotations

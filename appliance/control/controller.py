@@ -47,7 +47,7 @@ from appliance.control.topic_change_queue import CHANGES, TopicChangeQueue
 from appliance.control.topic_commands import TopicCommands, is_whole
 from appliance.control.topic_defaults import TopicDefaults
 from appliance.data.data_dir_lock import directory_id
-from appliance.supervise.restart_policy import ExitCode
+from appliance.supervise.processes.restart_policy import ExitCode
 from shm.crash_points import crash_point
 from shm.memory.atomic_word import AtomicCounter
 from shm.memory.layout import ProcessWord, RegionKind, Role

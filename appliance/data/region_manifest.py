@@ -6,7 +6,7 @@ Invariants:
 - Both copies name a region before it is made, so either of them is enough.
 - Each copy has a checksum and is replaced atomically.
 Crash: of two complete copies the newer counts. If neither is complete, the regions themselves are
-searched (see `appliance.supervise.shm_regions`).
+searched (see `appliance.supervise.memory.shm_regions`).
 """
 
 from __future__ import annotations

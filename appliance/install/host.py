@@ -10,7 +10,7 @@ import shutil
 import subprocess
 from collections.abc import Iterable
 
-from appliance.supervise.restart_policy import ExitCode, Halt
+from appliance.supervise.processes.restart_policy import ExitCode, Halt
 
 SYSTEMD_RUNS = "run/systemd/system"
 """Directory that exists where systemd is PID 1 (sd_booted(3))."""

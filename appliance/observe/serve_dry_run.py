@@ -27,9 +27,9 @@ from appliance.config.settings_sources import (
 from appliance.data.data_dir_lock import inspect
 from appliance.data.directory_errors import DataDirectoryError
 from appliance.observe.doctor_checks import Check, Level
-from appliance.supervise.memory_plan import plan_regions
+from appliance.supervise.memory.memory_plan import plan_regions
 from appliance.supervise.preflight import partitions_in, refuse_unfit_machine, slots_for_open_files
-from appliance.supervise.restart_policy import ExitCode, Halt
+from appliance.supervise.processes.restart_policy import ExitCode, Halt
 from tailrace.core.errors import InvalidSettingError
 from tailrace.format.directory.data_dir import CATALOG_FILE, Identity
 from tailrace.protocol.listeners import front_address

@@ -27,9 +27,9 @@ import time
 from collections.abc import Callable, Mapping
 
 from appliance.data.directory_errors import DataDirectoryError
-from appliance.supervise.child_processes import NS_PER_MS, Child
-from appliance.supervise.restart_policy import ExitCode, Halt
-from appliance.supervise.shm_regions import Regions
+from appliance.supervise.memory.shm_regions import Regions
+from appliance.supervise.processes.child_processes import NS_PER_MS, Child
+from appliance.supervise.processes.restart_policy import ExitCode, Halt
 from shm.memory.layout import ProcessWord, Role
 from shm.memory.region import RegionError
 from shm.queues.doorbell import Doorbell

@@ -10,7 +10,7 @@ import platform
 import resource
 
 from appliance.config.settings import Settings
-from appliance.supervise.restart_policy import ExitCode, Halt
+from appliance.supervise.processes.restart_policy import ExitCode, Halt
 from tailrace.format.directory.data_dir import PARTITION_FILE
 
 logger = logging.getLogger("appliance.supervise.supervisor")

@@ -45,29 +45,29 @@ from appliance.data import format_versions
 from appliance.data.data_dir_lock import DataDirLock
 from appliance.data.data_dir_locks import acquire_all, forget_holders, record_holders, restore_locks
 from appliance.data.directory_errors import DataDirectoryError, unusable
-from appliance.supervise.child_processes import (
-    NS_PER_MS,
-    Child,
-    check_heartbeats,
-    first_children,
-    other_cores,
-)
-from appliance.supervise.control_socket import ControlSocket
 from appliance.supervise.live_settings import HangUps, LiveSettings
+from appliance.supervise.memory.shm_regions import Regions
 from appliance.supervise.on_demand_processes import OnDemandProcesses
-from appliance.supervise.operator_commands import OperatorCommands
+from appliance.supervise.operations.control_socket import ControlSocket
+from appliance.supervise.operations.operator_commands import OperatorCommands
+from appliance.supervise.operations.replacement import become_installed_program
 from appliance.supervise.preflight import (
     allow_open_files,
     refuse_unfit_machine,
     slots_for_open_files,
     warn_of_python_kernel,
 )
-from appliance.supervise.process_table import KILL_TIMEOUT_MS, ProcessTable
-from appliance.supervise.replacement import become_installed_program
-from appliance.supervise.restart_policy import ExitCode, Halt
+from appliance.supervise.processes.child_processes import (
+    NS_PER_MS,
+    Child,
+    check_heartbeats,
+    first_children,
+    other_cores,
+)
+from appliance.supervise.processes.process_table import KILL_TIMEOUT_MS, ProcessTable
+from appliance.supervise.processes.restart_policy import ExitCode, Halt
+from appliance.supervise.processes.spawner import Spawner, reap_strangers
 from appliance.supervise.sd_notify import SERVICE_VARIABLES, Notifier
-from appliance.supervise.shm_regions import Regions
-from appliance.supervise.spawner import Spawner, reap_strangers
 from shm.crash_points import arm_from_environment, crash_point
 from shm.memory.layout import WORKERS_MAX, Phase, ProcessWord, Role
 from shm.memory.region import RegionError

@@ -55,7 +55,7 @@ EXIT_PARENT_GONE = 71
 EXIT_ADDRESS_IN_USE = 72
 EXIT_DATA_UNUSABLE = 73
 EXIT_SHARED_MEMORY = 75
-"""Exit codes of children. `appliance.supervise.restart_policy` has the others."""
+"""Exit codes of children. `appliance.supervise.processes.restart_policy` has the others."""
 
 
 @dataclass(frozen=True, slots=True)

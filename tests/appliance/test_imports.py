@@ -14,8 +14,8 @@ import sys
 
 import pytest
 
-from appliance.supervise.child_processes import MODULES
-from appliance.supervise.zygote import SHARED
+from appliance.supervise.processes.child_processes import MODULES
+from appliance.supervise.processes.zygote import SHARED
 from shm.memory.layout import Role
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]

@@ -11,10 +11,10 @@ from tests.kit.programs import run_program
 
 PRELUDE = """
 import contextlib, json, logging, os, pathlib, select, signal, socket, sys, time
-from appliance.supervise import spawner
-from appliance.supervise import zygote
-from appliance.supervise.child_processes import MODULES
-from appliance.supervise.spawner import Spawner, reap_strangers
+from appliance.supervise.processes import spawner
+from appliance.supervise.processes import zygote
+from appliance.supervise.processes.child_processes import MODULES
+from appliance.supervise.processes.spawner import Spawner, reap_strangers
 from shm.memory.layout import Role
 
 logging.basicConfig(stream=sys.stderr, format="LOG %(message)s")

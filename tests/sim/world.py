@@ -24,7 +24,7 @@ from appliance.catalog.catalog import Catalog
 from appliance.config.topic_config import TOPIC_SETTINGS
 from appliance.control import controller as controller
 from appliance.groups.agent import agent as groups_agent
-from appliance.supervise.memory_plan import (
+from appliance.supervise.memory.memory_plan import (
     RegionPlan,
     plan_groups,
     plan_regions,

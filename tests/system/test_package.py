@@ -20,7 +20,7 @@ import pytest
 
 import appliance as server
 import tailrace
-from appliance.supervise.restart_policy import ExitCode
+from appliance.supervise.processes.restart_policy import ExitCode
 from tailrace import kernel, launcher
 from tailrace.embedded_appliance import EmbeddedAppliance
 from tailrace.kernel.build import NotCompiledError, compile_kernel

@@ -14,7 +14,7 @@ import time
 
 import pytest
 
-from appliance.supervise.restart_policy import HALTING, ExitCode
+from appliance.supervise.processes.restart_policy import HALTING, ExitCode
 from appliance.supervise.sd_notify import Notifier
 from tests.kit.processes import HANG_LIMIT_S, comm, wait_until
 

@@ -17,7 +17,7 @@ from appliance.cli.service.report import end_by, finish, report, run_commands
 from appliance.config.files.default_file import default_file
 from appliance.install import apply, host, instances, plan
 from appliance.install.record import PATH, Record
-from appliance.supervise.restart_policy import ExitCode, Halt
+from appliance.supervise.processes.restart_policy import ExitCode, Halt
 from tailrace import __version__, launcher
 from tailrace.core.errors import InvalidSettingError
 

@@ -11,7 +11,7 @@ import click
 from appliance.cli.output import complain, counted, echo, print_json, print_table
 from appliance.install.apply import CHANGES, Action, Step
 from appliance.install.host import run_command
-from appliance.supervise.restart_policy import ExitCode, Halt
+from appliance.supervise.processes.restart_policy import ExitCode, Halt
 
 TOLERATED = ("sysctl",)
 """Commands that containers refuse; the files take effect with the next boot."""

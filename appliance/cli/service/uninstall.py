@@ -14,7 +14,7 @@ from appliance.install import host, instances, plan, removal
 from appliance.install.apply import Action, Step
 from appliance.install.plan import PlannedFile
 from appliance.install.record import Record
-from appliance.supervise.restart_policy import ExitCode, Halt
+from appliance.supervise.processes.restart_policy import ExitCode, Halt
 from tailrace.core.errors import InvalidSettingError
 
 

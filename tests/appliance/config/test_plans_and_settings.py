@@ -12,8 +12,14 @@ from appliance.config.core_plan import BUSY_POLL_AUTO_US, CorePlan, plan_busy_po
 from appliance.config.relations import checked_plan
 from appliance.config.settings import Settings, definitions
 from appliance.config.settings_sources import load_settings
-from appliance.supervise.memory_plan import plan_regions
-from appliance.supervise.restart_policy import BACKOFF_MAX_MS, Action, Decision, ExitCode, decide
+from appliance.supervise.memory.memory_plan import plan_regions
+from appliance.supervise.processes.restart_policy import (
+    BACKOFF_MAX_MS,
+    Action,
+    Decision,
+    ExitCode,
+    decide,
+)
 from tailrace.core.errors import InvalidSettingError, InvalidTopicNameError
 
 

@@ -10,7 +10,7 @@ import subprocess
 import pytest
 
 from appliance.supervise.listen_sockets import inherited_sockets, sockets_of_fronts
-from appliance.supervise.restart_policy import ExitCode
+from appliance.supervise.processes.restart_policy import ExitCode
 from tailrace import Admin, launcher
 from tailrace.core.errors import InvalidSettingError
 from tests.kit.processes import HANG_LIMIT_S

@@ -17,7 +17,7 @@ import pytest
 from appliance.config.settings import Settings, definitions
 from appliance.config.settings_sources import Sources, checked_settings
 from appliance.supervise.live_settings import LiveSettings
-from appliance.supervise.memory_plan import OVERRIDES_BYTES, SETTINGS_BYTES
+from appliance.supervise.memory.memory_plan import OVERRIDES_BYTES, SETTINGS_BYTES
 from shm.memory.layout import RegionKind, SettingsLayout
 from shm.tables.settings_block import SettingsBlock
 from tests.kit.memory import region

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from appliance.supervise.child_processes import Child
 from appliance.supervise.on_demand_processes import OnDemandProcesses
+from appliance.supervise.processes.child_processes import Child
 from shm.memory.layout import ControlLayout, ProcessWord, RegionKind, Role
 from shm.tables.control import Control
 from tests.kit.memory import simulated

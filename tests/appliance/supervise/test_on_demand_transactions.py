@@ -8,8 +8,7 @@ import pytest
 
 from appliance.config.settings import Settings
 from appliance.supervise import on_demand_processes
-from appliance.supervise.child_processes import Child
-from appliance.supervise.memory_plan import (
+from appliance.supervise.memory.memory_plan import (
     CONTROL_LANE_BYTES,
     plan_groups,
     plan_regions,
@@ -17,6 +16,7 @@ from appliance.supervise.memory_plan import (
     plan_worker,
 )
 from appliance.supervise.on_demand_processes import OnDemandProcesses
+from appliance.supervise.processes.child_processes import Child
 from shm.memory.layout import ControlLayout, ProcessWord, RegionKind, Role
 from shm.memory.region import RegionError
 from shm.runtime.agent_runner import process_name

@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tailrace
-from appliance.supervise.restart_policy import ExitCode
+from appliance.supervise.processes.restart_policy import ExitCode
 from tailrace import kernel, launcher
 from tailrace.core.records import Record
 from tailrace.format.record_batch.batch_header import HEADER_BYTES

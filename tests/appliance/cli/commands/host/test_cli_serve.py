@@ -21,7 +21,7 @@ import pytest
 
 from appliance.observe.doctor_checks import Level, host_checks
 from appliance.observe.serve_dry_run import StartReport, check_start
-from appliance.supervise.restart_policy import ExitCode
+from appliance.supervise.processes.restart_policy import ExitCode
 from tailrace import Admin, NewTopic
 from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
 from tests.kit.cli import TAILRACE

@@ -11,7 +11,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from appliance.supervise.child_processes import NS_PER_MS, SUSPENDED_NS, Child, check_heartbeats
+from appliance.supervise.processes.child_processes import (
+    NS_PER_MS,
+    SUSPENDED_NS,
+    Child,
+    check_heartbeats,
+)
 from shm.memory.layout import ControlLayout, ProcessWord, RegionKind, Role
 from shm.tables.control import Control
 from tests.kit.memory import simulated

@@ -15,8 +15,8 @@ import signal
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from appliance.supervise.child_processes import NS_PER_MS, Child
-from appliance.supervise.process_table import ProcessTable
+from appliance.supervise.processes.child_processes import NS_PER_MS, Child
+from appliance.supervise.processes.process_table import ProcessTable
 from shm.memory.layout import Role
 
 logger = logging.getLogger("appliance.supervise.supervisor")

@@ -8,7 +8,7 @@ import pathlib
 
 import pytest
 
-from appliance.supervise.zygote import RequestError, decode_request
+from appliance.supervise.processes.zygote import RequestError, decode_request
 from tests.kit.spawning import run_as_supervisor
 
 

@@ -13,7 +13,7 @@ intermediate exits.
 The zygote has one thread, no lock, no socket except the channel to the supervisor, no ZeroMQ
 context, no shared memory and no secret. A child starts with modules only.
 
-Owner: none. The supervisor (`appliance.supervise.spawner`) sends requests and ends it.
+Owner: none. The supervisor (`appliance.supervise.processes.spawner`) sends requests and ends it.
 Invariants:
 - A process that the supervisor does not know never runs. Without "go" it exits.
 - A child has the descriptors, signals, environment, names and arguments of an interpreter of its
@@ -40,7 +40,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import orjson
 
-from appliance.supervise.child_processes import MODULES
+from appliance.supervise.processes.child_processes import MODULES
 from shm.memory.layout import Role
 from shm.runtime.agent_runner import (
     EXIT_PARENT_GONE,
@@ -54,7 +54,7 @@ from shm.runtime.command_line import show_command_line
 from shm.runtime.descriptors import STANDARD, renumber, retain
 from tailrace import launcher
 
-MODULE = "appliance.supervise.zygote"
+MODULE = "appliance.supervise.processes.zygote"
 COMM_NAME = "tr-zygote-0"
 SHARED = (
     *(MODULES[role] for role in (Role.CONTROLLER, Role.FLUSHER, Role.WORKER, Role.FRONT)),

@@ -1,7 +1,7 @@
 """Regions that an earlier run left in shared memory, found by its manifest and by their headers.
 
 Owner: the supervisor, at start, with the data directory locked. Reads only;
-`appliance.supervise.shm_regions` decides what to do with them.
+`appliance.supervise.memory.shm_regions` decides what to do with them.
 Invariants:
 - A region is this directory's only if its header names this directory's shared-memory identity, or
   if it is unfinished under this identity's prefix, which no other program uses.
@@ -37,7 +37,7 @@ from typing import Any
 from appliance.data import region_manifest as manifest
 from appliance.data.data_dir_lock import DataDirLock
 from appliance.data.region_manifest import RegionManifest
-from appliance.supervise.restart_policy import ExitCode, Halt
+from appliance.supervise.processes.restart_policy import ExitCode, Halt
 from shm.memory.layout import RegionKind
 from shm.memory.region import (
     Region,

@@ -16,8 +16,8 @@ import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
 
-from appliance.supervise.child_processes import MODULES, NS_PER_MS, Child
-from appliance.supervise.restart_policy import (
+from appliance.supervise.processes.child_processes import MODULES, NS_PER_MS, Child
+from appliance.supervise.processes.restart_policy import (
     HALTING,
     SETTLED_AFTER_MS,
     Action,
@@ -25,7 +25,7 @@ from appliance.supervise.restart_policy import (
     Halt,
     decide,
 )
-from appliance.supervise.spawner import Spawner
+from appliance.supervise.processes.spawner import Spawner
 from shm.memory.layout import ProcessWord, Role
 from shm.queues.doorbell import Doorbell
 from shm.runtime.agent_runner import ProcessSpec

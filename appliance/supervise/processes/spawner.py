@@ -24,8 +24,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, NoReturn
 
-from appliance.supervise import zygote
-from appliance.supervise.restart_policy import SETTLED_AFTER_MS
+from appliance.supervise.processes import zygote
+from appliance.supervise.processes.restart_policy import SETTLED_AFTER_MS
 from shm.runtime.agent_runner import SPEC_VARIABLE, SUPERVISORS_SIGNALS, adopt_descendants
 from tailrace import launcher
 

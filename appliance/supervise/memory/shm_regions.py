@@ -7,7 +7,7 @@ Invariants:
 - A ring of an earlier run stays, and stays named, until its flusher has drained it.
 - Regions are removed only when their rings are drained.
 Crash: the next start finds the regions, complete or half made, and drains or removes them (see
-`appliance.supervise.orphaned_regions`).
+`appliance.supervise.memory.orphaned_regions`).
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from appliance.data import region_manifest as manifest
 from appliance.data.data_dir_lock import DataDirLock
 from appliance.data.directory_errors import DataDirectoryError, unusable
 from appliance.data.region_manifest import RegionManifest
-from appliance.supervise.memory_plan import (
+from appliance.supervise.memory.memory_plan import (
     RegionPlan,
     plan_groups,
     plan_regions,
     plan_transactions,
     plan_worker,
 )
-from appliance.supervise.orphaned_regions import find_orphaned, remove_regions
-from appliance.supervise.restart_policy import ExitCode, Halt
+from appliance.supervise.memory.orphaned_regions import find_orphaned, remove_regions
+from appliance.supervise.processes.restart_policy import ExitCode, Halt
 from shm.crash_points import crash_point
 from shm.memory.layout import RegionKind
 from shm.memory.region import (

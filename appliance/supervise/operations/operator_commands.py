@@ -18,10 +18,10 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from appliance.supervise.child_processes import Child
-from appliance.supervise.control_socket import ControlClient, ControlSocket
-from appliance.supervise.process_table import ProcessTable
-from appliance.supervise.rolling_restart import RollingRestart, chosen
+from appliance.supervise.operations.control_socket import ControlClient, ControlSocket
+from appliance.supervise.operations.rolling_restart import RollingRestart, chosen
+from appliance.supervise.processes.child_processes import Child
+from appliance.supervise.processes.process_table import ProcessTable
 from tailrace import __version__, launcher
 
 

@@ -1,0 +1,1 @@
+"""Shared memory of the appliance: its plan, its regions, and what a crash left behind."""

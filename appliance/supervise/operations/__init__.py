@@ -1,0 +1,1 @@
+"""Requests of an operator to the running supervisor: restarts, upgrade, reload."""

@@ -1,0 +1,1 @@
+"""The processes of the appliance: how they start, end, and are restarted."""
