@@ -63,8 +63,8 @@ MAY_LOAD = {
     ZYGOTE: {"argparse", "sqlite3", "zmq"},
 }
 OWN_MODULES_MAX = {
-    SUPERVISOR: 70,
-    MODULES[Role.CONTROLLER]: 82,
+    SUPERVISOR: 78,
+    MODULES[Role.CONTROLLER]: 88,
     MODULES[Role.FLUSHER]: 90,
     MODULES[Role.WORKER]: 72,
     MODULES[Role.SCHEDULER]: 54,
