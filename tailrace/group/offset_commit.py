@@ -17,7 +17,7 @@ Invariants:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -34,11 +34,12 @@ from tailrace.core.errors import (
 )
 from tailrace.core.log import logger
 from tailrace.core.topic_partition import TopicPartition
-from tailrace.protocol.frame import Api
+from tailrace.protocol.frame import JSON_MAX_BYTES, Api
 from tailrace.protocol.messages import encode_json
 from tailrace.protocol.session import Response
 
 COMMITS_AT_ONCE = 4_096
+PART_BYTES_MAX = JSON_MAX_BYTES // 2
 NS_PER_MS = 1_000_000
 RETRY_NS = 50 * NS_PER_MS
 POLL_INTERVAL_NS = 10 * NS_PER_MS
@@ -60,6 +61,20 @@ def commit_error(code: ErrorCode, sentence: str) -> TailraceError:
         if code in LOST_MEMBERSHIP
         else error_for_offset(code, sentence)
     )
+
+
+def parts_of(items: Sequence[list[Any]]) -> list[list[list[Any]]]:
+    """The items of each request: at most COMMITS_AT_ONCE, and PART_BYTES_MAX of JSON."""
+    parts: list[list[list[Any]]] = []
+    left = 0
+    for item in items:
+        size = len(encode_json(item)) + 1
+        if size > left or len(parts[-1]) == COMMITS_AT_ONCE:
+            parts.append([])
+            left = PART_BYTES_MAX
+        parts[-1].append(item)
+        left -= size
+    return parts
 
 
 class Commit:
@@ -171,10 +186,7 @@ class CommitQueue:
             [*key, int(one), one.leader_epoch, one.metadata, *_known(topic_ids.get(key))]
             for key, one in merged.items()
         ]
-        self._parts = [
-            items[start : start + COMMITS_AT_ONCE]
-            for start in range(0, len(items), COMMITS_AT_ONCE)
-        ]
+        self._parts = parts_of(items)
         self._refused = {}
 
     def _send(self) -> bool:
@@ -190,11 +202,15 @@ class CommitQueue:
             self._finish(error)
             return True
         self._attempt += 1
-        self._is_sent = self._connection.request(
-            Api.COMMIT_OFFSETS,
-            [encode_json(request)],
-            partial(self._on_response, self._attempt),
-        )
+        try:
+            self._is_sent = self._connection.request(
+                Api.COMMIT_OFFSETS,
+                [encode_json(request)],
+                partial(self._on_response, self._attempt),
+            )
+        except TailraceError as error:  # no request carries it
+            self._finish(error)
+            return True
         return self._is_sent
 
     def _for_version(self, items: list[list[Any]]) -> list[list[Any]]:

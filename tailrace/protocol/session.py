@@ -19,6 +19,7 @@ from tailrace.format.crc32c import Readable
 from tailrace.protocol import messages
 from tailrace.protocol.frame import (
     API_VERSIONS,
+    JSON_MAX_BYTES,
     PUSH_CORRELATION_ID,
     Api,
     WireError,
@@ -96,7 +97,8 @@ class ClientSession:
     def request(self, api: Api, body: Sequence[Readable] = ()) -> tuple[int, list[Readable]]:
         """Encode a request: (correlation id, frames).
 
-        Raises WireError if the server has no version of this API in common.
+        Raises WireError if the server has no version of this API in common, and for more JSON than
+        a request may have: the server would refuse it, or even close the connection.
         """
         version = self._versions.get(api)
         if version is None:
@@ -104,6 +106,12 @@ class ClientSession:
                 ErrorCode.UNSUPPORTED_VERSION,
                 f"the appliance has no version of {api.name} that this client supports; upgrade "
                 "the older of the two",
+            )
+        if len(body) == 1 and len(body[0]) > JSON_MAX_BYTES:
+            raise WireError(
+                ErrorCode.REQUEST_TOO_LARGE,
+                f"{api.name} would have {len(body[0])} bytes of JSON; the limit is "
+                f"{JSON_MAX_BYTES}: ask for less at once",
             )
         correlation_id = self._next_correlation_id
         self._next_correlation_id += 1

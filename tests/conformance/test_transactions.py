@@ -1012,6 +1012,36 @@ def test_offsets_that_are_refused_make_the_transaction_abortable(world: Scripted
 
 
 @SCRIPTED
+def test_a_commit_that_no_request_can_carry_is_refused_at_once_and_the_producer_goes_on(
+    world: ScriptedWorld,
+) -> None:
+    """Sent, it would end the connection, and be sent again until its timeout."""
+    offsets = {
+        TopicPartition("in", number): OffsetAndMetadata(1, "m" * 4_096) for number in range(300)
+    }
+
+    async def body(made: Made) -> None:
+        producer = made.producer
+        for end in (producer.commit_transaction, producer.prepare_transaction):
+            await producer.begin_transaction()
+            await made.send(b"too much")
+            await producer.send_offsets_to_transaction(offsets, "g")
+            with pytest.raises(TransactionAbortedError, match="Commit more often") as caught:
+                await end()
+            assert isinstance(caught.value.__cause__, TailraceError)
+            assert caught.value.__cause__.code is ErrorCode.REQUEST_TOO_LARGE
+            await producer.abort_transaction()
+        async with producer.transaction():
+            await made.send(b"y")
+        assert made.front.committed() == [b"y"]
+        outcomes = [one.outcome for one in made.front.decisions]
+        assert outcomes[1:] == ["abort", "abort", "commit"], "the first is that of its init"
+        assert made.front.offsets == []
+
+    world.run(body)
+
+
+@SCRIPTED
 def test_offsets_of_nobody_are_refused(world: ScriptedWorld) -> None:
     async def body(made: Made) -> None:
         async with made.producer.transaction():

@@ -33,14 +33,20 @@ def asked(
     sender_thread: SenderThread, api: Api, request: dict[str, Any], deadline_ns: int
 ) -> Steps[Response]:
     """Ask until the appliance has decided. Raises RequestTimeoutError, NotReachableError."""
-    body = [encode_json(request)]
+    return (yield from repeated(sender_thread, api, encode_json(request), deadline_ns))
+
+
+def repeated(
+    sender_thread: SenderThread, api: Api, body: bytes, deadline_ns: int
+) -> Steps[Response]:
+    """Repeat an encoded request until the appliance has decided. Raises as `asked` does."""
     pause_ns = PAUSE_NS
     while True:
         left_ms = max(1, ceil((deadline_ns - sender_thread.now_ns()) / NS_PER_MS))
         response = yield from call(
             sender_thread.connection,
             api,
-            body,
+            [body],
             left_ms,
             guard=sender_thread.use_connection,
             returns_errors=True,

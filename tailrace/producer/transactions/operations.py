@@ -59,12 +59,14 @@ from tailrace.producer.transactions.coordinator_requests import (
     asked,
     following_in,
     numbers_in,
+    repeated,
     tag_in,
 )
 from tailrace.producer.transactions.delay_changes import change_delays
 from tailrace.producer.transactions.offsets import groups_json, metadata_of
 from tailrace.producer.transactions.state import ALLOWED, Call, State, TransactionState
-from tailrace.protocol.frame import Api
+from tailrace.protocol.frame import JSON_MAX_BYTES, Api
+from tailrace.protocol.messages import encode_json
 from tailrace.protocol.session import Response
 
 if TYPE_CHECKING:
@@ -518,7 +520,8 @@ class Transactions:
 
     def _end(self, outcome: str, deadline_ns: int | None) -> Steps[Response]:
         """Ask END_TRANSACTION until it has an answer. Raises RequestTimeoutError,
-        NotReachableError.
+        NotReachableError; TransactionAbortedError if one request cannot carry the content, which
+        is not sent then.
         """
         state = self._state
         request: dict[str, Any] = {
@@ -536,12 +539,27 @@ class Transactions:
             request.update(named_json(state.branches))
             if state.attached:
                 request["acknowledgements"] = members_json(state.attached)
-        return asked(
+        body = encode_json(request)
+        if len(body) > JSON_MAX_BYTES:
+            raise self._sender_thread.do(self._too_large, len(body))
+        return repeated(
             self._sender_thread,
             Api.END_TRANSACTION,
-            request,
+            body,
             self._deadline_ns(None) if deadline_ns is None else deadline_ns,
         )
+
+    def _too_large(self, size: int) -> TailraceError:
+        """The error of a commit that no request can carry."""
+        cause = error_for(
+            ErrorCode.REQUEST_TOO_LARGE,
+            f"its offsets, acknowledgements and branches take {size} bytes; the limit is "
+            f"{JSON_MAX_BYTES}. Commit more often, or with less metadata",
+        )
+        self._state.fail(cause)
+        error = TransactionAbortedError(f"the transaction cannot be committed: {cause.detail}")
+        error.__cause__ = cause
+        return error
 
     def _answered(self, outcome: str, producer_id: int, epoch: int) -> None:
         self._state.answered_ns = self._sender_thread.now_ns()

@@ -21,8 +21,10 @@ from tailrace.core.errors import (
     StorageError,
     TailraceError,
     UnknownTopicIdError,
+    error_for,
 )
 from tailrace.group.offset_commit import COMMITS_AT_ONCE, CommitQueue, commit_error
+from tailrace.protocol.frame import JSON_MAX_BYTES
 from tailrace.protocol.session import Response
 
 MS = 1_000_000
@@ -208,6 +210,47 @@ def test_more_partitions_than_one_request_takes_are_committed_in_several() -> No
     one.appliance.take()
     one.poll()
     assert one.called == [(1, None)]
+
+
+def test_no_request_has_more_metadata_than_the_appliance_takes() -> None:
+    one = Queue()
+    offsets = {
+        TopicPartition("t", number): OffsetAndMetadata(1, "m" * 4_096) for number in range(1_000)
+    }
+    commit = one.queue.add(offsets, None, 1_000)
+    one.poll()
+    partitions = []
+    while one.appliance.requests:
+        request = one.appliance.requests[0][0]
+        assert len(orjson.dumps(request)) <= JSON_MAX_BYTES
+        partitions += [partition for _, partition, *_ in request["offsets"]]
+        one.appliance.take()
+        one.poll()
+    assert commit.is_done
+    assert commit.error is None
+    assert partitions == list(range(1_000))
+
+
+def test_metadata_that_no_request_can_carry_fails_its_commit_and_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    one = Queue()
+    request = one.appliance.request
+
+    def refusing(api: int, body: Sequence[bytes], on_response: Any) -> bool:
+        if len(body[0]) > JSON_MAX_BYTES:
+            raise error_for(ErrorCode.REQUEST_TOO_LARGE, "too large")
+        return request(api, body, on_response)
+
+    monkeypatch.setattr(one.appliance, "request", refusing)
+    failed = one.queue.add({KEYS[0]: OffsetAndMetadata(1, "m" * JSON_MAX_BYTES)}, None, 1_000)
+    one.poll()
+    assert failed.error is not None
+    assert failed.error.code is ErrorCode.REQUEST_TOO_LARGE
+    one.commit(2)
+    one.appliance.take()
+    one.poll()
+    assert one.called == [(2, None)]
 
 
 def test_a_callback_may_commit_and_what_it_raises_is_its_own() -> None:

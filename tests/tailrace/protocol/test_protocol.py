@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tailrace.core.error_codes import ERROR_TABLE, ErrorCode, code_of
 from tailrace.protocol import messages as rq
 from tailrace.protocol.frame import (
+    JSON_MAX_BYTES,
     Api,
     RequestHeader,
     ResponseHeader,
@@ -241,6 +242,17 @@ class TestSession:
         with pytest.raises(WireError) as caught:
             self.ready().request(Api.CREDIT, [rq.encode_credit(1)])
         assert caught.value.code is ErrorCode.UNSUPPORTED_VERSION
+
+    def test_more_json_than_a_request_may_have_is_refused_here(self) -> None:
+        """The appliance would refuse it, or close the connection: the client would send it again
+        for ever.
+        """
+        session = self.ready()
+        session.request(Api.END_TRANSACTION, [bytes(JSON_MAX_BYTES)])
+        with pytest.raises(WireError, match="END_TRANSACTION would have 1048577 bytes") as caught:
+            session.request(Api.END_TRANSACTION, [bytes(JSON_MAX_BYTES + 1)])
+        assert caught.value.code is ErrorCode.REQUEST_TOO_LARGE
+        session.request(Api.PRODUCE, [b"", bytes(JSON_MAX_BYTES + 1)])
 
     @pytest.mark.parametrize(
         ("code", "generation"), [(ErrorCode.SESSION_UNKNOWN, 42), (ErrorCode.OK, 43)]

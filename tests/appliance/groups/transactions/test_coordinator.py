@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 
 from appliance.groups.base.limits import TransactionLimits
@@ -28,7 +29,7 @@ from tailrace.core.errors import (
     TransactionAbortedError,
     UnknownTransactionalIdError,
 )
-from tailrace.protocol.frame import Api
+from tailrace.protocol.frame import JSON_MAX_BYTES, Api
 from tests.appliance.groups.transactions.kit import SECOND_NS, Fenced, NotYet, Owner, World
 
 
@@ -733,6 +734,35 @@ def test_one_wrong_entry_of_any_group_decides_nothing(world: World) -> None:
         a.end(offsets=[commit_of(), commit_of("h", 1_000_000)])
     assert offsets(world) == -1
     a.end("abort")
+
+
+def test_the_largest_commit_is_kept_whole_by_a_kill_or_not_at_all(world: World) -> None:
+    """The offsets of 3 groups, as many as a request has room for."""
+    world.topics.create("wide", 4_096)
+    a = Owner(world)
+    entries = [["wide", number, 0, -1, "m" * 60] for number in range(4_096)]
+    request = a.request(
+        offsets=[{"group": group, "member_id": None, "entries": entries} for group in "ghi"]
+    )
+    assert 900_000 < len(orjson.dumps(request)) < JSON_MAX_BYTES
+    world.send(Api.END_TRANSACTION, **request)
+    world.kill()  # before its commit
+    assert [committed_count(world, group) for group in "ghi"] == [0, 0, 0]
+    number = world.send(Api.END_TRANSACTION, **request)
+    world.step()
+    world.kill()
+    assert [committed_count(world, group) for group in "ghi"] == [4_096] * 3
+    assert world.ask(Api.END_TRANSACTION, **request) == world.answer(number)
+
+
+def committed_count(world: World, group: str) -> int:
+    """The number of partitions of "wide" that a group has committed an offset of."""
+    count, left = 0, [["wide", number] for number in range(4_096)]
+    while left:
+        body = world.ask(Api.FETCH_OFFSETS, group=group, partitions=left)
+        count += sum(one[2] >= 0 for one in body["offsets"])
+        left = left[len(body["offsets"]) :]
+    return count
 
 
 def test_a_share_group_commits_no_offsets_in_a_transaction(tmp_path: Path) -> None:
