@@ -17,9 +17,12 @@ import pytest
 from tailrace import Admin, Consumer, NewTopic, Producer, TopicPartition
 from tailrace.client.records.partitioners import partition_for_key
 from tailrace.embedded_appliance import EmbeddedAppliance
-from tests.kit.processes import HANG_LIMIT_S, wait_until
+from tests.kit.processes import HANG_LIMIT_S, kill_and_wait_for_successor, wait_until
 
 CLIENT = pathlib.Path(__file__).parents[2] / "examples/clients/javascript"
+TRANSACTIONAL = (
+    pathlib.Path(__file__).parents[2] / "examples/clients/python/transactional_producer.py"
+)
 GROUP_MEMBER = pathlib.Path(__file__).parents[2] / "examples/clients/python/group_member.py"
 COUNT = 1_000
 
@@ -130,3 +133,48 @@ def test_members_of_a_group_that_know_the_protocol_page_alone_share_hand_over_an
             send(800, 801)
             assert [record.value for record in consumer.poll(60_000)] == [b"800"]
             assert consumer.position(TopicPartition(topic, 0)) == 201
+
+
+def test_a_transactional_producer_that_knows_the_protocol_page_alone_commits_aborts_and_is_fenced(
+    appliance: EmbeddedAppliance, topic: str
+) -> None:
+    assert "import tailrace" not in TRANSACTIONAL.read_text().replace("imports tailrace", "")
+    with Admin(appliance.address) as admin, ExitStack() as stack:
+        admin.create_topics([NewTopic(topic, 3), NewTopic(f"{topic}-in")])
+        with Producer(appliance.address) as other:
+            for _ in range(3):
+                other.send(f"{topic}-in", b"read")
+
+        def start() -> subprocess.Popen[str]:
+            command = [sys.executable, "-I", str(TRANSACTIONAL), appliance.address, topic, topic]
+            pipe = subprocess.PIPE
+            process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+            stack.enter_context(process)
+            stack.callback(process.kill)
+            return process
+
+        def decided(process: subprocess.Popen[str], line: str) -> str:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            print(line, file=process.stdin, flush=True)
+            return str(json.loads(process.stdout.readline())["outcome"])
+
+        first = start()
+        assert decided(first, "a b c") == "commit"
+        kill_and_wait_for_successor(appliance, "tr-worker-0")
+        assert decided(first, "!x y") == "abort"
+        kill_and_wait_for_successor(appliance, "tr-groups-0")
+        assert decided(first, f"d @{topic}-in/2") == "commit"
+        second = start()
+        assert decided(second, "e") == "commit"
+        _, error = first.communicate("f\n", HANG_LIMIT_S)
+        assert "error 54" in error, "the second has fenced the first"
+        _, error = second.communicate("", HANG_LIMIT_S)
+        assert (second.returncode, error) == (0, "")
+        offsets = {
+            key.topic: int(found or 0) for key, found in admin.list_group_offsets(topic).items()
+        }
+        assert offsets == {f"{topic}-in": 2}
+        with Consumer(topic, bootstrap=appliance.address, auto_offset_reset="earliest") as consumer:
+            found = consumer.consume(5, timeout=HANG_LIMIT_S) + consumer.poll(timeout_ms=200)
+    assert sorted(record.value or b"" for record in found) == [b"a", b"b", b"c", b"d", b"e"]
