@@ -16,7 +16,7 @@ PURE_TESTS := tests/tailrace/kernel tests/conformance \
 	$(addprefix tests/system/test_,produce_and_consume.py callbacks.py fork.py aio.py bad_input.py \
 	hash_slots.py::test_adding_partitions_under_load_keeps_the_order_of_every_key delays.py::test_records_come_when_they_are_due_in_due_order_and_never_early)
 
-.PHONY: deb rpm wheels packaging demo test test-all test-pure check verify services lakes kernel simulate simulate-transactions torture torture-delays torture-groups torture-transactions torture-spark fuzz load bench bench-peers bench-scale bench-delays bench-groups bench-rebalance bench-pairs bench-wakeups bench-restarts bench-scan bench-spark bench-spark-sink bench-spark-streaming lint java prepare-spark clean
+.PHONY: deb rpm wheels packaging demo test test-all test-pure check verify services lakes kernel simulate simulate-transactions torture torture-delays torture-groups torture-transactions torture-spark fuzz load bench bench-peers bench-scale bench-delays bench-groups bench-rebalance bench-pairs bench-wakeups bench-idle bench-restarts bench-scan bench-spark bench-spark-sink bench-spark-streaming lint java prepare-spark clean
 
 demo: $(KERNEL) java
 	@$(BIN)/python -P -m bench.demo
@@ -134,6 +134,10 @@ bench-spark-sink: $(KERNEL) java
 # Who wakes whom for one ack, and what it costs each thread; counts hold on a busy machine too.
 bench-wakeups: $(KERNEL)
 	@$(BIN)/python -P -m bench.wakeups $(ARGS)
+
+# CPU and wake-ups of each thread of an appliance whose clients are silent. ARGS='--seconds 30 --clients 1 --partitions 1000 --json'.
+bench-idle: $(KERNEL)
+	@$(BIN)/python -P -m bench.idle $(ARGS)
 
 # Longest time without an acknowledgement while an appliance is restarted under load. ARGS='5 rolling': rounds, kinds.
 bench-restarts: $(KERNEL)

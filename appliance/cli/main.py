@@ -66,6 +66,10 @@ _COMMANDS = {
         "appliance.cli.commands.host.doctor",
         "Find problems of the host and the appliance.",
     ),
+    "layout": (
+        "appliance.cli.commands.host.layout",
+        "Show which process would run on which cores, here or on paper.",
+    ),
     "config": (
         "appliance.cli.commands.host.config",
         "Show, check, compare and change settings of the appliance.",

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from appliance.config.core_plan import CorePlan, plan_cores
 from appliance.config.ipc_access import ipc_access
 from appliance.config.settings import Settings
+from appliance.config.topology import Topology
 from shm.memory.layout import FLUSHERS_MAX, WORKERS_MAX
 from tailrace.core.errors import InvalidSettingError
 
@@ -23,23 +24,26 @@ class Conflict(NamedTuple):
     sentence: str
 
 
-def checked_plan(settings: Settings, available_cores: set[int]) -> CorePlan:
+def checked_plan(settings: Settings, topology: Topology) -> CorePlan:
     """The core plan of settings that are right.
 
     Raises: InvalidSettingError with all conflicts.
     """
-    found = list(conflicts(settings, available_cores))
+    found = list(conflicts(settings, topology))
     if found:
         raise InvalidSettingError("\n".join(conflict.sentence for conflict in found))
-    return planned_cores(settings, available_cores)
+    return planned_cores(settings, topology)
 
 
-def planned_cores(settings: Settings, available_cores: set[int]) -> CorePlan:
+def planned_cores(settings: Settings, topology: Topology) -> CorePlan:
     """The core plan. Raises InvalidSettingError."""
-    return plan_cores(settings.cores, available_cores, WORKERS_MAX - settings.dedicated_workers)
+    return plan_cores(
+        settings.cores, topology, settings.fronts, max(1, len(settings.data_dirs)),
+        WORKERS_MAX - settings.dedicated_workers,
+    )  # fmt: skip
 
 
-def conflicts(settings: Settings, available_cores: set[int]) -> Iterator[Conflict]:
+def conflicts(settings: Settings, topology: Topology) -> Iterator[Conflict]:
     """Every conflict."""
     yield from _directories(settings)
     yield from _addresses(settings)
@@ -53,7 +57,7 @@ def conflicts(settings: Settings, available_cores: set[int]) -> Iterator[Conflic
             f"({settings.group_session_timeout_max_ms})",
         )
     try:
-        plan = planned_cores(settings, available_cores)
+        plan = planned_cores(settings, topology)
     except InvalidSettingError as error:
         yield Conflict(("cores",), error.detail)
         return

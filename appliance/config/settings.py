@@ -81,7 +81,9 @@ class Settings:
     )
     cores: str | list[int] = setting(
         "auto",
-        'Cores that workers are pinned to, one worker each: "auto" or a list such as [2, 3].',
+        'Cores that workers are pinned to, one worker each: "auto" or a list such as [2, 3]. '
+        '"auto" takes the physical cores that fronts and flushers leave, on the NUMA nodes of the '
+        "flushers; `tailrace layout` shows them.",
     )
     busy_poll_us: int | str = setting(
         "auto",
@@ -310,8 +312,7 @@ class Settings:
 
         Raises: InvalidSettingError.
         """
-        workers, directories = max(len(plan.workers), len(self.data_dirs)), len(self.data_dirs)
-        return plan_busy_poll(self.busy_poll_us, plan, workers, self.fronts, directories)
+        return plan_busy_poll(self.busy_poll_us, plan)
 
 
 @cache

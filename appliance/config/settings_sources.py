@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from appliance.config.setting_definition import Definition
 from appliance.config.settings import TOPIC_PREFIX, Settings, definitions, value_of
+from appliance.config.topology import CORES_MAX, Topology, flat
 from tailrace.core.errors import InvalidSettingError
 from tailrace.core.units import examples, whole_number
 
@@ -102,29 +103,29 @@ def load_settings(
 
 def checked_settings(
     config_path: str | None, environment: Mapping[str, str], flags: list[tuple[str, Any]],
-    cores: set[int],
+    topology: Topology,
 ) -> tuple[Settings, dict[str, Given]]:  # fmt: skip
-    """Load the settings and check them together, for a host that lets us use `cores`.
+    """Load the settings and check them together, for a host of this topology.
 
     Raises: SettingsError with all that is wrong.
     """
     problems: list[Problem] = []
     given = gather_settings(config_path, environment, flags, problems)
     settings = settings_of(given, problems)
-    problems += related_problems(settings, given, cores, {p.setting for p in problems})
+    problems += related_problems(settings, given, topology, {p.setting for p in problems})
     if problems:
         raise SettingsError(problems)
     return settings, given
 
 
 def related_problems(
-    settings: Settings, given: Mapping[str, Given], cores: set[int], wrong: set[str]
+    settings: Settings, given: Mapping[str, Given], topology: Topology, wrong: set[str]
 ) -> list[Problem]:
     """Conflicts between settings, apart from those that `wrong` ones are in."""
     from appliance.config.relations import conflicts
 
     problems = []
-    for conflict in conflicts(settings, cores):
+    for conflict in conflicts(settings, topology):
         if wrong.isdisjoint(conflict.names):
             blamed = next((name for name in conflict.names if name in given), "")
             place = given[blamed].place(blamed) if blamed else ""
@@ -167,7 +168,7 @@ def conflicts_of(values: Mapping[str, Any]) -> list[str]:
     given = {n: Given(v, DEFAULT_SOURCE) for n, v in values.items() if not known[n].is_secret}
     settings = settings_of(given, problems)
     wrong = {problem.setting for problem in problems}
-    every_core = set(range(1 << 12))
+    every_core = flat(range(CORES_MAX))
     problems += related_problems(settings, given, every_core, wrong | {"cores"})
     return [problem.sentence for problem in problems]
 

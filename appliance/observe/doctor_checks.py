@@ -16,6 +16,7 @@ import psutil
 
 from appliance.config.relations import planned_cores
 from appliance.config.settings import Settings
+from appliance.config.topology import read_topology
 from appliance.supervise.preflight import unfit_machine
 from tailrace.format.directory.data_dir import QUARANTINE_DIRECTORY
 
@@ -66,8 +67,8 @@ def _machine() -> Check:
 
 
 def _cores() -> Check:
-    available = os.sched_getaffinity(0)
-    count = len(available)
+    topology = read_topology()
+    count = len(topology.cpus)
     if count < 2:
         return Check(
             "cores",
@@ -75,7 +76,7 @@ def _cores() -> Check:
             f"{count} core: front, worker and flusher share it; give the appliance two or more",
         )
     settings = Settings()
-    busy = settings.busy_poll(planned_cores(settings, available))
+    busy = settings.busy_poll(planned_cores(settings, topology))
     return Check(
         "cores",
         Level.OK,

@@ -24,6 +24,7 @@ from appliance.config.settings_sources import (
     checked_settings,
     origins,
 )
+from appliance.config.topology import read_topology
 from appliance.data.data_dir_lock import inspect
 from appliance.data.directory_errors import DataDirectoryError
 from appliance.observe.doctor_checks import Check, Level
@@ -66,9 +67,9 @@ def check_start(
     InvalidSettingError.
     """
     report = StartReport()
-    available = os.sched_getaffinity(0)
+    topology = read_topology()
     try:
-        settings, given = checked_settings(config, environment, flags(), available)
+        settings, given = checked_settings(config, environment, flags(), topology)
     except SettingsError as error:
         for problem in error.problems:
             report.refuse("settings", str(problem), ExitCode.USAGE)
@@ -77,14 +78,14 @@ def check_start(
         report.refuse("settings", error.detail, ExitCode.USAGE)
         return report
     report.settings = origins(settings, given)
-    plan = planned_cores(settings, available)
+    plan = planned_cores(settings, topology)
     count = sum(row["source"] != DEFAULT_SOURCE for row in report.settings)
     report.ok("settings", f"{count} of {len(report.settings)} are not the defaults")
-    workers = max(len(plan.workers), len(settings.data_dirs))
+    workers = len(plan.workers)
     pinned = ", ".join(str(core) for core in plan.workers if core is not None)
     report.ok(
         "cores",
-        f"{len(available)} cores; {_workers(workers)}, "
+        f"{len(topology.cpus)} cores; {_workers(workers)}, "
         f"{f'pinned to {pinned}' if pinned else 'not pinned'}",
     )
     busy = settings.busy_poll(plan)

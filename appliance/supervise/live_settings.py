@@ -35,6 +35,7 @@ from appliance.config.settings_sources import (
     related_problems,
     settings_of,
 )
+from appliance.config.topology import Topology
 from shm.tables.settings_block import SettingsBlock
 
 logger = logging.getLogger("appliance.supervise.supervisor")
@@ -80,13 +81,13 @@ class LiveSettings:
     """The settings of one run."""
 
     def __init__(
-        self, sources: Sources, settings: Settings, given: Mapping[str, Given], cores: set[int]
+        self, sources: Sources, settings: Settings, given: Mapping[str, Given], topology: Topology
     ) -> None:
-        """`given`: what the sources gave at the start. `cores`: those that this host allows."""
+        """`given`: what the sources gave at the start. `topology`: that of the start."""
         self.settings = settings
         """In force."""
         self._sources = sources
-        self._cores = cores
+        self._topology = topology
         self._at_start = settings
         self._given_at_start = dict(given)
         self._configured, self._sources_of = settings, dict(given)
@@ -130,7 +131,7 @@ class LiveSettings:
         report["time_us"] = time.time_ns() // 1000
         before = self.settings, self._base, self._configured, self._sources_of
         try:
-            self._configured, self._sources_of = checked_settings(*self._sources, self._cores)
+            self._configured, self._sources_of = checked_settings(*self._sources, self._topology)
             changed = self._merge(refuse=True)
             report |= {"errors": [], "changed": changed, "restart": self._waiting()}
             if not self._block.fits(self._document(report)):
@@ -189,7 +190,7 @@ class LiveSettings:
         base = replace(self._at_start, **live)
         overrides = self._known_overrides()
         merged = self._overlaid(base, overrides)
-        problems = related_problems(merged, self._origins_of(overrides), self._cores, set())
+        problems = related_problems(merged, self._origins_of(overrides), self._topology, set())
         if problems and refuse:
             raise SettingsError(problems)
         if problems:

@@ -31,8 +31,8 @@ from typing import Any, NoReturn
 
 import orjson
 
-from appliance.config.core_plan import plan_cores
 from appliance.config.ipc_access import ipc_access
+from appliance.config.relations import planned_cores
 from appliance.config.settings import Settings
 from appliance.config.settings_sources import (
     Sources,
@@ -41,6 +41,7 @@ from appliance.config.settings_sources import (
     given_flags,
     parse_flags,
 )
+from appliance.config.topology import Topology, read_topology
 from appliance.data import format_versions
 from appliance.data.data_dir_lock import DataDirLock
 from appliance.data.data_dir_locks import acquire_all, forget_holders, record_holders, restore_locks
@@ -69,7 +70,7 @@ from appliance.supervise.processes.restart_policy import ExitCode, Halt
 from appliance.supervise.processes.spawner import Spawner, reap_strangers
 from appliance.supervise.sd_notify import SERVICE_VARIABLES, Notifier
 from shm.crash_points import arm_from_environment, crash_point
-from shm.memory.layout import WORKERS_MAX, Phase, ProcessWord, Role
+from shm.memory.layout import Phase, ProcessWord, Role
 from shm.memory.region import RegionError
 from shm.queues.doorbell import Doorbell
 from shm.runtime.agent_runner import (
@@ -93,6 +94,7 @@ class Supervisor:
     def __init__(
         self,
         live: LiveSettings,
+        topology: Topology,
         ready_fd: int = -1,
         notifier: Notifier | None = None,
         spawner: Spawner | None = None,
@@ -106,11 +108,7 @@ class Supervisor:
         self.ready_fd = ready_fd
         self._sockets = sockets or {}
         self.notifier = notifier or Notifier(None)
-        self._plan = plan_cores(
-            self.settings.cores,
-            os.sched_getaffinity(0),
-            WORKERS_MAX - self.settings.dedicated_workers,
-        )
+        self._plan = planned_cores(self.settings, topology)
         self._slots = self.settings.slots
         """Number of partition slots, as far as the limit of open files allows."""
         self._owners: list[DataDirLock] = []
@@ -165,9 +163,7 @@ class Supervisor:
         )
         self._control.set_phase(Phase.RECOVERING)
         crash_point("supervisor.after_regions")
-        children = first_children(
-            self._plan, len(self._owners), len(self._worker_dirs), self.settings.fronts
-        )
+        children = first_children(self._plan)
         self._make_bells(children)
         self._processes = ProcessTable(
             children, self._control, self._spawner, self._bells, self._inherited_fds, self._spec_of,
@@ -205,9 +201,7 @@ class Supervisor:
         self._owners = acquire_all(self.settings.data_dirs)
         for owner in self._owners:
             format_versions.record(owner.path)
-        # Each directory needs a worker of its own at least.
-        count = len(self._owners)
-        self._worker_dirs = [w % count for w in range(max(len(self._plan.workers), count))]
+        self._worker_dirs = [w % len(self._owners) for w in range(len(self._plan.workers))]
 
     def _record_holders(self) -> None:
         record_holders(
@@ -530,8 +524,8 @@ def _serve() -> int:
         os.set_inheritable(flags.ready_fd, False)
     try:
         sources = Sources(flags.config, environment_settings(), given_flags(flags))
-        cores = os.sched_getaffinity(0)
-        settings, given = checked_settings(*sources, cores)
+        topology = read_topology()
+        settings, given = checked_settings(*sources, topology)
         sockets = _passed_sockets(settings)
     except InvalidSettingError as error:
         _complain(error.detail)
@@ -545,8 +539,8 @@ def _serve() -> int:
     try:
         refuse_unfit_machine()
         warn_of_python_kernel()
-        live = LiveSettings(sources, settings, given, cores)
-        supervisor = Supervisor(live, flags.ready_fd, notifier, spawner, sockets)
+        live = LiveSettings(sources, settings, given, topology)
+        supervisor = Supervisor(live, topology, flags.ready_fd, notifier, spawner, sockets)
         code = supervisor.run()
         if code in (ExitCode.OK, ExitCode.FAILED) and supervisor.is_replacing:
             become_installed_program([flags.ready_fd, *sockets.values()], service)

@@ -8,7 +8,8 @@ allowance is closed. A well-behaved client never meets these limits.
 
 Every 50 ms `sweep` checks some connections in turn, and all of them when memory is short. Idle ones
 cannot be skipped: libzmq's thread may read bytes before an epoll on its descriptors reports them,
-so only a check detects an endless message.
+so only a check detects an endless message. While that thread does nothing at all no sweep is due
+(see `sweep_pause`).
 
 Owner: one front.
 
@@ -226,6 +227,17 @@ class Connections:
                 del self.by_identity[peer.identity]
                 ended.append(peer.identity)
         return ended
+
+    @property
+    def is_settled(self) -> bool:
+        """True if the last sweep left nothing to check again while no byte comes."""
+        return not (
+            self._condemned
+            or self._doomed
+            or self._sending
+            or self.untaken_total > SUSPECT_BYTES
+            or self._memory_is_short
+        )
 
     @property
     def has_ended(self) -> bool:

@@ -10,6 +10,7 @@ Invariants:
 - A buffer is reused only after libzmq has released it.
 - `watch` is called at `watch_at_ns`, and whenever the monitor's descriptor is readable. libzmq's
   thread blocks while the monitor is not read.
+- While clients are silent no sweep is due (see `sweep_pause`).
 """
 
 from __future__ import annotations
@@ -43,8 +44,9 @@ from netfront.socket.listening_socket import (
 from netfront.socket.message_socket import LENT_FROM_BYTES, MessageSocket, taken_frame
 from netfront.socket.peer_connection import PeerConnection
 from netfront.socket.socket_stats import KernelSocketStats, SocketStats
+from netfront.socket.sweep_pause import SweepPause, cpu_clock
 from netfront.socket.transport import Watched
-from shm.queues.doorbell import Doorbell, spin_then_sleep
+from shm.queues.doorbell import Doorbell
 from tailrace.format.crc32c import Readable
 
 logger = logging.getLogger(__name__)
@@ -112,6 +114,7 @@ class Router:
         begin_zero_copy(self._context)
         threads = io_threads()
         self._io_thread_slice = IoThreadSlice(lambda slice_ns: set_slice_ns(threads, slice_ns))
+        self._pause = SweepPause(cpu_clock(threads), time.monotonic_ns)
         self._moved = 0
         """Messages received, and pages of 4 KiB received or sent."""
         self._relisten_ns = NEVER_NS
@@ -245,11 +248,10 @@ class Router:
             self._poll = select.poll()
             for fd in (self.fd, self.monitor_fd, bell.fd):
                 self._poll.register(fd, select.POLLIN)
-        readable = [
-            fd for fd, _ in spin_then_sleep(self._poll, timeout_ms, busy_ns, time.monotonic_ns)
-        ]
+        found, is_sweep_due = self._pause.sleep(self._poll, timeout_ms, busy_ns)
+        readable = [fd for fd, _ in found]
         self._is_quiet = self.fd not in readable
-        if self.monitor_fd in readable:
+        if is_sweep_due or self.monitor_fd in readable:
             self.watch_at_ns = 0
         if bell.fd in readable:
             bell.clear()
@@ -388,17 +390,20 @@ class Router:
         if now_ns >= self._sweep_at_ns:
             self._sweep_at_ns = now_ns + SWEEP_INTERVAL_NS
             self._io_thread_slice.sample(now_ns, self._moved)
+            self._pause.begin_sweep()
             for buffer in peers.settle_some(256, now_ns):
                 self._give_back(buffer)
             peers.sweep(
                 now_ns, lambda: self._empty_count > self._empty_at_check and not self.has_input()
             )
             self._empty_at_check = self._empty_count
+            self._pause.end_sweep(now_ns, len(peers), peers.is_settled)
         if now_ns >= self._relisten_ns:
             self._relisten_ns = NEVER_NS
             peers.on_room_available()
         ended = peers.drain_ended(now_ns, self._empty_count)
-        self.watch_at_ns = min(self._sweep_at_ns if len(peers) else NEVER_NS, self._relisten_ns)
+        sweeps = len(peers) and not self._pause.is_paused
+        self.watch_at_ns = min(self._sweep_at_ns if sweeps else NEVER_NS, self._relisten_ns)
         if may_have_more:
             self.watch_at_ns = 0
         elif peers.has_ended:

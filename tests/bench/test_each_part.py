@@ -40,6 +40,7 @@ PARTS: dict[str, tuple[list[str], dict[str, str]]] = {
     "scan": (["bench.scan"], {"BYTES": "4000000", "REPETITIONS": "1"}),
     "durability": (["bench.durability", "1", "2000"], {}),
     "wakeups": (["bench.wakeups", "--count", "20", "1", "tcp", "0"], {}),
+    "idle": (["bench.idle", "--seconds", "0.2", "--clients", "0"], {}),
     "wide groups": (["bench.wide_groups", "5", "100", "1"], {}),
     "imports": (["bench.imports", "1"], {}),
     "sink": (["bench.spark_sink", "--parts"], {"ROWS": "20000", "REPETITIONS": "1"}),

@@ -14,7 +14,7 @@ import signal
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from appliance.config.core_plan import CorePlan
+from appliance.config.core_plan import CorePlan, Cores
 from shm.memory.layout import ProcessWord, Role
 from shm.runtime.agent_runner import process_name
 from shm.tables.control import Control
@@ -71,20 +71,21 @@ class Child:
 
 def other_cores(plan: CorePlan) -> list[int] | None:
     """Cores of processes without a core of their own; None: all."""
-    return list(plan.others) if plan.others else None
+    return _listed(plan.others)
 
 
-def first_children(
-    plan: CorePlan, data_dir_count: int, worker_count: int, front_count: int
-) -> list[Child]:
+def _listed(cores: Cores) -> list[int] | None:
+    return list(cores) if cores else None
+
+
+def first_children(plan: CorePlan) -> list[Child]:
     """Processes of a start, in their order."""
     others = other_cores(plan)
     children = [Child(Role.CONTROLLER, 0, others)]
-    children += [Child(Role.FLUSHER, d, others) for d in range(data_dir_count)]
-    for w in range(worker_count):
-        core = plan.workers[w] if w < len(plan.workers) else None
+    children += [Child(Role.FLUSHER, d, _listed(cores)) for d, cores in enumerate(plan.flushers)]
+    for w, core in enumerate(plan.workers):
         children.append(Child(Role.WORKER, w, others if core is None else [core]))
-    return [*children, *(Child(Role.FRONT, f, others) for f in range(front_count))]
+    return [*children, *(Child(Role.FRONT, f, _listed(c)) for f, c in enumerate(plan.fronts))]
 
 
 def check_heartbeats(

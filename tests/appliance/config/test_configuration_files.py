@@ -25,8 +25,9 @@ from appliance.config.settings_sources import (
     gather_settings,
     load_settings,
 )
+from appliance.config.topology import flat
 
-TWO_CORES = {0, 1}
+TWO_CORES = flat({0, 1})
 
 
 def write(path: pathlib.Path, text: str | bytes) -> pathlib.Path:

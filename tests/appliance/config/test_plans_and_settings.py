@@ -12,6 +12,7 @@ from appliance.config.core_plan import BUSY_POLL_AUTO_US, CorePlan, plan_busy_po
 from appliance.config.relations import checked_plan
 from appliance.config.settings import Settings, definitions
 from appliance.config.settings_sources import load_settings
+from appliance.config.topology import flat
 from appliance.supervise.memory.memory_plan import plan_regions
 from appliance.supervise.processes.restart_policy import (
     BACKOFF_MAX_MS,
@@ -26,50 +27,52 @@ from tailrace.core.errors import InvalidSettingError, InvalidTopicNameError
 @pytest.mark.parametrize(
     ("setting", "available", "plan"),
     [
-        ("auto", {0}, CorePlan((None,), None)),
-        ("auto", {0, 1}, CorePlan((None,), None)),
-        ("auto", {0, 1, 2}, CorePlan((2,), (0, 1))),
-        ("auto", set(range(64)), CorePlan(tuple(range(2, 64)), (0, 1))),
-        ([1], {0, 1}, CorePlan((1,), (0,))),
-        ([0, 1], {0, 1}, CorePlan((0, 1), None)),
+        ("auto", {0}, CorePlan((None,), (None,), (None,), None)),
+        ("auto", {0, 1}, CorePlan((None,), (None,), (None,), None)),
+        ("auto", {0, 1, 2}, CorePlan((2,), ((0, 1),), ((0, 1),), (0, 1))),
+        ("auto", set(range(64)), CorePlan(tuple(range(2, 64)), ((0, 1),), ((0, 1),), (0, 1))),
+        ([1], {0, 1}, CorePlan((1,), ((0,),), ((0,),), (0,))),
+        ([0, 1], {0, 1}, CorePlan((0, 1), (None,), (None,), None)),
     ],
 )
 def test_core_plan(setting: str | list[int], available: set[int], plan: CorePlan) -> None:
-    assert plan_cores(setting, available, 128) == plan
+    assert plan_cores(setting, flat(available), 1, 1, 128) == plan
 
 
 @pytest.mark.parametrize("setting", [[5], [0, 0], [], "all", ["a"], [True]])
 def test_cores_that_cannot_be_are_refused(setting: Any) -> None:
     with pytest.raises(InvalidSettingError, match="cores is"):
-        plan_cores(setting, {0, 1}, 128)
+        plan_cores(setting, flat({0, 1}), 1, 1, 128)
 
 
 @pytest.mark.parametrize(
-    ("setting", "cores", "available", "counts", "us"),
+    ("setting", "cores", "available", "fronts", "directories", "us"),
     [
-        ("auto", "auto", {0}, (1, 1, 1), 0),
-        ("auto", "auto", {0, 1}, (1, 1, 1), 0),
-        ("auto", [0, 1], {0, 1}, (2, 1, 1), 0),
-        ("auto", [1], {0, 1}, (1, 1, 1), 0),
-        ("auto", "auto", {0, 1, 2}, (1, 1, 1), BUSY_POLL_AUTO_US),
-        ("auto", "auto", set(range(16)), (14, 1, 1), BUSY_POLL_AUTO_US),
-        ("auto", "auto", set(range(16)), (14, 2, 1), 0),  # two fronts and a flusher on two cores
-        ("auto", "auto", set(range(16)), (14, 1, 2), 0),
-        ("auto", "auto", {0, 1, 2}, (2, 1, 1), 0),  # a second data directory's worker has no core
-        ("auto", [2, 3], set(range(6)), (2, 2, 2), BUSY_POLL_AUTO_US),
-        (0, "auto", set(range(16)), (14, 1, 1), 0),
-        (70, "auto", {0, 1}, (1, 1, 1), 70),
+        ("auto", "auto", {0}, 1, 1, 0),
+        ("auto", "auto", {0, 1}, 1, 1, 0),
+        ("auto", [0, 1], {0, 1}, 1, 1, 0),
+        ("auto", [1], {0, 1}, 1, 1, 0),
+        ("auto", "auto", {0, 1, 2}, 1, 1, BUSY_POLL_AUTO_US),
+        ("auto", "auto", set(range(16)), 1, 1, BUSY_POLL_AUTO_US),
+        ("auto", "auto", set(range(16)), 2, 1, BUSY_POLL_AUTO_US),
+        ("auto", "auto", {0, 1, 2}, 1, 2, 0),  # five processes on three cores
+        ("auto", list(range(2, 16)), set(range(16)), 2, 1, 0),  # three on two cores
+        ("auto", [2], set(range(6)), 1, 2, 0),  # a second data directory's worker has no core
+        ("auto", [2, 3], set(range(6)), 2, 2, BUSY_POLL_AUTO_US),
+        (0, "auto", set(range(16)), 1, 1, 0),
+        (70, "auto", {0, 1}, 1, 1, 70),
     ],
 )
 def test_processes_look_for_work_only_where_each_has_a_core_or_it_was_asked_for(
     setting: int | str,
     cores: str | list[int],
     available: set[int],
-    counts: tuple[int, int, int],
+    fronts: int,
+    directories: int,
     us: int,
 ) -> None:
-    """`counts`: workers, fronts, flushers."""
-    found = plan_busy_poll(setting, plan_cores(cores, available, 128), *counts)
+    plan = plan_cores(cores, flat(available), fronts, directories, 128)
+    found = plan_busy_poll(setting, plan)
     assert found.us == us
     assert found.reason
 
@@ -80,13 +83,13 @@ def test_a_busy_poll_that_cannot_be_is_refused(setting: Any) -> None:
         InvalidSettingError,
         match=r'busy_poll_us is .* it takes "auto" or a whole number of microseconds from 0',
     ):
-        checked_plan(load_settings(None, {}, [("busy_poll_us", setting)]), {0, 1})
+        checked_plan(load_settings(None, {}, [("busy_poll_us", setting)]), flat({0, 1}))
 
 
 @pytest.mark.parametrize(("text", "value"), [("auto", "auto"), ("0", 0), ("250", 250)])
 def test_a_busy_poll_is_given_as_text_too(text: str, value: int | str) -> None:
     settings = load_settings(None, {"TAILRACE_BUSY_POLL_US": text}, [])
-    checked_plan(settings, {0, 1})
+    checked_plan(settings, flat({0, 1}))
     assert settings.busy_poll_us == value
 
 
@@ -149,7 +152,7 @@ def test_wrong_settings_are_refused_with_what_to_do(
     flags: list[tuple[str, Any]], sentence: str
 ) -> None:
     with pytest.raises(InvalidSettingError, match=sentence):
-        checked_plan(load_settings(None, {}, flags), {0, 1})
+        checked_plan(load_settings(None, {}, flags), flat({0, 1}))
 
 
 def test_a_misspelt_environment_variable_is_refused() -> None:

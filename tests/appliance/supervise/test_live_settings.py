@@ -16,6 +16,7 @@ import pytest
 
 from appliance.config.settings import Settings, definitions
 from appliance.config.settings_sources import Sources, checked_settings
+from appliance.config.topology import flat
 from appliance.supervise.live_settings import LiveSettings
 from appliance.supervise.memory.memory_plan import OVERRIDES_BYTES, SETTINGS_BYTES
 from shm.memory.layout import RegionKind, SettingsLayout
@@ -23,7 +24,7 @@ from shm.tables.settings_block import SettingsBlock
 from tests.kit.memory import region
 from tests.kit.processes import HANG_LIMIT_S
 
-CORES = {0, 1}
+CORES = flat({0, 1})
 
 
 class World:
@@ -201,6 +202,7 @@ def test_a_configuration_without_room_in_the_block_is_refused(world: World) -> N
 
 HANG_UPS = """
 import os, signal, sys
+from appliance.config.topology import flat
 from appliance.supervise.live_settings import HangUps
 if sys.argv[1] == "nohup":
     signal.signal(signal.SIGHUP, signal.SIG_IGN)

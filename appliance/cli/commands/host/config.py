@@ -24,6 +24,7 @@ from appliance.config.settings_sources import (
     settings_of,
     unknown_setting,
 )
+from appliance.config.topology import read_topology
 from tailrace.admin.configs import ConfigEntry, ConfigResource
 
 BROKER = ConfigResource("broker")
@@ -54,7 +55,7 @@ class Found:
         self.given = gather_settings(path, environment, flags, self.problems)
         self.settings: Settings = settings_of(self.given, self.problems)
         wrong = {problem.setting for problem in self.problems}
-        self.problems += related_problems(self.settings, self.given, os.sched_getaffinity(0), wrong)
+        self.problems += related_problems(self.settings, self.given, read_topology(), wrong)
 
     def row(self, definition: Definition) -> dict[str, Any]:
         """A setting with its value, origin and facts."""

@@ -89,6 +89,7 @@ def _check(running: dict[str, Any]) -> list[dict[str, Any]]:
         given_flags,
         parse_flags,
     )
+    from appliance.config.topology import read_topology
     from appliance.data.directory_errors import DataDirectoryError
     from appliance.data.format_versions import changes
 
@@ -96,9 +97,7 @@ def _check(running: dict[str, Any]) -> list[dict[str, Any]]:
     try:
         flags = parse_flags(running["flags"])
         config = flags.config and os.path.join(running["working_directory"], flags.config)
-        checked_settings(
-            config, environment_settings(), given_flags(flags), os.sched_getaffinity(0)
-        )
+        checked_settings(config, environment_settings(), given_flags(flags), read_topology())
         found = [change for path in running["data_dirs"] for change in changes(path)]
     except (InvalidSettingError, DataDirectoryError) as error:
         raise click.ClickException(
