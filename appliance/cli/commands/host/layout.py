@@ -135,7 +135,7 @@ def _settings(path: str | None, assignments: tuple[str, ...]) -> Settings:
 
 
 def _rows(plan: CorePlan, host: Topology) -> Iterator[dict[str, Any]]:
-    from appliance.supervise.child_processes import first_children, other_cores
+    from appliance.supervise.processes.child_processes import first_children, other_cores
 
     by_number = {cpu.number: cpu for cpu in host.cpus}
     found = [(child.name, child.cores) for child in first_children(plan)]
