@@ -94,7 +94,7 @@ def parse_lscpu(text: str) -> Topology:
 
 def parse_list(text: str) -> list[int]:
     """The numbers of a list as the kernel writes it: "0-3,8". Raises ValueError."""
-    numbers = []
+    numbers: list[int] = []
     for part in text.strip().split(","):
         if part:
             first, _, last = part.partition("-")
@@ -116,7 +116,7 @@ def read_topology(root: str = "") -> Topology:
         (set(found) for path in cgroup if (found := _list_in(f"{path}/cpuset.cpus.effective"))),
         set(),
     )
-    node_of = {}
+    node_of: dict[int, int] = {}
     for name in sorted(_entries(node_dir)):
         if name.startswith("node") and name[4:].isdigit():
             node_of |= dict.fromkeys(_list_in(f"{node_dir}/{name}/cpulist"), int(name[4:]))

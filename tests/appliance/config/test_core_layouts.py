@@ -48,11 +48,11 @@ shapes = st.tuples(st.integers(1, 4), st.integers(1, 4))
 def masks(plan: CorePlan, every: frozenset[int]) -> dict[str, frozenset[int]]:
     """The cores of each process."""
     others = frozenset(plan.others or every)
-    found = {f"worker-{w}": others if c is None else {c} for w, c in enumerate(plan.workers)}
-    found |= {f"front-{f}": c or every for f, c in enumerate(plan.fronts)}
-    found |= {f"flusher-{d}": c or every for d, c in enumerate(plan.flushers)}
-    found |= {f"other-{n}": others for n in range(OTHER_PROCESSES)}
-    return {name: frozenset(cores) for name, cores in found.items()}
+    workers = (others if c is None else frozenset((c,)) for c in plan.workers)
+    found = {f"worker-{w}": cores for w, cores in enumerate(workers)}
+    found |= {f"front-{f}": frozenset(c or every) for f, c in enumerate(plan.fronts)}
+    found |= {f"flusher-{d}": frozenset(c or every) for d, c in enumerate(plan.flushers)}
+    return found | {f"other-{n}": others for n in range(OTHER_PROCESSES)}
 
 
 def most_apart(cores_of: dict[str, frozenset[int]]) -> dict[int, str]:
