@@ -234,13 +234,13 @@ def _on_isolated_cores(plan: CorePlan, topology: Topology) -> CorePlan:
     isolated = [cpu.number for cpu in _automatic_cpus(topology) if cpu.is_isolated]
     if not isolated:
         return plan
-    turn = 0
+    given_count = 0
 
     def one_of(cores: Cores) -> tuple[int, ...]:
-        nonlocal turn
+        nonlocal given_count
         choice = cores or tuple(isolated)
-        turn += 1
-        return (choice[(turn - 1) % len(choice)],)
+        given_count += 1
+        return (choice[(given_count - 1) % len(choice)],)
 
     fronts = tuple(map(one_of, plan.fronts))
     flushers = tuple(map(one_of, plan.flushers))

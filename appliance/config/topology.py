@@ -111,7 +111,7 @@ def read_topology(root: str = "") -> Topology:
     given = os.sched_getaffinity(0)
     cpu_dir, node_dir = f"{root}/sys/devices/system/cpu", f"{root}/sys/devices/system/node"
     isolated = set(_list_in(f"{cpu_dir}/isolated"))
-    cgroup = _cgroup_directories(root)
+    cgroup = cgroup_directories(root)
     allowed = next(
         (set(found) for path in cgroup if (found := _list_in(f"{path}/cpuset.cpus.effective"))),
         set(),
@@ -136,7 +136,7 @@ def read_topology(root: str = "") -> Topology:
     )
 
 
-def _cgroup_directories(root: str) -> list[str]:
+def cgroup_directories(root: str) -> list[str]:
     """The directory of this process's cgroup (version 2), and those above it."""
     for line in _text(f"{root}/proc/self/cgroup").splitlines():
         if line.startswith("0::/"):

@@ -28,7 +28,7 @@ from appliance.config.topology import read_topology
 from appliance.data.data_dir_lock import inspect
 from appliance.data.directory_errors import DataDirectoryError
 from appliance.observe.doctor_checks import Check, Level
-from appliance.supervise.memory.memory_plan import plan_regions
+from appliance.supervise.memory.memory_budget import mib, needs, read_rooms, shortage
 from appliance.supervise.preflight import partitions_in, refuse_unfit_machine, slots_for_open_files
 from appliance.supervise.processes.restart_policy import ExitCode, Halt
 from tailrace.core.errors import InvalidSettingError
@@ -101,7 +101,7 @@ def check_start(
         report.refuse("machine", halt.reason, halt.code)
     existing = _check_directories(settings, settings.reserve_bytes(workers), report)
     _check_open_files(settings, existing, workers, report)
-    _check_shared_memory(settings, workers, report)
+    _check_memory(settings, workers, report)
     _check_addresses(settings, report)
     return report
 
@@ -215,26 +215,16 @@ def _check_open_files(
         report.ok("open files", text)
 
 
-def _check_shared_memory(settings: Settings, workers: int, report: StartReport) -> None:
-    needed = sum(
-        plan.size
-        for plan in plan_regions(settings, workers, settings.fronts, len(settings.data_dirs))
-    )
-    found = os.statvfs("/dev/shm")
-    free = found.f_bavail * found.f_frsize
-    text = f"{_mib(needed)} MiB of /dev/shm for rings and lanes, {free >> 20} MiB are free"
-    if free < needed:
-        advice = (
-            "mount -o remount,size=1G /dev/shm (Docker: --shm-size=1g), or lower ring_bytes "
-            "and lane_bytes"
-        )
-        report.refuse("shared memory", f"{text}: {advice}", ExitCode.SHARED_MEMORY)
-    else:
-        report.ok("shared memory", text)
-
-
-def _mib(count: int) -> int:
-    return -(-count >> 20)
+def _check_memory(settings: Settings, workers: int, report: StartReport) -> None:
+    lines, rooms = needs(settings, workers), read_rooms()
+    too_much = shortage(lines, rooms)
+    if too_much:
+        report.refuse("memory", too_much, ExitCode.SHARED_MEMORY)
+        return
+    together = mib(sum(line.byte_count for line in lines))
+    parts = ", ".join(f"{line.name} {mib(line.byte_count)}" for line in lines)
+    free = ", ".join(f"{room.free_bytes >> 20} MiB free in {room.name}" for room in rooms)
+    report.ok("memory", f"{together} MiB: {parts}; {free}")
 
 
 # ---- addresses -----------------------------------------------------------------------------------

@@ -47,6 +47,7 @@ from appliance.data.data_dir_lock import DataDirLock
 from appliance.data.data_dir_locks import acquire_all, forget_holders, record_holders, restore_locks
 from appliance.data.directory_errors import DataDirectoryError, unusable
 from appliance.supervise.live_settings import HangUps, LiveSettings
+from appliance.supervise.memory.memory_budget import needs, read_rooms, shortage
 from appliance.supervise.memory.shm_regions import Regions
 from appliance.supervise.on_demand_processes import OnDemandProcesses
 from appliance.supervise.operations.control_socket import ControlSocket
@@ -151,6 +152,9 @@ class Supervisor:
         self._hang_ups.watch()
         self._regions = Regions(self._owners, self.settings, self._worker_dirs)
         self._regions.find_old()
+        too_much = shortage(needs(self.settings, len(self._worker_dirs)), read_rooms())
+        if too_much:
+            raise Halt(ExitCode.SHARED_MEMORY, too_much)
         try:
             self._control = self._regions.create()
         except RegionError as error:

@@ -6,13 +6,18 @@ import time
 
 import pytest
 
-from netfront.socket.connections import SWEEP_INTERVAL_NS, SWEEP_PEERS
+from netfront.socket.connections import SWEEP_INTERVAL_NS, SWEEP_PEERS, Limits
 from netfront.socket.router import NEVER_NS, Router
 from netfront.socket.sweep_pause import SweepPause
 from shm.queues.doorbell import Doorbell
 from tests.kit.processes import wait_until
 from tests.kit.raw_zmtp import RawPeer, frame
-from tests.netfront.socket.test_router import LIMITS, MIB
+
+MIB = 1 << 20
+LIMITS = Limits(
+    connections_max=10, unshaken_peer_max=MIB, unshaken_max=2 * MIB, untaken_max=8 * MIB,
+    unsent_max=64 * MIB, memory_growth_max=512 * MIB,
+)  # fmt: skip
 
 
 class Host:

@@ -63,7 +63,7 @@ def command(
       73  the data directory cannot be used (in use, not writable, damaged)
       74  the machine or the configuration cannot be used (too few open files,
           not x86-64, a data directory that is missing)
-      75  /dev/shm has no room for the rings
+      75  /dev/shm, memory or the cgroup has no room; the sum is shown line by line
     """
     arguments: list[str] = []
     path = config_path(config, instance, no_config)

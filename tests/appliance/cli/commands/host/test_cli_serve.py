@@ -197,7 +197,7 @@ def test_directories_memory_and_addresses_that_cannot_be_used_are_said(
         check(("data_dirs", [str(used)]), free, QUIET)
     )
     too_much = check(data, free, QUIET, ("ring_bytes", 1 << 36))
-    assert (too_much.exit_status, "lower ring_bytes" in problem(too_much)) == (
+    assert (too_much.exit_status, "Lower ring_bytes" in problem(too_much)) == (
         ExitCode.SHARED_MEMORY,
         True,
     )
