@@ -34,7 +34,12 @@ from tailrace.fetch.fetcher import PartitionPosition
 from tailrace.fetch.record_buffer import RecordBuffer
 from tailrace.group.assignment import AssignedPartitions
 from tailrace.group.committed_offsets import PositionLookup, fetch_committed
-from tailrace.group.heartbeat import HeartbeatManager, HeartbeatThread
+from tailrace.group.heartbeat import (
+    LEAVE_STEP_NS,
+    LEAVE_WAIT_NS,
+    HeartbeatManager,
+    HeartbeatThread,
+)
 from tailrace.group.membership import (
     NEVER_NS,
     NS_PER_MS,
@@ -49,8 +54,6 @@ from tailrace.group.reconciliation import Reconciler
 from tailrace.group.retry_partitions import read_as_retries, retries_of
 from tailrace.group.subscription import Subscription, missing_topics
 
-LEAVE_WAIT_NS = 5_000 * NS_PER_MS
-"""The time that close() waits until the appliance knows that this member leaves."""
 POLL_STEP_NS = 1_000 * NS_PER_MS
 """The longest wait of a poll between two checks."""
 LOOP_POLL_EVERY_NS = 250 * NS_PER_MS
@@ -223,11 +226,6 @@ class ConsumerCoordinator:
         with self._lock:
             self.membership.leave(self._now_ns())
         self.wakeup()
-
-    @property
-    def has_left(self) -> bool:
-        """True once the appliance knows that this member leaves, or cannot be reached."""
-        return self.membership.phase is not Phase.LEAVING or not self.beats.connection.is_ready
 
     def metadata(self) -> ConsumerGroupMetadata:
         """The group id, member id, epoch and instance id."""
@@ -466,14 +464,15 @@ class ConsumerCoordinator:
 
     def _wait_until_left(self) -> Steps[None]:
         until_ns = self._now_ns() + LEAVE_WAIT_NS
-        while not self.has_left and self._now_ns() < until_ns:
+        while (now_ns := self._now_ns()) < (wait_ns := self.beats.leaves_until_ns(until_ns)):
+            wait_ns = min(wait_ns, now_ns + LEAVE_STEP_NS)
             if self._has_thread:
                 self._fetch_loop.wake_fd = self._thread.events.fd
-                yield Wait(until_ns)
+                yield Wait(wait_ns)
                 self._thread.events.clear()
             else:
                 self._fetch_loop.wake_fd = self.beats.connection.fileno()
-                yield Wait(min(until_ns, self.beats.next_ns()))
+                yield Wait(min(wait_ns, self.beats.next_ns()))
                 self.wakeup()
             self._connection.process()
 

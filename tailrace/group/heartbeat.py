@@ -39,6 +39,10 @@ from tailrace.protocol.session import CLIENT_JSON_MAX_BYTES, Response
 FAILURES_MAX = 10
 """Consecutive unexpected failures after which the thread ends and poll raises the error."""
 FAILURE_PAUSE_NS = 100 * NS_PER_MS
+LEAVE_WAIT_NS = 5_000 * NS_PER_MS
+"""The time that the end of a client waits until the appliance knows that its member leaves."""
+LEAVE_STEP_NS = 500 * NS_PER_MS
+"""The longest part of that wait: the connection may end in it."""
 ABANDONED_NS = 1_000 * NS_PER_MS
 """The time that a member without a consumer tries to leave its group."""
 
@@ -121,6 +125,14 @@ class HeartbeatManager:
         if self.connection.is_ready:
             times.append(self.membership.due_ns())
         return min((at_ns for at_ns in times if at_ns is not None), default=NEVER_NS)
+
+    def leaves_until_ns(self, until_ns: int) -> int:
+        """The time until which the end of a client waits for the appliance to confirm that the
+        member leaves: `until_ns`, or less if the appliance is away. 0: the member has left.
+        """
+        if self.membership.phase is not Phase.LEAVING:
+            return 0
+        return min(until_ns, self.connection.away_at_ns())
 
     def _answered(self, token: int, response: Response | None) -> None:
         now_ns = self.now_ns()

@@ -147,6 +147,8 @@ class Membership:
         self._lost_reason = ""
         self._has_expired = False
         """True if the membership was lost because poll was not called; a commit raises that."""
+        self._may_be_member = False
+        """True if a join was sent since the last leave: the appliance may know this member."""
         self._stays_out = False
         """True if it does not join again after LEAVING."""
         self._token = 0
@@ -179,9 +181,7 @@ class Membership:
         self._forget_partitions()
         self._lost_reason = ""
         self.error = None
-        if self.phase in (Phase.JOINING, Phase.MEMBER) and (
-            self.join_count or self._in_flight is not None
-        ):
+        if self.phase in (Phase.JOINING, Phase.MEMBER) and self._may_be_member:
             self._begin_to_leave(now_ns)
         elif self.phase is not Phase.LEAVING:
             self.phase = Phase.OUT
@@ -298,6 +298,7 @@ class Membership:
             }
             self._owned_report_in_flight = reports_owned
             if joins:
+                self._may_be_member = True
                 request |= {
                     "assignor": one.assignor,
                     "session_timeout_ms": one.session_timeout_ms,
@@ -427,6 +428,7 @@ class Membership:
         self._due_ns = now_ns
 
     def _left(self, now_ns: int) -> None:
+        self._may_be_member = False
         self.epoch = JOIN_EPOCH
         self.join_count = 0
         if self._stays_out:

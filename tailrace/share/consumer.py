@@ -75,8 +75,9 @@ class ShareConsumer(RenamedMethods):
         front holds settings by Kafka's names. Without topics call `subscribe`. `bootstrap` is the
         appliance's address.
 
-        Raises InvalidSettingError before anything is opened; UnknownTopicError, and
-        NotReachableError when no appliance answers within request_timeout_ms.
+        Raises InvalidSettingError before anything is opened; UnknownTopicError; NotReachableError
+        and RequestTimeoutError when the appliance or the group does not answer within
+        request_timeout_ms. The first poll raises another refusal of the group.
         """
         names, self.settings = settings_of(topics, bootstrap, settings)
         self._begin(SharePollLoop(self.settings, runtime))
@@ -119,8 +120,9 @@ class ShareConsumer(RenamedMethods):
 
     @operation
     def subscribe(self, topics: str | Iterable[str]) -> Steps[None]:
-        """Subscribe to these topics instead of the earlier ones. Raises UnknownTopicError,
-        InvalidRequestError.
+        """Subscribe to these topics instead of the earlier ones, and wait until the group has
+        answered a first subscription: with auto_offset_reset "latest" a new group begins there.
+        Raises UnknownTopicError, InvalidRequestError, NotReachableError, RequestTimeoutError.
         """
         self._connection.check_usable()
         yield from self._poll_loop.subscribe(topics)

@@ -88,6 +88,15 @@ class ShareMember:
         return self.membership.phase is Phase.MEMBER
 
     @property
+    def is_joining(self) -> bool:
+        """True until the group has answered a join, or the leave before; poll raises a refusal."""
+        return self.membership.phase in (Phase.JOINING, Phase.LEAVING)
+
+    def leaves_until_ns(self, until_ns: int) -> int:
+        """See `HeartbeatManager.leaves_until_ns`."""
+        return self.thread.beats.leaves_until_ns(until_ns)
+
+    @property
     def wake_fd(self) -> int:
         """Readable when the membership has events, or where no thread makes heartbeats, when the
         heartbeats' connection has input.
@@ -129,20 +138,13 @@ class ShareMember:
         return lost_reason, error
 
     def leave(self) -> None:
-        """Begin to leave the group; `has_left` tells when it is done."""
+        """Begin to leave the group; `leaves_until_ns` tells when it is done."""
         with self.thread.beats.lock:
             self.membership.leave(self._now_ns())
         self.wakeup()
 
-    @property
-    def has_left(self) -> bool:
-        """True once the appliance knows that the member leaves, or cannot be reached."""
-        return (
-            self.membership.phase is not Phase.LEAVING or not self.thread.beats.connection.is_ready
-        )
-
-    def leave_step(self) -> None:
-        """Go on leaving after a wait."""
+    def heartbeat_step(self) -> None:
+        """Go on joining or leaving after a wait."""
         if self._has_thread:
             self.thread.events.clear()
         else:

@@ -26,12 +26,14 @@ from tailrace.core.errors import (
     InvalidRequestError,
     LockLostError,
     NotReachableError,
+    RequestTimeoutError,
     TailraceError,
 )
 from tailrace.core.log import logger
 from tailrace.core.records import Record
 from tailrace.core.validation import name_list
 from tailrace.group.dead_letter_queue import DeadLetters, Producers
+from tailrace.group.heartbeat import LEAVE_STEP_NS, LEAVE_WAIT_NS
 from tailrace.group.membership import Phase
 from tailrace.protocol.frame import Api
 from tailrace.protocol.session import Response
@@ -51,7 +53,6 @@ ACKNOWLEDGE_AFTER_NS = 1_000 * NS_PER_MS
 """A loop sends its acknowledgements at least this often, and at least four times per lock
 duration.
 """
-LEAVE_WAIT_NS = 5_000 * NS_PER_MS
 CLOSE_COMMIT_MS = 5_000
 
 
@@ -128,6 +129,30 @@ class SharePollLoop:
         self.subscribed = names
         self._acquire_at_ns = 0
         self.member.wakeup()
+        yield from self._until_joined()
+
+    def _until_joined(self) -> Steps[None]:
+        """Wait until the group has answered, so that it begins before what is sent from now on.
+        Raises RequestTimeoutError, NotReachableError. Another refusal is raised by poll.
+        """
+        connection = self.member.thread.beats.connection
+        until_ns = self.now_ns() + self.settings.request_timeout_ms * NS_PER_MS
+        while self.member.is_joining:
+            if self.now_ns() >= until_ns:
+                group, timeout_ms = self.settings.group_id, self.settings.request_timeout_ms
+                if not connection.is_ready:
+                    raise NotReachableError(
+                        f"no appliance answers at {connection.address}"
+                        f"{connection.peer_error_suffix()}"
+                    )
+                raise RequestTimeoutError(
+                    f"group {group!r} has not answered within {timeout_ms} ms, so this consumer "
+                    "has not joined it yet"
+                )
+            yield Wait(self.member.wait_until_ns(until_ns))
+            self.connection.check_usable()
+            self.connection.process()
+            self.member.heartbeat_step()
 
     def _pushed(self, push: Response) -> None:
         if push.api == Api.GROUP_HEARTBEAT:
@@ -506,10 +531,10 @@ class SharePollLoop:
             )
         self.member.leave()
         until_ns = self.now_ns() + LEAVE_WAIT_NS
-        while not self.member.has_left and self.now_ns() < until_ns:
-            yield Wait(self.member.wait_until_ns(until_ns))
+        while (now_ns := self.now_ns()) < (wait_ns := self.member.leaves_until_ns(until_ns)):
+            yield Wait(self.member.wait_until_ns(min(wait_ns, now_ns + LEAVE_STEP_NS)))
             self.connection.process()
-            self.member.leave_step()
+            self.member.heartbeat_step()
 
     def _until_ready(self, until_ns: int) -> Steps[None]:
         """Wait for the connection if the appliance is to be told something. An interrupted call has

@@ -12,10 +12,10 @@ import pytest
 
 from tests.kit.processes import HANG_LIMIT_S
 
-SUITE = ["test_producer.py", "test_admin.py", "test_producer_places.py"]
+SUITE = ["test_producer.py", "test_admin.py", "test_producer_places.py", "test_closing.py"]
 
 
-@pytest.mark.slow_because("three suites in a process of their own")
+@pytest.mark.slow_because("four suites in a process of their own")
 def test_the_clients_of_threads_keep_to_the_suite_under_gevent() -> None:
     pytest.importorskip("gevent")
     folder = pathlib.Path(__file__).parent

@@ -16,7 +16,7 @@ import pytest
 from tailrace import Admin, InvalidRecordError, InvalidRequestError, LockLostError, StorageError
 from tailrace.embedded_appliance import EmbeddedAppliance
 from tailrace.share.acquired.fetch_loop import Found, ShareFetchLoop
-from tests.kit.processes import kill_and_wait_for_successor, wait_until
+from tests.kit.processes import kill_and_wait_for_successor
 from tests.kit.queues import LONG_MS, make, poll_until, share, start_offset, take
 
 
@@ -138,9 +138,8 @@ def test_a_program_that_stood_still_is_told_what_it_lost(
     appliance: EmbeddedAppliance, topic: str
 ) -> None:
     make(appliance, topic, 4)
-    with share(appliance, topic), Admin(appliance.address) as admin:
-        # the group begins at the beginning
-        wait_until(lambda: f"g-{topic}" in admin.list_groups(), "it has joined")
+    with share(appliance, topic):
+        pass  # the group begins at the beginning
     command = [sys.executable, "-P", "-c", PROGRAM, appliance.address, topic]
     with subprocess.Popen(
         command,

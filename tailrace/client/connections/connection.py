@@ -60,6 +60,10 @@ REOPEN_MAX_NS = 1_000_000_000
 COPY_BELOW_BYTES = 64 << 10
 UNREACHABLE_AFTER_NS = 60_000_000_000
 """Time without an appliance after which a poll raises."""
+AWAY_AFTER_NS = 2_000_000_000
+"""Time without an appliance after which a client that ends has nothing more to tell it. A restart
+takes less.
+"""
 SHARED_WAIT_NS = 20_000_000
 """Longest sleep at a time on a shared connection. Another thread may receive the response."""
 
@@ -107,9 +111,10 @@ class Connection:
         """
         self._is_torn = False
         """True while the socket is used, or after a use of it was interrupted."""
-        self._came_in_tick = False
-        """True if `tick` has received something since the last `process`. Its user may wait for
-        that before it sends.
+        self._is_process_due = False
+        """True if `tick` has received something, or the socket has taken no request, since the last
+        `process`. The descriptor does not report that (again): its user would sleep until a
+        timeout.
         """
         self._failures = 0
         self._waited_since_ns = 0
@@ -117,6 +122,8 @@ class Connection:
         self._has_warned = False
         self._away_since_ns = 0
         """Time since when polls find no appliance. 0: the last one found it."""
+        self._unready_since_ns = self.now_ns()
+        """Time since when requests cannot be sent. 0: they can."""
         self.fatal: TailraceError | None = None
         """A refusal that a retry cannot change: no common version, no permission for the socket."""
         self._was_ready = False
@@ -157,6 +164,12 @@ class Connection:
                 f"no appliance answers at {self.address}{self.peer_error_suffix()}"
             )
 
+    def away_at_ns(self) -> int:
+        """The time from which the end of a client waits no longer for the appliance: it has been
+        away for AWAY_AFTER_NS. NEVER_NS while it is connected.
+        """
+        return self._unready_since_ns + AWAY_AFTER_NS if self._unready_since_ns else NEVER_NS
+
     def fileno(self) -> int:
         """The descriptor to poll, which is readable when something *may* have come. -1: there is no
         socket.
@@ -190,8 +203,10 @@ class Connection:
         if on_response is not None:
             self._pending[correlation_id] = on_response
         is_sent = socket.try_send(frames, copy=copy)
-        if not is_sent and on_response is not None:
-            del self._pending[correlation_id]
+        if not is_sent:
+            self._is_process_due = True  # which finds that the connection has ended
+            if on_response is not None:
+                del self._pending[correlation_id]
         self._is_torn = is_nested
         return is_sent
 
@@ -209,7 +224,7 @@ class Connection:
         self._is_in_use = self._is_torn = True
         try:
             count = 0
-            self._came_in_tick = False
+            self._is_process_due = False
             while (socket := self._socket) is not None:
                 frames = socket.try_receive()
                 if frames is None:
@@ -241,6 +256,7 @@ class Connection:
             return False
         if not was_ready and session.state is _READY:
             self._failures = self._waited_since_ns = self._unanswered = 0
+            self._unready_since_ns = 0
             self._has_warned = False
             self._was_ready = True
             self._protocol_error = ""
@@ -305,7 +321,7 @@ class Connection:
 
     def next_tick_ns(self) -> int | None:
         """The time when `tick` or `process` is due next, which may be in the past. None: never."""
-        if self._came_in_tick:
+        if self._is_process_due:
             return self._last_received_ns
         if not self.is_ready:
             retry_ns = self._reopen_at_ns if self._socket is None else self._handshake_deadline_ns()
@@ -421,11 +437,12 @@ class Connection:
         self._open()
         # ZeroMQ signals the first message only after a poll that found none. Without one, the
         # handshake's response would be noticed a second late.
-        self._came_in_tick = self.process() > 0
+        self._is_process_due = self.process() > 0
 
     def _lose(self, code: ErrorCode, reason: str) -> None:
         """Give the socket up and call all pending callbacks with None."""
         self._close_socket()
+        self._unready_since_ns = self._unready_since_ns or self.now_ns()
         if code is ErrorCode.UNSUPPORTED_VERSION:
             self.fatal = error_for(code, reason)
         delay_ns = min(REOPEN_MAX_NS, REOPEN_FIRST_NS << min(self._failures, 10))

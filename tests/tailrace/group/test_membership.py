@@ -18,6 +18,7 @@ from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import InstanceIdInUseError, InvalidRequestError, TailraceError
 from tailrace.group.membership import (
     HEARTBEAT_SLOTS,
+    LEAVE_EPOCH,
     NS_PER_MS,
     POLLING_NS,
     ChangeKind,
@@ -371,6 +372,19 @@ def test_leaving_ends_whatever_the_appliance_says(bench: Bench) -> None:
     assert phase() is Phase.JOINING, "it was subscribed again meanwhile"
     come_to_rest(one)
     assert len(one.has) == 4
+
+
+def test_a_member_leaves_though_the_answer_to_its_join_was_lost(bench: Bench) -> None:
+    one = Member(bench)
+    sent = one.send()
+    assert sent is not None
+    one.membership.not_answered(sent[0], bench.now_ns)
+    one.membership.leave(bench.now_ns)
+    one.beat()
+    assert one.membership.phase is Phase.OUT
+    assert one.heartbeats[-1]["member_epoch"] == LEAVE_EPOCH
+    one.membership.leave(bench.now_ns)
+    assert not one.beat(), "it has left already"
 
 
 @pytest.mark.parametrize("seed", range(25))

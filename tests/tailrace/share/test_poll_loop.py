@@ -90,6 +90,7 @@ class Consumer:
         self.runtime = Runtime()
         self.poll_loop = SharePollLoop(settings, self.runtime)  # type: ignore[arg-type]
         self.poll_loop.fetch_loop._call = lifted(lambda _api, _request: {"topics": [described()]})
+        self.poll_loop._until_joined = lifted(lambda: None)  # type: ignore[method-assign]
         run_at_once(self.poll_loop.subscribe("t"))
         self.poll_loop.member.membership.phase = Phase.MEMBER
         self.poll_loop.member.membership.epoch = 3
