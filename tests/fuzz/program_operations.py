@@ -221,8 +221,3 @@ ARGUMENTS: dict[str, Callable[[random.Random], tuple[Any, ...]]] = {
     ),
     "close": lambda rng: (rng.choice(CLOSES),),
 }  # fmt: skip
-
-
-def program_of(seed: str) -> Program:
-    """The program of a seed."""
-    return Generator(seed).program()

@@ -15,10 +15,11 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from tailrace import Admin, Consumer, NewTopic, ShareConsumer, TopicPartition
+from appliance.observe.console.redrive import redrive
+from tailrace import Consumer, NewTopic, ShareConsumer, TopicPartition
 from tailrace.core.errors import (
     TailraceError,
     UnknownTopicError,
@@ -26,15 +27,19 @@ from tailrace.core.errors import (
 from tailrace.embedded_appliance import EmbeddedAppliance
 from tests.fuzz.program_clients import Client, ProducerClient
 from tests.fuzz.program_consumers import ConsumerClient
+from tests.fuzz.program_ledger import LedgerRun
 from tests.fuzz.program_model import Committed, Finding, Key, expect
 from tests.fuzz.program_operations import PARTITIONS, Operation, Program
 from tests.fuzz.program_queues import QueueClient
+from tests.fuzz.program_transactions import TransactionClient
 from tests.fuzz.program_victim import Victim
-from tests.fuzz.program_world import Sent, World
+from tests.fuzz.program_world import Sent
 from tests.kit.processes import children, wait_until
 from tests.kit.wall_clock import WallClock
 
-CLIENTS: dict[str, Any] = {"p": ProducerClient, "c": ConsumerClient, "q": QueueClient}
+CLIENTS: dict[str, Any] = {
+    "p": ProducerClient, "c": ConsumerClient, "q": QueueClient, "t": TransactionClient,
+}  # fmt: skip
 GROUPS = ("g", "h")
 LOCK_MS = 600_000
 """Longer than a run: a lock ends by a word, or with its holder."""
@@ -45,7 +50,7 @@ LAST = "q-last"
 _numbers = itertools.count()
 
 
-class ProgramRun(World):
+class ProgramRun(LedgerRun):
     """See the module's docstring."""
 
     def __init__(self, appliance: EmbeddedAppliance, clock: WallClock | None = None) -> None:
@@ -54,7 +59,7 @@ class ProgramRun(World):
         self._clock = clock
         self._open: dict[str, Client] = {}
         self._closed: list[Client] = []
-        self._admin = Admin(self.address)
+        self._redrives = False
         self.at: Operation | None = None
         """The operation under way."""
 
@@ -96,15 +101,6 @@ class ProgramRun(World):
                 self._closed.append(self._open.pop(slot))
 
     # ---- the world -------------------------------------------------------------------------------
-
-    def _try(self, call: Callable[[], Any]) -> Any:
-        """A call of an administrator, made again while processes come back."""
-        while True:
-            try:
-                return call()
-            except TailraceError as error:
-                if not (self.kill_count and error.retriable):
-                    raise
 
     def _create(self, name: str, limit: int) -> None:
         if name in self.topics.live:
@@ -156,6 +152,9 @@ class ProgramRun(World):
         if name in self.topics.live:
             Victim(self, kind, "s" if kind == "ShareConsumer" else group, name).live(count, commits)
 
+    def _redrive(self) -> None:
+        self._redrives = True
+
     def _check_offsets(self, group: str) -> None:
         """What a group has committed, asked by an administrator."""
         keys = [(name, number) for name in self.topics.live for number in range(PARTITIONS[name])]
@@ -196,6 +195,7 @@ class ProgramRun(World):
             self._check_offsets(group)
             self._check_rest(group, ends)
         self._check_queue(ends)
+        self._check_transactions()
 
     def _read(self, reader: Consumer, key: Key) -> list[bytes]:
         """The values of a partition from the consumer's position on."""
@@ -300,10 +300,10 @@ class ProgramRun(World):
         }
         names = sorted({self.name(name) for name in places.values()})
         if names:
-            self._drain(names, requested, letters, set(places))
+            self._drain(names, requested, letters, ends)
 
     def _drain(
-        self, names: list[str], requested: set[Any], letters: set[Any], places: set[Any]
+        self, names: list[str], requested: set[Any], letters: set[Any], ends: dict[Key, int]
     ) -> None:
         subscribed = tuple(self.short[name] for name in names)
         settings = {"share_acknowledgement_mode": "explicit"}
@@ -325,7 +325,12 @@ class ProgramRun(World):
             )
         consumer.commit()
         run.close(Operation(LAST, "close"))
-        found = self._letters(names)
+        found, values = self._letters(names)
+        places = {
+            (self.topics.creations[name][-1], number, offset)
+            for (name, number), end in ends.items()
+            for offset in range(end)
+        }
         missing = letters - found.keys()
         expect(not missing, f"no dead letters: {sorted(missing)[:5]} of {len(missing)}")
         for place, count in found.items():
@@ -337,10 +342,31 @@ class ProgramRun(World):
                     count == 1 or job.may_be_done,
                     f"{place} is a dead letter {count} times",
                 )
+        for name in values if self._redrives else ():
+            self._check_redrive(name, values[name], ends)
 
-    def _letters(self, names: list[str]) -> dict[Any, int]:
-        """Place of a record -> how many dead letters there are of it."""
+    def _check_redrive(self, name: str, values: list[bytes], ends: dict[Key, int]) -> None:
+        """The dead letters of a topic are sent again, each once."""
+        letters = f"{self.name(name)}.dlq"
+        for expected in (len(values), 0):
+            again = self._try(partial(redrive, self.address, letters))
+            if not self.kill_count:
+                expect(again == (expected, 0), f"{again} of {expected} letters were sent again")
+        sent: list[bytes] = []
+        with Consumer(bootstrap=self.address, fetch_max_wait_ms=50) as reader:
+            for number in range(PARTITIONS[name]):
+                partition = TopicPartition(self.name(name), number)
+                reader.assign([partition])
+                reader.seek(partition, ends[name, number])
+                sent += self._read(reader, (name, number))
+        expect(sorted(sent) == sorted(values), f"of {sorted(values)} {sorted(sent)} were sent")
+
+    def _letters(self, names: list[str]) -> tuple[dict[Any, int], dict[str, list[bytes]]]:
+        """Place of a record -> how many dead letters there are of it, and all values of each
+        topic.
+        """
         found: dict[Any, int] = {}
+        values: dict[str, list[bytes]] = {}
         existing = set(self._try(self._admin.list_topics))
         with Consumer(bootstrap=self.address, auto_offset_reset="earliest") as reader:
             for name in names:
@@ -360,7 +386,8 @@ class ProgramRun(World):
                             int(headers["dlq.offset"]),
                         )
                         found[place] = found.get(place, 0) + 1
-        return found
+                        values.setdefault(self.short[name], []).append(record.value)
+        return found, values
 
     def _remove_topics(self) -> None:
         """Other runs need the room."""

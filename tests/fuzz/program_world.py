@@ -26,6 +26,7 @@ from tests.fuzz.program_calls import Calls
 from tests.fuzz.program_model import Committed, Key, Topics, expect
 from tests.fuzz.program_operations import PARTITIONS
 from tests.fuzz.queue_model import Queue
+from tests.fuzz.transaction_model import Ledger
 
 _numbers = itertools.count()
 
@@ -77,6 +78,7 @@ class World:
         self.has_deletions = False
         self.calls = Calls()
         self.log = Warnings()
+        self.ledger = Ledger()
         self.kill_count = self.delete_count = 0
 
     @property
@@ -87,6 +89,10 @@ class World:
     def name(self, short: str) -> str:
         """The name of a topic or group of this run."""
         return f"{self.prefix}-{short}"
+
+    def make_ledger(self) -> None:
+        """Have the topics of the transactions, once."""
+        raise NotImplementedError
 
     # ---- what clients ask ------------------------------------------------------------------------
 

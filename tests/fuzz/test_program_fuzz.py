@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from tailrace import Consumer, Record
-from tests.fuzz import program_consumers, programs
+from tailrace import Consumer, Producer, Record
+from tests.fuzz import program_clients, program_consumers, programs
 from tests.fuzz.program_model import Finding
-from tests.fuzz.program_operations import PARTITIONS, Operation, program_of
+from tests.fuzz.program_operations import PARTITIONS, Operation
+from tests.fuzz.transaction_operations import program_of
 from tests.kit import seeds
 from tests.kit.processes import HANG_LIMIT_S
 
@@ -68,3 +69,33 @@ def test_a_skipped_record_is_found_and_the_program_is_cut_to_what_shows_it(
     assert isinstance(finding, Finding)
     assert "came where [0] belongs" in str(finding)
     assert list(shortest[len(PARTITIONS) :]) == needed
+
+
+def test_a_transaction_that_is_half_visible_or_committed_for_an_abort_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Confused(Producer):
+        """Commits what it is to abort."""
+
+        def abort_transaction(self, timeout: float | None = None) -> None:
+            super().commit_transaction(timeout)
+
+    class Losing(Producer):
+        """Commits without the finished branches."""
+
+        def commit_transaction(self, timeout: float | None = None, *, branches: Any = None) -> None:
+            super().commit_transaction(timeout, branches=branches and branches[1:])
+
+    opened = Operation("t0", "open", ("Producer", "x", {"linger_ms": 1}))
+    begins = [opened, Operation("t0", "begin"), Operation("t0", "send", (2,))]
+    aborted = (*begins, Operation("t0", "abort"))
+    branched = (*begins, Operation("t0", "branch", (2, True, True)), Operation("t0", "commit"))
+    with programs.fuzzer(SEED) as fuzzer:
+        for program, kind, finding in (
+            (aborted, Confused, "is read, and its transaction"),
+            (branched, Losing, "are lost"),
+        ):
+            assert fuzzer.try_program(program) is None
+            with monkeypatch.context() as planted:
+                planted.setitem(program_clients.KINDS, "Producer", kind)
+                assert finding in str(fuzzer.try_program(program))
