@@ -28,6 +28,16 @@ GENERATION = 7
 MS = 1_000_000
 
 
+class Clock:
+    """Time that passes only while somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.now_ns = 1_000_000_000
+
+    def sleep(self, _fds: Sequence[int], timeout_ns: int) -> None:
+        self.now_ns += max(0, timeout_ns)
+
+
 class NobodyThere:
     """A socket without another end."""
 

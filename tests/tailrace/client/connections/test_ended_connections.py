@@ -12,8 +12,7 @@ from tailrace.client.connections.runtime import Runtime
 from tailrace.client.connections.steps import call_json_now
 from tailrace.format.crc32c import Readable
 from tailrace.protocol.frame import Api
-from tests.kit.scripted_front import ScriptedFront
-from tests.tailrace.client.connections.test_handshake_at_once import Clock
+from tests.kit.scripted_front import Clock, ScriptedFront
 
 TIMEOUT_MS = 30_000
 

@@ -4,25 +4,13 @@ send is told, and does not sleep until its time is up.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from tailrace.client.connections.connection import HANDSHAKE_RETRY_NS, Connection
 from tailrace.client.connections.runtime import Runtime
 from tailrace.client.connections.steps import call_json_now
 from tailrace.protocol.frame import Api
-from tests.kit.scripted_front import ScriptedFront
+from tests.kit.scripted_front import Clock, ScriptedFront
 
 TIMEOUT_MS = 30_000
-
-
-class Clock:
-    """Time that passes only while somebody sleeps."""
-
-    def __init__(self) -> None:
-        self.now_ns = 1_000_000_000
-
-    def sleep(self, _fds: Sequence[int], timeout_ns: int) -> None:
-        self.now_ns += max(0, timeout_ns)
 
 
 def connected(front: ScriptedFront) -> tuple[Connection, Clock]:
