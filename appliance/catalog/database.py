@@ -7,6 +7,7 @@ Crash: SQLite recovers the file. An upgrade is one transaction a version.
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -83,6 +84,7 @@ def open_database(path: str) -> Database:
         timeout=LOCKED_TIMEOUT_S,
         factory=Database,
     )
+    database.directory = "" if path.startswith("file:") else os.path.dirname(path)
     try:
         _refuse_other_versions(database, path)
         database.execute("PRAGMA journal_mode=WAL")

@@ -17,6 +17,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable
 
+from shm.runtime.reserve_file import make_room
 from tailrace.core.errors import TailraceError
 
 Done = Callable[[], None]
@@ -26,6 +27,8 @@ Failed = Callable[[TailraceError], None]
 class Database(sqlite3.Connection):
     """The catalog's connection."""
 
+    directory = ""
+    """The data directory, whose reserve file gives a commit room; "" for a database without one."""
     is_in_step = False
     spoiled_by: BaseException | None = None
     """The error on which SQLite rolled this step's transaction back."""
@@ -46,11 +49,19 @@ class Database(sqlite3.Connection):
                 raise spoiled_by
             if not self.in_transaction:
                 return False
-            self.execute("COMMIT")
+            self.execute_commit()
             return True
         finally:
             if self.in_transaction:
                 self.execute("ROLLBACK")
+
+    def execute_commit(self) -> None:
+        """COMMIT. On a full disk a piece of the reserve file is given up for it. Raises
+        sqlite3.Error.
+        """
+        if self.directory:
+            make_room(self.directory)
+        self.execute("COMMIT")
 
 
 class Transaction:
@@ -93,7 +104,7 @@ class Transaction:
             return
         try:
             if error is None:
-                self._db.execute("COMMIT")
+                self._db.execute_commit()
         finally:
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")

@@ -1,7 +1,9 @@
-"""A file system of the test's own, small enough to be filled. Mounting it needs root."""
+"""File systems of the test's own, small enough to be filled. Mounting them needs root."""
 
 from __future__ import annotations
 
+import errno
+import os
 import pathlib
 import subprocess
 from collections.abc import Iterator
@@ -21,3 +23,36 @@ def small_file_system(directory: pathlib.Path, size_mib: int) -> Iterator[pathli
         yield path
     finally:
         subprocess.run(["umount", str(path)], check=True)
+
+
+@contextmanager
+def ext4_image(directory: pathlib.Path, size_mib: int) -> Iterator[pathlib.Path]:
+    """An ext4 in a file, at `directory`/disk, without blocks reserved for root; unmounted at the
+    end.
+    """
+    image, path = directory / "image", directory / "disk"
+    path.mkdir()
+    with image.open("wb") as file:
+        file.truncate(size_mib << 20)
+    subprocess.run(
+        ["mkfs.ext4", "-q", "-F", "-m", "0", "-E", "lazy_itable_init=0", str(image)], check=True
+    )
+    subprocess.run(["mount", "-o", "loop", str(image), str(path)], check=True)
+    try:
+        yield path
+    finally:
+        subprocess.run(["umount", str(path)], check=True)
+
+
+def fill_to_the_byte(path: pathlib.Path) -> None:
+    """Write the file `path` until its file system takes not one byte more."""
+    with path.open("wb", buffering=0) as file:
+        for size in (1 << 20, 4096, 1):
+            while True:
+                try:
+                    file.write(bytes(size))
+                    os.fsync(file.fileno())
+                except OSError as error:
+                    if error.errno != errno.ENOSPC:
+                        raise
+                    break

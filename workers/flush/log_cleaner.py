@@ -19,8 +19,10 @@ is deleted. A split is a rewrite (see `partition_log`).
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 
+from shm.runtime.reserve_file import make_room_for
 from shm.runtime.timing_wheel import Timer, TimingWheel
 from workers.flush.group_commit import GroupCommit
 from workers.log.files.active_segment import ActiveSegment, first_to_keep
@@ -44,6 +46,8 @@ SPLIT_MIN_BYTES = 64 << 10
 """Least space that a split must free."""
 SPLIT_KEEPS_MAX_BYTES = 64 << 20
 """Most bytes that a split copies. The disk holds them twice for a moment."""
+SPLIT_MARGIN_BYTES = 64 << 10
+"""Space for the small files of a split, beside what it copies."""
 CLOCK_CHECK_NS = 1_000_000_000
 """Interval of checks for jumps of the wall clock. Records appended between a jump and the check may
 stay longer, by the jump.
@@ -332,17 +336,19 @@ class LogCleaner:
                 first is None
                 or gone_bytes < SPLIT_MIN_BYTES
                 or live.end - gone_bytes > SPLIT_KEEPS_MAX_BYTES
-                or not log.split(first)
             ):
+                return False
+            copied_bytes = live.end - gone_bytes + SPLIT_MARGIN_BYTES
+            make_room_for(log.files, os.path.dirname(log.directory), copied_bytes)
+            if not log.split(first):
                 return False
             self._checkpoint(log)
         except OSError as error:
             logger.warning(
-                "segment_not_split directory=%s base=%d error=%r",
-                log.directory,
-                live.base,
-                str(error),
-            )
+                "segment_not_split directory=%s base=%d error=%r advice='what stays has no room: free "
+                "some space, or delete all of the records (delete-records, retention.bytes=0)'",
+                log.directory, live.base, str(error),
+            )  # fmt: skip
             return False
         logger.info(
             "segment_split topic=%s partition=%d base=%d next_base=%d bytes=%d",

@@ -4,7 +4,8 @@ appliance.
 Owner: the flusher. With less free space than the reserve, the directory counts as full. Workers
 then refuse batches with DISK_FULL. Batches already accepted are still written, and the controller,
 checkpoints and recovery have space. A file of an eighth of the reserve is kept there too. If other
-users fill the disk, the supervisor removes it at start, so that a start has space.
+users fill the disk, it is given up in pieces (`shm.runtime.reserve_file`), and made again when
+there is space.
 
 Invariants: full and not full differ by a margin, so that the state does not flap.
 
@@ -22,6 +23,8 @@ logger = logging.getLogger(__name__)
 
 CHECK_BYTES = 16 << 20
 CHECK_NS = 1_000_000_000
+IDLE_CHECK_NS = 5_000_000_000
+"""Interval of checks without writes, when something else wakes the flusher."""
 FULL_CHECK_NS = 250_000_000
 
 
@@ -36,10 +39,11 @@ class DiskSpace:
         self.set_reserve(reserve_bytes)
         self._written = 0
         self._next_check_ns = 0
+        self._idle_check_ns = 0
         self.is_full = False
 
     def set_reserve(self, reserve_bytes: int) -> None:
-        """Change the reserve; the next check uses it. The reserve file keeps its size."""
+        """Change the reserve; the next check uses it. The reserve file is not made smaller."""
         # A small disk (of a test or container) would be full from the beginning.
         self.reserve_bytes = min(reserve_bytes, self._files.total_bytes(self._data_dir) // 8)
         self._file_bytes = self.reserve_bytes // 8
@@ -53,9 +57,14 @@ class DiskSpace:
             CHECK_BYTES, self.reserve_bytes // 4
         )  # a small disk's reserve is soon written
 
+    def is_overdue(self, now_ns: int) -> bool:
+        """True if the last check is so old that even an idle directory is checked."""
+        return now_ns >= self._idle_check_ns
+
     def check(self, now_ns: int) -> bool:
         """Check the disk. Return True if the state changed."""
         self._written = 0
+        self._idle_check_ns = now_ns + IDLE_CHECK_NS
         self._next_check_ns = now_ns + (FULL_CHECK_NS if self.is_full else CHECK_NS)
         try:
             free = self._files.free_bytes(self._data_dir)
@@ -72,7 +81,7 @@ class DiskSpace:
                 free,
                 self.reserve_bytes,
             )
-        if not self.is_full and free > self.reserve_bytes + 2 * self._file_bytes:
+        if free > self.reserve_bytes + 2 * self._file_bytes:
             self._keep_file()
         return self.is_full != was_full
 
@@ -89,9 +98,25 @@ class DiskSpace:
         return self._next_check_ns if self.is_full else None
 
     def _keep_file(self) -> None:
-        if not self._file_bytes or self._files.exists(self._path):
+        if not self._file_bytes:
             return
         try:
+            size = self._size()
+            if size >= self._file_bytes:
+                return
             self._files.allocate(self._path, self._file_bytes)
         except OSError as error:
             logger.info("reserve_not_made path=%s error=%r", self._path, str(error))
+            return
+        if size:
+            logger.info("reserve_made_again path=%s bytes=%d", self._data_dir, self._file_bytes)
+
+    def _size(self) -> int:
+        """Length of the reserve file, 0 if there is none. Raises OSError."""
+        if not self._files.exists(self._path):
+            return 0
+        fd = self._files.open_for_read(self._path)
+        try:
+            return self._files.size(fd)
+        finally:
+            self._files.close(fd)

@@ -6,7 +6,10 @@ Crash: see `replace_file`. A partly removed tree is removed by the next try.
 
 from __future__ import annotations
 
+import os
+
 from shm.crash_points import crash_point
+from shm.runtime.reserve_file import give_up_piece
 from tailrace.format.directory.files import (
     NO_PLAIN_FILE,
     NO_SPACE,
@@ -42,8 +45,24 @@ def read_whole(files: Files, path: str) -> bytes:
 def write_durably(
     files: Files, directory: str, name: str, data: bytes, *, sync: bool = True
 ) -> None:
-    """Replace a small file (see `replace_file`). Raises OSError."""
-    replace_file(files, f"{directory}/{name}", data, sync=sync, before_rename=_before_rename)
+    """Replace a small file (see `replace_file`). On a full disk a piece of the data directory's
+    reserve file gives it room. `directory`: the data directory, or one of its partitions. Raises
+    OSError.
+    """
+    while True:
+        try:
+            replace_file(
+                files, f"{directory}/{name}", data, sync=sync, before_rename=_before_rename
+            )
+        except OSError as error:
+            if error.errno not in NO_SPACE or not _give_up_piece(files, directory):
+                raise
+        else:
+            return
+
+
+def _give_up_piece(files: Files, directory: str) -> bool:
+    return any(give_up_piece(files, path) for path in (directory, os.path.dirname(directory)))
 
 
 def _before_rename() -> None:

@@ -34,6 +34,7 @@ from appliance.groups.store.schema import (
     ShareRow,
 )
 from shm.runtime.elapsed_time import MARK_EVERY_MS, ElapsedTime, Mark
+from shm.runtime.reserve_file import make_room
 from tailrace.core.errors import DiskFullError, StorageError, TailraceError
 
 logger = logging.getLogger(__name__)
@@ -236,6 +237,7 @@ class GroupStore:
             raise self._failure
         if self._db.in_transaction:
             self.keep_time()
+            make_room(os.path.dirname(self.path))
             with self._failing():
                 self._db.execute("COMMIT")
             if self._unkept_mark is not None and self._elapsed is not None:
