@@ -38,7 +38,13 @@ from netfront.fetch.purgatory import Fetch
 from netfront.fetch.reader_pool import AsyncReader, ReaderPool
 from netfront.forward.forwarder import ForwarderLink, OnDemand
 from netfront.forward.forwarding_service import FORWARDED_APIS, ForwardingService
-from netfront.limits import limits, message_max_bytes, open_descriptor_count, open_files_max
+from netfront.limits import (
+    credit_budget,
+    limits,
+    message_max_bytes,
+    open_descriptor_count,
+    open_files_max,
+)
 from netfront.partition_routes import PartitionRoutes
 from netfront.produce.append_target import WorkerLink
 from netfront.produce.produce_service import ProduceService
@@ -203,7 +209,7 @@ class Front:
     def apply_settings(self, settings: dict[str, Any]) -> None:
         """Use changed settings of the appliance. New sessions get them, and credit from now on."""
         self._described["auto_create_topics"] = bool(settings["auto_create_topics"])
-        self._responses.send_credit(self._ledger.resize(int(settings["credit_bytes"])))
+        self._responses.send_credit(self._ledger.resize(credit_budget(settings)))
 
     @property
     def accepts_input(self) -> bool:
@@ -580,7 +586,7 @@ def build(
         reader=reader,
         close_removed=reader.files.close_removed,
         pool=pool,
-        ledger=CreditLedger(int(settings["credit_bytes"]), 4 * lane_half, lane_half),
+        ledger=CreditLedger(credit_budget(settings), 4 * lane_half, lane_half),
         slot=context.slot,
         cluster_id=spec.instance,
         auto_create_topics=bool(settings["auto_create_topics"]),

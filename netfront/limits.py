@@ -57,6 +57,13 @@ def limits(settings: dict[str, Any], own_descriptors: int) -> Limits:
     )
 
 
+def credit_budget(settings: dict[str, Any]) -> int:
+    """Return the bytes that all producers together may have in flight. While memory is short it is
+    0, which the ledger raises to one batch.
+    """
+    return 0 if settings.get("memory.is_short") else int(settings["credit_bytes"])
+
+
 def message_max_bytes(settings: dict[str, Any]) -> int:
     """Return the largest frame that is accepted from the network.
 

@@ -124,6 +124,20 @@ class Settings:
         minimum=1 * MIB,
         live=True,
     )
+    memory_pressure_percent: int = setting(
+        10,
+        "Share of time in which tasks of the appliance's cgroup wait for memory (PSI), percent, "
+        "above which producers get credit for one batch at a time. 0: never.",
+        maximum=100,
+        name="memory.pressure.percent",
+        live=True,
+    )
+    memory_pressure_file: str = setting(
+        "",
+        "File with that share, in the kernel's format. Empty: memory.pressure of the cgroup, or "
+        "/proc/pressure/memory.",
+        name="memory.pressure.file",
+    )
     connections_max: int = setting(
         16_384,
         "Connections that a front keeps. The limit of open files, less the log's files, is the "

@@ -136,7 +136,7 @@ def read_topology(root: str = "") -> Topology:
     )
 
 
-def cgroup_directories(root: str) -> list[str]:
+def cgroup_directories(root: str = "") -> list[str]:
     """The directory of this process's cgroup (version 2), and those above it."""
     for line in _text(f"{root}/proc/self/cgroup").splitlines():
         if line.startswith("0::/"):

@@ -131,7 +131,7 @@ class Controller:
     def apply_settings(self, settings: dict[str, Any]) -> None:
         """Use changed settings of the appliance."""
         self._topic_defaults.change(dict(settings["topic_defaults"]))
-        self._host_view.reserve_bytes = int(settings["reserve_bytes"])
+        self._host_view.use_settings(settings)
 
     # ---- agent -----------------------------------------------------------------------------------
 
@@ -379,6 +379,7 @@ def build(
         reserve_bytes=int(settings["reserve_bytes"]),
         http_listen=settings["http.listen"],
     )
+    host_view.use_settings(spec.settings)
 
     def make_configs(send: Callable[[Requester, ErrorCode, bytes], None]) -> ConfigCommands:
         in_force, overrides = (

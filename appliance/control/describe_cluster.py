@@ -70,6 +70,7 @@ class ClusterDescription:
             "cluster_id": self._cluster_id,
             "processes": self._host_view.processes(),
             "data_dirs": self._host_view.data_dirs(),
+            "memory": self._host_view.memory,
             "console": self._host_view.console(),
             "topics": sum(not topic.delay_of for topic in self._topics.values()),
             "partitions": count,

@@ -60,6 +60,16 @@ class HostView:
         self._dedicated = dedicated
         self.reserve_bytes = reserve_bytes
         self._http_listen = http_listen
+        self.memory: dict[str, Any] = {}
+        """State of memory, as the supervisor publishes it (`use_settings`)."""
+
+    def use_settings(self, settings: dict[str, Any]) -> None:
+        """Use changed settings of the appliance."""
+        self.reserve_bytes = int(settings["reserve_bytes"])
+        self.memory = {
+            "is_short": bool(settings.get("memory.is_short")),
+            "stalled_percent": float(settings.get("memory.stalled_percent", 0.0)),
+        }
 
     def processes(self) -> list[dict[str, Any]]:
         """One row a process, for JSON."""

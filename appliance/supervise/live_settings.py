@@ -144,6 +144,10 @@ class LiveSettings:
         self._block.publish(self._document())
         return list(report["errors"])
 
+    def republish(self) -> None:
+        """Publish what the processes get of these settings, for its other parts have changed."""
+        self._block.publish(self._document())
+
     def log_reload(self) -> None:
         """Log the outcome of the last reload."""
         report = self._reload

@@ -48,6 +48,7 @@ from appliance.data.data_dir_locks import acquire_all, forget_holders, record_ho
 from appliance.data.directory_errors import DataDirectoryError, unusable
 from appliance.supervise.live_settings import HangUps, LiveSettings
 from appliance.supervise.memory.memory_budget import needs, read_rooms, shortage
+from appliance.supervise.memory.memory_pressure import MemoryPressure
 from appliance.supervise.memory.shm_regions import Regions
 from appliance.supervise.on_demand_processes import OnDemandProcesses
 from appliance.supervise.operations.control_socket import ControlSocket
@@ -124,6 +125,7 @@ class Supervisor:
         self._bells: dict[str, Doorbell] = {}
         self._stop_requested = False
         self._hang_ups = HangUps()
+        self._pressure = MemoryPressure(self.settings.memory_pressure_file)
         self._announced = False
         self._addresses: list[str] = []
         """Addresses for clients; empty until the appliance serves."""
@@ -267,6 +269,8 @@ class Supervisor:
             "listen": s.listen, "listen.sockets": self._sockets, "slots": self._slots,
             "ipc.access": list(ipc_access(s.ipc_mode, s.ipc_group)),
             "ring_bytes": s.ring_bytes, "lane_bytes": s.lane_bytes, "credit_bytes": s.credit_bytes,
+            "memory.is_short": self._pressure.is_high,
+            "memory.stalled_percent": self._pressure.percent,
             "auto_create_topics": s.auto_create_topics,
             "group.members.max": s.group_members_max, "groups.max": s.groups_max,
             "group.session.timeout.min.ms": s.group_session_timeout_min_ms,
@@ -321,7 +325,7 @@ class Supervisor:
                 self._spawner.replace_zygote()
             reap_strangers(self._processes.is_known)
             self._operator.step(now_ns)
-            self._apply_settings()
+            self._apply_settings(now_ns)
             self._note_served()  # before requests are read: a controller that serves has made its
             self._on_demand.step(may_halt=not self._announced)
             self._processes.restart_due(now_ns)
@@ -332,8 +336,8 @@ class Supervisor:
                 )
             self._check_progress(now_ns)
 
-    def _apply_settings(self) -> None:
-        """Apply what SIGHUP, a client's request or the catalog changes."""
+    def _apply_settings(self, now_ns: int) -> None:
+        """Apply what SIGHUP, a client's request, the catalog or the memory's pressure changes."""
         version = self._live.version
         hung_up = self._hang_ups.take()
         if hung_up and self._hang_ups.is_terminal_gone():
@@ -342,6 +346,8 @@ class Supervisor:
             return
         if self._live.take_overrides() or hung_up:
             self._reload()
+        if self._pressure.check(self.settings.memory_pressure_percent, now_ns):
+            self._live.republish()
         if self._live.version != version:
             logging.getLogger().setLevel(self.settings.log_level.upper())
             for bell in self._bells.values():
@@ -359,6 +365,8 @@ class Supervisor:
         times = [child.restart_at_ns for child in self._processes if child.restart_at_ns]
         if self._operator.next_deadline_ns is not None:
             times.append(self._operator.next_deadline_ns)
+        if self._pressure.next_check_ns is not None:
+            times.append(self._pressure.next_check_ns)
         return min([*times, self._checked_ns + self._check_interval_ns()])
 
     def _check_interval_ns(self) -> int:

@@ -124,6 +124,7 @@ def free_bytes(disk: pathlib.Path) -> int:
     return found.f_bavail * found.f_frsize
 
 
+@pytest.mark.slow_because("a directory without writes is checked every 5 s")
 @pytest.mark.parametrize("way_out", ["delete_records of a part"])
 def test_a_disk_filled_to_the_byte_keeps_the_books_and_has_a_way_out(
     way_out: str, tmp_path: pathlib.Path

@@ -191,7 +191,7 @@ class Flusher:
             work += self._feed.open_waiting(now_ns, replay=False)
         if (
             self._space.is_due(now_ns)
-            and (self._has_news(work) or self._space.is_overdue(now_ns))
+            and (self._is_active(work) or self._space.is_overdue(now_ns))
             and self._space.check(now_ns)
         ):
             self._show_space()
@@ -209,7 +209,7 @@ class Flusher:
         self._has_chores = bool(tidied)
         return tidied
 
-    def _has_news(self, work: int) -> bool:
+    def _is_active(self, work: int) -> bool:
         return self._space.is_full or bool(work) or self._has_input()
 
     def has_more(self) -> bool:

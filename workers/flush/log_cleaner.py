@@ -345,8 +345,8 @@ class LogCleaner:
             self._checkpoint(log)
         except OSError as error:
             logger.warning(
-                "segment_not_split directory=%s base=%d error=%r advice='what stays has no room: free "
-                "some space, or delete all of the records (delete-records, retention.bytes=0)'",
+                "segment_not_split directory=%s base=%d error=%r advice='what stays has no room: "
+                "free space, or delete all of the records (delete-records, retention.bytes=0)'",
                 log.directory, live.base, str(error),
             )  # fmt: skip
             return False

@@ -57,6 +57,12 @@ def families(observed: Observed) -> Iterator[Metric]:
             value={"id": str(observed.cluster["cluster_id"])},
         )
         yield from _of_directories(observed.cluster["data_dirs"])
+        yield gauge(
+            "tailrace_memory_short",
+            "1 while tasks wait for memory for more than memory.pressure.percent of the time, and "
+            "producers get credit for one batch at a time, else 0.",
+            {(): float(observed.cluster["memory"]["is_short"])},
+        )
         yield from partition_families(observed.partitions, observed.topics_max)
         yield from _of_delays(observed.delays)
     if observed.groups is not None:

@@ -22,7 +22,11 @@ logger = logging.getLogger("appliance.observe.http_server")
 
 ASK_TIMEOUT_MS = 3_000
 _NOTHING = Observed(
-    [], __version__, True, {"cluster_id": "", "data_dirs": []}, groups=ObservedGroups({}, [], 0, 0)
+    [],
+    __version__,
+    True,
+    {"cluster_id": "", "data_dirs": [], "memory": {"is_short": False}},
+    groups=ObservedGroups({}, [], 0, 0),
 )
 
 

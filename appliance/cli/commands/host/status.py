@@ -74,6 +74,13 @@ def command(bootstrap: str, as_json: bool) -> None:
                 f"\n{directory['path']} takes no writes because its disk is full: "
                 f"{FULL_DISK_ADVICE}"
             )
+    if state["memory"]["is_short"]:
+        percent = state["memory"]["stalled_percent"]
+        click.echo(
+            f"\nmemory is short: processes waited for it {percent:.0f} % of the time, so producers "
+            "get credit for one batch at a time. Give the appliance more memory, lower ring_bytes "
+            "or credit_bytes, or move other programs away"
+        )
     if state["delays"]:
         click.echo()
         print_table(
