@@ -132,6 +132,7 @@ def template_of(text: str) -> str:
         (r"/etc/tailrace/tailrace\.toml", "/etc/tailrace/%i.toml"),
         (r"/etc/default/tailrace\b", "/etc/default/tailrace-%i"),
         (r"^(StateDirectory|RuntimeDirectory)=tailrace$", r"\1=tailrace-%i"),
+        (r"^(LoadCredential=[^:]+):tailrace\.", r"\1:tailrace-%i."),
         (r"^(Description=.*)$", r"\1 (%i)"),
         (r"^(After|Wants|Requires)=tailrace\.service$", r"\1=tailrace@%i.service"),
     ):

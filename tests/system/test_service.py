@@ -119,6 +119,26 @@ def test_a_reload_applies_settings_and_the_service_stays(served: BootedSystemd) 
     served.systemctl("reload", "tailrace")
 
 
+def test_a_credential_of_the_host_is_the_consoles_token(host: BootedSystemd) -> None:
+    token = "a-token-of-the-operator"
+    host.run("mkdir", "-p", "-m", "0700", "/etc/credstore")
+    host.run("tee", "/etc/credstore/tailrace.console.token", stdin=f"{token}\n")
+    start(host, "tailrace")
+    program = (
+        "import sys, urllib.request as u\n"
+        "u.urlopen('http://127.0.0.1:7400/')\n"
+        "u.urlopen(u.Request('http://127.0.0.1:7400/api/change/create-topic', b'{}', headers={\n"
+        "    'Content-Type': 'application/json', 'Authorization': 'Bearer ' + sys.argv[1]}))\n"
+    )
+    refused = host.run(f"{PREFIX}/bin/python3", "-c", program, "another-token", status=None)
+    assert "HTTP Error 403" in refused.stderr
+    taken = host.run(f"{PREFIX}/bin/python3", "-c", program, token, status=None)
+    assert "HTTP Error 400" in taken.stderr  # the change names no topic
+    host.run("test", "-e", "/var/lib/tailrace/console.token", status=1)
+    host.run("rm", "/etc/credstore/tailrace.console.token")
+    host.systemctl("stop", "tailrace")
+
+
 def test_users_of_the_group_use_the_socket_and_others_are_told_why_not(
     served: BootedSystemd,
 ) -> None:

@@ -47,6 +47,7 @@ def command(bootstrap: str, as_json: bool) -> None:
     if token is None:
         click.echo(
             "read only: run this on the appliance's host, as a user who may read its data "
-            "directory, for an address that allows changes",
+            "directory, for an address that allows changes; or append #token= and the token that "
+            "was given to the service as a credential",
             err=True,
         )

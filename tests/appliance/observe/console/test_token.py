@@ -8,7 +8,7 @@ import stat
 
 import pytest
 
-from appliance.observe.console.token import FILE_NAME, ensure_token, read_token
+from appliance.observe.console.token import FILE_NAME, Token, ensure_token, read_token
 
 
 def test_the_token_is_made_once_and_only_the_owner_can_read_it(tmp_path: pathlib.Path) -> None:
@@ -34,3 +34,30 @@ def test_a_link_in_its_place_is_not_followed(tmp_path: pathlib.Path) -> None:
     (tmp_path / FILE_NAME).symlink_to("other")
     with pytest.raises(OSError, match=FILE_NAME):
         read_token(str(tmp_path))
+
+
+def test_a_credential_is_the_token_and_no_file_has_another(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given, data_dir = tmp_path / "credentials", tmp_path / "data"
+    given.mkdir()
+    data_dir.mkdir()
+    ensure_token(str(data_dir))
+    monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(given))
+    assert Token(str(data_dir)).read() == read_token(str(data_dir))  # none was given
+    (given / FILE_NAME).write_text("a-token-of-the-operator\n")
+    assert Token(str(data_dir)).read() == "a-token-of-the-operator"
+    assert read_token(str(data_dir)) is None
+
+
+@pytest.mark.parametrize("content", [b"", b"short", b"with a space in the middle", b"x" * 70_000])
+def test_a_credential_that_is_no_token_allows_nothing(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, content: bytes
+) -> None:
+    (tmp_path / FILE_NAME).write_bytes(content)
+    data_dir = tmp_path / "data"
+    data_dir.mkdir()
+    monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path))
+    with pytest.raises(OSError, match=r"console\.token"):
+        Token(str(data_dir)).read()
+    assert read_token(str(data_dir)) is None

@@ -1,0 +1,34 @@
+"""Secrets that the service manager gives the appliance: files in `$CREDENTIALS_DIRECTORY`.
+
+systemd makes them from the unit's `LoadCredential=`, in memory that is not swapped, readable by the
+service alone. A container may mount a directory of secrets and set the variable.
+
+Owner: the service manager. The appliance only reads.
+
+Invariants:
+- A credential that is there is used. One that cannot be read is an error, not a missing one.
+"""
+
+from __future__ import annotations
+
+import os
+
+VARIABLE = "CREDENTIALS_DIRECTORY"
+BYTES_MAX = 64 << 10
+
+
+def credential(name: str) -> bytes | None:
+    """The secret of this name; None: none was given. Raises OSError."""
+    directory = os.environ.get(VARIABLE)
+    if not directory:
+        return None
+    path = os.path.join(directory, name)
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return None
+    with os.fdopen(fd, "rb") as file:
+        content = file.read(BYTES_MAX + 1)
+    if len(content) > BYTES_MAX:
+        raise OSError(f"credential {path} has more than {BYTES_MAX} bytes; give a shorter one")
+    return content
