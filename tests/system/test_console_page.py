@@ -356,6 +356,14 @@ def test_a_browser_shows_sections_browses_records_and_runs_no_script_of_a_record
             assert tab.inner_text("#access") == "Changes allowed"
             assert "token" not in tab.url
             assert tab.inner_text("h1") == "Overview"
+            with Producer(appliance.address) as producer:
+
+                def shows_latency() -> bool:
+                    for _ in range(20):
+                        producer.send("ticks", b"tick").result(HANG_LIMIT_S)
+                    return "p99" in tab.inner_text("figure:has-text('Produce')")
+
+                wait_until(shows_latency, "the page shows the latency of these records")
             _shot(tab, "overview", writes)
             tab.keyboard.press("g")
             tab.keyboard.press("t")

@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from appliance.observe.console.latencies import Latencies, Percentiles
 from appliance.observe.console.samples import NS_PER_S, GroupTotals, Sample, rates
 
 logger = logging.getLogger("appliance.observe.http_server")
@@ -63,6 +64,9 @@ class Sampler:
         self._sample: Sample | None = None
         self._rates: dict[str, float] = {}
         self._throughput: deque[tuple[int, float, int]] = deque(maxlen=HISTORY_MAX)
+        self._latencies = Latencies()
+        self._percentiles: Percentiles = {}
+        self._latency: deque[tuple[int, Percentiles]] = deque(maxlen=HISTORY_MAX)
         self._lags: dict[str, deque[tuple[int, int]]] = {}
 
     def state(self, timeout_s: float) -> dict[str, Any] | None:
@@ -76,6 +80,7 @@ class Sampler:
                 "topics": self._rows(self._sample),
                 "number": number,
                 "history": [list(point) for point in self._throughput],
+                "latencies": [list(point) for point in self._latency],
                 "lags": {name: [list(p) for p in points] for name, points in self._lags.items()},
             }
 
@@ -150,6 +155,8 @@ class Sampler:
         self._rates = rates(self._sample, sample)
         self._sample = sample
         self._number += 1
+        self._percentiles = self._latencies.add(sample.now_ns, sample.durations)
+        self._latency.append((sample.time_ms, self._percentiles))
         size_bytes = sum(total.size_bytes for total in sample.topics.values())
         self._throughput.append((sample.time_ms, sum(self._rates.values()), size_bytes))
         if not with_groups or sample.error:
@@ -178,6 +185,7 @@ class Sampler:
             "topic_count": len(sample.topics),
             "rate": round(sum(self._rates.values()), 1),
             "size_bytes": sum(total.size_bytes for total in sample.topics.values()),
+            "latency": self._percentiles,
             "groups": {
                 name: [group.kind, group.state, group.members, group.lag, group.dead_letters]
                 for name, group in sample.groups.items()

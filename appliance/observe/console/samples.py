@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from appliance.observe.console.latencies import Counts, counts_of
 from appliance.observe.process_states import ProcessState
 from tailrace.admin.admin import Admin
 from tailrace.core.errors import TailraceError
@@ -65,6 +66,7 @@ class Sample:
     delays: list[Mapping[str, Any]] = field(default_factory=list)
     transactions: Mapping[str, Any] = field(default_factory=dict)
     processes: list[dict[str, Any]] = field(default_factory=list)
+    durations: Counts = field(default_factory=dict)
     error: str = ""
     """The reason why no front answers; empty: one does."""
 
@@ -80,6 +82,7 @@ def take(
     """
     now_ns, time_ms = time.monotonic_ns(), time.time_ns() // 1_000_000
     rows = [process_row(process) for process in processes]
+    durations = counts_of(processes)
     try:
         partitions = {
             TopicPartition(topic, number): "latest"
@@ -94,10 +97,10 @@ def take(
             groups = _groups(admin) if groups is None else groups
             transactions = admin.transaction_totals()
     except TailraceError as error:
-        return Sample(now_ns, time_ms, processes=rows, error=str(error))
+        return Sample(now_ns, time_ms, processes=rows, durations=durations, error=str(error))
     return Sample(
         now_ns, time_ms, topic_totals(states), groups or {}, cluster, list(delays), transactions,
-        rows,
+        rows, durations,
     )  # fmt: skip
 
 

@@ -29,6 +29,11 @@ export function bytes(value) {
 
 export const rate = (value) => `${value < 10 && value > 0 ? value.toFixed(1) : count(value)}/s`;
 
+export function duration(seconds) {
+  const [value, unit] = seconds >= 1 ? [seconds, "s"] : seconds >= 1e-3 ? [seconds * 1e3, "ms"] : [seconds * 1e6, "µs"];
+  return `${value >= 100 ? value.toFixed(0) : value.toPrecision(2)} ${unit}`;
+}
+
 export function time(ms) {
   return ms > 0 ? new Date(ms).toISOString().replace("T", " ").replace("Z", "") : "–";
 }
@@ -94,16 +99,18 @@ export class Table {
   }
 }
 
-// A line over time; `points` are [milliseconds, value].
+// A line over time; `points` are [milliseconds, value, ...]. With `names` of several values each has
+// its line, and the area is below the last.
 export class Chart {
-  constructor(title, format) {
+  constructor(title, format, names = [""]) {
     this.format = format;
+    this.names = names;
     this.value = h("b");
     this.top = h("span");
     const ns = "http://www.w3.org/2000/svg";
     this.svg = document.createElementNS(ns, "svg");
     for (const [name, value] of [["viewBox", "0 0 300 100"], ["preserveAspectRatio", "none"], ["class", "chart"], ["role", "img"]]) this.svg.setAttribute(name, value);
-    [this.area, this.line] = ["area", "line"].map((kind) => {
+    [this.area, ...this.lines] = ["area", ...names.map((_, number) => (number ? "line" : names.length > 1 ? "line faint" : "line"))].map((kind) => {
       const path = document.createElementNS(ns, "path");
       path.setAttribute("class", kind);
       this.svg.append(path);
@@ -114,14 +121,19 @@ export class Chart {
   }
 
   draw(points) {
-    const last = points.length ? points[points.length - 1][1] : 0;
-    const most = Math.max(1, ...points.map((point) => point[1]));
-    this.top.textContent = `now ${this.format(last)}, most ${this.format(most)}`;
-    this.svg.setAttribute("aria-label", `${this.title}: now ${this.format(last)}, most ${this.format(most)}`);
+    const top = this.names.length;
+    const most = Math.max(top > 1 ? 1e-6 : 1, ...points.map((point) => point[top]));
+    const last = points.length ? points[points.length - 1] : this.names.map(() => 0).concat(0);
+    const now = points.length || top === 1 ? this.names.map((name, number) => `${name} ${this.format(last[number + 1])}`.trim()).join(", ") : "nothing yet";
+    const text = top > 1 ? now : `now ${now}, most ${this.format(most)}`;
+    this.top.textContent = text;
+    this.svg.setAttribute("aria-label", `${this.title}: ${text}`);
     if (points.length < 2) return;
     const first = points[0][0], wide = points[points.length - 1][0] - first || 1;
-    const at = points.map(([t, value]) => `${(((t - first) / wide) * 300).toFixed(1)},${(98 - (value / most) * 92).toFixed(1)}`);
-    this.line.setAttribute("d", `M${at.join("L")}`);
-    this.area.setAttribute("d", `M0,100L${at.join("L")}L300,100Z`);
+    this.lines.forEach((line, number) => {
+      const at = points.map((point) => `${(((point[0] - first) / wide) * 300).toFixed(1)},${(98 - (point[number + 1] / most) * 92).toFixed(1)}`);
+      line.setAttribute("d", `M${at.join("L")}`);
+      if (number === top - 1) this.area.setAttribute("d", `M0,100L${at.join("L")}L300,100Z`);
+    });
   }
 }

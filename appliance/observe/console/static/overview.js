@@ -1,5 +1,5 @@
 // The overview, and the processes.
-import { bytes, Chart, count, h, rate, Table } from "./dom.js";
+import { bytes, Chart, count, duration, h, rate, Table } from "./dom.js";
 
 function card(title) {
   const value = h("b", {}, "–");
@@ -20,6 +20,9 @@ export function overview() {
   };
   const throughput = new Chart("Records in", rate);
   const stored = new Chart("Stored", bytes);
+  const latencies = Object.entries({
+    produce: "Produce", delivery: "Delivery", fetch: "Fetch", sync: "Sync",
+  }).map(([name, title]) => [name, new Chart(title, duration, ["p50", "p99"])]);
   const busy = new Table([{ title: "Busiest topics" }, { title: "Records in", num: true }, { title: "Stored", num: true }], { empty: "nothing is being written" });
   const behind = new Table([{ title: "Groups furthest behind" }, { title: "Lag", num: true }, { title: "Members", num: true }], { empty: "no group is behind" });
   const update = (state) => {
@@ -35,6 +38,9 @@ export function overview() {
     cards.free.set(Number.isFinite(free) ? bytes(free) : "–", (state.cluster.data_dirs || []).some((row) => row.state !== "OK"));
     throughput.draw(state.history.map(([t, value]) => [t, value]));
     stored.draw(state.history.map(([t, , value]) => [t, value]));
+    for (const [name, chart] of latencies) {
+      chart.draw(state.latencies.filter(([, found]) => found[name]).map(([t, found]) => [t, ...found[name]]));
+    }
     const rates = Object.entries(state.topics).filter(([, row]) => row[5] > 0).sort((a, b) => b[1][5] - a[1][5]).slice(0, 8);
     busy.fill(rates.map(([name, row]) => [name, [link("topics", name), rate(row[5]), bytes(row[2])]]));
     const late = groups.filter(([, g]) => g[3] > 0).sort((a, b) => b[1][3] - a[1][3]).slice(0, 8);
@@ -44,6 +50,7 @@ export function overview() {
     elements: [
       h("h1", {}, "Overview"), h("div", { class: "cards" }, Object.values(cards).map((c) => c.element)),
       h("h2", {}, "The last minutes"), h("div", { class: "cards" }, throughput.element, stored.element),
+      h("h2", {}, "Latency, over ten seconds each"), h("div", { class: "cards" }, latencies.map(([, chart]) => chart.element)),
       h("div", { class: "cards" }, h("div", {}, h("h2", {}, "Topics"), busy.element), h("div", {}, h("h2", {}, "Groups"), behind.element)),
     ],
     update,

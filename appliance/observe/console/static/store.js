@@ -1,6 +1,6 @@
 // The state that the appliance streams, and requests to it.
 
-export const state = { topics: {}, groups: {}, processes: [], history: [], lags: {}, cluster: {}, delays: [], transactions: {}, error: "", rate: 0, size_bytes: 0 };
+export const state = { topics: {}, groups: {}, processes: [], history: [], latencies: [], lags: {}, cluster: {}, delays: [], transactions: {}, error: "", rate: 0, size_bytes: 0 };
 const HISTORY = 300;
 const listeners = new Set();
 let source = null;
@@ -18,11 +18,12 @@ function changed() {
 export const link = { status: "", set(status) { link.status = status; changed(); } };
 
 function take(message, whole) {
-  const { topics, gone = [], lags, history, ...rest } = message;
+  const { topics, gone = [], lags, history, latencies, ...rest } = message;
   Object.assign(state, rest);
   if (whole) {
     state.topics = topics;
     state.history = history;
+    state.latencies = latencies;
     state.lags = lags;
     return;
   }
@@ -30,6 +31,8 @@ function take(message, whole) {
   for (const name of gone) delete state.topics[name];
   state.history.push([message.time_ms, message.rate, message.size_bytes]);
   if (state.history.length > HISTORY) state.history.shift();
+  state.latencies.push([message.time_ms, message.latency]);
+  if (state.latencies.length > HISTORY) state.latencies.shift();
   for (const [name, group] of Object.entries(message.groups)) {
     if (group[3] === null) continue;
     const points = (state.lags[name] ||= []);
