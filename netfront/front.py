@@ -153,6 +153,8 @@ class Front:
         self._now_ns = start_ns
         self._clock = clock
         self._requests = slot.requests
+        self._credit = slot.credit
+        self._show_credit()
         self._fetch_durations = slot.histogram(Measure.FETCH)
         self._delivery_durations = slot.histogram(Measure.DELIVERY)
         self._settled = SettledInterest(slot.cell(ProcessWord.NOTIFICATIONS_OFF))
@@ -178,7 +180,8 @@ class Front:
             workers=workers, connect_worker=connect_worker, routing=routing, ledger=ledger,
             sessions=self._sessions, responses=self._responses,
             on_settled=self._fetches.on_settled, start_ns=start_ns,
-            durations=slot.histogram(Measure.PRODUCE), monotonic_ns=clock.monotonic_ns,
+            durations=slot.histogram(Measure.PRODUCE), exemplars=slot.exemplars,
+            monotonic_ns=clock.monotonic_ns, wall_us=clock.wall_us,
         )  # fmt: skip
         self._forwarding = ForwardingService(
             controller=controller, scheduler=scheduler, groups=groups,
@@ -253,7 +256,13 @@ class Front:
             and self._produce_service.has_more()
         ):
             work += 1
+        if work:
+            self._show_credit()
         return work
+
+    def _show_credit(self) -> None:
+        ledger = self._ledger
+        self._credit.store(ledger.outstanding_bytes, ledger.budget_bytes, ledger.waiting_count)
 
     def has_more(self) -> bool:
         """True if the next step has work to do at once."""

@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any
 
 from appliance.config.relations import split_host_port
 from appliance.config.settings import Settings
+from appliance.observe.occupancy import OccupancyReader
 from appliance.observe.open_connections import OpenConnections
 from appliance.observe.process_states import ProcessStates
 from shm.memory.atomic_word import AtomicCounter
@@ -244,7 +245,11 @@ def build(context: ProcessContext) -> Console:
     listen = settings["http.listen"]
     return Console(
         *split_host_port(listen),
-        ProcessStates(context.control, roles, context.spec.data_dirs), address,
+        ProcessStates(
+            context.control, roles, context.spec.data_dirs,
+            OccupancyReader(context.spec.regions, context.attach),
+        ),
+        address,
         context.slot.cell(ProcessWord.HTTP_PORT),
         may_move=listen == Settings().http_listen,
         data_dir=context.spec.data_dirs[0],

@@ -6,10 +6,11 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from appliance.observe.occupancy import OccupancyReader
 from shm.memory.layout import Measure, Phase, ProcessWord, Role
 from shm.runtime.agent_runner import process_name
 from shm.tables.control import Control
-from shm.tables.measurements import HistogramValues
+from shm.tables.measurements import CreditValues, Exemplar, HistogramValues
 
 _MEASURES = {
     Role.FRONT: (Measure.PRODUCE, Measure.FETCH, Measure.DELIVERY),
@@ -40,6 +41,10 @@ class ProcessState:
     errors: Mapping[int, int] = field(default_factory=dict)
     """Refused requests, or parts of them, by error code."""
     durations: Mapping[Measure, HistogramValues] = field(default_factory=dict)
+    exemplars: Mapping[int, Exemplar] = field(default_factory=dict)
+    """Front: traces of its PRODUCE durations, by bucket."""
+    credit: CreditValues | None = None
+    """Front: the occupancy of its credit."""
     sessions: int = 0
     """Front: open connections."""
     sent_bytes: int = 0
@@ -60,9 +65,11 @@ class ProcessStates:
         control: Control,
         roles: Callable[[], list[tuple[Role, int]]],
         data_dirs: Sequence[str] = (),
+        occupancy: OccupancyReader | None = None,
     ) -> None:
         """`roles`: the processes that should run. `data_dirs`: by the numbers of their flushers."""
         self.control = control
+        self.occupancy = occupancy
         self._data_dirs = data_dirs
         self._roles = roles
 
@@ -81,6 +88,8 @@ class ProcessStates:
                     slot.load(ProcessWord.INTERNAL_ERRORS), pid, slot.requests.values(),
                     slot.errors.values(),
                     {kind: slot.histogram(kind).values() for kind in _MEASURES.get(role, ())},
+                    slot.exemplars.values() if role is Role.FRONT else {},
+                    slot.credit.values() if role is Role.FRONT else None,
                     slot.load(ProcessWord.SESSIONS) if role is Role.FRONT else 0,
                     slot.load(ProcessWord.BYTES_COUNT) if role is Role.FRONT else 0,
                     _cpu_seconds(pid), _open_files(pid),

@@ -49,6 +49,7 @@ class PendingProduce:
         "expires_at_ns",
         "left",
         "opened_ns",
+        "trace_id",
         "version",
         "word",
     )
@@ -76,6 +77,8 @@ class PendingProduce:
         """Response body. None in version 1: its single ack makes the response."""
         self.opened_ns = opened_ns
         self.expires_at_ns = expires_at_ns
+        self.trace_id = b""
+        """A trace that a record belongs to; empty if none is known."""
 
     def settle(
         self,

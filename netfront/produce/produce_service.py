@@ -35,7 +35,7 @@ from shm.memory.layout import ACKS_ALL, ACKS_LEADER, ACKS_NONE, SLOT_MAP_SHIFT
 from shm.messages.lane_messages import LaneKind
 from shm.queues.lane import LaneWriter
 from shm.queues.outbox import Outbox
-from shm.tables.measurements import Histogram
+from shm.tables.measurements import Exemplars, Histogram
 from tailrace.core.error_codes import ERROR_TABLE, ErrorCode
 from tailrace.core.hash_slots import VERSION_MAX
 from tailrace.format.crc32c import Readable
@@ -54,8 +54,6 @@ NO_SLOT_MAP = (
     "this client is too old for topics with partitioner=hash_slots: upgrade it, or use a topic "
     "with partitioner=producer"
 )
-PLAIN_VERSION = 2
-"""PRODUCE version that `read_produce` decodes."""
 _PRODUCE = int(LaneKind.PRODUCE)
 
 
@@ -74,12 +72,17 @@ class ProduceService:
         on_settled: Callable[[set[int]], None],
         start_ns: int,
         durations: Histogram,
+        exemplars: Exemplars,
         monotonic_ns: Callable[[], int],
+        wall_us: Callable[[], int],
     ) -> None:
         """`on_settled` is called with the table slots whose watermarks may have moved. `durations`
-        counts from the receipt of a request to its response.
+        counts from the receipt of a request to its response, and `exemplars` has traces of these.
+        `wall_us`: microseconds since 1970.
         """
         self._durations = durations
+        self._exemplars = exemplars
+        self._wall_us = wall_us
         self._monotonic_ns = monotonic_ns
         self._workers = {number: self._reached(link) for number, link in workers.items()}
         self._connect_worker = connect_worker
@@ -115,6 +118,7 @@ class ProduceService:
         """Serve a PRODUCE request. Raises WireError, which the caller sends as the response."""
         entries: Sequence[tuple[bytes, int, int, int]]
         batches: Sequence[Readable]
+        trace_id = b""
         if header.version == 1:
             if len(body) != 2:
                 raise WireError(
@@ -132,7 +136,9 @@ class ProduceService:
                     ErrorCode.MALFORMED_REQUEST,
                     "PRODUCE takes a frame of entries and frames of batches; the request has none",
                 )
-            acks, timeout_ms, entries = messages.decode_produce_batches(body[0])
+            acks, timeout_ms, entries, trace_id = messages.decode_produce_batches(
+                body[0], header.version
+            )
             batches = messages.cut_batches(entries, body[1:])
         self.receive_read(
             session,
@@ -143,6 +149,7 @@ class ProduceService:
             entries,
             batches,
             header.body_length - len(body[0]),
+            trace_id,
         )
 
     def receive_plain(self, session: Session, frames: list[bytes]) -> bool:
@@ -153,25 +160,21 @@ class ProduceService:
         if read is None:
             return False
         try:
-            self.receive_read(session, PLAIN_VERSION, *read)
+            self.receive_read(session, *read)
         except WireError as error:
-            self._responses.refuse(
-                session.identity, session, Api.PRODUCE, PLAIN_VERSION, read[0], error
-            )
+            self._responses.refuse(session.identity, session, Api.PRODUCE, read[0], read[1], error)
         except Exception as error:
-            self.forget(session.word, read[0])
-            self._responses.fail(
-                session.identity, session, Api.PRODUCE, PLAIN_VERSION, read[0], error
-            )
+            self.forget(session.word, read[1])
+            self._responses.fail(session.identity, session, Api.PRODUCE, read[0], read[1], error)
         return True
 
     def receive_read(
         self, session: Session, version: int, correlation_id: int, acks: int, timeout_ms: int,
         entries: Sequence[tuple[bytes, int, int, int]],
-        batches: Sequence[Readable], byte_count: int,
+        batches: Sequence[Readable], byte_count: int, trace_id: bytes = b"",
     ) -> None:  # fmt: skip
-        """Serve a decoded request. Its batch frames have `byte_count` bytes. Raises WireError,
-        which the caller sends as the response.
+        """Serve a decoded request. Its batch frames have `byte_count` bytes. `trace_id`: empty, or
+        a trace that a record belongs to. Raises WireError, which the caller sends as the response.
         """
         self._receive(session, byte_count)
         if not acks:
@@ -185,6 +188,8 @@ class ProduceService:
         asked = self._pending_produces.open(
             word, correlation_id, version, len(entries), self.now_ns, timeout_ms
         )
+        if trace_id:
+            asked.trace_id = trace_id
         refused = self._pass(
             session, ACKS_LEADER if acks == 1 else ACKS_ALL, asked.batch_token, entries, batches
         )
@@ -396,6 +401,8 @@ class ProduceService:
         for asked in answered:
             assert asked.body is not None
             self._durations.add(now_ns - asked.opened_ns)
+            if asked.trace_id:
+                self._exemplars.store(now_ns - asked.opened_ns, asked.trace_id, self._wall_us())
             self._responses.answer_deferred(
                 asked.word,
                 Api.PRODUCE,

@@ -70,6 +70,16 @@ class CreditLedger:
         return self._serve_waiting()
 
     @property
+    def budget_bytes(self) -> int:
+        """The bytes that all connections together may hold."""
+        return self._budget
+
+    @property
+    def waiting_count(self) -> int:
+        """The number of connections that wait for credit."""
+        return len(self._waiting)
+
+    @property
     def is_contended(self) -> bool:
         """True while a connection waits for credit. `sweep` must then be called at intervals."""
         return bool(self._waiting)

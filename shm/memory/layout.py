@@ -11,7 +11,8 @@ Layout of a region: 128 bytes of header, then by kind:
     lane     words | data (lane_bytes)
     table    slots (448 B each)
     settings words | text | text
-    control  words | process slots (256 B each) | measurements (2 KiB a process)
+    control  words | process slots (256 B each) | measurements (2 KiB a process) |
+             exemplars and credit of each front
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import ClassVar, NamedTuple
 
-LAYOUT_VERSION = 4
+LAYOUT_VERSION = 5
 REGION_MAGIC = 0x314D485352544C54
 REGION_HEADER_BYTES = 128
 LINE_BYTES = 64
@@ -299,6 +300,8 @@ BUCKET_COUNT = 24
 BUCKET_FIRST_BITS = 14
 HISTOGRAM_BYTES = (BUCKET_COUNT + 1) * WORD_BYTES
 """The buckets, then the sum in nanoseconds."""
+EXEMPLAR_BYTES = 5 * WORD_BYTES
+"""Sequence, trace id (two words), duration in nanoseconds, time in microseconds since 1970."""
 COUNTERS_MAX = 64
 MEASUREMENT_BYTES = 2048
 
@@ -357,12 +360,24 @@ class ControlLayout:
         """Words by error code."""
         return self.request_counters(role, index) + COUNTERS_MAX * WORD_BYTES
 
+    @property
+    def _exemplars(self) -> int:
+        return self.measurements + PROCESSES_MAX * MEASUREMENT_BYTES
+
+    def exemplars(self, front: int) -> int:
+        """Exemplars of a front's PRODUCE durations, one for each bucket."""
+        return self._exemplars + front * BUCKET_COUNT * EXEMPLAR_BYTES
+
+    def credit(self, front: int) -> int:
+        """A front's credit: held bytes, budget, waiting connections."""
+        return align(self.exemplars(FRONTS_MAX), LINE_BYTES) + front * LINE_BYTES
+
     def _measurements_of(self, role: Role, index: int) -> int:
         return self.measurements + (_ROLE_START[role] + index) * MEASUREMENT_BYTES
 
     @property
     def size(self) -> int:
-        return align(self.measurements + PROCESSES_MAX * MEASUREMENT_BYTES, PAGE_BYTES)
+        return align(self.credit(FRONTS_MAX), PAGE_BYTES)
 
 
 # ---- settings ------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from __future__ import annotations
 from shm.memory.atomic_word import AtomicBuffer, AtomicCounter
 from shm.memory.layout import ControlLayout, Measure, Phase, ProcessWord, Role
 from shm.memory.region import Region
-from shm.tables.measurements import Counters, Histogram
+from shm.tables.measurements import Counters, CreditState, Exemplars, Histogram
 
 
 class ProcessSlot:
@@ -43,6 +43,16 @@ class ProcessSlot:
 
     def histogram(self, measure: Measure) -> Histogram:
         return Histogram(self._words, self._layout.histogram(self.role, self.index, measure))
+
+    @property
+    def exemplars(self) -> Exemplars:
+        """Front: traces of its PRODUCE durations."""
+        return Exemplars(self._words, self._layout.exemplars(self.index))
+
+    @property
+    def credit(self) -> CreditState:
+        """Front: the occupancy of its credit."""
+        return CreditState(self._words, self._layout.credit(self.index))
 
     @property
     def requests(self) -> Counters:

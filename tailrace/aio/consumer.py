@@ -11,11 +11,13 @@ Invariants: a cancelled await, or leaving an `async for`, loses no record. A rec
 from __future__ import annotations
 
 import asyncio
+import sys
 import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
-from functools import wraps
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial, wraps
 from types import TracebackType
-from typing import Any, Concatenate, Never, ParamSpec, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Concatenate, Never, ParamSpec, TypeVar, Unpack
 
 from tailrace.aio.client import AsyncClient
 from tailrace.aio.event_loop import LOOP_RUNTIME, LoopConnection
@@ -31,8 +33,12 @@ from tailrace.core.topic_partition import TopicPartition
 from tailrace.core.validation import name_list, partitions_named
 from tailrace.group.dead_letter_queue import Producers
 
+if TYPE_CHECKING:
+    from tailrace.client.tracing.read_spans import LoopSpan
+
 T = TypeVar("T")
 P = ParamSpec("P")
+NO_SPAN: AbstractContextManager[None] = nullcontext()
 
 
 class LoopProducers(Producers):
@@ -42,7 +48,7 @@ class LoopProducers(Producers):
         """See `Producers`."""
         from tailrace.aio.producer import AsyncProducer
 
-        return AsyncProducer(bootstrap=self._bootstrap, **settings)
+        return AsyncProducer(bootstrap=self._bootstrap, tracing=self._tracing, **settings)
 
     @staticmethod
     def outcome(handle: Any) -> Any:
@@ -88,6 +94,29 @@ def _awaited_instead(
     return call
 
 
+class _TracedLoop:
+    """The iterator of one `async for` with spans."""
+
+    def __init__(self, consumer: AsyncConsumer, loop_span: LoopSpan) -> None:
+        self._client = consumer
+        self._loop_span = loop_span
+
+    def __aiter__(self) -> _TracedLoop:
+        return self
+
+    async def __anext__(self) -> Record:
+        self._loop_span.end()
+        try:
+            return await self._client._next(self._loop_span)
+        except ClientClosedError:
+            if self._client._is_closing:
+                raise StopAsyncIteration from None
+            raise
+
+    def __del__(self) -> None:
+        self._loop_span.end_dropped(sys._getframe(1))
+
+
 class AsyncConsumer(AsyncClient, RenamedMethods):
     """`tailrace.Consumer` for coroutines: the same arguments, settings, methods and errors. Each
     method is awaited.
@@ -118,7 +147,9 @@ class AsyncConsumer(AsyncClient, RenamedMethods):
         self._consumer = Consumer(*first, bootstrap=bootstrap, runtime=LOOP_RUNTIME, **settings)
         self._consumer._public = weakref.ref(self)  # type: ignore[method-assign]
         self._consumer._producers = LoopProducers(
-            self._consumer.settings.bootstrap_servers, LOOP_RUNTIME
+            self._consumer.settings.bootstrap_servers,
+            LOOP_RUNTIME,
+            self._consumer.settings.tracing,
         )
         kind = type(self).__name__
         self._loop_connection = LoopConnection(kind, self._consumer._connection)
@@ -237,7 +268,8 @@ class AsyncConsumer(AsyncClient, RenamedMethods):
             refuse_keywords("poll", others)
         await self._ready()
         limit, deadline_ns = self._consumer._poll_arguments(timeout_ms, max_records, others)
-        await self._asking(self._consumer._poll_loop.gather, 1, limit, deadline_ns)
+        with self._receiving(limit):
+            await self._asking(self._consumer._poll_loop.gather, 1, limit, deadline_ns)
         return self._consumer._buffer.deliver(limit)
 
     async def consume(self, num_messages: int = 1, timeout: float | None = -1.0) -> list[Record]:
@@ -248,7 +280,10 @@ class AsyncConsumer(AsyncClient, RenamedMethods):
         await self._ready()
         requested, deadline_ns = self._consumer._consume_arguments(num_messages, timeout)
         if requested:
-            await self._asking(self._consumer._poll_loop.gather, requested, requested, deadline_ns)
+            with self._receiving(requested):
+                await self._asking(
+                    self._consumer._poll_loop.gather, requested, requested, deadline_ns
+                )
         return self._consumer._buffer.deliver(requested)
 
     async def poll_arrow(self, timeout_ms: float = 0) -> list[TopicBatch]:
@@ -258,7 +293,12 @@ class AsyncConsumer(AsyncClient, RenamedMethods):
         await self._ready()
         consumer = self._consumer
         _, deadline_ns = consumer._poll_arguments(timeout_ms, None, {})
-        await self._asking(consumer._poll_loop.gather_batches, deadline_ns)
+        gather, spans = consumer._poll_loop.gather_batches, consumer._spans
+        if spans is None:
+            await self._asking(gather, deadline_ns)
+        else:
+            found = consumer._buffer.first_batches
+            await self._asking(lambda: spans.receiving_batches(gather(deadline_ns), found))
         return consumer._buffer.deliver_batches()
 
     async def getmany(
@@ -284,9 +324,24 @@ class AsyncConsumer(AsyncClient, RenamedMethods):
         """
         if partitions:
             return (await self._poll_of(partitions, None, 1))[0]
-        return await self._next()
+        if self._consumer._spans is None:
+            return await self._next()
+        await self._ready()
+        self._consumer._check_open()
+        with self._receiving(1):
+            await self._asking(self._consumer._poll_loop.gather, 1, 1, None)
+        return next(self._consumer._buffer.iterator)
 
-    async def _next(self) -> Record:
+    def _receiving(self, limit: int) -> AbstractContextManager[None]:
+        """The span of a call that returns up to `limit` records."""
+        spans = self._consumer._spans
+        return (
+            NO_SPAN
+            if spans is None
+            else spans.receiving(partial(self._consumer._buffer.first, limit))
+        )
+
+    async def _next(self, loop_span: LoopSpan | None = None) -> Record:
         await self._ready()
         consumer = self._consumer
         consumer._buffer.follow(consumer._fetch_loop.cursors)
@@ -297,11 +352,14 @@ class AsyncConsumer(AsyncClient, RenamedMethods):
             is_due = False
             if len(consumer._buffer) > 1:
                 self._loop_connection.wake_watchers()  # other tasks may have waited for these
+        if loop_span is not None:
+            loop_span.begin(consumer._buffer.first(1)[0])
         return next(consumer._buffer.iterator)
 
     def __aiter__(self) -> AsyncIterator[Record]:
         """All records and new ones, until the consumer is closed."""
-        return self
+        spans = self._consumer._spans
+        return self if spans is None else _TracedLoop(self, spans.loop())
 
     async def __anext__(self) -> Record:
         try:
@@ -319,12 +377,13 @@ class AsyncConsumer(AsyncClient, RenamedMethods):
         consumer = self._consumer
         limit, deadline_ns = consumer._poll_arguments(timeout_ms or 0, max_records, {})
         requested = {consumer._cursor(key).key for key in partitions_named(partitions)}
-        await self._asking(
-            consumer._poll_loop.gather_partitions,
-            requested,
-            limit,
-            None if timeout_ms is None else deadline_ns,
-        )
+        with self._receiving(limit):
+            await self._asking(
+                consumer._poll_loop.gather_partitions,
+                requested,
+                limit,
+                None if timeout_ms is None else deadline_ns,
+            )
         return consumer._buffer.deliver(limit)
 
     # ---- as the plain consumer's ---------------------------------------------------------------

@@ -54,14 +54,14 @@ class LoopProducer(Producer):
             yield PAUSE
         begun = begin()
         return (
-            (yield from self._records.finish(begun, start_ns))
+            (yield from self._finish_send(begun, start_ns))
             if isinstance(begun, Outgoing)
             else begun
         )
 
     def send_when_possible(self, outgoing: Outgoing, start_ns: int) -> Steps[RecordFuture]:
         """The rest of a `send` that has to wait, for max_block_ms since `start_ns`."""
-        return self._records.finish(outgoing, start_ns)
+        return self._finish_send(outgoing, start_ns)
 
 
 class ProducerLoopConnection(LoopConnection):

@@ -13,11 +13,11 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, ClassVar, Concatenate, Never, ParamSpec, TypeVar, Unpack
 
 from tailrace.aio.client import AsyncClient
-from tailrace.aio.consumer import LoopProducers
+from tailrace.aio.consumer import NO_SPAN, LoopProducers
 from tailrace.aio.event_loop import LOOP_RUNTIME, LoopConnection
 from tailrace.aio.group import HeartbeatLoopConnection
 from tailrace.client.config.kafka_names import (
@@ -28,11 +28,11 @@ from tailrace.client.config.kafka_names import (
 from tailrace.client.connections.steps import Steps, steps_of
 from tailrace.client.records.attached_records import AttachedRecords
 from tailrace.core.errors import ClientClosedError
+from tailrace.core.loop_end import is_broken_off
 from tailrace.core.records import Record
 from tailrace.core.validation import timeout_ms_of
 from tailrace.share.consumer import LOOP_POLL_MS, ShareConsumer, settings_of
 from tailrace.share.delivery import NS_PER_MS
-from tailrace.share.loop_end import is_broken_off
 from tailrace.share.poll_loop import SharePollLoop
 from tailrace.share.record import ShareRecord
 from tailrace.share.settings import ShareConsumerOptions, ShareConsumerSettings
@@ -48,7 +48,9 @@ class LoopShareConsumer(ShareConsumer):
         self.settings = settings
         self._begin(
             SharePollLoop(
-                settings, LOOP_RUNTIME, LoopProducers(settings.bootstrap_servers, LOOP_RUNTIME)
+                settings,
+                LOOP_RUNTIME,
+                LoopProducers(settings.bootstrap_servers, LOOP_RUNTIME, settings.tracing),
             )
         )
         self._abandon.detach()  # AsyncShareConsumer handles its own end
@@ -97,6 +99,8 @@ class _Loop:
 
     def __init__(self, consumer: AsyncShareConsumer) -> None:
         self._client = consumer
+        spans = consumer._consumer._spans
+        self._loop_span = None if spans is None else spans.loop()
         self._record: ShareRecord | None = None
         self._has_begun = False
 
@@ -106,6 +110,8 @@ class _Loop:
     async def __anext__(self) -> ShareRecord:
         client = self._client
         poll_loop, delivery = client._poll_loop, client._poll_loop.delivery
+        if self._loop_span is not None:
+            self._loop_span.end()
         try:
             await client._ready()
             if not self._has_begun:
@@ -125,7 +131,7 @@ class _Loop:
                             )
                         )
                     if delivery.has_next():
-                        self._record = delivery.next_in_loop()
+                        self._record = self._deliver()
                         break
         except ClientClosedError:
             if not client._is_closing:
@@ -134,11 +140,25 @@ class _Loop:
             raise StopAsyncIteration
         return self._record
 
+    def _deliver(self) -> ShareRecord:
+        delivery = self._client._poll_loop.delivery
+        if self._loop_span is None:
+            return delivery.next_in_loop()
+        self._loop_span.begin(delivery.first(1)[0])
+        try:
+            return delivery.next_in_loop()
+        except BaseException:
+            self._loop_span.end(has_failed=True)
+            raise
+
     def __del__(self) -> None:
+        frame = sys._getframe(1)
         if self._record is not None:
             self._client._poll_loop.delivery.on_loop_left(
-                self._record, is_broken_off=is_broken_off(sys._getframe(1))
+                self._record, is_broken_off=is_broken_off(frame)
             )
+        if self._loop_span is not None:
+            self._loop_span.end_dropped(frame)
 
 
 class AsyncShareConsumer(AsyncClient, RenamedMethods):
@@ -241,8 +261,10 @@ class AsyncShareConsumer(AsyncClient, RenamedMethods):
             return []
         try:
             await asyncio.sleep(0)  # lets other tasks run even if the buffer has records
-            await self._run(self._poll_loop.fill(limit, deadline_ns))
-            return self._poll_loop.delivery.collect(limit)
+            delivery, spans = self._poll_loop.delivery, self._consumer._spans
+            with NO_SPAN if spans is None else spans.receiving(partial(delivery.first, limit)):
+                await self._run(self._poll_loop.fill(limit, deadline_ns))
+            return delivery.collect(limit)
         finally:
             self._polling.release()
 

@@ -39,6 +39,7 @@ from tailrace.client.connections.steps import Steps, T, call_json, operation, ru
 from tailrace.client.records.serdes import deserialized
 from tailrace.client.topics.metadata_cache import MetadataCache
 from tailrace.client.topics.topic_metadata import TopicInfo
+from tailrace.client.tracing.setting import read_spans_of
 from tailrace.consumer.group_api import GroupApi
 from tailrace.consumer.offset_queries import OffsetQueries
 from tailrace.consumer.poll_loop import PollLoop
@@ -111,6 +112,7 @@ class Consumer(GroupApi, OffsetQueries, RenamedMethods):
         ]
         given = {**settings, **({} if bootstrap is None else {"bootstrap": bootstrap})}
         self.settings = build(ConsumerSettings, merged(first, given))
+        self._spans = read_spans_of(self.settings)
         self._connection = Connection(
             self.settings.bootstrap_servers, self.settings.client_id, runtime, "consumer"
         )
@@ -144,7 +146,7 @@ class Consumer(GroupApi, OffsetQueries, RenamedMethods):
             self._now_ns,
         )
         self._retries: RetryTopicProducer | None = None
-        self._producers = Producers(self.settings.bootstrap_servers, runtime)
+        self._producers = Producers(self.settings.bootstrap_servers, runtime, self.settings.tracing)
         if names:
             try:
                 self._run_steps(self._begin_with(names))
@@ -381,7 +383,11 @@ class Consumer(GroupApi, OffsetQueries, RenamedMethods):
         first three name the offsets, and the position stays before them until `seek`.
         """
         limit, deadline_ns = self._poll_arguments(timeout_ms, max_records, others)
-        self._have_records(1, limit, deadline_ns)
+        if self._spans is None:
+            self._have_records(1, limit, deadline_ns)
+        else:
+            with self._spans.receiving(partial(self._buffer.first, limit)):
+                self._have_records(1, limit, deadline_ns)
         return self._buffer.deliver(limit)
 
     def _poll_arguments(
@@ -407,8 +413,11 @@ class Consumer(GroupApi, OffsetQueries, RenamedMethods):
         are delivered by the next call.
         """
         requested, deadline_ns = self._consume_arguments(num_messages, timeout)
-        if requested:
+        if requested and self._spans is None:
             self._have_records(requested, requested, deadline_ns)
+        elif requested and self._spans is not None:
+            with self._spans.receiving(partial(self._buffer.first, requested)):
+                self._have_records(requested, requested, deadline_ns)
         return self._buffer.deliver(requested)
 
     def _consume_arguments(
@@ -485,9 +494,12 @@ class Consumer(GroupApi, OffsetQueries, RenamedMethods):
         """
         _, deadline_ns = self._poll_arguments(timeout_ms, None, {})
         self._check_may_ask()
+        gathering = self._poll_loop.gather_batches(deadline_ns)
+        if self._spans is not None:
+            gathering = self._spans.receiving_batches(gathering, self._buffer.first_batches)
         try:
             self._poll_loop.begin()
-            self._run_steps(self._poll_loop.gather_batches(deadline_ns))
+            self._run_steps(gathering)
         finally:
             self._poll_loop.end()
         return self._buffer.deliver_batches()
@@ -503,13 +515,24 @@ class Consumer(GroupApi, OffsetQueries, RenamedMethods):
 
     def _without_end(self) -> Iterator[Record]:
         buffer, poll_loop = self._buffer, self._poll_loop
-        while True:
-            buffer.follow(self._fetch_loop.cursors)
-            yield from poll_loop.loop_part()
-            if self._closed:
-                return
-            self._check_open()
-            self._have_records(1, poll_loop.loop_limit, self._now_ns() + LOOP_POLL_NS)
+        loop_span = None if self._spans is None else self._spans.loop()
+        try:
+            while True:
+                buffer.follow(self._fetch_loop.cursors)
+                yield from poll_loop.loop_part(loop_span)
+                if loop_span is not None:
+                    loop_span.end()
+                if self._closed:
+                    return
+                self._check_open()
+                self._have_records(1, poll_loop.loop_limit, self._now_ns() + LOOP_POLL_NS)
+        except GeneratorExit:
+            if loop_span is not None:
+                loop_span.end_dropped(sys._getframe(1))
+            raise
+        finally:
+            if loop_span is not None:
+                loop_span.end()
 
     def metrics(self) -> dict[str, int]:
         """Counters since construction: records_consumed, batches_consumed, bytes_consumed,

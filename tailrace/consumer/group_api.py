@@ -19,6 +19,7 @@ from tailrace.core.validation import callable_of, is_one_partition, partition_li
 
 if TYPE_CHECKING:
     from tailrace.client.topics.offsets import Offsets
+    from tailrace.client.tracing.read_spans import ReadSpans
     from tailrace.consumer.retry_topic import RetryTopicProducer
     from tailrace.group.group_coordinator import ConsumerCoordinator
 
@@ -45,6 +46,7 @@ class GroupApi:
     settings: ConsumerSettings
     _group: ConsumerCoordinator | None
     _retries: RetryTopicProducer | None
+    _spans: ReadSpans | None
 
     def _make_retries(self) -> RetryTopicProducer:
         raise NotImplementedError
@@ -223,12 +225,15 @@ class GroupApi:
         if asynchronous:
             group.position_tracker.commit_async(requested, None)
         else:
-            yield from group.position_tracker.commit(
+            committing = group.position_tracker.commit(
                 requested,
                 self.settings.request_timeout_ms
                 if timeout_ms is None
                 else timeout_ms_of(timeout_ms),
             )
+            if self._spans is not None:
+                committing = self._spans.settling(committing)
+            yield from committing
 
     def commit_async(
         self,

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from operator import itemgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tailrace.client.config.settings import ConsumerSettings
 from tailrace.client.connections.connection import Connection
@@ -27,10 +27,11 @@ from tailrace.fetch.fetch_loop import FetchLoop
 from tailrace.fetch.record_buffer import RecordBuffer
 
 if TYPE_CHECKING:
+    from tailrace.client.tracing.read_spans import LoopSpan
     from tailrace.group.group_coordinator import ConsumerCoordinator
 
 
-_SECOND = itemgetter(1)
+_LAST = itemgetter(-1)
 
 
 class PollLoop:
@@ -66,14 +67,23 @@ class PollLoop:
         if self._group is not None:
             self._group.end_poll()
 
-    def loop_part(self) -> Iterator[Record]:
+    def loop_part(self, loop_span: LoopSpan | None) -> Iterator[Record]:
         """The buffered records: each step delivers one, without bytecode after it. In a group it
-        ends when the loop has to poll, even if records are left.
+        ends when the loop has to poll, even if records are left. `loop_span`: of the loop's body.
         """
         records = self._buffer.iterator
-        if self._group is None:
+        if self._group is None and loop_span is None:
             return records
-        return map(_SECOND, zip(self._group.until_loop_poll(), records, strict=False))
+        before: list[Iterator[Any]] = []
+        if self._group is not None:
+            before.append(self._group.until_loop_poll())
+        if loop_span is not None:
+            before.append(loop_span.before_each(self.next_record))
+        return map(_LAST, zip(*before, records, strict=False))
+
+    def next_record(self) -> Record | None:
+        """The record that is delivered next, which stays buffered."""
+        return next(iter(self._buffer.first(1)), None)
 
     @property
     def loop_limit(self) -> int:

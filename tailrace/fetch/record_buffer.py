@@ -147,6 +147,16 @@ class RecordBuffer:
         finally:
             del records[start:end]
 
+    def first(self, limit: int) -> list[Record]:
+        """Up to `limit` records that are delivered next. They stay buffered."""
+        records, iterator = self._made
+        start = len(records) - length_hint(iterator)
+        return records[start : start + limit]
+
+    def first_batches(self) -> list[TopicBatch]:
+        """The Arrow batches that are delivered next. They stay buffered."""
+        return [item.batch for item in self._batches]
+
     @property
     def has_batches(self) -> bool:
         """True if Arrow batches can be delivered now."""

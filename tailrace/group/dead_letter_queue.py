@@ -85,15 +85,19 @@ class Producers:
     `tailrace.aio` has those of an event loop.
     """
 
-    def __init__(self, bootstrap: str, runtime: Runtime) -> None:
+    def __init__(self, bootstrap: str, runtime: Runtime, tracing: Any = None) -> None:
+        """`tracing`: the consumer's setting, which its producers share."""
         self._bootstrap = bootstrap
         self._runtime = runtime
+        self._tracing = tracing
 
     def make(self, **settings: Any) -> Any:
         """A producer. Its methods are called by `Invoke`."""
         from tailrace.producer.producer import Producer
 
-        return Producer(bootstrap=self._bootstrap, runtime=self._runtime, **settings)
+        return Producer(
+            bootstrap=self._bootstrap, runtime=self._runtime, tracing=self._tracing, **settings
+        )
 
     @staticmethod
     def outcome(handle: Any) -> Any:

@@ -26,7 +26,7 @@ cdef extern from *:
 cdef enum:
     REQUEST_MAGIC = 0x51525254
     PRODUCE_API = 3
-    PRODUCE_VERSION = 2
+    PRODUCE_VERSION = 2  # and 3, without a trace id
     PRODUCE_FRAMES = 8  # wire.PRODUCE_FRAMES_MAX
     PRODUCE_BATCHES = 4096  # requests.PRODUCE_BATCHES_MAX
 
@@ -52,7 +52,7 @@ def read_produce(list frames not None):
         return None
     memcpy(&head, PyBytes_AS_STRING(frame), sizeof(RequestHead))
     if (
-        head.magic != REQUEST_MAGIC or head.api != PRODUCE_API or head.version != PRODUCE_VERSION or head.flags
+        head.magic != REQUEST_MAGIC or head.api != PRODUCE_API or head.version - PRODUCE_VERSION > 1 or head.version < PRODUCE_VERSION or head.flags
         or head.body_length != body_length
     ):
         return None
@@ -95,4 +95,4 @@ def read_produce(list frames not None):
     for number in range(number + 1, frame_count):
         if len(frames[number]):
             return None
-    return head.correlation_id, asked.acks, asked.timeout_ms, entries, batches, body_length - <uint64_t>PyBytes_GET_SIZE(kept)
+    return head.version, head.correlation_id, asked.acks, asked.timeout_ms, entries, batches, body_length - <uint64_t>PyBytes_GET_SIZE(kept)

@@ -19,14 +19,14 @@ from tailrace.kernel.reference import RecordBuffer
 if TYPE_CHECKING:
     from tailrace.format.record_batch.arrow_metadata import SchemaLayout
 
-PlainProduce = tuple[int, int, int, list[tuple[bytes, int, int, int]], list[Readable], int]
-"""(correlation id, acks, timeout in ms, entries as in `ProduceBatches`, batches as of
+PlainProduce = tuple[int, int, int, int, list[tuple[bytes, int, int, int]], list[Readable], int]
+"""(version, correlation id, acks, timeout in ms, entries as in `ProduceBatches`, batches as of
 `cut_batches`, bytes of the batches' frames).
 """
 
 
 def read_produce(frames: list[Any]) -> PlainProduce | None:
-    """Decode a well-formed PRODUCE request of version 2 from a message's frames.
+    """Decode a well-formed PRODUCE request of version 2 or 3, without a trace id, from frames.
 
     Frames with batches may be views. None for other requests and for invalid ones, whose errors the
     decoders report.

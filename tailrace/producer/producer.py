@@ -27,6 +27,7 @@ from tailrace.client.records.attached_records import AttachesRecords
 from tailrace.client.records.delay_changes import cancels_of, reschedules_of, without_ids
 from tailrace.client.records.partitioners import DefaultPartitioner, chosen_by
 from tailrace.client.topics.topic_metadata import TopicInfo
+from tailrace.client.tracing.setting import spans_of
 from tailrace.core import fork
 from tailrace.core.errors import InvalidTransactionError, RequestTimeoutError, TailraceError
 from tailrace.core.records import ConsumerGroupMetadata, Headers, OffsetAndMetadata, Record
@@ -42,7 +43,7 @@ from tailrace.kernel import FastPathSender, fast_send
 from tailrace.producer.batches.producer_batch import OnDelivery, ProducerBatch
 from tailrace.producer.frame_appender import FrameAppender
 from tailrace.producer.futures import FrameFuture, RecordFuture
-from tailrace.producer.record_appender import Outgoing, RecordAppender, serializes
+from tailrace.producer.record_appender import Outgoing, RecordAppender, takes_fast_path
 from tailrace.producer.record_validation import Delay
 from tailrace.producer.routes import ProducerMetadata
 from tailrace.producer.sending.producer_id import MakeIdentity
@@ -58,6 +59,8 @@ from tailrace.protocol.frame import Api
 
 if TYPE_CHECKING:
     from tailrace.batch.frames import Frame
+    from tailrace.client.tracing.send_spans import SendSpans
+    from tailrace.client.tracing.spans import Spans
 
 T = TypeVar("T")
 EXIT_TIMEOUT_S = 30.0
@@ -112,6 +115,7 @@ class Producer(FastPathSender, RenamedProducerMethods):
             else {"bootstrap": bootstrap}
         )
         self.settings = build(ProducerSettings, merged(first, settings))
+        spans = spans_of(self.settings)
         partitioner = chosen_by(self.settings.partitioner)
         transactional_id, branch = self.settings.transactional_id, self.settings.transaction_branch
         state = None if transactional_id is None else TransactionState(transactional_id)
@@ -131,7 +135,7 @@ class Producer(FastPathSender, RenamedProducerMethods):
             self.settings,
             self._sender_thread,
             self._call,
-            caches_partitions=not serializes(self.settings),
+            caches_partitions=takes_fast_path(self.settings),
             by_murmur2=type(partitioner) is DefaultPartitioner,
         )
         self._records = RecordAppender(
@@ -139,19 +143,30 @@ class Producer(FastPathSender, RenamedProducerMethods):
         )
         self._transactions: TwoPhaseTransactions | None = None
         self._branch: BranchWriter | None = None
-        self._begin_send = self._records.begin
+        self._begin_send, self._finish_send = self._records.begin, self._records.finish
         if state is not None:
             self._transactions = TwoPhaseTransactions(self.settings, self._sender_thread, state)
             self._begin_send = self._transactions.begin_send(self._records.begin)
         elif branch_state is not None:
             self._branch = BranchWriter(self._sender_thread, branch_state)
             self._begin_send = self._branch.begin_send(self._records.begin)
+        self._send_spans: SendSpans | None = None
+        if spans is not None:
+            self._send_spans = self._make_send_spans(spans)
         self._frames = FrameAppender(
             self.settings, self._sender_thread, self._metadata, self._records
         )
         self._begin_fast_sends(self._metadata.known, self._sender_thread.lock)
         _live_producers.add(self)
         fork.add(self)
+
+    def _make_send_spans(self, spans: Spans) -> SendSpans:
+        from tailrace.client.tracing.send_spans import SendSpans
+
+        made = SendSpans(spans)
+        self._begin_send = made.begin_send(self._begin_send)
+        self._finish_send = made.finish_send(self._finish_send)
+        return made
 
     def after_fork(self) -> None:
         """Make every `send` raise ClientClosedError, in a child process."""
@@ -204,9 +219,7 @@ class Producer(FastPathSender, RenamedProducerMethods):
             deliver_after,
             repeat,
         )
-        return (
-            self._run_steps(self._records.finish(begun)) if isinstance(begun, Outgoing) else begun
-        )
+        return self._run_steps(self._finish_send(begun)) if isinstance(begun, Outgoing) else begun
 
     @operation
     def send_arrow(
@@ -243,11 +256,12 @@ class Producer(FastPathSender, RenamedProducerMethods):
         elif self._branch is not None:
             self._branch.check_send()
         delay = Delay(deliver_at, deliver_after, None)
-        return (
-            yield from self._frames.append(
-                topic, frame, key_column, partition, timestamp, delay, delay_column
-            )
+        append = self._frames.append(
+            topic, frame, key_column, partition, timestamp, delay, delay_column
         )
+        if self._send_spans is not None:
+            append = self._send_spans.send_arrow(topic, frame, append)
+        return (yield from append)
 
     @operation
     def flush(self, timeout: float | None = None) -> Steps[None]:

@@ -90,7 +90,7 @@ class RecordAppender:
         self._caches_partitions = (
             isinstance(partitioner, DefaultPartitioner)
             and partitioner.remembers_keys
-            and not self._serializes
+            and takes_fast_path(settings)
         )
         self._takes_numbers = isinstance(partitioner, ModuloPartitioner)
         self._sender_thread = sender_thread
@@ -374,6 +374,11 @@ class RecordAppender:
 def serializes(settings: ProducerSettings) -> bool:
     """True if the producer has a serializer."""
     return settings.key_serializer is not None or settings.value_serializer is not None
+
+
+def takes_fast_path(settings: ProducerSettings) -> bool:
+    """True if nothing is to be done with a record of bytes before it is appended."""
+    return not (serializes(settings) or settings.tracing)
 
 
 def _sized(

@@ -35,9 +35,9 @@ RESPONSE_MAGIC = 0x53525254  # "TRRS"
 REQUEST_HEADER_BYTES = 24
 RESPONSE_HEADER_BYTES = 40
 FRAMES_MAX = 3
-"""Most frames of a message, except for a PRODUCE request of version 2."""
+"""Most frames of a message, except for a PRODUCE request of version 2 or 3."""
 PRODUCE_FRAMES_MAX = 8
-"""Most frames with batches in a PRODUCE request of version 2."""
+"""Most frames with batches in a PRODUCE request of version 2 or 3."""
 JSON_MAX_BYTES = 1 << 20
 BATCH_CEILING_BYTES = 64 << 20
 """Largest batch that any topic may allow. ZeroMQ drops a connection that sends a larger frame
@@ -94,14 +94,14 @@ class Api(IntEnum):
 
 
 API_VERSIONS: dict[int, tuple[int, int]] = {
-    **dict.fromkeys(Api, (1, 1)), Api.PRODUCE: (1, 2), Api.FETCH: (2, 3), Api.LEASE_OFFSETS: (1, 2),
+    **dict.fromkeys(Api, (1, 1)), Api.PRODUCE: (1, 3), Api.FETCH: (2, 3), Api.LEASE_OFFSETS: (1, 2),
     Api.COMMIT_OFFSETS: (1, 2), Api.FETCH_OFFSETS: (1, 2), Api.CHANGE_DELAYS: (1, 2),
 }  # fmt: skip
 """Lowest and highest version of each API in this build. HANDSHAKE's JSON stays version 1 forever.
-Since version 3 of FETCH a reader chooses its isolation level, and hears what was left out.
-Since version 2 LEASE_OFFSETS, COMMIT_OFFSETS and FETCH_OFFSETS may name topics by id. Topics
-without an id are handled as in version 1. Since version 2 CHANGE_DELAYS may belong to a
-transaction.
+Since version 3 PRODUCE may name a trace. Since version 3 of FETCH a reader chooses its isolation
+level, and hears what was left out. Since version 2 LEASE_OFFSETS, COMMIT_OFFSETS and FETCH_OFFSETS
+may name topics by id. Topics without an id are handled as in version 1. Since version 2
+CHANGE_DELAYS may belong to a transaction.
 """
 
 

@@ -14,7 +14,9 @@ Layout (little endian; topic ids are 16 raw bytes):
       request   acks i32 (0, 1, -1 = all) | timeout_ms u32 | count u32 | reserved u32,
                 then `count` x { topic_id 16s | partition i32 | slot_map_version u32 (0: none) |
                 length u32 | reserved u32 }, then 1 to PRODUCE_FRAMES_MAX frames with the batches
-                in the order of the entries, each frame with one or more whole ones
+                in the order of the entries, each frame with one or more whole ones.
+                Version 3: the entries may be followed by trace_id 16s, of a trace that a record
+                belongs to
       response  count u32 | reserved u32, then in the order of the request `count` x
                 { error u16 | flags u16 (1: a duplicate) | leader_epoch i32 | base_offset i64 |
                 append_time_us i64 }
@@ -61,6 +63,9 @@ OFFSETS_BY_OFFSET = ("behind", "time_of")
 """Kinds of offset lookup that take an offset, as in {"behind": offset}."""
 FETCH_PARTITIONS_MAX = 4096
 PRODUCE_BATCHES_MAX = 4096
+TRACED_PRODUCE_VERSION = 3
+"""The first version of PRODUCE that may have a trace id."""
+TRACE_ID_BYTES = 16
 SHARE_RUNS_MAX = 500
 """Most offset ranges that one SHARE_ACQUIRE or SHARE_ACKNOWLEDGE acknowledges."""
 
@@ -127,7 +132,7 @@ class ProduceResponse(NamedTuple):
 
 
 class ProduceEntry(NamedTuple):
-    """The target and the length in bytes of a batch in a PRODUCE request of version 2.
+    """The target and the length in bytes of a batch in a PRODUCE request of version 2 or 3.
 
     `slot_map_version` is as in ProduceRequest.
     """
@@ -139,7 +144,7 @@ class ProduceEntry(NamedTuple):
 
 
 class ProduceBatches(NamedTuple):
-    """The header of a PRODUCE request of version 2. `acks` is 0, 1 or ACKS_ALL.
+    """The header of a PRODUCE request of version 2 or 3. `acks` is 0, 1 or ACKS_ALL.
 
     Each of `entries` has the fields of a ProduceEntry.
     """
@@ -147,6 +152,8 @@ class ProduceBatches(NamedTuple):
     acks: int
     timeout_ms: int
     entries: Sequence[tuple[bytes, int, int, int]]
+    trace_id: bytes = b""
+    """Version 3: the 16 bytes of a trace that a record belongs to, or none."""
 
 
 class ProducedEntry(NamedTuple):
@@ -248,12 +255,14 @@ def decode_produced(frame: Readable) -> ProduceResponse:
 def encode_produce_batches(request: ProduceBatches) -> bytes:
     """Encode the frame before the batches."""
     if len(request.entries) == 1:
-        return _PRODUCE_ONE.pack(request.acks, request.timeout_ms, 1, 0, *request.entries[0])
+        one = _PRODUCE_ONE.pack(request.acks, request.timeout_ms, 1, 0, *request.entries[0])
+        return one + request.trace_id if request.trace_id else one
     head = _PRODUCE_MANY.pack(request.acks, request.timeout_ms, len(request.entries), 0)
-    return head + b"".join([_PRODUCE_ENTRY.pack(*entry) for entry in request.entries])
+    packed = [_PRODUCE_ENTRY.pack(*entry) for entry in request.entries]
+    return b"".join([head, *packed, request.trace_id])
 
 
-def decode_produce_batches(frame: Readable) -> ProduceBatches:
+def decode_produce_batches(frame: Readable, version: int = 2) -> ProduceBatches:
     """Decode the frame before 1 to PRODUCE_BATCHES_MAX batches. Raises WireError."""
     if len(frame) < _PRODUCE_MANY.size:
         raise _malformed("the produce request is cut off")
@@ -266,20 +275,25 @@ def decode_produce_batches(frame: Readable) -> ProduceBatches:
             f"the request has {count} batches; 1 to {PRODUCE_BATCHES_MAX} are allowed",
         )
     size = _PRODUCE_MANY.size + count * _PRODUCE_ENTRY.size
-    if len(frame) != size:
+    with_trace = version >= TRACED_PRODUCE_VERSION and len(frame) == size + TRACE_ID_BYTES
+    if len(frame) != size and not with_trace:
         raise _malformed(
             f"a produce request of {count} batches has {size} bytes before them; this one has "
             f"{len(frame)}"
         )
+    view = memoryview(frame)
     return ProduceBatches(
-        acks, timeout_ms, list(_PRODUCE_ENTRY.iter_unpack(memoryview(frame)[_PRODUCE_MANY.size :]))
+        acks,
+        timeout_ms,
+        list(_PRODUCE_ENTRY.iter_unpack(view[_PRODUCE_MANY.size : size])),
+        bytes(view[size:]),
     )
 
 
 def cut_batches(
     entries: Sequence[tuple[bytes, int, int, int]], frames: Sequence[Readable]
 ) -> list[Readable]:
-    """Split the frames of a PRODUCE request of version 2 into its batches.
+    """Split the frames of a PRODUCE request of version 2 or 3 into its batches.
 
     No batch spans two frames. A frame with one batch is returned as it is, a part of a frame as a
     view. Raises WireError.
@@ -313,7 +327,7 @@ def cut_batches(
 
 
 def unanswered_batches(count: int) -> bytearray:
-    """The body of a PRODUCE response of version 2 before any result: TIMED_OUT for each batch."""
+    """The body of a PRODUCE response of version 2 or 3 before any result, TIMED_OUT for each."""
     return bytearray(_PRODUCED_MANY.pack(count, 0) + _UNANSWERED * count)
 
 
@@ -343,14 +357,14 @@ def is_answered(body: bytearray, index: int) -> bool:
 
 
 def encode_produced_batches(entries: Sequence[ProducedEntry]) -> bytes:
-    """Encode the body of a PRODUCE response of version 2."""
+    """Encode the body of a PRODUCE response of version 2 or 3."""
     return _PRODUCED_MANY.pack(len(entries), 0) + b"".join(
         [_PRODUCED_ENTRY.pack(*entry) for entry in entries]
     )
 
 
 def decode_produced_batches(frame: Readable) -> list[ProducedEntry]:
-    """Decode the body of a PRODUCE response of version 2. Raises WireError."""
+    """Decode the body of a PRODUCE response of version 2 or 3. Raises WireError."""
     if len(frame) == _PRODUCED_ONE.size and (fields := _PRODUCED_ONE.unpack(frame))[0] == 1:
         return [ProducedEntry(*fields[2:])]
     if (

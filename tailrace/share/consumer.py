@@ -21,6 +21,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, ClassVar, Never, Unpack
 
@@ -34,10 +35,11 @@ from tailrace.client.connections.connection import NEVER_NS
 from tailrace.client.connections.runtime import SYSTEM, Runtime
 from tailrace.client.connections.steps import Steps, T, operation, run
 from tailrace.client.records.attached_records import AttachedRecords
+from tailrace.client.tracing.setting import read_spans_of
+from tailrace.core.loop_end import is_broken_off
 from tailrace.core.records import Record
 from tailrace.core.validation import name_list, timeout_ms_of, whole
 from tailrace.share.delivery import NS_PER_MS
-from tailrace.share.loop_end import is_broken_off
 from tailrace.share.poll_loop import SharePollLoop
 from tailrace.share.record import ShareRecord as ShareRecord
 from tailrace.share.settings import ShareConsumerOptions, ShareConsumerSettings
@@ -89,6 +91,7 @@ class ShareConsumer(RenamedMethods):
                 raise
 
     def _begin(self, poll_loop: SharePollLoop) -> None:
+        self._spans = read_spans_of(self.settings)
         self._poll_loop = poll_loop
         self._connection = poll_loop.connection
         self._abandon = weakref.finalize(self, poll_loop.member.thread.abandon)
@@ -163,7 +166,12 @@ class ShareConsumer(RenamedMethods):
         if others:
             refuse_keywords("poll", others)
         limit, deadline_ns = self._poll_arguments(timeout_ms, max_records)
-        self._run_steps(self._poll_loop.fill(limit, deadline_ns))
+        filling = self._poll_loop.fill(limit, deadline_ns)
+        if self._spans is None:
+            self._run_steps(filling)
+        else:
+            with self._spans.receiving(partial(self._poll_loop.delivery.first, limit)):
+                self._run_steps(filling)
         return self._poll_loop.delivery.collect(limit)
 
     def _poll_arguments(self, timeout_ms: float, max_records: int | None) -> tuple[int, int]:
@@ -189,6 +197,7 @@ class ShareConsumer(RenamedMethods):
 
     def _without_end(self) -> Iterator[ShareRecord]:
         poll_loop, delivery = self._poll_loop, self._poll_loop.delivery
+        loop_span = None if self._spans is None else self._spans.loop()
         delivery.settle_last()
         while not self._closed:
             if not delivery.has_next():
@@ -200,15 +209,23 @@ class ShareConsumer(RenamedMethods):
             if delivery.has_next():
                 record = None
                 try:
+                    if loop_span is not None:
+                        loop_span.begin(delivery.first(1)[0])
                     yield (record := delivery.next_in_loop())
                 except GeneratorExit:
+                    frame = sys._getframe(1)
                     if record is not None:
-                        delivery.on_loop_left(record, is_broken_off=is_broken_off(sys._getframe(1)))
+                        delivery.on_loop_left(record, is_broken_off=is_broken_off(frame))
+                    if loop_span is not None:
+                        loop_span.end_dropped(frame)
                     raise
                 except BaseException:  # a signal came when the loop asked for the next record
                     if record is not None:
                         delivery.on_processed(record)
                     raise
+                finally:
+                    if loop_span is not None:
+                        loop_span.end()
                 if self._closed or not self._connection.is_usable:
                     return
                 poll_loop.next_requested(record)
@@ -247,7 +264,8 @@ class ShareConsumer(RenamedMethods):
         timeout = (
             self.settings.request_timeout_ms if timeout_ms is None else timeout_ms_of(timeout_ms)
         )
-        yield from self._poll_loop.commit(timeout)
+        committing = self._poll_loop.commit(timeout)
+        yield from committing if self._spans is None else self._spans.settling(committing)
 
     # ---- the end ---------------------------------------------------------------------------------
 

@@ -124,6 +124,10 @@ class Delivery:
             self.release_unread(expired)
         return bool(self.buffered.chunks)
 
+    def first(self, limit: int) -> list[ShareRecord]:
+        """Up to `limit` buffered records, in their stored form. They stay buffered."""
+        return self.buffered.first(limit)
+
     def loop_limit(self) -> int:
         """The number of records that a loop acquires next."""
         return self._pace.requested(

@@ -76,7 +76,7 @@ class SharePollLoop:
             s.client_id,
             self._call,
             self.now_ns,
-            producers or Producers(s.bootstrap_servers, runtime),
+            producers or Producers(s.bootstrap_servers, runtime, s.tracing),
             s.dead_letter_timeout_ms,
         )
         self.requests = ShareRequests(

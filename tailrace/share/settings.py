@@ -12,6 +12,7 @@ from tailrace.client.config.setting_fields import (
     number_field,
 )
 from tailrace.client.config.settings import DEFAULT_BOOTSTRAP, ConsumerSettings
+from tailrace.client.tracing.setting import check_tracing
 from tailrace.core.errors import InvalidSettingError
 
 _READING = {item.name: item for item in fields(ConsumerSettings)}
@@ -69,10 +70,12 @@ class ShareConsumerSettings:
     )
     key_deserializer: Any = _as_consumers("key_deserializer")
     value_deserializer: Any = _as_consumers("value_deserializer")
+    tracing: Any = _as_consumers("tracing")
 
     def __post_init__(self) -> None:
         check_kinds(self)
         check_callables(self, "key_deserializer", "value_deserializer")
+        check_tracing(self.tracing)
         if self.group_id is None:
             raise InvalidSettingError(
                 "a ShareConsumer needs group_id: consumers with the same one share the records"
@@ -120,3 +123,4 @@ class ShareConsumerOptions(TypedDict, total=False):
     client_id: str
     key_deserializer: Any
     value_deserializer: Any
+    tracing: Any

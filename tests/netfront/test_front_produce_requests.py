@@ -169,7 +169,7 @@ def test_version_1_is_answered_as_before_beside_version_2(
     }
     assert {number: headers[number].version for number in (good, many, bad, late)} == {
         good: 1,
-        many: 2,
+        many: 3,
         bad: 1,
         late: 1,
     }
@@ -188,9 +188,10 @@ def test_version_1_is_answered_as_before_beside_version_2(
         ([1, 1], 1),
         ([1, 2], 2),
         ([2, 2], 2),
-        ([1, 7], 2),
-        ([2, 9], 2),
-        ([3, 9], None),
+        ([1, 7], 3),
+        ([2, 9], 3),
+        ([3, 9], 3),
+        ([4, 9], None),
         ([0, 0], None),
     ],
 )

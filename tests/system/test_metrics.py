@@ -9,9 +9,12 @@ import shutil
 import socket
 import subprocess
 import urllib.parse
+import urllib.request
 from collections.abc import Iterator
 
 import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from prometheus_client.openmetrics import parser as openmetrics
 
 from tailrace import Admin, Consumer, NewTopic, Producer, UnknownTopicError
 from tailrace.core.error_codes import ErrorCode
@@ -76,6 +79,45 @@ def test_durations_requests_and_bytes_are_counted(appliance: EmbeddedAppliance) 
     assert found["tailrace_group_lag_seconds", topic | {("group", "g")}] > 0
     assert found["tailrace_process_cpu_seconds_total", frozenset({front})] > 0
     assert found["tailrace_process_open_fds", frozenset({front})] > 0
+
+
+def test_a_scrape_of_openmetrics_leads_from_a_slow_request_to_its_trace(
+    appliance: EmbeddedAppliance,
+) -> None:
+    provider = TracerProvider()
+    address = console_of(appliance)
+    with (
+        Producer(appliance.address, tracing=provider, acks="all") as producer,
+        provider.get_tracer("program").start_as_current_span("order") as span,
+    ):
+        producer.send("b", b"traced").result(HANG_LIMIT_S)
+    trace_id = f"{span.get_span_context().trace_id:032x}"
+    scrape = urllib.request.Request(
+        f"{address}/metrics?name[]=tailrace_produce_duration_seconds_bucket",
+        headers={"Accept": "application/openmetrics-text; version=1.0.0"},
+    )
+    with urllib.request.urlopen(scrape, timeout=HANG_LIMIT_S) as answer:
+        text = answer.read().decode()
+    (family,) = openmetrics.text_string_to_metric_families(text)  # type: ignore[no-untyped-call]
+    (sample,) = (
+        sample
+        for sample in family.samples
+        if sample.exemplar is not None and sample.exemplar.labels == {"trace_id": trace_id}
+    )
+    assert 0 < sample.exemplar.value <= float(sample.labels["le"])
+    assert trace_id not in get(address, "/metrics")[1]  # its text has no place for it
+
+
+def test_the_occupancy_of_rings_lanes_and_credit_is_within_their_sizes(
+    appliance: EmbeddedAppliance,
+) -> None:
+    found = metrics(console_of(appliance))
+    for name, process in (("ring", "worker-0"), ("lane", "worker-0"), ("credit", "front-0")):
+        labels = frozenset({("process", process)})
+        used, size = (found[f"tailrace_{name}_{kind}_bytes", labels] for kind in ("used", "size"))
+        assert 0 <= used <= size, name
+        assert size > 0, name
+    assert found["tailrace_credit_waiting_connections", frozenset({("process", "front-0")})] == 0
 
 
 def test_topics_above_the_limit_are_summed(appliance: EmbeddedAppliance) -> None:

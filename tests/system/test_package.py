@@ -130,13 +130,14 @@ def test_the_packages_ask_for_what_the_table_of_dependencies_says(
     rows = re.findall(r"^\| `([\w-]+)` \| ([^|]*) \|", table, re.MULTILINE)
     of = {
         kind: {name for name, kinds in rows if kind in kinds.split(", ")}
-        for kind in ("client", "server", "spark", "demo", "load")
+        for kind in ("client", "server", "spark", "demo", "load", "otel")
     }
     assert requirements(client.wheel) == of["client"]
     assert requirements(whole.wheel) == of["client"] | of["server"]
     assert requirements(whole.wheel, "spark") == of["spark"]
     assert requirements(whole.wheel, "demo") - {"tailrace"} == of["demo"]
     assert requirements(whole.wheel, "load") == of["load"]
+    assert requirements(whole.wheel, "otel") == requirements(client.wheel, "otel") == of["otel"]
 
 
 def test_wheels_hold_the_compiled_kernel_where_it_can_be_compiled_and_need_no_compiler_then(

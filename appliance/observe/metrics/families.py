@@ -15,10 +15,13 @@ from appliance.observe.metrics.groups import ObservedGroups, group_families
 from appliance.observe.metrics.measurements import measurement_families
 from appliance.observe.metrics.metric_family import counter, gauge
 from appliance.observe.metrics.partitions import partition_families
+from appliance.observe.occupancy import Occupancy
 from appliance.observe.process_states import ProcessState
 
 _DUE_WITHIN_S = {"1m": "60", "1h": "3600", "1d": "86400", "later": "+Inf"}
 """Names in `describe_delays` -> seconds, for the label `within_seconds` (`le` is a histogram's)."""
+_RING_DOC = "a worker's ring, which has the batches that its flusher or a front has not passed yet."
+_LANE_DOC = "the fullest lane that a process reads."
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,10 @@ class Observed:
     """Topics with series of their own."""
     delays: Sequence[Mapping[str, Any]] = ()
     """Answer of `Admin.describe_delays`."""
+    rings: Mapping[str, Occupancy] = field(default_factory=dict)
+    """Worker -> its ring."""
+    lanes: Mapping[str, Occupancy] = field(default_factory=dict)
+    """Process -> the fullest of its lanes."""
     groups: ObservedGroups | None = None
     """Groups; None if the group coordinator does not run or does not answer."""
 
@@ -50,6 +57,8 @@ def families(observed: Observed) -> Iterator[Metric]:
     )
     yield from _of_processes(observed.processes)
     yield from measurement_families(observed.processes)
+    yield from _of_occupancy("ring", _RING_DOC, observed.rings)
+    yield from _of_occupancy("lane", _LANE_DOC, observed.lanes)
     if observed.answers:
         yield InfoMetricFamily(
             "tailrace_cluster",
@@ -107,6 +116,21 @@ def _of_processes(processes: Sequence[ProcessState]) -> Iterator[Metric]:
         "Open file descriptors of the process.",
         {(p.name,): p.open_files for p in processes},
         labels,
+    )
+
+
+def _of_occupancy(name: str, doc: str, found: Mapping[str, Occupancy]) -> Iterator[Metric]:
+    yield gauge(
+        f"tailrace_{name}_used_bytes",
+        f"Used bytes of {doc}",
+        {(process,): of.used_bytes for process, of in found.items()},
+        ("process",),
+    )
+    yield gauge(
+        f"tailrace_{name}_size_bytes",
+        f"Size of {doc}",
+        {(process,): of.size_bytes for process, of in found.items()},
+        ("process",),
     )
 
 

@@ -6,7 +6,8 @@ Pure: no I/O, no time. Histograms are classic ones, whose bounds are powers of t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -14,14 +15,16 @@ from prometheus_client.core import (
     HistogramMetricFamily,
     Metric,
 )
+from prometheus_client.samples import Exemplar as MetricExemplar
 
 from appliance.observe.process_states import ProcessState
 from shm.memory.layout import Measure
-from shm.tables.measurements import BOUNDS_NS, HistogramValues
+from shm.tables.measurements import BOUNDS_NS, Exemplar, HistogramValues
 from tailrace.core.error_codes import ErrorCode
 from tailrace.protocol.frame import Api
 
 NS_PER_S = 1e9
+US_PER_S = 1e6
 _HISTOGRAMS = {
     Measure.PRODUCE: ("produce", "From the receipt of a PRODUCE request to its response."),
     Measure.FETCH: (
@@ -46,8 +49,11 @@ def measurement_families(processes: Sequence[ProcessState]) -> Iterator[Metric]:
         for process in processes:
             if measure in process.durations:
                 values = process.durations[measure]
+                exemplars = process.exemplars if measure is Measure.PRODUCE else {}
                 family.add_metric(
-                    (process.name,), cumulated(values), sum_value=values.sum_ns / NS_PER_S
+                    (process.name,),
+                    with_exemplars(cumulated(values), exemplars),
+                    sum_value=values.sum_ns / NS_PER_S,
                 )
         yield family
     requests = CounterMetricFamily(
@@ -72,11 +78,31 @@ def measurement_families(processes: Sequence[ProcessState]) -> Iterator[Metric]:
     sent = CounterMetricFamily(
         "tailrace_fetch_response_bytes", "Bytes of responses to fetches.", labels=("process",)
     )
+    used = GaugeMetricFamily(
+        "tailrace_credit_used_bytes",
+        "Bytes that producers may send, or have sent and no worker has yet.",
+        labels=("process",),
+    )
+    budget = GaugeMetricFamily(
+        "tailrace_credit_size_bytes", "Credit of a front for all producers.", labels=("process",)
+    )
+    waiting = GaugeMetricFamily(
+        "tailrace_credit_waiting_connections",
+        "Connections that wait for credit.",
+        labels=("process",),
+    )
     for front in fronts:
+        if front.credit is not None:
+            used.add_metric((front.name,), front.credit.used_bytes)
+            budget.add_metric((front.name,), front.credit.budget_bytes)
+            waiting.add_metric((front.name,), front.credit.waiting)
         connections.add_metric((front.name,), front.sessions)
         sent.add_metric((front.name,), front.sent_bytes)
     yield connections
     yield sent
+    yield used
+    yield budget
+    yield waiting
 
 
 def cumulated(values: HistogramValues) -> list[tuple[str, float]]:
@@ -86,6 +112,26 @@ def cumulated(values: HistogramValues) -> list[tuple[str, float]]:
         total += count
         buckets.append(("+Inf" if bound_ns is None else repr(bound_ns / NS_PER_S), float(total)))
     return buckets
+
+
+def with_exemplars(
+    buckets: Sequence[tuple[str, float]], exemplars: Mapping[int, Exemplar]
+) -> list[Any]:
+    """The buckets, with a trace for those that have one. Only OpenMetrics shows it."""
+    return [
+        (bound, count)
+        if (found := exemplars.get(number)) is None
+        else (
+            bound,
+            count,
+            MetricExemplar(
+                {"trace_id": found.trace_id.hex()},
+                found.duration_ns / NS_PER_S,
+                found.time_us / US_PER_S,
+            ),
+        )
+        for number, (bound, count) in enumerate(buckets)
+    ]
 
 
 def _name_of(kind: type[Api] | type[ErrorCode], number: int) -> str:

@@ -49,7 +49,9 @@ class StateCollector(Collector):
 
 def observe(states: ProcessStates, address: str, topics_max: int) -> Observed:
     """Ask the processes' slots and a front. Blocking: some ASK_TIMEOUT_MS at most."""
-    processes = states.processes()
+    processes, occupancy = states.processes(), states.occupancy
+    rings = {} if occupancy is None else occupancy.rings()
+    lanes = {} if occupancy is None else occupancy.lanes()
     try:
         with Admin(
             address,
@@ -70,11 +72,13 @@ def observe(states: ProcessStates, address: str, topics_max: int) -> Observed:
                 list(admin.offsets(partitions).values()),
                 topics_max,
                 admin.describe_delays(),
+                rings,
+                lanes,
                 _groups(states.control, admin),
             )
     except TailraceError as error:
         logger.warning("front_does_not_answer reason=%r", str(error))
-        return Observed(processes, __version__)
+        return Observed(processes, __version__, rings=rings, lanes=lanes)
 
 
 def _groups(control: Control, admin: Admin) -> ObservedGroups | None:

@@ -20,6 +20,7 @@ from tailrace.client.config.setting_fields import (
 )
 from tailrace.client.records.partitioners import NAMES as PARTITIONERS
 from tailrace.client.records.partitioners import plain_name
+from tailrace.client.tracing.setting import TRACING_DOC, check_tracing
 from tailrace.core.errors import InvalidSettingError
 from tailrace.core.transaction_branches import TransactionBranch
 from tailrace.protocol.messages import ISOLATION_LEVELS, READ_COMMITTED
@@ -135,6 +136,7 @@ class ProducerSettings:
             "doc": "Function value -> bytes for send(). None: bytes and str are sent as they are."
         },
     )
+    tracing: Any = field(default=None, metadata={"doc": TRACING_DOC})
 
     def __post_init__(self) -> None:
         for spelling, meant in (("0", 0), ("1", 1), ("-1", "all"), (-1, "all")):
@@ -142,6 +144,7 @@ class ProducerSettings:
                 object.__setattr__(self, "acks", meant)
         check_callables(self, "key_serializer", "value_serializer")
         check_kinds(self)
+        check_tracing(self.tracing)
         if self.acks not in (0, 1, "all") or isinstance(self.acks, bool):
             raise InvalidSettingError(f'acks is {self.acks!r}; allowed are 0, 1 and "all"')
         if self.compression_type not in (None, *COMPRESSIONS):
@@ -221,6 +224,7 @@ class ProducerOptions(TypedDict, total=False):
     partitioner: Any
     key_serializer: Any
     value_serializer: Any
+    tracing: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,10 +352,12 @@ class ConsumerSettings:
             "bytes."
         },
     )
+    tracing: Any = field(default=None, metadata={"doc": TRACING_DOC})
 
     def __post_init__(self) -> None:
         check_kinds(self)
         check_callables(self, "key_deserializer", "value_deserializer")
+        check_tracing(self.tracing)
         if self.group_id is not None:
             self._check_group()
         if self.auto_offset_reset not in ("earliest", "latest", "none"):
@@ -416,6 +422,7 @@ class ConsumerOptions(TypedDict, total=False):
     auto_commit_interval_ms: int | str
     key_deserializer: Any
     value_deserializer: Any
+    tracing: Any
 
 
 @dataclass(frozen=True, slots=True)

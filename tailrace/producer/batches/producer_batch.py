@@ -136,6 +136,7 @@ class ProducerBatch(OpenBatch):
         "slots",
         "stamps_us",
         "state",
+        "trace_id",
         "waiter",
         "was_sent",
     )  # fmt: skip
@@ -191,6 +192,8 @@ class ProducerBatch(OpenBatch):
         self.base_offset: int | None = None
         self.error: TailraceError | None = None
         self.waiter: threading.Event | None = None
+        self.trace_id = b""
+        """A sampled trace that a record belongs to; empty if there is none."""
         self.children: Children | None = None
         """The batches that have its records after a split."""
         self.pinned: set[int] | None = None

@@ -102,11 +102,19 @@ class InFlightRequest:
             for queue, _, data in self.entries
         ]
         head_frame = messages.encode_produce_batches(
-            messages.ProduceBatches(acks, timeout_ms, entries)
+            messages.ProduceBatches(acks, timeout_ms, entries, self._trace_id())
         )
         if len(self.entries) == 1:
             return [head_frame, self.entries[0].data]
         return [head_frame, *self._frames()]
+
+    def _trace_id(self) -> bytes:
+        """A trace that a record belongs to; empty if none is known, or the appliance knows no
+        traces.
+        """
+        if self.version < messages.TRACED_PRODUCE_VERSION:
+            return b""
+        return next((batch.trace_id for _, batch, _ in self.entries if batch.trace_id), b"")
 
     def answers_in(
         self, response: Response

@@ -14,7 +14,7 @@ from shm.memory.layout import (
     Measure,
     Role,
 )
-from shm.tables.measurements import BOUNDS_NS, Counters, Histogram
+from shm.tables.measurements import BOUNDS_NS, Counters, Exemplar, Exemplars, Histogram
 
 
 def words() -> memoryview:
@@ -43,6 +43,29 @@ def test_a_successor_continues_the_words_of_its_predecessor() -> None:
     Histogram(memory, 0).add(1)
     Histogram(memory, 0).add(1 << 20)
     assert sum(Histogram(memory, 0).values().counts) == 2
+
+
+def test_each_bucket_keeps_its_last_trace() -> None:
+    exemplars = Exemplars(words(), 0)
+    assert exemplars.values() == {}
+    first, second, slow = (bytes([number]) * 16 for number in (1, 2, 3))
+    exemplars.store(1 << 14, first, 10)
+    exemplars.store((1 << 15) - 1, second, 20)
+    exemplars.store(1 << 60, slow, 30)
+    assert exemplars.values() == {
+        1: Exemplar(second, (1 << 15) - 1, 20),
+        BUCKET_COUNT - 1: Exemplar(slow, 1 << 60, 30),
+    }
+
+
+def test_a_trace_that_is_being_written_is_left_out_and_the_next_one_replaces_it() -> None:
+    memory = words()
+    exemplars = Exemplars(memory, 0)
+    exemplars.store(0, b"a" * 16, 1)
+    memory[0] |= 1  # its writer was killed between the two stores of the sequence
+    assert exemplars.values() == {}
+    Exemplars(memory, 0).store(0, b"b" * 16, 2)
+    assert exemplars.values() == {0: Exemplar(b"b" * 16, 0, 2)}
 
 
 def test_counters_have_a_word_each_and_large_numbers_share_the_last() -> None:

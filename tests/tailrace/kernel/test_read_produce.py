@@ -30,7 +30,7 @@ pytestmark = pytest.mark.skipif(
 
 def by_decoders(frames: list[bytes]) -> PlainProduce | None:
     """As the front reads it without the kernel; None: it is refused, or it is no PRODUCE request of
-    version 2.
+    version 2 or 3, or has a trace id.
     """
     message = frames[1:]
     try:
@@ -39,13 +39,18 @@ def by_decoders(frames: list[bytes]) -> PlainProduce | None:
         if len(message) > FRAMES_MAX and len(message) > frames_max(header.api, header.version):
             return None
         check_body(header.body_length, body)
-        if header.api != Api.PRODUCE or header.version != 2 or not body:
+        if header.api != Api.PRODUCE or header.version not in (2, 3) or not body:
             return None
-        acks, timeout_ms, entries = requests.decode_produce_batches(body[0])
+        acks, timeout_ms, entries, trace_id = requests.decode_produce_batches(
+            body[0], header.version
+        )
+        if trace_id:
+            return None
         batches = requests.cut_batches(entries, body[1:])
     except WireError:
         return None
     return (
+        header.version,
         header.correlation_id,
         acks,
         timeout_ms,
@@ -83,7 +88,8 @@ def messages(draw: st.DrawFn) -> list[bytes]:
         draw(st.sampled_from([0, 1, -1])), draw(st.integers(0, 2**32 - 1)), entries
     )
     head = requests.encode_produce_batches(request)
-    return framed(Api.PRODUCE, 2, draw(st.integers(0, 2**64 - 1)), [head, *bodies])
+    version = draw(st.sampled_from([2, 3]))
+    return framed(Api.PRODUCE, version, draw(st.integers(0, 2**64 - 1)), [head, *bodies])
 
 
 @given(frames=messages())
@@ -92,7 +98,7 @@ def test_what_is_sound_is_read_alike(frames: list[bytes]) -> None:
     assert read is not None
     assert expected is not None
     assert read == expected
-    assert [type(batch) for batch in read[4]] == [type(batch) for batch in expected[4]]
+    assert [type(batch) for batch in read[5]] == [type(batch) for batch in expected[5]]
 
 
 @given(frames=messages(), lent=st.sets(st.integers(3, 9)))
@@ -128,12 +134,16 @@ def test_what_is_damaged_is_read_alike_or_left_to_the_decoders(
 
 def test_other_requests_and_what_is_no_request_are_left() -> None:
     head = requests.encode_produce(requests.ProduceRequest(bytes(16), 0, 1, 0))
+    traced = requests.encode_produce_batches(
+        requests.ProduceBatches(1, 0, [(bytes(16), 0, 0, 1)], b"t" * 16)
+    )
     for frames in (
         [],
         [b"me"],
         [b"me", b""],
         framed(Api.PING, 1, 1, []),
         framed(Api.PRODUCE, 1, 1, [head, b"x"]),
+        framed(Api.PRODUCE, 3, 1, [traced, b"x"]),
     ):
         assert kernel.read_produce(frames) is None
 

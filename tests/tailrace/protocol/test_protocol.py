@@ -177,6 +177,18 @@ def test_a_count_of_batches_out_of_range_is_refused_before_anything_is_allocated
     assert caught.value.code is ErrorCode.REQUEST_TOO_LARGE
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_trace_behind_the_entries_is_read_since_version_3_and_refused_before(count: int) -> None:
+    traced = rq.ProduceBatches(1, 100, [(bytes(16), 0, 0, 9)] * count, b"0123456789abcdef")
+    data = rq.encode_produce_batches(traced)
+    assert rq.decode_produce_batches(data, 3) == traced
+    assert rq.decode_produce_batches(data[:-16], 3) == traced._replace(trace_id=b"")
+    for frame, version in ((data, 2), (data[:-1], 3), (data + b"x", 3), (data[:-17], 3)):
+        with pytest.raises(WireError) as caught:
+            rq.decode_produce_batches(frame, version)
+        assert caught.value.code is ErrorCode.MALFORMED_REQUEST
+
+
 def test_a_count_in_the_bytes_allocates_nothing_before_it_is_checked() -> None:
     data = bytearray(rq.encode_fetch(FETCH))
     data[12:16] = b"\xff\xff\xff\xff"

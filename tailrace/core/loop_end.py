@@ -1,4 +1,4 @@
-"""End of a loop over a share consumer: tells `break` and `return` from an exception.
+"""End of a loop over a consumer: tells `break` and `return` from an exception.
 
 A loop that ends drops its iterator without giving the reason. The current instruction of the
 program's frame shows it: `break` and `return` drop an iterator by an instruction of their own.
