@@ -61,6 +61,8 @@ class OrphanedRegions:
     existed: bool = False
     """True if the earlier run did not end cleanly."""
     lost_memory: bool = False
+    original: str = ""
+    """The directory that this one is a copy of, taken before that one stopped cleanly; else ""."""
     expected: int = 0
     """Number of rings that the run had."""
     rings: list[dict[str, Any]] = field(default_factory=list)
@@ -93,6 +95,7 @@ def find_orphaned(owner: DataDirLock) -> OrphanedRegions:
     if named is not None and named.shared_memory != mine.hex():
         _refuse_if_moved(owner, named)
         left.lost_memory = True
+        left.original = named.path
         named = None
     unnamed = _rings_in(left.regions, mine)
     if named is not None:

@@ -88,7 +88,15 @@ class Regions:
         rings_found = sum(self._check_region(candidate) for candidate in left.rings)
         self.lost_memory = left.lost_memory or (left.existed and rings_found < left.expected)
         self._is_recovered = False
-        if self.lost_memory:
+        if left.original:
+            logger.warning(
+                "memory_not_copied data_dir=%s original=%s this directory is a copy of one that had "
+                "not been stopped; batches that were only in the memory of that appliance are not "
+                "in it, and readers beyond its end get an error. advice='nothing, if the "
+                "original still serves; to copy everything, stop it first'",
+                self._owner.path, left.original,
+            )  # fmt: skip
+        elif self.lost_memory:
             logger.error(
                 "memory_lost data_dir=%s rings_found=%d rings_expected=%d batches acknowledged "
                 "with acks=1 or durability=memory that had not reached the disk are lost; "
