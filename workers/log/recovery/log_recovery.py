@@ -303,7 +303,8 @@ class _Recovery:
                     following,
                     walk.reason or "the file is too short",
                 )
-            files.sync_data(fd)
+            if not _is_covered(action, walk, checkpoint):
+                files.sync_data(fd)
             result.read_bytes += reader.read_bytes
         finally:
             files.close(fd)
@@ -482,3 +483,10 @@ class _Recovery:
             return self._files.size(fd)
         finally:
             self._files.close(fd)
+
+
+def _is_covered(action: Action, walk: Walk, checkpoint: Checkpoint | None) -> bool:
+    """True if a segment has nothing behind its checkpoint: what that covers is durable."""
+    return (
+        action is Action.APPEND and checkpoint is not None and walk.position == checkpoint.valid_end
+    )
