@@ -48,11 +48,11 @@ def fill_to_the_byte(path: pathlib.Path) -> None:
     """Write the file `path` until its file system takes not one byte more."""
     with path.open("wb", buffering=0) as file:
         for size in (1 << 20, 4096, 1):
-            while True:
-                try:
-                    file.write(bytes(size))
-                    os.fsync(file.fileno())
-                except OSError as error:
-                    if error.errno != errno.ENOSPC:
-                        raise
-                    break
+            piece = bytes(size)
+            try:
+                while True:
+                    file.write(piece)
+            except OSError as error:
+                if error.errno != errno.ENOSPC:
+                    raise
+        os.fsync(file.fileno())
