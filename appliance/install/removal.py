@@ -42,7 +42,11 @@ def service_commands(names: list[str]) -> list[list[str]]:
     units = []
     for name in names:
         suffix = "" if name == DEFAULT else f"@{name}"
-        units += [f"tailrace{suffix}.service", f"tailrace-verify{suffix}.timer"]
+        units += [
+            f"tailrace{suffix}.service",
+            f"tailrace-verify{suffix}.timer",
+            f"tailrace-backup{suffix}.timer",
+        ]
         if name == DEFAULT:
             units.insert(0, "tailrace.socket")  # it would start the service again
     return [["systemctl", "disable", "--now", *units]] if units else []

@@ -4,6 +4,6 @@
 set -e
 [ "$1" != 1 ] || exit 0
 if [ -d /run/systemd/system ]; then
-    systemctl stop tailrace.socket tailrace-verify.timer 'tailrace@*.service' tailrace.service
+    systemctl stop tailrace.socket tailrace-verify.timer tailrace-backup.timer 'tailrace@*.service' tailrace.service
 fi
 [ "$1" != 0 ] || systemctl disable tailrace.service >/dev/null 2>&1 || true

@@ -76,10 +76,14 @@ def test_a_second_install_changes_nothing(host: BootedSystemd) -> None:
 def test_systemd_finds_nothing_wrong_with_the_units(host: BootedSystemd) -> None:
     units = [
         f"tailrace{name}{suffix}"
-        for name in ("", "-verify")
+        for name in ("", "-verify", "-backup")
         for suffix in (".service", "@x.service")
     ]
-    timers = ["tailrace-verify.timer", "tailrace-verify@x.timer"]
+    timers = [
+        f"tailrace-{name}{instance}.timer"
+        for name in ("verify", "backup")
+        for instance in ("", "@x")
+    ]
     done = host.run("systemd-analyze", "verify", *units, *timers)
     ours = [line for line in done.stderr.splitlines() if "tailrace" in line]
     assert ours == []
@@ -98,6 +102,21 @@ def test_it_serves_stores_as_its_user_verifies_and_stops_cleanly(served: BootedS
     assert "ready address=tcp" in served.run("journalctl", "-u", "tailrace").stdout
     served.systemctl("start", "tailrace-verify.service")
     assert served.property("tailrace-verify.service", "Result") == "success"
+    served.systemctl("start", "tailrace-backup.service")
+    assert "no backup is made" in served.run("journalctl", "-u", "tailrace-backup").stdout
+    served.run("install", "-d", "-o", "tailrace", "-m", "0700", "/var/backups/tailrace")
+    served.run(
+        "tee",
+        "/etc/tailrace/conf.d/backup.toml",
+        stdin='[backup]\ntarget = "/var/backups/tailrace/main"\n',
+    )
+    served.systemctl("start", "tailrace-backup.service")
+    assert served.property("tailrace-backup.service", "Result") == "success"
+    served.run(
+        "setpriv", "--reuid=tailrace", "--regid=tailrace", "--clear-groups",
+        "tailrace", "backup", "verify", "/var/backups/tailrace/main",
+    )  # fmt: skip
+    served.run("rm", "-r", "/etc/tailrace/conf.d/backup.toml", "/var/backups/tailrace")
     served.systemctl("stop", "tailrace")
     assert served.property("tailrace", "Result") == "success"
     assert served.property("tailrace", "ExecMainStatus") == "0"

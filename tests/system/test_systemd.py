@@ -105,7 +105,9 @@ def test_the_watchdog_is_not_fed_while_a_process_hangs(tmp_path: pathlib.Path) -
 @pytest.mark.skipif(
     shutil.which("systemd-analyze") is None, reason="no systemd-analyze on this machine"
 )
-@pytest.mark.parametrize("name", ["tailrace.service", "tailrace-verify.service"])
+@pytest.mark.parametrize(
+    "name", ["tailrace.service", "tailrace-verify.service", "tailrace-backup.service"]
+)
 def test_what_the_units_leave_open_is_little(name: str) -> None:
     """systemd's exposure level is under 2.0 ("OK")."""
     done = subprocess.run(
