@@ -69,6 +69,12 @@ CRASH_POINTS = {
     "supervisor.after_regions": "regions exist, no process does",
     "supervisor.after_spawn": "processes are started, the lock does not name them yet",
     "supervisor.after_recovery": "the flushers have recovered, the drained regions are still there",
+    "backup.after_segments": "a partition's whole segments are in the target, others' are not",
+    "backup.after_point": "the ends of the logs are read, the logs up to there are not",
+    "backup.before_manifest": "all objects are in the target, no manifest names them",
+    "backup.after_manifest": "the manifest is durable, older backups are not removed yet",
+    "restore.in_partitions": "one more partition of a data directory is restored",
+    "restore.before_identity": "everything is restored but the directory's identity",
     "supervisor.in_clean_up": "every process has ended cleanly, the regions are still there",
 }
 

@@ -90,6 +90,14 @@ _COMMANDS = {
         "appliance.cli.commands.host.upgrade",
         "Start the version that is installed now, in place.",
     ),
+    "backup": (
+        "appliance.cli.commands.host.backup",
+        "Make, list and verify backups.",
+    ),
+    "restore": (
+        "appliance.cli.commands.host.restore",
+        "Make a data directory from a backup.",
+    ),
     "completion": (
         "appliance.cli.completion",
         "Print a script for shell completion.",

@@ -308,6 +308,23 @@ class Settings:
         name="retention.check.interval.ms",
         live=True,
     )
+    backup_target: str = setting(
+        "",
+        "Where `tailrace backup --config FILE`, and with it tailrace-backup.timer, makes backups: "
+        "a directory, or a URL of fsspec. Empty: nowhere.",
+        name="backup.target",
+    )
+    backup_key_file: str = setting(
+        "",
+        "File with the key that encrypts these backups. Empty: they are not encrypted.",
+        name="backup.key_file",
+    )
+    backup_keep: int = setting(
+        0,
+        "These backups are removed but for the newest of this number. 0: none is removed.",
+        name="backup.keep",
+        maximum=1_000_000,
+    )
     topic_defaults: dict[str, Any] = field(default_factory=dict, metadata={})
     """Defaults of topic settings that were given as `topic.NAME`, by the topic setting's name."""
 

@@ -34,6 +34,7 @@ from tailrace.format.directory.data_dir import (
     MANIFEST_COPY_FILE,
     MANIFEST_FILE,
     PARTITION_FILE,
+    UNFINISHED_RESTORE_FILE,
     Identity,
     decode_identity,
 )
@@ -104,6 +105,11 @@ def _make(path: str) -> Identity:
 
     Raises: DataDirectoryError if the directory was used.
     """
+    if os.path.lexists(f"{path}/{UNFINISHED_RESTORE_FILE}"):
+        raise DataDirectoryError(
+            f"{path} was left by a restore that did not end: remove what is in it and restore it "
+            "again, or choose another directory with --data-dir."
+        )
     signs = [
         name
         for name in (IDENTITY_FILE, IDENTITY_COPY_FILE, *_SIGNS_OF_USE)

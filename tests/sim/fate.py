@@ -12,6 +12,9 @@ from contextlib import ExitStack
 from shm.crash_points import CRASH_POINTS, armed
 from tests.sim.machine_parts import Killed
 
+NOT_SIMULATED = ("supervisor.", "backup.", "restore.")
+"""Crash points of what the simulation does not run."""
+
 
 class Fate:
     """One machine's."""
@@ -44,7 +47,7 @@ class Fate:
     def crash_at_a_point(self) -> None:
         """A process dies at one of the named crash points, when it comes there."""
         name = self._rng.choice(
-            [name for name in CRASH_POINTS if not name.startswith("supervisor.")]
+            [name for name in CRASH_POINTS if not name.startswith(NOT_SIMULATED)]
         )
         self._points.enter_context(armed(name, self._die, self._rng.randint(1, 3)))
 

@@ -30,6 +30,8 @@ JOURNAL_FILE = "journal"
 RESERVE_FILE = "reserve"
 CONTROL_SOCKET = "control.sock"
 QUARANTINE_DIRECTORY = "quarantine"
+UNFINISHED_RESTORE_FILE = "restore.unfinished"
+"""There from the beginning of a restore to its end."""
 
 
 class Identity(NamedTuple):

@@ -1,0 +1,1 @@
+"""Backups of the appliance, and their restore: `tailrace backup`, `tailrace restore`."""

@@ -1,0 +1,273 @@
+"""Files of one partition's log: its segments up to an offset, as parts of a backup.
+
+Owner: reads the flusher's files, beside the running flusher.
+
+Invariants:
+- A segment with a successor never changes: it is taken as a file. The last one is taken up to the
+  batch that ends at the offset asked for. Each new batch of it is checked.
+- Bytes below the end of the previous backup are the same as then if the file is the same and no
+  leader epoch has begun below that end.
+
+Crash: a retention run, a roll or a restart between two steps here is noticed: the partition is
+read again, or what the previous backup has of it is kept.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from itertools import pairwise
+
+from appliance.backup.errors import BackupError, NotReadyError
+from appliance.backup.manifest import Part, PartitionEntry, SegmentEntry
+from appliance.backup.writer import BackupWriter
+from tailrace.format.directory.partition_metadata import PartitionMetadata
+from tailrace.format.record_batch.batch_header import END_OF_STREAM
+from tailrace.format.segments.segment import (
+    INDEX_SUFFIX,
+    PRODUCERS_SUFFIX,
+    Ending,
+    Walk,
+    file_name,
+    schema_message_length,
+    segment_bases,
+    walk_batches,
+)
+from tailrace.format.segments.transaction_index import TRANSACTION_INDEX_SUFFIX
+
+ReadAt = Callable[[int, int], bytes]
+
+
+def whole_segments(
+    directory: str,
+    metadata: PartitionMetadata,
+    previous: PartitionEntry | None,
+    writer: BackupWriter,
+) -> list[SegmentEntry]:
+    """The segments that have a successor. Raises BackupError, OSError."""
+    known = _known(previous, metadata)
+    bases = segment_bases(os.listdir(directory))
+    found = []
+    for base, following in pairwise(bases):
+        try:
+            found.append(_whole(directory, base, following, known.get(base), writer))
+        except FileNotFoundError:  # retention; those after it are still there
+            found.clear()
+    return found
+
+
+def segments_to(
+    directory: str,
+    metadata: PartitionMetadata,
+    end: int | None,
+    previous: PartitionEntry | None,
+    before: list[SegmentEntry],
+    kept_from: int,
+    writer: BackupWriter,
+) -> tuple[list[SegmentEntry], int]:
+    """The segments from that with `kept_from` on, up to the offset `end`; None: to the end of the
+    files. `before`: what `whole_segments` returned, which may have been removed since. Returns
+    them and the end. Raises NotReadyError if the files do not go on to `end`, BackupError, OSError.
+    """
+    known = _known(previous, metadata)
+    taken = {segment.base: segment for segment in before}
+    bases = segment_bases(os.listdir(directory))
+    bases = sorted({*bases, *taken})
+    if end is not None:
+        bases = [base for base in bases if base <= end]
+    found: list[SegmentEntry] = []
+    reached = bases[0] if bases else (end or metadata.log_start_offset)
+    for number, base in enumerate(bases):
+        following = bases[number + 1] if number + 1 < len(bases) else None
+        entry: SegmentEntry | None
+        if following is not None and following <= kept_from:
+            continue
+        try:
+            if following is not None:
+                entry = taken.get(base) or _whole(
+                    directory, base, following, known.get(base), writer
+                )
+            else:
+                entry = _last(directory, base, metadata, end, known.get(base), writer)
+        except FileNotFoundError:
+            raise NotReadyError(f"{directory} changed while it was read.") from None
+        if entry is None:
+            break
+        if found and found[-1].end != base:
+            raise NotReadyError(f"{directory} changed while it was read.")
+        found.append(entry)
+        reached = entry.end
+    if end is not None and found and reached != end:
+        raise NotReadyError(
+            f"{directory} can be read up to offset {reached}, and the log ends at {end}. If this "
+            "stays so, `tailrace log verify` shows the damage."
+        )
+    return found, reached
+
+
+def _known(previous: PartitionEntry | None, metadata: PartitionMetadata) -> dict[int, SegmentEntry]:
+    """The segments of the previous backup that may have the same bytes still."""
+    if previous is None:
+        return {}
+    epochs = [list(epoch) for epoch in metadata.epochs if epoch.start < previous.end]
+    is_same = epochs == previous.epochs
+    return {segment.base: segment for segment in previous.segments if segment.is_whole or is_same}
+
+
+def _whole(
+    directory: str, base: int, following: int, known: SegmentEntry | None, writer: BackupWriter
+) -> SegmentEntry:
+    path = f"{directory}/{file_name(base)}"
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        found = os.fstat(fd)
+        size = found.st_size
+        is_same = known is not None and known.inode == found.st_ino
+        if known is not None and is_same and known.is_whole:
+            is_same = (known.size, known.mtime_ns) == (size, found.st_mtime_ns)
+        if known is not None and is_same and known.size <= size:
+            parts = writer.grown(fd, known.parts, known.size, size)
+        else:
+            parts = [writer.add_file(fd, path, size)]
+    finally:
+        os.close(fd)
+    if known is not None and is_same and known.is_whole and known.offset_index is not None:
+        index: Part | None = writer.kept(known.offset_index)
+    else:
+        index = _beside(directory, base, INDEX_SUFFIX, None, writer)
+    return SegmentEntry(
+        base, size, following, True, found.st_ino, found.st_mtime_ns, parts,
+        *_sidecars(directory, base, index, known, writer),
+    )  # fmt: skip
+
+
+def _sidecars(
+    directory: str,
+    base: int,
+    index: Part | None,
+    known: SegmentEntry | None,
+    writer: BackupWriter,
+) -> tuple[Part | None, Part | None, Part | None]:
+    """The files beside a segment: producers, index, transactions."""
+    producers, transactions = (known.producers, known.transactions) if known else (None, None)
+    return (
+        _beside(directory, base, PRODUCERS_SUFFIX, producers, writer),
+        index,
+        _beside(directory, base, TRANSACTION_INDEX_SUFFIX, transactions, writer),
+    )
+
+
+def _beside(
+    directory: str, base: int, suffix: str, known: Part | None, writer: BackupWriter
+) -> Part | None:
+    data = small_file(directory, file_name(base, suffix))
+    return None if data is None else writer.add_small(data, known)
+
+
+def _last(
+    directory: str,
+    base: int,
+    metadata: PartitionMetadata,
+    end: int | None,
+    known: SegmentEntry | None,
+    writer: BackupWriter,
+) -> SegmentEntry | None:
+    """The segment with the log's end. None if it has no schema yet."""
+    path = f"{directory}/{file_name(base)}"
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        found = os.fstat(fd)
+
+        def read_at(length: int, position: int) -> bytes:
+            return os.pread(fd, length, position)
+
+        is_known = (
+            known is not None
+            and known.inode == found.st_ino
+            and known.size <= found.st_size
+            and not known.is_whole
+            and (end is None or known.end <= end)
+        )
+        walk = Walk(schema_message_length(read_at), base)
+        if known is not None and is_known:
+            walk = Walk(known.size, known.end)
+        if not walk.position:
+            return None
+        _walk_to(read_at, found.st_size, walk, metadata, base, end)
+        size = walk.position
+        if end is None and walk.ending is Ending.TORN and read_at(1 << 16, size).strip(b"\0"):
+            raise BackupError(
+                f"{path} is damaged behind offset {walk.next_offset - 1} ({walk.reason}): start "
+                "the appliance, which repairs or reports it, and back up then."
+            )
+        tail = read_at(len(END_OF_STREAM), size)
+        if tail == END_OF_STREAM and found.st_size == size + len(END_OF_STREAM):
+            size = found.st_size
+        if known is not None and is_known:
+            parts = writer.grown(fd, known.parts, known.size, size)
+        else:
+            parts = [writer.add_range(fd, 0, size)]
+    finally:
+        os.close(fd)
+    return SegmentEntry(
+        base, size, walk.next_offset, False, found.st_ino, found.st_mtime_ns, parts,
+        *_sidecars(directory, base, None, known, writer),
+    )  # fmt: skip
+
+
+def _walk_to(
+    read_at: ReadAt, size: int, walk: Walk, metadata: PartitionMetadata, base: int, end: int | None
+) -> None:
+    """Walk to the batch that begins at offset `end`, over known damage."""
+    while end is None or walk.next_offset < end:
+        for position, header in walk_batches(read_at, size, walk, metadata.seed):
+            if end is not None and header.next_offset >= end:
+                walk.position, walk.next_offset = (
+                    position + header.batch_length,
+                    header.next_offset,
+                )
+                break
+        if end is not None and walk.next_offset >= end:
+            return
+        damage = next(
+            (
+                each
+                for each in metadata.damage
+                if each.segment_base == base and each.position == walk.position
+            ),
+            None,
+        )
+        if walk.ending is not Ending.TORN or damage is None:
+            return
+        walk.position = damage.end_position or size
+        walk.next_offset, walk.ending = damage.end, Ending.CLEAN
+
+
+def small_file(directory: str, name: str) -> bytes | None:
+    """All of a small file, which is replaced and never changed. None if there is none. Raises
+    OSError.
+    """
+    try:
+        fd = os.open(f"{directory}/{name}", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        with os.fdopen(fd, "rb", closefd=False) as file:
+            return file.read()
+    finally:
+        os.close(fd)
+
+
+def read_metadata(directory: str, topic_id: bytes) -> tuple[bytes, PartitionMetadata] | None:
+    """A partition's metadata, as bytes and decoded. None if the directory is not (any more) that
+    of the topic. Raises BackupError if the file is damaged.
+    """
+    data = small_file(directory, "partition.json")
+    if data is None:
+        return None
+    metadata = PartitionMetadata.decode(data)
+    if metadata is None:
+        raise BackupError(
+            f"{directory}/partition.json is damaged: `tailrace log verify` says more."
+        )
+    return (data, metadata) if metadata.topic_id == topic_id else None

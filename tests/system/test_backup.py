@@ -1,0 +1,448 @@
+"""Backups of a running appliance, and what a restore of them has: topics, groups, transactions,
+delayed records.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import pathlib
+import signal
+import subprocess
+import threading
+import time
+from functools import partial
+
+import orjson
+import pytest
+
+from shm.crash_points import CRASH_POINTS
+from tailrace import Admin, Consumer, NewTopic, Producer, TopicPartition
+from tailrace.core.errors import NotReachableError
+from tailrace.embedded_appliance import EmbeddedAppliance
+from tests.kit.backups import (
+    back_up,
+    listed,
+    records_in,
+    restore,
+    run_killed_at,
+    verify,
+)
+from tests.kit.cli import TAILRACE, run
+from tests.kit.killed_directories import start
+from tests.kit.processes import HANG_LIMIT_S, wait_until
+
+SEGMENT_BYTES = 1 << 20
+
+
+def create(appliance: EmbeddedAppliance, name: str, partitions: int = 1, **configs: object) -> None:
+    with Admin(appliance.address) as admin:
+        given = {key.replace("_", "."): value for key, value in configs.items()}
+        admin.create_topics([NewTopic(name, partitions, given)])
+
+
+def produce(appliance: EmbeddedAppliance, topic: str, values: range, size: int = 0) -> None:
+    with Producer(appliance.address) as producer:
+        handles = [
+            producer.send(topic, b"%d" % number + bytes(size), key=b"%d" % number)
+            for number in values
+        ]
+        for handle in handles:
+            handle.result(HANG_LIMIT_S)
+
+
+def everything(appliance: EmbeddedAppliance, topic: str) -> dict[int, list[tuple[int, bytes]]]:
+    """Partition -> (offset, value) of all committed records."""
+    with Consumer(bootstrap=appliance.address, auto_offset_reset="earliest") as consumer:
+        count = consumer.partitions_for(topic)
+        keys = [TopicPartition(topic, number) for number in sorted(count or ())]
+        ends = consumer.end_offsets(keys)
+        consumer.assign(keys)
+        found: dict[int, list[tuple[int, bytes]]] = {key.partition: [] for key in keys}
+        deadline = time.monotonic() + HANG_LIMIT_S
+        while any(consumer.position(key) < ends[key] for key in keys):
+            assert time.monotonic() < deadline, "not all of the topic can be read"
+            for record in consumer.poll(timeout_ms=200):
+                found[record.partition].append((record.offset, bytes(record.value)))
+    return found
+
+
+def committed(appliance: EmbeddedAppliance, group: str, topic: str) -> dict[int, int]:
+    with Admin(appliance.address) as admin:
+        offsets = admin.list_group_offsets(group)
+    return {
+        key.partition: found.offset
+        for key, found in offsets.items()
+        if found is not None and key.topic == topic
+    }
+
+
+def are_paired(appliance: EmbeddedAppliance, topic: str) -> bool:
+    """True if the two partitions have the same records."""
+    found = everything(appliance, topic)
+    return [value for _, value in found[0]] == [value for _, value in found[1]]
+
+
+def test_a_restored_appliance_has_topics_groups_transactions_and_delays(
+    appliance: EmbeddedAppliance, topic: str, tmp_path: pathlib.Path
+) -> None:
+    create(appliance, topic, 3, segment_bytes=SEGMENT_BYTES)
+    later = f"{topic}-later"
+    create(appliance, later, 1, delay_enabled=True)
+    produce(appliance, topic, range(3_000), size=1_000)
+    emptied = f"{topic}-emptied"
+    create(appliance, emptied)
+    produce(appliance, emptied, range(10))
+    with Admin(appliance.address) as admin:
+        admin.delete_records({TopicPartition(emptied, 0): -1})
+    with Producer(appliance.address, transactional_id=f"{topic}-done") as producer:
+        with producer.transaction():
+            producer.send(topic, b"committed", partition=0)
+        producer.begin_transaction()
+        producer.send(topic, b"aborted", partition=1).result(HANG_LIMIT_S)
+        producer.abort_transaction()
+    with Producer(appliance.address) as producer:
+        due = producer.send(later, b"soon", deliver_after=dt.timedelta(seconds=1))
+        producer.send(later, b"much later", deliver_after=dt.timedelta(days=1))
+        producer.flush()
+        due.result(HANG_LIMIT_S)
+    with Consumer(
+        topic, bootstrap=appliance.address, group_id=f"{topic}-group", auto_offset_reset="earliest"
+    ) as consumer:
+        assert consumer.poll(timeout_ms=60_000)
+        consumer.commit()
+    open_one = Producer(
+        appliance.address, transactional_id=f"{topic}-open", transaction_timeout_ms=2_000
+    )
+    open_one.init_transactions()
+    open_one.begin_transaction()
+    open_one.send(topic, b"open", partition=2).result(HANG_LIMIT_S)
+    try:
+        back_up(appliance.data_dir, tmp_path / "target")
+        assert verify(tmp_path / "target") == []
+        offsets = committed(appliance, f"{topic}-group", topic)
+    finally:
+        open_one.abort_transaction()
+        open_one.close()
+    expected = everything(appliance, topic)
+    with Admin(appliance.address) as admin:
+        described = admin.describe_topics([topic])[topic]
+
+    restore(tmp_path / "target", tmp_path / "data")
+    assert records_in(tmp_path / "data") > 3_000
+    restored = start(tmp_path / "data")
+    try:
+        wait_until(
+            lambda: everything(restored, topic) == expected, "the open transaction is aborted"
+        )
+        assert committed(restored, f"{topic}-group", topic) == offsets
+        with Admin(restored.address) as admin:
+            again = admin.describe_topics([topic])[topic]
+        assert again["topic_id"] == described["topic_id"]
+        wait_until(
+            lambda: [value for _, value in everything(restored, later)[0]] == [b"soon"],
+            "the delayed record is delivered, once",
+        )
+        produce(restored, topic, range(10))
+        produce(restored, emptied, range(1))
+        assert everything(restored, emptied) == {0: [(10, b"0")]}
+        with (
+            Producer(restored.address, transactional_id=f"{topic}-done") as producer,
+            producer.transaction(),
+        ):
+            producer.send(topic, b"after the restore", partition=0)
+        last = everything(restored, topic)[0][-1]
+        assert last[1] == b"after the restore"
+    finally:
+        assert restored.stop() == 0
+
+
+def test_every_record_acknowledged_before_a_backup_under_load_is_in_its_restore(
+    appliance: EmbeddedAppliance, topic: str, tmp_path: pathlib.Path
+) -> None:
+    """Transactions write one number to both partitions: a restore has both or neither. Delayed
+    records become due all the time: a restore delivers each once.
+    """
+    pairs, later = f"{topic}-pairs", f"{topic}-later"
+    create(appliance, later, 1, delay_enabled=True)
+    create(appliance, topic, 3, segment_bytes=SEGMENT_BYTES)
+    create(appliance, pairs, 2, segment_bytes=SEGMENT_BYTES)
+    ended = threading.Event()
+    acknowledged: list[int] = []
+    paired: list[int] = []
+    delayed: list[int] = []
+
+    def send() -> None:
+        with Producer(appliance.address) as producer:
+            number = 0
+            while not ended.is_set():
+                handles = [
+                    producer.send(topic, b"%d" % each + bytes(500), key=b"%d" % each)
+                    for each in range(number, number + 100)
+                ]
+                for handle in handles:
+                    handle.result(HANG_LIMIT_S)
+                number += 100
+                acknowledged.append(number)
+
+    def send_pairs() -> None:
+        with Producer(appliance.address, transactional_id=f"{topic}-pairs") as producer:
+            number = 0
+            while not ended.is_set():
+                with producer.transaction():
+                    for partition in (0, 1):
+                        producer.send(pairs, b"%d" % number, partition=partition)
+                paired.append(number)
+                number += 1
+
+    def send_delayed() -> None:
+        with Producer(appliance.address) as producer:
+            number = 0
+            while not ended.is_set():
+                handles = [
+                    producer.send(
+                        later, b"%d" % each, deliver_after=dt.timedelta(milliseconds=each % 7 * 100)
+                    )
+                    for each in range(number, number + 20)
+                ]
+                for handle in handles:
+                    handle.result(HANG_LIMIT_S)
+                number += 20
+                delayed.append(number)
+
+    def consume() -> None:
+        with Consumer(
+            topic, bootstrap=appliance.address, group_id=f"{topic}-g", auto_offset_reset="earliest"
+        ) as consumer:
+            while not ended.is_set():
+                if consumer.poll(timeout_ms=100):
+                    consumer.commit()
+
+    def has_gone_on(count: int) -> bool:
+        return len(paired) > count + 3 and bool(acknowledged) and bool(delayed)
+
+    threads = [threading.Thread(target=each) for each in (send, send_pairs, send_delayed, consume)]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(4):
+            wait_until(partial(has_gone_on, len(paired)), "transactions go on")
+            sent, pairs_done, due = acknowledged[-1], paired[-1], delayed[-1]
+            back_up(appliance.data_dir, tmp_path / "target")
+    finally:
+        ended.set()
+        for thread in threads:
+            thread.join()
+    restore(tmp_path / "target", tmp_path / "data")
+    records_in(tmp_path / "data")
+    restored = start(tmp_path / "data")
+    try:
+        values = [
+            int(value.rstrip(b"\0"))
+            for records in everything(restored, topic).values()
+            for _, value in records
+        ]
+        assert sorted(values) == sorted(set(values))
+        assert set(range(sent)) <= set(values)
+        wait_until(
+            lambda: (
+                (found := everything(restored, pairs)) is not None
+                and [v for _, v in found[0]] == [v for _, v in found[1]]
+            ),
+            "each transaction is in both partitions, or in none",
+        )
+        numbers = [int(value) for _, value in everything(restored, pairs)[0]]
+        assert numbers == list(range(len(numbers)))
+        assert pairs_done < len(numbers)
+        wait_until(
+            lambda: {int(value) for _, value in everything(restored, later)[0]} >= set(range(due)),
+            "delayed records are delivered",
+        )
+        values = [int(value) for _, value in everything(restored, later)[0]]
+        assert sorted(values) == sorted(set(values))
+        with Consumer(bootstrap=restored.address) as consumer:
+            keys = [TopicPartition(topic, number) for number in range(3)]
+            ends = consumer.end_offsets(keys)
+        for partition, offset in committed(restored, f"{topic}-g", topic).items():
+            assert offset <= ends[TopicPartition(topic, partition)]
+    finally:
+        assert restored.stop() == 0
+
+
+def test_a_second_backup_sends_what_is_new_alone_and_keep_removes_what_nobody_needs(
+    appliance: EmbeddedAppliance, topic: str, tmp_path: pathlib.Path
+) -> None:
+    target = tmp_path / "target"
+    create(appliance, topic, 2, segment_bytes=SEGMENT_BYTES)
+    produce(appliance, topic, range(4_000), size=1_000)
+    first = back_up(appliance.data_dir, target, "--copy")
+    assert first["sent_bytes"] > 4_000_000
+    produce(appliance, topic, range(4_000, 4_100), size=1_000)
+    second = back_up(appliance.data_dir, target, "--copy")
+    assert 100_000 < second["sent_bytes"] < 1_500_000
+    assert [row["backup"] for row in listed(target)] == [first["backup"], second["backup"]]
+    restore(target, tmp_path / "then", "--until", first["point"].replace("Z", "999Z"))
+    restore(target, tmp_path / "now")
+    assert records_in(tmp_path / "now") - records_in(tmp_path / "then") == 100
+    third = back_up(appliance.data_dir, target, "--copy", "--keep", "1")
+    assert third["removed"] == 2
+    assert [row["backup"] for row in listed(target)] == [third["backup"]]
+    assert verify(target, "--all") == []
+    assert (
+        "so old"
+        in restore(target, tmp_path / "never", "--until", first["point"], status=1)["error"]
+    )
+
+
+@pytest.mark.parametrize("point", [name for name in CRASH_POINTS if name.startswith("backup.")])
+def test_a_backup_killed_at_any_point_leaves_the_one_before(
+    appliance: EmbeddedAppliance, topic: str, tmp_path: pathlib.Path, point: str
+) -> None:
+    target = tmp_path / "target"
+    create(appliance, topic, segment_bytes=SEGMENT_BYTES)
+    produce(appliance, topic, range(1_500), size=1_000)
+    back_up(appliance.data_dir, target)
+    produce(appliance, topic, range(1_500, 3_000), size=1_000)
+    arguments = ("backup", str(target), "--data-dir", appliance.data_dir, "--keep", "1")
+    assert run_killed_at(point, *arguments) == -signal.SIGKILL
+    assert verify(target, "--all") == []
+    expected = 2 if point == "backup.after_manifest" else 1
+    assert len(listed(target)) == expected
+    back_up(appliance.data_dir, target, "--keep", "1")
+    assert len(listed(target)) == 1
+    assert verify(target) == []
+    restore(target, tmp_path / "data")
+    assert records_in(tmp_path / "data") >= 3_000
+
+
+@pytest.mark.parametrize("point", [name for name in CRASH_POINTS if name.startswith("restore.")])
+def test_a_restore_killed_at_any_point_leaves_nothing_that_starts(
+    appliance: EmbeddedAppliance, topic: str, tmp_path: pathlib.Path, point: str
+) -> None:
+    create(appliance, topic)
+    produce(appliance, topic, range(10))
+    target, data = tmp_path / "target", tmp_path / "data"
+    back_up(appliance.data_dir, target)
+    assert run_killed_at(point, "restore", str(target), str(data)) == -signal.SIGKILL
+    with pytest.raises(NotReachableError):
+        start(data).stop()
+    assert "did not end" in restore(target, data, status=1)["error"]
+
+
+def test_a_backup_that_follows_says_how_far_it_is_behind(
+    appliance: EmbeddedAppliance, topic: str, tmp_path: pathlib.Path
+) -> None:
+    create(appliance, topic)
+    target = tmp_path / "target"
+    command = [
+        TAILRACE, "backup", str(target), "--data-dir", appliance.data_dir, "--json",
+        "--follow", "--interval", "50ms", "--keep", "3",
+    ]  # fmt: skip
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as following:
+        try:
+            assert following.stdout is not None
+            first = orjson.loads(following.stdout.readline())
+            assert 0 <= first["seconds_behind"] < HANG_LIMIT_S
+            error = back_up(appliance.data_dir, target, status=1)["error"]
+            assert "another backup is writing" in error
+            produce(appliance, topic, range(100))
+            row = first
+            while row["offsets"] < first["offsets"] + 100:
+                row = orjson.loads(following.stdout.readline())
+        finally:
+            following.terminate()
+    assert len(listed(target)) <= 4
+    restore(target, tmp_path / "data")
+    assert records_in(tmp_path / "data") >= 100
+    back_up(appliance.data_dir, target)
+
+
+def test_an_encrypted_backup_needs_its_key_and_shows_nothing_without(
+    appliance: EmbeddedAppliance, topic: str, tmp_path: pathlib.Path
+) -> None:
+    pytest.importorskip("cryptography")
+    create(appliance, topic)
+    with Producer(appliance.address) as producer:
+        producer.send(topic, b"a secret of the house").result(HANG_LIMIT_S)
+    key, other = tmp_path / "key", tmp_path / "other"
+    for path, digit in ((key, "a"), (other, "b")):
+        path.write_text(digit * 64)
+        path.chmod(0o600)
+    target = tmp_path / "target"
+    back_up(appliance.data_dir, target, "--key-file", str(key))
+    for path in target.rglob("*"):
+        assert not path.is_file() or (
+            b"a secret" not in path.read_bytes() and topic.encode() not in path.read_bytes()
+        )
+    assert verify(target, "--key-file", str(key)) == []
+    assert "--key-file" in restore(target, tmp_path / "data", status=1)["error"]
+    error = restore(target, tmp_path / "data", "--key-file", str(other), status=1)["error"]
+    assert "another key" in error
+    restore(target, tmp_path / "data", "--key-file", str(key))
+    assert records_in(tmp_path / "data") >= 1
+    key.chmod(0o644)
+    error = restore(target, tmp_path / "again", "--key-file", str(key), status=1)["error"]
+    assert "chmod 0600" in error
+
+
+def test_restores_refuse_what_they_would_destroy_or_cannot_read(
+    appliance: EmbeddedAppliance, topic: str, tmp_path: pathlib.Path
+) -> None:
+    create(appliance, topic, segment_bytes=SEGMENT_BYTES)
+    produce(appliance, topic, range(2_500), size=1_000)
+    target = tmp_path / "target"
+    back_up(appliance.data_dir, target, "--copy")
+    in_use = pathlib.Path(appliance.data_dir)
+    assert "in use" in restore(target, in_use, status=1)["error"]
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "a file").write_text("of another")
+    assert "not empty" in restore(target, tmp_path / "full", status=1)["error"]
+    assert "no backups" in restore(tmp_path / "full", tmp_path / "data", status=1)["error"]
+    assert "not empty" in back_up(appliance.data_dir, tmp_path / "full", status=1)["error"]
+
+    largest = max((target / "objects").rglob("?" * 64), key=lambda path: path.stat().st_size)
+    whole = largest.read_bytes()
+    largest.chmod(0o600)
+    largest.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    [finding] = verify(target, status=1)
+    assert "damaged" in finding
+    assert "damaged" in restore(target, tmp_path / "data", status=1)["error"]
+    with pytest.raises(NotReachableError, match="did not end"):
+        start(tmp_path / "data").stop()
+    largest.write_bytes(whole)
+    assert verify(target) == []
+
+    [path] = (target / "backups").iterdir()
+    manifest = path.read_bytes()
+    path.write_bytes(manifest.replace(b'"point_us"', b'"point_uz"', 1))
+    assert "damaged" in restore(target, tmp_path / "other", status=1)["error"]
+
+
+def test_a_stopped_directory_is_backed_up_and_a_killed_one_is_refused(
+    tmp_path: pathlib.Path,
+) -> None:
+    directories = f"{tmp_path}/data,{tmp_path}/second"
+    first = start(tmp_path / "data", data_dirs=directories)
+    create(first, "orders", 2, segment_bytes=SEGMENT_BYTES)
+    produce(first, "orders", range(2_000), size=1_000)
+    expected = everything(first, "orders")
+    assert first.stop() == 0
+    assert (tmp_path / "second" / "orders-1").is_dir()
+    back_up(tmp_path / "data", tmp_path / "target")
+    restore(tmp_path / "target", tmp_path / "restored")
+    assert records_in(tmp_path / "restored") == 2_000
+    again = start(
+        tmp_path / "data", data_dirs=directories
+    )  # the backup has left its locks and files
+    restored = start(tmp_path / "restored")
+    try:
+        assert everything(restored, "orders") == expected
+        produce(again, "orders", range(10))
+        run(again, "topic", "delete", "orders", "--yes")
+    finally:
+        assert restored.stop() == 0
+        again.stop()
+    error = back_up(tmp_path / "data", tmp_path / "target", "--follow", status=1)["error"]
+    assert "no appliance runs" in error
+    (tmp_path / "data" / "shm.json").write_text("{}")  # as a kill leaves it
+    error = back_up(tmp_path / "data", tmp_path / "target", status=1)["error"]
+    assert "did not stop cleanly" in error
