@@ -294,12 +294,13 @@ def _produce_many(rng: random.Random, world: World) -> Request:
         ProduceEntry(t.info.topic_id, t.partition, 0, len(batch))
         for t, batch in zip(targets, batches, strict=True)
     ]
-    head = ProduceBatches(rng.choice((-1, -1, 1, 1, 0)), 5000, entries)
+    trace_id = rng.choice((b"", b"", rng.randbytes(16)))
+    head = ProduceBatches(rng.choice((-1, -1, 1, 1, 0)), 5000, entries, trace_id)
     return Request(
         Api.PRODUCE,
         framed(rng, head, batches),
         seeds=[target.seed for target in targets],
-        version=2,
+        version=3 if trace_id else rng.choice((2, 3)),
     )
 
 

@@ -43,7 +43,7 @@ def bend_batches(
     fields.
     """
     try:
-        head = requests.decode_produce_batches(body[0])
+        head = requests.decode_produce_batches(body[0], version=3)
         batches = [bytes(batch) for batch in requests.cut_batches(head.entries, body[1:])]
     except WireError:  # bent before
         body[0] = body[0][: rng.randrange(len(body[0]) + 1)]
