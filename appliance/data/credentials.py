@@ -7,6 +7,8 @@ Owner: the service manager. The appliance only reads.
 
 Invariants:
 - A credential that is there is used. One that cannot be read is an error, not a missing one.
+- A directory that the service may not enter has no credentials. systemd leaves such a one where it
+  could not mount any, as in a container whose root is private.
 """
 
 from __future__ import annotations
@@ -26,6 +28,10 @@ def credential(name: str) -> bytes | None:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError:
+        return None
+    except PermissionError:
+        if os.access(directory, os.X_OK):
+            raise
         return None
     with os.fdopen(fd, "rb") as file:
         content = file.read(BYTES_MAX + 1)

@@ -56,6 +56,8 @@ rm -rf root/etc/systemd/system
 cp -a {{etc}}/. root/
 pivot_root root root/mnt/old
 umount -l /mnt/old
+# as a container's manager does: else credentials are mounted where the service does not see them
+mount --make-rshared /
 exec env -i container=tailrace-test PATH=/usr/sbin:/usr/bin:/sbin:/bin \\
     {SYSTEMD} --system --unit=multi-user.target
 """
