@@ -101,7 +101,13 @@ def test_it_installs_starts_is_installed_again_and_removed(host: BootedSystemd) 
         "root:tailrace",
         "640",
     ]
-    host.run("rpm", "--verify", "--nodeps", "--nouser", "--nogroup", "tailrace")
+    changed = host.run(
+        "rpm", "--verify", "--nodeps", "--nouser", "--nogroup", "tailrace", status=None
+    )
+    # systemd-tmpfiles closes this one to others.
+    assert [line.split() for line in changed.stdout.splitlines()] == [
+        [".M.......", "/etc/tailrace"]
+    ]
 
     host.run("tee", "-a", "/etc/tailrace/tailrace.toml", stdin="slots = 2048\n")
     host.run("rpm", "--upgrade", "--nodeps", "--replacepkgs", "/srv/new.rpm")
