@@ -117,6 +117,7 @@ bench-pairs: $(KERNEL)
 
 bench-scan: $(KERNEL)
 	@$(BIN)/python -P -m bench.scan
+	@$(BIN)/python -P -m bench.scan_latest
 
 # Micro-batches beside Spark's rate source, and how fresh a streaming query is; BATCHES and RECORDS make it shorter.
 bench-spark-streaming: $(KERNEL) java

@@ -43,6 +43,7 @@ from tailrace.protocol.frame import (
     encode_request,
 )
 from tailrace.scanning.options import ScanSettings
+from tailrace.table.settings import TableSettings
 from tests.kit.batches import make_batch
 from tests.kit.documents import ROOT, check_part
 from tests.kit.processes import HANG_LIMIT_S
@@ -146,6 +147,18 @@ def test_the_table_of_a_scans_settings() -> None:
     check_part(
         ROOT / "docs/scan.md",
         "scan settings",
+        "| setting | default | |\n|---|---|---|\n" + "".join(rows),
+    )
+
+
+def test_the_table_of_a_tables_settings() -> None:
+    rows = [
+        f"| `{item.name}` | `{item.default}` | {item.metadata['doc']} |\n"
+        for item in dataclasses.fields(TableSettings)
+    ]
+    check_part(
+        ROOT / "docs/table.md",
+        "table settings",
         "| setting | default | |\n|---|---|---|\n" + "".join(rows),
     )
 

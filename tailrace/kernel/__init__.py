@@ -36,6 +36,7 @@ __all__ = [
     "FastPathPartition",
     "FastPathSender",
     "GatheredCells",
+    "KeyNumbers",
     "ObjectBuffer",
     "OpenBatch",
     "OpenQueue",
@@ -213,6 +214,7 @@ if TYPE_CHECKING or _native is None:
     )
     from tailrace.kernel.reference_frames import keep_message, lay_message
     from tailrace.kernel.reference_gather import GatheredCells, rows_by_partition
+    from tailrace.kernel.reference_keys import KeyNumbers
 else:
     encoded_batch, stamp_batch = _native.encoded_batch, _native.stamp_batch
     BatchShape, FastPathPartition = _native.BatchShape, _native.FastPathPartition
@@ -227,4 +229,5 @@ else:
     FastPathSender, RecordBuffer = _native.FastPathSender, _native.RecordBuffer
     RecordRows, fetched_rows = _native.RecordRows, _native.fetched_rows
     GatheredCells, rows_by_partition = _native.GatheredCells, _native.rows_by_partition
+    KeyNumbers = _native.KeyNumbers
     murmur2, new_lock, fast_send = _native.murmur2, _native.new_lock, _native.fast_send

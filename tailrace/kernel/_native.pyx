@@ -10,6 +10,7 @@ bytes to its last, and calls no Python code between: nothing changes meanwhile.
 """
 
 import functools
+import os
 import threading
 
 from cpython.buffer cimport PyBUF_READ, PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer
@@ -78,4 +79,5 @@ include "_frames.pxi"
 include "_sockets.pxi"
 include "_requests.pxi"
 include "_fetched.pxi"
+include "_key_numbers.pxi"
 include "_encoding.pxi"

@@ -18,6 +18,8 @@ import pyarrow.dataset as ds
 
 from tailrace.core.errors import TailraceError
 from tailrace.scanning.columns import Column, arrow_schema
+from tailrace.scanning.latest.latest_offsets import LatestOffsets, check_key, find_latest
+from tailrace.scanning.latest.latest_rows import latest_rows
 from tailrace.scanning.options import Bounds, build_settings
 from tailrace.scanning.planner import ScanPlan, plan
 from tailrace.scanning.reader import read
@@ -34,8 +36,12 @@ class TopicDataset(ds.Dataset):  # type: ignore[misc]
         )
         self.close = weakref.finalize(self, self._lease.end)
         """End the lease."""
+        self._latest: LatestOffsets | None = None
+        """With `latest`: found by the first scan, for all."""
         self.error: TailraceError | None = None
         """The error that ended a scan. Engines wrap it and drop details."""
+        if made.settings.latest:
+            check_key(made)
 
     def __new__(cls, *_arguments: Any) -> TopicDataset:
         return ds.Dataset.__new__(cls)  # type: ignore[no-any-return]  # takes no arguments
@@ -65,12 +71,20 @@ class TopicDataset(ds.Dataset):  # type: ignore[misc]
 
     def _batches(self, made: ScanPlan) -> Iterator[pa.RecordBatch]:
         try:
-            for batch in read(made):
+            for batch in self._read(made):
                 self._lease.renew_when_due()
                 yield batch
         except TailraceError as error:
             self.error = error
             raise
+
+    def _read(self, made: ScanPlan) -> Iterator[pa.RecordBatch]:
+        if not made.settings.latest:
+            yield from read(made)
+            return
+        if self._latest is None:
+            self._latest = find_latest(made, read, self._lease.renew_when_due)
+        yield from latest_rows(made, self._latest, read)
 
 
 def topic_dataset(

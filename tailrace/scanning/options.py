@@ -14,7 +14,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple, TypedDict
 
-from tailrace.client.config.setting_fields import ALIASES, build, check_kinds, merged
+from tailrace.client.config.setting_fields import (
+    ALIASES,
+    build,
+    check_kinds,
+    merged,
+    number_field,
+)
 from tailrace.client.config.settings import ConsumerSettings
 from tailrace.core.errors import InvalidSettingError, OffsetOutOfRangeError
 from tailrace.core.records import to_timestamp_us
@@ -52,6 +58,22 @@ class ScanSettings:
             "each skipped range."
         },
     )
+    latest: bool = field(
+        default=False,
+        metadata={
+            "doc": "Only the latest record of each key; no key whose latest record has no value."
+        },
+    )
+    key_column: str | None = field(
+        default=None,
+        metadata={"doc": "With latest, for a typed topic: the column that is the key."},
+    )
+    latest_memory_bytes: int = number_field(
+        256 << 20,
+        "With latest: memory for keys, bytes. If they need more, they are read several times.",
+        1 << 16,
+        2**40,
+    )
     from_files: Any = field(
         default=None,
         metadata={
@@ -72,6 +94,15 @@ class ScanSettings:
             raise InvalidSettingError(
                 f"on_damage is of type {type(self.on_damage).__name__}; give a function"
             )
+        if self.key_column is not None and not isinstance(self.key_column, str):
+            raise InvalidSettingError(
+                f"key_column is {self.key_column!r:.100}; give a column's name"
+            )
+        if self.key_column is not None and not self.latest:
+            raise InvalidSettingError(
+                f"key_column is {self.key_column!r:.100}, which only latest=True uses; give both, "
+                "or none"
+            )
         if self.from_files not in (None, True, False):
             raise InvalidSettingError(
                 f"from_files is {self.from_files!r:.100}; give True, False or None"
@@ -86,6 +117,9 @@ class ScanOptions(TypedDict, total=False):
     partitions: int | Iterable[int] | None
     skip_damaged: bool
     on_damage: Any
+    latest: bool
+    key_column: str | None
+    latest_memory_bytes: int | str
     from_files: bool | None
     validate_batches: bool
     max_decompressed_batch_bytes: int | str

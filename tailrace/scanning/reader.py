@@ -9,10 +9,12 @@ from typing import Any, Unpack
 
 import pyarrow as pa
 
-from tailrace.core.errors import CorruptBatchError, StorageError
+from tailrace.core.errors import CorruptBatchError, StorageError, TailraceError
 from tailrace.core.log import logger
 from tailrace.scanning.batch import Source, StoredBatch
 from tailrace.scanning.batch_decoder import BatchDecoder, needs_bodies
+from tailrace.scanning.latest.latest_offsets import check_key
+from tailrace.scanning.latest.latest_rows import read_latest
 from tailrace.scanning.local_source import LocalSource, read_partition_file
 from tailrace.scanning.options import Bounds, ScanOptions, build_settings
 from tailrace.scanning.planner import PartitionRange, ScanPlan, is_own, plan
@@ -43,6 +45,9 @@ def scan(
     `_timestamp`. Other columns are not decoded. `start` and `end` are "earliest", "latest", an
     offset, a datetime (the first record at or after it), or a dict of these by partition.
 
+    With `latest=True` there is one row for each key, that of its latest record; keys without a
+    value then are no rows.
+
     Raises InvalidSettingError, UnknownTopicError, OffsetOutOfRangeError, NotReachableError. Reading
     raises CorruptBatchError with the damaged range (see `skip_damaged`), UnknownTopicError if the
     topic is deleted, NotReachableError if the appliance stays away.
@@ -62,8 +67,16 @@ def scan(
 
 def open_reader(made: ScanPlan) -> pa.RecordBatchReader:
     """A reader of a plan. The plan's lease ends with it."""
-    batches = read(made)
     lease = Lease(made.bootstrap, made.lease, {r.key: r.start for r in made.ranges}, made.topic_ids)
+    if made.settings.latest:
+        try:
+            check_key(made)
+        except TailraceError:
+            lease.end()
+            raise
+        batches = read_latest(made, read, lease.renew_when_due)
+    else:
+        batches = read(made)
     iterator = _Batches(batches, lease)
     return pa.RecordBatchReader.from_batches(made.schema, iterator)
 
@@ -93,7 +106,7 @@ class _Batches:
 
 
 def read(made: ScanPlan) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a plan, without its lease. Raises TailraceError."""
+    """Yield all rows of a plan, without its lease. Raises TailraceError."""
     for r in made.ranges:
         source = _source(made, r)
         try:

@@ -38,6 +38,7 @@ PARTS: dict[str, tuple[list[str], dict[str, str]]] = {
     ),
     "budget": (["bench.budget", "--rounds", "1", "--scale", "0.01"], {}),
     "scan": (["bench.scan"], {"BYTES": "4000000", "REPETITIONS": "1"}),
+    "latest": (["bench.scan_latest"], {"RECORDS": "40000", "REPETITIONS": "1"}),
     "durability": (["bench.durability", "1", "2000"], {}),
     "wakeups": (["bench.wakeups", "--count", "20", "1", "tcp", "0"], {}),
     "idle": (["bench.idle", "--seconds", "0.2", "--clients", "0"], {}),

@@ -19,7 +19,8 @@ import click
 
 from appliance.cli.main import EXIT_INTERRUPTED
 from appliance.cli.options import bootstrap_option, connect, json_option
-from appliance.cli.sql.names import dotted_words_of, tables_named, words_of
+from appliance.cli.sql.latest import MACRO, latest_tables, missing_topic
+from appliance.cli.sql.names import dotted_words_of, tables_named, topic_called, words_of
 from appliance.cli.sql.output import write_json, write_table
 from appliance.cli.sql.values import as_readable
 from tailrace.client.topics.topic_metadata import TopicInfo
@@ -61,11 +62,14 @@ def command(
     A typed topic has its own columns. Other topics have partition, offset, timestamp, key, value
     and headers; decode(value) is a value's text. A query that names _topic, _partition, _offset or
     _timestamp gets these columns too. Put names that are not plain identifiers in double quotes.
+    latest('users') is the table of each key's latest record, without deleted keys; of a typed topic
+    latest('flights', key_column := 'tail').
 
     \b
     Example:
       tailrace sql 'select carrier, avg(delay) from flights group by 1'
       tailrace sql 'select count(*) from "my-topic" where timestamp > now() - interval 1 hour'
+      tailrace sql "select decode(key), decode(value) from latest('users')"
       tailrace sql "copy (select * from flights) to 'flights.parquet'"
     """
     try:
@@ -100,6 +104,7 @@ def _bound(database: Any, memory: str | None, topics_only: bool) -> None:
     database.execute(
         "SET python_enable_replacements = false"
     )  # a name is never a variable of this program
+    database.execute(MACRO)
     if memory is not None:
         try:
             database.execute("SET memory_limit = ?", [memory])
@@ -140,6 +145,14 @@ def _answer(
         for name, topic in tables_named(database, duckdb, query, words, topics).items():
             tables[name] = _table(admin.topic_info([topic])[topic], words, bootstrap)
             database.register(name, tables[name])
+        for latest in latest_tables(query).values():
+            topic_or_none = topic_called(latest.topic, topics)
+            if topic_or_none is not None:
+                info = admin.topic_info([topic_or_none])[topic_or_none]
+                tables[latest.name] = _table(
+                    info, words, bootstrap, latest=True, key_column=latest.key_column
+                )
+                database.register(latest.name, tables[latest.name])
     try:
         result = database.sql(query)
     except (duckdb.CatalogException, duckdb.IOException) as error:
@@ -169,7 +182,7 @@ def _rows(reader: Any) -> Iterator[list[list[Any]]]:
         yield [list(row) for row in zip(*columns, strict=True)]
 
 
-def _table(info: TopicInfo, words: set[str], bootstrap: str) -> Any:
+def _table(info: TopicInfo, words: set[str], bootstrap: str, **settings: Any) -> Any:
     from tailrace.scanning.columns import LOG_COLUMNS
     from tailrace.scanning.dataset import topic_dataset
 
@@ -182,7 +195,7 @@ def _table(info: TopicInfo, words: set[str], bootstrap: str) -> Any:
         for n in ON_REQUEST
         if n.lower() not in taken and (n in log or not info.typed) and n.lower() in named
     ]
-    return topic_dataset(info.name, bootstrap, [*own, *extra], client_id="tailrace-sql")
+    return topic_dataset(info.name, bootstrap, [*own, *extra], client_id="tailrace-sql", **settings)
 
 
 def _refuse_hidden_columns(topic: str, columns: list[str], words: set[str]) -> None:
@@ -245,6 +258,8 @@ def _unknown_table(error: Exception, topics: list[str]) -> Exception:
     if found is None:
         return click.ClickException(_sentence(error))
     name = found[1].strip('"')
+    if (sentence := missing_topic(name, topics)) is not None:
+        return UnknownTopicError(sentence)
     near = difflib.get_close_matches(name, topics, 1, 0.5)
     hint = (
         f"did you mean {near[0]}?"
