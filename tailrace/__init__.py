@@ -98,6 +98,8 @@ _NAMES = {
     "share.consumer": ("ShareConsumer",),
     "share.outcomes": ("AcknowledgeType",),
     "share.record": ("ShareRecord",),
+    "table.changes": ("TableChange",),
+    "table.table": ("Table",),
 }
 """Module -> what it has for users. `__init__.pyi` says the same to type checkers."""
 _HOMES = {name: module for module, names in _NAMES.items() for name in names}

@@ -82,6 +82,8 @@ from tailrace.scanning.reader import scan as scan
 from tailrace.share.consumer import ShareConsumer as ShareConsumer
 from tailrace.share.outcomes import AcknowledgeType as AcknowledgeType
 from tailrace.share.record import ShareRecord as ShareRecord
+from tailrace.table.changes import TableChange as TableChange
+from tailrace.table.table import Table as Table
 
 __version__: str
 __all__: list[str]

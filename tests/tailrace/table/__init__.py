@@ -1,0 +1,1 @@
+"""The store of a table, without an appliance."""
