@@ -26,6 +26,8 @@ from spark_bridge.source.planner import LEASE_MS
 from spark_bridge.source.tasks import divided
 from tailrace.admin.admin import Admin
 from tailrace.core.errors import InvalidSettingError, NotSupportedError
+from tailrace.scanning.latest.latest_offsets import LatestOffsets, find_latest
+from tailrace.scanning.latest.latest_rows import latest_rows
 from tailrace.scanning.options import Bounds, build_settings
 from tailrace.scanning.planner import ScanPlan, plan
 from tailrace.scanning.reader import read
@@ -75,11 +77,12 @@ def scan(
         made = _with_columns(made, [name for name in made.schema.names if name != "headers"])
     _lease_longer(made)
     schema = spark_schema(made.schema)
+    latest = find_latest(made, read) if made.settings.latest else None
     pieces = divided(made, tasks or cores(spark), *([1] if tasks else []))
     target = to_arrow_schema(schema, timezone="UTC")
     with this_python(spark):
         return spark.range(0, len(pieces), 1, len(pieces)).mapInArrow(
-            _reader(made, pieces, target), schema
+            _reader(made, pieces, latest, target), schema
         )
 
 
@@ -115,7 +118,7 @@ def _lease_longer(made: ScanPlan) -> None:
 
 
 def _reader(
-    made: ScanPlan, pieces: list[ScanPlan], target: pa.Schema
+    made: ScanPlan, pieces: list[ScanPlan], latest: LatestOffsets | None, target: pa.Schema
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """Make a task's function: it yields the rows of the pieces whose numbers come to it.
 
@@ -128,7 +131,8 @@ def _reader(
         lease = Lease(bootstrap, name, offsets)
         for numbers in batches:
             for number in numbers.column(0).to_pylist():
-                for batch in read(pieces[number]):
+                piece = pieces[number]
+                for batch in read(piece) if latest is None else latest_rows(piece, latest, read):
                     lease.renew_when_due()
                     yield batch if batch.schema.equals(target) else _as(batch, target)
 

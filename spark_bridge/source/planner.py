@@ -19,6 +19,7 @@ import itertools
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from spark_bridge.source.read_options import (
     EARLIEST,
@@ -44,6 +45,9 @@ from tailrace.scanning import retention_lease as leases
 from tailrace.scanning.options import AtTime, ScanSettings
 from tailrace.scanning.planner import PartitionRange, ScanPlan, offsets_at, own_directories, plan_of
 
+if TYPE_CHECKING:
+    from tailrace.scanning.latest.latest_offsets import LatestOffsets
+
 __all__ = [
     "EARLIEST", "KNOWN_OPTIONS", "LATEST", "LEASE_MS", "ReadOptions", "ReadTask",
     "check_batch_options", "columns_of", "divide", "kafka_schema", "load_topics",
@@ -66,6 +70,8 @@ class ReadTask:
     leased: Mapping[TopicPartition, int]
     """The part of the whole read's lease that covers this task's partitions."""
     fail_on_data_loss: bool = True
+    latest: LatestOffsets | None = None
+    """With view=latest: the offsets of this task's rows."""
 
 
 def plan(
@@ -178,8 +184,17 @@ def scan_settings(options: ReadOptions) -> ScanSettings:
         max_decompressed_batch_bytes=options.max_decompressed_batch_bytes,
         request_timeout_ms=options.request_timeout_ms,
         skip_damaged=options.skip_damaged, from_files=options.from_files,
-        validate_batches=options.validate_batches,
+        validate_batches=options.validate_batches, **_latest_settings(options),
     )  # fmt: skip
+
+
+def _latest_settings(options: ReadOptions) -> dict[str, Any]:
+    """The settings of view=latest."""
+    if not options.is_latest:
+        return {}
+    given = {"latest": True, "key_column": options.key_column}
+    size = options.latest_memory_bytes
+    return given if size is None else {**given, "latest_memory_bytes": size}
 
 
 def plan_leased(
@@ -223,6 +238,7 @@ def plan_leased(
             settings,
             lease,
         )
+        latest = _latest(whole) if options.is_latest and whole.ranges else None
         share = sum(r.end - r.start for r in whole.ranges) / max(
             1, sum(r.end - r.start for r in ranges)
         )
@@ -230,8 +246,26 @@ def plan_leased(
             whole.ranges, options.min_partitions, options.max_records_per_partition, share, _cores()
         ):
             leased = {r.key: starts[r.key] for r in part}
-            tasks.append(ReadTask(replace(whole, ranges=part), leased, options.fail_on_data_loss))
+            tasks.append(
+                ReadTask(
+                    replace(whole, ranges=part),
+                    leased,
+                    options.fail_on_data_loss,
+                    None if latest is None else latest.part(part),
+                )
+            )
     return tasks
+
+
+def _latest(whole: ScanPlan) -> LatestOffsets:
+    """The latest offsets of each key in a topic: the driver reads all keys, so that the tasks agree
+    on them.
+    """
+    from tailrace.scanning.latest.latest_offsets import find_latest
+    from tailrace.scanning.reader import read
+
+    lease = leases.Lease(whole.bootstrap, whole.lease, {r.key: r.start for r in whole.ranges})
+    return find_latest(whole, read, lease.renew_when_due)
 
 
 def _cores() -> int:

@@ -35,9 +35,10 @@ from tailrace.core.units import whole_number
 EARLIEST = -2
 LATEST = -1
 REQUEST_TIMEOUT_MS = 60_000
+LATEST_MEMORY_MIN = 1 << 16
 OWN_OPTIONS = (
     "bootstrap", "columns", "includeMetadata", "skipDamaged", "fromFiles", "validateBatches",
-    "maxDecompressedBatchBytes", "requestTimeoutMs",
+    "maxDecompressedBatchBytes", "requestTimeoutMs", "view", "keyColumn", "latestMemoryBytes",
 )  # fmt: skip
 KAFKA_OPTIONS = (
     "kafka.bootstrap.servers", "subscribe", "subscribePattern", "assign", "startingOffsets",
@@ -92,6 +93,11 @@ class ReadOptions:
     validate_batches: bool = True
     request_timeout_ms: int = REQUEST_TIMEOUT_MS
     client_id: str = "spark"
+    is_latest: bool = False
+    """True: only the latest row of each key (`view`)."""
+    key_column: str | None = None
+    latest_memory_bytes: int | None = None
+    """None: the default of `tailrace.scan`."""
 
 
 def parse_options(given: Mapping[str, str]) -> ReadOptions:
@@ -137,6 +143,9 @@ def parse_options(given: Mapping[str, str]) -> ReadOptions:
         ),
         request_timeout_ms=_count(options, "requestTimeoutMs") or REQUEST_TIMEOUT_MS,
         client_id=options.get("groupidprefix") or "spark",
+        is_latest=_view(options) == "latest",
+        key_column=options.get("keycolumn"),
+        latest_memory_bytes=_memory(options),
     )
 
 
@@ -308,6 +317,27 @@ def _strategy(options: Mapping[str, str]) -> str:
             f"option startingOffsetsByTimestampStrategy is {text!r}; it takes error or latest"
         )
     return text
+
+
+def _view(options: Mapping[str, str]) -> str:
+    text = options.get("view", "log").strip().lower()
+    if text not in ("log", "latest"):
+        raise InvalidSettingError(f"option view is {text!r}; it takes log or latest")
+    for name in ("keyColumn", "latestMemoryBytes"):
+        if text != "latest" and name.lower() in options:
+            raise InvalidSettingError(f"option {name} is for view=latest; give both, or none")
+    return text
+
+
+def _memory(options: Mapping[str, str]) -> int | None:
+    text = options.get("latestmemorybytes")
+    number = None if text is None else whole_number("max_bytes", text)
+    if text is not None and (number is None or number < LATEST_MEMORY_MIN):
+        raise InvalidSettingError(
+            f"option latestMemoryBytes is {text!r}; it takes a number of bytes from "
+            f"{LATEST_MEMORY_MIN} on, or a size such as 64MiB"
+        )
+    return number
 
 
 def _flag(options: Mapping[str, str], name: str, default: bool) -> bool:

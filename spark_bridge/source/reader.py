@@ -23,6 +23,7 @@ from tailrace.client.topics.list_offsets import ready_offsets
 from tailrace.core.errors import CorruptBatchError, OffsetOutOfRangeError, UnknownTopicError
 from tailrace.core.log import logger
 from tailrace.scanning.columns import Origin, with_origin
+from tailrace.scanning.latest.latest_rows import latest_rows
 from tailrace.scanning.planner import PartitionRange, ScanPlan
 from tailrace.scanning.reader import read
 from tailrace.scanning.retention_lease import Lease
@@ -62,11 +63,16 @@ def read_task(task: ReadTask) -> Iterator[pa.RecordBatch]:
 
     lease = Lease(task.plan.bootstrap, task.plan.lease, dict(task.leased))
     made = replace(task.plan, settings=replace(task.plan.settings, on_damage=on_damage))
-    for r in made.ranges:
-        batches = _checked(made, r) if task.fail_on_data_loss else _remaining(made, r, lost)
-        for batch in batches:
-            _renew(lease)
-            yield batch
+
+    def ranges(read_plan: ScanPlan) -> Iterator[pa.RecordBatch]:
+        for r in read_plan.ranges:
+            yield from (
+                _checked(read_plan, r) if task.fail_on_data_loss else _remaining(read_plan, r, lost)
+            )
+
+    for batch in ranges(made) if task.latest is None else latest_rows(made, task.latest, ranges):
+        _renew(lease)
+        yield batch
     lost.warn(task)
 
 

@@ -53,6 +53,11 @@ def parse_stream_options(given: Mapping[str, str]) -> StreamOptions:
                 f"option {NAMES.get(name.lower(), name)} is for batch reads: a stream has no end "
                 "(a batch read, or Trigger.AvailableNow, has one)"
             )
+    if read.is_latest:
+        raise InvalidSettingError(
+            "view=latest is for batch reads: a stream has every change, of which your query takes "
+            "the latest"
+        )
     most, least = _number(options, "maxOffsetsPerTrigger"), _number(options, "minOffsetsPerTrigger")
     if most is not None and least is not None and least > most:
         raise InvalidSettingError(

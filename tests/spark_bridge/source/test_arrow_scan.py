@@ -188,7 +188,7 @@ def test_a_task_renews_the_lease_of_the_whole_scan_and_not_only_of_its_own_range
         lease, "acquire", lambda _admin, name, offsets, **_: renewed.append((name, dict(offsets)))
     )
     pieces = divided(made, 9, 1)
-    rows = arrow_scan._reader(made, pieces, made.schema)
+    rows = arrow_scan._reader(made, pieces, None, made.schema)
     assert sum(batch.num_rows for batch in rows(iter([pa.record_batch({"id": [8]})]))) == sum(
         r.end - r.start for r in pieces[8].ranges
     )
