@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Unpack
 
@@ -33,7 +33,10 @@ class AsyncTable:
     """
 
     def __init__(
-        self, topic: str, *, bootstrap: str | None = None, **settings: Unpack[TableOptions]
+        self,
+        topic: str,
+        bootstrap: str | Sequence[str] | None = None,
+        **settings: Unpack[TableOptions],
     ) -> None:
         """Raises InvalidSettingError. Nothing is read before `start`."""
         self.topic, self.settings = topic, built(bootstrap, settings)

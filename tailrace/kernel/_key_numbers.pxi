@@ -152,7 +152,7 @@ cdef class KeyNumbers:
                 raise MemoryError
             self.arena, self.arena_bytes = <uint8_t*>larger, room
         if self.count == self.position_max:
-            room = self.position_max + self.position_max // 2
+            room = self.position_max + self.position_max // 2 + KEY_BLOCK
             larger = realloc(self.positions, (room + 1) * sizeof(int64_t))
             if larger == NULL:
                 raise MemoryError

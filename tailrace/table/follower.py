@@ -21,9 +21,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
-
 from tailrace.admin.admin import Admin
 from tailrace.batch.topic_batch import TopicBatch
 from tailrace.client.topics.topic_metadata import TopicInfo
@@ -41,7 +38,7 @@ from tailrace.core.log import logger
 from tailrace.core.topic_partition import TopicPartition
 from tailrace.scanning.latest.key_column import chosen_key
 from tailrace.table.changes import TableChange
-from tailrace.table.chunk import HEADERS, VALUE
+from tailrace.table.fetched_rows import rows_of
 from tailrace.table.key_codec import KeyCodec
 from tailrace.table.latest_store import LatestStore, Rows
 from tailrace.table.settings import FOR_CONSUMER, TableSettings
@@ -51,8 +48,6 @@ POLL_MS = 100
 METADATA_INTERVAL_S = 5.0
 """The time between two checks whether partitions were added."""
 RETRY_S = 0.1
-TIME = "timestamp"
-TIME_TYPE = pa.timestamp("us", "UTC")
 
 
 class Shared:
@@ -105,6 +100,8 @@ class Follower:
         self._ends: dict[TopicPartition, int] = {}
         """The ends to reach before the table is ready; empty: it is."""
         self._checked_s = 0.0
+        self._reason = ""
+        """The error that the table waits after; empty: none."""
 
     def run(self) -> None:
         """Follow the topic until the table is closed, or fails."""
@@ -120,8 +117,7 @@ class Follower:
                         raise
                     self._empty(error)
                 except (NotReachableError, RequestTimeoutError) as error:
-                    logger.warning("table_waits topic=%s reason=%r", self._topic, str(error))
-                    self._pause()
+                    self._wait_after(error)
         except TailraceError as error:
             self._fail(error)
         except Exception as error:
@@ -133,6 +129,13 @@ class Follower:
         with self._shared.changed:
             self._shared.error, self._shared.store = error, None
             self._shared.notify()
+
+    def _wait_after(self, error: TailraceError) -> None:
+        """Wait a little before the next attempt. Logs an error once."""
+        if self._reason != str(error):
+            self._reason = str(error)
+            logger.warning("table_waits topic=%s reason=%r", self._topic, self._reason)
+        self._pause()
 
     def _pause(self) -> None:
         with self._shared.changed:
@@ -177,10 +180,15 @@ class Follower:
             while not self._shared.is_closed:
                 try:
                     self._step(consumer, admin)
-                except (NotReachableError, RequestTimeoutError) as error:
-                    # The consumer connects again, and its positions stay.
-                    logger.warning("table_waits topic=%s reason=%r", self._topic, str(error))
-                    self._pause()
+                    self._reason = ""
+                except UnknownTopicError:
+                    raise
+                except TailraceError as error:
+                    if not error.retriable and not isinstance(
+                        error, NotReachableError | RequestTimeoutError
+                    ):
+                        raise
+                    self._wait_after(error)  # the consumer goes on from its positions
 
     def _step(self, consumer: Consumer, admin: Admin) -> None:
         try:
@@ -276,9 +284,10 @@ class Follower:
         changes: list[tuple[Any, ...]] = []
         by_partition: dict[int, list[TopicBatch]] = {}
         for batch in batches:
-            by_partition.setdefault(batch.partition, []).append(batch)
+            if len(batch):
+                by_partition.setdefault(batch.partition, []).append(batch)
         for partition, parts in by_partition.items():
-            rows = self._rows(partition, parts)
+            rows = rows_of(self._info, self._key, partition, parts)
             with self._shared.lock:
                 applied = store.apply(rows)
                 store.tidy(len(self._info.partitions))
@@ -287,30 +296,6 @@ class Follower:
         if batches:
             self._check_size(store)
         return changes
-
-    def _rows(self, partition: int, parts: list[TopicBatch]) -> Rows:
-        assert self._info is not None
-        if self._info.typed:
-            schema = self._info.schema
-            table = pa.Table.from_batches([_with_schema(part.batch, schema) for part in parts])
-            values = table
-        else:
-            table = pa.Table.from_batches([part.batch for part in parts])
-            has_headers = table.column(HEADERS).null_count < table.num_rows
-            values = table.select([VALUE, HEADERS] if has_headers else [VALUE])
-        keys = table.column(self._key).combine_chunks()
-        count = table.num_rows
-        whole = values.combine_chunks().to_batches()[0] if count else None
-        return Rows(
-            partition,
-            keys.chunk(0) if isinstance(keys, pa.ChunkedArray) else keys,
-            whole,
-            np.concatenate([part.offsets.to_numpy() for part in parts]),
-            np.concatenate([_times_us(part) for part in parts]),
-            np.ones(count, bool)
-            if self._info.typed or not table.column(VALUE).null_count
-            else table.column(VALUE).is_valid().to_numpy(),
-        )
 
     def _changes(self, rows: Rows, applied: Any) -> Iterator[tuple[Any, ...]]:
         assert self._info is not None
@@ -367,29 +352,3 @@ class Follower:
             with self._shared.changed:
                 self._shared.callback_errors += 1
                 self._shared.notify()
-
-
-def _with_schema(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """A batch of an earlier schema with the columns of the current one."""
-    if batch.schema.equals(schema):
-        return batch
-    return pa.RecordBatch.from_arrays(
-        [
-            batch.column(field.name).cast(field.type)
-            if field.name in batch.schema.names
-            else pa.nulls(batch.num_rows, field.type)
-            for field in schema
-        ],
-        schema=schema,
-    )
-
-
-def _times_us(part: TopicBatch) -> Any:
-    """The time of each row."""
-    names = part.batch.schema.names
-    if part.timestamp_type or TIME not in names:
-        return np.full(len(part), part.timestamp_us, np.int64)
-    column = part.batch.column(TIME)
-    if column.type != TIME_TYPE:
-        return np.full(len(part), part.timestamp_us, np.int64)
-    return column.cast(pa.int64()).fill_null(part.timestamp_us).to_numpy()

@@ -8,6 +8,7 @@ from typing import Any, TypedDict
 
 from tailrace.client.config.setting_fields import check_callables, check_kinds, number_field
 from tailrace.client.config.settings import DEFAULT_BOOTSTRAP, ConsumerSettings
+from tailrace.client.connections.runtime import check_bootstrap
 from tailrace.core.errors import InvalidSettingError
 
 _CONSUMERS = ConsumerSettings.__dataclass_fields__
@@ -77,6 +78,7 @@ class TableSettings:
 
     def __post_init__(self) -> None:
         check_kinds(self)
+        object.__setattr__(self, "bootstrap_servers", check_bootstrap(self.bootstrap_servers))
         check_callables(
             self, "key_serializer", "key_deserializer", "value_deserializer", "on_change"
         )
@@ -89,7 +91,7 @@ class TableSettings:
 class TableOptions(TypedDict, total=False):
     """`TableSettings` as keyword arguments, for type checkers and editors."""
 
-    bootstrap_servers: str
+    bootstrap_servers: str | list[str]
     key_column: str | None
     key_serializer: Callable[[Any], bytes] | None
     key_deserializer: Callable[[bytes], Any] | None

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Unpack
 
@@ -63,8 +63,7 @@ class Table:
     def __init__(
         self,
         topic: str,
-        *,
-        bootstrap: str | None = None,
+        bootstrap: str | Sequence[str] | None = None,
         **settings: Unpack[TableOptions],
     ) -> None:
         """Begin to read `topic`. `bootstrap` is the appliance's address.
@@ -322,7 +321,7 @@ class Table:
             raise self._shared.error
 
 
-def built(bootstrap: str | None, settings: Mapping[str, Any]) -> TableSettings:
+def built(bootstrap: str | Sequence[str] | None, settings: Mapping[str, Any]) -> TableSettings:
     """The settings of these keyword arguments. Raises InvalidSettingError."""
     given = {**settings, **({} if bootstrap is None else {"bootstrap": bootstrap})}
     return build(TableSettings, merged(None, given))

@@ -346,9 +346,10 @@ def test_misuse_is_refused_with_a_sentence(appliance: EmbeddedAppliance, topic: 
         ({"on_change": 3}, "on_change is of type int"),
         ({"key_colum": "x"}, "did you mean key_column"),
         ({"key_column": 3}, "key_column is 3"),
+        ({"bootstrap_servers": "nowhere"}, "nowhere"),
     ):
         with pytest.raises(InvalidSettingError, match=words):
-            Table(topic, bootstrap=appliance.address, **settings)
+            Table(topic, **settings)
     missing = Table(topic, bootstrap=appliance.address)
     with pytest.raises(UnknownTopicError, match=topic):
         missing.ready(60)

@@ -1,0 +1,61 @@
+"""Rows of fetched batches, as the store of a table takes them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from tailrace.batch.topic_batch import TopicBatch
+from tailrace.client.topics.topic_metadata import TopicInfo
+from tailrace.table.chunk import HEADERS, VALUE
+from tailrace.table.latest_store import Rows
+
+TIME = "timestamp"
+TIME_TYPE = pa.timestamp("us", "UTC")
+
+
+def rows_of(info: TopicInfo, key: str, partition: int, parts: list[TopicBatch]) -> Rows:
+    """The rows of one partition's batches. `key` is the column with the keys."""
+    if info.typed:
+        table = pa.Table.from_batches([_with_schema(part.batch, info.schema) for part in parts])
+        values = table
+    else:
+        table = pa.Table.from_batches([part.batch for part in parts])
+        has_headers = table.column(HEADERS).null_count < table.num_rows
+        values = table.select([VALUE, HEADERS] if has_headers else [VALUE])
+    keys = table.column(key).combine_chunks()
+    return Rows(
+        partition,
+        keys.chunk(0) if isinstance(keys, pa.ChunkedArray) else keys,
+        values.combine_chunks().to_batches()[0],
+        np.concatenate([part.offsets.to_numpy() for part in parts]),
+        np.concatenate([_times_us(part) for part in parts]),
+        np.ones(table.num_rows, bool)
+        if info.typed or not table.column(VALUE).null_count
+        else table.column(VALUE).is_valid().to_numpy(),
+    )
+
+
+def _with_schema(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """A batch of an earlier schema with the columns of the current one."""
+    if batch.schema.equals(schema):
+        return batch
+    return pa.RecordBatch.from_arrays(
+        [
+            batch.column(field.name).cast(field.type)
+            if field.name in batch.schema.names
+            else pa.nulls(batch.num_rows, field.type)
+            for field in schema
+        ],
+        schema=schema,
+    )
+
+
+def _times_us(part: TopicBatch) -> Any:
+    """The time of each row."""
+    names = part.batch.schema.names
+    if part.timestamp_type or TIME not in names or part.batch.column(TIME).type != TIME_TYPE:
+        return np.full(len(part), part.timestamp_us, np.int64)
+    return part.batch.column(TIME).cast(pa.int64()).fill_null(part.timestamp_us).to_numpy()
