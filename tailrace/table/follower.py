@@ -48,6 +48,8 @@ POLL_MS = 100
 METADATA_INTERVAL_S = 5.0
 """The time between two checks whether partitions were added."""
 RETRY_S = 0.1
+ADMIN_TIMEOUT_MS = 2_000
+"""The longest wait for a description of the topic: `close` may have to wait for it."""
 
 
 class Shared:
@@ -170,7 +172,7 @@ class Follower:
             Admin(
                 settings.bootstrap_servers,
                 client_id=settings.client_id,
-                request_timeout_ms=settings.request_timeout_ms,
+                request_timeout_ms=min(settings.request_timeout_ms, ADMIN_TIMEOUT_MS),
             ) as admin,
             Consumer(
                 bootstrap=settings.bootstrap_servers, auto_offset_reset="none", **chosen
