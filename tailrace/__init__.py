@@ -58,6 +58,7 @@ _NAMES = {
         "SchemaMismatchError",
         "StaleProducerEpochError",
         "StorageError",
+        "TableFullError",
         "TailraceError",
         "TopicExistsError",
         "TransactionAbortedError",

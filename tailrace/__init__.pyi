@@ -43,6 +43,7 @@ from tailrace.core.errors import RequestTimeoutError as RequestTimeoutError
 from tailrace.core.errors import SchemaMismatchError as SchemaMismatchError
 from tailrace.core.errors import StaleProducerEpochError as StaleProducerEpochError
 from tailrace.core.errors import StorageError as StorageError
+from tailrace.core.errors import TableFullError as TableFullError
 from tailrace.core.errors import TailraceError as TailraceError
 from tailrace.core.errors import TopicExistsError as TopicExistsError
 from tailrace.core.errors import TransactionAbortedError as TransactionAbortedError

@@ -119,6 +119,10 @@ class InvalidSettingError(TailraceError, ValueError):
     default_code = ErrorCode.INVALID_SETTING
 
 
+class TableFullError(InvalidSettingError):
+    """The topic has more than the `max_records` or `max_bytes` of a Table."""
+
+
 class OffsetOutOfRangeError(TailraceError):
     """The offset is outside the log: retention removed it, or it was never written."""
 

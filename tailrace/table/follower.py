@@ -26,11 +26,11 @@ from tailrace.batch.topic_batch import TopicBatch
 from tailrace.client.topics.topic_metadata import TopicInfo
 from tailrace.consumer.consumer import Consumer
 from tailrace.core.errors import (
-    BufferExhaustedError,
     LogTruncatedError,
     NotReachableError,
     OffsetOutOfRangeError,
     RequestTimeoutError,
+    TableFullError,
     TailraceError,
     UnknownTopicError,
 )
@@ -321,7 +321,7 @@ class Follower:
             ("max_bytes", store.byte_count, settings.max_bytes),
         ):
             if size > limit:
-                raise BufferExhaustedError(
+                raise TableFullError(
                     f"the table of topic {self._topic!r} has {size} of {name}={limit}, and has "
                     f"stopped; raise {name}, or keep fewer keys"
                 )

@@ -126,7 +126,7 @@ class Table:
         """Wait until the table has all records that the topic had when it began to read.
 
         Raises RequestTimeoutError after `timeout` seconds (None: request_timeout_ms without
-        progress), UnknownTopicError, NotReachableError, BufferExhaustedError.
+        progress), UnknownTopicError, NotReachableError, TableFullError.
         """
         self._wait(self._readiness(timeout))
 

@@ -19,12 +19,12 @@ import tailrace
 from tailrace import Admin, NewTopic, Producer, Table, TableChange, TopicPartition
 from tailrace.aio import AsyncProducer, AsyncTable
 from tailrace.core.errors import (
-    BufferExhaustedError,
     ClientClosedError,
     InvalidRecordError,
     InvalidRequestError,
     InvalidSettingError,
     RequestTimeoutError,
+    TableFullError,
     TailraceError,
     UnknownTopicError,
 )
@@ -187,14 +187,14 @@ def test_more_keys_or_bytes_than_allowed_stop_the_table_with_a_sentence(
         def is_refused() -> bool:
             try:
                 table.get("k0")
-            except BufferExhaustedError as error:
+            except TableFullError as error:
                 return "11 of max_records=10" in str(error)
             return False
 
         wait_until(is_refused, "the table has stopped")
-        with pytest.raises(BufferExhaustedError):
+        with pytest.raises(TableFullError):
             table.ready()
-    with pytest.raises(BufferExhaustedError, match="max_bytes=65536"):
+    with pytest.raises(TableFullError, match="max_bytes=65536"):
         Table(topic, bootstrap=appliance.address, max_bytes="64KiB").ready(60)
 
 
