@@ -109,6 +109,19 @@ class Table:
     ) -> None:
         self.close()
 
+    def __repr__(self) -> str:
+        shared = self._shared
+        state = (
+            "closed"
+            if shared.is_closed
+            else "stopped"
+            if shared.error is not None
+            else "ready"
+            if shared.is_ready
+            else "not ready"
+        )
+        return f"<Table of topic {self.topic!r}, {self.metrics()['records']} keys, {state}>"
+
     def close(self) -> None:
         """End the thread, and free the memory. A repeated call does nothing."""
         shared = self._shared
@@ -145,8 +158,9 @@ class Table:
         if isinstance(offsets, Mapping):
             items = [(key[0], key[1], offset) for key, offset in offsets.items()]
         else:
-            given = [offsets] if isinstance(offsets, RecordMetadata | BatchMetadata) else offsets
-            items = [(item.topic, item.partition, _behind(item)) for item in given]
+            one = isinstance(offsets, RecordMetadata | BatchMetadata | str)
+            given = list(offsets) if isinstance(offsets, Iterable) and not one else [offsets]
+            items = [(*_place_of(item), _behind(item)) for item in given]
         requested: dict[TopicPartition, int] = {}
         for topic, partition, offset in items:
             if topic != self.topic:
@@ -325,6 +339,16 @@ def built(bootstrap: str | Sequence[str] | None, settings: Mapping[str, Any]) ->
     """The settings of these keyword arguments. Raises InvalidSettingError."""
     given = {**settings, **({} if bootstrap is None else {"bootstrap": bootstrap})}
     return build(TableSettings, merged(None, given))
+
+
+def _place_of(item: Any) -> tuple[str, int]:
+    """The topic and partition of a record or a batch. Raises InvalidRequestError."""
+    if not isinstance(item, RecordMetadata | BatchMetadata):
+        raise InvalidRequestError(
+            f"wait_until takes the metadata of records, or a dict of offsets, not {item!r:.100}; "
+            "the metadata of a sent record is its future's result()"
+        )
+    return item.topic, item.partition
 
 
 def _behind(item: RecordMetadata | BatchMetadata) -> int:

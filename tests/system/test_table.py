@@ -138,6 +138,10 @@ def test_a_program_reads_what_it_has_written(
             table.wait_until({TopicPartition(topic, 0): 1_000_000}, timeout=0.01)
         with pytest.raises(InvalidRequestError, match="'other'"):
             table.wait_until({TopicPartition("other", 0): 1})
+        for wrong in (written, "text", 7, [b"x"]):
+            with pytest.raises(InvalidRequestError, match=r"result\(\)"):
+                table.wait_until(wrong)  # type: ignore[arg-type]
+        assert repr(table) == f"<Table of topic {topic!r}, 1 keys, ready>"
 
 
 def test_changes_are_called_back_in_order_and_a_failing_callback_ends_nothing(

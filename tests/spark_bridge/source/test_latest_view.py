@@ -23,7 +23,10 @@ pytestmark = pytest.mark.spark
 def filled(appliance: EmbeddedAppliance) -> EmbeddedAppliance:
     """users: 40 keys in 2 partitions, of which every fourth is deleted; flights: typed."""
     frame = pa.table({"tail": ["a", "b", "a"], "n": pa.array([1, 2, 3], pa.int64())})
-    with Admin(appliance.address) as admin, Producer(appliance.address, batch_size=1024) as producer:
+    with (
+        Admin(appliance.address) as admin,
+        Producer(appliance.address, batch_size=1024) as producer,
+    ):
         admin.create_topics([NewTopic("users", 2), NewTopic("flights", schema=frame)])
         for number in range(1_000):
             producer.send("users", b"%d" % number, b"k%d" % (number % 40))
