@@ -159,7 +159,9 @@ class Table:
             items = [(key[0], key[1], offset) for key, offset in offsets.items()]
         else:
             one = isinstance(offsets, RecordMetadata | BatchMetadata | str)
-            given = list(offsets) if isinstance(offsets, Iterable) and not one else [offsets]
+            given: list[Any] = (
+                list(offsets) if isinstance(offsets, Iterable) and not one else [offsets]
+            )
             items = [(*_place_of(item), _behind(item)) for item in given]
         requested: dict[TopicPartition, int] = {}
         for topic, partition, offset in items:
