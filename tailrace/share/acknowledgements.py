@@ -33,12 +33,16 @@ IN_LOOP = "in a loop"
 """Not acknowledged, and delivered last by a loop."""
 IN_TRANSACTION = "in a transaction"
 """Its acknowledgement goes with the commit of a transaction."""
+RENEW_IN_TRANSACTION = "renew in a transaction"
+"""The same, and its lock is to be renewed."""
 UNREAD = "unread"
 """Never delivered: its acquisition does not count as a delivery."""
-_SENT = frozenset(OUTCOMES) | {UNREAD}
+_ATTACHED = frozenset({IN_TRANSACTION, RENEW_IN_TRANSACTION})
+_SENT = frozenset(OUTCOMES) | {UNREAD, RENEW_IN_TRANSACTION}
 _SILENT = frozenset({None, RETAINED, IN_LOOP})
 _DROPPED = _SILENT | {IN_TRANSACTION}
 _ATTACHABLE = _SILENT | {"release", "renew"}
+RENEWALS = frozenset({"renew", RENEW_IN_TRANSACTION})
 NEVER_NS = 1 << 62
 
 
@@ -120,11 +124,13 @@ class Acknowledgements:
                 "it was not delivered here, was acknowledged before, or its lock has expired. "
                 "Acknowledge each record of poll() once, before its lock expires"
             )
-        if outcomes[offset] is IN_TRANSACTION:
-            raise InvalidRequestError(
-                f"offset {offset} of {topic}-{partition} is acknowledged with a transaction: "
-                "commit or abort the transaction"
-            )
+        if outcomes[offset] in _ATTACHED:
+            if outcome != "renew":
+                raise InvalidRequestError(
+                    f"offset {offset} of {topic}-{partition} is acknowledged with a transaction, "
+                    "and can only be renewed: commit or abort the transaction"
+                )
+            outcome = RENEW_IN_TRANSACTION
         outcomes[offset] = outcome
         self._may_have_acknowledged = True
 
@@ -135,7 +141,7 @@ class Acknowledgements:
             return
         why = (
             "it is in a transaction already"
-            if outcome is IN_TRANSACTION
+            if outcome in _ATTACHED
             else "it was not delivered here, was acknowledged before, or its lock has expired"
         )
         raise InvalidRequestError(
@@ -154,7 +160,7 @@ class Acknowledgements:
         """
         for topic, partition, offset in places:
             outcomes = self._outcomes.get(TopicPartition(topic, partition), {})
-            if outcomes.get(offset) is IN_TRANSACTION:
+            if outcomes.get(offset) in _ATTACHED:
                 if is_committed:
                     del outcomes[offset]
                 else:
@@ -247,6 +253,8 @@ class Acknowledgements:
                 if outcomes.get(offset) == outcome:
                     if outcome == "renew":
                         outcomes[offset] = RETAINED
+                    elif outcome == RENEW_IN_TRANSACTION:
+                        outcomes[offset] = IN_TRANSACTION
                     else:
                         del outcomes[offset]
 
@@ -256,8 +264,9 @@ class Acknowledgements:
         """
         for key, first, last, outcome in runs:
             outcomes = self._outcomes.setdefault(key, {})
+            before = {IN_TRANSACTION} if outcome == RENEW_IN_TRANSACTION else _SILENT
             for offset in range(first, last + 1):
-                if outcomes.get(offset, RETAINED) in _SILENT:
+                if outcomes.get(offset, RETAINED) in before:
                     outcomes[offset] = outcome
         self._may_have_acknowledged = True
 

@@ -32,7 +32,7 @@ from tailrace.group.membership import Phase
 from tailrace.protocol.frame import Api
 from tailrace.protocol.messages import SHARE_RUNS_MAX, encode_json
 from tailrace.protocol.session import Response
-from tailrace.share.acknowledgements import UNREAD, Acknowledgement, Acknowledgements
+from tailrace.share.acknowledgements import RENEWALS, UNREAD, Acknowledgement, Acknowledgements
 
 GONE_CODES = frozenset({ErrorCode.UNKNOWN_MEMBER, ErrorCode.FENCED_MEMBER, ErrorCode.UNKNOWN_GROUP})
 """Codes that say that the appliance does not know this member. Its locks are lost."""
@@ -155,7 +155,13 @@ class ShareRequests:
             "sequence": self._completed_sequence + 1,
         }
         body["acknowledge"] = [
-            [topic_id, run.key.partition, run.first, run.last, run.outcome]
+            [
+                topic_id,
+                run.key.partition,
+                run.first,
+                run.last,
+                "renew" if run.outcome in RENEWALS else run.outcome,
+            ]
             for run in acknowledged
             if (topic_id := self._topic_id(run.key.topic)) is not None
         ]
@@ -243,7 +249,7 @@ class ShareRequests:
         self.lock_ms = lock_ms or self.lock_ms
         locked_until_ns = since_ns + lock_ms * NS_PER_MS
         for run in acknowledged:
-            if run.outcome == "renew" and self.lock_ms:
+            if run.outcome in RENEWALS and self.lock_ms:
                 self._acknowledgements.renewed(
                     run.key, run.first, run.last, since_ns + self.lock_ms * NS_PER_MS
                 )

@@ -1,8 +1,9 @@
 """Random kills of real processes while records are delayed, cancelled and rescheduled, within
 transactions too: each comes once, none early. `make torture-delays SECONDS=60 SEED=1`.
 
-A transactional program sends delayed records, and cancels and reschedules others, in transactions
-that it commits or aborts. What an aborted one has sent never comes, and what it has cancelled does.
+Transactional programs send delayed records, and cancel and reschedule others, in many short
+transactions that they commit or abort. What an aborted one has sent never comes, and what it has
+cancelled does.
 
 `tests.crash.disturbance` does its work meanwhile, on the scheduler as often as on all others
 together. One record in five is delayed long enough to lie in a bucket file first.
@@ -35,6 +36,8 @@ from tests.kit.processes import HANG_LIMIT_S
 
 TOPIC = "later"
 PARTITIONS = 3
+TRANSACTIONAL = 3
+"""Programs that send and change delayed records in transactions."""
 DELAY_MAX_S = 6.0
 FAR_S = 25.0
 AT_ONCE_S = 0.05
@@ -153,18 +156,18 @@ class DelayTorture(TortureBase[Counts]):
         else:
             self._was_late(record)
 
-    def _transact(self) -> None:
-        rng, number = random.Random(f"transactions {self._seed}"), 0
+    def _transact(self, program: int) -> None:
+        rng, number = random.Random(f"transactions {self._seed} {program}"), 0
         with Producer(
-            self.address, transactional_id="delays", transaction_timeout_ms=600_000,
+            self.address, transactional_id=f"delays-{program}", transaction_timeout_ms=600_000,
             max_block_ms=600_000, delivery_timeout_ms=600_000,
         ) as producer:  # fmt: skip
             producer.init_transactions(600)
-            while not self._stop.wait(0.02):
+            while not self._stop.wait(0.005):
                 number += 1
                 producer.begin_transaction()
                 is_kept = rng.random() < 0.6
-                sent = self._send_some(producer, rng, number)
+                sent = self._send_some(producer, rng, f"t{program}-{number}")
                 changed: list[Changed] = []
                 try:
                     self._change_some(producer, rng, changed)
@@ -178,10 +181,10 @@ class DelayTorture(TortureBase[Counts]):
                     producer.abort_transaction(600)
                 self._ended(sent, changed, is_kept=is_kept)
 
-    def _send_some(self, producer: Producer, rng: random.Random, number: int) -> list[Sending]:
+    def _send_some(self, producer: Producer, rng: random.Random, name: str) -> list[Sending]:
         found = []
         for part in range(rng.randint(1, 3)):
-            value = f"t-{number}-{part}".encode()
+            value = f"{name}-{part}".encode()
             delay_s = rng.uniform(0, rng.choice((AT_ONCE_S, DELAY_MAX_S)))
             due = dt.datetime.now(dt.UTC) + dt.timedelta(seconds=delay_s)
             record = self.sent[value] = Sent(due.timestamp())
@@ -295,7 +298,7 @@ class DelayTorture(TortureBase[Counts]):
                 [NewTopic(TOPIC, PARTITIONS, {"delay.enabled": True, "segment.bytes": 1 << 19})]
             )
         threads = [self.thread(self._produce, f"p{n}", n) for n in range(2)]
-        threads.append(self.thread(self._transact))
+        threads += [self.thread(self._transact, n) for n in range(TRANSACTIONAL)]
         self.disturb(
             enough, [*threads, self.thread(self._change), self.thread(self._keep_consuming)]
         )

@@ -47,6 +47,7 @@ def test_random_kills_deliver_each_delayed_record_once_and_none_early(
             and now.scheduled > 0
             and now.cancelled > 0
             and now.rescheduled > 0
+            and min(now.committed, now.aborted) > faults
         ),
         far_s,
     )
@@ -90,6 +91,7 @@ def test_random_kills_tear_lose_and_repeat_no_transaction(seed: int, faults: int
             and now.aborted > 0
             and now.taken_over > 0
             and now.transformed > 0
+            and min(now.jobs, now.writers_killed) > 0
         ),
     )
     assert counts.committed

@@ -4,7 +4,8 @@ SEED=1`.
 Writers move numbers: each transaction writes one number to several partitions of two topics, and
 commits or aborts at random. Transformers read the first topic and write what they read to a third
 one, with their offsets in the transaction. Sometimes a writer is abandoned in a transaction, and
-another takes its id over.
+another takes its id over. A job writes in branches, by processes that are killed
+(`tests.crash.branch_load`).
 
 Checked, against what the programs were told:
 
@@ -12,6 +13,7 @@ Checked, against what the programs were told:
 - nothing of an aborted one is read, and nothing half;
 - one whose outcome nobody was told is read whole or not at all;
 - each number of a committed transaction is transformed exactly once;
+- of each task of a committed job one attempt is read, and none of an aborted job;
 - a reader that passed an offset while all this went on saw what a reader sees in the end.
 
 The idea of writing what makes every anomaly visible is Elle's (K. Kingsbury, P. Alvaro, 2020).
@@ -26,11 +28,12 @@ from dataclasses import dataclass, field
 
 from tailrace import Admin, Consumer, NewTopic, Producer, TopicPartition
 from tailrace.core.errors import TailraceError, TransactionAbortedError
+from tests.crash.branch_load import BranchLoad
 from tests.crash.disturbance import Harm
 from tests.crash.torture_base import Enough, TortureBase, run_from_command_line, run_torture
 from tests.kit.processes import HANG_LIMIT_S
 
-FIRST, SECOND, OUTPUT = "first", "second", "output"
+FIRST, SECOND, OUTPUT, ROWS = "first", "second", "output", "rows"
 PARTITIONS = 3
 WRITERS = 3
 TRANSFORMERS = 2
@@ -47,6 +50,9 @@ class Counts:
     transformed: int = 0
     rejected: int = 0
     """Transactions of transformers that had to be aborted and repeated."""
+    jobs: int = 0
+    """Committed transactions with branches."""
+    writers_killed: int = 0
 
 
 class TransactionTorture(TortureBase[Counts]):
@@ -60,6 +66,7 @@ class TransactionTorture(TortureBase[Counts]):
         self._aborted: set[str] = set()
         self._seen: dict[TopicPartition, list[tuple[int, str]]] = {}
         """What a reader saw during the run."""
+        self._branches = BranchLoad(self.address, ROWS, seed)
 
     # ---- load ------------------------------------------------------------------------------------
 
@@ -153,6 +160,14 @@ class TransactionTorture(TortureBase[Counts]):
             with self._lock:
                 self.counts.transformed += len(records)
 
+    def _run_jobs(self) -> None:
+        with self._producer("job") as producer:
+            self._branches.run(producer, self._stop.is_set, CALM_TIMEOUT_S)
+
+    def _count_jobs(self) -> None:
+        self.counts.jobs = self._branches.committed_count
+        self.counts.writers_killed = self._branches.killed_count
+
     def _read(self) -> None:
         with Consumer(bootstrap=self.address, auto_offset_reset="earliest") as consumer:
             consumer.assign([TopicPartition(topic, p) for topic, p in self._targets()])
@@ -174,22 +189,30 @@ class TransactionTorture(TortureBase[Counts]):
             admin.create_topics(
                 [
                     NewTopic(name, partitions=PARTITIONS, config={"segment.bytes": 65_536})
-                    for name in (FIRST, SECOND, OUTPUT)
+                    for name in (FIRST, SECOND, OUTPUT, ROWS)
                 ]
             )
         threads = [self.thread(self._write, n) for n in range(WRITERS)]
         threads += [self.thread(self._transform, n) for n in range(TRANSFORMERS)]
-        threads.append(self.thread(self._read))
-        self.disturb(enough, threads)
+        threads += [self.thread(self._read), self.thread(self._run_jobs)]
+
+        def is_enough(counts: Counts) -> bool:
+            self._count_jobs()
+            return enough(counts)
+
+        self.disturb(is_enough, threads)
+        self._count_jobs()
         self._finish_transforming()
         self._check_writes()
         self._check_transformed()
+        rows = [text for records in self._read_all(ROWS).values() for _, text in records]
+        self._branches.check(Counter(rows))
         return self.counts
 
     def _settle(self) -> None:
         """Wait until what was committed is shown: that is when an init is answered."""
         names = [f"writer-{n}" for n in range(WRITERS)]
-        names += [f"transformer-{n}" for n in range(TRANSFORMERS)]
+        names += [*(f"transformer-{n}" for n in range(TRANSFORMERS)), "job"]
         for name in names:
             with self._producer(name) as producer:
                 producer.init_transactions(CALM_TIMEOUT_S)

@@ -26,11 +26,18 @@ class BranchWriterProcess:
             text=True,
         )
 
-    def begin(self, address: str, topic: str, branch: TransactionBranch, values: list[str]) -> None:
+    def begin(
+        self, address: str, topic: str, branch: TransactionBranch, values: list[str],
+        **settings: int,
+    ) -> None:  # fmt: skip
         """Have it write the first half. Returns when that is acknowledged."""
-        task = {"address": address, "topic": topic, "branch": branch.to_json(), "values": values}
+        task = {
+            "address": address, "topic": topic, "branch": branch.to_json(), "values": values,
+            "settings": settings,
+        }  # fmt: skip
         self._write(json.dumps(task))
-        assert self._read() == "half"
+        answer = self._read()
+        assert answer == "half", answer
 
     def finish(self) -> FinishedBranch:
         """Have it write the second half, and finish the branch. Raises AssertionError with what it
@@ -61,7 +68,7 @@ class BranchWriterProcess:
         self.close()
 
     def close(self) -> None:
-        """End it."""
+        """End it. A repeated call does nothing."""
         self._process.kill()
         self._process.wait()
         for stream in (self._process.stdin, self._process.stdout):
@@ -74,7 +81,7 @@ def write(task: dict[str, Any]) -> str:
     values, branch = task["values"], TransactionBranch.from_json(task["branch"])
     half = len(values) // 2
     try:
-        with Producer(task["address"], transaction_branch=branch) as writer:
+        with Producer(task["address"], transaction_branch=branch, **task["settings"]) as writer:
             for value in values[:half]:
                 writer.send(task["topic"], value.encode())
             writer.flush()

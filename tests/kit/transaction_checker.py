@@ -10,7 +10,7 @@ Owner: one run. It knows nothing of how the appliance decides.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -167,16 +167,22 @@ class TransactionHistory:
 
 
 def check_transformed(
-    program: str, source: Read, next_offset: int, outputs: Iterable[bytes]
+    programs: Collection[str], source: Read, next_offset: int, outputs: Iterable[bytes]
 ) -> None:
-    """A transformer's outputs are what it read below the offset that its group has committed: each
-    once, in order.
+    """The outputs of a group's transformers are what they read below the offset that the group has
+    committed: each once, those of one program in order.
     """
     expected = [value for offset, value in source if offset < next_offset]
-    own = sorted(parsed for value in outputs if (parsed := parse(value))[0].program == program)
+    own = sorted(parsed for value in outputs if (parsed := parse(value))[0].program in programs)
     found = [value for *_, value in own]
+    if len(programs) > 1:
+        rank = {value: number for number, value in enumerate(expected)}
+        for program in programs:
+            ranks = [rank.get(value, -1) for token, _, value in own if token.program == program]
+            assert ranks == sorted(ranks), f"{program}: outputs are out of order"
+        found.sort(key=lambda value: rank.get(value, -1))
     assert found == expected, (
-        f"{program}: offsets and outputs did not move together: committed {next_offset}; "
-        f"{len(found)} outputs of {len(expected)} inputs, first difference "
+        f"{', '.join(programs)}: offsets and outputs did not move together: committed "
+        f"{next_offset}; {len(found)} outputs of {len(expected)} inputs, first difference "
         f"{next(((a, b) for a, b in zip(found, expected, strict=False) if a != b), None)}"
     )

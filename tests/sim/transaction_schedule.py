@@ -78,6 +78,8 @@ class TransactionSchedule:
         """`faults`: those that happen; None: a choice of the seed's."""
         rng = self.rng = random.Random(f"transactions {seed}")
         self.history = TransactionHistory()
+        self.members_rng = random.Random(f"members of {seed}") if seed % 5 == 4 else None
+        """Of the schedules in which transformers are members of a group."""
         self.steps = rng.randint(400, 900)
         self.fault_rate = rng.choice((0.005, 0.01, 0.03))
         self.faults = sorted({rng.choice(FAULTS) for _ in range(rng.randint(1, 5))})
@@ -88,6 +90,8 @@ class TransactionSchedule:
         if seed % 2:
             self.world.preempts = random.Random(f"preemptions of {seed}")
         partitions = rng.randint(1, 3)
+        if self.members_rng is not None:  # members take longer to begin
+            self.steps, partitions = 2 * self.steps, 1
         self.written = [TopicPartition(WRITTEN, p) for p in range(partitions)]
         self.made = [TopicPartition(MADE, p) for p in range(2)]
         self.places = [*self.written, *self.made]
@@ -125,21 +129,31 @@ class TransactionSchedule:
         with Admin(ADDRESS, runtime=world.runtime) as admin:
             topics = admin.topic_info([WRITTEN, MADE])
         common = Common(world, rng, self.history, topics)
-        for number in range(rng.randint(1, 3)):
+        has_members = self.members_rng is not None
+        for number in range(1 if has_members else rng.randint(1, 3)):
             timeout_ms = rng.choice((500, 5_000, 60_000))
             self.programs.append(Program(f"w{number}", common, self.written, timeout_ms))
-        for number in range(rng.randint(0, min(2, len(self.written)))):
-            key = self.written[number]
-            self.programs.append(
-                Program(
-                    f"x{number}", common, self.made, rng.choice((500, 60_000)), key,
-                    self.consumer([key], is_committed=True),
-                )
-            )  # fmt: skip
+        if has_members:  # two that share a group, and one partition
+            for name in ("m0", "m1"):
+                self._add_transformer(common, name, self.written[0], self.members_rng)
+        else:
+            for number in range(rng.randint(0, min(2, len(self.written)))):
+                self._add_transformer(common, f"x{number}", self.written[number])
         self.readers = [
             Reader("committed", self, is_committed=True),
             Reader("uncommitted", self, is_committed=False),
         ]
+
+    def _add_transformer(
+        self, common: Common, name: str, source: TopicPartition,
+        members_rng: random.Random | None = None,
+    ) -> None:  # fmt: skip
+        timeout_ms = 60_000 if members_rng is not None else self.rng.choice((500, 60_000))
+        consumer = self.consumer([source], is_committed=True)
+        group = name if members_rng is None else "members"
+        self.programs.append(
+            Program(name, common, self.made, timeout_ms, source, consumer, group, members_rng)
+        )
 
     def consumer(self, places: list[TopicPartition], *, is_committed: bool) -> Consumer:
         consumer = Consumer(
@@ -172,6 +186,11 @@ class TransactionSchedule:
             if rng.random() < self.fault_rate:
                 self._fault(rng.choice(self.faults))
             world.now_ns += rng.randrange(1_000, 100_000)
+            if self.members_rng is not None and self.members_rng.random() < 0.02:
+                world.now_ns += self.members_rng.randrange(1, 1_000) * MS  # sessions end
+            if self.members_rng is not None and self.members_rng.random() < 0.3:
+                members = [one for one in self.programs if one.members_rng is not None]
+                self.members_rng.choice(members).turn()
             if rng.random() < 0.3:
                 rng.choice(self.actors).turn()
                 continue
@@ -273,10 +292,15 @@ class TransactionSchedule:
         levels = {reader.name: reader.is_committed for reader in self.readers}
         self.history.check(committed, uncommitted, levels)
         outputs = [value for place in self.made for _, value in committed[place]]
+        groups: dict[str, list[Program]] = {}
         for program in self.programs:
             if program.source is not None:
-                next_offset = self._committed_offset(program.name)
-                check_transformed(program.name, committed[program.source], next_offset, outputs)
+                groups.setdefault(program.group, []).append(program)
+        for group, programs in groups.items():
+            source = programs[0].source
+            assert source is not None
+            names = [program.name for program in programs]
+            check_transformed(names, committed[source], self._committed_offset(group), outputs)
 
     def _committed_offset(self, group: str) -> int:
         connection = Connection(ADDRESS, "check", self.world.runtime)

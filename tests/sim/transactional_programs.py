@@ -7,8 +7,10 @@ another connection.
     init -> idle -> (creating ->) open -> (preparing ->) ending -> idle
                         \\ a batch was fenced: asking -> idle, or gone
 
-Some transactions have tasks, in branches: each is attempted until it is done. Some are prepared
-first: then whoever has the id next decides them.
+Transformers read a partition that is assigned by hand, or are members of a group, whose commit may
+come when the partition has gone to another program. Some transactions of writers have tasks, in
+branches: each is attempted until it is done. Some are prepared first: then whoever has the id next
+decides them.
 
 Owner: one `tests.sim.transaction_schedule.TransactionSchedule`.
 Invariants: END_TRANSACTION comes behind the acknowledgement of every batch; epochs and sequences
@@ -47,6 +49,7 @@ from tests.kit.simdisk import SimFiles
 from tests.kit.transaction_checker import Token, TransactionHistory, value_of
 from tests.sim.actors import Inbox
 from tests.sim.machine_parts import ADDRESS, MS, SECOND
+from tests.sim.transaction_members import LOST, Membership
 from tests.sim.world import World
 from workers.segment.files import read_whole
 
@@ -117,6 +120,9 @@ class Instance:
         self.source: list[tuple[int, bytes]] = []
         self.tasks: list[list[BranchAttempt]] = []
         """The attempts of each task of the transaction."""
+        self.member = program.join(self)
+        self.identity: dict[str, Any] = {"member_id": None, "member_epoch": -1}
+        """The member that has the partition from which `offset` is read on."""
         self.content = Content(self.token, (), -1)
         """What the decision that is asked for has, or had when it was prepared."""
         self.is_prepared = False
@@ -135,6 +141,8 @@ class Instance:
     def pump(self) -> None:
         for attempt in self.attempts:
             attempt.pump()
+        if self.member is not None and self.state != "gone":
+            self.member.pump()
         if not self._is_ready():
             return
         if self.state == "init":
@@ -175,7 +183,12 @@ class Instance:
         program = self.program
         if program.source is not None and self.offset < 0:
             key = program.source
-            body = {"group": program.name, "partitions": [[key.topic, key.partition]]}
+            if self.member is not None:
+                if not self.member.owns(key):
+                    self._wait()
+                    return
+                self.identity = self.member.identity
+            body = {"group": program.group, "partitions": [[key.topic, key.partition]]}
             self._ask(Api.FETCH_OFFSETS, body, self._on_offsets)
             return
         if program.is_calm:
@@ -287,8 +300,8 @@ class Instance:
         key = self.program.source
         if key is not None:
             entry = [key.topic, key.partition, self.content.offset, -1, ""]
-            group = {"group": self.program.name, "member_id": None, "member_epoch": -1}
-            body["offsets"] = [{**group, "entries": [entry]}]
+            group = {"group": self.program.group, **self.identity, "entries": [entry]}
+            body["offsets"] = [group]
         if self.content.named:
             body["branches"] = [list(branch) for _, branch in self.content.named]
         return body
@@ -415,6 +428,10 @@ class Instance:
     def _on_end(self, response: Response) -> None:
         answer = requests.decode_json(response.body[0])
         outcome = answer.get("outcome")
+        if response.code in LOST and self.member is not None:
+            self.program.refused_count += 1
+            self.outcome = "abort"  # nothing was decided
+            return
         if outcome == "prepare":
             self.is_prepared = True
             self._decide()
@@ -467,13 +484,21 @@ class Instance:
         """Another has the id."""
         self._let_go()
         self.state = "gone"
+        self.close()
+
+    def close(self) -> None:
+        """End its connections, as a SIGKILL does."""
         self.connection.close()
+        if self.member is not None:
+            self.member.close()
 
     def next_wake_ns(self, now_ns: int) -> int:
         if self.state == "gone":
             return now_ns + SECOND
         tick_ns = self.connection.next_tick_ns()
         wake_ns = now_ns + SECOND if tick_ns is None else tick_ns
+        if self.member is not None:
+            wake_ns = min(wake_ns, self.member.next_wake_ns(now_ns))
         return wake_ns if self.is_waiting else min(wake_ns, max(self.retry_at_ns, now_ns + MS))
 
 
@@ -561,6 +586,12 @@ class Program:
     source: TopicPartition | None = None
     """What a transformer reads."""
     consumer: Consumer | None = None
+    group: str = ""
+    """That a transformer commits its offsets for."""
+    members_rng: random.Random | None = None
+    """Of members; None: the partition is assigned by hand."""
+    refused_count: int = 0
+    """Commits that were refused because the partition had gone to another member."""
     is_calm: bool = False
     copies: list[Copy] = field(default_factory=list)
     lives: list[Instance] = field(default_factory=list)
@@ -579,8 +610,24 @@ class Program:
         self.carrier = Connection(ADDRESS, f"{self.name} late", self.common.world.runtime)
         self.lives.append(Instance(self))
 
+    def join(self, life: Instance) -> Membership | None:
+        """The membership of one life."""
+        if self.members_rng is None or self.source is None or isinstance(life, BranchAttempt):
+            return None
+        return Membership(
+            self.common.world, self.members_rng, self.group, self.source.topic, self.name
+        )
+
     def turn(self) -> None:
+        if self.members_rng is not None and self.members_rng.random() < 0.04:
+            life = self.members_rng.choice(self.lives)
+            if life.member is not None and life.state in ("open", "ending"):
+                life.member.leave()
+                pause_ns = self.members_rng.choice((0, 3 * SECOND, 8 * SECOND))
+                life.retry_at_ns = self.common.world.now_ns + pause_ns
         chance = self.common.rng.random()
+        if self.members_rng is not None:
+            chance *= 5  # it takes a member longer to come to a commit
         if chance < 0.01:
             self.die()
         elif chance < 0.02 and len(self.lives) < 3:
@@ -591,7 +638,7 @@ class Program:
         """SIGKILL of the newest; what it had sent may still arrive."""
         died = self.lives.pop()
         died._let_go()
-        died.connection.close()
+        died.close()
         self.lives.append(Instance(self))
 
     def pump(self) -> None:
@@ -663,11 +710,10 @@ class Program:
         return [*self.lives, *(one for life in self.lives for one in life.attempts), *self.zombies]
 
     def has_input(self) -> bool:
-        sockets: list[Any] = [one.connection._socket for one in self._all()]
-        return any(
-            socket is not None and bool(socket.link.to_client)
-            for socket in [*sockets, self.carrier._socket]
-        )
+        connections = [one.connection for one in self._all()]
+        connections += [one.member.connection for one in self.lives if one.member is not None]
+        sockets: list[Any] = [one._socket for one in (*connections, self.carrier)]
+        return any(socket is not None and bool(socket.link.to_client) for socket in sockets)
 
 
 def _ignore(_: Response | None) -> None:

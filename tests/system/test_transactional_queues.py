@@ -129,6 +129,25 @@ def test_a_record_whose_lock_was_lost_aborts_and_the_other_member_makes_the_outp
     assert start_offset(appliance, f"g-{topic}") == 1
 
 
+def test_locks_of_records_in_a_transaction_are_renewed_while_it_is_open(
+    appliance: EmbeddedAppliance, topic: str
+) -> None:
+    make_both(appliance, topic, 2)
+    with producer_of(appliance, topic) as producer, share(appliance, topic) as consumer:
+        records = take(consumer, 2)
+        with producer.transaction():
+            work(producer, consumer, topic, records)
+            for _ in range(3):
+                for record in records:
+                    consumer.acknowledge(record, "renew")
+                consumer.commit()
+            with pytest.raises(InvalidRequestError, match="can only be renewed"):
+                consumer.acknowledge(records[0])
+        consumer.commit()
+    assert outputs(appliance, topic, 2) == [b"0", b"1"]
+    assert start_offset(appliance, f"g-{topic}") == 2
+
+
 def test_work_of_a_consumer_that_left_is_not_committed(
     appliance: EmbeddedAppliance, topic: str
 ) -> None:

@@ -15,13 +15,11 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from tailrace.client.connections.connection import Connection
 from tailrace.core.error_codes import ERROR_TABLE, ErrorCode
 from tailrace.core.errors import TransactionAbortedError, error_for
-from tailrace.producer.batches.accumulator import NS_PER_MS, RecordAccumulator
+from tailrace.producer.batches.accumulator import NS_PER_MS
 from tailrace.producer.transactions.branch_state import BranchState
+from tailrace.producer.transactions.identity import CoordinatedIdentity
 from tailrace.protocol.frame import Api, WireError
 from tailrace.protocol.messages import decode_json, encode_json
 from tailrace.protocol.session import Response
@@ -29,40 +27,10 @@ from tailrace.protocol.session import Response
 RETRY_NS = 20 * NS_PER_MS
 
 
-class BranchIdentity:
+class BranchIdentity(CoordinatedIdentity[BranchState]):
     """See the module's docstring."""
 
-    is_used = True
-    needs_epoch = False
-    bumps_epoch = False
-    bump_count = 0
     transaction = 0
-
-    def __init__(
-        self,
-        state: BranchState,
-        now_ns: Callable[[], int],
-        connection: Connection,
-        accumulator: RecordAccumulator,
-    ) -> None:
-        self._state = state
-        self._now_ns = now_ns
-        self._connection = connection
-        self._accumulator = accumulator
-        self.is_asked = False
-        """True while a JOIN_TRANSACTION request has no response."""
-        self._refusal: str | None = None
-        """The worker's sentence, while the reason of a PRODUCER_FENCED is not known."""
-        self._ask_at_ns = 0
-        accumulator.on_failed_batch = state.on_failed_batch
-
-    @property
-    def producer_id(self) -> int:
-        return self._state.producer_id
-
-    @property
-    def epoch(self) -> int:
-        return self._state.epoch
 
     @property
     def is_missing(self) -> bool:
@@ -70,29 +38,10 @@ class BranchIdentity:
         state = self._state
         return state.producer_id < 0 or self._refusal is not None or state.failure is not None
 
-    @property
-    def is_known(self) -> bool:
-        """True if batches may be sent."""
-        return not self.is_missing
-
     def check_may_add(self) -> None:
         """Raise unless the branch takes records. It has a record from now on."""
         self._state.check_send()
         self._state.is_empty = False
-
-    def use_up(self) -> None:
-        """A batch has failed, which the state knows by itself."""
-
-    def restart(self) -> None:
-        """Go on with the same epoch. Only the numbering of one batch can have been interrupted."""
-        self.is_asked = False
-        for queue in self._accumulator.queues.values():
-            queue.count_numbered()
-
-    def is_fenced(self, detail: str) -> bool:
-        """True: the batch waits until the reason is known."""
-        self._refusal = detail
-        return True
 
     def begin_epoch(self) -> None:
         """The sequences of all partitions begin at 0."""

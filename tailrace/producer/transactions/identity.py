@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from tailrace.client.connections.connection import Connection
 from tailrace.core.error_codes import ERROR_TABLE, ErrorCode
@@ -33,11 +33,28 @@ from tailrace.protocol.frame import Api, WireError
 from tailrace.protocol.messages import decode_json, encode_json
 from tailrace.protocol.session import Response
 
+if TYPE_CHECKING:
+    from tailrace.producer.batches.producer_batch import ProducerBatch
+
 DESCRIBE_RETRY_NS = 20 * NS_PER_MS
 
 
-class TransactionalIdentity:
-    """The id and epoch of the present transaction."""
+class KnownState(Protocol):
+    """What an identity knows of its producer."""
+
+    producer_id: int
+    epoch: int
+
+    def on_failed_batch(self, batch: ProducerBatch) -> None: ...
+
+
+S = TypeVar("S", bound=KnownState)
+
+
+class CoordinatedIdentity(Generic[S]):
+    """An id and epoch that the coordinator of transactions gives: those of a transaction's owner,
+    or of a branch's writer.
+    """
 
     is_used = True
     needs_epoch = False
@@ -46,7 +63,7 @@ class TransactionalIdentity:
 
     def __init__(
         self,
-        state: TransactionState,
+        state: S,
         now_ns: Callable[[], int],
         connection: Connection,
         accumulator: RecordAccumulator,
@@ -56,7 +73,7 @@ class TransactionalIdentity:
         self._connection = connection
         self._accumulator = accumulator
         self.is_asked = False
-        """True while a DESCRIBE_TRANSACTION request has no response."""
+        """True while a request of `obtain` has no response."""
         self._refusal: str | None = None
         """The worker's sentence, while the reason of a PRODUCER_FENCED is not known."""
         self._ask_at_ns = 0
@@ -71,24 +88,14 @@ class TransactionalIdentity:
         return self._state.epoch
 
     @property
-    def transaction(self) -> int:
-        """The number of the transaction."""
-        return self._state.number
-
-    @property
     def is_missing(self) -> bool:
         """True while nothing may be sent."""
-        return self._refusal is not None or self._state.has_failed
+        raise NotImplementedError
 
     @property
     def is_known(self) -> bool:
         """True if batches may be sent."""
         return not self.is_missing
-
-    def check_may_add(self) -> None:
-        """Raise unless a transaction is open. It has a record from now on."""
-        self._state.check(Call.SEND)
-        self._state.is_empty = False
 
     def use_up(self) -> None:
         """A batch has failed, which the state knows by itself."""
@@ -103,6 +110,25 @@ class TransactionalIdentity:
         """True: the batch waits until the reason is known."""
         self._refusal = detail
         return True
+
+
+class TransactionalIdentity(CoordinatedIdentity[TransactionState]):
+    """The id and epoch of the present transaction."""
+
+    @property
+    def transaction(self) -> int:
+        """The number of the transaction."""
+        return self._state.number
+
+    @property
+    def is_missing(self) -> bool:
+        """True while nothing may be sent."""
+        return self._refusal is not None or self._state.has_failed
+
+    def check_may_add(self) -> None:
+        """Raise unless a transaction is open. It has a record from now on."""
+        self._state.check(Call.SEND)
+        self._state.is_empty = False
 
     def obtain(self) -> None:
         """Ask why a batch was refused, or fail what was not sent of a failed transaction."""

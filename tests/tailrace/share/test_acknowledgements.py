@@ -10,6 +10,7 @@ from tailrace.core.errors import InvalidRequestError
 from tailrace.core.topic_partition import TopicPartition
 from tailrace.share.acknowledgements import (
     REJECTING,
+    RENEWALS,
     UNREAD,
     Acknowledgement,
     Acknowledgements,
@@ -208,3 +209,39 @@ def test_a_lock_that_has_passed_ends_the_claim_of_a_transaction() -> None:
     kept.add(key, 0, 0, None, 30)  # delivered once more
     kept.detach([("t", 0, 0)], is_committed=False)
     assert kept.acknowledged(9) == []
+
+
+def test_the_lock_of_a_record_in_a_transaction_is_renewed_and_the_record_stays_there() -> None:
+    kept, key, place = Acknowledgements(), TopicPartition("t", 0), ("t", 0, 0)
+    kept.add(key, 0, 0, None, 10)
+    kept.attach([place])
+    kept.acknowledge(*place, "renew")
+    with pytest.raises(InvalidRequestError, match="can only be renewed"):
+        kept.acknowledge(*place, "release")
+    with pytest.raises(InvalidRequestError, match="in a transaction already"):
+        kept.check_attachable(*place)
+    (run,) = runs = kept.acknowledged(9)
+    assert run.outcome in RENEWALS
+    kept.sent(runs)
+    assert kept.acknowledged(9) == []
+    kept.put_back(runs)  # it was not applied
+    assert kept.acknowledged(9) == runs
+    kept.sent(runs)
+    kept.renewed(key, 0, 0, 30)
+    assert kept.drop_expired(10) == 0
+    kept.detach([place], is_committed=False)
+    assert [one.outcome for one in kept.acknowledged(9)] == ["release"]
+
+
+@pytest.mark.parametrize("is_committed", [True, False])
+def test_a_renewal_that_was_not_sent_ends_with_the_transaction(is_committed: bool) -> None:
+    kept, key, place = Acknowledgements(), TopicPartition("t", 0), ("t", 0, 0)
+    kept.add(key, 0, 0)
+    kept.attach([place])
+    kept.acknowledge(*place, "renew")
+    runs = kept.acknowledged(9)
+    kept.sent(runs)
+    kept.detach([place], is_committed=is_committed)
+    kept.put_back(runs)
+    found = [one.outcome for one in kept.acknowledged(9)]
+    assert found == ([] if is_committed else ["release"])

@@ -66,6 +66,13 @@ class Member:
             for offset in range(first, last + 1)
         ]
 
+    def acknowledge(self, first: int, last: int, outcome: str) -> None:
+        """Acknowledge records outside of a transaction."""
+        self.sequence += 1
+        self.world.ask(
+            Api.SHARE_ACKNOWLEDGE, sequence=self.sequence, **self.done(first, last, outcome)
+        )
+
     def done(self, first: int, last: int, outcome: str = "accept") -> dict[str, Any]:
         """An entry of `acknowledgements`."""
         topic_id = self.world.topics.id_of("jobs")
@@ -133,6 +140,22 @@ def test_a_record_that_another_member_has_refuses_the_commit_and_decides_nothing
     assert start_offset(world) == 2
     with pytest.raises(LockLostError):
         owner.end(acknowledgements=[other.done(1, 1)])
+
+
+def test_locks_expire_under_an_open_transaction_unless_their_member_renews_them(
+    world: World, member: Member
+) -> None:
+    owner = Owner(world, timeout_ms=900_000)
+    owner.write()
+    member.acquire(2)
+    for _ in range(4):
+        world.wait(LOCK_S - 5)
+        member.acknowledge(0, 0, "renew")
+    with pytest.raises(LockLostError, match="nothing of the transaction was decided"):
+        owner.end(acknowledgements=[member.done(0, 1)])
+    assert start_offset(world) == 0
+    owner.end(acknowledgements=[member.done(0, 0)])
+    assert start_offset(world) == 1
 
 
 def test_one_record_that_is_lost_acknowledges_none(world: World, member: Member) -> None:
