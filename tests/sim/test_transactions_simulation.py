@@ -19,7 +19,7 @@ from appliance.groups.transactions.branches.claims import BranchClaims
 from appliance.groups.transactions.branches.pool import BranchPool, pool_of
 from appliance.groups.transactions.coordinator import TransactionCoordinator
 from appliance.groups.transactions.decider import Decider
-from appliance.groups.transactions.decisions import decision_log
+from appliance.groups.transactions.decisions import decision_log, delivery
 from appliance.groups.transactions.decisions.delivery import Delivery
 from appliance.groups.transactions.ending import Ending
 from appliance.groups.transactions.ids.id_table import Entry
@@ -107,13 +107,20 @@ def _publish_early(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(OpenTransactions, "first_offset", None)
 
 
+def _forget_ends(patch: pytest.MonkeyPatch) -> None:
+    """The second defence of a decision without a row: the newest ends of its id."""
+    patch.setattr(delivery, "find_end", lambda *_: None)
+
+
 def _keep_no_rows(patch: pytest.MonkeyPatch) -> None:
     """D1, D2: the decisions that are not carried out are in memory only."""
+    _forget_ends(patch)
     patch.setattr(TransactionRows, "put_decisions", lambda *_: None)
 
 
 def _forget_before_the_disk(patch: pytest.MonkeyPatch) -> None:
     """D1: a decision counts as carried out when its marker is in the ring, and is forgotten."""
+    _forget_ends(patch)
     patch.setattr(DecisionProgress, "wrote", lambda *_: None)
     patch.setattr(decision_log, "DONE_KEPT_NS", 0)
 
@@ -144,6 +151,7 @@ def _take_before_the_feed(patch: pytest.MonkeyPatch) -> None:
 
 def _feed_no_decisions(patch: pytest.MonkeyPatch) -> None:
     """D5: a worker that starts hears what is registered, and not what was decided."""
+    _forget_ends(patch)
     feed = Delivery._feed
 
     def registrations(self: Delivery) -> Any:

@@ -275,6 +275,15 @@ def test_a_flipped_bit_in_a_marker_or_an_index_shows_no_aborted_record(
             producer.begin_transaction()
             producer.send("out", b"after")
             producer.commit_transaction()
+            producer.init_transactions()
+        with Admin(running.address) as admin:
+            assert admin.find_hanging_transactions() == []
+        place = TopicPartition("out", 0)
+        with (
+            Consumer(bootstrap=running.address) as stable,
+            Consumer(bootstrap=running.address, isolation_level="read_uncommitted") as all_,
+        ):
+            assert stable.end_offsets([place]) == all_.end_offsets([place]), "nothing is open"
     finally:
         assert running.stop() == 0
 

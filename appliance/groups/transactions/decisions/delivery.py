@@ -4,8 +4,9 @@ Owner: the coordinator.
 Invariants:
 - Nothing is sent before its commit.
 - A feed has every decision that is not carried out, and every registered id, by ordinal.
-- A worker that asks about an open transaction gets the decided outcome, or abort where none is
-  known. A commit that is asked for gets a row again, since its marker is not durable there.
+- A worker that asks about an open transaction gets the decided outcome: that of a decision, or of
+  one of the newest ends of its id, whose markers a damaged file may have lost. It is abort where
+  none is known. A commit that is asked for gets a row again, since its marker is not durable there.
 Crash: workers are fed anew, and ask again.
 """
 
@@ -18,6 +19,7 @@ from appliance.groups.transactions.branches.pool import pool_of
 from appliance.groups.transactions.decisions.decision_log import Decided, DecisionLog, encoded
 from appliance.groups.transactions.decisions.hanging import HangingTransactions
 from appliance.groups.transactions.decisions.workers import Workers
+from appliance.groups.transactions.ids.ends import find_end
 from appliance.groups.transactions.ids.id_table import IdTable
 from appliance.groups.transactions.ids.numbers import Numbers
 from shm.messages.transaction_messages import (
@@ -106,7 +108,8 @@ class Delivery:
             if key not in known and is_current:  # nobody has decided it
                 self._hanging.drop([key])
                 continue
-            outcome = known.get(key, Outcome.ABORT)  # without a row: it was not committed
+            end = None if entry is None else find_end(entry.row.ended, *key)
+            outcome = known.get(key, Outcome.ABORT if end is None else Outcome(end.outcome))
             outcomes[outcome].append(DecidedTransaction(*key, outcome))
         for outcome, ended in outcomes.items():
             if ended:

@@ -521,6 +521,32 @@ def test_an_answer_of_commit_to_a_worker_is_durable_until_its_marker_is(world: W
     assert world.store.read("SELECT count(*) FROM decisions") == [(0,)]
 
 
+def test_a_marker_that_a_damaged_file_has_lost_is_written_again_with_its_outcome(
+    world: World,
+) -> None:
+    """The row of the decision is gone, and its id knows its newest ends."""
+    a = Owner(world)
+    epochs = []
+    for outcome in ("commit", "abort", "commit"):
+        a.write(0)
+        epochs.append(ProducerEpoch(*a.current))
+        a.end(outcome)
+        world.settle()
+    world.wait(10)
+    assert world.store.read("SELECT count(*) FROM decisions") == [(0,)]
+    world.kill()
+    world.settle()
+    zero = world.workers.workers[0]
+    whole = zero.log
+    for epoch, marker in zip(epochs, ["abort", "abort", "commit"], strict=True):
+        zero.log = [("data", *epoch)]
+        world.coordinator.asked(0, [epoch], world.now_ns)
+        world.step()
+        world.settle()
+        assert markers(world)[0] == [marker], "the oldest is not known any more"
+    zero.log = whole
+
+
 def test_rows_go_when_every_worker_is_done_and_never_while_one_is_unfinished(world: World) -> None:
     a = Owner(world)
     a.write()
