@@ -252,7 +252,7 @@ PLANTED: list[tuple[Plant, int]] = [
     (_accept_late_batches, 1),
     (_leave_the_epoch, 0),
     (_publish_early, 0),
-    (_keep_no_rows, 2),
+    (_keep_no_rows, 5),
     (_end_any_epoch, 3),
     (_forget_what_is_open, 1),
     (_let_old_owners_go_on, 0),
@@ -269,7 +269,7 @@ DIRECTED: list[tuple[Plant, int, tuple[str, ...]]] = [
     (_forget_before_the_disk, 3, ("power with a slow disk",)),
     (_abort_in_memory_only, 0, ("kill groups",)),
     (_take_before_the_feed, 10, ("kill all", "kill worker", "late")),
-    (_feed_no_decisions, 3, ("kill all", "kill groups")),
+    (_feed_no_decisions, 11, ("kill all", "kill groups")),
     (_answer_inits_early, 3, ("slow disk", "kill worker")),
 ]
 """The same, with the faults under which it shows."""
