@@ -688,7 +688,7 @@ with start() as appliance:
         ROOT / "README.md",
         *(
             ROOT / "docs" / f"{name}.md"
-            for name in ("export", "groups", "queues", "scan", "sdk", "transactions")
+            for name in ("export", "groups", "queues", "scan", "sdk", "table", "transactions")
         ),
     ],
     ids=lambda path: path.name,
