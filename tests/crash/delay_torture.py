@@ -37,7 +37,7 @@ from tests.kit.processes import HANG_LIMIT_S
 TOPIC = "later"
 PARTITIONS = 3
 TRANSACTIONAL = 3
-"""Programs that send and change delayed records in transactions."""
+"""Programs that send and change delayed records in transactions, in a long run."""
 DELAY_MAX_S = 6.0
 FAR_S = 25.0
 AT_ONCE_S = 0.05
@@ -80,14 +80,19 @@ Changed = tuple[Sent, dt.datetime | None, str | None]
 class DelayTorture(TortureBase[Counts]):
     """One run."""
 
-    def __init__(self, seed: int, data_dir: str, far_s: float = FAR_S) -> None:
-        """`far_s`: the longest delay; the end of a run waits for it."""
+    def __init__(
+        self, seed: int, data_dir: str, far_s: float = FAR_S, programs: int = TRANSACTIONAL
+    ) -> None:
+        """`far_s`: the longest delay; the end of a run waits for it. `programs`: transactional
+        ones.
+        """
         counts = Counts()
         super().__init__(counts, counts.harm, seed, data_dir, "tr-scheduler-0")
         self._seed = seed
         self.sent: dict[bytes, Sent] = {}
         self.seen: list[tuple[bytes, float]] = []
         self._far_s = far_s
+        self._programs = programs
         self._seen_received_count = 0.0
 
     def _produce(self, name: str, seed: int) -> None:
@@ -163,7 +168,7 @@ class DelayTorture(TortureBase[Counts]):
             max_block_ms=600_000, delivery_timeout_ms=600_000,
         ) as producer:  # fmt: skip
             producer.init_transactions(600)
-            while not self._stop.wait(0.005):
+            while not self._stop.wait(0.02):
                 number += 1
                 producer.begin_transaction()
                 is_kept = rng.random() < 0.6
@@ -298,7 +303,7 @@ class DelayTorture(TortureBase[Counts]):
                 [NewTopic(TOPIC, PARTITIONS, {"delay.enabled": True, "segment.bytes": 1 << 19})]
             )
         threads = [self.thread(self._produce, f"p{n}", n) for n in range(2)]
-        threads += [self.thread(self._transact, n) for n in range(TRANSACTIONAL)]
+        threads += [self.thread(self._transact, n) for n in range(self._programs)]
         self.disturb(
             enough, [*threads, self.thread(self._change), self.thread(self._keep_consuming)]
         )
@@ -321,8 +326,11 @@ class DelayTorture(TortureBase[Counts]):
         self.counts.delivered = len(self.seen)
 
 
-def torture(seed: int, enough: Enough[Counts], far_s: float = FAR_S) -> Counts:
-    return run_torture(lambda data_dir: DelayTorture(seed, data_dir, far_s), enough)
+def torture(
+    seed: int, enough: Enough[Counts], far_s: float = FAR_S, programs: int = TRANSACTIONAL
+) -> Counts:
+    """Run until `enough`. Raises AssertionError when a promise is broken."""
+    return run_torture(lambda data_dir: DelayTorture(seed, data_dir, far_s, programs), enough)
 
 
 if __name__ == "__main__":
