@@ -71,15 +71,28 @@ def segment(
     return tmp_path / "t-0" / ("0" * 20 + ".arrows")
 
 
+class SyncCountingFiles(DiskFiles):
+    def __init__(self) -> None:
+        self.sync_count = 0
+
+    def sync_data(self, fd: int) -> None:
+        self.sync_count += 1
+        super().sync_data(fd)
+
+
 def recover(
-    path: pathlib.Path, *, checkpoint: bool = False, hints: Hints | None = None
+    path: pathlib.Path,
+    *,
+    checkpoint: bool = False,
+    hints: Hints | None = None,
+    files: DiskFiles | None = None,
 ) -> RecoveredLog:
     """What recovery makes of the log of `path`; without its checkpoints, unless they are wanted."""
     for name in () if checkpoint else CHECKPOINT_FILES:
         path.with_name(name).unlink(missing_ok=True)
     known = PartitionMetadata.decode(path.with_name("partition.json").read_bytes())
     assert known is not None
-    return recover_log(DiskFiles(), str(path.parent), known, hints or Hints())
+    return recover_log(files or DiskFiles(), str(path.parent), known, hints or Hints())
 
 
 def test_an_intact_live_segment_is_appended_to(tmp_path: pathlib.Path) -> None:
@@ -182,6 +195,23 @@ def test_only_what_follows_the_checkpoint_is_read_and_a_damaged_one_falls_back_t
         newest.write_bytes(bent)
         again = recover(path, checkpoint=True)
         assert (again.next_offset, again.damage, again.cut_bytes) == (12, [], 0)
+
+
+def test_a_segment_is_synced_unless_its_checkpoint_covers_all_of_it(
+    tmp_path: pathlib.Path,
+) -> None:
+    """With 1,000 partitions these are 1,000 syncs of a start behind a clean stop."""
+    path = segment(tmp_path)
+    files = SyncCountingFiles()
+    assert recover(path, checkpoint=True, files=files).next_offset == 12
+    assert files.sync_count == 0
+    with path.open("ab") as file:
+        file.write(bytes(3))
+    recover(path, checkpoint=True, files=files)
+    assert files.sync_count >= 1, "a tail is cut, and the cut is synced"
+    files.sync_count = 0
+    recover(path, files=files)
+    assert files.sync_count == 1, "nothing says that its batches were durable"
 
 
 def test_a_segment_killed_before_its_schema_is_removed(tmp_path: pathlib.Path) -> None:
