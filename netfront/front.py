@@ -72,6 +72,7 @@ from shm.runtime.agent_runner import (
     start,
 )
 from shm.runtime.error_handler import CountedErrorHandler
+from shm.runtime.slow_operations import SLOW
 from shm.runtime.timing_wheel import NEVER_NS, TimingWheel
 from shm.tables.control import ProcessSlot
 from tailrace.core.error_codes import ErrorCode
@@ -497,7 +498,12 @@ class Front:
             ProcessWord.BYTES_COUNT,
             self._slot.load(ProcessWord.BYTES_COUNT) + len(listed) + len(data),
         )
-        self._fetch_durations.add(self._clock.monotonic_ns() - fetch.begun_ns)
+        duration_ns = self._clock.monotonic_ns() - fetch.begun_ns
+        self._fetch_durations.add(duration_ns)
+        if duration_ns > SLOW.limit_ns and not fetch.is_registered:
+            self._responses.note_slow(
+                fetch.session.word, Api.FETCH, fetch.correlation_id, duration_ns
+            )
         if fetch.is_registered and fetch.newest_append_us:
             self._delivery_durations.add((self._clock.wall_us() - fetch.newest_append_us) * 1_000)
         self._responses.send_batches(

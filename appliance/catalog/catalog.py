@@ -185,9 +185,7 @@ class Catalog:
         try:
             self._slots = {slot for (slot,) in self._db.execute("SELECT slot FROM partitions")}
         except sqlite3.Error:
-            logger.exception(
-                "slots_not_read: those of topics that were not kept stay taken until the next start"
-            )
+            logger.exception("slots_not_read")
 
     @contextmanager
     def together(self) -> Iterator[None]:

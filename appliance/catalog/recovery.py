@@ -303,7 +303,7 @@ def _rebuild(
     if is_new:
         return
     for warning in restored.warnings:
-        logger.warning("catalog_rebuilt_with_a_gap %s", warning)
+        logger.warning("catalog_rebuilt_with_a_gap reason=%r", warning)
     logger.warning(
         "catalog_rebuilt path=%s reason=%r topics=%d partitions=%d kept_in=%r producer_ids_from=%d",
         path, reason, len(restored.topics), sum(len(topic.partitions) for topic in restored.topics),

@@ -17,6 +17,7 @@ from appliance.config.setting_definition import Definition, definition_of, setti
 from shm.memory.layout import FRONTS_MAX
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
+LOG_FORMATS = ("text", "json")
 MIB = 1 << 20
 TOPIC_PREFIX = "topic."
 TOPIC_DEFAULTS = (
@@ -170,6 +171,18 @@ class Settings:
         "info",
         "Lowest level that is logged: debug, info, warning or error.",
         choices=LOG_LEVELS,
+        live=True,
+    )
+    log_format: str = setting(
+        "text",
+        "Form of log lines: text (event key=value ...) or json (an object a line). The journal gets "
+        "the fields in either.",
+        choices=LOG_FORMATS,
+    )
+    slow_operation_ms: int = setting(
+        1_000,
+        "A produce, fetch, sync or commit that takes longer is logged, ms; 0: none is.",
+        maximum=3_600_000,
         live=True,
     )
     auto_create_topics: bool = setting(

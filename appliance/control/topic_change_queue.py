@@ -26,7 +26,7 @@ from appliance.control.topic_commands import TopicCommands, shown_name, shown_te
 from shm.crash_points import crash_point
 from shm.memory.layout import SlotState
 from shm.runtime.error_handler import CountedErrorHandler
-from tailrace.core.error_codes import ErrorCode
+from tailrace.core.error_codes import ErrorCode, code_of
 from tailrace.core.errors import InvalidRequestError, TailraceError
 from tailrace.core.hash_slots import HandOver, missing_sources
 from tailrace.protocol.frame import Api
@@ -419,6 +419,13 @@ class TopicChangeQueue:
     def _answer(self, change: Change) -> None:
         if change.api is Api.DELETE_RECORDS:
             self._add_log_starts(change)
+        for result in change.results:
+            if result["code"]:
+                logger.info(
+                    "topic_change_refused api=%s topic=%r request=%x code=%s reason=%r",
+                    change.api.name, result["name"], change.requester.correlation_id,
+                    code_of(result["code"]).name, result.get("message", ""),
+                )  # fmt: skip
         code, body = change.encode_results(self._answer_max)
         self._send(change.requester, code, body)
 

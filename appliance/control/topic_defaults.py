@@ -104,7 +104,7 @@ class TopicDefaults:
         return len(some)
 
     def _failed(self, names: list[str], now_ns: int, error: TailraceError) -> None:
-        logger.warning("topic_defaults_not_applied error=%r it is tried again", error.detail)
+        logger.warning("topic_defaults_not_applied error=%r", error.detail)
         self._undecided = list(dict.fromkeys([*names, *self._undecided]))
         self._is_noted = False
         self._retry_at_ns = now_ns + RETRY_NS

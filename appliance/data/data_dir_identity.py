@@ -53,8 +53,7 @@ def identify(path: str, directory: os.stat_result) -> Identity:
     found = known._replace(device=directory.st_dev, inode=directory.st_ino, path=path)
     if not _is_the_same(known, found):
         logger.warning(
-            "copied_directory path=%s of=%s inode=%d the shared memory of the original is left "
-            "alone",
+            "copied_directory path=%s of=%s inode=%d",
             path,
             known.path,
             known.inode,

@@ -270,7 +270,7 @@ def _try_lock_directory(path: str, directory_fd: int) -> bool:
         if error.errno not in _NO_DIRECTORY_LOCKS:
             raise
         logger.warning(
-            "directory_not_locked path=%s error=%r only its file %s is", path, str(error), LOCK_FILE
+            "directory_not_locked path=%s error=%r locked=%s", path, str(error), LOCK_FILE
         )
     return True
 

@@ -154,9 +154,7 @@ class LiveSettings:
         for error in report["errors"]:
             logger.error("setting_wrong error=%r", error)
         if report["errors"]:
-            logger.error(
-                "settings_not_reloaded errors=%d the settings in force stay", len(report["errors"])
-            )
+            logger.error("settings_not_reloaded errors=%d", len(report["errors"]))
             return
         logger.info("settings_reloaded changed=%s", ",".join(report["changed"]) or "none")
         if report["restart"]:
@@ -216,7 +214,7 @@ class LiveSettings:
         for name, value in self._overrides.items():
             definition = definitions().get(name)
             if definition is None or not definition.is_live:
-                logger.warning("override_ignored setting=%s this version has no such setting", name)
+                logger.warning("override_ignored setting=%s", name)
             else:
                 found[name] = value
         return found

@@ -287,7 +287,8 @@ class Supervisor:
             "connections.max": s.connections_max,
             "topic_defaults": s.topic_defaults,
             "retention.check.interval.ms": s.retention_check_interval_ms,
-            "log_level": s.log_level,
+            "log_level": s.log_level, "log_format": s.log_format,
+            "slow_operation_ms": s.slow_operation_ms,
         }  # fmt: skip
 
     # ---- supervision -----------------------------------------------------------------------------
@@ -317,7 +318,7 @@ class Supervisor:
             _drain(wake_fd)
             now_ns = time.monotonic_ns()
             if self.ready_fd in ready and _has_ended(self.ready_fd):
-                logger.info("parent_gone stopping")
+                logger.info("parent_gone action=STOP")
                 return
             for child in [child for child in self._processes if child.pidfd in ready]:
                 self._processes.reap(child, now_ns)
@@ -341,7 +342,7 @@ class Supervisor:
         version = self._live.version
         hung_up = self._hang_ups.take()
         if hung_up and self._hang_ups.is_terminal_gone():
-            logger.info("terminal_gone stopping")
+            logger.info("terminal_gone action=STOP")
             self._stop_requested = True
             return
         if self._live.take_overrides() or hung_up:
@@ -482,9 +483,7 @@ class Supervisor:
             self._regions.remove()
             forget_holders(self._owners)
         else:
-            logger.error(
-                "rings_not_drained data_dir=%s the next start will drain them", self._owners[0].path
-            )
+            logger.error("rings_not_drained data_dir=%s", self._owners[0].path)
         logger.info("stopped clean=%s", clean and drained)
         return ExitCode.FAILED if code is ExitCode.OK and not (clean and drained) else code
 
@@ -547,7 +546,7 @@ def _serve() -> int:
     if settings.zygote:
         spawner.fork_zygote()
     arm_from_environment()
-    log_to_stderr(comm_name(Role.SUPERVISOR, 0), settings.log_level)
+    log_to_stderr(comm_name(Role.SUPERVISOR, 0), settings.log_level, settings.log_format)
     try:
         refuse_unfit_machine()
         warn_of_python_kernel()

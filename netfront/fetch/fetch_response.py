@@ -103,15 +103,20 @@ class FetchResponseEntries:
                 self._forget_place(route.slot, fetch.session.number)
                 entry = self._read_one(fetch, requested, route)
         except LogReadError as error:
-            if error.code is not ErrorCode.NOT_READY:
-                self._warn_once(
-                    route,
-                    f"fetch_refused code={error.code.name} reason={str(error)!r} "
-                    f"offset={requested.offset}",
-                )
+            if error.code is not ErrorCode.NOT_READY and self._differs(
+                route, f"{error.code.name} {error} {requested.offset}"
+            ):
+                logger.warning(
+                    "fetch_refused topic=%s partition=%d offset=%d code=%s reason=%r",
+                    route.topic, route.partition, requested.offset, error.code.name, str(error),
+                )  # fmt: skip
             return self._refusal(requested, route, error.code, error.resume_offset)
         except OSError as error:
-            self._warn_once(route, f"read_failed error={str(error)!r} offset={requested.offset}")
+            if self._differs(route, f"{error} {requested.offset}"):
+                logger.warning(
+                    "read_failed topic=%s partition=%d offset=%d error=%r",
+                    route.topic, route.partition, requested.offset, str(error),
+                )  # fmt: skip
             return self._refusal(
                 requested,
                 route,
@@ -121,10 +126,11 @@ class FetchResponseEntries:
             self._warned.pop(route.slot, None)
         return entry
 
-    def _warn_once(self, route: Assignment, message: str) -> None:
-        if self._warned.get(route.slot) != message:
-            self._warned[route.slot] = message
-            logger.warning("%s topic=%s partition=%d", message, route.topic, route.partition)
+    def _differs(self, route: Assignment, message: str) -> bool:
+        """True if the partition's last warning, since a successful read, was another one."""
+        differs = self._warned.get(route.slot) != message
+        self._warned[route.slot] = message
+        return differs
 
     def _refusal(
         self, requested: FetchEntry, route: Assignment, code: ErrorCode, resume_offset: int = -1

@@ -49,6 +49,7 @@ class PendingProduce:
         "expires_at_ns",
         "left",
         "opened_ns",
+        "refused",
         "trace_id",
         "version",
         "word",
@@ -77,6 +78,8 @@ class PendingProduce:
         """Response body. None in version 1: its single ack makes the response."""
         self.opened_ns = opened_ns
         self.expires_at_ns = expires_at_ns
+        self.refused: list[ErrorCode] = []
+        """Codes of the batches that a worker or flusher refused."""
         self.trace_id = b""
         """A trace that a record belongs to; empty if none is known."""
 

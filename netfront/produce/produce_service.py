@@ -35,6 +35,7 @@ from shm.memory.layout import ACKS_ALL, ACKS_LEADER, ACKS_NONE, SLOT_MAP_SHIFT
 from shm.messages.lane_messages import LaneKind
 from shm.queues.lane import LaneWriter
 from shm.queues.outbox import Outbox
+from shm.runtime.slow_operations import SLOW
 from shm.tables.measurements import Exemplars, Histogram
 from tailrace.core.error_codes import ERROR_TABLE, ErrorCode
 from tailrace.core.hash_slots import VERSION_MAX
@@ -207,7 +208,9 @@ class ProduceService:
                 code,
                 NO_SLOT_MAP if code is ErrorCode.INVALID_REQUEST else ERROR_TABLE[code].meaning,
             )
-        self._responses.note_refused(session, Api.PRODUCE, [code for _, code in refused])
+        self._responses.note_refused(
+            session, Api.PRODUCE, asked.correlation_id, [code for _, code in refused]
+        )
         for index, code in refused:
             asked.settle(index, code)
         if not asked.left:
@@ -384,6 +387,8 @@ class ProduceService:
             self._answer_single(asked, answer)
             return
         _, batch_token, code, base_offset, append_time_us, leader_epoch, is_duplicate = answer
+        if code is not ErrorCode.OK:
+            asked.refused.append(code)
         flags = messages.PRODUCED_DUPLICATE if is_duplicate else 0
         asked.settle(
             batch_token & TOKEN_INDEX_MASK, code, flags, leader_epoch, base_offset, append_time_us
@@ -400,7 +405,7 @@ class ProduceService:
         now_ns = self._monotonic_ns()
         for asked in answered:
             assert asked.body is not None
-            self._durations.add(now_ns - asked.opened_ns)
+            self._note_end(asked, now_ns)
             if asked.trace_id:
                 self._exemplars.store(now_ns - asked.opened_ns, asked.trace_id, self._wall_us())
             self._responses.answer_deferred(
@@ -414,7 +419,7 @@ class ProduceService:
 
     def _answer_single(self, asked: PendingProduce, answer: Answer) -> None:
         """Answer a request of version 1."""
-        self._durations.add(self._monotonic_ns() - asked.opened_ns)
+        self._note_end(asked, self._monotonic_ns())
         self._pending_produces.close(asked)
         if answer.code is not ErrorCode.OK:
             body: Readable = orjson.dumps({"message": ERROR_TABLE[answer.code].meaning})
@@ -428,6 +433,19 @@ class ProduceService:
         self._responses.answer_deferred(
             asked.word, Api.PRODUCE, asked.version, asked.correlation_id, answer.code, body
         )
+
+    def _note_end(self, asked: PendingProduce, now_ns: int) -> None:
+        """Measure a request, and log what was refused of it, and that it was slow."""
+        duration_ns = now_ns - asked.opened_ns
+        self._durations.add(duration_ns)
+        if duration_ns > SLOW.limit_ns:
+            self._responses.note_slow(asked.word, Api.PRODUCE, asked.correlation_id, duration_ns)
+        if asked.refused:
+            session = self._sessions.by_word(asked.word)
+            if session is not None:
+                self._responses.note_refused(
+                    session, Api.PRODUCE, asked.correlation_id, asked.refused
+                )
 
     def next_deadline_ns(self) -> int:
         """Return the time when `answer_expired` next has work."""

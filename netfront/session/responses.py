@@ -18,6 +18,7 @@ from netfront.socket.flow_control import Credit
 from netfront.socket.transport import Transport
 from shm.memory.layout import ProcessWord
 from shm.runtime.error_handler import CountedErrorHandler
+from shm.runtime.slow_operations import SLOW
 from shm.tables.control import ProcessSlot
 from tailrace.core.error_codes import ErrorCode
 from tailrace.format.crc32c import Readable
@@ -31,6 +32,23 @@ from tailrace.protocol.frame import (
 )
 
 logger = logging.getLogger(__name__)
+
+
+def api_name(number: int) -> str:
+    """The name of an API for the log; its number, if there is none of this number."""
+    try:
+        return Api(number).name
+    except ValueError:
+        return str(number)
+
+
+def error_detail(body: Readable) -> str:
+    """The sentence in the body of an error response, "" if there is none."""
+    try:
+        return str(messages.decode_json(body).get("message", ""))
+    except WireError:
+        return ""
+
 
 _PUSH_VERSIONS = {int(api): low for api, (low, _) in API_VERSIONS.items()}
 """Version of pushes by API: the lowest, which every supported client understands."""
@@ -114,6 +132,9 @@ class Responses:
         session = self._sessions.by_word(word)
         if session is None:
             return
+        if code is not ErrorCode.OK:
+            self._log_refused(session, api, correlation_id, code, error_detail(body))
+            self._errors.add(code)
         try:
             self.send(session, api, version, correlation_id, code, [body])
         except Exception as error:
@@ -130,10 +151,7 @@ class Responses:
     ) -> None:
         """Send an error response. The session may be None."""
         if error.code is not ErrorCode.SESSION_UNKNOWN:
-            logger.info(
-                "request_refused client=%s api=%d code=%s reason=%r",
-                session.client_id if session else "?", api, error.code.name, error.detail,
-            )  # fmt: skip
+            self._log_refused(session, api, correlation_id, error.code, error.detail)
         self._slot.store(ProcessWord.REFUSED_COUNT, self._slot.load(ProcessWord.REFUSED_COUNT) + 1)
         self._errors.add(error.code)
         body = [messages.encode_error(error.detail)]
@@ -145,16 +163,31 @@ class Responses:
             ),
         )
 
-    def note_refused(self, session: Session, api: int, codes: Sequence[ErrorCode]) -> None:
+    def _log_refused(
+        self, session: Session | None, api: int, correlation_id: int, code: ErrorCode, reason: str
+    ) -> None:
+        logger.info(
+            "request_refused client=%s request=%x api=%s code=%s reason=%r",
+            session.client_id if session else "?", correlation_id, api_name(api), code.name, reason,
+        )  # fmt: skip
+
+    def note_slow(self, word: int, api: Api, correlation_id: int, duration_ns: int) -> None:
+        """Log a request that took longer than it may."""
+        session = self._sessions.by_word(word)
+        SLOW.log(
+            api.name.lower(), duration_ns, client=session.client_id if session else "?",
+            request=f"{correlation_id:x}",
+        )  # fmt: skip
+
+    def note_refused(
+        self, session: Session, api: int, correlation_id: int, codes: Sequence[ErrorCode]
+    ) -> None:
         """Log and count the refused parts of a request whose response has codes for each part."""
         names = ",".join(sorted({code.name for code in codes}))
         logger.info(
-            "request_refused client=%s api=%d code=%s parts=%d",
-            session.client_id,
-            api,
-            names,
-            len(codes),
-        )
+            "request_refused client=%s request=%x api=%s code=%s parts=%d",
+            session.client_id, correlation_id, api_name(api), names, len(codes),
+        )  # fmt: skip
         self._slot.store(
             ProcessWord.REFUSED_COUNT, self._slot.load(ProcessWord.REFUSED_COUNT) + len(codes)
         )
@@ -175,7 +208,8 @@ class Responses:
         Other requests are unaffected.
         """
         sentence = self._error_handler.on_error(
-            f"api={api} correlation_id={correlation_id} session={session.number if session else 0}",
+            f"api={api_name(api)} request={correlation_id:x} "
+            f"client={session.client_id if session else '?'}",
             error,
         )
         self.refuse(

@@ -179,7 +179,7 @@ class SessionLifecycle:
     def _check_silent_session(self, session: Session, now_ns: int) -> None:
         silent_ns = now_ns - session.last_seen_ns
         if silent_ns >= SESSION_IDLE_NS:
-            logger.info("session_idle client=%s dropped", session.client_id)
+            logger.info("session_idle client=%s action=DROP", session.client_id)
             session.timer = None
             self.drop(session)
             return

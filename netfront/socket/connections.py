@@ -126,8 +126,7 @@ class Connections:
         if not self._is_full and self._connections_max == self.limits.connections_max:
             self._is_full = True
             logger.warning(
-                "connections_full count=%d: raise connections.max, and the limit of open files "
-                "with it",
+                "connections_full count=%d",
                 len(self._by_fd) - 1,
             )
         oldest = next(iter(self._unshaken))

@@ -447,11 +447,7 @@ class Router:
         connections are kept for a while. Unbinding would close all existing ones.
         """
         if self._relisten_ns == NEVER_NS:
-            logger.error(
-                "accept_failed error=%r: keeping fewer connections; lower connections.max or "
-                "raise the limit of open files",
-                reason,
-            )
+            logger.error("accept_failed error=%r", reason)
             self._relisten_ns = self._now_ns + RELISTEN_NS
         self._peers.make_room(SPARE_DESCRIPTORS)
 

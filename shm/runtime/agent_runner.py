@@ -38,7 +38,9 @@ from shm.memory.layout import ProcessWord, RegionKind, Role
 from shm.memory.region import Region, RegionError
 from shm.queues.doorbell import Doorbell
 from shm.queues.lane import LaneReader, LaneWriter
-from shm.runtime.log_format import RateLimit, formatter
+from shm.runtime.log_format import Advice, RateLimit
+from shm.runtime.log_handler import handler
+from shm.runtime.slow_operations import SLOW
 from shm.tables.control import Control, ProcessSlot
 from shm.tables.partition_table import PartitionTable
 from shm.tables.settings_block import SettingsBlock, SettingsFollower
@@ -294,17 +296,20 @@ def end_with(main: Callable[[], object]) -> NoReturn:
 
 def configure_logging(context: ProcessContext) -> None:
     """Log key=value lines to standard error under the process's name."""
+    settings = context.spec.settings
     log_to_stderr(
-        comm_name(context.role, context.index), context.spec.settings.get("log_level", "info")
-    )
+        comm_name(context.role, context.index), settings.get("log_level", "info"),
+        settings.get("log_format", "text"),
+    )  # fmt: skip
+    SLOW.set_limit(settings.get("slow_operation_ms", 0))
 
 
-def log_to_stderr(name: str, level: str = "info") -> None:
-    """Log to standard error at `level`: debug, info, warning or error."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(formatter(name, sys.stderr.fileno()))
-    handler.addFilter(RateLimit())
-    logging.basicConfig(level=level.upper(), handlers=[handler])
+def log_to_stderr(name: str, level: str = "info", form: str = "text") -> None:
+    """Log to standard error at `level` (debug, info, warning or error), as text or json."""
+    lines = handler(name, sys.stderr, form)
+    lines.addFilter(RateLimit())
+    lines.addFilter(Advice())
+    logging.basicConfig(level=level.upper(), handlers=[lines])
 
 
 class Agent(Protocol):
@@ -365,6 +370,7 @@ def run(
     def use(settings: dict[str, Any]) -> None:
         nonlocal busy_ns
         logging.getLogger().setLevel(settings["log_level"].upper())
+        SLOW.set_limit(settings.get("slow_operation_ms", 0))
         busy_ns = busy_poll_ns(context.role, settings)
         if apply is not None:
             apply(settings)

@@ -46,11 +46,8 @@ class CountedErrorHandler:
         reason = f"{type(error).__name__}: {error}"[:CONTEXT_MAX]
         logger.error(
             "internal_error id=%s %s reason=%r at=%s",
-            identity,
-            context[:CONTEXT_MAX],
-            reason,
-            _where(error),
-        )
+            identity, context[:CONTEXT_MAX], reason, _where(error),
+        )  # fmt: skip
         return (
             f"internal error ({type(error).__name__}); the appliance's log has the details under "
             f"id={identity}"

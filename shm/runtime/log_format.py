@@ -1,6 +1,8 @@
 """Log format: one line per record, without control characters, and limited in rate.
 
-A flood of refusals must not fill the disk.
+A line is `event key=value ...`, or with log_format=json an object with the same fields. A warning
+or an error ends with its advice (`shm.runtime.log_advice`). A flood of refusals must not fill the
+disk.
 
 Owner: each process configures its own root logger (`shm.runtime.agent_runner.configure_logging`).
 
@@ -8,17 +10,18 @@ Invariants:
 - A record is one line.
 - Warnings and errors have a rate limit of their own. The number of dropped lines is in the next
   line written.
-
-If standard error is systemd's journal (JOURNAL_STREAM), a line begins with its priority, as in
-sd-daemon(3), and the journal adds the time.
 """
 
 from __future__ import annotations
 
+import datetime as dt
 import logging
 import os
 import time
 from collections.abc import Callable
+from typing import Any
+
+from shm.runtime.log_fields import event_and_fields, event_of
 
 LINES_PER_S = 50
 BURST_LINES = 500
@@ -33,6 +36,11 @@ _PRIORITIES = ((logging.CRITICAL, 2), (logging.ERROR, 3), (logging.WARNING, 4), 
 """Syslog priority of each level and above."""
 
 
+def priority_of(record: logging.LogRecord) -> int:
+    """Syslog priority of a record's level."""
+    return next((number for level, number in _PRIORITIES if record.levelno >= level), 7)
+
+
 class OneLineFormatter(logging.Formatter):
     """Escapes control characters, so that text from clients and files cannot
     start a line or move the cursor.
@@ -43,15 +51,60 @@ class OneLineFormatter(logging.Formatter):
         return text if len(text) <= LINE_MAX else f"{text[:LINE_MAX]}... ({len(text)} characters)"
 
 
-class JournalFormatter(OneLineFormatter):
-    """Puts the priority first.
+class JsonFormatter(logging.Formatter):
+    """Makes an object of each record: time, level, process, event, and its fields."""
+
+    def __init__(self, process: str) -> None:
+        super().__init__()
+        self._process = process
+
+    def format(self, record: logging.LogRecord) -> str:
+        import orjson  # by those who ask for it
+
+        event, fields = event_and_fields(record)
+        found: dict[str, Any] = {
+            "time": _utc(record.created),
+            "level": record.levelname.lower(), "process": self._process, "event": event,
+            "fields": {name: _bounded(value) for name, value in fields.items()},
+        }  # fmt: skip
+        if record.exc_info:
+            found["traceback"] = _bounded(self.formatException(record.exc_info))
+        text = orjson.dumps(found, default=str).decode()
+        return text.replace("\u2028", "\\u2028").replace("\u2029", "\\u2029").replace("\x7f", "")
+
+
+def _utc(seconds: float) -> str:
+    return dt.datetime.fromtimestamp(seconds, dt.UTC).isoformat("T", "microseconds")
+
+
+def _bounded(value: Any) -> Any:
+    """A field that takes part of a line at most, without what JSON cannot hold."""
+    if not isinstance(value, str):
+        return (
+            value
+            if value is None or isinstance(value, (bool, float)) or _fits(value)
+            else str(value)
+        )
+    whole = value.encode("utf-8", "backslashreplace").decode()
+    return whole if len(whole) <= LINE_MAX else f"{whole[:LINE_MAX]}... ({len(whole)} characters)"
+
+
+def _fits(value: Any) -> bool:
+    return isinstance(value, int) and -(1 << 63) <= value < 1 << 64
+
+
+class PriorityFormatter(logging.Formatter):
+    """Puts the priority before another formatter's line, as in sd-daemon(3).
 
     The journal removes it, and `journalctl -p warning` filters by it.
     """
 
+    def __init__(self, line: logging.Formatter) -> None:
+        super().__init__()
+        self._line = line
+
     def format(self, record: logging.LogRecord) -> str:
-        priority = next((number for level, number in _PRIORITIES if record.levelno >= level), 7)
-        return f"<{priority}>{super().format(record)}"
+        return f"<{priority_of(record)}>{self._line.format(record)}"
 
 
 def is_journal(fd: int) -> bool:
@@ -64,11 +117,27 @@ def is_journal(fd: int) -> bool:
     return os.environ.get("JOURNAL_STREAM") == f"{found.st_dev}:{found.st_ino}"
 
 
-def formatter(process: str, fd: int) -> logging.Formatter:
-    """Return the formatter for lines that `process` writes to `fd`."""
-    if is_journal(fd):
-        return JournalFormatter(f"process={process} %(message)s")
-    return OneLineFormatter(f"%(asctime)s %(levelname)s process={process} %(message)s")
+def line_formatter(process: str, form: str, *, with_time: bool) -> logging.Formatter:
+    """Return the formatter of a process's lines. `form`: text or json. `with_time`: the reader
+    adds none.
+    """
+    if form == "json":
+        return JsonFormatter(process)
+    before = "%(asctime)s %(levelname)s " if with_time else ""
+    return OneLineFormatter(f"{before}process={process} %(message)s")
+
+
+class Advice(logging.Filter):
+    """Appends its advice to a warning or an error that brings none."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.levelno >= logging.WARNING and "advice=" not in str(record.msg):
+            from shm.runtime.log_advice import advice_for  # few processes log a warning
+
+            advice = advice_for(event_of(record))
+            if advice:
+                _append(record, "advice=%r", advice)
+        return True
 
 
 class RateLimit(logging.Filter):
@@ -97,9 +166,15 @@ class RateLimit(logging.Filter):
             return False
         self._tokens[is_serious] = tokens - 1
         if self._dropped:
-            record.msg, record.args = (
-                f"{record.getMessage()} lines_dropped_before_this=%d",
-                (self._dropped,),
-            )
+            _append(record, "lines_dropped_before_this=%d", self._dropped)
             self._dropped = 0
         return True
+
+
+def _append(record: logging.LogRecord, pattern: str, value: Any) -> None:
+    """Append a field to a record, whose other fields stay as they are."""
+    if isinstance(record.args, tuple) and record.args:
+        record.msg, record.args = f"{record.msg} {pattern}", (*record.args, value)
+    else:
+        text = record.getMessage().replace("%", "%%")
+        record.msg, record.args = f"{text} {pattern}", (value,)

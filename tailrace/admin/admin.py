@@ -22,7 +22,14 @@ from tailrace.client.config.setting_fields import build, documented, merged
 from tailrace.client.config.settings import AdminSettings
 from tailrace.client.connections.connection import Connection
 from tailrace.client.connections.runtime import SYSTEM, Runtime
-from tailrace.client.connections.steps import Steps, call_json, operation, run_on
+from tailrace.client.connections.steps import (
+    Steps,
+    call,
+    call_json,
+    decode_answer,
+    operation,
+    run_on,
+)
 from tailrace.client.topics.list_offsets import list_offsets
 from tailrace.client.topics.new_topic import NewTopic as NewTopic
 from tailrace.client.topics.new_topic import check_configs, delay_schema_of
@@ -45,6 +52,7 @@ from tailrace.core.validation import (
     whole,
 )
 from tailrace.protocol.frame import Api
+from tailrace.protocol.messages import encode_json
 
 T = TypeVar("T")
 TOPICS_AT_ONCE = 256
@@ -154,10 +162,17 @@ class Admin(ConfigAdmin, GroupAdmin, TransactionAdmin, DelayAdmin, RenamedMethod
         self._connection.check_usable()
         if not items:
             return []
-        answer = yield from self._call(api, {"topics": items, "validate_only": validate_only})
+        body = [encode_json({"topics": items, "validate_only": validate_only})]
+        response = yield from call(
+            self._connection, api, body, self.settings.request_timeout_ms,
+            self.settings.connect_timeout_ms,
+        )  # fmt: skip
+        answer = decode_answer(api, response)
         for result in answer["results"]:
             if result["code"]:
-                raise error_for(code_of(result["code"]), result.get("message", ""))
+                raise error_for(
+                    code_of(result["code"]), result.get("message", ""), response.correlation_id
+                )
         results: list[dict[str, Any]] = answer["results"]
         return results
 

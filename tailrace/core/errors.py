@@ -25,11 +25,14 @@ class TailraceError(Exception):
         self.detail = detail or row.meaning.rstrip(".")
         self.retriable = row.retriable
         self.advice = row.advice
+        self.request_id = ""
+        """Id of the request that the appliance refused, as its log names it (`request=`)."""
         super().__init__(detail, code)
 
     def __str__(self) -> str:
         detail = self.detail if self.detail.endswith((".", "!", "?")) else self.detail + "."
-        return f"{detail} {self.advice} [{self.code.name}]"
+        request = f", request {self.request_id}" if self.request_id else ""
+        return f"{detail} {self.advice} [{self.code.name}{request}]"
 
 
 class UnknownTopicError(TailraceError):
@@ -366,14 +369,19 @@ _BY_CODE[ErrorCode.UNKNOWN_TOPIC_ID] = UnknownTopicIdError
 COMMIT_ADVICE = "Give the offset of the next record to read: from 0 to the end of the log."
 
 
-def error_for_offset(code: ErrorCode, detail: str = "") -> TailraceError:
+def error_for_offset(code: ErrorCode, detail: str = "", correlation_id: int = 0) -> TailraceError:
     """Return the exception for a failed commit of an offset, with advice that fits a commit."""
-    error = error_for(code, detail)
+    error = error_for(code, detail, correlation_id)
     if code is ErrorCode.OFFSET_OUT_OF_RANGE:
         error.advice = COMMIT_ADVICE
     return error
 
 
-def error_for(code: ErrorCode, detail: str = "") -> TailraceError:
-    """Return the exception of the subclass that stands for `code`."""
-    return _BY_CODE.get(code, TailraceError)(detail, code)
+def error_for(code: ErrorCode, detail: str = "", correlation_id: int = 0) -> TailraceError:
+    """Return the exception of the subclass that stands for `code`. `correlation_id`: of the request
+    that the appliance refused.
+    """
+    error = _BY_CODE.get(code, TailraceError)(detail, code)
+    if correlation_id:
+        error.request_id = f"{correlation_id:x}"
+    return error

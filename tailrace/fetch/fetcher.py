@@ -367,7 +367,9 @@ class Fetcher:
             for cursor, _ in requested.values():
                 cursor.refuse(self._now_ns(), self._settings.retry_backoff_ms)
                 if response.code not in RETRIABLE:
-                    cursor.error = error_for(response.code, response.detail())
+                    cursor.error = error_for(
+                        response.code, response.detail(), response.correlation_id
+                    )
             return
         for entry, data in messages.decode_fetched(response.body, api_version):
             self._received_bytes += len(data)

@@ -189,7 +189,7 @@ class PositionLookup:
         elif response.code is not ErrorCode.UNKNOWN_GROUP:
             self._send_at_ns = self._connection.now_ns() + RETRY_NS
             if not ERROR_TABLE[response.code].retriable:
-                self.error = error_for(response.code, response.detail())
+                self.error = error_for(response.code, response.detail(), response.correlation_id)
             return
         self._count_max = min(PARTITIONS_PER_REQUEST, 2 * self._count_max)
         for key in known:

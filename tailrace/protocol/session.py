@@ -69,7 +69,10 @@ class Response:
 class ClientSession:
     """The state machine of one connection."""
 
-    def __init__(self, client_id: str) -> None:
+    def __init__(
+        self, client_id: str, first_correlation_id: int = _HANDSHAKE_CORRELATION_ID + 1
+    ) -> None:
+        """`first_correlation_id`: of the first request after the handshake."""
         self._client_id = client_id
         self.state = State.NEW
         self.lost_code = ErrorCode.OK
@@ -81,7 +84,7 @@ class ClientSession:
         self.cluster_id = ""
         self.auto_create_topics = False
         self._versions: dict[int, int] = {}
-        self._next_correlation_id = _HANDSHAKE_CORRELATION_ID + 1
+        self._next_correlation_id = first_correlation_id
 
     def start(self) -> list[Readable]:
         """Begin the handshake and return its frames."""

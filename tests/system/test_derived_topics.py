@@ -133,8 +133,8 @@ def test_the_command_deletes_what_is_derived_when_that_is_asked_for(
     derive(appliance, topic)
     derived = [f"{topic}.dlq", f"{topic}.g.retry"]
     flags = ["--with-derived"] if is_asked_for else []
-    assert json.loads(run(appliance, "topic", "delete", topic, *flags, "--json").stdout) == (
-        {"deleted": topic, "derived": derived} if is_asked_for else {"deleted": topic}
-    )
+    assert json.loads(
+        run(appliance, "topic", "delete", topic, *flags, "--yes", "--json").stdout
+    ) == ({"deleted": topic, "derived": derived} if is_asked_for else {"deleted": topic})
     with Admin(appliance.address) as admin:
         assert set(derived).isdisjoint(admin.list_topics()) is is_asked_for

@@ -4,6 +4,7 @@ socket's group, watchdog, restarts, a second instance, `tailrace uninstall`.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 
 import pytest
@@ -126,16 +127,25 @@ def test_it_serves_stores_as_its_user_verifies_and_stops_cleanly(served: BootedS
 def test_a_reload_applies_settings_and_the_service_stays(served: BootedSystemd) -> None:
     main = served.property("tailrace", "MainPID")
     served.run("tee", "/etc/tailrace/conf.d/reload.toml", stdin='log_level = "debug"\n')
+
+    def differences() -> dict[str, dict[str, str]]:
+        """Name -> row, of the settings in which file and appliance differ."""
+        done = served.run("tailrace", "config", "diff", "--json", status=None)
+        rows = {row["name"]: row for row in json.loads(done.stdout)}
+        assert done.returncode == (1 if rows else 0), done.stderr
+        return rows
+
+    row = differences()["log_level"]
+    assert (row["running"], row["file"], row["with"]) == ("info", "debug", "a reload")
     served.systemctl("reload", "tailrace")
-
-    def shown() -> str:
-        return served.run("tailrace", "config", "diff", status=None).stdout
-
-    wait_until(lambda: "log_level" not in shown(), "the running appliance has the new level")
+    wait_until(lambda: "log_level" not in differences(), "the running appliance has the new level")
     served.wait_for("tailrace", "ActiveState", "active")
     assert served.property("tailrace", "MainPID") == main
     served.run("rm", "/etc/tailrace/conf.d/reload.toml")
+    row = differences()["log_level"]
+    assert (row["running"], row["file"]) == ("debug", "info")
     served.systemctl("reload", "tailrace")
+    wait_until(lambda: "log_level" not in differences(), "the default is in force again")
 
 
 def test_a_credential_of_the_host_is_the_consoles_token(host: BootedSystemd) -> None:

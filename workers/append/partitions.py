@@ -241,10 +241,10 @@ class Partitions:
             context = f"topic={assignment.topic} partition={assignment.partition}"
             if isinstance(error, OSError):
                 logger.error(
-                    "partition_not_opened %s error=%r advice=%r",
-                    context,
+                    "partition_not_opened topic=%s partition=%d error=%r",
+                    assignment.topic,
+                    assignment.partition,
                     str(error),
-                    "repair the disk; opening is retried with each batch",
                 )
             else:
                 self._error_handler.on_error(context, error)

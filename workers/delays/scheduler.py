@@ -304,7 +304,7 @@ class Scheduler:
                     self._link(log).lane.payload_max,
                 )  # fmt: skip
             except Exception as error:  # boundary: files, schemas or metadata may be invalid
-                self._note_trouble("delays_not_opened", key, topic, error)
+                self._note_trouble(key, topic, error, is_open=False)
 
     def _opening(self) -> list[Assignment]:
         """Return delay logs that are known and not open: their directory does not exist yet or
@@ -320,7 +320,7 @@ class Scheduler:
             self._error_handler.on_error(
                 f"topic={partition.topic.topic} partition={partition.topic.partition}", error
             )
-        self._note_trouble("delays_interrupted", key, partition.topic, error)
+        self._note_trouble(key, partition.topic, error, is_open=True)
         try:
             self._close(key)
         except OSError as close_error:
@@ -329,7 +329,7 @@ class Scheduler:
             )
 
     def _note_trouble(
-        self, context: str, key: tuple[str, int], topic: Assignment, error: Exception
+        self, key: tuple[str, int], topic: Assignment, error: Exception, *, is_open: bool
     ) -> None:
         """Log an error once for each reason, and set the next retry."""
         known = self._troubles.get(key)
@@ -340,9 +340,11 @@ class Scheduler:
             wait_ns = REOPEN_NS  # an operator repairs it and waits for the result
         reason = f"{type(error).__name__}: {error}"[:300]
         if known is None or known.reason != reason:
-            logger.error(
-                "%s topic=%s partition=%d reason=%r", context, topic.topic, topic.partition, reason
-            )
+            facts = topic.topic, topic.partition, reason
+            if is_open:
+                logger.error("delays_interrupted topic=%s partition=%d reason=%r", *facts)
+            else:
+                logger.error("delays_not_opened topic=%s partition=%d reason=%r", *facts)
         self._troubles[key] = Trouble(self._now_ns + wait_ns, wait_ns, reason)
 
     # ---- lanes -----------------------------------------------------------------------------------

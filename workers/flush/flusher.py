@@ -37,6 +37,7 @@ from shm.runtime.agent_runner import (
     start,
 )
 from shm.runtime.error_handler import CountedErrorHandler
+from shm.runtime.slow_operations import SLOW
 from shm.runtime.timing_wheel import TimingWheel
 from shm.tables.control import ProcessSlot
 from shm.tables.partition_table import PartitionTable
@@ -326,7 +327,7 @@ class Flusher:
         """
         if error is not None and error.errno in NO_SPACE:
             if self._space.note_full(self._now_ns):
-                logger.warning("disk_full data_dir=%s", self._data_dir)
+                logger.warning("disk_full path=%s", self._data_dir)
                 self._show_space()
         elif error is not None and not self._is_short:
             self._is_short = True
@@ -361,7 +362,13 @@ class Flusher:
         self._placing = follower, group
         begin_ns = time.monotonic_ns()
         committed = self._commit.commit(list(group.touched.values()))
-        self._sync_durations.add(time.monotonic_ns() - begin_ns)
+        duration_ns = time.monotonic_ns() - begin_ns
+        self._sync_durations.add(duration_ns)
+        if duration_ns > SLOW.limit_ns:
+            SLOW.log(
+                "sync", duration_ns, data_dir=self._data_dir, bytes=group.byte_count,
+                partitions=len(group.touched),
+            )  # fmt: skip
         self._placing = None
         if not committed:
             return False

@@ -74,13 +74,11 @@ class DiskSpace:
         self.is_full = free < self.reserve_bytes + (self.reserve_bytes // 8 if was_full else 0)
         if self.is_full != was_full:
             self._next_check_ns = now_ns + FULL_CHECK_NS
-            logger.warning(
-                "disk_%s path=%s free_bytes=%d reserve_bytes=%d",
-                "full" if self.is_full else "has_room",
-                self._data_dir,
-                free,
-                self.reserve_bytes,
-            )
+            facts = self._data_dir, free, self.reserve_bytes
+            if self.is_full:
+                logger.warning("disk_full path=%s free_bytes=%d reserve_bytes=%d", *facts)
+            else:
+                logger.info("disk_has_room path=%s free_bytes=%d reserve_bytes=%d", *facts)
         if free > self.reserve_bytes + 2 * self._file_bytes:
             self._keep_file()
         return self.is_full != was_full

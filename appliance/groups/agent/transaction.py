@@ -23,6 +23,7 @@ from appliance.groups.base.messages import Answer, GroupFailure, Push, Requester
 from shm.crash_points import crash_point
 from shm.memory.layout import Measure, ProcessWord
 from shm.runtime.error_handler import CountedErrorHandler
+from shm.runtime.slow_operations import SLOW
 from shm.tables.control import ProcessSlot
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import StorageError, TailraceError
@@ -289,7 +290,10 @@ class StepTransaction:
             begin_ns = time.monotonic_ns()
             self.guarded("commit", store.commit)
             if self._writes:
-                self._commit_durations.add(time.monotonic_ns() - begin_ns)
+                duration_ns = time.monotonic_ns() - begin_ns
+                self._commit_durations.add(duration_ns)
+                if duration_ns > SLOW.limit_ns:
+                    SLOW.log("commit", duration_ns, requests=len(handled))
         failure, self._failure = self._failure, None
         if failure is not None:
             self._roll_back(store, service, failure, list(handled))

@@ -88,7 +88,7 @@ class Assignors:
                 "decides instead"
             )
             logger.warning(
-                "group=%s assignor=%s fallback=%s reason=%s",
+                "assignor_failed group=%s assignor=%s fallback=%s reason=%r",
                 group,
                 name,
                 DEFAULT_ASSIGNOR,

@@ -144,7 +144,7 @@ class Heartbeats:
                 self._sessions.forget(member)
                 group.remove(member, 0, 0)
             logger.info(
-                "group=%s instance=%s member=%s replaces=%s",
+                "member_replaced group=%s instance=%s member=%s replaces=%s",
                 group.name,
                 settings.instance_id,
                 member_id,
@@ -219,7 +219,7 @@ class Heartbeats:
     def remove(self, group: ConsumerGroup, member: Member, reason: str) -> None:
         """Remove a member and log the reason."""
         logger.info(
-            "group=%s member=%s client=%s removed=%r",
+            "member_gone group=%s member=%s client=%s reason=%r",
             group.name,
             member.member_id,
             member.settings.client_id,

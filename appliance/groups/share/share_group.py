@@ -101,7 +101,7 @@ class ShareGroup:
                 group.members[member_row.member_id] = ShareMember.from_row(member_row, now_ns)
             except (ValueError, TypeError, KeyError) as error:  # the client joins again
                 logger.error(
-                    "share_member_damaged group=%r member=%s reason=%r: forgotten",
+                    "share_member_damaged group=%r member=%s reason=%r",
                     row.name,
                     member_row.member_id,
                     str(error),
@@ -113,8 +113,7 @@ class ShareGroup:
                 partition = SharePartition(codec.decode(share_row.state))
             except codec.StateFormatError as error:
                 logger.error(
-                    "share_state_damaged group=%r topic_id=%s partition=%d reason=%r: its records "
-                    "are delivered again from the beginning of the log",
+                    "share_state_damaged group=%r topic_id=%s partition=%d reason=%r",
                     row.name, *key, str(error),
                 )  # fmt: skip
                 partition = SharePartition.starting_at(0)

@@ -110,11 +110,7 @@ class GroupStore:
         """
         if self._db.in_transaction or self._files.are_there():
             return
-        logger.error(
-            "groups_db_removed path=%s: another program has removed it, or its -wal; it is "
-            "written again",
-            self.path,
-        )
+        logger.error("groups_db_removed path=%s", self.path)
         with _refusals():
             try:
                 self._files.restore_copy(self._db)

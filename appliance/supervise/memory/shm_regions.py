@@ -98,9 +98,7 @@ class Regions:
             )  # fmt: skip
         elif self.lost_memory:
             logger.error(
-                "memory_lost data_dir=%s rings_found=%d rings_expected=%d batches acknowledged "
-                "with acks=1 or durability=memory that had not reached the disk are lost; "
-                "leader epochs are raised, and readers beyond the end get an error",
+                "memory_lost data_dir=%s rings_found=%d rings_expected=%d",
                 self._owner.path, rings_found, left.expected,
             )  # fmt: skip
         removed = remove_regions([name for name in left.regions if name not in self._kept()])
@@ -172,7 +170,7 @@ class Regions:
         try:
             self._write_manifest()
         except DataDirectoryError as error:
-            logger.error("drained_rings_kept reason=%r the next start removes them", str(error))
+            logger.error("drained_rings_kept reason=%r", str(error))
             return  # the manifest names them still
         remove_regions(kept)
 

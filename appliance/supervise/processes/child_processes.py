@@ -100,11 +100,7 @@ def check_heartbeats(
     if late_ns < SUSPENDED_NS:
         late_ns = 0
     else:
-        logger.warning(
-            "host_stood_still ms=%d: no process had a core; look for a paused machine or a "
-            "lack of memory",
-            late_ns // NS_PER_MS,
-        )
+        logger.warning("host_stood_still ms=%d", late_ns // NS_PER_MS)
     for child in children:
         child.beat_changed_ns = min(now_ns, child.beat_changed_ns + late_ns)
         if child.pidfd < 0:
@@ -119,8 +115,9 @@ def check_heartbeats(
         healthy = healthy and silent_ms < hang_timeout_ms * 3 // 4
         if silent_ms >= hang_timeout_ms:
             logger.error(
-                "hangs process=%s pid=%d silent_ms=%d killing", child.name, child.pid, silent_ms
-            )
+                "hangs process=%s pid=%d silent_ms=%d action=KILL",
+                child.name, child.pid, silent_ms,
+            )  # fmt: skip
             signal.pidfd_send_signal(child.pidfd, signal.SIGKILL)
             child.beat_changed_ns = now_ns
     return healthy

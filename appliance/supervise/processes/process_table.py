@@ -210,7 +210,7 @@ class ProcessTable:
             self._await(group, deadline_ns, while_waiting)
         left = [child for child in self.children if child.pidfd >= 0]
         for child in left:
-            logger.error("did_not_stop process=%s pid=%d killing", child.name, child.pid)
+            logger.error("did_not_stop process=%s pid=%d action=KILL", child.name, child.pid)
             signal.pidfd_send_signal(child.pidfd, signal.SIGKILL)
         self._await(left, time.monotonic_ns() + KILL_TIMEOUT_MS * NS_PER_MS, while_waiting)
         return not left

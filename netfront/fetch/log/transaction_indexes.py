@@ -82,12 +82,7 @@ class TransactionIndexes:
             self.forget([path])
             if self._damaged.get(path) != str(error):
                 self._damaged[path] = str(error)
-                logger.error(
-                    "transaction_index_damaged path=%s reason=%r: readers of committed records "
-                    "wait before the transactions of this segment",
-                    path,
-                    str(error),
-                )
+                logger.error("transaction_index_damaged path=%s reason=%r", path, str(error))
             raise LogReadError(
                 ErrorCode.NOT_READY, f"the transaction index {path} cannot be read: {error}"
             ) from None

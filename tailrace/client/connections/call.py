@@ -135,7 +135,7 @@ class PendingCall:
             if self._returns_errors:
                 self._answers.append(answer)
                 return answer
-            raise error_for(answer.code, answer.detail())
+            raise error_for(answer.code, answer.detail(), answer.correlation_id)
         return None
 
     def _next_step_ns(self, now_ns: int) -> int:

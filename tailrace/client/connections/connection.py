@@ -91,7 +91,7 @@ class Connection:
         self._runtime = runtime
         self.now_ns = runtime.monotonic_ns
         self._socket: ClientSocket | None = None
-        self.session = ClientSession(client_id)
+        self.session = self._new_session()
         self._pending: dict[int, OnResponse] = {}
         self.on_push: Callable[[Response], None] | None = None
         """Called with messages that are neither responses nor credit."""
@@ -426,10 +426,17 @@ class Connection:
 
     # ---- opening and closing ---------------------------------------------------------------------
 
+    def _new_session(self) -> ClientSession:
+        """A session whose requests' ids begin at random: a line of the appliance's log names one
+        request of all clients.
+        """
+        first = int(self._runtime.random() * (1 << 31)) + 1 << 16
+        return ClientSession(self._client_id, first)
+
     def _open(self) -> None:
         self.opened_count += 1
         self._socket = self._runtime.open_socket(self.address)
-        self.session = ClientSession(self._client_id)
+        self.session = self._new_session()
         self._opened_ns = self._last_received_ns = self.now_ns()
         self._socket.try_send(self.session.start())
 

@@ -74,17 +74,20 @@ class BatchOutcomes:
         queue: PartitionQueue,
         batch: ProducerBatch,
         answer: ProducedEntry | tuple[ErrorCode, str] | None,
+        correlation_id: int = 0,
     ) -> None:
-        """Handle the response to an in-flight batch. None: the connection was lost before it."""
+        """Handle the response to an in-flight batch. None: the connection was lost before it.
+        `correlation_id`: of the request.
+        """
         if answer is None:
             self._retry(
                 queue, batch, ErrorCode.SESSION_UNKNOWN, "the connection was lost", pause=False
             )
         elif not isinstance(answer, ProducedEntry):
-            self._on_refusal(queue, batch, *answer)
+            self._on_refusal(queue, batch, *answer, correlation_id)
         elif answer.error:
             code = code_of(answer.error)
-            self._on_refusal(queue, batch, code, ERROR_TABLE[code].meaning)
+            self._on_refusal(queue, batch, code, ERROR_TABLE[code].meaning, correlation_id)
         else:
             self._accumulator.leave_flight(queue, batch)
             if queue.info.settings["message.timestamp.type"] == "LogAppendTime":
@@ -94,9 +97,14 @@ class BatchOutcomes:
                 self._full_disk_log.on_success(queue.info.name, queue.partition, self._now_ns())
 
     def _on_refusal(
-        self, queue: PartitionQueue, batch: ProducerBatch, code: ErrorCode, detail: str
+        self,
+        queue: PartitionQueue,
+        batch: ProducerBatch,
+        code: ErrorCode,
+        detail: str,
+        correlation_id: int,
     ) -> None:
-        error = error_for(code, detail)
+        error = error_for(code, detail, correlation_id)
         if code not in _OUTCOME_UNKNOWN_CODES:
             batch.was_sent = False
         if code is ErrorCode.DISK_FULL:

@@ -351,10 +351,12 @@ class Sender:
         another request.
         """
         answers = None if response is None else request.answers_in(response)
+        correlation_id = 0 if response is None else response.correlation_id
         self._requests.remove(request)
         for position, (queue, batch, _) in enumerate(request.entries):
             if batch.state is IN_FLIGHT and batch in queue.in_flight:
-                self._outcomes.settle(queue, batch, None if answers is None else answers[position])
+                answer = None if answers is None else answers[position]
+                self._outcomes.settle(queue, batch, answer, correlation_id)
             if queue.has_work:
                 self._accumulator.mark_ready(queue)
 

@@ -82,7 +82,7 @@ class BranchIdentity(CoordinatedIdentity[BranchState]):
         elif ERROR_TABLE[code].retriable:
             self._ask_at_ns = self._now_ns() + RETRY_NS
         else:
-            state.fail(error_for(code, response.detail()))
+            state.fail(error_for(code, response.detail(), response.correlation_id))
             self._refusal = None
 
     def _joined(self, response: Response) -> None:

@@ -168,7 +168,7 @@ class TransactionalIdentity(CoordinatedIdentity[TransactionState]):
     def _reason(self, response: Response) -> TailraceError:
         """The error of the transaction, by what the appliance knows of it."""
         if response.code is not ErrorCode.OK:
-            return error_for(response.code, response.detail())
+            return error_for(response.code, response.detail(), response.correlation_id)
         try:
             answer = decode_json(response.body[0] if response.body else b"")
         except WireError:

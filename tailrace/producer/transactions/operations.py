@@ -195,7 +195,7 @@ class Transactions:
         if code is ErrorCode.TRANSACTION_ABORTED or code in _NOT_OWNED:
             raise sender_thread.do(self._refused, response)
         if code is not ErrorCode.OK:
-            raise error_for(code, response.detail())
+            raise error_for(code, response.detail(), response.correlation_id)
         made = (state.transactional_id, state.owner, state.producer_id, state.epoch)
         return [TransactionBranch(*made, number) for number in range(first, first + count)]
 
@@ -264,7 +264,7 @@ class Transactions:
             sender_thread.do(state.fence, response.detail())
             raise ProducerFencedError(response.detail())
         else:
-            raise error_for(code, response.detail())
+            raise error_for(code, response.detail(), response.correlation_id)
 
     def _resumed(self, producer_id: int, epoch: int) -> None:
         self._sender_thread.sender.begin_epoch()
@@ -288,7 +288,7 @@ class Transactions:
             self._sender_thread, Api.INIT_TRANSACTIONS, request, self._deadline_ns(timeout_s)
         )
         if response.code is not ErrorCode.OK:
-            raise error_for(response.code, response.detail())
+            raise error_for(response.code, response.detail(), response.correlation_id)
         answer = decode_answer(Api.INIT_TRANSACTIONS, response)
         numbers = numbers_in(answer, "owner", *IDENTITY, "idle_ms")
         self._sender_thread.do(self._initialized, tag_in(answer), *numbers)
@@ -427,7 +427,7 @@ class Transactions:
                 sender_thread.do(self._answered, "abort", *following)
                 return
         elif code not in _NOT_CURRENT:
-            raise error_for(code, response.detail())
+            raise error_for(code, response.detail(), response.correlation_id)
         sender_thread.do(self._state.forgotten)
 
     def _begin_abort(self) -> bool:

@@ -109,5 +109,5 @@ class TwoPhaseTransactions(Transactions):
             self._sender_thread, Api.END_TRANSACTION, request, self._deadline_ns(timeout_s)
         )
         if response.code is not ErrorCode.OK:
-            raise error_for(response.code, response.detail())
+            raise error_for(response.code, response.detail(), response.correlation_id)
         return True

@@ -173,7 +173,7 @@ def test_topics_are_listed_described_altered_and_deleted(
     text = run(appliance, "topic", "describe", topic).stdout.decode()
     assert "timestamp[us, tz=UTC]" in text
     assert "ONLINE" in text
-    assert json.loads(run(appliance, "topic", "delete", topic, "--json").stdout) == {
+    assert json.loads(run(appliance, "topic", "delete", topic, "--yes", "--json").stdout) == {
         "deleted": topic
     }
     assert json.loads(run(appliance, "topic", "delete", topic, "--if-exists", "--json").stdout) == {
@@ -423,7 +423,7 @@ def test_a_topic_that_is_there_or_is_not_can_be_no_error(
         is None
     )
     run(appliance, "topic", "create", topic, status=1)
-    run(appliance, "topic", "delete", topic, "--if-exists")
+    run(appliance, "topic", "delete", topic, "--if-exists", "--yes")
     assert b"there is no topic" in run(appliance, "topic", "delete", topic, "--if-exists").stderr
     run(appliance, "topic", "delete", topic, status=1)
 

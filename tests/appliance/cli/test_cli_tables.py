@@ -123,7 +123,7 @@ def test_a_topic_is_described_with_sizes_and_times(
     text = run(appliance, "topic", "describe", topic).stdout.decode()
     assert "holds    5 records in 2 partitions, " in text
     assert "2024-01-01T00:00:00Z  2024-01-05T00:00:00Z  " in text
-    run(appliance, "topic", "delete-records", topic, "--partition", "1", "--before", "2")
+    run(appliance, "topic", "delete-records", topic, "--partition", "1", "--before", "2", "--yes")
     after = json.loads(run(appliance, "topic", "describe", topic, "--json").stdout)["partitions"][1]
     assert (after["records"], after["oldest_timestamp"]) == (
         3,
@@ -170,6 +170,24 @@ def test_a_terminal_is_asked_before_something_is_deleted(
     status, shown = on_terminal(appliance, *command, "--yes")
     assert (status, records()) == (0, 0)
     assert "[y/N]" not in shown
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["delete"], ["delete-records", "--partition", "0", "--before", "-1"]],
+    ids=["delete", "delete-records"],
+)
+def test_without_a_terminal_nothing_is_deleted_and_the_error_names_the_flag(
+    appliance: EmbeddedAppliance, topic: str, words: list[str]
+) -> None:
+    make(appliance, topic)
+    with Producer(appliance.address) as producer:
+        producer.send(topic, b"v", partition=0).result(HANG_LIMIT_S)
+    done = run(appliance, "topic", words[0], topic, *words[1:], status=2, is_process=True)
+    assert b"1 record" in done.stderr
+    assert b"confirm with --yes" in done.stderr
+    with Admin(appliance.address) as admin:
+        assert admin.describe_topics([topic])[topic]["partitions"][0]["records"] == 1
 
 
 def test_a_topic_that_is_not_there_is_not_asked_about(

@@ -368,21 +368,21 @@ def online(name: str, bootstrap: str, as_json: bool) -> None:
     metavar="OFFSET",
     help="Everything below this offset; -1: everything.",
 )
-@click.option("--yes", "-y", is_flag=True, help="Do not ask on a terminal.")
+@click.option("--yes", "-y", is_flag=True, help="Do not ask; needed without a terminal.")
 @bootstrap_option
 @json_option
 def delete_records(
     name: str, partition: int, before: int, yes: bool, bootstrap: str, as_json: bool
 ) -> None:
-    """Delete the oldest records of a partition. On a terminal it asks first.
+    """Delete the oldest records of a partition. It asks first; without a terminal it takes --yes.
 
     \b
     Example:
-      tailrace topic delete-records orders --partition 0 --before 1000
+      tailrace topic delete-records orders --partition 0 --before 1000 --yes
     """
     key = TopicPartition(name, partition)
     with connect(bootstrap) as admin:
-        if not yes and sys.stdin.isatty():
+        if not yes:
             found = admin.describe_topics([name])[name]["partitions"]
             if partition in range(len(found)):  # otherwise the request is refused
                 begin, end = (
@@ -390,11 +390,7 @@ def delete_records(
                     found[partition]["end_offset"] or 0,
                 )
                 records = max(0, (end if before < 0 else min(before, end)) - begin)
-                click.confirm(
-                    f"Delete the oldest {counted(records, 'record')} of {name}-{partition}?",
-                    abort=True,
-                    err=True,
-                )
+                _confirm(f"the oldest {counted(records, 'record')} of {name}-{partition}")
         start = admin.delete_records({key: before})[key]
     if as_json:
         print_json({"topic": name, "partition": partition, "log_start_offset": start})
@@ -443,18 +439,18 @@ def redrive(name: str, to: str | None, bootstrap: str, as_json: bool) -> None:
     is_flag=True,
     help="Delete the topic's retry topics and its dead-letter topic, too.",
 )
-@click.option("--yes", "-y", is_flag=True, help="Do not ask on a terminal.")
+@click.option("--yes", "-y", is_flag=True, help="Do not ask; needed without a terminal.")
 @bootstrap_option
 @json_option
 def delete(
     name: str, if_exists: bool, with_derived: bool, yes: bool, bootstrap: str, as_json: bool
 ) -> None:
-    """Delete a topic with everything in it. On a terminal it asks first.
+    """Delete a topic with everything in it. It asks first; without a terminal it takes --yes.
 
     \b
     Example:
       tailrace topic delete orders --yes
-      tailrace topic delete orders --with-derived
+      tailrace topic delete orders --with-derived --yes
     """
     derived: list[str] = []
     with connect(bootstrap) as admin:
@@ -462,13 +458,13 @@ def delete(
             if with_derived:
                 derived = admin.derived_topics(name)
             names = [name, *derived]
-            if not yes and sys.stdin.isatty():
+            if not yes:
                 described = admin.describe_topics(names)
                 records = sum(
                     _count(p) for topic in described.values() for p in topic["partitions"]
                 )
                 shown = f"{', '.join(names)} with their" if derived else f"{name} with its"
-                click.confirm(f"Delete {shown} {counted(records, 'record')}?", abort=True, err=True)
+                _confirm(f"{shown} {counted(records, 'record')}")
             admin.delete_topics(names)
         except UnknownTopicError:
             if not if_exists:
@@ -482,3 +478,13 @@ def delete(
         print_json({"deleted": name, "derived": derived} if with_derived else {"deleted": name})
     else:
         echo(f"deleted {', '.join(names)}")
+
+
+def _confirm(deleted: str) -> None:
+    """Ask on a terminal. Raises Abort for no, UsageError without a terminal."""
+    if not sys.stdin.isatty():
+        raise click.UsageError(
+            f"nothing is deleted: this would delete {deleted} for good, and there is no terminal "
+            "to ask on; confirm with --yes"
+        )
+    click.confirm(f"Delete {deleted}?", abort=True, err=True)

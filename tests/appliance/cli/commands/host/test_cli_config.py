@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import pathlib
 import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import pytest
 
-from appliance.config import settings
-from appliance.config.setting_definition import SECRET_SHOWN
+from appliance.config import settings, settings_sources
+from appliance.config.setting_definition import SECRET_SHOWN, setting
 from tests.kit.cli import run
 
 
@@ -81,20 +83,40 @@ def test_the_default_file_is_printed() -> None:
     assert '# listen = ["tcp://127.0.0.1:7420"]\n' in text
 
 
-def test_a_secret_is_never_shown(file: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """log_level stands for one: there is no secret among the settings yet."""
-    known = settings.definitions()
-    secret = known["log_level"]._replace(is_secret=True)
-    with_secret = {**known, "log_level": secret}
-    for module in ("settings", "settings_sources"):
-        monkeypatch.setattr(f"appliance.config.{module}.definitions", lambda: with_secret)
-    monkeypatch.setattr("appliance.cli.commands.host.config.definitions", lambda: with_secret)
-    file.write_text("log_level = 'warning'\n")
-    for arguments in (["show"], ["show", "--json"], ["show", "--origin", "--changed"]):
-        out = run(None, "config", *arguments, "--config", str(file)).stdout.decode()
-        assert SECRET_SHOWN in out
-        assert "warning" not in out.replace("debug, info, warning", "")
-    file.write_text("log_level = 'hunter2'\n")
+@dataclass(frozen=True, slots=True)
+class SettingsWithASecret(settings.Settings):
+    """The settings, and one that is declared as a secret of theirs would be."""
+
+    proxy_password: str = setting("", "A password.", name="proxy.password", secret=True)
+
+
+@pytest.fixture
+def secret_setting(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The name of a setting that is a secret; there is none among those of this version."""
+    for module in (settings, settings_sources):
+        monkeypatch.setattr(module, "Settings", SettingsWithASecret)
+    settings.definitions.cache_clear()
+    yield "proxy.password"
+    monkeypatch.undo()
+    settings.definitions.cache_clear()
+
+
+def test_a_secret_is_never_shown(
+    file: pathlib.Path, secret_setting: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file.write_text(f"{secret_setting} = 'hunter2'\n")
+    by_flag = ("--set", f"{secret_setting}=hunter2")
+    for given in (("--config", str(file)), by_flag):
+        for how in ([], ["--json"], ["--origin", "--changed"]):
+            out = run(None, "config", "show", *how, *given).stdout.decode()
+            assert SECRET_SHOWN in out
+            assert "hunter2" not in out
+    monkeypatch.setenv("TAILRACE_PROXY_PASSWORD", "hunter2")
+    out = run(None, "config", "show", "--origin", "--changed", "--no-config").stdout.decode()
+    assert "TAILRACE_PROXY_PASSWORD" in out
+    assert "hunter2" not in out
+    monkeypatch.delenv("TAILRACE_PROXY_PASSWORD")
+    file.write_text(f"{secret_setting} = ['hunter2']\n")
     done = run(None, "config", "check", str(file), status=2)
-    assert b"log_level is '(secret)'" in done.stderr
+    assert f"{secret_setting} is '(secret)'".encode() in done.stderr
     assert b"hunter2" not in done.stderr + done.stdout
