@@ -79,6 +79,7 @@ _COMMANDS = {
         "Have the appliance read its configuration again.",
     ),
     "status": ("appliance.cli.commands.host.status", "Show the state of the running appliance."),
+    "top": ("appliance.cli.commands.host.top", "Watch the running appliance."),
     "install": ("appliance.cli.service.install", "Install the appliance as a service."),
     "uninstall": ("appliance.cli.service.uninstall", "Remove the service from this host."),
     "console": ("appliance.cli.commands.host.console", "Print the address of the console."),

@@ -67,6 +67,13 @@ def print_table(
     sys.stdout.write("".join(f"{line}\n" for line in lines))
 
 
+def table_lines(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:
+    """The lines of an aligned table without colours, its head first."""
+    texts = [[one_line(cell) for cell in row] for row in rows]
+    numeric = [_is_numeric([row[index] for row in rows]) for index in range(len(columns))]
+    return _lines(columns, texts, numeric, is_terminal=False)
+
+
 def _lines(
     columns: Sequence[str], texts: list[list[str]], numeric: list[bool], is_terminal: bool
 ) -> list[str]:

@@ -17,9 +17,11 @@ import psutil
 from appliance.config.relations import planned_cores
 from appliance.config.settings import Settings
 from appliance.config.topology import read_topology
+from appliance.observe.process_states import FULL_DISK_ADVICE
 from appliance.supervise.preflight import unfit_machine
 from tailrace.format.directory.data_dir import QUARANTINE_DIRECTORY
 
+PARTITION_OFFLINE = "partition offline"
 FILES_RECOMMENDED = 4096
 MEMORY_RECOMMENDED_BYTES = 256 << 20
 SHM_RECOMMENDED_BYTES = 256 << 20
@@ -301,15 +303,14 @@ def appliance_checks(state: dict[str, Any]) -> list[Check]:
                 Check(
                     "disk full",
                     Level.PROBLEM,
-                    f"{directory['path']} has {directory['free_bytes'] >> 20} MiB free, less "
-                    "than its reserve: producers get DISK_FULL. Free some space; writing then "
-                    "resumes",
+                    f"{directory['path']} takes no writes because its disk is full: "
+                    f"{FULL_DISK_ADVICE} ({directory['free_bytes'] >> 20} MiB are free)",
                 )
             )
     for offline in state["offline"]:
         checks.append(
             Check(
-                "partition offline",
+                PARTITION_OFFLINE,
                 Level.PROBLEM,
                 f"{offline['topic']}-{offline['partition']} takes no writes "
                 f"({offline['reason']}); repair or replace the disk, "

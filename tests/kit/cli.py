@@ -56,7 +56,11 @@ def run(
 
 
 def on_terminal(
-    appliance: EmbeddedAppliance, *arguments: str, typed: str = "", columns: int = 80
+    appliance: EmbeddedAppliance,
+    *arguments: str,
+    typed: str = "",
+    columns: int = 80,
+    term: str = "dumb",
 ) -> tuple[int, str]:
     """(exit status, what the terminal shows, without colours) of a command with a terminal as its
     input and output.
@@ -66,7 +70,7 @@ def on_terminal(
     environment = {
         **os.environ,
         "TAILRACE_BOOTSTRAP": appliance.address,
-        "TERM": "dumb",
+        "TERM": term,
         "NO_COLOR": "1",
     }
     environment.pop("COLUMNS", None)

@@ -8,8 +8,9 @@ from typing import Any
 import click
 
 from appliance.cli.options import bootstrap_option, connect, json_option
-from appliance.cli.output import counted, human_bytes, print_json, print_table
-from appliance.observe.process_states import FULL_DISK_ADVICE
+from appliance.cli.output import counted, human_bytes, one_line, print_json, print_table
+from appliance.observe.doctor_checks import PARTITION_OFFLINE
+from appliance.observe.overview.problems import problems_of
 from tailrace.admin.admin import Admin
 from tailrace.core.errors import TailraceError
 
@@ -21,8 +22,8 @@ LONG_MS = 60_000
 @bootstrap_option
 @json_option
 def command(bootstrap: str, as_json: bool) -> None:
-    """Show processes, topics, paused deliveries and partitions that refuse writes. Exit status 3
-    when no appliance answers.
+    """Show what is wrong, what to do about it, then processes, directories and delayed records.
+    Exit status 3 when no appliance answers.
 
     \b
     Example:
@@ -43,8 +44,8 @@ def command(bootstrap: str, as_json: bool) -> None:
     click.echo(
         f"appliance {state['cluster_id']} at {bootstrap}: {totals}"
         + (f"\nconsole {state['console']}" if state.get("console") else "")
-        + "\n"
     )
+    _print_problems(state)
     for line in _settings_lines(state["settings"]):
         click.echo(line)
     print_table(
@@ -68,19 +69,6 @@ def command(bootstrap: str, as_json: bool) -> None:
             for d in state["data_dirs"]
         ],
     )
-    for directory in state["data_dirs"]:
-        if directory["state"] == "FULL":
-            click.echo(
-                f"\n{directory['path']} takes no writes because its disk is full: "
-                f"{FULL_DISK_ADVICE}"
-            )
-    if state["memory"]["is_short"]:
-        percent = state["memory"]["stalled_percent"]
-        click.echo(
-            f"\nmemory is short: processes waited for it {percent:.0f} % of the time, so producers "
-            "get credit for one batch at a time. Give the appliance more memory, lower ring_bytes "
-            "or credit_bytes, or move other programs away"
-        )
     if state["delays"]:
         click.echo()
         print_table(
@@ -93,15 +81,26 @@ def command(bootstrap: str, as_json: bool) -> None:
                 for d in state["delays"]
             ],
         )  # fmt: skip
-    if state.get("paused"):
-        shown, count = ", ".join(state["paused"]), state["paused_count"]
-        more = f" and {count - len(state['paused']):,} more" if count > len(state["paused"]) else ""
-        click.echo(
-            f"\ndelivery to groups is paused: {shown}{more}\nto resume: tailrace topic alter "
-            "TOPIC --config delivery.paused=false"
+
+
+def _print_problems(state: dict[str, Any]) -> None:
+    """What is wrong, the worst first, and what to do."""
+    found = problems_of(state, state["delays"])
+    many = [check for check in found if check.name == PARTITION_OFFLINE]
+    for check in found:
+        if check not in many:
+            click.echo(one_line(f"{check.level.value}: {check.detail}"))
+    if state["offline"]:
+        count = state["offline_count"]
+        click.echo(f"problem: {counted(count, 'partition')} refuse writes")
+        print_table(
+            ["TAKES NO WRITES", "PARTITION", "REASON"],
+            [[o["topic"], o["partition"], o["reason"]] for o in state["offline"]],
+            wrap=["REASON"],
         )
+        click.echo("When the disk is repaired, run: tailrace topic online TOPIC\n")
     if state["long_transactions"]:
-        click.echo()
+        click.echo("warning: open transactions hold readers back")
         print_table(
             ["HOLDS READERS BACK", "STATE", "OPEN FOR", "TIMEOUT", "CLIENT"],
             [
@@ -110,15 +109,8 @@ def command(bootstrap: str, as_json: bool) -> None:
                 for t in state["long_transactions"]
             ],
         )  # fmt: skip
-        click.echo("\nTo abort one: tailrace transaction abort TRANSACTIONAL_ID")
-    if state["offline"]:
-        click.echo()
-        print_table(
-            ["TAKES NO WRITES", "PARTITION", "REASON"],
-            [[o["topic"], o["partition"], o["reason"]] for o in state["offline"]],
-            wrap=["REASON"],
-        )
-        click.echo("\nWhen the disk is repaired, run: tailrace topic online TOPIC")
+        click.echo("To abort one: tailrace transaction abort TRANSACTIONAL_ID\n")
+    click.echo("" if found or state["long_transactions"] else "nothing is wrong\n")
 
 
 def _settings(admin: Admin) -> dict[str, Any]:

@@ -1,0 +1,1 @@
+"""Drawing and keys of `tailrace top`."""

@@ -1,0 +1,1 @@
+"""State of a running appliance at a glance, for `tailrace top` and `tailrace status`."""

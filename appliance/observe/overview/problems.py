@@ -1,0 +1,66 @@
+"""Problems of a running appliance, the worst first, each with its remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from appliance.observe.console.samples import GroupTotals
+from appliance.observe.doctor_checks import Check, Level, appliance_checks
+
+LATE_US = 10_000_000
+"""Lateness of delayed records from which it is a problem."""
+_ORDER = {Level.PROBLEM: 0, Level.WARNING: 1, Level.OK: 2}
+
+
+def problems_of(
+    cluster: Mapping[str, Any],
+    delays: Sequence[Mapping[str, Any]] = (),
+    groups: Mapping[str, GroupTotals] | None = None,
+) -> list[Check]:
+    """Problems by what a front has answered. Empty: there is none."""
+    found = [check for check in appliance_checks(dict(cluster)) if check.level is not Level.OK]
+    late = [row for row in delays if row["lateness_us"] > LATE_US and row["pending"]]
+    if late:
+        names = ", ".join(sorted({str(row["topic"]) for row in late}))
+        found.append(
+            Check(
+                "delayed records",
+                Level.WARNING,
+                f"late by {max(row['lateness_us'] for row in late) / 1e6:.0f} s in {names}; the "
+                "scheduler lacks a core, or its disk is slow",
+            )
+        )
+    found += [
+        Check(
+            "dead letters",
+            Level.PROBLEM,
+            f"queue {name} cannot write {group.dead_letters} records to its dead-letter topic; "
+            "the log of its consumers says why",
+        )
+        for name, group in sorted((groups or {}).items())
+        if group.dead_letters
+    ]
+    memory = cluster.get("memory") or {}
+    if memory.get("is_short"):
+        found.append(
+            Check(
+                "memory",
+                Level.PROBLEM,
+                f"memory is short: processes waited for it {memory['stalled_percent']:.0f} % of the "
+                "time, so producers get credit for one batch at a time. Give the appliance more "
+                "memory, lower ring_bytes or credit_bytes, or move other programs away",
+            )
+        )
+    if cluster.get("paused"):
+        left = cluster["paused_count"] - len(cluster["paused"])
+        more = f" and {left:,} more" if left > 0 else ""
+        found.append(
+            Check(
+                "delivery paused",
+                Level.WARNING,
+                f"delivery to groups is paused: {', '.join(cluster['paused'])}{more}; to resume: "
+                "tailrace topic alter TOPIC --config delivery.paused=false",
+            )
+        )
+    return sorted(found, key=lambda check: _ORDER[check.level])
