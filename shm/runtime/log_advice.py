@@ -266,8 +266,10 @@ LOG_EVENTS: dict[str, LogEvent] = {
         "send those records again; after a restart of the machine that is expected",
     ),
     "memory_short": LogEvent(
-        "a front's connections take more memory than allowed; the largest are closed",
-        "raise credit_bytes, or look for clients that do not read (peer_closed names them)",
+        "processes wait for memory for more than memory.pressure.percent of the time, and producers "
+        "get credit for one batch at a time; or a front's connections take more than they may, and "
+        "the largest are closed",
+        "give the appliance more memory; look for clients that do not read (peer_closed names them)",
     ),
     "no_console_token": LogEvent(
         "the console's token cannot be read or made: it refuses changes",
@@ -343,6 +345,12 @@ LOG_EVENTS: dict[str, LogEvent] = {
     "read_ahead_failed": LogEvent("readers may wait for the disk", DISK),
     "read_failed": LogEvent("readers of a partition get STORAGE_ERROR", DISK),
     "request_failed": LogEvent("the console failed at a request; it goes on", BUG),
+    "reserve_given_up": LogEvent(
+        "the disk is full to its last byte: a piece of the file `reserve` was freed for the "
+        "appliance's own books",
+        "free some space; the reserve is made again then",
+    ),
+    "reserve_not_given_up": LogEvent("the reserve file cannot be made smaller", DISK),
     "restart_ended_early": LogEvent(
         "tailrace restart stopped before its end", "look at the reason, then run it again"
     ),

@@ -47,8 +47,12 @@ class Served:
 
 
 @contextmanager
-def served(directory: pathlib.Path, text: str, **environment: str) -> Iterator[Served]:
-    """Serve the configuration `text`, which needs neither addresses nor data directories."""
+def served(
+    directory: pathlib.Path, text: str, at_start: str = " ready address=", **environment: str
+) -> Iterator[Served]:
+    """Serve the configuration `text`, which needs neither addresses nor data directories.
+    `at_start`: in the log once it serves.
+    """
     config, log = directory / "tailrace.toml", directory / "served.log"
     config.write_text(text)
     kept = {name: value for name, value in os.environ.items() if not name.startswith("TAILRACE_")}
@@ -67,7 +71,7 @@ def served(directory: pathlib.Path, text: str, **environment: str) -> Iterator[S
         )
     found = Served(process, config, log)
     try:
-        found.wait_for(" ready address=")
+        found.wait_for(at_start)
         yield found
     finally:
         process.terminate()

@@ -120,6 +120,8 @@ class Connection:
         self._waited_since_ns = 0
         """Time since when its user waits for an appliance. 0: it is connected, or was not used."""
         self._has_warned = False
+        self.gives_up = False
+        """True if its user waits for an appliance for a bounded time."""
         self._away_since_ns = 0
         """Time since when polls find no appliance. 0: the last one found it."""
         self._unready_since_ns = self.now_ns()
@@ -385,6 +387,8 @@ class Connection:
             if error is not None and not self._was_ready:
                 self.fatal = error
                 return
+            if self.gives_up:
+                return  # the error that its user raises says it
             reason = self.peer_error_suffix() if error is None else f": {error.detail}"
             message = "the %s gets no answer at %s%s; it goes on trying"
             logger.warning(message, self._owner, self.address, reason)

@@ -1,0 +1,1 @@
+"""The support archive of `tailrace doctor --bundle`."""
