@@ -72,7 +72,7 @@ from shm.runtime.agent_runner import (
     start,
 )
 from shm.runtime.error_handler import CountedErrorHandler
-from shm.runtime.slow_operations import SLOW
+from shm.runtime.logs.slow_operations import SLOW
 from shm.runtime.timing_wheel import NEVER_NS, TimingWheel
 from shm.tables.control import ProcessSlot
 from tailrace.core.error_codes import ErrorCode

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import pytest
 
-from shm.runtime.log_advice import LOG_EVENTS
+from shm.runtime.logs.advice import LOG_EVENTS
 from tests.kit.documents import ROOT, check_part
 
 ROOMS = ("appliance", "netfront", "shm", "workers")
@@ -71,7 +71,7 @@ def test_a_line_is_an_event_with_named_fields(call: LogCall) -> None:
 )
 def test_a_warning_says_what_to_do(call: LogCall) -> None:
     assert call.event in LOG_EVENTS, (
-        f"{call.place}: give {call.event} its meaning and advice in shm/runtime/log_advice.py"
+        f"{call.place}: give {call.event} its meaning and advice in shm/runtime/logs/advice.py"
     )
 
 

@@ -35,7 +35,7 @@ from shm.memory.layout import ACKS_ALL, ACKS_LEADER, ACKS_NONE, SLOT_MAP_SHIFT
 from shm.messages.lane_messages import LaneKind
 from shm.queues.lane import LaneWriter
 from shm.queues.outbox import Outbox
-from shm.runtime.slow_operations import SLOW
+from shm.runtime.logs.slow_operations import SLOW
 from shm.tables.measurements import Exemplars, Histogram
 from tailrace.core.error_codes import ERROR_TABLE, ErrorCode
 from tailrace.core.hash_slots import VERSION_MAX

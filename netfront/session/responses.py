@@ -18,7 +18,7 @@ from netfront.socket.flow_control import Credit
 from netfront.socket.transport import Transport
 from shm.memory.layout import ProcessWord
 from shm.runtime.error_handler import CountedErrorHandler
-from shm.runtime.slow_operations import SLOW
+from shm.runtime.logs.slow_operations import SLOW
 from shm.tables.control import ProcessSlot
 from tailrace.core.error_codes import ErrorCode
 from tailrace.format.crc32c import Readable

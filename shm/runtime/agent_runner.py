@@ -38,9 +38,9 @@ from shm.memory.layout import ProcessWord, RegionKind, Role
 from shm.memory.region import Region, RegionError
 from shm.queues.doorbell import Doorbell
 from shm.queues.lane import LaneReader, LaneWriter
-from shm.runtime.log_format import Advice, RateLimit
-from shm.runtime.log_handler import handler
-from shm.runtime.slow_operations import SLOW
+from shm.runtime.logs.format import Advice, RateLimit
+from shm.runtime.logs.handler import handler
+from shm.runtime.logs.slow_operations import SLOW
 from shm.tables.control import Control, ProcessSlot
 from shm.tables.partition_table import PartitionTable
 from shm.tables.settings_block import SettingsBlock, SettingsFollower

@@ -37,7 +37,7 @@ from shm.runtime.agent_runner import (
     start,
 )
 from shm.runtime.error_handler import CountedErrorHandler
-from shm.runtime.slow_operations import SLOW
+from shm.runtime.logs.slow_operations import SLOW
 from shm.runtime.timing_wheel import TimingWheel
 from shm.tables.control import ProcessSlot
 from shm.tables.partition_table import PartitionTable

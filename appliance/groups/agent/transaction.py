@@ -23,7 +23,7 @@ from appliance.groups.base.messages import Answer, GroupFailure, Push, Requester
 from shm.crash_points import crash_point
 from shm.memory.layout import Measure, ProcessWord
 from shm.runtime.error_handler import CountedErrorHandler
-from shm.runtime.slow_operations import SLOW
+from shm.runtime.logs.slow_operations import SLOW
 from shm.tables.control import ProcessSlot
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import StorageError, TailraceError

@@ -55,8 +55,8 @@ class MemoryPressure:
         self.is_high, self.percent = is_high, percent
         if is_high:
             logger.warning(
-                "memory_short stalled_percent=%.1f limit_percent=%d advice='give the appliance more memory, lower ring_bytes or "
-                "credit_bytes, or move other programs away'",
+                "memory_short stalled_percent=%.1f limit_percent=%d advice='give the appliance "
+                "more memory, lower ring_bytes or credit_bytes, or move other programs away'",
                 percent, threshold_percent,
             )  # fmt: skip
         else:

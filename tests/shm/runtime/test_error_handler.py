@@ -10,7 +10,7 @@ import pytest
 
 from shm.memory.layout import ControlLayout, ProcessWord, RegionKind, Role
 from shm.runtime.error_handler import CountedErrorHandler
-from shm.runtime.log_format import BURST_LINES, LINES_PER_S, OneLineFormatter, RateLimit
+from shm.runtime.logs.format import BURST_LINES, LINES_PER_S, OneLineFormatter, RateLimit
 from shm.tables.control import Control
 from tests.kit.memory import simulated
 

@@ -15,7 +15,7 @@ from appliance.observe.support.redaction import (
     log_lines,
     without_secrets,
 )
-from shm.runtime.log_format import JsonFormatter, OneLineFormatter
+from shm.runtime.logs.format import JsonFormatter, OneLineFormatter
 
 PLANTED = "hunter2"
 

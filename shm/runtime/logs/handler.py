@@ -10,7 +10,7 @@ import os
 import stat
 from typing import Any
 
-from shm.runtime.log_format import PriorityFormatter, is_journal, line_formatter
+from shm.runtime.logs.format import PriorityFormatter, is_journal, line_formatter
 
 
 def handler(process: str, stream: Any, form: str = "text") -> logging.Handler:
@@ -24,7 +24,7 @@ def handler(process: str, stream: Any, form: str = "text") -> logging.Handler:
         return plain
     line = line_formatter(process, form, with_time=False)
     if stat.S_ISSOCK(os.fstat(fd).st_mode):
-        from shm.runtime.journal import JournalHandler  # services alone have a journal
+        from shm.runtime.logs.journal import JournalHandler  # services alone have a journal
 
         return JournalHandler(process, stream, line)
     piped = logging.StreamHandler(stream)

@@ -20,8 +20,8 @@ import socket
 from collections.abc import Iterable
 from typing import Any
 
-from shm.runtime.log_fields import event_and_fields
-from shm.runtime.log_format import PriorityFormatter, priority_of
+from shm.runtime.logs.fields import event_and_fields
+from shm.runtime.logs.format import PriorityFormatter, priority_of
 
 SOCKET = "/run/systemd/journal/socket"
 PREFIX = "TAILRACE_"

@@ -1,7 +1,7 @@
 """Log format: one line per record, without control characters, and limited in rate.
 
 A line is `event key=value ...`, or with log_format=json an object with the same fields. A warning
-or an error ends with its advice (`shm.runtime.log_advice`). A flood of refusals must not fill the
+or an error ends with its advice (`shm.runtime.logs.advice`). A flood of refusals must not fill the
 disk.
 
 Owner: each process configures its own root logger (`shm.runtime.agent_runner.configure_logging`).
@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from shm.runtime.log_fields import event_and_fields, event_of
+from shm.runtime.logs.fields import event_and_fields, event_of
 
 LINES_PER_S = 50
 BURST_LINES = 500
@@ -132,7 +132,7 @@ class Advice(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         if record.levelno >= logging.WARNING and "advice=" not in str(record.msg):
-            from shm.runtime.log_advice import advice_for  # few processes log a warning
+            from shm.runtime.logs.advice import advice_for  # few processes log a warning
 
             advice = advice_for(event_of(record))
             if advice:

@@ -1,6 +1,6 @@
 """Meaning and advice of each line that the appliance logs as a warning or an error.
 
-`shm.runtime.log_format` appends the advice to a line that brings none of its own, and docs/log.md
+`shm.runtime.logs.format` appends the advice to a line that brings none of its own, and docs/log.md
 is made of this table. Imported with the first such line.
 
 Invariants:
@@ -266,10 +266,10 @@ LOG_EVENTS: dict[str, LogEvent] = {
         "send those records again; after a restart of the machine that is expected",
     ),
     "memory_short": LogEvent(
-        "processes wait for memory for more than memory.pressure.percent of the time, and producers "
-        "get credit for one batch at a time; or a front's connections take more than they may, and "
-        "the largest are closed",
-        "give the appliance more memory; look for clients that do not read (peer_closed names them)",
+        "processes wait for memory for more than memory.pressure.percent of the time, and "
+        "producers get credit for one batch at a time; or a front's connections take more than "
+        "they may, and the largest are closed",
+        "give the appliance more memory; look for clients that do not read (`peer_closed`)",
     ),
     "no_console_token": LogEvent(
         "the console's token cannot be read or made: it refuses changes",

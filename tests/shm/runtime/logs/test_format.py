@@ -13,9 +13,8 @@ from typing import Any
 
 import pytest
 
-from shm.runtime.journal import JournalHandler, encoded
-from shm.runtime.log_fields import event_and_fields
-from shm.runtime.log_format import (
+from shm.runtime.logs.fields import event_and_fields
+from shm.runtime.logs.format import (
     LINE_MAX,
     Advice,
     JsonFormatter,
@@ -23,7 +22,8 @@ from shm.runtime.log_format import (
     RateLimit,
     line_formatter,
 )
-from shm.runtime.slow_operations import SlowOperations
+from shm.runtime.logs.journal import JournalHandler, encoded
+from shm.runtime.logs.slow_operations import SlowOperations
 
 
 def record(template: str, *arguments: Any, level: int = logging.INFO) -> logging.LogRecord:

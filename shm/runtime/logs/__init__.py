@@ -1,0 +1,1 @@
+"""Log lines: events with fields, their advice, the journal, slow operations."""
