@@ -48,8 +48,8 @@ def problems_of(
                 "memory",
                 Level.PROBLEM,
                 f"memory is short: processes waited for it {memory['stalled_percent']:.0f} % of "
-                "the time, so producers get credit for one batch at a time. Give the appliance more "
-                "memory, lower ring_bytes or credit_bytes, or move other programs away",
+                "the time, so producers get credit for one batch at a time. Give the appliance "
+                "more memory, lower ring_bytes or credit_bytes, or move other programs away",
             )
         )
     if cluster.get("paused"):
