@@ -8,14 +8,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from appliance.observe.console.latencies import Counts, quantile
 from appliance.observe.console.samples import NS_PER_S, Sample, process_row, rates, take
-from appliance.observe.overview.latencies import durations_between, percentiles
 from appliance.observe.overview.problems import problems_of
 from appliance.observe.overview.shared_state import SharedState
 from appliance.observe.process_states import ProcessState
 from tailrace.admin.admin import Admin
 from tailrace.protocol.frame import Api
 
+QUANTILES = {"p50_ms": 0.5, "p99_ms": 0.99, "p999_ms": 0.999}
 NO_MEASUREMENTS = (
     "no latencies, CPU and memory: run this on the appliance's host, as root or as its user"
 )
@@ -80,7 +81,7 @@ def overview(before: Moment, after: Moment) -> dict[str, Any]:
             "records_per_s": round(sum(by_topic.values()), 1),
             **_request_rates(before.processes, after.processes, seconds),
         },
-        "latencies": percentiles(durations_between(before.processes, after.processes)),
+        "latencies": latencies(before.sample.durations, sample.durations),
         "topics": sorted(
             (
                 {"topic": name, "records_per_s": round(by_topic.get(name, 0.0), 1),
@@ -95,6 +96,18 @@ def overview(before: Moment, after: Moment) -> dict[str, Any]:
         "data_dirs": sample.cluster.get("data_dirs", []),
         "note": "" if after.processes else NO_MEASUREMENTS,
     }  # fmt: skip
+
+
+def latencies(before: Counts, after: Counts) -> dict[str, dict[str, float | None]]:
+    """Operation -> count and percentiles in ms of the durations that came in between."""
+    found: dict[str, dict[str, float | None]] = {}
+    for name, now in after.items():
+        then = before.get(name, (0,) * len(now))
+        counts = [max(0, count - former) for count, former in zip(now, then, strict=True)]
+        found[name] = {"count": sum(counts)}
+        for key, part in QUANTILES.items():
+            found[name][key] = round(quantile(counts, part) * 1000, 3) if any(counts) else None
+    return found
 
 
 def _request_rates(

@@ -49,7 +49,7 @@ def test_json_has_what_the_page_and_the_metrics_have(
         assert row["state"] == "live"
         assert row["pss_bytes"] > 0
         assert row["cpu_percent"] >= 0
-    assert set(state["latencies"]) == {"produce", "fetch", "delivery", "sync", "commit"}
+    assert set(state["latencies"]) == {"produce", "fetch", "delivery", "sync"}
 
 
 def test_a_pipe_gets_one_plain_frame_with_what_is_wrong_first(

@@ -6,12 +6,11 @@ import pytest
 
 from appliance.observe.console.samples import GroupTotals
 from appliance.observe.doctor_checks import Level
-from appliance.observe.overview.latencies import durations_between, percentiles, quantile_ns
+from appliance.observe.overview.overview import latencies
 from appliance.observe.overview.problems import problems_of
 from appliance.observe.overview.shared_state import role_of
-from appliance.observe.process_states import ProcessState
-from shm.memory.layout import BUCKET_COUNT, Measure, Role
-from shm.tables.measurements import BOUNDS_NS, HistogramValues
+from shm.memory.layout import BUCKET_COUNT, Role
+from shm.tables.measurements import BOUNDS_NS
 
 
 def counts(**by_bucket: int) -> tuple[int, ...]:
@@ -21,32 +20,14 @@ def counts(**by_bucket: int) -> tuple[int, ...]:
     return tuple(found)
 
 
-def front(index: int, by_bucket: tuple[int, ...]) -> ProcessState:
-    durations = {Measure.PRODUCE: HistogramValues(by_bucket, 0)}
-    return ProcessState(Role.FRONT, index, True, True, 1, 0, 0, durations=durations)
-
-
-def test_a_percentile_is_interpolated_in_its_bucket() -> None:
-    assert quantile_ns(counts(), 0.5) is None
-    assert quantile_ns(counts(b0=10), 0.5) == BOUNDS_NS[0] / 2
-    assert quantile_ns(counts(b0=50, b3=50), 0.5) == BOUNDS_NS[0]
-    assert quantile_ns(counts(b0=50, b3=50), 1.0) == BOUNDS_NS[3]
-    assert quantile_ns(counts(b0=50, b3=50), 0.75) == (BOUNDS_NS[2] + BOUNDS_NS[3]) / 2
-
-
-def test_above_the_last_bound_a_percentile_is_that_bound() -> None:
-    last = tuple([0] * (BUCKET_COUNT - 1) + [5])
-    assert quantile_ns(last, 0.99) == BOUNDS_NS[-1]
-
-
-def test_only_durations_since_the_first_moment_count_over_all_fronts() -> None:
-    before = [front(0, counts(b0=100))]
-    after = [front(0, counts(b0=100, b4=2)), front(1, counts(b4=1))]
-    found = durations_between(before, after)
-    assert found == {Measure.PRODUCE: list(counts(b4=3))}
-    row = percentiles(found)["produce"]
-    assert row["count"] == 3
-    assert row["p99_ms"] == pytest.approx(BOUNDS_NS[4] / 1e6, rel=0.1)
+def test_only_durations_between_the_moments_count() -> None:
+    before = {"produce": counts(b0=100)}
+    after = {"produce": counts(b0=100, b4=3), "sync": counts()}
+    found = latencies(before, after)
+    assert found["produce"]["count"] == 3
+    assert found["produce"]["p99_ms"] == pytest.approx(BOUNDS_NS[4] / 1e6, rel=0.1)
+    assert found["sync"] == {"count": 0, "p50_ms": None, "p99_ms": None, "p999_ms": None}
+    assert latencies(after, before)["produce"]["count"] == 0, "a process began again"
 
 
 def test_names_of_processes_are_roles() -> None:
