@@ -1,0 +1,273 @@
+"""The runbook of docs/operations.md: each situation is made, and its commands are run as they stand
+there. What the page shows of their output is what they print.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+import shlex
+import signal
+import time
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import pytest
+
+from tailrace import Admin, Consumer, NewTopic, Producer, TopicExistsError
+from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
+from tailrace.format.directory.partition_metadata import PARTITION_FILE
+from tests.kit import damaged_topics
+from tests.kit.cli import run
+from tests.kit.documents import ROOT
+from tests.kit.file_systems import small_file_system
+from tests.kit.processes import (
+    HANG_LIMIT_S,
+    children,
+    kill_and_wait_for_successor,
+    wait_until,
+)
+
+DATA_DIR = "/var/lib/tailrace"
+"""As the page names it."""
+_BLOCK = re.compile(r"```console\n(.*?)```", re.DOTALL)
+
+
+class Step(NamedTuple):
+    """A command, and lines that its output has."""
+
+    command: str
+    expected: list[str]
+
+
+def situations() -> dict[str, list[Step]]:
+    """Title -> its commands."""
+    text = (ROOT / "docs/operations.md").read_text()
+    book = text.partition("\n## Runbook\n")[2].partition("\n## ")[0]
+    found = {}
+    for part in book.split("\n### ")[1:]:
+        title, _, rest = part.partition("\n")
+        steps: list[Step] = []
+        for line in "".join(_BLOCK.findall(rest)).splitlines():
+            if line.startswith("$ "):
+                steps.append(Step(line[2:], []))
+            else:
+                steps[-1].expected.append(line)
+        found[title] = steps
+    return found
+
+
+BOOK = situations()
+
+
+def words(text: str) -> str:
+    return " ".join(text.split())
+
+
+def check(step: Step, appliance: EmbeddedAppliance | None, data_dir: str) -> None:
+    """Run a command and look for the page's lines in its output. `...` stands for anything."""
+    program, *arguments = shlex.split(step.command.replace(DATA_DIR, data_dir))
+    assert program == "tailrace"
+    done = run(appliance, *arguments, status=None)
+    shown = words(done.stdout.decode() + done.stderr.decode())
+    for line in step.expected:
+        wanted = words(line.replace(DATA_DIR, data_dir))
+        pattern = r".*?".join(re.escape(part.strip()) for part in wanted.split("..."))
+        assert re.search(pattern.replace(r".*?", r"\s?.*?\s?"), shown), (
+            f"$ {step.command}\nhas no {wanted!r}:\n{shown}"
+        )
+
+
+def follow(
+    title: str,
+    appliance: EmbeddedAppliance | None,
+    data_dir: str,
+    before: dict[int, Callable[[], object]] | None = None,
+) -> None:
+    """Run the commands of a situation. `before`: what happens before the command of a number."""
+    for number, step in enumerate(BOOK[title]):
+        if before and number in before:
+            before[number]()
+        check(step, appliance, data_dir)
+
+
+@pytest.fixture(scope="module")
+def day() -> Iterator[EmbeddedAppliance]:
+    """An appliance on an ordinary day."""
+    running = start_embedded(auto_create_topics=False)
+    yield running
+    assert running.stop() == 0
+
+
+@pytest.fixture
+def orders(day: EmbeddedAppliance) -> Iterator[EmbeddedAppliance]:
+    """The day's appliance, with a topic `orders` of 2 partitions and 20 records."""
+    with Admin(day.address) as admin, Producer(day.address) as producer:
+        admin.create_topics(NewTopic("orders", 2))
+        for number in range(20):
+            producer.send("orders", b"%d" % number, partition=number % 2)
+        producer.flush(HANG_LIMIT_S)
+        yield day
+        admin.delete_topics("orders")
+
+
+def test_nothing_answers(tmp_path: pathlib.Path) -> None:
+    tmp_path.chmod(0o700)
+    follow("Nothing answers", None, str(tmp_path))
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
+def test_the_disk_fills(tmp_path: pathlib.Path) -> None:
+    with small_file_system(tmp_path, 64) as disk:
+        data_dir = str(disk / "data")
+        running = start_embedded(
+            data_dir=data_dir, settings={"journal_bytes": 1 << 20, "ring_bytes": 4 << 20}
+        )
+        try:
+            with Admin(running.address) as admin:
+                admin.create_topics(NewTopic("orders"))
+
+                def state() -> str:
+                    return str(admin.describe_cluster()["data_dirs"][0]["state"])
+
+                with Producer(running.address, delivery_timeout_ms=2_000, linger_ms=0) as producer:
+                    while state() != "FULL":
+                        producer.send("orders", os.urandom(500_000)).exception(HANG_LIMIT_S)
+                has_room = {4: lambda: wait_until(lambda: state() == "OK", "writing resumes")}
+                follow("The disk fills", running, data_dir, has_room)
+        finally:
+            assert running.stop() == 0
+
+
+def test_a_consumer_falls_behind(orders: EmbeddedAppliance) -> None:
+    with Consumer(
+        bootstrap=orders.address, group_id="billing", enable_auto_commit=False,
+        auto_offset_reset="earliest",
+    ) as consumer:  # fmt: skip
+        consumer.subscribe("orders")
+        while not consumer.poll(timeout_ms=1_000, max_records=1):
+            pass
+        [(partition, position)] = [
+            (key, at) for key, at in consumer.positions().items() if at
+        ]  # fmt: skip
+        assert position == 1
+        consumer.commit()
+    with Admin(orders.address) as admin:
+        if partition.partition:  # the page's is the first
+            admin.alter_group_offsets("billing", {partition: 0, partition._replace(partition=0): 1})
+    follow("A consumer falls behind", orders, orders.data_dir)
+
+
+def test_acks_are_slow(orders: EmbeddedAppliance) -> None:
+    def stop_the_disk() -> None:
+        """As a disk does that takes its time."""
+        flusher = children(orders)["tr-flusher-0"]
+        os.kill(flusher, signal.SIGSTOP)
+        try:
+            with Producer(orders.address, linger_ms=0) as producer:
+                sent = producer.send("orders", b"v", partition=0)
+                began = time.monotonic()
+                wait_until(lambda: time.monotonic() - began > 0.5, "it takes its time")
+                os.kill(flusher, signal.SIGCONT)
+                sent.result(HANG_LIMIT_S)
+        finally:
+            os.kill(flusher, signal.SIGCONT)
+
+    follow("Acks are slow", orders, orders.data_dir, {2: stop_the_disk})
+    log = pathlib.Path(orders.log_path)
+    wait_until(
+        lambda: (
+            re.search(r"slow_operation operation=produce ms=\d+ client=", log.read_text())
+            is not None
+        ),
+        "the slow request is logged",
+    )
+
+
+def test_a_process_restarts(tmp_path: pathlib.Path) -> None:
+    running = start_embedded(data_dir=str(tmp_path / "data"))
+    try:
+        kill_and_wait_for_successor(running, "tr-worker-0")
+        with Admin(running.address) as admin:
+            wait_until(
+                lambda: all(p["live"] for p in admin.describe_cluster()["processes"]), "it lives"
+            )
+        follow("A process restarts", running, running.data_dir)
+        assert "ended process=worker-0" in pathlib.Path(running.log_path).read_text()
+    finally:
+        assert running.stop() == 0
+
+
+def test_a_client_gets_an_error(orders: EmbeddedAppliance) -> None:
+    follow("A client gets an error", orders, orders.data_dir)
+    with Admin(orders.address) as admin, pytest.raises(TopicExistsError) as refused:
+        admin.create_topics(NewTopic("orders"))
+    log = pathlib.Path(orders.log_path)
+    wait_until(
+        lambda: f"request={refused.value.request_id} " in log.read_text(), "the refusal is logged"
+    )
+
+
+def test_a_transaction_stays_open(orders: EmbeddedAppliance) -> None:
+    with Producer(orders.address, transactional_id="nightly") as producer:
+        producer.init_transactions()
+        producer.begin_transaction()
+        producer.send("orders", b"v").result(HANG_LIMIT_S)
+        follow("A transaction stays open", orders, orders.data_dir)
+
+
+def test_records_are_damaged(tmp_path: pathlib.Path) -> None:
+    data_dir = tmp_path / "data"
+    damaged_topics.fill(data_dir, "orders")
+    damaged_topics.damage(data_dir, "orders", [3], "body")
+    running = start_embedded(data_dir=str(data_dir))
+    try:
+        follow("Records are damaged", running, str(data_dir), {1: running.stop})
+    finally:
+        assert running.stop() == 0
+
+
+def test_a_partition_takes_no_writes(tmp_path: pathlib.Path) -> None:
+    data_dir = tmp_path / "data"
+    damaged_topics.fill(data_dir, "orders")
+    file = data_dir / "orders-0" / PARTITION_FILE
+    file.rename(tmp_path / "kept")
+    file.mkdir()  # as unreadable as on a broken disk
+    running = start_embedded(data_dir=str(data_dir), auto_create_topics=False)
+
+    def repair() -> None:
+        file.rmdir()
+        (tmp_path / "kept").rename(file)
+
+    try:
+        with Admin(running.address) as admin:
+            wait_until(lambda: bool(admin.describe_cluster()["offline"]), "it is offline")
+        follow("A partition takes no writes", running, str(data_dir), {1: repair})
+    finally:
+        assert running.stop() == 0
+
+
+def test_i_deleted_a_topic(day: EmbeddedAppliance) -> None:
+    with Admin(day.address) as admin, Producer(day.address) as producer:
+        admin.create_topics(NewTopic("payments"))
+        producer.send("payments", b"v").result(HANG_LIMIT_S)
+    follow("I deleted a topic", day, day.data_dir)
+
+
+def test_the_machine_is_replaced(tmp_path: pathlib.Path) -> None:
+    data_dir = tmp_path / "data"
+    damaged_topics.fill(data_dir, "orders")
+    follow("The machine is replaced", None, str(data_dir))
+
+
+def test_every_situation_has_commands_and_a_test() -> None:
+    def name(title: str) -> str:
+        return "test_" + re.sub(r"\W+", "_", title.lower())
+
+    tests = {found for found in globals() if found.startswith("test_")}
+    assert {name(title) for title in BOOK} <= tests
+    assert all(BOOK.values()), "a situation without a command"
+    alerts = (ROOT / "docs/alerts.md").read_text()
+    assert alerts.count("operations.md#") >= 6
