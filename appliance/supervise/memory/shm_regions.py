@@ -90,10 +90,7 @@ class Regions:
         self._is_recovered = False
         if left.original:
             logger.warning(
-                "memory_not_copied data_dir=%s original=%s this directory is a copy of one that "
-                "had not been stopped; batches that were only in the memory of that appliance are "
-                "not in it, and readers beyond its end get an error. advice='nothing, if the "
-                "original still serves; to copy everything, stop it first'",
+                "memory_not_copied data_dir=%s original=%s",
                 self._owner.path, left.original,
             )  # fmt: skip
         elif self.lost_memory:

@@ -265,6 +265,11 @@ LOG_EVENTS: dict[str, LogEvent] = {
         "or durability=memory); readers that had read them get LogTruncatedError",
         "send those records again; after a restart of the machine that is expected",
     ),
+    "memory_not_copied": LogEvent(
+        "this data directory is a copy of one whose appliance ran, or was killed; batches that were "
+        "only in its memory are not in the copy, and readers beyond its end get an error",
+        "nothing, if the original still serves; to copy everything, stop the original first",
+    ),
     "memory_short": LogEvent(
         "processes wait for memory for more than memory.pressure.percent of the time, and "
         "producers get credit for one batch at a time; or a front's connections take more than "
