@@ -266,8 +266,8 @@ LOG_EVENTS: dict[str, LogEvent] = {
         "send those records again; after a restart of the machine that is expected",
     ),
     "memory_not_copied": LogEvent(
-        "this data directory is a copy of one whose appliance ran, or was killed; batches that were "
-        "only in its memory are not in the copy, and readers beyond its end get an error",
+        "this data directory is a copy of one whose appliance ran, or was killed; batches that "
+        "were only in its memory are not in the copy, and readers beyond its end get an error",
         "nothing, if the original still serves; to copy everything, stop the original first",
     ),
     "memory_short": LogEvent(
