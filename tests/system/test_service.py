@@ -101,6 +101,10 @@ def test_it_serves_stores_as_its_user_verifies_and_stops_cleanly(served: BootedS
     health = "import urllib.request as u; u.urlopen('http://127.0.0.1:7400/health/ready')"
     served.run(f"{PREFIX}/bin/python3", "-c", health)
     assert "ready address=tcp" in served.run("journalctl", "-u", "tailrace").stdout
+    by_field = ["journalctl", "-u", "tailrace", "TAILRACE_EVENT=ready", "-o", "json", "-n", "1"]
+    ready = json.loads(served.run(*by_field).stdout)
+    assert (ready["TAILRACE_PROCESS"], ready["PRIORITY"]) == ("tr-supervisor-0", "6")
+    assert ready["TAILRACE_ADDRESS"].startswith("tcp://127.0.0.1:7420")
     served.systemctl("start", "tailrace-verify.service")
     assert served.property("tailrace-verify.service", "Result") == "success"
     served.systemctl("start", "tailrace-backup.service")
