@@ -8,6 +8,7 @@ import os
 import pathlib
 import re
 import shlex
+import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -29,8 +30,8 @@ from tests.kit.processes import (
     wait_until,
 )
 
-DATA_DIR = "/var/lib/tailrace"
-"""As the page names it."""
+DATA_DIR, BACKUPS = "/var/lib/tailrace", "/mnt/backup/tailrace"
+"""As the page names them."""
 _BLOCK = re.compile(r"```console\n(.*?)```", re.DOTALL)
 
 
@@ -65,18 +66,21 @@ def words(text: str) -> str:
     return " ".join(text.split())
 
 
+def placed(text: str, data_dir: str) -> str:
+    """A text with the paths of this test. Backups lie beside the data directory."""
+    return text.replace(DATA_DIR, data_dir).replace(BACKUPS, f"{data_dir}-backups")
+
+
 def check(step: Step, appliance: EmbeddedAppliance | None, data_dir: str) -> None:
     """Run a command and look for the page's lines in its output. `...` stands for anything."""
-    program, *arguments = shlex.split(step.command.replace(DATA_DIR, data_dir))
+    program, *arguments = shlex.split(placed(step.command, data_dir))
     assert program == "tailrace"
     done = run(appliance, *arguments, status=None)
     shown = words(done.stdout.decode() + done.stderr.decode())
     for line in step.expected:
-        wanted = words(line.replace(DATA_DIR, data_dir))
-        pattern = r".*?".join(re.escape(part.strip()) for part in wanted.split("..."))
-        assert re.search(pattern.replace(r".*?", r"\s?.*?\s?"), shown), (
-            f"$ {step.command}\nhas no {wanted!r}:\n{shown}"
-        )
+        wanted = words(placed(line, data_dir))
+        pattern = r"\s?.*?\s?".join(re.escape(part.strip()) for part in wanted.split("..."))
+        assert re.search(pattern, shown), f"$ {step.command}\nhas no {wanted!r}:\n{shown}"
 
 
 def follow(
@@ -249,17 +253,40 @@ def test_a_partition_takes_no_writes(tmp_path: pathlib.Path) -> None:
         assert running.stop() == 0
 
 
-def test_i_deleted_a_topic(day: EmbeddedAppliance) -> None:
-    with Admin(day.address) as admin, Producer(day.address) as producer:
-        admin.create_topics(NewTopic("payments"))
-        producer.send("payments", b"v").result(HANG_LIMIT_S)
-    follow("I deleted a topic", day, day.data_dir)
+def test_i_deleted_a_topic(tmp_path: pathlib.Path) -> None:
+    running = start_embedded(data_dir=str(tmp_path / "data"))
+    try:
+        with Admin(running.address) as admin, Producer(running.address) as producer:
+            admin.create_topics(NewTopic("payments"))
+            producer.send("payments", b"v").result(HANG_LIMIT_S)
+        run(running, "backup", f"{running.data_dir}-backups")
+        follow("I deleted a topic", running, running.data_dir)
+    finally:
+        assert running.stop() == 0
+    assert values_of(f"{running.data_dir}-restored", "payments", 1) == [b"v"]
 
 
 def test_the_machine_is_replaced(tmp_path: pathlib.Path) -> None:
     data_dir = tmp_path / "data"
     damaged_topics.fill(data_dir, "orders")
+    run(None, "backup", f"{data_dir}-backups", "--data-dir", str(data_dir))
+    shutil.rmtree(data_dir)
     follow("The machine is replaced", None, str(data_dir))
+    values = values_of(f"{data_dir}-restored", "orders", damaged_topics.TOTAL)
+    assert len(values) == damaged_topics.TOTAL
+
+
+def values_of(data_dir: str, topic: str, count: int) -> list[bytes | None]:
+    """The values that an appliance on a restored directory serves."""
+    running = start_embedded(data_dir=data_dir, auto_create_topics=False)
+    try:
+        with Consumer(topic, bootstrap=running.address, auto_offset_reset="earliest") as consumer:
+            found: list[bytes | None] = []
+            while len(found) < count:
+                found += [record.value for record in consumer.poll(timeout_ms=1_000)]
+            return found
+    finally:
+        assert running.stop() == 0
 
 
 def test_every_situation_has_commands_and_a_test() -> None:
