@@ -248,7 +248,7 @@ def _leave_prepared_offsets_out(patch: pytest.MonkeyPatch) -> None:
 
 PLANTED: list[tuple[Plant, int]] = [
     (_skip_markers, 1),
-    (_answer_early, 1),
+    (_answer_early, 2),
     (_accept_late_batches, 1),
     (_leave_the_epoch, 0),
     (_publish_early, 0),
