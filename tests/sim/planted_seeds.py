@@ -14,9 +14,10 @@ import warnings
 import pytest
 
 from tailrace.core.errors import TailraceError
-from tests.sim.test_transactions_simulation import DIRECTED, PLANTED, SEARCHED
+from tests.sim.planted_faults import DIRECTED, PLANTED
 from tests.sim.transaction_schedule import run
 
+SEARCHED = 40
 FAULTS = {
     plant.__name__[1:]: (plant, faults)
     for plant, _, faults in [*((plant, first, ()) for plant, first in PLANTED), *DIRECTED]
