@@ -31,7 +31,8 @@ from bench.conditions import Conditions
 from bench.measure import RESULTS
 from bench.peers.field import Field
 from bench.peers.goals import Outcome, goals, outcome
-from bench.peers.rows import Entry, Result, Row, rows
+from bench.peers.row import Entry, Result, Row
+from bench.peers.rows import rows
 from tailrace.core.errors import TailraceError
 
 console = Console(soft_wrap=True, highlight=False, record=True, width=150)

@@ -139,6 +139,7 @@ def goals() -> Iterator[Goal]:
                     row,
                     _figure(row, "ours", f"{rate} {share}"),
                 )
+    yield from _transactions()
     yield _most(
         "end to end at 20 MB/s, p99", " ms", 4, "end-to-end", _figure("end-to-end", "ours", "p99")
     )
@@ -159,6 +160,23 @@ def goals() -> Iterator[Goal]:
     yield _most("start to first ack", " ms", 341, "start", _figure("start", "ours", "ms"))
     yield _most("PSS of all processes", " MB", 72, "start", _figure("start", "ours", "MB"))
     yield _most("idle CPU", " %", 0.16, "start", _figure("start", "ours", "% idle"))
+
+
+def _transactions() -> Iterator[Goal]:
+    """Against Kafka as it is, whose coordinator's log is not synced."""
+    name = "in transactions of 100 ms / Kafka's"
+    yield ratio(f"send() 100 B {name}", 4, "transactions-send", "ours", "kafka")
+    row = "transactions-latency"
+    for label, bounds in (("commit", (2.5, 6)), ("begin to committed", (4, 10))):
+        for share, bound in zip(("p50", "p99"), bounds, strict=True):
+            figure = _figure(row, "ours", f"{label} {share}")
+            yield _most(f"one record, synced: {label}, {share}", " ms", bound, row, figure)
+    row = "transactions-commits"
+    yield Goal(
+        "commits of 50 producers of one process, a second", "", 5_000, True,
+        _figure(row, "ours", ""), row,
+    )  # fmt: skip
+    yield ratio(f"transform 1,000 B {name}", 4, "transactions-transform", "ours", "kafka")
 
 
 def _figure(row: str, contender: str, label: str) -> Callable[[Of], float]:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -16,36 +15,12 @@ from bench.peers import fixed_rates
 from bench.peers.ceilings import disk_bandwidth, sync_times
 from bench.peers.field import Field
 from bench.peers.kafka import SYNCED, quantiles
+from bench.peers.row import BEHIND, DISK, MEMORY, Entry, Result, Row
 from bench.peers.tailrace_itself import Tailrace
+from bench.peers.transactional_rows import transactional_rows
 
-MEMORY, BEHIND, DISK = "page cache", "disk behind", "fdatasync"
-"""What an acknowledged record has reached: the page cache, a ring whose records are synced a moment
-later, or the disk.
-"""
 LATENCIES = 2_000
 IDLE_S = 5.0
-Result = float | dict[str, float]
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """A contender in a row."""
-
-    key: str
-    """What goals.py calls it."""
-    name: str
-    durability: str
-    once: Callable[[], Result]
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """What all of them do; the first entry is ours, and what the ratios are to."""
-
-    key: str
-    name: str
-    unit: str
-    entries: list[Entry]
 
 
 class Once:
@@ -83,6 +58,7 @@ def rows(field: Field, directory: str) -> Iterator[Row]:
     for acks in (1, "all"):
         for linger_ms in (0, None):
             yield singles(field, acks, linger_ms)
+    yield from transactional_rows(field)
     entries = [Entry("ours", "Tailrace", DISK, spread_of(field.ours.end_to_end, 20_000, 5, 1_000))]
     if kafka := field.kafka:
         entries.append(

@@ -44,7 +44,7 @@ GROUP_APIS = (
 """APIs that the process of groups answers: of the group and the transaction coordinator."""
 GATHERED_FROM = 32
 """Number of group sessions from which heartbeats without changes are gathered."""
-NOTHING_LISTED = {
+NOTHING_LISTED: dict[int, bytes] = {
     Api.LIST_GROUPS: orjson.dumps({"groups": [], "next": None}),
     Api.LIST_TRANSACTIONS: orjson.dumps({"transactions": [], "next": None}),
 }
@@ -59,6 +59,8 @@ FORWARDED_APIS = (
     Api.DESCRIBE_CONFIGS, Api.ALTER_CONFIGS, Api.RELOAD_CONFIG,
     *DELAY_APIS, *GROUP_APIS,
 )  # fmt: skip
+_OF_GROUPS, _OF_DELAYS = frozenset(map(int, GROUP_APIS)), frozenset(map(int, DELAY_APIS))
+"""Plain ints: each request is looked up, and a member of an enumeration compares in Python."""
 
 
 class ForwardingService:
@@ -136,7 +138,7 @@ class ForwardingService:
         """Forward a request. Raises WireError at a limit or for invalid JSON."""
         request = messages.decode_request(body)
         api, version, correlation_id = header.api, header.version, header.correlation_id
-        nothing = NOTHING_LISTED.get(Api(api))
+        nothing = NOTHING_LISTED.get(api)
         if nothing is not None and self.groups.is_absent():
             self._responses.send(session, api, version, correlation_id, ErrorCode.OK, [nothing])
             return
@@ -177,9 +179,9 @@ class ForwardingService:
             self.groups.queue_session_closed(session.word)
 
     def _forwarder(self, api: int) -> Forwarder:
-        if api in GROUP_APIS:
+        if api in _OF_GROUPS:
             return self.groups
-        return self.scheduler if api in DELAY_APIS else self.controller
+        return self.scheduler if api in _OF_DELAYS else self.controller
 
     def _read(self, forwarder: Forwarder) -> int:
         count = forwarder.step(self.now_ns)

@@ -14,7 +14,6 @@ Invariants:
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,17 +23,8 @@ from shm.memory.atomic_word import compiled_variant_of, new
 from tailrace import kernel
 from tailrace.client.connections.runtime import send_frames
 from tailrace.format.crc32c import Readable
+from tailrace.kernel import libzmq
 
-FUNCTIONS = (
-    "zmq_msg_init",
-    "zmq_msg_close",
-    "zmq_msg_more",
-    "zmq_msg_recv",
-    "zmq_msg_data",
-    "zmq_msg_size",
-    "zmq_send",
-    "zmq_errno",
-)
 LENT_FROM_BYTES = 32 << 10
 """Batch frames of at least this size are used in place. Copying is cheaper below it."""
 FIRST_OF_BATCHES = 3
@@ -49,7 +39,7 @@ class MessageSocket:
 
     def __new__(cls, socket: zmq.Socket[bytes]) -> Any:
         """Return the compiled variant if libzmq's functions are found."""
-        return new(cls, kernel.compiled is not None and _addresses() is not None)
+        return new(cls, kernel.compiled is not None and libzmq.addresses() is not None)
 
     def __init__(self, socket: zmq.Socket[bytes]) -> None:
         self._socket = socket
@@ -98,27 +88,13 @@ def taken_frame(frame: zmq.Frame, index: int) -> Any:
     )
 
 
-def _addresses() -> tuple[int, ...] | None:
-    """Return the addresses of FUNCTIONS in pyzmq's libzmq, or None for a pyzmq
-    backend other than Cython's.
-    """
-    try:
-        # The libraries that its module links to are searched too. Nothing new is loaded.
-        loaded = ctypes.CDLL(zmq.backend.cython._zmq.__file__)  # type: ignore[attr-defined]
-        return tuple(
-            ctypes.cast(getattr(loaded, name), ctypes.c_void_p).value or 0 for name in FUNCTIONS
-        )
-    except (AttributeError, OSError):
-        return None
-
-
 if kernel.compiled is not None:
 
     @compiled_variant_of(MessageSocket)
     class _CompiledMessageSocket(kernel.compiled.MessageSocket, MessageSocket):  # type: ignore[misc]
         def __init__(self, socket: zmq.Socket[bytes]) -> None:
             MessageSocket.__init__(self, socket)
-            addresses = _addresses()
+            addresses = libzmq.addresses()
             assert addresses is not None
             self._begin(
                 socket.underlying, addresses, zmq.ZMQError, FIRST_OF_BATCHES, LENT_FROM_BYTES

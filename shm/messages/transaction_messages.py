@@ -29,6 +29,8 @@ from typing import NamedTuple
 _DECISION = struct.Struct("<QQII")
 _PRODUCER = struct.Struct("<qhhI")
 """producer_id, epoch, an Outcome or a Registration or 0, 0"""
+_ENDED = struct.Struct("<QQIIqhhIqhhI")
+"""A decision with one outcome and one registered producer."""
 _ORDINAL = struct.Struct("<Q")
 PRODUCER_IDS_IN_BLOCK = 1 << 30
 """Producer ids in a block of PRODUCER_IDS, from its first one on."""
@@ -85,10 +87,22 @@ class Decision(NamedTuple):
     registered: Sequence[RegisteredProducer]
 
 
+def _outcome_of(value: int) -> Outcome:
+    """Outcome(value), without the call of an enumeration for each commit."""
+    return Outcome.COMMIT if value == 1 else Outcome(value)
+
+
+def _registration_of(value: int) -> Registration:
+    return Registration(value) if value else Registration.OPEN
+
+
 def encode_decisions(decisions: Iterable[Decision]) -> bytes:
     """Encode the payload of DECISIONS."""
     parts = []
     for ordinal, id_number, outcomes, registered in decisions:
+        if len(outcomes) == len(registered) == 1:  # a commit or an abort
+            parts.append(_ENDED.pack(ordinal, id_number, 1, 1, *outcomes[0], 0, *registered[0], 0))
+            continue
         parts.append(_DECISION.pack(ordinal, id_number, len(outcomes), len(registered)))
         parts.extend(_PRODUCER.pack(*outcome, 0) for outcome in outcomes)
         parts.extend(_PRODUCER.pack(*producer, 0) for producer in registered)
@@ -104,12 +118,12 @@ def decode_decisions(payload: bytes | memoryview) -> list[Decision]:
         outcomes = []
         for _ in range(outcome_count):
             producer_id, epoch, outcome, _ = _PRODUCER.unpack_from(payload, at)
-            outcomes.append(DecidedTransaction(producer_id, epoch, Outcome(outcome)))
+            outcomes.append(DecidedTransaction(producer_id, epoch, _outcome_of(outcome)))
             at += _PRODUCER.size
         registered = []
         for _ in range(registered_count):
             producer_id, epoch, state, _ = _PRODUCER.unpack_from(payload, at)
-            registered.append(RegisteredProducer(producer_id, epoch, Registration(state)))
+            registered.append(RegisteredProducer(producer_id, epoch, _registration_of(state)))
             at += _PRODUCER.size
         decisions.append(Decision(ordinal, id_number, outcomes, registered))
     return decisions

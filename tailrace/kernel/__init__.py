@@ -52,6 +52,7 @@ __all__ = [
     "keep_message",
     "lay_message",
     "murmur2",
+    "new_alarm",
     "new_lock",
     "read_produce",
     "rows_by_partition",
@@ -200,6 +201,7 @@ if TYPE_CHECKING or _native is None:
         RecordRows,
         fast_send,
         murmur2,
+        new_alarm,
         new_lock,
     )
     from tailrace.kernel.reference_codec import (
@@ -231,3 +233,4 @@ else:
     GatheredCells, rows_by_partition = _native.GatheredCells, _native.rows_by_partition
     KeyNumbers = _native.KeyNumbers
     murmur2, new_lock, fast_send = _native.murmur2, _native.new_lock, _native.fast_send
+    new_alarm = _native.new_alarm

@@ -65,6 +65,7 @@ cdef enum:
     ROWS_FREE = 1 << 16
     # producer_state._BATCH: epoch, first and last sequence; base and next offset, time
     REMEMBERED_BYTES = 36
+    PRODUCERS_KEPT = 256  # producer_state.KEPT
     ONLINE = 1  # SlotState.ONLINE
     PIECE_BYTES = 256 << 10  # copied and checked at a time: a part of a core's second-level cache
 
@@ -441,6 +442,23 @@ cdef bint is_next_in_sequence(bytes packed, BatchHead* head, int64_t forget_befo
     )
 
 
+cdef bytes remembered_first(BatchHead* head, int64_t base_offset, int64_t next_offset, int64_t append_us):
+    """As `ProducerTable.record` packs the first batch of a producer."""
+    cdef bytes made = PyBytes_FromStringAndSize(NULL, REMEMBERED_BYTES)
+    remember(PyBytes_AS_STRING(made), head, base_offset, next_offset, append_us)
+    return made
+
+
+cdef void remember(char* at, BatchHead* head, int64_t base_offset, int64_t next_offset, int64_t append_us) noexcept:
+    cdef int32_t numbers[3]
+    cdef int64_t places[3]
+    numbers[0], numbers[1] = head.producer_epoch, head.base_sequence
+    numbers[2] = <int32_t>((<int64_t>head.base_sequence + head.last_offset_delta) % <int64_t>SEQUENCES)
+    places[0], places[1], places[2] = base_offset, next_offset, append_us
+    memcpy(at, numbers, 12)
+    memcpy(at + 12, places, 24)
+
+
 cdef bytes remembered(bytes packed, BatchHead* head, int64_t base_offset, int64_t next_offset, int64_t append_us, Py_ssize_t older_bytes):
     """As `ProducerTable.record` packs it."""
     cdef Py_ssize_t kept = min(PyBytes_GET_SIZE(packed), older_bytes)
@@ -450,37 +468,39 @@ cdef bytes remembered(bytes packed, BatchHead* head, int64_t base_offset, int64_
         return packed
     cdef bytes made = PyBytes_FromStringAndSize(NULL, REMEMBERED_BYTES + kept)
     cdef char* at = PyBytes_AS_STRING(made)
-    cdef int32_t numbers[3]
-    cdef int64_t places[3]
-    numbers[0], numbers[1] = head.producer_epoch, head.base_sequence
-    numbers[2] = <int32_t>((<int64_t>head.base_sequence + head.last_offset_delta) % <int64_t>SEQUENCES)
-    places[0], places[1], places[2] = base_offset, next_offset, append_us
-    memcpy(at, numbers, 12)
-    memcpy(at + 12, places, 24)
+    remember(at, head, base_offset, next_offset, append_us)
     memcpy(at + REMEMBERED_BYTES, PyBytes_AS_STRING(packed), kept)
     return made
 
 
-cdef bint is_of_open_transaction(BatchHead* head, dict registered, dict opened) except -1:
-    """Whether a transactional batch changes nothing but its producer's sequence: the coordinator
-    has registered exactly its epoch, not sealed, and the same epoch is open in the partition.
+cdef enum Standing:
+    NEEDS_THOUGHT
+    IS_OPEN
+    OPENS
+
+
+cdef Standing standing_of(BatchHead* head, dict registered, dict opened) except *:
+    """A transactional batch's standing: the coordinator has registered exactly its epoch, not
+    sealed, and its producer has the same epoch open in the partition, or nothing.
     """
     if head.producer_id < TRANSACTIONAL_PRODUCER_IDS or head.producer_epoch < 0:
-        return False
+        return NEEDS_THOUGHT
     cdef object producer = head.producer_id
     cdef PyObject* known = PyDict_GetItemWithError(registered, producer)
     if known == NULL or (<int64_t><object>known & STANDING_MASK) != head.producer_epoch:
-        return False
+        return NEEDS_THOUGHT
     known = PyDict_GetItemWithError(opened, producer)
-    return known != NULL and <int64_t>(<object>known)[0] == head.producer_epoch
+    if known == NULL:
+        return OPENS
+    return IS_OPEN if <int64_t>(<object>known)[0] == head.producer_epoch else NEEDS_THOUGHT
 
 
 cdef int append_one(
     RingWriter ring, LaneReader lane, uint16_t source, uint32_t produce_kind, dict partitions, list tables, int64_t now_us,
     int64_t expiration_us, Py_ssize_t older_bytes, dict registered, RingDescriptor* d,
 ) except -1:
-    """The lane's next message into the ring, if it is a batch that needs no thought. Returns
-    whether it was.
+    """The lane's next message into the ring, if it is a batch that needs no thought. Returns 0: it
+    is not; 1: it was; 2: it was, and opens a transaction in the partition.
     """
     cdef uint64_t following = 0, position = 0
     cdef uint32_t length = 0
@@ -513,9 +533,10 @@ cdef int append_one(
     if not at or head.schema_id != partition.schema_id:
         return 0
     cdef uint32_t flags = message.flags | FLAG_BYTES
+    cdef Standing standing = IS_OPEN
     if head.attributes & TRANSACTIONAL:
-        # the partition's and the worker's index have it already
-        if not is_of_open_transaction(&head, registered, partition.producers.transactions._open):
+        standing = standing_of(&head, registered, partition.producers.transactions._open)
+        if standing == NEEDS_THOUGHT:
             return 0
         flags |= FLAG_TRANSACTIONAL
 
@@ -528,9 +549,15 @@ cdef int append_one(
         producers = partition.producers._producers
         producer = head.producer_id
         known = PyDict_GetItemWithError(producers, producer)
-        if known == NULL or not is_next_in_sequence(<bytes?><object>known, &head, append_us - expiration_us):
+        if standing == OPENS:
+            # its producer's earlier batches went with their marker
+            if known != NULL or head.base_sequence or len(producers) >= PRODUCERS_KEPT:
+                return 0
+            packed = remembered_first(&head, base_offset, next_offset, append_us)
+        elif known == NULL or not is_next_in_sequence(<bytes?><object>known, &head, append_us - expiration_us):
             return 0
-        packed = remembered(<bytes><object>known, &head, base_offset, next_offset, append_us, older_bytes)
+        else:
+            packed = remembered(<bytes><object>known, &head, base_offset, next_offset, append_us, older_bytes)
 
     # Nothing above has changed anything; below, what can fail comes before what anybody can see:
     # nobody reads the ring behind its head.
@@ -560,7 +587,7 @@ cdef int append_one(
     ring.write_descriptor(d)
     partition.next_offset, partition.last_append_us = next_offset, append_us
     lane.position = following
-    return 1
+    return 2 if standing == OPENS else 1
 
 
 def fast_append(
@@ -573,11 +600,17 @@ def fast_append(
     cdef Py_ssize_t count = 0
     cdef int64_t byte_count = 0
     cdef bint has_replies = False
+    cdef int appended
     cdef RingDescriptor d
-    while count < count_max and append_one(
-        ring, lane, source, produce_kind, partitions, tables, now_us, expiration_us, older_bytes, registered, &d
-    ):
+    while count < count_max:
+        appended = append_one(
+            ring, lane, source, produce_kind, partitions, tables, now_us, expiration_us, older_bytes, registered, &d
+        )
+        if not appended:
+            break
         count += 1
         byte_count += d.length
         has_replies = has_replies or (d.flags & ACKS_MASK) == ACKS_LEADER
-    return count, byte_count, has_replies
+        if appended == 2:
+            return count, byte_count, has_replies, (d.slot, d.producer_id, d.producer_epoch, d.base_offset)
+    return count, byte_count, has_replies, None

@@ -1,5 +1,7 @@
 # A ZeroMQ socket's messages without an object for each frame: the twin of
-# `netfront.socket.message_socket.MessageSocket`, which is the reference, over pyzmq.
+# `netfront.socket.message_socket.MessageSocket` and of
+# `tailrace.client.connections.runtime.DealerSocket`, which are the reference, over pyzmq. Without
+# `known` every first frame is known.
 #
 # libzmq is the one that pyzmq has loaded; its functions come as addresses, so that nothing is
 # linked here. What is called is in its manual since version 3.2: a message is 64 bytes that only
@@ -78,7 +80,7 @@ cdef class MessageSocket:
     cdef Py_ssize_t lent_from_bytes
 
     def _begin(self, size_t handle, tuple functions not None, error_type, Py_ssize_t first_lent, Py_ssize_t lent_from_bytes):
-        """`functions`: addresses in libzmq, in the order of `message_socket.FUNCTIONS`;
+        """`functions`: addresses in libzmq, in the order of `libzmq.FUNCTIONS`;
         `error_type`: zmq.ZMQError.
         """
         if len(functions) != 8 or not all(functions) or not handle:
@@ -111,7 +113,7 @@ cdef class MessageSocket:
             raise self.error_type(SYSTEM_ENOTSOCK)
         return 0
 
-    def try_receive(self, dict known not None, Py_ssize_t parts_max):
+    def try_receive(self, dict known, Py_ssize_t parts_max):
         cdef ZmqMessage own
         cdef ZmqMessage* message = &own
         cdef LentFrame lent
@@ -142,7 +144,7 @@ cdef class MessageSocket:
                 self.has_rest = self.has_more(message) != 0
                 if not frames:
                     frames.append(part)
-                    if part not in known:
+                    if known is not None and part not in known:
                         break
                 else:
                     frames.append(part)

@@ -22,7 +22,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from itertools import repeat
 from time import time_ns
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar
 
 if TYPE_CHECKING:
     import numpy as np
@@ -290,6 +290,25 @@ class PartitionCache(dict[object, tuple[Any, "bytes | None", int]]):
 def new_lock() -> threading.RLock:
     """A reentrant lock for a FastPathSender."""
     return threading.RLock()
+
+
+class Alarm(Protocol):
+    """A descriptor that becomes readable at a time. A thread that sleeps on it is not woken when
+    that time is set.
+    """
+
+    fd: int
+
+    def set(self, delay_ns: int, /) -> None:
+        """Make `fd` readable after this time, and not before. Replaces an earlier time."""
+
+    def cancel(self) -> None:
+        """Make `fd` unreadable."""
+
+
+def new_alarm() -> Alarm | None:
+    """An alarm; its user closes `fd`. None: there is none, so wake the thread instead."""
+    return None
 
 
 class FastPathSender:

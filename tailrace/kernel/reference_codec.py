@@ -118,19 +118,20 @@ def fast_append(
     ring: Any, lane: Any, source: int, produce_kind: int, count_max: int,
     partitions: dict[int, Any], tables: list[Any], now_us: int,
     expiration_us: int, older_bytes: int, registered: dict[int, int] | None,
-) -> tuple[int, int, bool]:  # fmt: skip
+) -> tuple[int, int, bool, tuple[int, int, int, int] | None]:  # fmt: skip
     """Append up to `count_max` batches from a lane, ending at the first that needs the general way.
 
     `produce_kind` is the kind of messages with batches. `tables` has the partition table of each
     data directory, None if it accepts nothing now. Producers without an append for `expiration_us`
     are forgotten. `older_bytes` of a producer's state are kept behind its newest batch.
     `registered` are the transactional producers (`workers.append.transactional_producers`), None
-    before they are fed: of a transaction, only batches are taken whose epoch is registered and
-    already open in the partition.
+    before they are fed: of a transaction, only batches are taken whose epoch is registered. The one
+    that opens a transaction in its partition is the last of a call, and the caller notes that.
 
-    Returns (batches, their bytes, whether fronts reply to one as soon as it is published).
+    Returns (batches, their bytes, whether fronts reply to one as soon as it is published, the
+    opened transaction: slot, producer id, epoch, first offset).
     """
-    return 0, 0, False
+    return 0, 0, False, None
 
 
 def fetched_rows(

@@ -547,7 +547,10 @@ class Producer(FastPathSender, RenamedProducerMethods):
         self.close(timeout=None if kind is None else FAILED_BLOCK_TIMEOUT_S)
 
     def _run_steps(self, steps: Steps[T], /) -> T:
-        result = run(steps, self._sender_thread.sleep_until)
+        try:
+            result = run(steps, self._sender_thread.sleep_until)
+        finally:
+            self._sender_thread.end_wait()
         self._sender_thread.make_callbacks()
         return result
 

@@ -33,6 +33,7 @@ from tailrace.format.segments.segment import (
 from tests.kit.batches import TOPIC_ID, make_batch
 from tests.kit.logs import Bench, assignment, simulated_regions
 from tests.kit.simdisk import SimDisk, SimFiles
+from workers.append.coordinator_reports import OPENED_AFTER_NS
 from workers.flush.flusher import FlusherSettings
 from workers.segment.files import read_whole
 
@@ -135,7 +136,11 @@ class Coordinator:
         self.resend(Decision(0, 0, [DecidedTransaction(*outcome) for outcome in outcomes], []))
 
     def settle(self) -> None:
-        """Step everything until nothing is left to do."""
+        """Step everything until nothing is left to do, and the worker's reports are due."""
+        self.bench.settle()
+        self.bench.step_worker()
+        self.bench.now_ns += OPENED_AFTER_NS
+        self.bench.step_worker()
         self.bench.settle()
         self.read()
 

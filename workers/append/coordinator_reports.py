@@ -5,6 +5,8 @@ Owner: one worker, the writer of the lane.
 Invariants:
 - TRANSACTIONS_CONNECTED is the first message of a process generation.
 - What waits for room in the lane is at most one progress, and each transaction once.
+- A transaction is reported as open when it has been so for OPENED_AFTER_NS: most have ended by
+  then, and wake the coordinator once less.
 
 Crash: the successor connects anew, and reports everything that is open after its feed.
 """
@@ -17,6 +19,8 @@ from shm.queues.doorbell import Doorbell
 from shm.queues.lane import LaneWriter
 from workers.append.open_transaction_index import Key
 
+OPENED_AFTER_NS = 50_000_000
+"""Age of a transaction that is reported as open. Its timeout begins with the report."""
 EPOCHS_MAX = 4096
 """Transactions in one message."""
 ANOTHER_FEED = 0
@@ -32,6 +36,9 @@ class CoordinatorReports:
         self._generation = generation
         self._connect_as = generation
         self._must_connect = True
+        self._began: dict[Key, int] = {}
+        """Transactions that are not reported yet, and the time of their first batch, oldest first.
+        """
         self._opened: dict[Key, None] = {}
         self._asked: dict[Key, None] = {}
         self._settled: Settled | None = None
@@ -51,13 +58,29 @@ class CoordinatorReports:
 
     def forget(self) -> None:
         """Drop what waits: a feed begins."""
+        self._began.clear()
         self._opened.clear()
         self._asked.clear()
         self._settled = None
 
+    @property
+    def due_ns(self) -> int | None:
+        """Time when the oldest transaction that is not reported yet will be."""
+        for began_ns in self._began.values():
+            return began_ns + OPENED_AFTER_NS
+        return None
+
+    def began(self, key: Key, now_ns: int) -> None:
+        """Report a transaction with its first batch here, if it stays open."""
+        self._began[key] = now_ns
+
     def opened(self, key: Key) -> None:
         """Report a transaction with a batch here."""
         self._opened[key] = None
+
+    def ended(self, key: Key) -> None:
+        """Do not report the transaction any more."""
+        self._began.pop(key, None)
 
     def ask(self, key: Key) -> None:
         """Ask for the outcome of a transaction."""
@@ -67,8 +90,12 @@ class CoordinatorReports:
         """Report progress, in place of what waits."""
         self._settled = settled
 
-    def flush(self) -> None:
+    def flush(self, now_ns: int) -> None:
         """Write as much as fits into the lane, and ring."""
+        while (due_ns := self.due_ns) is not None and due_ns <= now_ns:
+            key = next(iter(self._began))
+            del self._began[key]
+            self._opened[key] = None
         if self.is_waiting and self._write():
             self._must_connect = False
         if self._lane.commit():

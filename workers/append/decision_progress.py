@@ -1,5 +1,8 @@
 """Progress of decisions: which are carried out, so that the coordinator may forget them.
 
+Progress is reported at once if somebody may wait for it, else after SETTLED_AFTER_NS with what has
+come meanwhile.
+
 A decision is carried out when each of its markers is as durable as its topic requires. A marker
 that was refused by a disk, or cannot be written now, is missing. A decision with missing markers is
 unfinished, and later ones go on.
@@ -25,6 +28,9 @@ from shm.messages.transaction_messages import Outcome, Settled
 from shm.queues.ring import RingWriter
 from workers.append.open_transaction_index import Key
 
+SETTLED_AFTER_NS = 10_000_000
+"""Delay of a report that nobody waits for. An id has at most 32 decisions without one."""
+
 
 class DecisionProgress:
     """Markers under way, missing ones, and the decisions that wait for them."""
@@ -46,6 +52,11 @@ class DecisionProgress:
         self._unfinished: dict[int, Sequence[Key]] = {}
         self._ordinal = 0
         self._is_reported = True
+        self._is_urgent = False
+        """True if the next report does not wait."""
+        self._urgent_ordinal = 0
+        """The last decision that somebody may wait for."""
+        self._due_ns: int | None = None
         self._has_resolved = False
         for number in range(ring.settled.load(), ring.next_number):
             found = ring.descriptor(number)
@@ -67,15 +78,16 @@ class DecisionProgress:
         self._applied.clear()
         self._unfinished.clear()
         self._ordinal, self._is_reported = 0, True
+        self._urgent_ordinal = 0
 
     def end_feed(self) -> None:
         """Report the progress in any case: the coordinator learns that its feed was read."""
-        self._is_reported = False
+        self._is_reported, self._is_urgent = False, True
 
     def wrote(self, number: int, slot: int, key: Key, outcome: Outcome) -> None:
         """Note a marker in the ring."""
         self._written.append((number, slot, key, outcome))
-        self._written_count[key] += 1
+        self._written_count[key] = self._written_count.get(key, 0) + 1  # no call of __missing__
 
     def add_missing(self, slot: int, key: Key, outcome: Outcome) -> None:
         """Note a marker that cannot be written now."""
@@ -99,8 +111,12 @@ class DecisionProgress:
         for key in list(self.missing.get(slot, ())):
             self.resolve(slot, key)
 
-    def apply(self, ordinal: int, keys: Sequence[Key]) -> None:
-        """Note a decision whose markers are written or missing."""
+    def apply(self, ordinal: int, keys: Sequence[Key], *, is_urgent: bool) -> None:
+        """Note a decision whose markers are written or missing. `is_urgent`: a request waits for
+        it, or for earlier ones of its transactional id.
+        """
+        if is_urgent:
+            self._urgent_ordinal = max(self._urgent_ordinal, ordinal)
         self._applied.append((ordinal, keys))
 
     def advance(self) -> None:
@@ -122,6 +138,8 @@ class DecisionProgress:
             self._applied.popleft()
             if any(key in self._missing_count for key in keys):
                 self._unfinished[ordinal] = keys
+            if self._ordinal < self._urgent_ordinal:
+                self._is_urgent = True
             self._ordinal = max(self._ordinal, ordinal)
             self._is_reported = False
         if self._has_resolved:
@@ -136,13 +154,24 @@ class DecisionProgress:
         ]
         for ordinal in finished:
             del self._unfinished[ordinal]
-            self._is_reported = False
+            self._is_reported, self._is_urgent = False, True
 
-    def report(self) -> Settled | None:
-        """Return the progress if it has changed since the last report."""
+    @property
+    def due_ns(self) -> int | None:
+        """Time of the next report, if there is one."""
+        return self._due_ns
+
+    def is_due(self, now_ns: int) -> bool:
+        """True if the progress has changed and is to be reported now."""
         if self._is_reported:
-            return None
-        self._is_reported = True
+            return False
+        if self._due_ns is None:
+            self._due_ns = now_ns + SETTLED_AFTER_NS
+        return self._is_urgent or bool(self._unfinished) or now_ns >= self._due_ns
+
+    def report(self) -> Settled:
+        """Return the progress."""
+        self._is_reported, self._is_urgent, self._due_ns = True, False, None
         return Settled(self._ordinal, tuple(sorted(self._unfinished)))
 
 

@@ -26,6 +26,7 @@ from shm.tables.partition_table import PartitionTable
 from tailrace.core.error_codes import ErrorCode
 from tailrace.format.record_batch.arrow_metadata import read_schema
 from tailrace.format.record_batch.batch_header import checksum_seed
+from tailrace.format.record_batch.control_batch import MarkerTemplate
 from tailrace.kernel import FastPathPartition
 from tailrace.kernel.batch_shape import shape_of
 from workers.append.descriptor_index import DescriptorIndex
@@ -58,6 +59,8 @@ class Partition(FastPathPartition):
         """
         self.last_append_us = 0
         self.producers = ProducerTable()
+        self.marker_template: MarkerTemplate | None = None
+        """Made with the first marker of a transaction."""
         self.assign(assignment)
 
     def assign(self, assignment: Assignment) -> None:

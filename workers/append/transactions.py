@@ -39,14 +39,13 @@ from shm.runtime.error_handler import CountedErrorHandler
 from shm.tables.partition_table import PartitionTable
 from tailrace.core.error_codes import ErrorCode
 from tailrace.format.record_batch.arrow_metadata import SchemaLayout
-from tailrace.format.record_batch.batch_header import BatchHeader, header_position, stamp_appended
-from tailrace.format.record_batch.control_batch import empty_message, encode_marker
+from tailrace.format.record_batch.batch_header import NO_SEQUENCE, BatchHeader
+from tailrace.format.record_batch.control_batch import MarkerTemplate, empty_message
 from workers.append.coordinator_reports import CoordinatorReports
 from workers.append.decision_progress import DecisionProgress
 from workers.append.open_transaction_index import Key
 from workers.append.partitions import Partition, Partitions
 from workers.append.transactional_producers import Standing, TransactionalProducers
-from workers.log.producers.transaction_rules import note_header
 
 RETRY_NS = 500_000_000
 """Interval between attempts to write missing markers, and to be fed again after a failure."""
@@ -120,16 +119,20 @@ class Transactions:
     def end_step(self) -> None:
         """Send reports. Call it when the ring is published."""
         self._progress.advance()
-        if self._producers.is_fed and (settled := self._progress.report()) is not None:
+        if self._producers.is_fed and self._progress.is_due(self._now_ns):
+            settled = self._progress.report()
             crash_point("worker.before_settled")
             self._reports.settled(settled)
-        self._reports.flush()
+        self._reports.flush(self._now_ns)
 
     def next_deadline_ns(self) -> int | None:
         """Return the time of the next work that no ring announces."""
         if self._progress.is_waiting or self._taken_up or self._reports.is_waiting:
             return self._now_ns + VERDICT_RETRY_NS
-        return self._retry_ns if self._progress.missing or self._needs_feed else None
+        times = [self._reports.due_ns, self._progress.due_ns]
+        if self._progress.missing or self._needs_feed:
+            times.append(self._retry_ns)
+        return min((time_ns for time_ns in times if time_ns is not None), default=None)
 
     # ---- batches ---------------------------------------------------------------------------------
 
@@ -159,11 +162,14 @@ class Transactions:
             return ErrorCode.CONCURRENT_TRANSACTIONS
         return ErrorCode.OK
 
-    def note_batch(self, slot: int, header: BatchHeader) -> None:
-        """Record a batch that was appended."""
-        key = header.producer_id, header.producer_epoch
-        if self._open.open(slot, key):
-            self._reports.opened(key)
+    def note_opened(
+        self, partition: Partition, slot: int, producer_id: int, epoch: int, base_offset: int
+    ) -> None:
+        """Record a batch that was appended. The first one opens its transaction."""
+        if partition.producers.transactions.append(producer_id, epoch, base_offset):
+            key = producer_id, epoch
+            if self._open.open(slot, key):
+                self._reports.began(key, self._now_ns)
 
     # ---- the coordinator's lane ------------------------------------------------------------------
 
@@ -227,7 +233,7 @@ class Transactions:
             if not self._end((producer_id, epoch), outcome):
                 return False
         self._producers.apply(decision)
-        self._progress.apply(decision.ordinal, keys)
+        self._progress.apply(decision.ordinal, keys, is_urgent=not _only_commits(decision))
         return True
 
     # ---- markers ---------------------------------------------------------------------------------
@@ -235,6 +241,7 @@ class Transactions:
     def _end(self, key: Key, outcome: Outcome) -> bool:
         """End a transaction in all partitions where it is open. False if the ring has no space."""
         self._asked.discard(key)
+        self._reports.ended(key)
         for slot in self._open.slots_of(key):
             if not self._end_in(slot, key, outcome):
                 return False
@@ -292,35 +299,33 @@ class Transactions:
     ) -> _Marked:
         ring, assignment = self._ring, partition.assignment
         append_us = max(self._now_us(), partition.last_append_us)
-        marker, header = encode_marker(
-            _empty_message(partition.layout), control_type=outcome, producer_id=key[0],
-            producer_epoch=key[1], schema_id=assignment.schema_id, time_us=append_us,
-            seed=partition.seed,
-        )  # fmt: skip
-        length = len(marker)
+        template = partition.marker_template
+        if template is None:
+            template = partition.marker_template = MarkerTemplate(
+                _empty_message(partition.layout), assignment.schema_id, partition.seed
+            )
+        length = template.length
         position = ring.try_claim(length)
         if position is None:
             return _Marked.RING_IS_FULL
-        base_offset = header.base_offset = partition.next_offset
+        base_offset = partition.next_offset
         index = position % ring.ring_bytes
-        target = ring.data[index : index + length]
-        target[:] = marker
-        stamp_appended(
-            target, header_position(target), header, base_offset=base_offset,
-            append_time_us=append_us, leader_epoch=partition.leader_epoch,
-            durable_offset=durable_offset, seed=partition.seed,
+        template.write(
+            ring.data[index : index + length], control_type=outcome, producer_id=key[0],
+            producer_epoch=key[1], base_offset=base_offset, time_us=append_us,
+            leader_epoch=partition.leader_epoch, durable_offset=durable_offset,
         )  # fmt: skip
         number = ring.next_number
         # resumed before this message: it may have more decisions, and each is exact
         ring.write(
             position, length, assignment.slot, base_offset, base_offset + 1, 0, 0,
             self.lane.position, FLAG_BYTES | FLAG_TRANSACTIONAL | ACKS_NONE, SOURCE_GROUPS, 0,
-            key[0], header.base_sequence, key[1], 0, partition.leader_epoch, append_us,
-            header.max_timestamp_us, control_type=outcome,
+            key[0], NO_SEQUENCE, key[1], 0, partition.leader_epoch, append_us, append_us,
+            control_type=outcome,
         )  # fmt: skip
         crash_point("worker.after_marker")
         partition.next_offset, partition.last_append_us = base_offset + 1, append_us
-        note_header(partition.producers, header)
+        partition.producers.end_transaction(*key)
         self._open.end(assignment.slot, key)
         self._progress.wrote(number, assignment.slot, key, outcome)
         return _Marked.DONE
@@ -380,6 +385,13 @@ class Transactions:
             self._partitions.check_log_end(partition)
         if slot not in self._progress.stale:
             self._inspect(slot)
+
+
+def _only_commits(decision: Decision) -> bool:
+    """True if nothing waits for the decision: its owner goes on at once after a commit."""
+    return bool(decision.outcomes) and all(
+        outcome is Outcome.COMMIT for _, _, outcome in decision.outcomes
+    )
 
 
 def _empty_message(layout: SchemaLayout) -> bytes:

@@ -69,7 +69,6 @@ from tailrace.format.record_batch.batch_header import (
 from tailrace.kernel import fast_append
 from workers.append.batch_validation import checked_header
 from workers.append.partitions import LoadProducers, Partition, Partitions
-from workers.log.producers import transaction_rules
 from workers.log.producers.delay_rules import (
     SPECIAL_ATTRIBUTES,
     SPECIAL_FLAGS,
@@ -326,23 +325,28 @@ class Worker:
             None if self._is_disk_full(data_dir) else table
             for data_dir, table in enumerate(self._tables)
         ]
-        try:
-            count, byte_count, has_replies = fast_append(
-                self._ring, lane, source, LaneKind.PRODUCE, count_max, self._partitions,
-                open_tables, self._now_us(),
-                self._producer_expiration_us, OLDER_BYTES,
-                self._transactions.registered if self._transactions is not None else None,
-            )  # fmt: skip
-        except LaneError:
-            raise
-        except Exception as error:
-            # earlier appends are complete; from now on each batch takes the slow path
-            self._error_handler.on_error(f"source={source} fast_append", error)
-            self._has_fast_path, self._has_replies = False, True
-            return 0
-        self._byte_count += byte_count
-        self._has_replies = self._has_replies or has_replies
-        return count
+        transactions, count = self._transactions, 0
+        registered = None if transactions is None else transactions.registered
+        while True:
+            try:
+                appended, byte_count, has_replies, opened = fast_append(
+                    self._ring, lane, source, LaneKind.PRODUCE, count_max - count,
+                    self._partitions, open_tables, self._now_us(),
+                    self._producer_expiration_us, OLDER_BYTES, registered,
+                )  # fmt: skip
+            except LaneError:
+                raise
+            except Exception as error:
+                # earlier appends are complete; from now on each batch takes the slow path
+                self._error_handler.on_error(f"source={source} fast_append", error)
+                self._has_fast_path, self._has_replies = False, True
+                return count
+            count += appended
+            self._byte_count += byte_count
+            self._has_replies = self._has_replies or has_replies
+            if opened is None or transactions is None:
+                return count
+            transactions.note_opened(self._partitions[opened[0]], *opened)
 
     def _take(self, source: int, message: LaneMessage) -> bool:
         """Handle one message. Return False if the ring has no space and the lane must wait. An
@@ -587,9 +591,9 @@ class Worker:
         if header.attributes & SPECIAL_ATTRIBUTES:
             note_header(partition.producers, header)
         if header.is_transactional and self._transactions is not None:
-            header.base_offset = base_offset
-            transaction_rules.note_header(partition.producers, header)
-            self._transactions.note_batch(message.slot, header)
+            self._transactions.note_opened(
+                partition, message.slot, header.producer_id, header.producer_epoch, base_offset
+            )
         if header.producer_id >= 0 and source != SOURCE_SCHEDULER:
             partition.producers.record(
                 header.producer_id,

@@ -11,12 +11,19 @@ Crash: a successor reads the registered ids and the decisions. It reads another 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
+from typing import Any
 
 from appliance.groups.store.group_store import GroupStore
 from appliance.groups.store.schema import TransactionalIdRow
 
 _MARKS = ", ".join("?" * len(TransactionalIdRow._fields))
+_ADVANCED = ("producer_id", "epoch", "ordinal", "used_elapsed_ms", "ended", "prepared")
+"""The fields that a decision changes."""
+_advanced = attrgetter(*_ADVANCED, "id_number")
+_others = attrgetter(*(name for name in TransactionalIdRow._fields if name not in _ADVANCED))
 _CHANGED = ", ".join(f"{name} = excluded.{name}" for name in TransactionalIdRow._fields[2:])
+_ADVANCE = ", ".join(f"{name} = ?" for name in _ADVANCED)
 _LAST_ORDINAL, _LAST_ID_NUMBER = "last_ordinal", "last_id_number"
 
 
@@ -75,6 +82,26 @@ class TransactionRows:
             f"SET {_CHANGED}",
             rows,
         )
+
+    def change_ids(
+        self, changes: Iterable[tuple[TransactionalIdRow | None, TransactionalIdRow]]
+    ) -> None:
+        """Write (row before, row after) of changed ids; None: the id is new. A decision leaves the
+        indexes as they are, which saves the write of a page.
+        """
+        advanced: list[tuple[Any, ...]] = []
+        others: list[TransactionalIdRow] = []
+        for before, row in changes:
+            if before is not None and _others(before) == _others(row):
+                advanced.append(_advanced(row))
+            else:
+                others.append(row)
+        if advanced:
+            self._store.write_many(
+                f"UPDATE transactional_ids SET {_ADVANCE} WHERE id_number = ?", advanced
+            )
+        if others:
+            self.put_ids(others)
 
     def delete_ids(self, id_numbers: Sequence[int]) -> None:
         self._keep_highest(_LAST_ID_NUMBER, max(id_numbers))

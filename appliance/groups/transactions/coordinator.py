@@ -282,9 +282,8 @@ class TransactionCoordinator:
     def settle(self) -> None:
         """Write the rows of the step. Raises StorageError, DiskFullError."""
         self._delivery.settle()
-        changed = self._table.changed
-        if changed:
-            self._rows.put_ids(entry.row for entry in changed)
+        if changes := self._table.changes:
+            self._rows.change_ids(changes)
         self._log.settle(self._step.now_ns)
 
     def kept(self) -> None:

@@ -83,34 +83,40 @@ class Ending:
         """The owner commits or aborts, with the offsets and acknowledgements of groups."""
         entry = self._step.entry(request.transactional_id)
         row = entry.row
+        if request.owner == row.owner and (request.producer_id, request.epoch) == (
+            row.producer_id, row.epoch
+        ):  # fmt: skip
+            self._end_current(entry, requester, request)
+            return
         end = find_end(row.ended, request.producer_id, request.epoch)
         if request.owner != row.owner:
             self._step.refuse_fenced(entry, end if end and end.owner == request.owner else None)
-        if (request.producer_id, request.epoch) == (row.producer_id, row.epoch):
-            check_end(row, request)
-            check_named(pool_of(row), request.branches)
-            reserved = self._reserved(entry, request.outcome)
-            commits = [] if request.outcome is Outcome.ABORT else self._checked(request.offsets)
-            acknowledgements = self._prepared_acknowledgements(request)
-            self._decider.decide(
-                entry, request.outcome, BY_PRODUCER, self._step.now_ns,
-                has_row=not request.is_empty, kept=request.branches, metadata=request.metadata,
-            )  # fmt: skip
-            for commit in commits:
-                self._offsets.apply(commit)
-            for one in reserved:
-                self._offsets.apply_reserved(one)
-            for acknowledged in acknowledgements:
-                self._offsets.apply_acknowledgements(acknowledged)
-            self._answer_end(entry, requester, request.outcome)
-        elif end is None or end.owner != request.owner:
+        if end is None or end.owner != request.owner:
             raise InvalidTransactionError(
                 f"(producer id {request.producer_id}, epoch {request.epoch}) is not the current "
                 f"transaction of {shown(request.transactional_id)}, and its outcome is not known "
                 "any more"
             )
-        else:
-            self._repeat_end(entry, requester, request, end)
+        self._repeat_end(entry, requester, request, end)
+
+    def _end_current(self, entry: Entry, requester: Requester, request: EndRequest) -> None:
+        row = entry.row
+        check_end(row, request)
+        check_named(pool_of(row), request.branches)
+        reserved = self._reserved(entry, request.outcome)
+        commits = [] if request.outcome is Outcome.ABORT else self._checked(request.offsets)
+        acknowledgements = self._prepared_acknowledgements(request)
+        self._decider.decide(
+            entry, request.outcome, BY_PRODUCER, self._step.now_ns,
+            has_row=not request.is_empty, kept=request.branches, metadata=request.metadata,
+        )  # fmt: skip
+        for commit in commits:
+            self._offsets.apply(commit)
+        for one in reserved:
+            self._offsets.apply_reserved(one)
+        for acknowledged in acknowledgements:
+            self._offsets.apply_acknowledgements(acknowledged)
+        self._answer_end(entry, requester, request.outcome)
 
     def prepare(self, requester: Requester, request: PrepareRequest) -> None:
         """The owner seals its transaction, which then waits for its decision."""

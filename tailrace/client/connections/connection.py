@@ -395,13 +395,14 @@ class Connection:
 
     # ---- waiting ---------------------------------------------------------------------------------
 
-    def wait(self, timeout_ns: int, wake_fd: int = -1) -> Sequence[int] | None:
-        """Sleep until something may have come, `wake_fd` is readable, or the timeout has passed.
+    def wait(self, timeout_ns: int, *wake_fds: int) -> Sequence[int] | None:
+        """Sleep until something may have come, one of `wake_fds` is readable, or the timeout has
+        passed.
 
-        Returns the readable descriptors (None: perhaps both). It needs no lock, since it touches no
+        Returns the readable descriptors (None: perhaps all). It needs no lock, since it touches no
         socket state.
         """
-        return self._runtime.sleep_on((self.fileno(), wake_fd), timeout_ns)
+        return self._runtime.sleep_on((self.fileno(), *wake_fds), timeout_ns)
 
     def sleep_until(self, until_ns: int | None) -> None:
         """Sleep until something may have come, or until that time (None: no limit)."""

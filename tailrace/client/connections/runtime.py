@@ -13,12 +13,14 @@ import select
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import zmq
 
+from tailrace import kernel
 from tailrace.core.errors import InvalidSettingError
 from tailrace.format.crc32c import Readable
+from tailrace.kernel import libzmq
 from tailrace.protocol.frame import BATCH_CEILING_BYTES
 
 FRAME_MAX_BYTES = 2 * BATCH_CEILING_BYTES
@@ -40,6 +42,8 @@ COPY_BELOW_BYTES = 64 << 10
 """Received frames below this size are copied. It is above 8 KiB, where libzmq gives a frame its own
 memory: larger frames begin at a multiple of 8, as Arrow needs.
 """
+PARTS_MAX = 2**31 - 1
+"""Frames of a message: as many as there are."""
 POLL_MAX_MS = 2**31 - 1
 FINE_BELOW_NS = 20_000_000
 """Sleeps below this use select(2), which is exact. poll(2) counts milliseconds, and one too many is
@@ -150,14 +154,20 @@ class DealerSocket:
         """The first message, until there is a connection."""
         self._was_connected = False
         self.is_lost = False
+        self._messages = _compiled_messages(socket)
 
     def try_send(self, frames: Sequence[Readable], *, copy: bool = True) -> bool:
         """Queue one message; False when the queue is full or the connection has ended."""
         if self._first is not None:
             return False
         try:
-            send_frames(self._socket, frames, copy=copy)
-        except zmq.Again:
+            if copy and self._messages is not None:
+                self._messages.send(frames)
+            else:
+                send_frames(self._socket, frames, copy=copy)
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EAGAIN:
+                raise
             if self._was_connected:
                 return False
             self._first = frames
@@ -170,6 +180,9 @@ class DealerSocket:
         if not events & _POLLIN:
             self._note_writable(bool(events & _POLLOUT))
             return None
+        if self._messages is not None:
+            received: list[Readable] | None = self._messages.try_receive(None, PARTS_MAX)
+            return received
         frames: list[Readable] = []
         more = True
         while more:
@@ -202,6 +215,8 @@ class DealerSocket:
         on its descriptor, it stays open: gevent ends a process that waits for a closed one.
         """
         self._is_closed = True
+        if self._messages is not None:
+            self._messages.close()
         if any(self._fd in fds for fds in list(_sleeping.values())):
             _closing.append((self._fd, self._socket))
         else:
@@ -211,6 +226,19 @@ class DealerSocket:
         """Close a socket that a signal handler's exception kept its owner from having."""
         if not getattr(self, "_is_closed", True):
             self.close()
+
+
+def _compiled_messages(socket: zmq.Socket[bytes]) -> Any:
+    """The socket's messages by the kernel, None where pyzmq has to do.
+
+    The kernel keeps the interpreter's lock, as nothing here waits. pyzmq gives it away for each
+    frame. Where many threads have a producer each, that woke another thread for each frame.
+    """
+    if kernel.compiled is None or (functions := libzmq.addresses()) is None:
+        return None
+    messages = kernel.compiled.MessageSocket()
+    messages._begin(socket.underlying, functions, zmq.ZMQError, 0, COPY_BELOW_BYTES)
+    return messages
 
 
 _sleeping: dict[object, Sequence[int]] = {}

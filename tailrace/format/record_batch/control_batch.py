@@ -26,9 +26,13 @@ from tailrace.format.record_batch.batch_header import (
     ATTRIBUTE_CONTROL,
     ATTRIBUTE_TRANSACTIONAL,
     CONTINUATION,
+    CONTROL_COMMIT,
     NO_SEQUENCE,
+    OFFSET_BASE_OFFSET,
     BatchHeader,
+    header_position,
     insert_header,
+    seal_header,
 )
 
 _METADATA_V5 = 4
@@ -40,6 +44,8 @@ _START = struct.Struct(
     "HHHHH6x"  # vtable: its size, the table's, length, nodes, buffers
     "iIqI"  # RecordBatch: vtable, nodes, length, buffers
 )
+_MARKED = struct.Struct("<qIIqqqqihHiIq")
+"""The header's fields from the base offset to the durable offset."""
 _COUNT = struct.Struct("<I")
 _ENTRY_BYTES = 16
 assert _START.size == 8 + 76
@@ -90,3 +96,33 @@ def encode_marker(
         schema_id=schema_id, control_type=control_type,
     )  # fmt: skip
     return insert_header(empty, header, seed), header
+
+
+class MarkerTemplate:
+    """The markers of one partition: all but the fields of one transaction is made once."""
+
+    def __init__(self, empty: bytes, schema_id: int, seed: int) -> None:
+        """`empty`: the `empty_message` of the topic's schema. `seed`: of the partition."""
+        self._seed = seed
+        self._schema_id = schema_id
+        marker, _ = encode_marker(
+            empty, control_type=CONTROL_COMMIT, producer_id=0, producer_epoch=0,
+            schema_id=schema_id, time_us=0, seed=seed,
+        )  # fmt: skip
+        self._bytes = bytes(marker)
+        self._position = header_position(self._bytes)
+        self.length = len(marker)
+
+    def write(
+        self, target: memoryview, *, control_type: int, producer_id: int, producer_epoch: int,
+        base_offset: int, time_us: int, leader_epoch: int, durable_offset: int,
+    ) -> None:  # fmt: skip
+        """Write an appended marker into `target`, which is `length` bytes."""
+        target[:] = self._bytes
+        at = self._position
+        _MARKED.pack_into(
+            target, at + OFFSET_BASE_OFFSET, base_offset, 0, 0, time_us, time_us, time_us,
+            producer_id, NO_SEQUENCE, producer_epoch, control_type, leader_epoch,
+            self._schema_id, durable_offset,
+        )  # fmt: skip
+        seal_header(target, at, 0, self._seed)

@@ -36,36 +36,42 @@ class CallerPolling:
         accumulator: RecordAccumulator,
         sender: Sender,
         run_once: Callable[..., None],
-        wake_helper: Callable[[], None],
+        wake_helper_at: Callable[[int], None],
     ) -> None:
-        """`run_once`: of the SenderThread."""
+        """`run_once`: of the SenderThread. `wake_helper_at`: has the helper thread wake up at that
+        time at the latest.
+        """
         self._now_ns = now_ns
         self._accumulator = accumulator
         self._sender = sender
         self._run_once = run_once
-        self._wake_helper = wake_helper
+        self._wake_helper_at = wake_helper_at
         self.polled_ns = 0
         """Time of the last poll of the socket, by any thread."""
         self.until_ns = 0
         """The helper thread leaves responses to callers until this time."""
         self.helper_wakes_ns = 0
-        """Time when the helper thread wakes up by itself."""
+        """Time when the helper thread wakes up."""
+        self.helper_listens = True
+        """True if a response wakes the helper thread."""
         self._piece_ns = 0
         """Time when a batch last reserved a piece of memory."""
         self._running = 0, 0, 0
         """(thread, its CPU time, the time) of the caller that polled last."""
 
     def on_batch_opened(self, queue: PartitionQueue) -> None:
-        """A caller opened a batch. Send it if linger is 0, else wake the helper thread in time."""
+        """A caller opened a batch. Send it if linger is 0, else have the helper thread send it."""
         if queue.is_due:
             if self._sender.may_send_unfilled:
                 self._run_once(sends_first=True)
-        elif (
-            ends_ns := self._accumulator.first_linger_ns()
-        ) is not None and ends_ns < self.helper_wakes_ns:
-            # Wakes it once, however long it waits for the interpreter's lock.
-            self.helper_wakes_ns = ends_ns
-            self._wake_helper()
+            self.leave_responses()
+        elif (ends_ns := self._accumulator.first_linger_ns()) is not None:
+            self._wake_helper_at(ends_ns)
+
+    def leave_responses(self) -> None:
+        """A caller does not wait, or not any more: have the helper thread handle the responses."""
+        if not self.helper_listens and self._accumulator.incomplete_count:
+            self._wake_helper_at(self.until_ns)
 
     def begin_piece(self) -> None:
         """An opened batch is about to reserve its first piece of memory."""
@@ -97,6 +103,7 @@ class CallerPolling:
             self._run_once()
         if queue.ready:
             self._sender.encode_ahead(queue)
+        self.leave_responses()
 
     def _note_running(self, now_ns: int) -> None:
         """Take responses from the helper thread if this caller runs all the time."""

@@ -22,7 +22,9 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from threading import get_ident
+from typing import TypeVar
 
+from tailrace import kernel
 from tailrace.client.config.settings import ProducerSettings
 from tailrace.client.connections.connection import Connection
 from tailrace.client.connections.runtime import SYSTEM, Runtime, sleep_on
@@ -47,6 +49,7 @@ from tailrace.producer.sending.critical_section import CriticalSection
 from tailrace.producer.sending.producer_id import MakeIdentity
 from tailrace.producer.sending.sender import Sender
 
+T = TypeVar("T")
 NEVER_NS = 2**63 - 1
 HELPER_FAILURES_MAX = 10
 """Consecutive unexpected errors of the helper thread after which the producer fails."""
@@ -74,7 +77,6 @@ class SenderThread:
         self.section = CriticalSection(self._repair)
         self.lock = self.section.lock
         self.do = self.section.run
-        self.use_connection = self.section.use_connection
         self.connection = Connection(
             settings.bootstrap_servers, settings.client_id, runtime, "producer"
         )
@@ -84,7 +86,7 @@ class SenderThread:
         )
         self.sender = Sender(settings, runtime, self.connection, self.accumulator, make_identity)
         self.polling = CallerPolling(
-            self.now_ns, self.accumulator, self.sender, self.run_once, self._wake_helper
+            self.now_ns, self.accumulator, self.sender, self.run_once, self._wake_helper_at
         )
         self.buffer = BufferPool(
             settings, self.now_ns, self.accumulator,
@@ -97,6 +99,10 @@ class SenderThread:
         self.failure: TailraceError | None = None
         """The error that ended the helper thread. Nothing can be sent any more."""
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._alarm = kernel.new_alarm() if runtime.has_threads else None
+        """Wakes the helper thread at `_alarm_ns`."""
+        self._alarm_ns = 0
+        """0: it is not set."""
         self._helper_may_be_woken = True
         """True if the last sleep of the helper thread was ended by its eventfd. Reading that in
         vain costs an exception for every response.
@@ -106,6 +112,8 @@ class SenderThread:
         something wakes it.
         """
         self._driver_is_woken = False
+        self._seen = 0, 0
+        """(thread that used the connection last, number of messages received by then)."""
         self._driver_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._is_running_once = False
         _preload_for_exit()
@@ -144,6 +152,8 @@ class SenderThread:
         self.forked = True
         fork.free_in_child(self.lock)
         self._wake_fd = self._driver_fd = -1
+        if self._alarm is not None:
+            self._alarm.fd = -1
 
     def stop(self) -> None:
         """Fail incomplete records with ClientClosedError, and end the thread and the socket."""
@@ -159,7 +169,10 @@ class SenderThread:
                 self._helper.join()
             with self.lock:
                 self.is_stopped = True
-                fds, self._wake_fd, self._driver_fd = (self._wake_fd, self._driver_fd), -1, -1
+                fds, self._wake_fd, self._driver_fd = [self._wake_fd, self._driver_fd], -1, -1
+                if self._alarm is not None:
+                    fds.append(self._alarm.fd)
+                    self._alarm.fd = -1
             for fd in fds:
                 if fd >= 0:
                     os.close(fd)
@@ -170,6 +183,7 @@ class SenderThread:
         self.connection.process()
         self.connection.close()
         self._wake_helper()
+        self._wake_driver()
 
     def _repair(self, connection_is_torn: bool) -> None:
         """Repair the state after an interrupted section."""
@@ -195,7 +209,14 @@ class SenderThread:
     def close_all(self) -> None:
         """Send everything now."""
         self.accumulator.close_all()
+        self._cancel_alarm()
         self.run_once()
+
+    def use_connection(self, function: Callable[[], T]) -> T:
+        """Run a section that uses the connection outside of the sender's runs."""
+        result = self.section.use_connection(function)
+        self._seen = get_ident(), self.connection.received_count
+        return result
 
     def run_once(self, *, sends_first: bool = False) -> None:
         """Run the sender once: handle responses, send what is due. `sends_first`: in the other
@@ -222,13 +243,17 @@ class SenderThread:
             section.connection_is_torn = False
         finally:
             self._is_running_once = False
+        self._seen = get_ident(), self.connection.received_count
         if (
             self._driver
             and self.connection.received_count != received
             and self._driver != get_ident()
         ):
-            self._driver_is_woken = True
-            _wakeup(self._driver_fd)
+            self._wake_driver()
+
+    def _wake_driver(self) -> None:
+        self._driver_is_woken = True
+        _wakeup(self._driver_fd)
 
     def next_wake_ns(self, now_ns: int) -> int:
         """The time of the next run that is due without a response."""
@@ -298,16 +323,44 @@ class SenderThread:
 
     def sleep_until(self, until_ns: int | None) -> None:
         """Sleep until something may have come, or until that time. Called without the lock."""
-        now_ns = self.now_ns()
-        wake_ns = (
-            now_ns + WAIT_SLICE_NS if until_ns is None else min(until_ns, now_ns + WAIT_SLICE_NS)
-        )
+        now_ns, me = self.now_ns(), get_ident()
         with self.lock:
-            wake_ns = min(wake_ns, self.next_wake_ns(now_ns))
-            self.polling.until_ns = now_ns + WAIT_SLICE_NS + CALLER_IS_ACTIVE_NS
-        if wake_ns > now_ns:
-            self.connection.wait(wake_ns - now_ns)
+            wake_ns = self.next_wake_ns(now_ns)
+            # Else another thread may have received the response since this one looked for it.
+            drives = (
+                self._driver in (0, me)
+                and self._seen == (me, self.connection.received_count)
+                and self.connection.is_ready  # else another thread may open another socket
+            )
+            if drives:
+                self._driver = me
+            else:
+                wake_ns = min(wake_ns, now_ns + WAIT_SLICE_NS)
+            if until_ns is not None:
+                wake_ns = min(wake_ns, until_ns)
+            self.polling.until_ns = wake_ns + CALLER_IS_ACTIVE_NS
+        try:
+            if wake_ns > now_ns:
+                self.connection.wait(wake_ns - now_ns, self._driver_fd if drives else -1)
+        finally:
+            if drives:
+                self._driver = 0
+        with self.lock:
+            self._stop_driving()
         self.make_callbacks()
+
+    def _stop_driving(self) -> None:
+        """After a sleep for a response."""
+        if self._driver_is_woken:
+            self._driver_is_woken = False
+            _clear_wakeup(self._driver_fd)
+        self.polling.until_ns = self.now_ns() + CALLER_IS_ACTIVE_NS
+
+    def end_wait(self) -> None:
+        """An operation has ended, perhaps before its response. Called without the lock."""
+        if not self.polling.helper_listens and self.accumulator.incomplete_count:
+            with self.lock:
+                self.polling.leave_responses()
 
     def check_may_wait(self) -> None:
         """Raise TailraceError within a run of the sender in this thread. That run has the socket,
@@ -331,6 +384,12 @@ class SenderThread:
         if batch.state is not IN_FLIGHT or self._is_running_once:
             self.do(self._flush_now, batch)
         self.make_callbacks()
+        try:
+            return self._wait_for(batch, deadline_ns)
+        finally:
+            self.end_wait()
+
+    def _wait_for(self, batch: ProducerBatch, deadline_ns: int | None) -> bool:
         while not batch.is_done():
             now_ns = self.now_ns()
             if deadline_ns is not None and now_ns >= deadline_ns:
@@ -384,10 +443,7 @@ class SenderThread:
         finally:
             self._driver = 0
         with self.lock:
-            if self._driver_is_woken:
-                self._driver_is_woken = False
-                _clear_wakeup(self._driver_fd)
-            self.polling.until_ns = self.now_ns() + CALLER_IS_ACTIVE_NS
+            self._stop_driving()
             if not self.closed:
                 self.run_once()
         return True
@@ -411,6 +467,24 @@ class SenderThread:
 
     def _wake_helper(self) -> None:
         _wakeup(self._wake_fd)
+
+    def _wake_helper_at(self, wake_ns: int) -> None:
+        """Have the helper thread wake up at that time at the latest."""
+        polling = self.polling
+        if wake_ns >= polling.helper_wakes_ns or (self._alarm_ns and wake_ns >= self._alarm_ns):
+            return
+        if self._alarm is None:
+            # Wakes it once, however long it waits for the interpreter's lock.
+            polling.helper_wakes_ns = wake_ns
+            self._wake_helper()
+        else:
+            self._alarm_ns = wake_ns
+            self._alarm.set(wake_ns - self.now_ns())
+
+    def _cancel_alarm(self) -> None:
+        if self._alarm_ns and self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm_ns = 0
 
     @property
     def wake_fd(self) -> int:
@@ -466,6 +540,7 @@ class SenderThread:
                 return False
             if self._helper_may_be_woken:
                 _clear_wakeup(self._wake_fd)
+            self._cancel_alarm()
             polling, now_ns = self.polling, self.now_ns()
             linger_ends_ns = self.accumulator.first_linger_ns()
             if now_ns >= polling.until_ns or (
@@ -477,15 +552,17 @@ class SenderThread:
             if callers_poll and self.accumulator.incomplete_count:
                 wake_ns = min(wake_ns, polling.until_ns)
             polling.helper_wakes_ns = wake_ns
+            polling.helper_listens = not callers_poll
+            alarm_fd = -1 if self._alarm is None else self._alarm.fd
         self.make_callbacks()
         if self._wake_fd < 0:
             return False  # a callback has closed the producer
         remaining_ns = max(HELPER_SLEEP_MIN_NS, wake_ns - self.now_ns())
         readable: Sequence[int] | None
         if callers_poll:
-            readable = sleep_on((self._wake_fd,), remaining_ns)
+            readable = sleep_on((self._wake_fd, alarm_fd), remaining_ns)
         else:
-            readable = self.connection.wait(remaining_ns, self._wake_fd)
+            readable = self.connection.wait(remaining_ns, self._wake_fd, alarm_fd)
         self._helper_may_be_woken = readable is None or self._wake_fd in readable
         return True
 
@@ -495,6 +572,7 @@ class SenderThread:
             f"internal error in the producer: {type(error).__name__}: {error}; please report it"
         )
         self.do(self.accumulator.end_all, self.failure)
+        self._wake_driver()
         self.make_callbacks()
 
 

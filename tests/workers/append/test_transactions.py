@@ -28,7 +28,7 @@ from tailrace.format.record_batch.batch_header import (
     OFFSET_VERSION,
     header_position,
 )
-from tailrace.format.record_batch.control_batch import encode_marker
+from tailrace.format.record_batch.control_batch import MarkerTemplate
 from tests.kit.batches import SEED, make_batch, reseal
 from tests.kit.coordinator import (
     ABORT,
@@ -46,6 +46,8 @@ from tests.kit.coordinator import (
 from tests.kit.logs import Bench, assignment, simulated_regions
 from tests.kit.simdisk import SimDisk, SimFiles
 from workers.append import coordinator_reports
+from workers.append.coordinator_reports import OPENED_AFTER_NS
+from workers.append.decision_progress import SETTLED_AFTER_NS
 from workers.append.transactions import RETRY_NS
 from workers.flush.flusher import FlusherSettings
 from workers.log.producers import producer_state
@@ -256,6 +258,8 @@ def test_a_decision_ends_the_transaction_where_it_is_open_and_is_reported_when_i
     results(it, transactional())
     results(it, transactional(partition=2), slot=2)
     coordinator.read()
+    assert coordinator.opened == [], "most have ended before it is due"
+    coordinator.settle()
     assert coordinator.opened == [(PID, 0)], "once"
     ordinal = coordinator.decide(1, [(PID, 0, outcome)], [(PID, 1)])
     it.step_worker()
@@ -377,6 +381,7 @@ def test_a_transaction_over_a_thousand_partitions(monkeypatch: pytest.MonkeyPatc
         it.send(transactional(count=1, partition=partition), slot=partition)
         if partition % 20 == 19:
             it.settle()
+    coordinator.settle()
     ordinal = coordinator.decide(1, [(PID, 0, ABORT)], [(PID, 1)])
     coordinator.settle()
     assert coordinator.settled == (ordinal, ())
@@ -417,7 +422,7 @@ def test_thousands_of_transactions_open_in_one_partition_end_by_one_message(
     for n in range(count):
         coordinator.decide(n + 1, [(PID + n, 0, COMMIT)], [(PID + n, 1)], is_sent=False)
         decisions.append(coordinator.rows[coordinator.ordinal])
-    coordinator.read()
+    coordinator.settle()
     assert len(coordinator.opened) == count
     coordinator.resend(*decisions[: count // 2])
     coordinator.resend(*decisions[count // 2 :])
@@ -466,12 +471,14 @@ def test_a_marker_that_fails_unexpectedly_in_one_partition_is_owed_and_others_ar
     for partition in range(3):
         results(it, transactional(partition=partition), slot=partition)
 
-    def fail(*args: Any, **fields: Any) -> Any:
-        if fields["seed"] == it.worker._partitions[1].seed:
-            raise KeyError("nobody expected this")
-        return encode_marker(*args, **fields)
+    written = MarkerTemplate.write
 
-    monkeypatch.setattr("workers.append.transactions.encode_marker", fail)
+    def fail(template: MarkerTemplate, *args: Any, **fields: Any) -> Any:
+        if template is it.worker._partitions[1].marker_template:
+            raise KeyError("nobody expected this")
+        return written(template, *args, **fields)
+
+    monkeypatch.setattr(MarkerTemplate, "write", fail)
     ordinal = coordinator.decide(1, [(PID, 0, COMMIT)], [(PID, 1)])
     coordinator.settle()
     assert list(coordinator.settled.unfinished) == [ordinal]
@@ -491,6 +498,57 @@ def test_an_answer_registers_nothing(it: Bench, coordinator: Coordinator) -> Non
     assert results(it, transactional(PID + 9)) == [FENCED]
     coordinator.read()
     assert coordinator.settled.ordinal == 99, "it may have a row, as other decisions"
+
+
+# ---- reports that wait ---------------------------------------------------------------------------
+
+
+def test_a_short_transaction_is_never_reported_as_open(it: Bench, coordinator: Coordinator) -> None:
+    results(it, transactional())
+    coordinator.decide(1, [(PID, 0, COMMIT)], [(PID, 1)])
+    coordinator.settle()
+    assert coordinator.opened == []
+    results(it, transactional(epoch=1))
+    it.now_ns += OPENED_AFTER_NS - 1
+    it.step_worker()
+    coordinator.read()
+    assert coordinator.opened == []
+    due_ns = it.worker.next_deadline_ns()
+    assert due_ns is not None
+    assert due_ns <= it.now_ns + 1
+    it.now_ns += 1
+    it.step_worker()
+    coordinator.read()
+    assert coordinator.opened == [(PID, 1)]
+
+
+def test_carried_out_commits_are_reported_together_and_what_somebody_waits_for_at_once(
+    it: Bench, coordinator: Coordinator
+) -> None:
+    coordinator.settle()
+    for epoch in range(3):
+        results(it, transactional(epoch=epoch))
+        coordinator.decide(1, [(PID, epoch, COMMIT)], [(PID, epoch + 1)])
+        it.settle()
+    coordinator.read()
+    before = coordinator.settled.ordinal
+    assert before < coordinator.ordinal - 2, "nobody waits"
+    due_ns = it.worker.next_deadline_ns()
+    assert due_ns is not None
+    assert due_ns <= it.now_ns + SETTLED_AFTER_NS
+    it.now_ns += SETTLED_AFTER_NS
+    it.step_worker()
+    coordinator.read()
+    assert coordinator.settled.ordinal == coordinator.ordinal, "one report for all"
+    results(it, transactional(epoch=3))
+    coordinator.decide(1, [(PID, 3, ABORT)], [(PID, 4)])
+    it.settle()
+    coordinator.read()
+    assert coordinator.settled.ordinal == coordinator.ordinal, "an init waits for an abort"
+    coordinator.decide(2, [], [(PID + 9, 0)])
+    it.settle()
+    coordinator.read()
+    assert coordinator.settled.ordinal == coordinator.ordinal, "a registration ends nothing"
 
 
 # ---- what it costs others ------------------------------------------------------------------------

@@ -33,6 +33,7 @@ from tests.kit.coordinator import (
 from tests.kit.logs import Bench, assignment, simulated_regions
 from tests.kit.simdisk import SimDisk, SimFiles
 from workers.append import partitions
+from workers.append.decision_progress import SETTLED_AFTER_NS
 from workers.append.transactions import RETRY_NS
 from workers.flush.flusher import FlusherSettings
 
@@ -122,6 +123,8 @@ def test_a_worker_killed_before_it_reports_reports_after_its_feed() -> None:
     ordinal = coordinator.decide(1, [(PID, 0, COMMIT)], [(PID, 1)])
     it.step_worker()
     it.step_flusher()
+    it.step_worker()
+    it.now_ns += SETTLED_AFTER_NS
     with armed("worker.before_settled", kill), pytest.raises(Killed):
         it.step_worker()
     coordinator.read()

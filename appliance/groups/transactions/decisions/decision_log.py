@@ -33,9 +33,11 @@ from shm.messages.transaction_messages import (
 )
 
 DONE_KEPT_NS = 2_000_000_000
-"""Age of a decision that is carried out, before its row is deleted: many go in one commit. Nothing
-depends on this time.
+"""Age of a decision that is carried out, before its row is deleted with the next commit: many go in
+one. Nothing depends on this time.
 """
+DONE_ALONE_NS = 2 * DONE_KEPT_NS
+"""Age of the oldest one at which rows are deleted by a commit of their own."""
 DONE_KEPT_MAX = 32_768
 DELETED_AT_ONCE = 4_096
 
@@ -86,11 +88,19 @@ class DecisionLog:
         """Write the rows of the step. Raises StorageError, DiskFullError."""
         if self._staged:
             self._rows.put_decisions((one.ordinal, one.content) for one in self._staged)
-        count = self._due_count(now_ns)
+        count = self._due_count(now_ns) if self._may_delete(now_ns) else 0
         if count > self._deleted_count:
             due = [self._done[index][1].ordinal for index in range(self._deleted_count, count)]
             self._rows.delete_decisions(due)
             self._deleted_count = count
+
+    def _may_delete(self, now_ns: int) -> bool:
+        """True if the step is committed anyway, or rows have waited for such a step for long."""
+        return bool(self._done) and (
+            bool(self._staged)
+            or len(self._done) > DONE_KEPT_MAX
+            or now_ns - self._done[0][0] >= DONE_ALONE_NS
+        )
 
     def _due_count(self, now_ns: int) -> int:
         due = 0
@@ -104,7 +114,7 @@ class DecisionLog:
 
     def next_deadline_ns(self) -> int | None:
         """Time of the next deletion; None: there is nothing to delete."""
-        return self._done[0][0] + DONE_KEPT_NS if self._done else None
+        return self._done[0][0] + DONE_ALONE_NS if self._done else None
 
     def kept(self) -> list[Decided]:
         """The step was committed. Returns its decisions, to send now."""

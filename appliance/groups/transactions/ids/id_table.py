@@ -217,6 +217,15 @@ class IdTable:
         """The ids whose rows this step has changed."""
         return [self._by_number[number] for number in self._changed if number in self._by_number]
 
+    @property
+    def changes(self) -> list[tuple[TransactionalIdRow | None, TransactionalIdRow]]:
+        """(row before this step, row) of the changed ids; None: the id is new."""
+        return [
+            (None if before is None else before.row, self._by_number[number].row)
+            for number, before in self._changed.items()
+            if number in self._by_number
+        ]
+
     def kept(self) -> None:
         """The step was committed."""
         self._changed = {}

@@ -596,13 +596,31 @@ def test_a_failed_commit_of_an_init_leaves_no_id_and_no_waiter(world: World) -> 
 
 def test_deleted_rows_of_a_failed_commit_are_deleted_later(world: World) -> None:
     Owner(world)
-    world.now_ns += 3 * SECOND_NS
+    world.now_ns += 5 * SECOND_NS
     world.step(DiskFullError("the disk is full"))
     assert world.store.read("SELECT count(*) FROM decisions") == [(1,)]
     world.step()
     assert world.store.read("SELECT count(*) FROM decisions") == [(0,)]
     world.kill()
     assert Owner(world).owner > 1
+
+
+def test_rows_of_carried_out_decisions_go_with_another_commit_or_late(world: World) -> None:
+    def rows() -> int:
+        return int(world.store.read("SELECT count(*) FROM decisions")[0][0])
+
+    a = Owner(world)
+    a.end()
+    world.settle()
+    assert rows() == 2
+    world.now_ns += 3 * SECOND_NS
+    world.step()
+    assert rows() == 2, "a commit of their own costs a sync"
+    a.end()
+    assert rows() == 1, "the decision of this step"
+    world.settle()
+    world.wait(5)
+    assert rows() == 0, "without another commit"
 
 
 # ---- bounds --------------------------------------------------------------------------------------

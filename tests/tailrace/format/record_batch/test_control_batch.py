@@ -10,10 +10,12 @@ from tailrace.format.record_batch.batch_header import (
     CONTROL_ABORT,
     CONTROL_COMMIT,
     TRANSACTIONAL_PRODUCER_IDS,
+    header_position,
+    stamp_appended,
     verify_batch,
 )
 from tailrace.format.record_batch.batch_validation import validate_batch
-from tailrace.format.record_batch.control_batch import empty_message, encode_marker
+from tailrace.format.record_batch.control_batch import MarkerTemplate, empty_message, encode_marker
 from tailrace.format.schema import DEFAULT_SCHEMA, to_message
 
 SCHEMAS = {
@@ -68,6 +70,18 @@ def test_a_marker_is_a_valid_batch_in_a_stream_of_its_schema(name: str, control_
         producer_id=TRANSACTIONAL_PRODUCER_IDS + 7, producer_epoch=32_767, schema_id=3,
         time_us=1_700_000_000_000_000, seed=99,
     )  # fmt: skip
+    template = MarkerTemplate(empty_message(layout), 3, 99)
+    written = bytearray(template.length)
+    template.write(
+        memoryview(written), control_type=control_type,
+        producer_id=TRANSACTIONAL_PRODUCER_IDS + 7, producer_epoch=32_767, base_offset=0,
+        time_us=1_700_000_000_000_000, leader_epoch=4, durable_offset=5,
+    )  # fmt: skip
+    stamp_appended(
+        memoryview(marker), header_position(marker), header, base_offset=0,
+        append_time_us=1_700_000_000_000_000, leader_epoch=4, durable_offset=5, seed=99,
+    )  # fmt: skip
+    assert written == marker, "a partition's template writes the same"
     with memoryview(marker) as view:
         found = verify_batch(view, 99)
         validate_batch(view, found, layout, is_ours=True)
