@@ -78,7 +78,7 @@ class DecisionProgress:
         self._applied.clear()
         self._unfinished.clear()
         self._ordinal, self._is_reported = 0, True
-        self._urgent_ordinal = 0
+        self._urgent_ordinal, self._is_urgent, self._due_ns = 0, False, None
 
     def end_feed(self) -> None:
         """Report the progress in any case: the coordinator learns that its feed was read."""
@@ -158,7 +158,7 @@ class DecisionProgress:
 
     @property
     def due_ns(self) -> int | None:
-        """Time of the next report, if there is one."""
+        """Time of the next report; None: there is none, or `is_due` was not asked yet."""
         return self._due_ns
 
     def is_due(self, now_ns: int) -> bool:

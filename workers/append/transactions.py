@@ -98,7 +98,10 @@ class Transactions:
         """Slots that were opened, or taken up anew, and not looked at since."""
         self._now_ns = 0
         self._retry_ns = 0
-        self._is_full = False
+        self.is_full = False
+        """True if markers wait for room in the ring. No batch may be appended in this step then:
+        behind a marker of the same decision it would open the transaction again.
+        """
         self._needs_feed = False
         partitions.on_taken_up = self._note_taken_up
 
@@ -107,10 +110,10 @@ class Transactions:
     def begin_step(self, now_ns: int) -> None:
         """Read verdicts, and write missing markers. Call it before the ring is written."""
         self._now_ns = now_ns
-        self._is_full = False
+        self.is_full = False
         self._progress.advance()
         if self._producers.is_fed:
-            while self._taken_up and not self._is_full:
+            while self._taken_up and not self.is_full:
                 self._inspect(self._taken_up.pop())
         if now_ns >= self._retry_ns and (self._progress.missing or self._needs_feed):
             self._retry_ns = now_ns + RETRY_NS
@@ -129,7 +132,9 @@ class Transactions:
         """Return the time of the next work that no ring announces."""
         if self._progress.is_waiting or self._taken_up or self._reports.is_waiting:
             return self._now_ns + VERDICT_RETRY_NS
-        times = [self._reports.due_ns, self._progress.due_ns]
+        times = [self._reports.due_ns]
+        if self._producers.is_fed:
+            times.append(self._progress.due_ns)
         if self._progress.missing or self._needs_feed:
             times.append(self._retry_ns)
         return min((time_ns for time_ns in times if time_ns is not None), default=None)
@@ -266,7 +271,7 @@ class Transactions:
             self._error_handler.on_error(f"marker slot={slot} producer_id={key[0]}", error)
             marked = _Marked.NOT_NOW
         if marked is _Marked.RING_IS_FULL:
-            self._is_full = True
+            self.is_full = True
             return False
         if marked is _Marked.NOT_NOW:
             self._progress.add_missing(slot, key, outcome)
@@ -368,7 +373,7 @@ class Transactions:
             self._needs_feed = False
             self._reports.request_feed()
         for slot in list(self._progress.missing) if self._producers.is_fed else ():
-            if not self._is_full:
+            if not self.is_full:
                 self._retry_slot(slot)
 
     def _retry_slot(self, slot: int) -> None:

@@ -209,6 +209,8 @@ class Worker:
                 work += self._read_lane(SOURCE_GROUPS, transactions.lane)
             order = self._order
             for index in range(len(order)):
+                if transactions is not None and transactions.is_full:
+                    break
                 source = order[(self._rotation + index) % len(order)]
                 work += self._read_lane(source, self._lanes[source])
             self._rotation += 1
@@ -307,6 +309,8 @@ class Worker:
             if not taken and self._must_read_decisions and self._transactions is not None:
                 self._must_read_decisions = False
                 count += self._read_lane(SOURCE_GROUPS, self._transactions.lane)
+                if self._transactions.is_full:
+                    break
                 continue
             if not taken:
                 self._blocked = True

@@ -86,8 +86,8 @@ class TransactionRows:
     def change_ids(
         self, changes: Iterable[tuple[TransactionalIdRow | None, TransactionalIdRow]]
     ) -> None:
-        """Write (row before, row after) of changed ids; None: the id is new. A decision leaves the
-        indexes as they are, which saves the write of a page.
+        """Write (stored row, row) of changed ids; None: the stored one is not known, or there is
+        none. A decision leaves the indexes as they are, which saves the write of a page.
         """
         advanced: list[tuple[Any, ...]] = []
         others: list[TransactionalIdRow] = []

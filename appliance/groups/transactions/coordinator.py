@@ -282,7 +282,7 @@ class TransactionCoordinator:
     def settle(self) -> None:
         """Write the rows of the step. Raises StorageError, DiskFullError."""
         self._delivery.settle()
-        if changes := self._table.changes:
+        if changes := self._table.take_changes():
             self._rows.change_ids(changes)
         self._log.settle(self._step.now_ns)
 

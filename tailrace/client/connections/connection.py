@@ -368,6 +368,7 @@ class Connection:
                 self._pinged_ns = now_ns
                 _, frames = self.session.request(Api.PING)
                 self._socket.try_send(frames)
+                self._came_in_tick = self.process() > 0
 
     def _handshake_deadline_ns(self) -> int:
         """The time when the pending handshake is given up."""

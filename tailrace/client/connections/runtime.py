@@ -161,7 +161,8 @@ class DealerSocket:
         if self._first is not None:
             return False
         try:
-            if copy and self._messages is not None:
+            # closed: the program has destroyed the context of all sockets
+            if copy and self._messages is not None and not self._socket.closed:
                 self._messages.send(frames)
             else:
                 send_frames(self._socket, frames, copy=copy)

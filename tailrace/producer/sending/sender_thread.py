@@ -214,9 +214,12 @@ class SenderThread:
 
     def use_connection(self, function: Callable[[], T]) -> T:
         """Run a section that uses the connection outside of the sender's runs."""
-        result = self.section.use_connection(function)
-        self._seen = get_ident(), self.connection.received_count
-        return result
+        with self.lock:
+            received = self.connection.received_count
+            try:
+                return self.section.use_connection(function)
+            finally:
+                self._note_used(received)
 
     def run_once(self, *, sends_first: bool = False) -> None:
         """Run the sender once: handle responses, send what is due. `sends_first`: in the other
@@ -243,11 +246,16 @@ class SenderThread:
             section.connection_is_torn = False
         finally:
             self._is_running_once = False
-        self._seen = get_ident(), self.connection.received_count
-        if (
-            self._driver
-            and self.connection.received_count != received
-            and self._driver != get_ident()
+        self._note_used(received)
+
+    def _note_used(self, received: int) -> None:
+        """This thread has used the connection, which had received so many messages before. What has
+        come may be what the driver waits for.
+        """
+        connection, me = self.connection, get_ident()
+        self._seen = me, connection.received_count
+        if self._driver not in (0, me) and (
+            connection.received_count != received or not connection.is_ready
         ):
             self._wake_driver()
 
@@ -350,8 +358,8 @@ class SenderThread:
         self.make_callbacks()
 
     def _stop_driving(self) -> None:
-        """After a sleep for a response."""
-        if self._driver_is_woken:
+        """After a sleep for a response. A wake-up may be that of another driver by now."""
+        if self._driver_is_woken and not self._driver:
             self._driver_is_woken = False
             _clear_wakeup(self._driver_fd)
         self.polling.until_ns = self.now_ns() + CALLER_IS_ACTIVE_NS
@@ -478,13 +486,13 @@ class SenderThread:
             polling.helper_wakes_ns = wake_ns
             self._wake_helper()
         else:
-            self._alarm_ns = wake_ns
             self._alarm.set(wake_ns - self.now_ns())
+            self._alarm_ns = wake_ns
 
     def _cancel_alarm(self) -> None:
         if self._alarm_ns and self._alarm is not None:
-            self._alarm.cancel()
             self._alarm_ns = 0
+            self._alarm.cancel()
 
     @property
     def wake_fd(self) -> int:

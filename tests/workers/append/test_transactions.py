@@ -39,6 +39,7 @@ from tests.kit.coordinator import (
     SEALED,
     Coordinator,
     ends_of,
+    log_of,
     make_bench,
     results,
     transactional,
@@ -500,6 +501,26 @@ def test_an_answer_registers_nothing(it: Bench, coordinator: Coordinator) -> Non
     assert coordinator.settled.ordinal == 99, "it may have a row, as other decisions"
 
 
+def test_no_batch_gets_between_the_markers_of_a_decision_that_waits_for_room(
+    it: Bench, coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind the first marker a late copy of a batch would open the transaction again, to be
+    committed twice.
+    """
+    for slot in range(2):
+        results(it, transactional(partition=slot), slot=slot)
+    claim, refused = it.worker._ring.try_claim, iter([False, True])
+
+    def claim_once(length: int) -> int | None:
+        return None if next(refused, False) else claim(length)
+
+    coordinator.decide(1, [(PID, 0, COMMIT)], [(PID, 1)])
+    monkeypatch.setattr(it.worker._ring, "try_claim", claim_once)
+    assert results(it, transactional()) == [FENCED]
+    assert [entry[0] for entry in log_of(it)] == [0, 2]
+    assert ends_of(it, 1) == [(0, 0, 1)]
+
+
 # ---- reports that wait ---------------------------------------------------------------------------
 
 
@@ -549,6 +570,25 @@ def test_carried_out_commits_are_reported_together_and_what_somebody_waits_for_a
     it.settle()
     coordinator.read()
     assert coordinator.settled.ordinal == coordinator.ordinal, "a registration ends nothing"
+
+
+def test_a_feed_that_is_not_complete_leaves_no_report_due(
+    it: Bench, coordinator: Coordinator
+) -> None:
+    """The worker would not sleep until the coordinator is there again."""
+    results(it, transactional())
+    coordinator.decide(1, [(PID, 0, COMMIT)], [(PID, 1)])
+    it.settle()
+    it.step_worker()
+    due_ns = it.worker.next_deadline_ns()
+    assert due_ns is not None
+    assert due_ns <= it.now_ns + SETTLED_AFTER_NS
+    coordinator.send(LaneKind.TRANSACTIONS_FEED)
+    it.settle()
+    it.now_ns += SETTLED_AFTER_NS
+    it.step_worker()
+    due_ns = it.worker.next_deadline_ns()
+    assert due_ns is None or due_ns > it.now_ns + SETTLED_AFTER_NS
 
 
 # ---- what it costs others ------------------------------------------------------------------------

@@ -14,8 +14,8 @@ import orjson
 from shm.messages.transaction_messages import Outcome
 
 KEPT = 2
-"""Ends kept of each id, by `with_end`. A client that repeats its request asks for its newest
-transaction. What an init or an operator has ended since lies before it.
+"""Ends kept of each id. A client that repeats its request asks for its newest transaction. What an
+init or an operator has ended since lies before it.
 """
 BY_PRODUCER, BY_INIT, BY_TIMEOUT, BY_OPERATOR, BY_IDLENESS, BY_LIMIT = (
     "producer", "init", "timeout", "operator", "idleness", "limit"
@@ -46,12 +46,9 @@ def decoded(text: str) -> list[End]:
 
 
 def with_end(text: str, end: End) -> str:
-    """Add the newest end, and keep of `text`, which this function wrote, the newest one. A commit
-    does not parse it: an end has no bracket within.
-    """
-    newest = orjson.dumps(list(end)).decode()
-    before = text[1 : text.find("]") + 1] if len(text) > 2 else ""
-    return f"[{newest},{before}]" if before else f"[{newest}]"
+    """Add the newest end."""
+    kept = [list(end), *orjson.loads(text)[: KEPT - 1]]
+    return orjson.dumps(kept).decode()
 
 
 def find_end(text: str, producer_id: int, epoch: int) -> End | None:

@@ -79,6 +79,8 @@ class IdTable:
         """Producer id, also of a branch -> its transactional id."""
         self._changed: dict[int, Before | None] = {}
         """None: the id is new."""
+        self._has_stored = False
+        """True if this step has stored rows: a list of ids reads them."""
         self.branch_count = 0
         """Registered branches of all ids."""
         self._next_number = 1 + rows.last_id_number()
@@ -217,11 +219,14 @@ class IdTable:
         """The ids whose rows this step has changed."""
         return [self._by_number[number] for number in self._changed if number in self._by_number]
 
-    @property
-    def changes(self) -> list[tuple[TransactionalIdRow | None, TransactionalIdRow]]:
-        """(row before this step, row) of the changed ids; None: the id is new."""
+    def take_changes(self) -> list[tuple[TransactionalIdRow | None, TransactionalIdRow]]:
+        """(stored row, row) of the ids that this step has changed, to store the second. None: the
+        id is new, or this step has stored something of it before.
+        """
+        knows_stored = not self._has_stored
+        self._has_stored = bool(self._changed)
         return [
-            (None if before is None else before.row, self._by_number[number].row)
+            (before.row if knows_stored and before else None, self._by_number[number].row)
             for number, before in self._changed.items()
             if number in self._by_number
         ]
@@ -229,10 +234,12 @@ class IdTable:
     def kept(self) -> None:
         """The step was committed."""
         self._changed = {}
+        self._has_stored = False
 
     def rolled_back(self) -> list[Entry]:
         """Restore the rows of the ids that the step has changed. Returns those that remain."""
         changed, self._changed = self._changed, {}
+        self._has_stored = False
         self._count = None
         remaining = []
         for number, before in changed.items():

@@ -623,6 +623,21 @@ def test_rows_of_carried_out_decisions_go_with_another_commit_or_late(world: Wor
     assert rows() == 0, "without another commit"
 
 
+def test_a_row_that_is_stored_twice_in_a_step_is_stored_whole(world: World) -> None:
+    """A list of ids stores the rows of its step. What it has stored is not the row before."""
+    Owner(world)
+    table, rows = world.coordinator._table, world.coordinator._rows
+    entry = table.get("billing", world.now_ns)
+    assert entry is not None
+    before = entry.row
+    table.change(entry, before._replace(is_registered=0, client_id="other"))
+    rows.change_ids(table.take_changes())
+    assert rows.loaded_ids() == []
+    table.change(entry, before)
+    rows.change_ids(table.take_changes())
+    assert rows.loaded_ids() == [before]
+
+
 # ---- bounds --------------------------------------------------------------------------------------
 
 
