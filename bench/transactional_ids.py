@@ -10,6 +10,8 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
+import orjson
+
 from bench import transactional_work as work
 from bench.footprint import SETTLE_S, cpu_seconds, processes
 from bench.measure import private_memory_mb
@@ -127,12 +129,17 @@ def add_ids(path: str, count: int, is_registered: int) -> None:
     store = GroupStore(path)
     try:
         rows = TransactionRows(store)
-        first = rows.last_id_number() + 1
-        ended = '[[1,4611686018427387904,1,1,"producer",1700000000000]]'
+        first, ordinal = rows.last_id_number() + 1, rows.last_ordinal() + 1
+        ended = orjson.dumps(
+            [[1, TRANSACTIONAL_PRODUCER_IDS, epoch, 1, "producer", 1_700_000_000_000 + epoch]
+             for epoch in (2, 1)]
+        ).decode()  # fmt: skip
         rows.put_ids(
             TransactionalIdRow(
                 first + number, f"billing-{number:07}", TRANSACTIONAL_PRODUCER_IDS + 1_000 + number,
-                2, 1, 1, 60_000, 1, 1_700_000_000_000, is_registered, "billing", ended, "",
+                2, ordinal + number, ordinal + number, 60_000, 1, 1_700_000_000_000, is_registered,
+                "billing", ended,
+                f"{number:032x}",
             )
             for number in range(count)
         )  # fmt: skip

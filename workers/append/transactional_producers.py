@@ -29,6 +29,9 @@ _EPOCH_BITS = 15
 _EPOCH_MASK = (1 << _EPOCH_BITS) - 1
 _SEALED = 1 << _EPOCH_BITS
 _SINCE_SHIFT = _EPOCH_BITS + 1
+_ORDINAL_SHIFT = 63
+_PRODUCER_MASK = (1 << _ORDINAL_SHIFT) - 1
+"""Producer ids are non-negative 64-bit numbers."""
 
 
 class Standing(Enum):
@@ -48,8 +51,12 @@ class TransactionalProducers:
         """Producer id -> number of the registering decision, sealed, epoch, as one number: there
         may be a million.
         """
-        self._ids: dict[int, tuple[int, ...]] = {}
-        """Number of a transactional id -> ordinal of its last decision, its producer ids."""
+        self._ids: dict[int, int] = {}
+        """Number of a transactional id -> ordinal of its last decision, its producer id, as one
+        number.
+        """
+        self._branches: dict[int, tuple[int, ...]] = {}
+        """Number of a transactional id -> its other producer ids, if it has any."""
         self._count = 0
 
     def __len__(self) -> int:
@@ -73,6 +80,7 @@ class TransactionalProducers:
         self.is_fed = False
         self._producers.clear()
         self._ids.clear()
+        self._branches.clear()
         self._count = 0
 
     def end_feed(self) -> None:
@@ -86,10 +94,15 @@ class TransactionalProducers:
         ordinal, id_number, _, registered = decision
         if id_number == NO_TRANSACTIONAL_ID:
             return
-        known = self._ids.get(id_number, (0,))
-        if known[0] > ordinal:
+        known = self._ids.get(id_number)
+        if known is not None and known >> _ORDINAL_SHIFT > ordinal:
             return
-        before = {producer_id: self._producers.pop(producer_id, None) for producer_id in known[1:]}
+        earlier_ids = () if known is None else (
+            known & _PRODUCER_MASK, *self._branches.pop(id_number, ())
+        )  # fmt: skip
+        before = {
+            producer_id: self._producers.pop(producer_id, None) for producer_id in earlier_ids
+        }
         self._count += 1
         for producer_id, epoch, state in registered:
             sealed = _SEALED if state is Registration.SEALED else 0
@@ -98,7 +111,9 @@ class TransactionalProducers:
             since = earlier >> _SINCE_SHIFT if is_same and earlier is not None else self._count
             self._producers[producer_id] = since << _SINCE_SHIFT | sealed | epoch
         if registered:
-            self._ids[id_number] = (ordinal, *(producer.producer_id for producer in registered))
+            self._ids[id_number] = ordinal << _ORDINAL_SHIFT | registered[0].producer_id
+            if len(registered) > 1:
+                self._branches[id_number] = tuple(one.producer_id for one in registered[1:])
         else:
             self._ids.pop(id_number, None)
 

@@ -10,12 +10,15 @@ Crash: a successor reads the registered ids and the decisions. It reads another 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from operator import attrgetter
 from typing import Any
 
 from appliance.groups.store.group_store import GroupStore
 from appliance.groups.store.schema import TransactionalIdRow
+from tailrace.core.errors import StorageError
 
 _MARKS = ", ".join("?" * len(TransactionalIdRow._fields))
 _ADVANCED = ("producer_id", "epoch", "ordinal", "used_elapsed_ms", "ended", "prepared")
@@ -25,6 +28,26 @@ _others = attrgetter(*(name for name in TransactionalIdRow._fields if name not i
 _CHANGED = ", ".join(f"{name} = excluded.{name}" for name in TransactionalIdRow._fields[2:])
 _ADVANCE = ", ".join(f"{name} = ?" for name in _ADVANCED)
 _LAST_ORDINAL, _LAST_ID_NUMBER = "last_ordinal", "last_id_number"
+
+
+@lru_cache(maxsize=1024)
+def _shared(timeout_ms: int) -> int:
+    return timeout_ms
+
+
+_TIMEOUT, _CLIENT = map(TransactionalIdRow._fields.index, ("timeout_ms", "client_id"))
+
+
+def sharing(row: Sequence[Any]) -> TransactionalIdRow:
+    """A row that has one object for values which many rows have: thousands of ids are of few
+    clients.
+    """
+    return TransactionalIdRow._make(
+        (
+            *row[:_TIMEOUT], _shared(row[_TIMEOUT]), *row[_TIMEOUT + 1 : _CLIENT],
+            sys.intern(row[_CLIENT]), *row[_CLIENT + 1 :],
+        )
+    )  # fmt: skip
 
 
 class TransactionRows:
@@ -67,7 +90,7 @@ class TransactionRows:
 
     def _ids(self, condition: str, *values: object) -> list[TransactionalIdRow]:
         found = self._store.read(f"SELECT * FROM transactional_ids {condition}", values)
-        return list(map(TransactionalIdRow._make, found))
+        return list(map(sharing, found))
 
     def id_count(self) -> int:
         return int(self._store.read("SELECT count(*) FROM transactional_ids")[0][0])
@@ -97,9 +120,14 @@ class TransactionRows:
             else:
                 others.append(row)
         if advanced:
-            self._store.write_many(
+            changed_count = self._store.write_many(
                 f"UPDATE transactional_ids SET {_ADVANCE} WHERE id_number = ?", advanced
             )
+            if changed_count != len(advanced):
+                raise StorageError(
+                    f"{self.path} has {changed_count} of {len(advanced)} transactional ids that "
+                    "are in use: their rows were removed by another program. Restart the appliance"
+                )
         if others:
             self.put_ids(others)
 

@@ -17,7 +17,6 @@ from appliance.groups.base.request_validation import shown
 from appliance.groups.base.timers import Timers
 from appliance.groups.consumer.prepared_offsets import GroupOffsets
 from appliance.groups.store.schema import TransactionalIdRow
-from appliance.groups.transactions.branches.claims import BranchClaims
 from appliance.groups.transactions.branches.pool import (
     BRANCHES_IN_ALL_MAX,
     BRANCHES_MAX,
@@ -112,7 +111,7 @@ class Decider:
         if (prepared := prepared_of(row)) is not None:
             kept = prepared.branches
         producer_id, epoch = self._numbers.following(row.producer_id, row.epoch)
-        count = 0 if by == BY_IDLENESS else min(entry.claims.needed_count, pool.registered_count)
+        count = 0 if by == BY_IDLENESS else min(entry.needed_branch_count, pool.registered_count)
         next_pool = raised(pool, count, self._numbers.following)
         # The first use of a producer id waits for every worker. Who decides a prepared transaction
         # may not know what it has.
@@ -127,7 +126,7 @@ class Decider:
                 ended=with_end(row.ended, end), prepared="", branches=encoded_pool(next_pool),
                 metadata=row.metadata if metadata is None else metadata,
             ),
-            BranchClaims(),
+            begins_transaction=True,
         )  # fmt: skip
         if any(not branch.epoch for branch in next_pool.registered):
             entry.grown_ordinal = entry.row.ordinal

@@ -16,6 +16,7 @@ from typing import Any
 from appliance.groups.base.limits import TransactionLimits
 from appliance.groups.base.messages import Requester
 from appliance.groups.base.request_validation import flag_in, shown
+from appliance.groups.store.transaction_rows import sharing
 from appliance.groups.transactions.decider import Decider
 from appliance.groups.transactions.decisions.workers import Workers
 from appliance.groups.transactions.ids.ends import BY_INIT
@@ -107,13 +108,15 @@ class Owners:
         row = entry.row
         self._step.table.change(
             entry,
-            row._replace(
-                owner=row.ordinal,
-                owned_ms=wall_ms,
-                timeout_ms=timeout_ms,
-                client_id=client_id,
-                attempt=attempt,
-                replaced=replaced,
+            sharing(
+                row._replace(
+                    owner=row.ordinal,
+                    owned_ms=wall_ms,
+                    timeout_ms=timeout_ms,
+                    client_id=client_id,
+                    attempt=attempt,
+                    replaced=replaced,
+                )
             ),
         )
         self._step.wait(entry, requester, Api.INIT_TRANSACTIONS, row.ordinal, until_ns)

@@ -13,6 +13,8 @@ from __future__ import annotations
 class BranchClaims:
     """The writers of the branches of one transaction."""
 
+    __slots__ = ("_by_attempt", "_reserved_count", "unknown_count")
+
     def __init__(self, unknown_count: int = 0) -> None:
         """`unknown_count`: branches whose writers are not known."""
         self.unknown_count = unknown_count

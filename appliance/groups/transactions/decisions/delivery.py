@@ -30,6 +30,7 @@ from shm.messages.transaction_messages import (
     ProducerEpoch,
     RegisteredProducer,
     Registration,
+    encode_decisions,
 )
 
 MESSAGE_BYTES = 1 << 16
@@ -138,14 +139,15 @@ class Delivery:
 
     def _feed(self) -> Iterator[bytes]:
         """The contents of a feed."""
-        contents = {one.ordinal: one.content for one in self._log.unsettled.values()}
-        for entry in self._table:
-            row = entry.row
-            if row.is_registered and row.ordinal not in contents:
-                decision = Decision(row.ordinal, row.id_number, (), registered(row))
-                contents[row.ordinal] = encoded(decision).content
-        for ordinal in sorted(contents):
-            yield contents[ordinal]
+        unsettled = self._log.unsettled
+        # sorted before they are encoded: there may be a million
+        rows = {one.row.ordinal: one.row for one in self._table if one.row.is_registered}
+        for ordinal in sorted(rows.keys() | unsettled.keys()):
+            if ordinal in unsettled:
+                yield unsettled[ordinal].content
+            else:
+                row = rows[ordinal]
+                yield encode_decisions([Decision(ordinal, row.id_number, (), registered(row))])
 
     def _finish(self, done: Sequence[Decided]) -> list[int]:
         free = []

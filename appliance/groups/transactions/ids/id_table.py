@@ -27,13 +27,13 @@ class Entry:
     """A transactional id. `row` is durable after the step, the rest is memory."""
 
     __slots__ = (
-        "claims", "grown_ordinal", "opened", "row", "staged_count", "unsettled_count", "used_ns",
+        "_claims", "grown_ordinal", "opened", "row", "staged_count", "unsettled_count", "used_ns",
     )  # fmt: skip
 
     def __init__(self, row: TransactionalIdRow, now_ns: int) -> None:
         self.row = row
-        self.claims = BranchClaims(pool_of(row).registered_count)
-        """Writers of its branches. Those of an entry that was loaded are not known."""
+        count = pool_of(row).registered_count
+        self._claims = BranchClaims(count) if count else None
         self.grown_ordinal = row.ordinal
         """The newest decision that has registered a branch producer for the first time."""
         self.opened: tuple[int, int, int] | None = None
@@ -45,6 +45,26 @@ class Entry:
         self.staged_count = 0
         """Decisions of this step."""
         self.used_ns = now_ns
+
+    @property
+    def claims(self) -> BranchClaims:
+        """Writers of its branches. Those of an entry that was loaded are not known."""
+        if self._claims is None:
+            self._claims = BranchClaims()
+        return self._claims
+
+    @claims.setter
+    def claims(self, claims: BranchClaims) -> None:
+        self._claims = claims
+
+    @property
+    def needed_branch_count(self) -> int:
+        """Branches that its transaction needs. Most ids have none, and then no memory for them."""
+        return 0 if self._claims is None else self._claims.needed_count
+
+    def forget_claims(self) -> None:
+        """No branch has a writer: another transaction begins."""
+        self._claims = None
 
     @property
     def opened_ns(self) -> int | None:
@@ -165,15 +185,16 @@ class IdTable:
         return self._next_number - 1
 
     def change(
-        self, entry: Entry, row: TransactionalIdRow, claims: BranchClaims | None = None
+        self, entry: Entry, row: TransactionalIdRow, *, begins_transaction: bool = False
     ) -> None:
-        """Replace an id's row, and the writers of its branches where `claims` has others."""
+        """Replace an id's row. `begins_transaction`: no branch has a writer any more."""
         self._changed.setdefault(
             row.id_number, Before(entry.row, entry.claims, entry.grown_ordinal)
         )
         self._unindex(entry)
         entry.row = row
-        entry.claims = claims or entry.claims
+        if begins_transaction:
+            entry.forget_claims()
         self._index(entry)
 
     def use(self, entry: Entry, now_ns: int) -> None:

@@ -25,6 +25,7 @@ from tailrace.core.errors import (
     InvalidTransactionError,
     OffsetOutOfRangeError,
     ProducerFencedError,
+    StorageError,
     TailraceError,
     TransactionAbortedError,
     UnknownTransactionalIdError,
@@ -636,6 +637,17 @@ def test_a_row_that_is_stored_twice_in_a_step_is_stored_whole(world: World) -> N
     table.change(entry, before)
     rows.change_ids(table.take_changes())
     assert rows.loaded_ids() == [before]
+
+
+def test_a_row_that_another_program_has_removed_fails_the_step(world: World) -> None:
+    Owner(world)
+    table, rows = world.coordinator._table, world.coordinator._rows
+    entry = table.get("billing", world.now_ns)
+    assert entry is not None
+    table.change(entry, entry.row._replace(epoch=entry.row.epoch + 1))
+    rows.delete_ids([entry.row.id_number])
+    with pytest.raises(StorageError, match="has 0 of 1 transactional ids"):
+        rows.change_ids(table.take_changes())
 
 
 # ---- bounds --------------------------------------------------------------------------------------
