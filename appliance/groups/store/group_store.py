@@ -274,6 +274,13 @@ class GroupStore:
         with _refusals():
             return self._db.execute(sql, values).fetchall()
 
+    def read_each(self, sql: str, values: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+        """The rows of a SELECT one by one, before another use of the store: there may be too many
+        for a list. Raises StorageError.
+        """
+        with _refusals():
+            yield from self._db.execute(sql, values)
+
     # ---- groups and members ----------------------------------------------------------------------
 
     def new_group_id(self) -> int:

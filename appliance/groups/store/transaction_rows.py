@@ -89,7 +89,7 @@ class TransactionRows:
         )
 
     def _ids(self, condition: str, *values: object) -> list[TransactionalIdRow]:
-        found = self._store.read(f"SELECT * FROM transactional_ids {condition}", values)
+        found = self._store.read_each(f"SELECT * FROM transactional_ids {condition}", values)
         return list(map(sharing, found))
 
     def id_count(self) -> int:

@@ -33,8 +33,8 @@ from shm.messages.transaction_messages import (
     encode_decisions,
 )
 
-MESSAGE_BYTES = 1 << 16
-"""Payload of one DECISIONS message of many."""
+MESSAGE_BYTES = 1 << 13
+"""Payload of one DECISIONS message of many. A worker decodes it as a whole."""
 
 
 def registered(row: TransactionalIdRow) -> tuple[RegisteredProducer, ...]:
