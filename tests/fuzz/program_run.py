@@ -60,6 +60,8 @@ class ProgramRun(LedgerRun):
         self._open: dict[str, Client] = {}
         self._closed: list[Client] = []
         self._redrives = False
+        self._killed: set[str] = set()
+        """The roles of killed processes: those of groups run on demand."""
         self.at: Operation | None = None
         """The operation under way."""
 
@@ -129,13 +131,14 @@ class ProgramRun(LedgerRun):
         for name, pid in children(self._appliance).items():
             if name.startswith(f"tr-{role}"[:15]):
                 self.kill_count += 1
+                self._killed.add(role)
                 self.queue.lost_sight()
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
 
     def _settle(self) -> None:
         """Wait until all processes are back and answer."""
-        roles = ("worker", "front", "groups", "flusher", "controller")
+        roles = {"worker", "front", "flusher", "controller", *self._killed}
 
         def is_whole() -> bool:
             names = " ".join(children(self._appliance))

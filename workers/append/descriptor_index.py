@@ -26,11 +26,13 @@ class DescriptorIndex:
         self._count = 0
         self._end = 0
 
-    def batches_of(self, slot: int) -> Iterator[Descriptor]:
-        """Yield the descriptors of batches of `slot` that the ring still has, oldest first."""
+    def batches_of(self, slot: int, since: int = 0) -> Iterator[Descriptor]:
+        """Yield the descriptors of batches of `slot` that the ring still has, oldest first, from
+        the number `since` on.
+        """
         self._catch_up()
         ring = self._ring
-        oldest = ring.next_number - ring.capacity
+        oldest = max(since, ring.next_number - ring.capacity)
         for number in self._numbers.get(slot, ()):
             if number >= oldest:
                 yield ring.descriptor(number)

@@ -276,11 +276,15 @@ class Partitions:
         return partition
 
     def _take_up(self, partition: Partition, next_offset: int, leader_epoch: int) -> None:
-        """Set the next offset, and rebuild producers from the files and this ring. Raises OSError
-        before any change.
+        """Set the next offset, and rebuild producers from the files, and from what the ring has
+        beyond them. Raises OSError before any change.
+
+        What is settled is in the files. The ring's settled descriptors of this slot may be of a
+        topic that was deleted since.
         """
+        settled = self._ring.settled.load()  # before the files are read
         producers = self._load_producers(partition.assignment, next_offset)
-        for d in self._index.batches_of(partition.assignment.slot):
+        for d in self._index.batches_of(partition.assignment.slot, settled):
             if d.leader_epoch != leader_epoch or d.next_offset > next_offset:
                 continue
             if d.flags & delay_rules.SPECIAL_FLAGS:
