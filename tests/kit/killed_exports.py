@@ -14,6 +14,8 @@ import subprocess
 import sys
 from typing import Any
 
+from tests.kit.processes import HANG_LIMIT_S
+
 CALLS = ("fsync", "link", "unlink", "rename", "makedirs")
 STEPS_MAX = 500
 
@@ -32,7 +34,9 @@ def killed_exports(
         "from tests.kit.killed_exports import main; main()",
         *arguments,
     ]
-    subprocess.run(command, check=True, timeout=120, env={**os.environ, "PYTHONPATH": os.getcwd()})
+    subprocess.run(
+        command, check=True, timeout=4 * HANG_LIMIT_S, env={**os.environ, "PYTHONPATH": os.getcwd()}
+    )
     return sorted((path for path in directory.iterdir()), key=lambda path: int(path.name))
 
 
