@@ -11,7 +11,7 @@ import shlex
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 import pytest
@@ -87,7 +87,7 @@ def follow(
     title: str,
     appliance: EmbeddedAppliance | None,
     data_dir: str,
-    before: dict[int, Callable[[], object]] | None = None,
+    before: Mapping[int, Callable[[], object]] | None = None,
 ) -> None:
     """Run the commands of a situation. `before`: what happens before the command of a number."""
     for number, step in enumerate(BOOK[title]):
