@@ -147,6 +147,7 @@ def test_a_timeout_aborts_what_only_branches_have_written(
         owner.begin_transaction()
         (branch,) = owner.create_transaction_branches(1)
         writer.begin(appliance.address, rows, branch, ["a", "b"])
+        wait_until(lambda: is_open(appliance, rows), "the worker has reported it")
         wait_until(lambda: not is_open(appliance, rows), "the timeout has aborted it")
         assert "longer than its timeout" in writer.error()
         with pytest.raises(TransactionAbortedError, match="longer than its timeout"):
