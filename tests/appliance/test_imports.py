@@ -63,16 +63,16 @@ MAY_LOAD = {
     ZYGOTE: {"argparse", "sqlite3", "zmq"},
 }
 OWN_MODULES_MAX = {
-    SUPERVISOR: 78,
-    MODULES[Role.CONTROLLER]: 88,
-    MODULES[Role.FLUSHER]: 90,
-    MODULES[Role.WORKER]: 72,
-    MODULES[Role.SCHEDULER]: 60,
-    MODULES[Role.FRONT]: 100,
-    MODULES[Role.GROUPS]: 130,
-    MODULES[Role.CONSOLE]: 46,
-    HTTP_SERVICE: 84,
-    ZYGOTE: 232,
+    SUPERVISOR: 88,
+    MODULES[Role.CONTROLLER]: 96,
+    MODULES[Role.FLUSHER]: 98,
+    MODULES[Role.WORKER]: 80,
+    MODULES[Role.SCHEDULER]: 66,
+    MODULES[Role.FRONT]: 110,
+    MODULES[Role.GROUPS]: 140,
+    MODULES[Role.CONSOLE]: 54,
+    HTTP_SERVICE: 96,
+    ZYGOTE: 240,
 }
 """Ceilings with room for a few more, packages counted too. Raise one when a process has grown for a
 reason that is worth its memory.

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
@@ -55,8 +56,9 @@ async def ticking() -> AsyncIterator[Callable[[int], Awaitable[None]]]:
 
 
 def sentence(error: BaseException | None) -> tuple[type[BaseException], str]:
+    """The kind of an error, and what it says without the id of its request."""
     assert error is not None
-    return type(error), str(error)
+    return type(error), re.sub(r", request [0-9a-f]+\]", "]", str(error))
 
 
 async def failure(awaitable: Awaitable[object]) -> BaseException | None:

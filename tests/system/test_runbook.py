@@ -219,6 +219,11 @@ def test_a_transaction_stays_open(orders: EmbeddedAppliance) -> None:
         producer.init_transactions()
         producer.begin_transaction()
         producer.send("orders", b"v").result(HANG_LIMIT_S)
+        with Admin(orders.address) as admin:
+            wait_until(
+                lambda: admin.describe_transactions("nightly")["nightly"]["state"] == "ongoing",
+                "the worker has reported it",
+            )
         follow("A transaction stays open", orders, orders.data_dir)
 
 

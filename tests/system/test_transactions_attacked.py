@@ -284,7 +284,9 @@ def test_a_flipped_bit_in_a_marker_or_an_index_shows_no_aborted_record(
             Consumer(bootstrap=running.address) as stable,
             Consumer(bootstrap=running.address, isolation_level="read_uncommitted") as all_,
         ):
-            assert stable.end_offsets([place]) == all_.end_offsets([place]), "nothing is open"
+            wait_until(
+                lambda: stable.end_offsets([place]) == all_.end_offsets([place]), "nothing is open"
+            )
     finally:
         assert running.stop() == 0
 

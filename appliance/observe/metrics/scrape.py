@@ -50,8 +50,10 @@ class StateCollector(Collector):
 def observe(states: ProcessStates, address: str, topics_max: int) -> Observed:
     """Ask the processes' slots and a front. Blocking: some ASK_TIMEOUT_MS at most."""
     processes, occupancy = states.processes(), states.occupancy
+    started = {process.name for process in processes}
     rings = {} if occupancy is None else occupancy.rings()
     lanes = {} if occupancy is None else occupancy.lanes()
+    lanes = {name: lane for name, lane in lanes.items() if name in started}
     try:
         with Admin(
             address,

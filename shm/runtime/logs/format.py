@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from shm.runtime.logs.advice import advice_for
 from shm.runtime.logs.fields import event_and_fields, event_of
 
 LINES_PER_S = 50
@@ -132,8 +133,6 @@ class Advice(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         if record.levelno >= logging.WARNING and "advice=" not in str(record.msg):
-            from shm.runtime.logs.advice import advice_for  # few processes log a warning
-
             advice = advice_for(event_of(record))
             if advice:
                 _append(record, "advice=%r", advice)

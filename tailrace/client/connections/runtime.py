@@ -306,4 +306,4 @@ class Runtime:
         return "SYSTEM" if self is SYSTEM else "<another Runtime>"
 
 
-SYSTEM = Runtime(time.monotonic_ns, DealerSocket, sleep_on, random.random)
+SYSTEM = Runtime(time.monotonic_ns, DealerSocket, sleep_on, random.Random().random)

@@ -114,8 +114,8 @@ def test_a_message_that_does_not_end_wakes_a_front_whose_sweeps_pause() -> None:
         wait_until(lambda: watch() != NEVER_NS, "the connection is known")
         wait_until(lambda: watch() == NEVER_NS, "the sweeps pause")
         assert peer.send(frame(b"x" * 4096, more=True))
-        router.wait(bell, None, 0)
-        assert router.watch_at_ns == 0, "a sweep is due at once"
+        while router.watch_at_ns:  # a descriptor may wake it before
+            router.wait(bell, None, 0)
     finally:
         peer.close()
         router.close()
