@@ -360,7 +360,7 @@ def mutate_body(rng: random.Random, request: Request, world: World) -> str:
     if not body:
         body.append(rng.choice((b"", b"{}", b"null", rng.randbytes(100))))
         return "a body where none belongs"
-    if request.api == Api.PRODUCE and request.version == 2 and len(body) > 1:
+    if request.api == Api.PRODUCE and request.version >= 2 and len(body) > 1:
         return bend_batches(
             rng,
             body,

@@ -127,7 +127,7 @@ def must_be_answered(api: int, version: int, body: list[bytes]) -> bool:
     if api == Api.PRODUCE and body:
         return (
             body[0][:4] != bytes(4)
-            if version == 2
+            if version >= 2
             else len(body[0]) != 32 or body[0][20:24] != bytes(4)
         )
     if api == Api.FETCH and body and len(body[0]) >= 4:

@@ -49,6 +49,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+OPENING_NS = 10_000_000
+"""Between looks at a log that its flusher has not opened yet."""
 REOPEN_NS = 1_000_000_000
 REOPEN_MAX_NS = 60_000_000_000
 """Retry interval of a partition that cannot be served.
@@ -102,6 +104,7 @@ class Trouble:
     retry_ns: int
     wait_ns: int
     reason: str
+    """Empty: its log is being made."""
 
 
 class Scheduler:
@@ -295,6 +298,9 @@ class Scheduler:
                 if state.state is SlotState.UNREADABLE and state.topic_id == log.topic_id:
                     # not empty: its content is unknown
                     raise OSError("the delay log could not be opened; see the flusher's log")
+                if state.topic_id != log.topic_id:  # its flusher has yet to make it
+                    self._troubles[key] = Trouble(self._now_ns + OPENING_NS, OPENING_NS, "")
+                    continue
                 self._open[key] = DelayPartition(
                     self._files, f"{self._data_dirs[log.data_dir]}/{log.directory_name}", log,
                     topic,
@@ -335,7 +341,7 @@ class Scheduler:
         known = self._troubles.get(key)
         if known is not None and self._now_ns - known.retry_ns > STEADY_NS:
             known = None
-        wait_ns = REOPEN_NS if known is None else min(2 * known.wait_ns, REOPEN_MAX_NS)
+        wait_ns = min(2 * known.wait_ns, REOPEN_MAX_NS) if known and known.reason else REOPEN_NS
         if isinstance(error, (OSError, PendingDamagedError)):
             wait_ns = REOPEN_NS  # an operator repairs it and waits for the result
         reason = f"{type(error).__name__}: {error}"[:300]

@@ -12,14 +12,22 @@ from typing import Any
 import orjson
 import pytest
 
-from shm.memory.layout import ControlLayout, LaneLayout, ProcessWord, RegionKind, Role, TableLayout
+from shm.memory.layout import (
+    ControlLayout,
+    LaneLayout,
+    ProcessWord,
+    RegionKind,
+    Role,
+    SlotState,
+    TableLayout,
+)
 from shm.memory.region import Region
-from shm.messages.lane_messages import LaneKind
+from shm.messages.lane_messages import Assignment, LaneKind
 from shm.queues.doorbell import Doorbell
 from shm.queues.lane import LaneReader, LaneWriter
 from shm.runtime.error_handler import CountedErrorHandler
 from shm.tables.control import Control
-from shm.tables.partition_table import PartitionTable
+from shm.tables.partition_table import PartitionState, PartitionTable
 from tailrace.core.error_codes import ErrorCode
 from tailrace.protocol.frame import Api
 from tests.kit import memory
@@ -38,7 +46,7 @@ def lane() -> Region:
 class Running:
     """A scheduler of several delay logs without files, over simulated memory."""
 
-    def __init__(self, names: list[str]) -> None:
+    def __init__(self, names: list[str], *, are_logs_made: bool = True) -> None:
         regions = {name: lane() for name in ("controller", "worker", "requests", "answers")}
         self.slot = Control(memory.simulated(RegionKind.CONTROL, ControlLayout().size, 0)).process(
             Role.SCHEDULER, 0
@@ -52,6 +60,8 @@ class Running:
         world = DelayWorld(0)
         disk = SimDisk()
         files = SimFiles(disk)
+        self.logs: list[Assignment] = []
+        self.table = PartitionTable(memory.simulated(RegionKind.TABLE, TableLayout(16).size, 16))
         for number, name in enumerate(names):
             topic_id, log_id = bytes([number]) * 16, bytes([number + 100]) * 16
             files.make_directory(f"/data/{name}@delay-0")
@@ -65,6 +75,7 @@ class Running:
                 slot=2 * number + 1,
                 delay_of=topic_id.hex(),
             )
+            self.logs.append(log)
             for item in (topic, log):
                 assert feed.try_write(LaneKind.ASSIGN, 0, 0, 0, 0, 0, (item.encode(),))
         assert feed.try_write(LaneKind.FED, 0, 0, 0, 1, 0, (b"",))
@@ -72,7 +83,7 @@ class Running:
         self.now_ns = SECOND_NS
         self.scheduler = Scheduler(
             files=files, data_dirs=["/data"],
-            tables=[PartitionTable(memory.simulated(RegionKind.TABLE, TableLayout(16).size, 16))],
+            tables=[self.table],
             from_controller=LaneReader(regions["controller"]), generation=1, workers={},
             connect_worker=lambda _: WorkerLink(LaneWriter(regions["worker"]), self.bell),
             fronts=[FrontLink(LaneReader(regions["requests"]), LaneWriter(regions["answers"]),
@@ -81,6 +92,15 @@ class Running:
             error_handler=CountedErrorHandler(self.slot),
             start_ns=self.now_ns,
         )  # fmt: skip
+
+        if are_logs_made:
+            self.make_logs()
+
+    def make_logs(self) -> None:
+        """Publish the delay logs, as their flusher does once they exist."""
+        for log in self.logs:
+            state = PartitionState.empty(log.topic_id, log.partition, SlotState.ONLINE, log.version)
+            self.table.write(log.slot, state)
 
     def step(self, seconds: float = 0) -> None:
         self.now_ns += int(seconds * SECOND_NS)
@@ -106,6 +126,19 @@ class Running:
 
     def open_topics(self) -> set[str]:
         return {partition.topic.topic for partition in self.scheduler._open.values()}
+
+
+def test_a_log_that_its_flusher_has_yet_to_make_is_awaited_without_an_error(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    running = Running(["orders"], are_logs_made=False)
+    for _ in range(3):
+        running.step(1)
+    assert not running.open_topics()
+    running.make_logs()
+    running.step(module.OPENING_NS / SECOND_NS)
+    assert running.open_topics() == {"orders"}
+    assert not caplog.records
 
 
 def test_a_partition_that_fails_is_closed_said_and_tried_again_later_each_time_and_others_go_on(
