@@ -17,7 +17,9 @@ body and its checksum never change.
 
 Invariants:
 - 8 + metadata_size is a multiple of 8, and HEADER_BYTES + extension_length <= metadata_size.
-- 0 <= record_count - 1 <= last_offset_delta for data batches. Compaction may remove rows.
+- record_count == last_offset_delta + 1 for data batches that are not sparse, record_count >= 1.
+- 0 <= record_count <= last_offset_delta + 1 for sparse batches, which are of no transaction and of
+  no producer. Their rows carry their offsets (`tailrace.format.record_batch.sparse_batch`).
 - record_count == 0 and last_offset_delta == 0 for control batches.
 - header_crc32c is seeded with topic id and partition, so a batch in the wrong file is detected.
 
@@ -41,6 +43,9 @@ BATCH_MAGIC = 0x31425254  # "TRB1" in the file
 BATCH_VERSION = 1
 TRANSACTIONAL_BATCH_VERSION = 2
 """The version of each batch with ATTRIBUTE_TRANSACTIONAL, and of no other."""
+SPARSE_BATCH_VERSION = 3
+"""The version of each batch with ATTRIBUTE_SPARSE, and of no other."""
+NEWEST_BATCH_VERSION = SPARSE_BATCH_VERSION
 HEADER_BYTES = 136
 EXTENSION_MAX_BYTES = 4096
 METADATA_MAX_BYTES = 1 << 20
@@ -178,6 +183,11 @@ class BatchHeader:
         return bool(self.attributes & ATTRIBUTE_CONTROL)
 
     @property
+    def is_sparse(self) -> bool:
+        """True for a batch whose rows carry their offsets, which have gaps."""
+        return bool(self.attributes & ATTRIBUTE_SPARSE)
+
+    @property
     def is_transactional(self) -> bool:
         """True for a batch of a transaction, and for the marker that ends one."""
         return bool(self.attributes & ATTRIBUTE_TRANSACTIONAL)
@@ -198,10 +208,11 @@ class BatchHeader:
         """True if `max_timestamp_us` is the time of every record, regardless of columns.
 
         This holds with LogAppendTime. It also holds in a typed topic, whose columns are the
-        producer's, for occurrences of a recurring record: a batch has those of one tick.
+        producer's, for occurrences of a recurring record: a batch has those of one tick. A sparse
+        batch of the default schema has rows of several batches, with their times in the column.
         """
         if self.attributes & ATTRIBUTE_LOG_APPEND_TIME:
-            return True
+            return is_typed or not self.attributes & ATTRIBUTE_SPARSE
         is_of_one_tick = (
             self.first_timestamp_us
             == self.max_timestamp_us
@@ -226,6 +237,8 @@ class BatchHeader:
 
 def version_of(attributes: int) -> int:
     """The header version of a batch with these attributes."""
+    if attributes & ATTRIBUTE_SPARSE:
+        return SPARSE_BATCH_VERSION
     return TRANSACTIONAL_BATCH_VERSION if attributes & ATTRIBUTE_TRANSACTIONAL else BATCH_VERSION
 
 
@@ -283,10 +296,10 @@ def header_at(data: Readable, position: int, metadata_size: int) -> BatchHeader:
     ) = _FIELDS.unpack_from(data, position)  # fmt: skip
     if magic != BATCH_MAGIC:
         raise BatchFormatError(f"batch magic is 0x{magic:08x}; expected 0x{BATCH_MAGIC:08x}")
-    if not BATCH_VERSION <= version <= TRANSACTIONAL_BATCH_VERSION:
+    if not BATCH_VERSION <= version <= NEWEST_BATCH_VERSION:
         raise BatchFormatError(
-            f"batch version is {version}; this build reads {BATCH_VERSION} and "
-            f"{TRANSACTIONAL_BATCH_VERSION}"
+            f"batch version is {version}; this build reads {BATCH_VERSION} to "
+            f"{NEWEST_BATCH_VERSION}"
         )
     if header_length != HEADER_BYTES:
         raise BatchFormatError(
@@ -303,16 +316,27 @@ def header_at(data: Readable, position: int, metadata_size: int) -> BatchHeader:
     if version != version_of(attributes):
         raise BatchFormatError(
             f"batch version {version} contradicts attributes 0x{attributes:x}: version "
-            f"{TRANSACTIONAL_BATCH_VERSION} is that of transactions"
+            f"{TRANSACTIONAL_BATCH_VERSION} is that of transactions, {SPARSE_BATCH_VERSION} that "
+            "of sparse batches"
         )
     if base_offset < 0 or last_offset_delta >= SEQUENCE_MODULUS:
         raise BatchFormatError("the base offset or the last offset delta is out of range")
-    if attributes & ATTRIBUTE_CONTROL:
+    if attributes & ATTRIBUTE_SPARSE:
+        if attributes & _MARKER or producer_id != NO_PRODUCER:
+            raise BatchFormatError(
+                f"a sparse batch has attributes 0x{attributes:x} and producer {producer_id}; it "
+                "belongs to no transaction and to no producer"
+            )
+        if record_count > last_offset_delta + 1:
+            raise BatchFormatError(
+                f"{record_count} records do not fit {last_offset_delta + 1} offsets"
+            )
+    elif attributes & ATTRIBUTE_CONTROL:
         if record_count or last_offset_delta:
             raise BatchFormatError("a control batch has rows or more than one offset")
     elif record_count == 0 or record_count - 1 > last_offset_delta:
         raise BatchFormatError(f"{record_count} records do not fit {last_offset_delta + 1} offsets")
-    elif record_count - 1 != last_offset_delta and not attributes & ATTRIBUTE_SPARSE:
+    elif record_count - 1 != last_offset_delta:
         raise BatchFormatError("the offsets have gaps, and the batch is not marked sparse")
     return BatchHeader(
         attributes, body_crc, batch_length, base_offset, last_offset_delta, record_count,
@@ -492,7 +516,7 @@ def frame_at(data: Readable, start: int, end: int) -> tuple[int, int, int] | Non
     if (
         magic != BATCH_MAGIC
         or header_length != HEADER_BYTES
-        or not BATCH_VERSION <= version <= TRANSACTIONAL_BATCH_VERSION
+        or not BATCH_VERSION <= version <= NEWEST_BATCH_VERSION
     ):
         raise BatchFormatError("the bytes are not a batch header of this version")
     batch_length, base_offset, last_offset_delta = _LENGTH.unpack_from(data, position + 12)

@@ -166,10 +166,14 @@ def validate_batch(
     scheduler) made or that are read from a log. Raises UnsafeBatchError, UnpackedTooLargeError if
     only its size is wrong, and BatchFormatError for features that this version lacks.
     """
-    if header.attributes & ATTRIBUTE_SPARSE:
-        raise BatchFormatError("the batch is sparse, which this version does not support")
     if not is_ours:
         _check_from_outside(header)
+    if header.is_sparse:
+        if is_delay_log:
+            raise BatchFormatError("a delay log has a sparse batch; it is never cleaned")
+        from tailrace.format.record_batch.sparse_layout import sparse_layout
+
+        layout = sparse_layout(layout)
     try:
         metadata = read_record_batch(batch, PREFIX_BYTES)
     except ArrowMetadataError as error:
@@ -204,6 +208,8 @@ def _check_from_outside(header: BatchHeader) -> None:
 
     Fields that the worker overwrites may have any value.
     """
+    if header.attributes & ATTRIBUTE_SPARSE:
+        raise BatchFormatError("the batch is sparse; only the appliance may make sparse batches")
     if header.attributes & (ATTRIBUTE_CONTROL | ATTRIBUTE_DELAYED | ATTRIBUTE_LOG_APPEND_TIME):
         raise UnsafeBatchError(
             "the batch is marked as control, delivered or stamped with its append time; only the "

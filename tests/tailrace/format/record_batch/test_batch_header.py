@@ -114,7 +114,7 @@ def test_every_truncation_is_detected() -> None:
 
 
 @pytest.mark.parametrize(
-    ("offset", "form", "value"), [(132, "<I", 0x12345678), (130, "<H", 2), (128, "<H", 144)]
+    ("offset", "form", "value"), [(132, "<I", 0x12345678), (130, "<H", 4), (128, "<H", 144)]
 )
 def test_another_magic_version_or_length_is_refused_with_a_sentence(
     offset: int, form: str, value: int
@@ -166,7 +166,8 @@ def test_header_fields_survive_a_round_trip(
     base: int, delta: int, stamp: int, producer: int, sequence: int, epoch: int
 ) -> None:
     header = bh.BatchHeader(
-        attributes=bh.ATTRIBUTE_SPARSE, base_offset=base, last_offset_delta=delta, record_count=1,
+        attributes=bh.ATTRIBUTE_SPARSE if producer < 0 else 0, base_offset=base,
+        last_offset_delta=delta, record_count=1 if producer < 0 else delta + 1,
         max_timestamp_us=stamp, producer_id=producer,
         base_sequence=sequence, producer_epoch=epoch, batch_length=2048, due_us=stamp,
         delay_position=base, min_tick=delta,
