@@ -37,6 +37,7 @@ __all__ = [
     "FastPathSender",
     "GatheredCells",
     "KeyNumbers",
+    "KeyOffsets",
     "ObjectBuffer",
     "OpenBatch",
     "OpenQueue",
@@ -217,6 +218,7 @@ if TYPE_CHECKING or _native is None:
     from tailrace.kernel.reference_frames import keep_message, lay_message
     from tailrace.kernel.reference_gather import GatheredCells, rows_by_partition
     from tailrace.kernel.reference_keys import KeyNumbers
+    from tailrace.kernel.reference_offsets import KeyOffsets
 else:
     encoded_batch, stamp_batch = _native.encoded_batch, _native.stamp_batch
     BatchShape, FastPathPartition = _native.BatchShape, _native.FastPathPartition
@@ -231,6 +233,6 @@ else:
     FastPathSender, RecordBuffer = _native.FastPathSender, _native.RecordBuffer
     RecordRows, fetched_rows = _native.RecordRows, _native.fetched_rows
     GatheredCells, rows_by_partition = _native.GatheredCells, _native.rows_by_partition
-    KeyNumbers = _native.KeyNumbers
+    KeyNumbers, KeyOffsets = _native.KeyNumbers, _native.KeyOffsets
     murmur2, new_lock, fast_send = _native.murmur2, _native.new_lock, _native.fast_send
     new_alarm = _native.new_alarm

@@ -1,0 +1,156 @@
+"""KeyOffsets against a dictionary: the compiled kernel and its reference."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tailrace import kernel
+from tailrace.kernel import reference_offsets
+from tailrace.kernel.reference_offsets import TAGS_END
+
+NATIVE = kernel.load_compiled()
+KINDS: list[Any] = [
+    reference_offsets.KeyOffsets,
+    *([NATIVE.KeyOffsets] if NATIVE is not None else []),
+]
+every_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: str(kind.__module__))
+KEY = st.none() | st.binary(max_size=20) | st.binary(min_size=1, max_size=1)
+COLUMNS = st.lists(st.lists(KEY, max_size=80), max_size=6)
+SECRET = b"0123456789abcdef"
+
+
+def put(
+    table: Any, keys: pa.Array, offsets: list[int], low: int = 0, high: int = TAGS_END
+) -> int:
+    buffers = keys.buffers()
+    return int(
+        table.put(
+            buffers[0], buffers[1], buffers[2], keys.offset, len(keys), 0,
+            np.array(offsets, np.int64), low, high,
+        )
+    )  # fmt: skip
+
+
+def latest(
+    table: Any, keys: pa.Array, offsets: list[int], low: int = 0, high: int = TAGS_END
+) -> list[int]:
+    buffers, out = keys.buffers(), np.ones(len(keys), np.uint8)
+    table.mark_latest(
+        buffers[0], buffers[1], buffers[2], keys.offset, len(keys), 0,
+        np.array(offsets, np.int64), out, low, high,
+    )  # fmt: skip
+    return out.tolist()
+
+
+@every_kind
+@given(COLUMNS, st.integers(0, 5))
+def test_a_record_is_the_latest_if_no_later_one_has_its_key(
+    kind: Any, columns: list[list[bytes | None]], cut: int
+) -> None:
+    table, model = kind(1024, SECRET), dict[bytes, int]()
+    at, seen = 10, list[tuple[pa.Array, list[int]]]()
+    for keys in columns:
+        column = pa.array(keys, pa.binary()).slice(min(cut, len(keys)))
+        offsets = list(range(at, at + 2 * len(column), 2))
+        at += 2 * len(column) + 1
+        assert put(table, column, offsets) == len(column)
+        model.update(
+            {k: o for k, o in zip(column.to_pylist(), offsets, strict=True) if k is not None}
+        )
+        seen.append((column, offsets))
+    assert len(table) == len(model)
+    for column, offsets in seen:
+        assert latest(table, column, offsets) == [
+            int(key is None or model[key] == offset)
+            for key, offset in zip(column.to_pylist(), offsets, strict=True)
+        ]
+
+
+@every_kind
+def test_a_full_table_stops_before_the_first_key_without_room(kind: Any) -> None:
+    table = kind(10, SECRET)
+    keys = pa.array([b"k%d" % (n // 2) for n in range(40)], pa.binary())
+    assert put(table, keys, list(range(40))) == 16
+    assert (len(table), table.room) == (8, 0)
+    assert put(table, keys.slice(0, 16), list(range(100, 116))) == 16  # these keys are there
+    assert latest(table, keys.slice(0, 18), list(range(100, 118))) == [0, 1] * 8 + [1, 1]
+    table.clear()
+    assert (len(table), table.room) == (0, 8)
+    assert latest(table, keys, [0] * 40) == [1] * 40
+
+
+@every_kind
+def test_ranges_of_tags_divide_the_keys(kind: Any) -> None:
+    keys = pa.array([b"k%d" % (n % 500) for n in range(1_000)], pa.binary())
+    offsets = list(range(1_000))
+    edges = [0, 1 << 30, 3 << 30, TAGS_END]
+    out = np.ones(1_000, np.uint8)
+    count = 0
+    for low, high in zip(edges, edges[1:], strict=False):
+        table = kind(1024, SECRET)
+        assert put(table, keys, offsets, low, high) == 1_000
+        assert 50 < len(table) < 400
+        count += len(table)
+        out &= np.array(latest(table, keys, offsets, low, high), np.uint8)
+    assert count == 500
+    assert out.tolist() == [0] * 500 + [1] * 500
+
+
+@every_kind
+def test_a_lower_offset_does_not_take_a_higher_ones_place(kind: Any) -> None:
+    table, keys = kind(16, SECRET), pa.array([b"a", b"a"], pa.binary())
+    put(table, keys, [7, 3])
+    assert latest(table, keys, [7, 3]) == [1, 0]
+
+
+@every_kind
+def test_keys_of_no_bytes_of_a_megabyte_and_of_a_fixed_width(kind: Any) -> None:
+    keys = pa.array([b"", b"x" * (1 << 20), b"", b"x" * (1 << 20) + b"y"], pa.binary())
+    table = kind(16, SECRET)
+    put(table, keys, [0, 1, 2, 3])
+    assert latest(table, keys, [0, 1, 2, 3]) == [0, 1, 1, 1]
+    table, column = kind(16, SECRET), pa.array([5, 6, None, 5], pa.int64())
+    buffers, offsets, out = column.buffers(), np.arange(4), np.ones(4, np.uint8)
+    table.put(buffers[0], None, buffers[1], 0, 4, 8, offsets)
+    table.mark_latest(buffers[0], None, buffers[1], 0, 4, 8, offsets, out)
+    assert out.tolist() == [0, 1, 1, 1]
+
+
+@every_kind
+def test_rows_outside_the_buffers_are_refused(kind: Any) -> None:
+    table, four = kind(16, SECRET), np.arange(4)
+    ends = np.array([0, 1, 9], np.int32)
+    for arguments in (
+        (None, ends, b"ab", 0, 2, 0, four),
+        (None, ends, b"ab", 1, 2, 0, four),
+        (None, None, b"abcd", 0, 3, 2, four),
+        (b"", ends, b"ab", 0, 1, 0, four),
+        (None, None, b"abcd", 0, 2, 2, four[:1]),
+        (None, None, b"abcd", -1, 2, 2, four),
+    ):
+        with pytest.raises(ValueError, match=r"outside|fewer"):
+            table.put(*arguments)
+    with pytest.raises(ValueError, match="shorter"):
+        table.mark_latest(None, None, b"abcd", 0, 2, 2, four, bytearray(1))
+    with pytest.raises(ValueError, match="slots"):
+        kind(1, SECRET)
+    with pytest.raises(ValueError, match="secret"):
+        kind(16, b"short")
+
+
+@every_kind
+def test_a_secret_decides_which_keys_come_first(kind: Any) -> None:
+    """Who knows one table's hashes knows nothing of another's: no collision can be prepared."""
+    keys = pa.array([b"k%d" % n for n in range(64)], pa.binary())
+    halves = []
+    for secret in (SECRET, b"another secret!!"):
+        table = kind(256, secret)
+        put(table, keys, list(range(64)), 0, 1 << 31)
+        halves.append([n == 0 for n in latest(table, keys, [-1] * 64)])
+    assert halves[0] != halves[1]
