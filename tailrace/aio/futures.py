@@ -12,22 +12,37 @@ from typing import Any
 from tailrace.aio.producer_loop import ProducerLoopConnection
 from tailrace.core.errors import TailraceError
 from tailrace.core.records import BatchMetadata, RecordMetadata
+from tailrace.producer.batches.producer_batch import ProducerBatch
 from tailrace.producer.futures import FrameFuture, RecordFuture
 
 
-class AsyncRecordFuture:
+class AsyncRecordFuture(tuple[ProducerBatch, int, ProducerLoopConnection]):
     """The outcome of a sent record. `await` returns its RecordMetadata, or raises its error. A
     cancelled await does not cancel the record.
 
     It has methods of `asyncio.Future`. `result()` and `exception()` raise asyncio.InvalidStateError
-    before it is done.
+    before it is done. It is a tuple (batch, row at the time of `send`, connection), since one is
+    made for every record.
     """
 
-    __slots__ = ("_handle", "_loop_connection")
+    __slots__ = ()
 
-    def __init__(self, handle: RecordFuture, loop_connection: ProducerLoopConnection) -> None:
-        self._handle = handle
-        self._loop_connection = loop_connection
+    def __new__(
+        cls, handle: RecordFuture, loop_connection: ProducerLoopConnection
+    ) -> AsyncRecordFuture:
+        return tuple.__new__(cls, (*handle, loop_connection))
+
+    __eq__ = object.__eq__
+    __ne__ = object.__ne__
+    __hash__ = object.__hash__
+
+    @property
+    def _handle(self) -> RecordFuture:
+        return RecordFuture(self[:2])
+
+    @property
+    def _loop_connection(self) -> ProducerLoopConnection:
+        return self[2]
 
     def __repr__(self) -> str:
         return f"<Async{repr(self._handle)[1:]}"

@@ -14,6 +14,7 @@ Invariants: those of `tailrace.producer.producer`, and
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
@@ -45,11 +46,12 @@ from tailrace.core.transaction_branches import (
     TransactionBranch,
 )
 from tailrace.core.validation import timeout_s_of
+from tailrace.kernel import AwaitedSender, fast_awaited_send
 from tailrace.producer.producer import Producer
 from tailrace.producer.record_appender import Outgoing
 
-YIELD_AFTER_SENDS = 256
-"""Consecutive sends without a wait after which the loop's other tasks run."""
+YIELD_AFTER_SENDS = 1024
+"""Consecutive sends without a wait after which the loop's other tasks run: about 0.3 ms."""
 EXIT_AFTER_ERROR_S = 5.0
 T = TypeVar("T")
 R = TypeVar("R")
@@ -75,12 +77,16 @@ def _like(
             **{name: each.annotation for name, each in given.parameters.items() if name != "self"},
             "return": returned,
         }
+        if hasattr(inspect, "markcoroutinefunction"):  # Python 3.12
+            inspect.markcoroutinefunction(function)
+        else:  # a compiled function that returns coroutines is one, too
+            function._is_coroutine = asyncio.coroutines._is_coroutine  # type: ignore[attr-defined]
         return function
 
     return decorate
 
 
-class AsyncProducer(AsyncClient, RenamedProducerMethods):
+class AsyncProducer(AwaitedSender, AsyncClient, RenamedProducerMethods):
     """`tailrace.Producer` for coroutines: the same settings, methods and errors. Each method is
     awaited.
 
@@ -105,11 +111,14 @@ class AsyncProducer(AsyncClient, RenamedProducerMethods):
         )
         self._gates: dict[str, SendGate] = {}
         """topic -> the gate of its sends, while one of them waits."""
-        self._send_count = 0
+        self._begin_awaited_sends(
+            self._producer, self._loop_connection, self._gates, asyncio._get_running_loop
+        )
 
     # ---- sending ---------------------------------------------------------------------------------
 
     @_like(Producer.send)
+    @fast_awaited_send(AsyncRecordFuture, YIELD_AFTER_SENDS)
     async def send(self, topic: str, *args: Any, **kwargs: Any) -> AsyncRecordFuture:
         """Add one record to its partition's batch, with the arguments and errors of
         `Producer.send`. It waits for room in the buffer (`buffer_memory`) and, the first time, for
@@ -119,9 +128,10 @@ class AsyncProducer(AsyncClient, RenamedProducerMethods):
         """
         loop_connection, producer = self._loop_connection, self._producer
         loop_connection.enter()
-        self._send_count += 1
+        self._send_in(loop_connection.loop)
+        self.send_count += 1
         is_gated = bool(self._gates) and topic in self._gates
-        if is_gated or not self._send_count % YIELD_AFTER_SENDS:
+        if is_gated or not self.send_count % YIELD_AFTER_SENDS:
             # Each YIELD_AFTER_SENDS-th lets the loop's other tasks run before it.
             now_ns = loop_connection.connection.now_ns()
             begin = partial(producer.begin_send, topic, *args, **kwargs)

@@ -163,7 +163,7 @@ cdef inline int64_t now_us() noexcept nogil:
 
 
 cdef bint take(OpenQueue queue, object value, object key, object headers, int64_t stamp_us, bint is_stamped, object call, object handle) except -1:
-    """Add a record to the queue's open batch and make `handle`, an empty tuple of two, its handle,
+    """Add a record to the queue's open batch and make `handle`, an empty tuple, its handle,
     and `call` (a tuple likewise: row, callback; or None) its callback. False: it needs thought. As
     if with the lock held; lets no other code run.
     """
@@ -217,14 +217,25 @@ cdef object empty_call(object callback):
     return call
 
 
+cdef object empty_handle(PyTypeObject* handle_type, object owner):
+    """(batch, row), which `take` sets; and the owner, if there is one."""
+    cdef object handle
+    if owner is None:
+        return ALLOC(handle_type, 2)
+    handle = ALLOC(handle_type, 3)
+    Py_INCREF(owner)
+    PyTuple_SET_ITEM(handle, 2, owner)
+    return handle
+
+
 cdef object fast_path(FastPathSender sender, OpenQueue queue, object value, object key, object headers, int64_t stamp_us, bint is_stamped, object callback,
-                    PyTypeObject* handle_type):
+                    PyTypeObject* handle_type, object owner):
     """The handle of the record, or None: it needs thought."""
     cdef object call = None
     cdef object handle
     if callback is not None:
         call = empty_call(callback)
-    handle = ALLOC(handle_type, 2)
+    handle = empty_handle(handle_type, owner)
     # Nothing runs between here and the end of `take`: while nobody has the lock, nobody is in the
     # midst of anything.
     if sender.lock is not None and not sender.lock.depth:
@@ -234,16 +245,63 @@ cdef object fast_path(FastPathSender sender, OpenQueue queue, object value, obje
     try:
         if callback is not None:
             call = empty_call(callback)
-        handle = ALLOC(handle_type, 2)
+        handle = empty_handle(handle_type, owner)
         return handle if take(queue, value, key, headers, stamp_us, is_stamped, call, handle) else None
     finally:
         sender.release()
 
 
-def fast_send(handle_type):
-    """For `Producer.send`, of a FastPathSender: see `reference.fast_send`."""
+cdef object sent_fast(FastPathSender sender, object topic, object value, object key, object headers, object partition, object timestamp,
+                      object on_delivery, PyTypeObject* handle_type, object owner):
+    """The handle of a record of these arguments of `send`, or None: it needs thought."""
+    cdef PyObject* found
+    cdef PartitionCache partition_cache
+    cdef OpenQueue queue = None
+    cdef int64_t stamp_us = 0
+    cdef Py_ssize_t number
+    if not is_plain(value):
+        value = made_plain(value)
+    if not is_plain(key):
+        key = made_plain(key)
+    if not (
+        is_plain(value) and is_plain(key) and (on_delivery is None or callable(on_delivery)) and (timestamp is None or type(timestamp) is int)
+        and (partition is None or type(partition) is int) and sender.partition_cache is not None
+    ):
+        return None
+    try:
+        found = PyDict_GetItemWithError(sender.partition_cache, topic)
+    except TypeError:  # no topic can have such a name: the long way says so
+        return None
+    if found == NULL:
+        return None
+    partition_cache = <PartitionCache>found
+    if partition is not None:
+        if partition_cache.accepts_partitions and 0 <= partition < partition_cache.partition_count:
+            number = partition
+            queue = <OpenQueue>PyList_GET_ITEM(partition_cache.queues, number)
+    elif key is None:
+        queue = partition_cache.keyless
+    else:
+        queue = partition_cache.of_plain(key)
+    if queue is None:
+        return None
+    if timestamp is not None:
+        if not -TIMESTAMP_MAX_MS <= timestamp <= TIMESTAMP_MAX_MS:
+            return None
+        stamp_us = timestamp
+        stamp_us *= 1000
+    return fast_path(sender, queue, value, key, headers, stamp_us, timestamp is not None, on_delivery, handle_type, owner)
+
+
+cdef PyTypeObject* handle_type_of(object handle_type) except NULL:
     if not issubclass(handle_type, tuple):
         raise TypeError("a handle is a tuple")
+    return <PyTypeObject*>handle_type
+
+
+def fast_send(handle_type):
+    """For `Producer.send`, of a FastPathSender: see `reference.fast_send`."""
+    handle_type_of(handle_type)
 
     def decorate(slow):
         @functools.wraps(slow)
@@ -251,48 +309,10 @@ def fast_send(handle_type):
             FastPathSender self not None, topic, value=None, key=None, headers=None, partition=None, timestamp=None, *,
             on_delivery=None, deliver_at=None, deliver_after=None, repeat=None,
         ):
-            cdef PyObject* found
-            cdef PartitionCache partition_cache
-            cdef OpenQueue queue = None
-            cdef int64_t stamp_us = 0
-            cdef Py_ssize_t number
-            cdef object plain_value = value
-            cdef object plain_key = key
-            if not is_plain(value):
-                plain_value = made_plain(value)
-            if not is_plain(key):
-                plain_key = made_plain(key)
-            if (
-                deliver_at is None and deliver_after is None and repeat is None and is_plain(plain_value) and is_plain(plain_key)
-                and (on_delivery is None or callable(on_delivery)) and (timestamp is None or type(timestamp) is int)
-                and (partition is None or type(partition) is int) and self.partition_cache is not None
-            ):
-                try:
-                    found = PyDict_GetItemWithError(self.partition_cache, topic)
-                except TypeError:  # no topic can have such a name: the long way says so
-                    found = NULL
-                if found != NULL:
-                    partition_cache = <PartitionCache>found
-                    if partition is not None:
-                        if partition_cache.accepts_partitions and 0 <= partition < partition_cache.partition_count:
-                            number = partition
-                            queue = <OpenQueue>PyList_GET_ITEM(partition_cache.queues, number)
-                    elif plain_key is None:
-                        queue = partition_cache.keyless
-                    else:
-                        queue = partition_cache.of_plain(plain_key)
-                    if queue is not None and timestamp is not None:
-                        if -TIMESTAMP_MAX_MS <= timestamp <= TIMESTAMP_MAX_MS:
-                            stamp_us = timestamp
-                            stamp_us *= 1000
-                        else:
-                            queue = None
-                    if queue is not None:
-                        handle = fast_path(
-                            self, queue, plain_value, plain_key, headers, stamp_us, timestamp is not None, on_delivery, <PyTypeObject*>handle_type
-                        )
-                        if handle is not None:
-                            return handle
+            if deliver_at is None and deliver_after is None and repeat is None:
+                handle = sent_fast(self, topic, value, key, headers, partition, timestamp, on_delivery, <PyTypeObject*>handle_type, None)
+                if handle is not None:
+                    return handle
             return slow(
                 self, topic, value, key, headers, partition, timestamp, on_delivery=on_delivery, deliver_at=deliver_at,
                 deliver_after=deliver_after, repeat=repeat,
