@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from tailrace.core.delays import tick_of
 from tests.kit.coordinator import ABORT, COMMIT, PID, Coordinator
 from tests.kit.delays import DelayWorld, Killed, Row
 from workers.delays.changing_transaction import ChangingTransaction
@@ -69,6 +70,10 @@ class DelayTransactions:
         if outcomes is None:  # a mark of a new epoch is in the way
             return
         (outcome,) = outcomes
+        if outcome is False:  # a mark on the way has closed its tick first
+            assert tick_of(row.due_us) <= world.partition._marks.closed_tick
+            row.fate = "waits"
+            return
         assert not isinstance(outcome, int), "a pending row cannot be reserved"
         row.fate = "reserved"
         one.changed[row.name] = outcome

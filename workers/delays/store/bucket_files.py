@@ -13,6 +13,9 @@ Invariants:
 - Rows of a chunk ascend in offset.
 - A saved cancellation cancels an offset in the chunks before it, an unsaved one in all of the file.
   An offset is in one chunk at most where it is not cancelled.
+- The entry says how its rows were at the manifest's cursor. Cancellations and deliveries behind the
+  cursor are in memory only until the cursor moves: the log is read again from there, and the
+  replacement of a row must find it.
 
 Crash: bytes after the manifest's end of a file are overwritten.
 """
@@ -25,6 +28,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from tailrace.core.delays import NONE_DELIVERED
 from tailrace.format.directory.delay_files import (
     HEAD_BYTES,
     KIND_CANCELLED,
@@ -80,6 +84,10 @@ class BucketFile:
         self.path = f"{directory}/{self.name}"
         self.unsaved_cancels: set[int] = set()
         """Offsets of rows here whose cancellation is in the delay log only."""
+        self.unsaved_delivered = NONE_DELIVERED
+        """(tick, offset) of the last row delivered before the clock was set back, by a mark behind
+        the manifest's cursor.
+        """
         self.is_loaded = False
         """True if its rows are in memory. Nothing more is appended."""
         self.is_making = False
@@ -99,9 +107,34 @@ class BucketFile:
     def is_to_load(self) -> bool:
         return not self.is_loaded and not self.is_making
 
+    def accepts_rows_of(self, unsaved_delivered: tuple[int, int]) -> bool:
+        """True if rows may be appended of which those up to `unsaved_delivered` are delivered."""
+        return (
+            not self.is_loaded
+            and self.saved_delivered == NONE_DELIVERED
+            and self.unsaved_delivered == unsaved_delivered
+        )
+
     @property
-    def accepts_rows(self) -> bool:
-        return not self.is_loaded and self.entry.delivered_tick < 0
+    def saved_delivered(self) -> tuple[int, int]:
+        """(tick, offset) of the last row delivered before the clock was set back, at the manifest's
+        cursor.
+        """
+        return self.entry.delivered_tick, self.entry.delivered_offset
+
+    @property
+    def delivered(self) -> tuple[int, int]:
+        """(tick, offset) of the last row delivered before the clock was set back."""
+        return max(self.saved_delivered, self.unsaved_delivered)
+
+    def set_back(self, delivered: tuple[int, int]) -> None:
+        """Note that the clock was set back, with rows up to `delivered` delivered."""
+        self.unsaved_delivered = max(self.unsaved_delivered, delivered)
+
+    def note_cursor_moved(self) -> None:
+        """Note that the cursor is behind each mark that was read."""
+        self.entry.delivered_tick, self.entry.delivered_offset = self.delivered
+        self.unsaved_delivered = NONE_DELIVERED
 
     @property
     def last_tick(self) -> int:
@@ -275,9 +308,9 @@ class BucketFile:
         """Return one boolean per row of a chunk: True if it is neither cancelled nor delivered
         before the clock was set back.
 
-        `as_saved` ignores cancellations after the manifest's cursor.
+        `as_saved` ignores cancellations and deliveries after the manifest's cursor.
         """
-        left = is_above(ticks, offsets, (self.entry.delivered_tick, self.entry.delivered_offset))
+        left = is_above(ticks, offsets, self.saved_delivered if as_saved else self.delivered)
         left &= ~self._are_cancelled(chunk, offsets)
         if self.unsaved_cancels and not as_saved:
             gone = np.fromiter(self.unsaved_cancels, np.int64, len(self.unsaved_cancels))
@@ -298,10 +331,7 @@ class BucketFile:
                     offsets[row] == offset
                     and not self._are_cancelled(chunk, offsets[row : row + 1])[0]
                 ):
-                    is_done = (int(ticks[row]), offset) <= (
-                        self.entry.delivered_tick,
-                        self.entry.delivered_offset,
-                    )
+                    is_done = (int(ticks[row]), offset) <= self.delivered
                     return None if is_done or ticks[row] <= released else (chunk, row)
         return None
 

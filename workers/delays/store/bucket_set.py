@@ -24,6 +24,7 @@ import numpy as np
 import pyarrow as pa
 
 from tailrace.batch import arrow_codec
+from tailrace.core.delays import NONE_DELIVERED
 from tailrace.format.directory.delay_files import (
     BUCKET_SUFFIX,
     DAMAGED_SUFFIX,
@@ -173,14 +174,18 @@ class BucketSet:
     def open_bucket(
         self, label: int, but: BucketFile | None = None, *, is_making: bool = False
     ) -> BucketFile:
-        """Return the file to which a bucket's rows are appended, a new one if needed. `is_making`
-        marks a new file as not to be loaded yet.
+        """Return the file to which a bucket's rows are appended, a new one if needed. `but`: the
+        file that they are moved from. `is_making` marks a new file as not to be loaded yet.
         """
         level, start = label >> _LEVEL_SHIFT, label & _START_MASK
+        delivered = NONE_DELIVERED if but is None else but.unsaved_delivered
         taking = [
             f
             for f in self.all
-            if f.entry.level == level and f.entry.start == start and f.accepts_rows and f is not but
+            if f.entry.level == level
+            and f.entry.start == start
+            and f.accepts_rows_of(delivered)
+            and f is not but
         ]
         if taking:
             return taking[-1]
@@ -191,6 +196,7 @@ class BucketSet:
         )
         self.manifest.next_number += 1
         file.is_making = is_making
+        file.unsaved_delivered = delivered
         self.all.append(file)
         return file
 
@@ -216,6 +222,9 @@ class BucketSet:
         """Save the manifest, which makes appended and dropped chunks effective. With `cursor`, the
         delay log below it is not needed any more. Raises OSError.
         """
+        if cursor is not None:
+            for file in self.all:
+                file.note_cursor_moved()
         manifest = replace(self.manifest, files=[replace(file.entry) for file in self.all])
         if cursor is not None:
             manifest.cursor, manifest.closed, manifest.recurring = cursor, closed, recurring or []

@@ -183,9 +183,7 @@ class PendingStore:
         for file in self._buckets.late(self.released):
             self._load(file, delivered)
         for file in self._buckets.all:
-            file.entry.delivered_tick, file.entry.delivered_offset = max(
-                (file.entry.delivered_tick, file.entry.delivered_offset), delivered
-            )
+            file.set_back(delivered)
         # the clock may have gone forward again since the mark was requested
         self.released = min(self.released, tick)
         self.rows.set_back(tick, ticks_of)
