@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -25,9 +26,7 @@ COLUMNS = st.lists(st.lists(KEY, max_size=80), max_size=6)
 SECRET = b"0123456789abcdef"
 
 
-def put(
-    table: Any, keys: pa.Array, offsets: list[int], low: int = 0, high: int = TAGS_END
-) -> int:
+def put(table: Any, keys: pa.Array, offsets: list[int], low: int = 0, high: int = TAGS_END) -> int:
     buffers = keys.buffers()
     return int(
         table.put(
@@ -92,7 +91,7 @@ def test_ranges_of_tags_divide_the_keys(kind: Any) -> None:
     edges = [0, 1 << 30, 3 << 30, TAGS_END]
     out = np.ones(1_000, np.uint8)
     count = 0
-    for low, high in zip(edges, edges[1:], strict=False):
+    for low, high in itertools.pairwise(edges):
         table = kind(1024, SECRET)
         assert put(table, keys, offsets, low, high) == 1_000
         assert 50 < len(table) < 400
