@@ -27,7 +27,7 @@ logger = logging.getLogger("appliance.supervise.supervisor")
 FORMATS_FILE = "formats.json"
 FORMATS = {
     "partition.json": 5,
-    "batch header": 2,
+    "batch header": 3,
     "index": 2,
     "transaction index": 1,
     "delayed records": 4,

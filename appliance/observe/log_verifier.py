@@ -41,6 +41,7 @@ from tailrace.format.segments.segment import (
     Walk,
     file_name,
     find_behind,
+    first_batch_position,
     schema_message_length,
     segment_bases,
     walk_batches,
@@ -137,6 +138,20 @@ def check(directories: list[str], advance: Callable[[int], None] = lambda _: Non
     for directory in directories:
         _PartitionCheck(directory, totals, advance).run()
     return totals
+
+
+def _is_cleaned(message: bytes, known: PartitionMetadata) -> bool:
+    """True for the schema message of a cleaned segment of the partition."""
+    from tailrace.format.record_batch.arrow_metadata import ArrowMetadataError, read_schema
+    from tailrace.format.record_batch.sparse_layout import is_cleaned_schema
+
+    for topic_message in known.schemas.values():
+        try:
+            if is_cleaned_schema(message, read_schema(topic_message)):
+                return True
+        except ArrowMetadataError:
+            continue
+    return False
 
 
 class _PartitionCheck:
@@ -303,18 +318,31 @@ class _PartitionCheck:
 
             start = schema_message_length(read_at)
             message = read_at(start, 0) if start else b""
-            if message not in known.schemas.values():
+            is_cleaned = _is_cleaned(message, known)
+            if message not in known.schemas.values() and not is_cleaned:
                 self._find(
                     Severity.REPAIRABLE,
                     path,
                     "its schema message is damaged; partition.json has it",
                 )
-                start = len(next(iter(known.schemas.values())))
+                start = first_batch_position(read_at, size, known.seed, base) or len(
+                    next(iter(known.schemas.values()))
+                )
+                is_cleaned = start not in {len(one) for one in known.schemas.values()}
             entries: list[IndexEntry] = []
             walk = Walk(start, base)
             reported = 0
             for position, header in self._walk(read_at, size, walk, known, base, path, following):
                 self._check_batch(path, position, header)
+                if not header.is_control and header.is_sparse != is_cleaned:
+                    self._find(
+                        Severity.DAMAGE,
+                        path,
+                        f"byte {position}: a batch {'without' if is_cleaned else 'with'} a column "
+                        "of offsets, unlike the segment's schema",
+                        header.base_offset,
+                        header.last_offset,
+                    )
                 if header.is_transactional:
                     self._note_transactional(base, header)
                 entries.append(
@@ -407,6 +435,8 @@ class _PartitionCheck:
                 header.base_offset,
                 header.last_offset,
             )
+        if header.is_sparse:
+            self._sequences.clear()  # the batches that went on from there may be in it
         if header.producer_id == NO_PRODUCER or header.base_sequence < 0:
             return
         epoch, expected = self._sequences.get(

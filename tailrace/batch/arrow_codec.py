@@ -5,6 +5,7 @@ inside.
 
 Invariants:
 - `decode(encode(rows)) == rows`
+- A row of a sparse batch has the offset in its column, any other that of its place in the batch.
 - A decoded batch has passed the checks of form and checksums and, unless trusted, Arrow's full
   validation.
 - The unpacked size is checked before anything is decompressed, also for trusted batches.
@@ -142,7 +143,32 @@ def decode(
 ) -> tuple[BatchHeader, pa.RecordBatch]:
     """Decode and verify one whole batch. Its arrays refer to `data`, which must not change.
 
-    Raises CorruptBatchError, UnsupportedBatchError, RecordTooLargeError.
+    Raises CorruptBatchError, UnsupportedBatchError (for a sparse batch, too: see
+    `decode_with_offsets`), RecordTooLargeError.
+    """
+    header, batch, offsets = decode_with_offsets(
+        data, schema, seed, trust=trust, unpacked_max_bytes=unpacked_max_bytes
+    )
+    if offsets is not None:
+        raise UnsupportedBatchError(
+            f"the batch at offset {header.base_offset} is sparse; its rows have offsets of their "
+            "own, which this reader would not show"
+        )
+    return header, batch
+
+
+def decode_with_offsets(
+    data: memoryview,
+    schema: pa.Schema,
+    seed: int,
+    *,
+    trust: bool = False,
+    unpacked_max_bytes: int = UNPACKED_MAX_BYTES,
+) -> tuple[BatchHeader, pa.RecordBatch, pa.Array | None]:
+    """Decode and verify one whole batch: (header, rows in the topic's schema, the offset of each
+    row, or None if they are consecutive).
+
+    Otherwise as `decode`.
     """
     try:
         header = verify_batch(data, seed)
@@ -154,15 +180,24 @@ def decode(
     # its rows have no bytes. So most batches skip this check.
     if header.attributes & ATTRIBUTE_COMPRESSED or header.record_count > ROWS_FREE:
         check_unpacked(data, header, unpacked_max_bytes)
+    offsets = None
     try:
-        batch = pa.ipc.read_record_batch(pa.ipc.read_message(pa.py_buffer(data)), schema)
+        message = pa.ipc.read_message(pa.py_buffer(data))
+        if not header.is_sparse:
+            batch = pa.ipc.read_record_batch(message, schema)
+        else:
+            from tailrace.format.record_batch.sparse_batch import read_rows
+
+            batch, offsets = read_rows(header, message, schema)
         if not trust:
             batch.validate(full=True)
+    except BatchFormatError as error:
+        raise CorruptBatchError(error.reason) from None
     except (pa.ArrowException, OSError, ValueError) as error:
         raise CorruptBatchError(
             f"the batch at offset {header.base_offset} is inconsistent: {error}"
         ) from None
-    return header, batch
+    return header, batch, offsets
 
 
 def check_unpacked(data: memoryview, header: BatchHeader, max_bytes: int) -> None:
@@ -227,14 +262,17 @@ def to_records(
     batch: pa.RecordBatch,
     header: BatchHeader,
     typed: bool,
+    offsets: pa.Array | None = None,
 ) -> list[Record]:
-    """Convert the rows of a decoded batch to Records, the first one with `first_offset`.
+    """Convert the rows of a decoded batch to Records, the first one with `first_offset`. `offsets`:
+    that of each row; None: they are consecutive.
 
     Raises CorruptBatchError for an invalid batch that was trusted.
     """
     made: list[Record] = []
     try:
-        to_rows(topic, partition, first_offset, batch, header, typed).take(made, batch.num_rows)
+        rows = to_rows(topic, partition, first_offset, batch, header, typed, offsets)
+        rows.take(made, batch.num_rows)
     except ValueError as error:
         raise CorruptBatchError(
             f"the batch at offset {header.base_offset} is inconsistent: {error}"
@@ -249,16 +287,19 @@ def to_rows(
     batch: pa.RecordBatch,
     header: BatchHeader,
     typed: bool,
+    offsets: pa.Array | None = None,
 ) -> Rows:
     """Wrap the rows of a decoded batch, the first one with `first_offset`, to take Records from.
+    `offsets` as for `to_records`.
 
     For an invalid batch that was trusted, this and `take` raise ValueError.
     """
     count = batch.num_rows
     timestamp_type = timestamp_type_of(header)
+    numbers = None if offsets is None else numbers_in(offsets)
     if typed:
-        return _typed_rows(topic, partition, first_offset, batch, header)
-    if timestamp_type == LOG_APPEND_TIME:
+        return _typed_rows(topic, partition, first_offset, batch, header, numbers)
+    if header.has_one_time(is_typed=False):
         stamps = np.full(count, header.append_time_us)
     else:
         column = batch.column(0).view(pa.int64())
@@ -281,7 +322,23 @@ def to_rows(
         batch.column(1),
         batch.column(2),
         batch.column(3),
+        numbers,
     )
+
+
+def numbers_in(offsets: pa.Array) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """The numbers of an int64 column without nulls. `to_numpy()` would import pandas."""
+    if not len(offsets):
+        return np.empty(0, np.int64)
+    return np.frombuffer(offsets.buffers()[1], np.int64, len(offsets), offsets.offset * 8)
+
+
+def rows_from(
+    position: int, rows: pa.RecordBatch, offsets: pa.Array
+) -> tuple[pa.RecordBatch, pa.Array]:
+    """The rows with an offset of at least `position`, and their offsets."""
+    gone = int(numbers_in(offsets).searchsorted(position))
+    return (rows.slice(gone), offsets.slice(gone)) if gone else (rows, offsets)
 
 
 def plain_rows(
@@ -309,7 +366,12 @@ def _default_shape() -> kernel.BatchShape:
 
 
 def _typed_rows(
-    topic: str, partition: int, first_offset: int, batch: pa.RecordBatch, header: BatchHeader
+    topic: str,
+    partition: int,
+    first_offset: int,
+    batch: pa.RecordBatch,
+    header: BatchHeader,
+    numbers: np.ndarray[Any, np.dtype[np.int64]] | None,
 ) -> Rows:
     timestamp_type = timestamp_type_of(header)
     times = timestamps_of(batch, header, is_typed=True)
@@ -317,17 +379,22 @@ def _typed_rows(
 
     def make(first: int, count: int) -> list[Record]:
         stamps = repeat(stamp, count) if times is None else times.slice(first, count).to_pylist()
+        offsets = (
+            count_from(first_offset + first)
+            if numbers is None
+            else numbers[first : first + count].tolist()
+        )
         return [
             Record(topic, partition, offset, stamp // 1000, timestamp_type, None, row, [], stamp)
             for offset, row, stamp in zip(
-                count_from(first_offset + first),
+                offsets,
                 batch.slice(first, count).to_pylist(),
                 stamps,
                 strict=False,
             )
         ]
 
-    return kernel.ChunkedRows(first_offset, batch.num_rows, make)
+    return kernel.ChunkedRows(first_offset, batch.num_rows, make, numbers)
 
 
 def rows_from_dicts(rows: list[dict[str, Any]], schema: pa.Schema) -> pa.RecordBatch:

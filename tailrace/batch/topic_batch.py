@@ -22,6 +22,7 @@ class TopicBatch:
         "_offsets",
         "base_offset",
         "batch",
+        "has_one_time",
         "partition",
         "timestamp_type",
         "timestamp_us",
@@ -37,8 +38,12 @@ class TopicBatch:
         offsets: pa.Array | None,
         timestamp_us: int,
         timestamp_type: int,
+        *,
+        has_one_time: bool | None = None,
     ) -> None:
-        """`offsets` is the offset of each row (int64), or None if they are consecutive."""
+        """`offsets` is the offset of each row (int64), or None if they are consecutive.
+        `has_one_time`: None: as `timestamp_type` says.
+        """
         self.topic = topic
         self.partition = partition
         self.base_offset = base_offset
@@ -48,6 +53,8 @@ class TopicBatch:
         self.timestamp_us = timestamp_us
         """The largest timestamp of the stored batch, in microseconds."""
         self.timestamp_type = timestamp_type
+        self.has_one_time = bool(timestamp_type) if has_one_time is None else has_one_time
+        """True if `timestamp_us` is the time of every row, whatever its column says."""
 
     @property
     def offsets(self) -> pa.Array:
@@ -55,6 +62,21 @@ class TopicBatch:
         if self._offsets is None:  # made on demand, because it is as large as a column
             self._offsets = consecutive(self.base_offset, self.batch.num_rows)
         return self._offsets
+
+    @property
+    def next_offset(self) -> int:
+        """The offset after the last row."""
+        if self._offsets is None or not len(self._offsets):
+            return self.base_offset + len(self)
+        return int(self._offsets[-1].as_py()) + 1
+
+    def rows_below(self, offset: int) -> int:
+        """The number of rows with an offset below this one."""
+        if offset >= self.next_offset:
+            return len(self)
+        if self._offsets is None:
+            return max(0, offset - self.base_offset)
+        return int(arrow_codec.numbers_in(self._offsets).searchsorted(offset))
 
     def __len__(self) -> int:
         return int(self.batch.num_rows)
@@ -82,12 +104,23 @@ class TopicBatch:
 
 
 def topic_batch(
-    key: TopicPartition, header: BatchHeader, rows: pa.RecordBatch, first_offset: int
+    key: TopicPartition,
+    header: BatchHeader,
+    rows: pa.RecordBatch,
+    first_offset: int,
+    offsets: pa.Array | None = None,
+    *,
+    is_typed: bool = False,
 ) -> TopicBatch:
-    """The rows of a batch from `first_offset` on."""
+    """The rows of a batch from `first_offset` on. `offsets` as for TopicBatch, `is_typed` of the
+    topic.
+    """
     kind = arrow_codec.timestamp_type_of(header)
     stamp_us = header.append_time_us if kind else header.max_timestamp_us
-    return TopicBatch(key.topic, key.partition, first_offset, rows, None, stamp_us, kind)
+    return TopicBatch(
+        key.topic, key.partition, first_offset, rows, offsets, stamp_us, kind,
+        has_one_time=bool(kind) and header.has_one_time(is_typed=is_typed),
+    )  # fmt: skip
 
 
 def consecutive(start: int, count: int) -> pa.Array:

@@ -177,16 +177,21 @@ class PollLoop:
         if not buffer.has_batches:
             buffer.withdraw(fetch_loop.cursors)
             fetch_loop.on_seek()
-            if not (
+        while True:
+            if not buffer.has_batches and not (
                 yield from (fetch_loop if group is None else group).poll(
                     deadline_ns, partial(getattr, buffer, "has_batches")
                 )
             ):
                 return
-        while (cursor := fetch_loop.next_cursor()) is not None:
-            buffer.take_arrow(cursor, self._settings)
-            if cursor.error is not None and not buffer.has_batches:
-                yield from fetch_loop.raise_or_reset(cursor)
+            has_passed_over = False
+            while (cursor := fetch_loop.next_cursor()) is not None:
+                buffer.take_arrow(cursor, self._settings)
+                has_passed_over = True
+                if cursor.error is not None and not buffer.has_batches:
+                    yield from fetch_loop.raise_or_reset(cursor)
+            if buffer.has_batches or not has_passed_over:
+                break
         fetch_loop.ask_ahead()
 
 

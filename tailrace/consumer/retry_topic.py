@@ -43,6 +43,7 @@ from tailrace.client.topics.topic_metadata import TopicInfo, topics_from_metadat
 from tailrace.core.errors import (
     InvalidRequestError,
     NotSupportedError,
+    OffsetOutOfRangeError,
     RecordTooLargeError,
     RequestTimeoutError,
     UnknownTopicError,
@@ -189,6 +190,8 @@ class RetryTopicProducer:
             now_ns() + timeout_ms * 1_000_000,
         )
         while (taken := cursor.take(self._settings)) is None:
+            if (cursor.position or 0) > record.offset:
+                raise _removed(record)
             yield from self._fetch_loop.step(fetcher, [cursor], deadline_ns)
             if cursor.error is not None:
                 raise cursor.error
@@ -197,7 +200,9 @@ class RetryTopicProducer:
                     f"offset {record.offset} of {record.topic}-{record.partition} was not fetched "
                     f"again within {timeout_ms} ms (request_timeout_ms)"
                 )
-        header, rows, first = taken
+        header, rows, first, _ = taken
+        if first != record.offset:
+            raise _removed(record)
         return arrow_codec.to_records(
             record.topic, record.partition, first, rows.slice(0, 1), header, cursor.info.typed
         )[0]
@@ -307,3 +312,10 @@ class RetryTopicProducer:
             yield from invoke(self._producer.close)
         if self._letters is not None:
             yield from self._letters.close()
+
+
+def _removed(record: Record) -> OffsetOutOfRangeError:
+    return OffsetOutOfRangeError(
+        f"offset {record.offset} of {record.topic}-{record.partition} has no record any more: "
+        "compaction has removed it since it was delivered"
+    )

@@ -9,8 +9,8 @@ Owner: one Consumer, one thread.
 
 Invariants:
 - A partition's buffered batches are consecutive and begin with the one that contains its position.
-  Offsets without a record (aborted ones, markers of transactions) count to the batch before them;
-  before the first batch the position passes over them.
+  Offsets without a record (aborted ones, markers of transactions, batches without rows) count to
+  the batch before them; before the first batch the position passes over them.
 - A seek discards the buffer and ignores the fetch in flight.
 - A batch is decoded and verified once, when it is taken.
 - No fetch starts while fetch_max_bytes or more of unpaused partitions are buffered.
@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
+from typing import NamedTuple
 
 import pyarrow as pa
 
@@ -45,8 +46,8 @@ from tailrace.format.record_batch.batch_header import (
     BatchFormatError,
     BatchHeader,
     frame_at,
+    has_no_rows_at,
     header_is_intact,
-    is_control_at,
     leader_epoch_at,
 )
 from tailrace.protocol import messages
@@ -64,6 +65,17 @@ from tailrace.protocol.session import Response
 RETRIABLE = frozenset({ErrorCode.NOT_READY, ErrorCode.SHUTTING_DOWN, ErrorCode.TOO_MANY_REQUESTS})
 """Codes that are retried without an error to the user."""
 RETRY_BACKOFF_MAX_MS = 1_000
+
+
+class TakenBatch(NamedTuple):
+    """A decoded batch, from the position on. It has at least one row."""
+
+    header: BatchHeader
+    rows: pa.RecordBatch
+    first_offset: int
+    """The offset of the first row."""
+    offsets: pa.Array | None
+    """The offset of each row (int64); None: they are consecutive."""
 
 
 class PartitionPosition:
@@ -199,15 +211,15 @@ class PartitionPosition:
         self.buffered_bytes = 0
         self.error = error
 
-    def take(self, settings: ConsumerSettings) -> tuple[BatchHeader, pa.RecordBatch, int] | None:
-        """Decode the next batch: (header, rows from `position` on, offset of the first row).
+    def take(self, settings: ConsumerSettings) -> TakenBatch | None:
+        """Decode the next batch with rows from `position` on.
 
         Moves the position after it. Raises CorruptBatchError, RecordTooLargeError.
         """
         while self.buffered:
             data, next_offset = self.buffered[0]
             try:
-                header, rows = arrow_codec.decode(
+                header, rows, offsets = arrow_codec.decode_with_offsets(
                     data, self.info.schema, self.info.seeds[self.key.partition],
                     trust=not settings.validate_batches,
                     unpacked_max_bytes=settings.max_decompressed_batch_bytes,
@@ -232,12 +244,21 @@ class PartitionPosition:
             position = header.base_offset if self.position is None else self.position
             self.position = next_offset
             self.taken_epoch = header.leader_epoch
+            if offsets is not None:
+                rows, offsets = arrow_codec.rows_from(position, rows, offsets)
+                count = len(offsets)
+                self._leave_out(offsets[count - 1].as_py() + 1 if count else position, next_offset)
+                if count:
+                    return TakenBatch(header, rows, offsets[0].as_py(), offsets)
+                continue
             if next_offset > header.next_offset:
                 self._leave_out(header.next_offset, next_offset)
             if header.attributes & ATTRIBUTE_CONTROL or header.next_offset <= position:
                 continue
             skipped = max(0, position - header.base_offset)
-            return header, rows.slice(skipped) if skipped else rows, header.base_offset + skipped
+            if skipped:
+                rows = rows.slice(skipped)
+            return TakenBatch(header, rows, header.base_offset + skipped, None)
         return None
 
     def receive_plain(self) -> tuple[arrow_codec.Rows, int, int] | None:
@@ -443,7 +464,7 @@ class Fetcher:
                 if has_gaps and base_offset > following:
                     cursor.pass_over(base_offset, leader_epoch)
                 batch = data[at : at + length]
-                if next_offset - base_offset == 1 and is_control_at(batch, seed):
+                if has_no_rows_at(batch, seed):
                     cursor.pass_over(next_offset, leader_epoch)
                 else:
                     cursor.buffered.append((batch, next_offset))

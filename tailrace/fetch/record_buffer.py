@@ -15,8 +15,8 @@ made where it is used.
 Owner: one Consumer, one thread.
 
 Invariants:
-- The buffered records of a partition begin at the program's position, and end without a gap where
-  its cursor goes on.
+- The buffered records of a partition begin at the program's position, and end where its cursor
+  goes on, but for offsets without a record.
 - A delivery is one bytecode: a deletion from `records` or `batches`, an assignment that puts an
   empty list in the place of `records`, or a step of `iterator`.
 - Each partition in `_rows` has at least one row.
@@ -241,10 +241,11 @@ class RecordBuffer:
             cursor.drop_buffered(error)
             taken = None
         if taken is not None:
-            header, batch, first_offset = taken
+            header, batch, first_offset, offsets = taken
+            typed = cursor.info.typed
             try:
                 rows = arrow_codec.to_rows(
-                    key.topic, key.partition, first_offset, batch, header, cursor.info.typed
+                    key.topic, key.partition, first_offset, batch, header, typed, offsets
                 )
             except ValueError as error:
                 _stop_at(cursor, first_offset, header.next_offset, error)
@@ -266,10 +267,11 @@ class RecordBuffer:
             cursor.drop_buffered(error)
             taken = None
         if taken is not None:
-            self._batches.append(_Batch(topic_batch(cursor.key, *taken), cursor))
+            batch = topic_batch(cursor.key, *taken, is_typed=cursor.info.typed)
+            self._batches.append(_Batch(batch, cursor))
             self.batch_count += 1
-            self.byte_count += taken[0].batch_length
-            self.record_count += taken[1].num_rows
+            self.byte_count += taken.header.batch_length
+            self.record_count += len(batch)
         self._open = None
 
     def gather(self, limit: int, cursors: Mapping[TopicPartition, PartitionPosition]) -> int:
@@ -363,7 +365,7 @@ class RecordBuffer:
                     break
             for batch, its_cursor in self._batches:
                 if its_cursor is cursor and (start is None or batch.base_offset >= start):
-                    start = batch.base_offset + len(batch)
+                    start = batch.next_offset
             self._rows.pop(key, None)
             _reread(cursor, start)
             self._open = None

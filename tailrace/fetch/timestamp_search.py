@@ -96,7 +96,7 @@ def first_buffered(
     if cursor.error is not None:
         raise cursor.error
     while (taken := cursor.take(settings)) is not None:
-        header, rows, first_offset = taken
+        header, rows, first_offset, offsets = taken
         if header.max_timestamp_us < when_us:
             continue
         stamps = arrow_codec.timestamps_of(rows, header, is_typed=cursor.info.typed)
@@ -104,5 +104,6 @@ def first_buffered(
             return OffsetAndTimestamp(first_offset, header.max_timestamp_us // 1000)
         row = pc.index(pc.greater_equal(stamps, when_us), True).as_py()
         if row >= 0:
-            return OffsetAndTimestamp(first_offset + row, stamps[row].as_py() // 1000)
+            offset = first_offset + row if offsets is None else offsets[row].as_py()
+            return OffsetAndTimestamp(offset, stamps[row].as_py() // 1000)
     return None

@@ -109,4 +109,5 @@ def _tail(part: TopicBatch, start: int) -> TopicBatch:
         offsets,
         part.timestamp_us,
         part.timestamp_type,
+        has_one_time=part.has_one_time,
     )

@@ -126,7 +126,7 @@ def fetched_rows(batch not None, uint32_t seed, BatchShape shape not None, recor
     rows.owners = (PyMemoryView_FromObject(batch),)
     # CREATE_TIME
     rows.record_type, rows.topic, rows.partition, rows.timestamp_type = record_type, topic, partition, 0
-    rows.has_headers, rows.header_lists = False, None
+    rows.has_headers, rows.header_lists, rows.has_offsets = False, None, False
     rows.first_offset, rows.count = head.base_offset, count
     rows.row = max(0, position - head.base_offset)
     return rows, head.base_offset + count, head.leader_epoch

@@ -109,19 +109,26 @@ cdef class RecordRows:
     cdef object record_type, topic, partition, timestamp_type
     cdef tuple owners  # of the memory that the cells lie in
     cdef const int64_t[:] stamps_us
+    cdef const int64_t[:] offsets  # if they are not consecutive
+    cdef bint has_offsets
     cdef Cells keys, values, lists, names, contents
     cdef bint has_headers
     cdef list header_lists
     cdef int64_t first_offset
     cdef Py_ssize_t row, count
 
-    def __init__(self, record_type, topic, partition, int64_t first_offset, timestamp_type, stamps_us, keys, values, headers):
+    def __init__(self, record_type, topic, partition, int64_t first_offset, timestamp_type, stamps_us, keys, values, headers, offsets=None):
         if not isinstance(record_type, type) or not is_plain_tuple(<PyTypeObject*>record_type):
             raise TypeError("a record is a tuple, without attributes of its own")
         cdef Py_ssize_t count = len(values)
         self.stamps_us = stamps_us
         if len(keys) != count or len(headers) != count or self.stamps_us.shape[0] != count:
             raise ValueError("the columns have different lengths")
+        self.has_offsets = offsets is not None
+        if self.has_offsets:
+            self.offsets = offsets
+            if self.offsets.shape[0] != count:
+                raise ValueError("the columns have different lengths")
         find(&self.keys, keys, False)
         find(&self.values, values, False)
         self.has_headers = headers.null_count != count
@@ -150,7 +157,9 @@ cdef class RecordRows:
 
     @property
     def next_offset(self):
-        return self.first_offset + self.row
+        if not self.has_offsets or not self.count:
+            return self.first_offset + self.row
+        return self.offsets[self.row] if self.row < self.count else self.offsets[self.count - 1] + 1
 
     def take(self, list into not None, Py_ssize_t count):
         cdef Py_ssize_t end = self.row + max(0, min(count, self.count - self.row))
@@ -183,7 +192,10 @@ cdef class RecordRows:
             record = untracked_record(record_type)
             give(record, 0, topic)
             give(record, 1, partition)
-            give(record, 2, self.first_offset + self.row)
+            if self.has_offsets:
+                give(record, 2, self.offsets[self.row])
+            else:
+                give(record, 2, self.first_offset + self.row)
             give(record, 3, stamp_ms)
             give(record, 4, timestamp_type)
             give(record, 5, bytes_at(&self.keys, self.row))

@@ -359,9 +359,17 @@ PIECE_ROWS = 2_048
 class ChunkedRows(Generic[R]):
     """Rows that become records on demand, in pieces. `make` converts (first row, count)."""
 
-    def __init__(self, first_offset: int, count: int, make: Callable[[int, int], list[R]]) -> None:
-        self.next_offset = first_offset
-        """The offset of the first record left."""
+    def __init__(
+        self,
+        first_offset: int,
+        count: int,
+        make: Callable[[int, int], list[R]],
+        offsets: np.ndarray[Any, np.dtype[np.int64]] | None = None,
+    ) -> None:
+        """`offsets`: that of each row; None: they are consecutive, from `first_offset` on."""
+        self._first_offset = first_offset
+        self._offsets = offsets
+        self._taken = 0
         self._left = count
         self._make = make
         self._made: list[R] = []
@@ -371,6 +379,15 @@ class ChunkedRows(Generic[R]):
 
     def __len__(self) -> int:
         return self._left
+
+    @property
+    def next_offset(self) -> int:
+        """The offset of the first record left; the one behind the last record if there is none."""
+        if self._offsets is None or not len(self._offsets):
+            return self._first_offset + self._taken
+        if not self._left:
+            return int(self._offsets[-1]) + 1
+        return int(self._offsets[self._taken])
 
     def take(self, into: list[R], count: int) -> None:
         """Append the next `count` records, or all that are left.
@@ -384,7 +401,7 @@ class ChunkedRows(Generic[R]):
             taken = min(count, len(self._made))
             into += self._made[: -taken - 1 : -1]
             del self._made[-taken:]
-            self.next_offset += taken
+            self._taken += taken
             self._left -= taken
             count -= taken
 
@@ -425,8 +442,11 @@ class RecordRows(ChunkedRows[R]):
         keys: pa.Array,
         values: pa.Array,
         headers: pa.Array,
+        offsets: np.ndarray[Any, np.dtype[np.int64]] | None = None,
     ) -> None:
         if not len(keys) == len(values) == len(headers) == len(stamps_us):
+            raise ValueError("the columns have different lengths")
+        if offsets is not None and len(offsets) != len(values):
             raise ValueError("the columns have different lengths")
         new: Any = tuple.__new__
 
@@ -434,7 +454,8 @@ class RecordRows(ChunkedRows[R]):
             stamps = stamps_us[first : first + count]
             columns = (
                 repeat(topic, count), repeat(partition, count),
-                range(first_offset + first, first_offset + first + count),
+                range(first_offset + first, first_offset + first + count)
+                if offsets is None else offsets[first : first + count].tolist(),
                 (stamps // 1000).tolist(),
                 repeat(timestamp_type, count), keys.slice(first, count).to_pylist(),
                 values.slice(first, count).to_pylist(),
@@ -442,7 +463,7 @@ class RecordRows(ChunkedRows[R]):
             )  # fmt: skip
             return list(map(functools.partial(new, record_type), zip(*columns, strict=True)))
 
-        super().__init__(first_offset, len(values), make)
+        super().__init__(first_offset, len(values), make, offsets)
 
 
 def records(

@@ -18,17 +18,22 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from tailrace.batch.arrow_codec import check_unpacked, timestamp_type_of, timestamps_of
-from tailrace.core.errors import CorruptBatchError, RecordTooLargeError, UnsupportedBatchError
+from tailrace.batch.arrow_codec import (
+    check_unpacked,
+    numbers_in,
+    timestamp_type_of,
+    timestamps_of,
+)
+from tailrace.core.errors import CorruptBatchError, RecordTooLargeError
 from tailrace.core.topic_partition import TopicPartition
 from tailrace.fetch.fetcher import too_large_error
 from tailrace.format.record_batch.batch_header import (
     ATTRIBUTE_COMPRESSED,
     ATTRIBUTE_LOG_APPEND_TIME,
-    ATTRIBUTE_SPARSE,
     BatchHeader,
 )
 from tailrace.format.record_batch.batch_validation import ROWS_FREE
+from tailrace.format.record_batch.sparse_batch import sparse_schema, split_offsets
 from tailrace.scanning.batch import StoredBatch, damage_error
 from tailrace.scanning.columns import TIMESTAMP, Column, Origin, arrow_schema
 
@@ -46,6 +51,8 @@ class _Piece(NamedTuple):
 
     first_offset: int
     rows: int
+    offsets: Any
+    """The offset of each row (int64) of a sparse batch; None: they are consecutive."""
     timestamp_type: int
     columns: dict[str, Any]
     """Columns of the body, and "" for the rows' times."""
@@ -70,19 +77,26 @@ def time_in(
     Raises as `BatchDecoder.add`.
     """
     names = [TIME_COLUMN] if TIME_COLUMN in schema.names else schema.names[:1]
-    batch = _decode(header, data, schema, names, max_unpacked_bytes, trust=False)
+    batch, offsets = _decode(header, data, schema, names, max_unpacked_bytes, trust=False)
+    if not batch.num_rows:
+        return None
     times = timestamps_of(batch, header, is_typed=typed)
+    numbers = (
+        range(header.base_offset, header.next_offset)
+        if offsets is None
+        else numbers_in(offsets).tolist()
+    )
     if times is None:
         stamp = (
             header.append_time_us
             if header.attributes & ATTRIBUTE_LOG_APPEND_TIME
             else header.max_timestamp_us
         )
-        return header.base_offset if stamp >= when_us else None
+        return int(numbers[0]) if stamp >= when_us else None
     return next(
         (
-            header.base_offset + row
-            for row, time_us in enumerate(times.to_pylist())
+            offset
+            for offset, time_us in zip(numbers, times.to_pylist(), strict=True)
             if time_us >= when_us
         ),
         None,
@@ -117,27 +131,30 @@ class BatchDecoder:
     def add(self, frame: StoredBatch, start: int, end: int) -> Iterator[pa.RecordBatch]:
         """Add the rows of a batch between two offsets; yield batches that are large enough.
 
-        Raises CorruptBatchError with the range, RecordTooLargeError, UnsupportedBatchError.
+        Raises CorruptBatchError with the range, RecordTooLargeError.
         """
         header = frame.header
         if header.is_control:
             return
-        if header.attributes & ATTRIBUTE_SPARSE:
-            raise UnsupportedBatchError(
-                f"{self._key.topic}-{self._key.partition}: the batch at offset "
-                f"{header.base_offset} is sparse, which this version does not support"
-            )
         first, last = max(start, header.base_offset), min(end, header.next_offset)
-        if last <= first:
+        if last <= first or not header.record_count:
             return
-        columns = self._decoded(frame, first, last) if self._requested else {}
+        count, offsets = last - first, None
+        columns: dict[str, Any] = {}
+        if self._requested or header.is_sparse:
+            columns, offsets = self._decoded(frame, first, last)
+        if offsets is not None:
+            count = len(offsets)
+            if not count:
+                return
+            first = offsets[0].as_py()
         is_large = self._requested and header.batch_length >= max(
             UNCOPIED_BYTES, UNCOPIED_ROW_BYTES * header.record_count
         )
         if is_large:
             yield from self.rest()
-        self._pieces.append(_Piece(first, last - first, timestamp_type_of(header), columns))
-        self._row_count += last - first
+        self._pieces.append(_Piece(first, count, offsets, timestamp_type_of(header), columns))
+        self._row_count += count
         self._byte_count += header.batch_length if frame.data is not None else 0
         if is_large or self._row_count >= self._unite_rows or self._byte_count >= BATCH_BYTES:
             yield self._take()
@@ -147,7 +164,10 @@ class BatchDecoder:
         if self._pieces:
             yield self._take()
 
-    def _decoded(self, frame: StoredBatch, first: int, last: int) -> dict[str, Any]:
+    def _decoded(self, frame: StoredBatch, first: int, last: int) -> tuple[dict[str, Any], Any]:
+        """The columns of the rows with offsets `first` to `last - 1`, and the offset of each row
+        of a sparse batch.
+        """
         header, schema = frame.header, frame.schema
         names = [name for name in self._body_names if name in schema.names]
         if (
@@ -158,7 +178,7 @@ class BatchDecoder:
         ):
             names.append(TIME_COLUMN)
         try:
-            batch = _decode(
+            batch, offsets = _decode(
                 header, frame.data, schema, names, self._max_unpacked_bytes, trust=self._trust
             )
         except RecordTooLargeError as error:
@@ -167,10 +187,14 @@ class BatchDecoder:
             ) from None
         except CorruptBatchError as error:
             raise damage_error(self._key, first, header.next_offset, error.detail) from None
-        count = last - first
-        cut = count != header.record_count
-        if cut:
-            batch = batch.slice(first - header.base_offset, count)
+        if offsets is None:
+            count = last - first
+            if count != header.record_count:
+                batch = batch.slice(first - header.base_offset, count)
+        else:
+            begin, until = (int(n) for n in numbers_in(offsets).searchsorted([first, last]))
+            count = until - begin
+            batch, offsets = batch.slice(begin, count), offsets.slice(begin, count)
         columns = {
             name: batch.column(batch.schema.get_field_index(name))
             if name in schema.names
@@ -179,7 +203,7 @@ class BatchDecoder:
         }
         if self._with_times:
             columns[""] = self._times(batch, header, count)
-        return columns
+        return columns, offsets
 
     def _times(self, batch: pa.RecordBatch, header: BatchHeader, count: int) -> Any:
         if not header.has_one_time(is_typed=self._typed) and TIME_COLUMN in batch.schema.names:
@@ -209,7 +233,7 @@ class BatchDecoder:
         if column.origin is Origin.PARTITION:
             return self._repeated(self._key.partition, column.kind, count)
         if column.origin is Origin.OFFSET:
-            return _joined([_offsets(start, number) for start, number in _runs(pieces)])
+            return _joined([_offsets(*run) for run in _runs(pieces)])
         if column.origin is Origin.TIMESTAMP_TYPE:
             kinds = {piece.timestamp_type for piece in pieces}
             if len(kinds) == 1:
@@ -233,18 +257,27 @@ def _joined(arrays: list[Any]) -> Any:
     return arrays[0] if len(arrays) == 1 else pa.concat_arrays(arrays)
 
 
-def _runs(pieces: list[_Piece]) -> list[tuple[int, int]]:
-    """(first offset, count) of consecutive rows."""
-    runs: list[tuple[int, int]] = []
+def _runs(pieces: list[_Piece]) -> list[tuple[int, int, Any]]:
+    """(first offset, count, None) of consecutive rows, or those of a sparse batch with their
+    offsets.
+    """
+    runs: list[tuple[int, int, Any]] = []
     for piece in pieces:
-        if runs and sum(runs[-1]) == piece.first_offset:
-            runs[-1] = runs[-1][0], runs[-1][1] + piece.rows
+        if (
+            runs
+            and piece.offsets is None
+            and runs[-1][2] is None
+            and sum(runs[-1][:2]) == piece.first_offset
+        ):
+            runs[-1] = runs[-1][0], runs[-1][1] + piece.rows, None
         else:
-            runs.append((piece.first_offset, piece.rows))
+            runs.append((piece.first_offset, piece.rows, piece.offsets))
     return runs
 
 
-def _offsets(start: int, count: int) -> Any:
+def _offsets(start: int, count: int, offsets: Any) -> Any:
+    if offsets is not None:
+        return offsets
     return _of_numbers(np.arange(start, start + count, dtype=np.int64), pa.int64())
 
 
@@ -276,14 +309,18 @@ def _decode(
     max_unpacked_bytes: int,
     *,
     trust: bool,
-) -> pa.RecordBatch:
-    """Decode the columns of these names, in the schema's order; others are not decompressed.
+) -> tuple[pa.RecordBatch, Any]:
+    """Decode the columns of these names, in the schema's order; others are not decompressed. With
+    them the offset of each row of a sparse batch, None for other batches.
 
     Raises CorruptBatchError, RecordTooLargeError.
     """
     if header.attributes & ATTRIBUTE_COMPRESSED or header.record_count > ROWS_FREE:
         check_unpacked(memoryview(data), header, max_unpacked_bytes)
     numbers = sorted(schema.get_field_index(name) for name in names)
+    if header.is_sparse:
+        numbers.append(len(schema))
+        schema = sparse_schema(schema)
     buffer = data if isinstance(data, pa.Buffer) else pa.py_buffer(data)
     try:
         if header.attributes & ATTRIBUTE_COMPRESSED and len(numbers) < len(schema):
@@ -296,11 +333,11 @@ def _decode(
             raise ValueError(f"it has {batch.num_rows} rows; the header says {header.record_count}")
         if not trust:
             batch.validate(full=True)
+        return split_offsets(header, batch) if header.is_sparse else (batch, None)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise CorruptBatchError(
             f"the batch at offset {header.base_offset} is inconsistent: {error}"
         ) from None
-    return batch
 
 
 def _partly_unpacked(buffer: pa.Buffer, schema: pa.Schema, numbers: list[int]) -> pa.RecordBatch:

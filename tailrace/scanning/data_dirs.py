@@ -33,6 +33,7 @@ from tailrace.format.segments.segment import (
     Ending,
     Walk,
     find_behind,
+    first_batch_position,
     schema_message_length,
     walk_batches,
 )
@@ -237,7 +238,9 @@ def _end_of(
     """The end offset of the newest segment, by the table in `workers.log.recovery`."""
     position = schema_message_length(read_at)
     if not position or read_at(position, 0) not in files.known.schemas.values():
-        position = len(next(iter(files.known.schemas.values()), b""))
+        position = first_batch_position(read_at, size, files.known.seed, base) or len(
+            next(iter(files.known.schemas.values()), b"")
+        )
     walk = Walk(position, base)
     while True:
         for _ in walk_batches(read_at, size, walk, files.known.seed):

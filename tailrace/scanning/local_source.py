@@ -34,6 +34,7 @@ from tailrace.core.errors import (
 )
 from tailrace.core.topic_partition import TopicPartition
 from tailrace.format.directory.partition_metadata import PARTITION_FILE, PartitionMetadata
+from tailrace.format.record_batch.arrow_metadata import read_schema
 from tailrace.format.record_batch.batch_header import (
     HEADER_BYTES,
     PREFIX_BYTES,
@@ -46,6 +47,7 @@ from tailrace.format.record_batch.batch_header import (
     read_header,
     verify_batch,
 )
+from tailrace.format.record_batch.sparse_layout import is_cleaned_schema
 from tailrace.format.schema import from_message
 from tailrace.format.segments.segment import (
     INDEX_SUFFIX,
@@ -53,6 +55,7 @@ from tailrace.format.segments.segment import (
     SEGMENT_SUFFIX,
     file_name,
     find_behind,
+    first_batch_position,
     schema_message_length,
     segment_bases,
 )
@@ -173,7 +176,7 @@ class LocalSource:
     def _segment_frames(
         self, segment: _OpenSegment, base: int, start: int, limit: int
     ) -> Iterator[StoredBatch]:
-        schema, position = self._beginning(segment)
+        schema, position = self._beginning(segment, base)
         take: Callable[[int, int], tuple[BatchHeader, pa.Buffer | None] | None]
         take = segment.head_at if self._headers_only else segment.batch_at
         aborted = self._aborted
@@ -189,6 +192,8 @@ class LocalSource:
                         taken = take(position, self.known.seed)
                 else:
                     taken = take(position, self.known.seed)
+                if taken is not None and self._headers_only and taken[0].is_sparse:
+                    taken = segment.batch_at(position, self.known.seed)  # its offsets are in it
                 if taken is None:
                     raise BatchFormatError("the segment ends before these offsets")
                 header, data = taken
@@ -207,17 +212,23 @@ class LocalSource:
                     yield StoredBatch(header, data, schema)
             offset, position = header.next_offset, position + header.batch_length
 
-    def _beginning(self, segment: _OpenSegment) -> tuple[pa.Schema, int]:
-        """The segment's schema and the position of its first batch.
+    def _beginning(self, segment: _OpenSegment, base: int) -> tuple[pa.Schema, int]:
+        """The topic's schema with which the segment was written, and the position of its first
+        batch. Sparse batches have one more column.
 
         A damaged schema message is replaced by the one in `partition.json`.
         """
         length = schema_message_length(segment.read_at)
-        found = self._schemas.get(segment.read_at(length, 0)) if length else None
+        message = segment.read_at(length, 0) if length else b""
+        found = self._schemas.get(message)
         if found is not None:
             return found, length
+        for topic_message, schema in self._schemas.items():
+            if length and is_cleaned_schema(message, read_schema(topic_message)):
+                return schema, length
         message = next(iter(self.known.schemas.values()), b"")
-        return self._schemas.get(message, self.schema), len(message)
+        position = first_batch_position(segment.read_at, segment.size, self.known.seed, base)
+        return self._schemas.get(message, self.schema), position or len(message)
 
     def _indexed(self, segment: _OpenSegment, base: int, start: int) -> tuple[int, int] | None:
         """(offset, position) of the batch with `start` by the index,

@@ -56,6 +56,6 @@ def _with_schema(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 def _times_us(part: TopicBatch) -> Any:
     """The time of each row."""
     names = part.batch.schema.names
-    if part.timestamp_type or TIME not in names or part.batch.column(TIME).type != TIME_TYPE:
+    if part.has_one_time or TIME not in names or part.batch.column(TIME).type != TIME_TYPE:
         return np.full(len(part), part.timestamp_us, np.int64)
     return part.batch.column(TIME).cast(pa.int64()).fill_null(part.timestamp_us).to_numpy()

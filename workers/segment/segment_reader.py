@@ -34,6 +34,10 @@ class SegmentReader:
         self.read_bytes += len(data)
         return data
 
+    def write_at(self, data: bytes, position: int) -> None:
+        """Repair bytes of a file that was opened for writing. Raises OSError."""
+        self._files.write_at(self.fd, [data], position)
+
 
 def walk_past_damage(
     reader: SegmentReader, walk: Walk, seed: int, base: int, damage: list[DamagedRange]

@@ -166,14 +166,8 @@ class Reader:
         for taken in polled:
             batch = taken.batch
             if self._ends is not None:
-                batch = batch.slice(
-                    0,
-                    max(
-                        0,
-                        self._ends.get(TopicPartition(taken.topic, taken.partition), 0)
-                        - taken.base_offset,
-                    ),
-                )
+                end = self._ends.get(TopicPartition(taken.topic, taken.partition), 0)
+                batch = batch.slice(0, taken.rows_below(end))
             if self._left is not None:
                 batch = batch.slice(0, max(0, self._left))
                 self._left -= batch.num_rows

@@ -12,6 +12,8 @@ where the column is null, and for all records:
 - On topics without a column `timestamp` of type timestamp[us, UTC].
 - In occurrences of a recurring record in a typed topic (BatchHeader.has_one_time).
 
+The rows of a sparse batch have their offsets in its last column, which is read in the same way.
+
 Owner: one front; reads only, keeps nothing.
 
 Invariants:
@@ -23,6 +25,7 @@ Invariants:
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Generator, Iterator
 from contextlib import closing
 from typing import NamedTuple
@@ -41,7 +44,6 @@ from tailrace.format.record_batch.arrow_metadata import (
     read_record_batch,
 )
 from tailrace.format.record_batch.batch_header import (
-    ATTRIBUTE_SPARSE,
     PREFIX_BYTES,
     BatchFormatError,
     BatchHeader,
@@ -84,8 +86,8 @@ class _Column(NamedTuple):
 
 
 class _UnreadableTimesError(Exception):
-    """The front cannot read a batch's times: it is damaged, sparse, or its codec
-    is missing on this host.
+    """The front cannot read a batch's times or offsets: it is damaged, or its codec is missing on
+    this host.
     """
 
 
@@ -204,10 +206,11 @@ class TimestampLookup:
                 if header.next_offset > requested and not (
                     yield from self._is_left_out(route, state, isolation, base, header)
                 ):
-                    time_us = yield from self._time_of_row(
-                        route, base, position, head, header, first - offset
-                    )
-                    return FoundTime(first, time_us, True)
+                    batch = _Batch(self._reader, route, base, position, head, header)
+                    row = yield from batch.row_from(first)
+                    if row < header.record_count:
+                        time_us = yield from self._time_of_row(batch, row)
+                        return FoundTime((yield from batch.offset_of(row)), time_us, True)
             except (
                 BatchFormatError,
                 ArrowMetadataError,
@@ -243,11 +246,11 @@ class TimestampLookup:
                     and header.max_timestamp_us >= timestamp_us
                     and not (yield from self._is_left_out(route, state, isolation, base, header))
                 ):
-                    row = yield from self._find_row(
-                        route, base, position, head, header, start - offset, timestamp_us
-                    )
+                    batch = _Batch(self._reader, route, base, position, head, header)
+                    first = yield from batch.row_from(start)
+                    row = yield from self._find_row(batch, first, timestamp_us)
                     if row is not None:
-                        return FoundTime(offset + row[0], row[1], True)
+                        return FoundTime((yield from batch.offset_of(row[0])), row[1], True)
             except (
                 BatchFormatError,
                 ArrowMetadataError,
@@ -275,19 +278,15 @@ class TimestampLookup:
     # ---- in a batch ------------------------------------------------------------------------------
 
     def _find_row(
-        self,
-        route: Assignment,
-        base: int,
-        position: int,
-        head: bytes,
-        header: BatchHeader,
-        first: int,
-        timestamp_us: int,
+        self, batch: _Batch, first: int, timestamp_us: int
     ) -> Generator[int, None, tuple[int, int] | None]:
         """Find the first row from `first` on whose time reaches `timestamp_us`, in a batch whose
         largest time does. Return (row, its time).
         """
-        stored = yield from self._times_of(route, base, position, head, header)
+        header = batch.header
+        if first >= header.record_count:
+            return None
+        stored = yield from self._times_of(batch)
         if stored is None:
             return first, header.max_timestamp_us
         validity, times, rows = stored
@@ -304,17 +303,10 @@ class TimestampLookup:
                     return max(first, at // _TIME_BYTES) + index, found
         return (end, header.max_timestamp_us) if end < rows else None
 
-    def _time_of_row(
-        self,
-        route: Assignment,
-        base: int,
-        position: int,
-        head: bytes,
-        header: BatchHeader,
-        row: int,
-    ) -> Generator[int, None, int]:
+    def _time_of_row(self, batch: _Batch, row: int) -> Generator[int, None, int]:
         """Return the time of one row of a batch."""
-        stored = yield from self._times_of(route, base, position, head, header)
+        header = batch.header
+        stored = yield from self._times_of(batch)
         if stored is None:
             return header.max_timestamp_us
         validity, times, rows = stored
@@ -324,31 +316,24 @@ class TimestampLookup:
             null = yield from _first_null(validity.pieces(row // 8 + 1, row // 8), row, row + 1)
             if null == row:
                 return header.max_timestamp_us
-        for at, piece in times.pieces(_TIME_BYTES * (row + 1), _TIME_BYTES * row):
-            yield _UNITS_OF_A_PIECE
-            start = _TIME_BYTES * row - at
-            if 0 <= start < len(piece):
-                return int.from_bytes(piece[start : start + _TIME_BYTES], "little", signed=True)
-        raise _UnreadableTimesError
+        return (yield from _number_at(times, row))
 
     def _times_of(
-        self, route: Assignment, base: int, position: int, head: bytes, header: BatchHeader
+        self, batch: _Batch
     ) -> Generator[int, None, tuple[_StoredBuffer | None, _StoredBuffer, int] | None]:
         """Return (validity bitmap or None, times, row count) of a batch, or None if all rows have
         its largest time.
         """
+        header, route = batch.header, batch.route
         if header.has_one_time(is_typed=route.typed):
             return None
-        if header.attributes & ATTRIBUTE_SPARSE or header.schema_id != route.schema_id:
+        if header.schema_id != route.schema_id:
             raise _UnreadableTimesError
         column = yield from _time_column(route.schema)
         if column is None:
             return None
-        metadata = read_record_batch(head, PREFIX_BYTES)
-        validity, times = (
-            self._buffer(route, base, position, head, header, metadata, column.buffer + n)
-            for n in (0, 1)
-        )
+        metadata = read_record_batch(batch.head, PREFIX_BYTES)
+        validity, times = (batch.buffer(metadata, column.buffer + n) for n in (0, 1))
         try:
             rows, null_count = metadata.nodes[2 * column.node : 2 * column.node + 2]
         except ValueError:
@@ -357,16 +342,51 @@ class TimestampLookup:
             raise _UnreadableTimesError
         return validity if null_count else None, times, rows
 
-    def _buffer(
-        self,
-        route: Assignment,
-        base: int,
-        position: int,
-        head: bytes,
-        header: BatchHeader,
-        metadata: RecordBatchMetadata,
-        number: int,
-    ) -> _StoredBuffer:
+
+class _Batch(NamedTuple):
+    """A batch in a segment file, of which the bytes up to the body are read."""
+
+    reader: LogReader
+    route: Assignment
+    base: int
+    """The segment's base offset."""
+    position: int
+    head: bytes
+    header: BatchHeader
+
+    def row_from(self, offset: int) -> Generator[int, None, int]:
+        """Return the number of the first row with at least this offset, the number of rows if there
+        is none.
+        """
+        header = self.header
+        if not header.is_sparse or offset <= header.base_offset:
+            return max(0, offset - header.base_offset)
+        rows = header.record_count
+        for at, piece in self._offsets().pieces(_TIME_BYTES * rows, 0):
+            yield _UNITS_OF_A_PIECE
+            with memoryview(piece).cast("q") as values:
+                if len(values) and values[-1] >= offset:
+                    return at // _TIME_BYTES + bisect_left(values, offset)
+        return rows
+
+    def offset_of(self, row: int) -> Generator[int, None, int]:
+        """Return the offset of a row."""
+        header = self.header
+        if not header.is_sparse:
+            return header.base_offset + row
+        offset = yield from _number_at(self._offsets(), row)
+        if not header.base_offset <= offset < header.next_offset:
+            raise _UnreadableTimesError
+        return offset
+
+    def _offsets(self) -> _StoredBuffer:
+        """Return the last buffer of a sparse batch, the offsets of its rows."""
+        metadata = read_record_batch(self.head, PREFIX_BYTES)
+        return self.buffer(metadata, len(metadata.buffers) // 2 - 1)
+
+    def buffer(self, metadata: RecordBatchMetadata, number: int) -> _StoredBuffer:
+        """Return a buffer. Raises _UnreadableTimesError if it is not in the batch."""
+        head, header = self.head, self.header
         body_start = PREFIX_BYTES + metadata_size_of(head)
         place = metadata.buffers[2 * number : 2 * number + 2]
         if (
@@ -377,10 +397,10 @@ class TimestampLookup:
         ):
             raise _UnreadableTimesError
         return _StoredBuffer(
-            self._reader,
-            route,
-            base,
-            position + body_start + place[0],
+            self.reader,
+            self.route,
+            self.base,
+            self.position + body_start + place[0],
             place[1],
             metadata.compressed,
         )
@@ -459,6 +479,16 @@ class _StoredBuffer(NamedTuple):
                     if at == length:
                         return
         raise _UnreadableTimesError
+
+
+def _number_at(buffer: _StoredBuffer, row: int) -> Generator[int, None, int]:
+    """Return the 64-bit number of a row."""
+    for at, piece in buffer.pieces(_TIME_BYTES * (row + 1), _TIME_BYTES * row):
+        yield _UNITS_OF_A_PIECE
+        start = _TIME_BYTES * row - at
+        if 0 <= start < len(piece):
+            return int.from_bytes(piece[start : start + _TIME_BYTES], "little", signed=True)
+    raise _UnreadableTimesError
 
 
 def _proven_header(head: bytes, seed: int) -> BatchHeader:

@@ -104,6 +104,7 @@ assert _FIELDS.size == HEADER_BYTES
 OFFSET_HEADER_CRC = 0
 OFFSET_ATTRIBUTES = 4
 OFFSET_BASE_OFFSET = 16
+OFFSET_RECORD_COUNT = 28
 OFFSET_APPEND_TIME = 48
 OFFSET_PRODUCER = 56
 OFFSET_LEADER_EPOCH = 72
@@ -532,12 +533,16 @@ def leader_epoch_at(data: Readable, start: int) -> int:
     return int(_I32.unpack_from(data, header_position(data, start) + OFFSET_LEADER_EPOCH)[0])
 
 
-def is_control_at(batch: memoryview, seed: int) -> bool:
-    """True for a control batch whose header matches its checksum. `frame_at` has checked its
-    form.
+def has_no_rows_at(batch: memoryview, seed: int) -> bool:
+    """True for a batch without rows, a control batch or a sparse one, whose header matches its
+    checksum. `frame_at` has checked its form.
     """
-    attributes = _U32.unpack_from(batch, header_position(batch) + OFFSET_ATTRIBUTES)[0]
-    return bool(attributes & ATTRIBUTE_CONTROL) and header_is_intact(batch, seed)
+    position = header_position(batch)
+    attributes = _U32.unpack_from(batch, position + OFFSET_ATTRIBUTES)[0]
+    if not attributes & (ATTRIBUTE_CONTROL | ATTRIBUTE_SPARSE):
+        return False
+    record_count = _U32.unpack_from(batch, position + OFFSET_RECORD_COUNT)[0]
+    return record_count == 0 and header_is_intact(batch, seed)
 
 
 def header_is_intact(batch: memoryview, seed: int) -> bool:

@@ -1,16 +1,19 @@
 """Segment files: names, framing, and the walk that verifies their batches.
 
-Layout: an Arrow schema message, then batches (see `tailrace.format.record_batch.batch_header`), and
-in a sealed segment Arrow's end-of-stream mark. So a segment is an ordinary Arrow IPC stream, with
-the suffix that Arrow registers for streams. Beside `<base offset, 20 digits>.arrows` there is a
-`.index` (see `tailrace.format.segments.segment_index`), and a `.producers` with the producer state
-at the segment's start.
+Layout: an Arrow schema message (the topic's, or with one more column that of a cleaned segment:
+`tailrace.format.record_batch.sparse_layout`), then batches (see
+`tailrace.format.record_batch.batch_header`), and in a sealed segment Arrow's end-of-stream mark. So
+a segment is an ordinary Arrow IPC stream, with the suffix that Arrow registers for streams. Beside
+`<base offset, 20 digits>.arrows` there is a `.index` (see
+`tailrace.format.segments.segment_index`), and a `.producers` with the producer state at the
+segment's start.
 
 Owner: the flusher of the data directory. Readers never write.
 
 Invariants:
 - The first batch's base offset is the file's.
-- Each batch begins at the end of the previous one, in bytes and in offsets.
+- Each batch begins at the end of the previous one, in bytes and in offsets. A cleaned segment is no
+  exception: the range of offsets of a sparse batch has those of removed rows in it.
 """
 
 from __future__ import annotations
@@ -152,6 +155,14 @@ def _needed(chunk: memoryview, at: int) -> int:
         return read_header(chunk, at).batch_length
     except BatchFormatError:
         return PREFIX_BYTES  # the caller finds and reports the fault
+
+
+def first_batch_position(read_at: ReadAt, size: int, seed: int, base: int) -> int | None:
+    """The position of the intact batch with the segment's base offset, regardless of the bytes
+    before it; None: there is none.
+    """
+    found = find_behind(read_at, size, 0, seed, base - 1)
+    return found.position if found is not None and found.offset == base else None
 
 
 class Behind(NamedTuple):

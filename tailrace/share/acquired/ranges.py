@@ -4,7 +4,7 @@ Owner: one ShareConsumer, one thread.
 
 Invariants:
 - Each offset of a range is returned once, in order: with its record, as an offset without a record
-  (a control batch, an aborted one, or removed by retention), or as unreadable.
+  (a control batch, an aborted one, or removed by compaction or retention), or as unreadable.
 - Records outside of the ranges are not returned.
 - A part of a range is read once it is stored: whoever stores it moves the range's `first` behind it
   in the same statement. No signal handler runs between two plain stores, so an interrupted call
@@ -17,6 +17,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import pyarrow as pa
 
 from tailrace.batch import arrow_codec
@@ -25,8 +26,7 @@ from tailrace.client.topics.topic_metadata import TopicInfo
 from tailrace.core.errors import CorruptBatchError, RecordTooLargeError, TailraceError
 from tailrace.core.records import Record
 from tailrace.core.topic_partition import TopicPartition
-from tailrace.fetch.fetcher import PartitionPosition
-from tailrace.format.record_batch.batch_header import BatchHeader
+from tailrace.fetch.fetcher import PartitionPosition, TakenBatch
 
 
 @dataclass(slots=True)
@@ -70,8 +70,8 @@ class AcquiredRanges:
         self._passed_over: tuple[int, TailraceError | None] | None = None
         """(offset, error): offsets below have no record, or an unreadable one if there is an error.
         """
-        self._decoded: tuple[BatchHeader, pa.RecordBatch, int] | None = None
-        """The last batch and the offset of its first row. The next range may begin in it."""
+        self._decoded: TakenBatch | None = None
+        """The last batch. The next range may begin in it."""
 
     @property
     def key(self) -> TopicPartition:
@@ -140,8 +140,12 @@ class AcquiredRanges:
                 if run.first < passed:
                     return FetchedRange(run, run.first, min(run.last, passed - 1), [], why)
                 self._passed_over = None
-            if self._decoded is not None:
-                header, rows, start = self._decoded
+            if self._decoded is not None and self._decoded.offsets is not None:
+                part_of_sparse = self._sparse_part(run, self._decoded, self._decoded.offsets)
+                if part_of_sparse is not None:
+                    return part_of_sparse
+            elif self._decoded is not None:
+                header, rows, start, _ = self._decoded
                 if start <= run.first < start + rows.num_rows:
                     last = min(run.last, start + rows.num_rows - 1)
                     part = rows.slice(run.first - start, last - run.first + 1)
@@ -166,10 +170,34 @@ class AcquiredRanges:
                 assert behind is not None
                 return FetchedRange(run, run.first, min(run.last, behind - 1), [])
             self._decoded = taken
-            self._record_bytes = taken[0].batch_length / max(1, taken[0].record_count)
-            if taken[2] > run.first:
-                return FetchedRange(run, run.first, min(run.last, taken[2] - 1), [])
+            header = taken.header
+            self._record_bytes = header.batch_length / (header.last_offset_delta + 1)
+            if taken.first_offset > run.first:
+                return FetchedRange(run, run.first, min(run.last, taken.first_offset - 1), [])
         return None
+
+    def _sparse_part(
+        self, run: AcquiredRange, batch: TakenBatch, offsets: pa.Array
+    ) -> FetchedRange | None:
+        """The part of a range that a sparse batch decides: its next records with consecutive
+        offsets, or the next offsets without a record. None: the range does not begin in the batch.
+        """
+        numbers = arrow_codec.numbers_in(offsets)
+        if not batch.first_offset <= run.first < batch.header.next_offset:
+            return None
+        row = int(numbers.searchsorted(run.first))
+        if row == len(numbers) or numbers[row] != run.first:
+            behind = batch.header.next_offset if row == len(numbers) else int(numbers[row])
+            return FetchedRange(run, run.first, min(run.last, behind - 1), [])
+        in_range = numbers[row : row + run.last - run.first + 1]
+        count = int((in_range == np.arange(run.first, run.first + len(in_range))).argmin())
+        if count == 0:  # all of them are consecutive
+            count = len(in_range)
+        topic, partition = self.key
+        records = arrow_codec.to_records(
+            topic, partition, run.first, batch.rows.slice(row, count), batch.header, self.info.typed
+        )
+        return FetchedRange(run, run.first, run.first + count - 1, records)
 
     def pass_over(self, behind: int, error: TailraceError | None) -> None:
         """Skip the offsets below `behind`. They have no record, or an unreadable one (`error`)."""

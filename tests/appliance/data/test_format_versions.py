@@ -23,7 +23,7 @@ from tailrace.format.segments import transaction_index as transactions
 def test_the_table_has_the_numbers_of_the_owners() -> None:
     assert FORMATS == {
         "partition.json": partition_metadata.FORMAT_VERSION,
-        "batch header": batch_header.TRANSACTIONAL_BATCH_VERSION,
+        "batch header": batch_header.NEWEST_BATCH_VERSION,
         "index": segment_index.INDEX_VERSION,
         "transaction index": transactions.TRANSACTION_INDEX_VERSION,
         "delayed records": delay_files.TRANSACTIONAL_PENDING_VERSION,

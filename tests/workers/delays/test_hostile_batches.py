@@ -17,7 +17,13 @@ from hypothesis import strategies as st
 
 from tailrace.batch import arrow_codec as arrow_batch
 from tailrace.core.recurrence import Recurrence, RecurrenceError
-from tailrace.format.record_batch.batch_header import BatchHeader, header_position, verify_batch
+from tailrace.format.record_batch.batch_header import (
+    OFFSET_VERSION,
+    SPARSE_BATCH_VERSION,
+    BatchHeader,
+    header_position,
+    verify_batch,
+)
 from tailrace.format.schema import DEFAULT_SCHEMA, delay_schema, to_message
 from tailrace.kernel.reference_arrow import default_rows
 from tests.kit.batches import reseal
@@ -137,6 +143,7 @@ def hostile(draw: Callable[[Any], Any]) -> tuple[bytearray, bool]:
             "<I", data, position + 4, 8 | struct.unpack_from("<I", data, position + 4)[0]
         )
         struct.pack_into("<I", data, position + 24, count + 3)
+        struct.pack_into("<H", data, position + OFFSET_VERSION, SPARSE_BATCH_VERSION)
         data = reseal(data, LOG_SEED)
     return data, what != "sparse"
 

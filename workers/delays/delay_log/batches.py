@@ -92,10 +92,10 @@ class LogBatches:
 
     def decode(self, header: BatchHeader, data: memoryview, max_message_bytes: int) -> LogBatch:
         """Return the rows of one batch. Raises RefusedBatchError, MemoryError."""
-        if header.record_count != header.last_offset_delta + 1:
+        if header.is_sparse or header.record_count != header.last_offset_delta + 1:
             raise RefusedBatchError(
                 f"the batch has {header.record_count} rows for {header.last_offset_delta + 1} "
-                "offsets"
+                f"offsets{' and is sparse' * header.is_sparse}"
             )
         limit = unpacked_limit(max_message_bytes)
         try:

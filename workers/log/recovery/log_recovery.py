@@ -93,6 +93,8 @@ class _Recovery:
             hints.end_limit if hints.end_limit is not None else hints.durable_below,
         )
         self._index: list[IndexEntry] = []
+        self._is_cleaned = False
+        """True if the segment that is walked is a cleaned one, which is never appended to."""
 
     def run(self) -> RecoveredLog:
         result, files = self._result, self._files
@@ -276,7 +278,8 @@ class _Recovery:
         fd = files.open_for_write(path)
         try:
             reader = SegmentReader(files, fd)
-            start = self._schema_end(reader, path)
+            self._is_cleaned = False
+            start = self._schema_end(reader, path, base)
             if start is None:
                 self._discard_headless(base, reader.size)
                 return False
@@ -294,6 +297,9 @@ class _Recovery:
             if following is None:
                 if action is Action.CUT:
                     self._cut(reader, walk, path)
+                if self._is_cleaned and action in (Action.APPEND, Action.CUT):
+                    files.write_at(fd, [END_OF_STREAM], walk.position)
+                    action = Action.BEGIN_NEW_SEGMENT
             elif walk.next_offset < following:
                 self._lose(
                     base,
@@ -337,7 +343,7 @@ class _Recovery:
         path = f"{self._directory}/{file_name(base, TRANSACTION_INDEX_SUFFIX)}"
         return int(base in self._result.transactions.bases or self._files.exists(path))
 
-    def _schema_end(self, reader: SegmentReader, path: str) -> int | None:
+    def _schema_end(self, reader: SegmentReader, path: str, base: int) -> int | None:
         """Return the position of the first batch, or None if the file never had a schema message. A
         damaged schema message is restored from partition.json.
         """
@@ -348,6 +354,12 @@ class _Recovery:
         for message in self._file.schemas.values():
             if reader.read_at(len(message), 0) == message:
                 return len(message)
+        from workers.segment.cleaned_segment import cleaned_schema_end
+
+        cleaned_end = cleaned_schema_end(reader, self._file, base, path)
+        if cleaned_end is not None:
+            self._is_cleaned = True
+            return cleaned_end
         if reader.size > len(expected) and expected:
             logger.error(
                 "schema_message_damaged path=%s bytes=%d repaired=yes", path, len(expected)

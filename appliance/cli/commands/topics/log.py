@@ -250,8 +250,8 @@ def _row(position: int, header: BatchHeader) -> dict[str, Any]:
 
 
 def _kind(header: BatchHeader) -> str:
-    """The kind of a batch: records, in a transaction or not, a cancel or reschedule in a delay log,
-    or a control batch.
+    """The kind of a batch: records, in a transaction or not, what compaction has left (sparse), a
+    cancel or reschedule in a delay log, or a control batch.
     """
     if header.is_marker:
         return {CONTROL_COMMIT: "commit", CONTROL_ABORT: "abort"}.get(
@@ -259,6 +259,8 @@ def _kind(header: BatchHeader) -> str:
         )
     if header.is_control:
         return "delivery mark" if header.is_delay_mark else f"control {header.control_type}"
+    if header.is_sparse:
+        return "sparse"
     is_change = header.due_us > 0 and not header.attributes & ATTRIBUTE_DELAYED
     kind = "change of delays" if is_change else "records"
     if header.is_transactional:
@@ -287,10 +289,17 @@ def _records(read_at: ReadAt, position: int, header: BatchHeader, seed: int) -> 
     from tailrace.batch import arrow_codec
 
     schema = pa.ipc.read_schema(pa.BufferReader(read_at(schema_message_length(read_at), 0)))
-    _, batch = arrow_codec.decode(memoryview(read_at(header.batch_length, position)), schema, seed)
-    for offset, row in zip(
-        range(header.base_offset, header.next_offset), batch.to_pylist(), strict=False
-    ):
+    if header.is_sparse:
+        schema = pa.schema(list(schema)[:-1])
+    _, batch, offsets = arrow_codec.decode_with_offsets(
+        memoryview(read_at(header.batch_length, position)), schema, seed
+    )
+    numbers = (
+        range(header.base_offset, header.next_offset)
+        if offsets is None
+        else arrow_codec.numbers_in(offsets)
+    )
+    for offset, row in zip(map(int, numbers), batch.to_pylist(), strict=False):
         yield orjson.dumps(
             {"offset": offset, **row},
             default=lambda value: (
