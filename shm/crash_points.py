@@ -40,6 +40,11 @@ CRASH_POINTS = {
     "there",
     "flusher.in_delete": "the directory of a deleted topic has its new name, its files are still "
     "there",
+    "flusher.in_bin": "the directory of a deleted topic is in the bin, the table does not show it",
+    "flusher.in_undelete": "the metadata of a partition in the bin has the topic's name, its "
+    "directory is still in the bin",
+    "flusher.in_purge": "a partition in the bin has the name of a removed one, its files are still "
+    "there",
     "flusher.in_rewrite": "after a failed sync: the new segment is durable and has no name yet",
     "recovery.before_cut": "a torn tail was found and is still there",
     "recovery.after_cut": "the torn tail is cut, the index is not repaired",

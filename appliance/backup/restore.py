@@ -177,6 +177,8 @@ class _Restore:
         catalog.execute("UPDATE partitions SET data_dir = 0")
         if catalog.execute("SELECT 1 FROM sqlite_schema WHERE name = 'leases'").fetchone():
             catalog.execute("DELETE FROM leases")
+        if catalog.execute("SELECT 1 FROM sqlite_schema WHERE name = 'bin'").fetchone():
+            catalog.execute("DELETE FROM bin")  # a backup does not have its files
         for topic_id in self._manifest.gone:
             raw = bytes.fromhex(topic_id)
             catalog.execute("DELETE FROM partitions WHERE topic_id = ?", (raw,))

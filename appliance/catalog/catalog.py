@@ -22,12 +22,27 @@ import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import islice
 from typing import Any
 
 import orjson
 
+from appliance.catalog.bin_rows import (
+    DeletedTopic,
+    insert_deleted,
+    read_bin,
+    remove_unused_schemas,
+)
 from appliance.catalog.database import open_database, read_meta, refusals
-from appliance.catalog.rows import ROW, SELECT_TOPICS, PartitionRow, Topic, partition_of, topic_of
+from appliance.catalog.rows import (
+    COMES_BACK,
+    ROW,
+    SELECT_TOPICS,
+    PartitionRow,
+    Topic,
+    partition_of,
+    topic_of,
+)
 from appliance.catalog.transaction import Database, Done, Effects, Failed, Transaction
 from shm.messages.transaction_messages import PRODUCER_IDS_IN_BLOCK
 from tailrace.core.delays import delay_log_name
@@ -36,7 +51,8 @@ from tailrace.core.hash_slots import HASH_SLOTS, HandOver, owners_after, ranges_
 from tailrace.format.record_batch.batch_header import TRANSACTIONAL_PRODUCER_IDS
 
 __all__ = [
-    "Catalog", "CatalogFullError", "MissingDirectoryError", "PartitionRow", "Topic", "delay_log_of",
+    "Catalog", "CatalogFullError", "DeletedTopic", "MissingDirectoryError", "PartitionRow", "Topic",
+    "delay_log_of",
 ]  # fmt: skip
 
 logger = logging.getLogger(__name__)
@@ -241,7 +257,7 @@ class Catalog:
         topic_id = topic_id or self._random_bytes(16)
         with refusals(), Transaction(self._db):
             self._db.execute(
-                "INSERT INTO topics VALUES (?, ?, 'changing', 1, ?, ?, ?, ?, ?, '[]')",
+                "INSERT INTO topics VALUES (?, ?, 'changing', 1, ?, ?, ?, ?, ?, '[]', 0)",
                 (
                     topic_id,
                     name,
@@ -305,10 +321,7 @@ class Catalog:
         for partition in range(start, end):
             slot = next(free, None)
             if slot is None:
-                raise CatalogFullError(
-                    f"all {self._slot_count} partition slots are in use; raise `slots` in the "
-                    "configuration"
-                )
+                raise self._full()
             added.add(slot)
             data_dir = (
                 beside[partition]
@@ -321,6 +334,11 @@ class Catalog:
                 (topic_id, partition, data_dir, slot),
             )
         return added
+
+    def _full(self) -> CatalogFullError:
+        return CatalogFullError(
+            f"all {self._slot_count} partition slots are in use; raise `slots` in the configuration"
+        )
 
     def _set_slots(self, topic_id: bytes, counts: tuple[int, ...]) -> None:
         """The slot map that follows from a history of partitions."""
@@ -340,14 +358,13 @@ class Catalog:
         Raises: sqlite3.Error.
         """
         with Transaction(self._db):
+            self._add_schema(topic)
             self._db.execute(
-                "INSERT OR IGNORE INTO schemas VALUES (?, ?)", (topic.schema_id, topic.schema)
-            )
-            self._db.execute(
-                "INSERT INTO topics VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                "INSERT INTO topics VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (topic.topic_id, topic.name, topic.state, topic.version, int(topic.typed),
                 topic.schema_id, orjson.dumps(topic.given).decode(),
-                 topic.created_us, topic.delay_of, orjson.dumps(topic.slot_counts).decode()),
+                 topic.created_us, topic.delay_of, orjson.dumps(topic.slot_counts).decode(),
+                 topic.bin),
             )  # fmt: skip
             for row in topic.partitions:
                 self._db.execute(
@@ -362,12 +379,17 @@ class Catalog:
                         orjson.dumps(row.hand_over).decode(),
                     ),
                 )
-            read_meta(self._db, "next_schema_id", 1)
-            self._db.execute(
-                "UPDATE meta SET value = max(value, ?) WHERE name = 'next_schema_id'",
-                (topic.schema_id + 1,),
-            )
         self._slots |= {row.slot for row in topic.partitions}
+
+    def _add_schema(self, topic: Topic) -> None:
+        self._db.execute(
+            "INSERT OR IGNORE INTO schemas VALUES (?, ?)", (topic.schema_id, topic.schema)
+        )
+        read_meta(self._db, "next_schema_id", 1)
+        self._db.execute(
+            "UPDATE meta SET value = max(value, ?) WHERE name = 'next_schema_id'",
+            (topic.schema_id + 1,),
+        )
 
     def alter_topic(self, topic: Topic, given: dict[str, Any], partitions: int) -> Topic:
         """Decide new settings and more partitions, in state `changing`. Raises CatalogFullError."""
@@ -400,15 +422,17 @@ class Catalog:
             )
         return self._known(topic.name)
 
-    def mark_deleting(self, topic: Topic) -> Topic:
-        """Decide to delete a topic: its next version, in state `deleting`.
+    def mark_deleting(self, topic: Topic, kept_ms: int = 0) -> Topic:
+        """Decide to delete a topic: its next version, in state `deleting`. `kept_ms`: the time that
+        the bin keeps it; 0: its files are removed.
 
         Raises: StorageError, DiskFullError.
         """
         with refusals(), Transaction(self._db):
             self._db.execute(
-                "UPDATE topics SET state = 'deleting', version = version + 1 WHERE topic_id = ?",
-                (topic.topic_id,),
+                "UPDATE topics SET state = 'deleting', version = version + 1, bin = ? WHERE "
+                "topic_id = ?",
+                (kept_ms, topic.topic_id),
             )
         return self._known(topic.name)
 
@@ -423,8 +447,8 @@ class Catalog:
                     (orjson.dumps(hand_over).decode(), topic.topic_id, partition),
                 )
             self._db.execute(
-                "UPDATE topics SET state = 'active' WHERE topic_id = ? AND state = 'changing' AND "
-                "version = ?",
+                "UPDATE topics SET state = 'active', bin = 0 WHERE topic_id = ? AND state = "
+                "'changing' AND version = ?",
                 (topic.topic_id, topic.version),
             )
 
@@ -440,10 +464,68 @@ class Catalog:
                 )
             }
             self._db.execute("DELETE FROM topics WHERE topic_id = ?", (topic_id,))
-            self._db.execute(
-                "DELETE FROM schemas WHERE schema_id NOT IN (SELECT schema_id FROM topics)"
-            )
+            remove_unused_schemas(self._db)
         self._slots -= gone
+
+    # ---- the bin ---------------------------------------------------------------------------------
+
+    def deleted_topics(self) -> list[DeletedTopic]:
+        """The topics in the bin, with their delay logs, oldest deletion first."""
+        with refusals():
+            return read_bin(self._db)
+
+    def put_in_bin(self, deleted: DeletedTopic) -> None:
+        """Note that the files of a topic are in the bin: its slots are free.
+
+        Raises: StorageError, DiskFullError.
+        """
+        with refusals(), Transaction(self._db):
+            insert_deleted(self._db, deleted)
+            self.forget(deleted.topic.topic_id)
+
+    def undelete(self, deleted: DeletedTopic, name: str) -> Topic:
+        """Decide that a topic comes back from the bin under this name, which must be free: its next
+        version, in state `changing`, in slots of its own. Raises CatalogFullError.
+        """
+        topic = deleted.topic
+        with refusals(), Transaction(self._db):
+            free = (slot for slot in range(self._slot_count) if slot not in self._slots)
+            slots = list(islice(free, len(topic.partitions)))
+            if len(slots) < len(topic.partitions):
+                raise self._full()
+            back = topic._replace(
+                name=name,
+                state="changing",
+                version=topic.version + 1,
+                bin=COMES_BACK,
+                partitions=tuple(
+                    row._replace(slot=slot)
+                    for row, slot in zip(topic.partitions, slots, strict=True)
+                ),
+            )
+            self._db.execute("DELETE FROM bin WHERE topic_id = ?", (topic.topic_id,))
+            self.restore_topic(back)
+        return self._known(name)
+
+    def mark_purging(self, topic_id: bytes) -> None:
+        """Decide to remove a topic from the bin for good."""
+        with refusals(), Transaction(self._db):
+            self._db.execute("UPDATE bin SET state = 'purging' WHERE topic_id = ?", (topic_id,))
+
+    def forget_deleted(self, topic_id: bytes) -> None:
+        """Note that the files of a topic are removed from the bin."""
+        with refusals(), Transaction(self._db):
+            self._db.execute("DELETE FROM bin WHERE topic_id = ?", (topic_id,))
+            remove_unused_schemas(self._db)
+
+    def restore_deleted(self, deleted: DeletedTopic) -> None:
+        """Add a topic to the bin whose files are there (see `appliance.catalog.recovery`).
+
+        Raises: sqlite3.Error.
+        """
+        with Transaction(self._db):
+            self._add_schema(deleted.topic)
+            insert_deleted(self._db, deleted)
 
     # ---- producers -------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from appliance.catalog.transaction import Database, Transaction
 from tailrace.core.errors import DiskFullError, StorageError
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 OLDEST_VERSION = 2
 """The oldest version that is upgraded."""
 LOCKED_TIMEOUT_S = 0.5
@@ -31,13 +31,23 @@ CREATE TABLE IF NOT EXISTS topics (
     version INTEGER NOT NULL, typed INTEGER NOT NULL,
     schema_id INTEGER NOT NULL REFERENCES schemas, settings TEXT NOT NULL,
     created_us INTEGER NOT NULL,
-    delay_of BLOB NOT NULL DEFAULT x'', slot_counts TEXT NOT NULL DEFAULT '[]'
+    delay_of BLOB NOT NULL DEFAULT x'', slot_counts TEXT NOT NULL DEFAULT '[]',
+    bin INTEGER NOT NULL DEFAULT 0
 ) STRICT;
 CREATE TABLE IF NOT EXISTS partitions (
     topic_id BLOB NOT NULL REFERENCES topics ON DELETE CASCADE, partition INTEGER NOT NULL,
     data_dir INTEGER NOT NULL, slot INTEGER NOT NULL, delete_before INTEGER NOT NULL,
     slots TEXT NOT NULL DEFAULT '', hand_over TEXT NOT NULL DEFAULT '[]',
     PRIMARY KEY (topic_id, partition), UNIQUE (slot)
+) STRICT;
+CREATE TABLE IF NOT EXISTS bin (
+    topic_id BLOB PRIMARY KEY, name TEXT NOT NULL,
+    state TEXT NOT NULL CHECK (state IN ('kept', 'purging')),
+    version INTEGER NOT NULL, typed INTEGER NOT NULL,
+    schema_id INTEGER NOT NULL REFERENCES schemas, settings TEXT NOT NULL,
+    created_us INTEGER NOT NULL, delay_of BLOB NOT NULL, slot_counts TEXT NOT NULL,
+    partitions TEXT NOT NULL, deleted_us INTEGER NOT NULL, expires_ms INTEGER NOT NULL,
+    bytes INTEGER NOT NULL
 ) STRICT;
 CREATE TABLE IF NOT EXISTS data_dirs (
     number INTEGER PRIMARY KEY, directory_id TEXT NOT NULL UNIQUE, path TEXT NOT NULL
@@ -138,3 +148,8 @@ def _upgrade(database: Database) -> None:
     if found == 4:  # before settings of the appliance; the table is made already
         with Transaction(database):
             database.execute("UPDATE meta SET value = 5 WHERE name = 'schema_version'")
+        found = 5
+    if found == 5:  # before the bin; its table is made already
+        with Transaction(database):
+            database.execute("ALTER TABLE topics ADD COLUMN bin INTEGER NOT NULL DEFAULT 0")
+            database.execute("UPDATE meta SET value = 6 WHERE name = 'schema_version'")

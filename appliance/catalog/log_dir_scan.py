@@ -13,13 +13,15 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+from appliance.catalog.bin_rows import DeletedTopic, deleted_topic
 from appliance.catalog.catalog import PartitionRow, Topic
 from appliance.config.default_schema import DEFAULT_DELAY_SCHEMA_MESSAGE, DEFAULT_SCHEMA_MESSAGE
 from tailrace.core.delays import DELAY_SUFFIX, delay_log_name
 from tailrace.core.hash_slots import HandOver, births, missing_sources, owners_after, ranges_of
+from tailrace.format.directory.data_dir import BIN_DIRECTORY, bin_name
 from tailrace.format.directory.partition_metadata import PARTITION_FILE, Decision, PartitionMetadata
 from tailrace.format.segments.segment import OLD_SEGMENT_SUFFIX, SEGMENT_SUFFIX
 
@@ -52,6 +54,7 @@ class FoundPartition(NamedTuple):
     file: PartitionMetadata | None
     """The metadata file; None if it is missing or damaged."""
     has_records: bool
+    is_in_bin: bool = False
 
 
 @dataclass(slots=True)
@@ -73,12 +76,12 @@ class Restored:
 
 
 def survey(data_dirs: list[str]) -> list[FoundPartition]:
-    """Every partition's directory. Raises OSError."""
+    """Every partition's directory, and those in the bins that belong to these topics: a deletion
+    was not complete, or a topic was coming back. Raises OSError.
+    """
     found = []
     for index, data_dir in enumerate(data_dirs):
-        with os.scandir(data_dir) as entries:
-            names = sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
-        for name in names:
+        for name in _directories_in(data_dir):
             matched = _DIRECTORY.fullmatch(name)
             if matched is not None:
                 found.append(
@@ -86,7 +89,89 @@ def survey(data_dirs: list[str]) -> list[FoundPartition]:
                         f"{data_dir}/{name}", matched[1], int(matched[2]), index
                     )
                 )
+    return [*found, *_of_present_topics(survey_bins(data_dirs), found)]
+
+
+def survey_bins(data_dirs: list[str]) -> list[FoundPartition]:
+    """The partitions of deleted topics whose metadata can be read. Raises OSError."""
+    found = []
+    for index, data_dir in enumerate(data_dirs):
+        path = f"{data_dir}/{BIN_DIRECTORY}"
+        for name in _directories_in(path) if os.path.isdir(path) else ():
+            each = _read_partition_directory(f"{path}/{name}", "", 0, index)
+            file = each.file
+            if file is not None and bin_name(file.topic_id, file.partition) == name:
+                found.append(
+                    each._replace(topic=file.topic, partition=file.partition, is_in_bin=True)
+                )
     return found
+
+
+def _directories_in(path: str) -> list[str]:
+    with os.scandir(path) as entries:
+        return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+
+
+def _of_present_topics(
+    binned: list[FoundPartition], found: list[FoundPartition]
+) -> list[FoundPartition]:
+    """Partitions in the bin of a topic that has others in their place, or whose delay log has. They
+    get the topic's present name.
+    """
+    names = {each.file.topic_id: each.topic for each in found if each.file is not None}
+    for each in found:
+        delay_of = each.file.decision.delay_of if each.file and each.file.decision else ""
+        if delay_of:
+            owner = each.topic.removesuffix(DELAY_SUFFIX)
+            names.setdefault(bytes.fromhex(delay_of), owner)
+    present = []
+    for each in binned:
+        assert each.file is not None, "those without are left out"
+        file, decision = each.file, each.file.decision
+        name = names.get(file.topic_id)
+        if name is None and decision is not None and decision.delay_of:
+            owner_name = names.get(bytes.fromhex(decision.delay_of))
+            name = delay_log_name(owner_name) if owner_name is not None else None
+        if name is not None:
+            present.append(each._replace(topic=name, file=replace(file, topic=name)))
+    return present
+
+
+def deleted_topics(
+    binned: list[FoundPartition], numbers: list[int], now_us: int, expires_ms: int
+) -> list[DeletedTopic]:
+    """The topics that these directories of the bins belong to. `numbers`: the catalog's number of
+    each data directory. A missing partition is noted as one in the first directory.
+    """
+    by_id: dict[bytes, list[FoundPartition]] = {}
+    for each in binned:
+        assert each.file is not None, "those without are left out"
+        by_id.setdefault(each.file.topic_id, []).append(each)
+    deleted = []
+    for topic_id, directories in by_id.items():
+        files = [each.file for each in directories if each.file is not None]
+        newest = max(files, key=lambda file: file.decision.version if file.decision else 0)
+        by_number = {each.partition: each for each in directories}
+        decision = newest.decision or _guessed(newest.topic, newest, max(by_number) + 1, now_us)
+        if decision.schema_id not in newest.schemas:
+            continue
+        counts = tuple(decision.slot_counts)
+        ranges = ranges_of(owners_after(counts)) if counts else {}
+        ends = {(file.partition, end.version): end.end for file in files for end in file.map_ends}
+        rows = tuple(
+            PartitionRow(
+                number, numbers[by_number[number].data_dir if number in by_number else 0], 0, 0,
+                ranges.get(number, ""), _hand_over(counts, number, ends),
+            )
+            for number in range(max(decision.partition_count, max(by_number) + 1))
+        )  # fmt: skip
+        topic = Topic(
+            topic_id, newest.topic, "kept", decision.version, decision.typed, decision.schema_id,
+            newest.schemas[decision.schema_id], dict(decision.given), rows, decision.created_us,
+            bytes.fromhex(decision.delay_of), counts,
+        )  # fmt: skip
+        deleted.append(deleted_topic(topic, now_us, expires_ms, 0))
+    return deleted
 
 
 def partition_directories(data_dirs: list[str]) -> list[tuple[str, str]]:

@@ -26,15 +26,18 @@ from appliance.catalog.database import CatalogVersionError, error_kind
 from appliance.catalog.log_dir_scan import (
     LiveSlot,
     SurveyError,
+    deleted_topics,
     has_identity_of,
     partition_directories,
     restored_topics,
     survey,
+    survey_bins,
 )
 from shm.memory.layout import SlotState
+from shm.runtime.elapsed_time import Mark
 from shm.tables.partition_table import PartitionTable
 from tailrace.core.errors import StorageError
-from tailrace.format.directory.data_dir import CATALOG_FILE
+from tailrace.format.directory.data_dir import BIN_DIRECTORY, CATALOG_FILE
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +50,8 @@ _DAMAGED_KINDS = (
     sqlite3.SQLITE_ERROR,
 )
 _BUSY_KINDS = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_NOMEM)
+ADOPTED_KEPT_MS = 7 * 86_400_000
+"""Retention of deleted topics that a catalog did not have."""
 PRODUCER_IDS_PER_SECOND = 1 << 20
 """Producer ids counted per second of the clock, more than can be given. Ids that begin at the
 present time are above all earlier ones.
@@ -91,6 +96,7 @@ def open_catalog(
             )
         numbers = catalog.register_dirs(directories)
         _warn_unknown_topics(catalog, [directory for _, directory in directories])
+        _adopt_deleted(catalog, [directory for _, directory in directories], numbers, now_us)
         return catalog, numbers
     except _DamagedError as reason:
         raise CatalogUnusableError(
@@ -152,6 +158,32 @@ def _warn_unknown_topics(catalog: Catalog, data_dirs: list[str]) -> None:
             "directories_of_no_topic count=%d first=%r advice=%r", len(unknown), unknown[0],
             "they were copied or renamed, or an older version wrote them: move them away",
         )  # fmt: skip
+
+
+def _adopt_deleted(catalog: Catalog, data_dirs: list[str], numbers: list[int], now_us: int) -> None:
+    """Note the deleted topics that the bins have and the catalog does not: it was rebuilt, or is
+    from a backup. Their retention begins anew.
+    """
+    if not any(os.path.isdir(f"{data_dir}/{BIN_DIRECTORY}") for data_dir in data_dirs):
+        return
+    known = {topic.topic_id for topic in catalog.topics()}
+    known |= {deleted.topic.topic_id for deleted in catalog.deleted_topics()}
+    unknown = [
+        each
+        for each in survey_bins(data_dirs)
+        if each.file is not None and each.file.topic_id not in known
+    ]
+    if not unknown:
+        return
+    mark = Mark.of_rows(catalog.database.execute("SELECT name, value FROM meta").fetchall())
+    expires_ms = (0 if mark is None else mark.elapsed_ms) + ADOPTED_KEPT_MS
+    found = deleted_topics(unknown, numbers, now_us, expires_ms)
+    for deleted in found:
+        catalog.restore_deleted(deleted)
+    logger.warning(
+        "deleted_topics_found count=%d first=%r advice=%r", len(found), unknown[0].topic,
+        "the catalog did not have them: see `tailrace topic list --deleted`",
+    )  # fmt: skip
 
 
 _NOT_SERVED = (int(SlotState.FREE), int(SlotState.DELETED))

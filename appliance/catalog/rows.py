@@ -15,9 +15,13 @@ from tailrace.core.hash_slots import HandOver
 ROW = "partition, data_dir, slot, delete_before, slots, hand_over"
 SELECT_TOPICS = (
     "SELECT topic_id, name, state, version, typed, schema_id, message, settings, created_us, "
-    "delay_of, slot_counts"
+    "delay_of, slot_counts, bin"
     " FROM topics JOIN schemas USING (schema_id)"
 )
+
+
+COMES_BACK = -1
+"""`Topic.bin` of a topic that comes back from the bin."""
 
 
 class PartitionRow(NamedTuple):
@@ -59,6 +63,20 @@ class Topic(NamedTuple):
     """Partition counts over time of a topic with hash slots. Its slot map follows from them. The
     map's version is their number.
     """
+    bin: int = 0
+    """Of a topic that is being deleted: the time that the bin keeps it, ms; 0: its files are
+    removed. COMES_BACK until a topic from the bin is open again.
+    """
+
+    @property
+    def is_going_to_bin(self) -> bool:
+        """True while its files are moved to the bin."""
+        return self.state == "deleting" and self.bin > 0
+
+    @property
+    def is_coming_back(self) -> bool:
+        """True while its files are moved out of the bin."""
+        return self.bin == COMES_BACK
 
 
 def partition_of(row: Any) -> PartitionRow:
@@ -82,6 +100,7 @@ def topic_of(row: Any, partitions: Iterable[PartitionRow]) -> Topic:
         created_us,
         delay_of,
         slot_counts,
+        bin_,
     ) = row
     given, counts = orjson.loads(settings), tuple(orjson.loads(slot_counts))
     return Topic(
@@ -97,4 +116,5 @@ def topic_of(row: Any, partitions: Iterable[PartitionRow]) -> Topic:
         created_us,
         delay_of,
         counts,
+        bin_,
     )

@@ -321,6 +321,14 @@ class Settings:
         name="retention.check.interval.ms",
         live=True,
     )
+    topic_delete_retention_ms: int = setting(
+        0,
+        "How long a deleted topic stays in the bin, ms, where `tailrace topic undelete` finds it; "
+        "its records keep their space until then, or until their disk is nearly full. 0: deletion "
+        "frees the space at once.",
+        name="topic.delete.retention.ms",
+        live=True,
+    )
     backup_target: str = setting(
         "",
         "Where `tailrace backup --config FILE`, and with it tailrace-backup.timer, makes backups: "

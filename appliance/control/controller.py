@@ -42,6 +42,7 @@ from appliance.control.lane_sender import LaneSender
 from appliance.control.metadata_publisher import MetadataPublisher, Sizes
 from appliance.control.offset_leases import OffsetLeases
 from appliance.control.partition_placement import PartitionPlacement
+from appliance.control.topic_bin import BIN_APIS, TopicBin
 from appliance.control.topic_change import Requester
 from appliance.control.topic_change_queue import CHANGES, TopicChangeQueue
 from appliance.control.topic_commands import TopicCommands, is_whole
@@ -89,6 +90,7 @@ class Controller:
         incoming: dict[int, LaneReader],
         answer_max: int,
         leases: OffsetLeases[LaneSender],
+        topic_bin: TopicBin,
         make_configs: Callable[[Callable[[Requester, ErrorCode, bytes], None]], ConfigCommands],
         topic_defaults: dict[str, Any],
         host_view: HostView,
@@ -118,9 +120,11 @@ class Controller:
             publisher.placement.assign(topic)
         publisher.connect_workers()
         publisher.feed_leases = lambda out: leases.feed(out, topics.values())
+        publisher.kept_topics = topic_bin.kept
         self._leases = leases
+        self._bin = topic_bin
         self._changes = TopicChangeQueue(
-            catalog, topics, publisher, decisions, error_handler, answer_max, start_ns
+            catalog, topics, publisher, decisions, topic_bin, error_handler, answer_max, start_ns
         )
         self._host_view = host_view
         self._configs = make_configs(self._send)
@@ -132,6 +136,7 @@ class Controller:
         """Use changed settings of the appliance."""
         self._topic_defaults.change(dict(settings["topic_defaults"]))
         self._host_view.use_settings(settings)
+        self._decisions.deletions_kept_ms = int(settings["topic.delete.retention.ms"])
 
     # ---- agent -----------------------------------------------------------------------------------
 
@@ -144,6 +149,7 @@ class Controller:
         if self._configs.are_in_force():
             work += self._publisher.feed(pause_readers=self._changes.is_inheriting(now_ns))
         self._catalog.begin_step()
+        work += self._bin.finish(now_ns)
         work += self._topic_defaults.step(now_ns)
         work += self._give_producer_ids()
         for front, lane in self._incoming.items():
@@ -162,12 +168,14 @@ class Controller:
                 if kind == LaneKind.REQUEST:
                     self._handle(requester, api, payload)
         work += self._changes.decide_and_note(now_ns)
+        work += self._bin.step(now_ns)
         if self._catalog.commit_step(self._error_handler.on_error):
             self._slot.store(
                 ProcessWord.COMMIT_COUNT, self._slot.load(ProcessWord.COMMIT_COUNT) + 1
             )
         work += self._changes.answer(now_ns) + self._leases.answer_taken(now_ns)
         work += self._configs.answer_applied(now_ns)
+        work += self._bin.answer(now_ns, self._send, self._answer_max)
         return work + self._publisher.send(now_ns)
 
     def has_more(self) -> bool:
@@ -188,7 +196,7 @@ class Controller:
             or self._configs.is_waiting
             or self._topic_defaults.is_waiting
             or not self._configs.are_in_force()
-            else None
+            else self._bin.next_deadline_ns()
         )
 
     def begin_stop(self) -> None:
@@ -231,6 +239,8 @@ class Controller:
         self, requester: Requester, api: int, request: dict[str, Any]
     ) -> dict[str, Any] | None:
         """The response; None if it follows later. Raises TailraceError."""
+        if api in BIN_APIS:
+            return self._bin.take(requester, api, request, self._now_ns, self._answer_max)
         if api in CONFIG_APIS:
             return self._configs.take(requester, api, request, self._now_ns)
         if api == Api.DESCRIBE_CLUSTER:
@@ -344,6 +354,7 @@ def build(
     sizes = Sizes(front_count, int(settings["ring_bytes"]), int(settings["lane_bytes"]))
     outgoing = [connect(role, index) for role, index in [*roles, (Role.SCHEDULER, 0)]]
     topic_defaults = dict(settings["topic_defaults"])
+    answer_max = min(out.lane.payload_max for out in outgoing if out.role is Role.FRONT)
     publisher = MetadataPublisher(
         topics,
         outgoing,
@@ -356,14 +367,8 @@ def build(
         sizes,
         topic_defaults,
     )
-    decisions = TopicCommands(
-        catalog, topics, dedicated, lambda row: publisher.table(row).read(row.slot),
-        context.clock.wall_us, ring_bytes=sizes.ring_bytes,
-        lane_bytes=sizes.lane_bytes, topic_defaults=publisher.topic_defaults,
-    )  # fmt: skip
-    answer_max = min(out.lane.payload_max for out in outgoing if out.role is Role.FRONT)
     leases: OffsetLeases[LaneSender] = OffsetLeases(
-        catalog.database, context.clock.monotonic_ns, decisions.existing,
+        catalog.database, context.clock.monotonic_ns, lambda item: decisions.existing(item),
         lambda row: publisher.to(Role.FLUSHER, placement.dir_index(row)),
         lambda out, slot, payload: out.put(LaneKind.LEASE, payload, slot=slot), publisher.table,
         lambda to, code,
@@ -380,6 +385,17 @@ def build(
         http_listen=settings["http.listen"],
     )
     host_view.use_settings(spec.settings)
+    topic_bin = TopicBin(
+        catalog, host_view, lambda row: placement.known_dir_index(row),
+        lambda index, topic_id: publisher.to(Role.FLUSHER, index).put(LaneKind.PURGE, topic_id),
+        publisher.publish_purged, leases.elapsed_ms, leases.keep_time, context.clock.wall_us,
+    )  # fmt: skip
+    decisions = TopicCommands(
+        catalog, topics, dedicated, lambda row: publisher.table(row).read(row.slot),
+        context.clock.wall_us, topic_bin=topic_bin, ring_bytes=sizes.ring_bytes,
+        lane_bytes=sizes.lane_bytes, topic_defaults=publisher.topic_defaults,
+    )  # fmt: skip
+    decisions.deletions_kept_ms = int(settings["topic.delete.retention.ms"])
 
     def make_configs(send: Callable[[Requester, ErrorCode, bytes], None]) -> ConfigCommands:
         in_force, overrides = (
@@ -391,9 +407,12 @@ def build(
 
     controller = Controller(
         catalog=catalog, topics=topics, publisher=publisher, decisions=decisions, leases=leases,
+        topic_bin=topic_bin,
         make_configs=make_configs, topic_defaults=dict(topic_defaults), host_view=host_view,
         is_restarted=spec.generation > 1,
-        description=ClusterDescription(topics, publisher, host_view, spec.instance, answer_max),
+        description=ClusterDescription(
+            topics, publisher, host_view, topic_bin, spec.instance, answer_max
+        ),
         slot=context.slot, error_handler=CountedErrorHandler(context.slot),
         incoming={f: context.lane_reader(process_name(Role.FRONT, f)) for f in range(front_count)},
         ids_requested=control.process(Role.GROUPS, 0).cell(ProcessWord.TRANSACTIONS_REQUESTED),

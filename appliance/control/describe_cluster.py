@@ -17,7 +17,8 @@ import orjson
 from appliance.catalog.catalog import PartitionRow, Topic
 from appliance.control.host_view import HostView
 from appliance.control.metadata_publisher import MetadataPublisher
-from appliance.control.topic_commands import shown_text
+from appliance.control.topic_bin import TopicBin
+from appliance.control.topic_change import shown_text
 from shm.memory.layout import SlotState
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import InvalidRequestError
@@ -34,12 +35,14 @@ class ClusterDescription:
         topics: Mapping[str, Topic],
         publisher: MetadataPublisher,
         host_view: HostView,
+        topic_bin: TopicBin,
         cluster_id: str,
         answer_max: int,
     ) -> None:
         self._topics = topics
         self._publisher = publisher
         self._host_view = host_view
+        self._bin = topic_bin
         self._cluster_id = cluster_id
         self._page_bytes_max = answer_max // 2
 
@@ -75,6 +78,7 @@ class ClusterDescription:
             "topics": sum(not topic.delay_of for topic in self._topics.values()),
             "partitions": count,
             "bytes": size,
+            "bin": self._bin.summary(),
             "paused": paused[:PAUSED_MAX],
             "paused_count": len(paused),
             "offline": page,

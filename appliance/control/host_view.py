@@ -13,6 +13,7 @@ from appliance.control.dedicated_workers import DedicatedWorkers
 from shm.memory.layout import ProcessWord, Role
 from shm.runtime.agent_runner import process_name
 from shm.tables.control import Control
+from tailrace.format.directory.data_dir import BIN_DIRECTORY
 from tailrace.format.directory.partition_metadata import PARTITION_FILE, PartitionMetadata
 
 
@@ -26,6 +27,21 @@ class Host:
         """
         found = os.statvfs(path)
         return found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
+
+    def names(self, path: str) -> list[str]:
+        """The names in a directory; none if there is no directory. Raises OSError."""
+        try:
+            return os.listdir(path)
+        except FileNotFoundError:
+            return []
+
+    def size_of(self, path: str) -> int:
+        """Bytes that the files of a directory take on the disk; what cannot be read counts 0."""
+        try:
+            with os.scandir(path) as entries:
+                return sum(entry.stat(follow_symlinks=False).st_blocks for entry in entries) * 512
+        except OSError:
+            return 0
 
     def read_partition_file(self, directory: str) -> PartitionMetadata | None:
         """The metadata of a partition's directory; None if it cannot be read."""
@@ -117,6 +133,27 @@ class HostView:
     def data_dirs(self) -> list[dict[str, Any]]:
         """One row a data directory, for JSON."""
         return [self._data_dir(index, path) for index, path in enumerate(self._data_dirs)]
+
+    def bin_names(self, index: int) -> list[str]:
+        """The names in the bin of a data directory. Raises OSError."""
+        return self._machine.names(f"{self._data_dirs[index]}/{BIN_DIRECTORY}")
+
+    def bin_bytes(self, index: int, name: str) -> int:
+        """The space of a partition in the bin."""
+        return self._machine.size_of(f"{self._data_dirs[index]}/{BIN_DIRECTORY}/{name}")
+
+    def is_short_of_space(self, index: int) -> bool:
+        """True if a data directory refuses batches for lack of space, or soon will. Without a
+        reserve only its flusher knows.
+        """
+        if not self.reserve_bytes:
+            return bool(self._control.process(Role.FLUSHER, index).load(ProcessWord.DISK_FULL))
+        try:
+            free, total = self._machine.free_and_total_bytes(self._data_dirs[index])
+        except OSError:
+            return False
+        reserve = min(self.reserve_bytes, total // 8)
+        return free < reserve + reserve // 4
 
     def _data_dir(self, index: int, path: str) -> dict[str, Any]:
         state = (

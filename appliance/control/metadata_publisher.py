@@ -11,6 +11,7 @@ Crash: nothing is kept. A successor publishes to every process again.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from appliance.catalog.catalog import PartitionRow, Topic, delay_log_of
@@ -77,6 +78,8 @@ class MetadataPublisher:
         """Answers of this step: (front, session, correlation id, code, body)."""
         self._unconnected: dict[int, dict[tuple[bytes, int], Assignment]] = {}
         """Updates for dedicated workers that the supervisor has not started yet."""
+        self.kept_topics: Callable[[], list[Topic]] = list
+        """The topics in the bin."""
         self.feed_leases: Callable[[LaneSender], None] = lambda _out: None
         """Sends a flusher every lease: before FED, so that retention waits for them."""
         self._sizes = sizes
@@ -164,7 +167,8 @@ class MetadataPublisher:
                 front=row.slot % sizes.front_count,
                 data_dir=self.placement.dir_index(row), schema_id=topic.schema_id,
                 schema=topic.schema, typed=topic.typed,
-                dropped=topic.state == "deleting", delete_before=row.delete_before, revive=revive,
+                dropped=topic.state == "deleting", binned=topic.is_going_to_bin,
+                undeleted=topic.is_coming_back, delete_before=row.delete_before, revive=revive,
                 settings=settings, delay_of=topic.delay_of.hex(),
                 delay_log=delay_log.topic_id.hex() if delay_log is not None else "",
                 given=topic.given, created_us=topic.created_us,
@@ -208,12 +212,56 @@ class MetadataPublisher:
                 for assignment in self._assignments(topic):
                     if self._concerns(out, assignment):
                         out.put(LaneKind.ASSIGN, assignment, flags=REPLAY)
+            going = [topic for topic in self._topics.values() if topic.is_going_to_bin]
+            self._feed_going(out, going)
             if out.role is Role.FLUSHER:
                 self.feed_leases(out)
             out.put(LaneKind.FED, correlation_id=requested)
+            if out.role is Role.WORKER:
+                for assignment in self._concerning(out, going):
+                    out.put(LaneKind.ASSIGN, assignment)
             out.feeding = requested
             count += 1
         return count
+
+    def _feed_going(self, out: LaneSender, going: list[Topic]) -> None:
+        """Feed the topics that are on their way to the bin. Worker and flusher open them, to
+        complete their logs: the deletion follows. The group coordinator keeps their offsets.
+        """
+        if out.role is Role.GROUPS:
+            for topic in going:
+                self._put_kept(out, topic)
+            for topic in self.kept_topics():
+                self._put_kept(out, topic)
+        if out.role in (Role.WORKER, Role.FLUSHER):
+            for assignment in self._concerning(out, going):
+                opened = replace(assignment, dropped=False, version=assignment.version - 1)
+                out.put(LaneKind.ASSIGN, opened, flags=REPLAY)
+
+    def _concerning(self, out: LaneSender, topics: list[Topic]) -> list[Assignment]:
+        return [
+            assignment
+            for topic in topics
+            for assignment in self._assignments(topic)
+            if self._concerns(out, assignment)
+        ]
+
+    def _put_kept(self, out: LaneSender, topic: Topic, *, is_kept: bool = True) -> None:
+        if topic.delay_of:
+            return
+        kept = Assignment(
+            topic=topic.name, topic_id=topic.topic_id, partition=0,
+            partition_count=len(topic.partitions), slot=0, version=topic.version, worker=0, front=0,
+            data_dir=0, schema_id=topic.schema_id, schema=b"", typed=topic.typed, dropped=True,
+            binned=is_kept,
+        )  # fmt: skip
+        out.put(LaneKind.ASSIGN, kept, flags=REPLAY)
+
+    def publish_purged(self, topic: Topic) -> None:
+        """Tell the group coordinator that a deleted topic does not come back."""
+        for out in self._outgoing:
+            if out.role is Role.GROUPS:
+                self._put_kept(out, topic, is_kept=False)
 
     def publish_to_workers(self, topic: Topic, *, revive: bool = False) -> None:
         """Queue a decided topic for the workers of its partitions, which pass it on to the

@@ -27,7 +27,7 @@ import orjson
 from appliance.catalog.catalog import PartitionRow, Topic
 from appliance.catalog.transaction import Database, Transaction
 from shm.queues.lane import LaneWriter
-from shm.runtime.elapsed_time import US_PER_MS, ElapsedTime, Mark
+from shm.runtime.elapsed_time import MARK_EVERY_MS, US_PER_MS, ElapsedTime, Mark
 from shm.tables.partition_table import PartitionTable
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import (
@@ -115,17 +115,21 @@ class OffsetLeases(Generic[AWay]):
         ):  # an earlier build stored ends by the wall clock, which may have been set since: its leases last as long as new ones  # noqa: E501
             with Transaction(database):
                 database.execute("UPDATE leases SET ends_us = ? + ttl_ms * 1000", (self._now_us(),))
-                self._keep_time()
+                self.keep_time()
 
     def _now_us(self) -> int:
         """Elapsed time."""
-        return self._elapsed.ms(self._monotonic_ns()) * US_PER_MS
+        return self.elapsed_ms() * US_PER_MS
 
-    def _keep_time(self) -> None:
-        """Write elapsed time down, if that is due; part of a transaction. Should that fail, leases
-        last a little longer.
+    def elapsed_ms(self) -> int:
+        """Elapsed time."""
+        return self._elapsed.ms(self._monotonic_ns())
+
+    def keep_time(self, after_ms: int = MARK_EVERY_MS) -> None:
+        """Write elapsed time down, if the last mark is `after_ms` old; part of a transaction.
+        Should that fail, leases and the bin last a little longer.
         """
-        mark = self._elapsed.mark_due(self._monotonic_ns())
+        mark = self._elapsed.mark_due(self._monotonic_ns(), after_ms)
         if mark is not None:
             self._db.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", mark.rows())
             self._elapsed.kept(mark)
@@ -229,7 +233,7 @@ class OffsetLeases(Generic[AWay]):
                     self._db.executemany(
                         "INSERT OR REPLACE INTO leases VALUES (?, ?, ?, ?, ?, ?)", rows
                     )
-                self._keep_time()
+                self.keep_time()
         except sqlite3.Error as error:
             if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL:
                 raise DiskFullError(

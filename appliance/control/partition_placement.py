@@ -48,6 +48,10 @@ class PartitionPlacement:
         """The index in this run of a partition's data directory."""
         return self._dir_index[row.data_dir]
 
+    def known_dir_index(self, row: PartitionRow) -> int | None:
+        """The index of a partition's data directory; None if this run does not have it."""
+        return self._dir_index.get(row.data_dir)
+
     def worker_of(self, topic: Topic, row: PartitionRow) -> int:
         """The worker of a partition."""
         owner = self._topics.get(topic.name.removesuffix(DELAY_SUFFIX)) if topic.delay_of else None

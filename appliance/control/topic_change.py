@@ -24,6 +24,28 @@ MESSAGE_MAX = 80
 """Characters of each message in an answer that would be too long otherwise."""
 
 
+SHOWN_MAX = 249
+"""Characters of a client's own text that an answer repeats."""
+
+
+def shown_name(name: Any) -> str:
+    """A name as an answer repeats it: one that can be a topic's as it is, what else a client calls
+    a name cut and in plain characters.
+    """
+    if not isinstance(name, str):
+        return f"({type(name).__name__})"
+    return "".join(
+        char if " " <= char <= "~" and char not in '"\\' else "?" for char in name[:SHOWN_MAX]
+    )
+
+
+def shown_text(text: str) -> str:
+    """A sentence that may quote a client, cut and in plain characters: an answer holds a thousand
+    of them.
+    """
+    return text[:SHOWN_MAX].encode("ascii", "replace").decode()
+
+
 class Requester(NamedTuple):
     """The origin of a request: the front, its session and the request's number there."""
 

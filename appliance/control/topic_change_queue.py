@@ -21,8 +21,9 @@ from typing import Any
 
 from appliance.catalog.catalog import Catalog, CatalogFullError, PartitionRow, Topic
 from appliance.control.metadata_publisher import MetadataPublisher
-from appliance.control.topic_change import Change, Requester
-from appliance.control.topic_commands import TopicCommands, shown_name, shown_text
+from appliance.control.topic_bin import TopicBin
+from appliance.control.topic_change import Change, Requester, shown_name, shown_text
+from appliance.control.topic_commands import TopicCommands
 from shm.crash_points import crash_point
 from shm.memory.layout import SlotState
 from shm.runtime.error_handler import CountedErrorHandler
@@ -43,7 +44,9 @@ carries nothing out.
 """
 CHANGES_MAX = 32
 DECIDED_AT_ONCE = 16
-CHANGES = (Api.CREATE_TOPICS, Api.DELETE_TOPICS, Api.ALTER_TOPICS, Api.DELETE_RECORDS)
+CHANGES = (
+    Api.CREATE_TOPICS, Api.DELETE_TOPICS, Api.ALTER_TOPICS, Api.DELETE_RECORDS, Api.UNDELETE_TOPICS,
+)  # fmt: skip
 
 
 NO_MEMORY = (
@@ -57,19 +60,20 @@ class TopicChangeQueue:
 
     def __init__(
         self, catalog: Catalog, topics: dict[str, Topic], publisher: MetadataPublisher,
-        decisions: TopicCommands, error_handler: CountedErrorHandler,
+        decisions: TopicCommands, topic_bin: TopicBin, error_handler: CountedErrorHandler,
         answer_max: int, start_ns: int,
     ) -> None:  # fmt: skip
         """`topics`: by name, as the controller knows them; changed here."""
         self._catalog = catalog
         self._topics = topics
         self._publisher = publisher
+        self._bin = topic_bin
         self._error_handler = error_handler
         self._answer_max = answer_max
         self._decide_by = {
             Api.CREATE_TOPICS: decisions.create, Api.DELETE_TOPICS: decisions.delete,
             Api.ALTER_TOPICS: decisions.alter,
-            Api.DELETE_RECORDS: decisions.delete_records,
+            Api.DELETE_RECORDS: decisions.delete_records, Api.UNDELETE_TOPICS: decisions.undelete,
         }  # fmt: skip
         self._changes: list[Change] = []
         self._late: dict[bytes, Topic] = {}
@@ -179,6 +183,10 @@ class TopicChangeQueue:
             change.check_offsets(item)
             decided = self._decide_by[change.api](item, change.validate_only)
             if decided:
+                if change.api is Api.DELETE_TOPICS:
+                    result["kept_ms"] = decided[0].bin
+                elif change.api is Api.UNDELETE_TOPICS:
+                    result.update(restored=decided[0].name, topic_id=decided[0].topic_id.hex())
                 self._take_up(change, result, decided, revive=bool(item.get("online")))
         except TailraceError as error:
             result.update(code=int(error.code), message=shown_text(error.detail))
@@ -348,7 +356,10 @@ class TopicChangeQueue:
                 )
             return
         if topic.state == "deleting":
-            self._catalog.forget(topic.topic_id)
+            if topic.is_going_to_bin:
+                self._bin.put(topic, topic.bin)
+            else:
+                self._catalog.forget(topic.topic_id)
             self._catalog.afterwards(lambda: self._forget(topic), not_noted)
             return
         self._catalog.mark_active(topic, self._hand_overs(topic))
@@ -359,7 +370,11 @@ class TopicChangeQueue:
         if not self._is_gone(topic):
             del self._topics[topic.name]
             self._publisher.placement.release(topic)
-            logger.info("topic_deleted topic=%s", topic.name)
+            logger.info(
+                "topic_deleted topic=%s in_bin=%s",
+                topic.name,
+                "yes" if topic.is_going_to_bin else "no",
+            )
 
     def _publish_finished(
         self, topic: Topic, known: Topic | None, results: list[dict[str, Any]]

@@ -22,9 +22,12 @@ from appliance.catalog.catalog import Catalog, PartitionRow, Topic, delay_log_of
 from appliance.config import topic_config
 from appliance.config.default_schema import DEFAULT_DELAY_SCHEMA_MESSAGE, DEFAULT_SCHEMA_MESSAGE
 from appliance.control.dedicated_workers import DedicatedWorkers
+from appliance.control.topic_bin import TopicBin
+from appliance.control.topic_change import SHOWN_MAX, shown_name
 from shm.memory.layout import SlotState
 from shm.tables.partition_table import PartitionState
 from tailrace.core.delays import DELAY_COLUMNS, delay_log_name
+from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import (
     InvalidRequestError,
     InvalidSchemaError,
@@ -32,6 +35,7 @@ from tailrace.core.errors import (
     InvalidTopicNameError,
     OffsetOutOfRangeError,
     PartitionOfflineError,
+    TailraceError,
     TopicExistsError,
     UnknownTopicError,
 )
@@ -42,27 +46,7 @@ COLUMNS_MAX = 2048
 RESERVED = "@"
 """First character of the names of a delay log's own columns."""
 TOPIC_ID_BYTES = 16
-SHOWN_MAX = 249
-"""Characters of a client's own text that an answer repeats."""
 _DELAY_NODES = read_schema(DEFAULT_DELAY_SCHEMA_MESSAGE).nodes[-len(DELAY_COLUMNS) :]
-
-
-def shown_name(name: Any) -> str:
-    """A name as an answer repeats it: one that can be a topic's as it is, what else a client calls
-    a name cut and in plain characters.
-    """
-    if not isinstance(name, str):
-        return f"({type(name).__name__})"
-    return "".join(
-        char if " " <= char <= "~" and char not in '"\\' else "?" for char in name[:SHOWN_MAX]
-    )
-
-
-def shown_text(text: str) -> str:
-    """A sentence that may quote a client, cut and in plain characters: an answer holds a thousand
-    of them.
-    """
-    return text[:SHOWN_MAX].encode("ascii", "replace").decode()
 
 
 def is_whole(value: Any, low: int, high: int) -> bool:
@@ -81,6 +65,7 @@ class TopicCommands:
         state_of: Callable[[PartitionRow], PartitionState],
         now_us: Callable[[], int],
         *,
+        topic_bin: TopicBin,
         ring_bytes: int,
         lane_bytes: int,
         topic_defaults: Mapping[str, Any] = MappingProxyType({}),
@@ -96,6 +81,9 @@ class TopicCommands:
         self._ring_bytes = ring_bytes
         self._lane_bytes = lane_bytes
         self._topic_defaults = topic_defaults
+        self._bin = topic_bin
+        self.deletions_kept_ms = 0
+        """The setting topic.delete.retention.ms."""
 
     def create(self, item: dict[str, Any], validate_only: bool) -> list[Topic]:
         """A new topic, and its delay log where it has delays. Raises TopicExistsError and what is
@@ -178,16 +166,7 @@ class TopicCommands:
         Clients that create typed topics send it along, for this process does not build Arrow
         schemas.
         """
-        if len(name) > topic_config.DELAY_NAME_MAX:
-            raise InvalidTopicNameError(
-                f"a topic with delays has a name of at most {topic_config.DELAY_NAME_MAX} "
-                "characters"
-            )
-        if delay_log_name(name) in self._topics:
-            raise TopicExistsError(
-                f"delayed records of a topic {name!r} that was deleted are still being removed; "
-                "try again in a moment"
-            )
+        self._check_delay_log_name(name)
         if schema == DEFAULT_SCHEMA_MESSAGE:
             return DEFAULT_DELAY_SCHEMA_MESSAGE
         if item.get("delay_schema") is None:
@@ -204,6 +183,21 @@ class TopicCommands:
                 "@origin and @repeat"
             )
         return message
+
+    def _check_delay_log_name(self, name: str) -> None:
+        """Check that a topic of this name can have a delay log now. Raises InvalidTopicNameError,
+        TopicExistsError.
+        """
+        if len(name) > topic_config.DELAY_NAME_MAX:
+            raise InvalidTopicNameError(
+                f"a topic with delays has a name of at most {topic_config.DELAY_NAME_MAX} "
+                "characters"
+            )
+        if delay_log_name(name) in self._topics:
+            raise TopicExistsError(
+                f"delayed records of a topic {name!r} that was deleted are still being removed; "
+                "try again in a moment"
+            )
 
     def _checked_settings(self, given: Any) -> dict[str, Any]:
         """Parse and check the settings of an entry; {} if it has none.
@@ -262,19 +256,55 @@ class TopicCommands:
         return topic
 
     def delete(self, item: dict[str, Any], validate_only: bool) -> list[Topic]:
-        """Delete a topic and its delay log.
+        """Delete a topic and its delay log. `now`: true does not keep it in the bin.
 
-        Raises: UnknownTopicError.
+        Raises: UnknownTopicError, InvalidRequestError.
         """
         topic = self.existing(item)
+        now = item.get("now", False)
+        if not isinstance(now, bool):
+            raise InvalidRequestError("`now` must be true or false")
         if validate_only:
             return []
+        kept_ms = 0 if now else self.deletions_kept_ms
         with self._catalog.together():
             return [
-                self._catalog.mark_deleting(each)
+                self._catalog.mark_deleting(each, kept_ms)
                 for each in (topic, delay_log_of(topic, self._topics))
                 if each is not None
             ]
+
+    def undelete(self, item: dict[str, Any], validate_only: bool) -> list[Topic]:
+        """Bring a deleted topic back, with its delay log. `as`: another name for it.
+
+        Raises: UnknownTopicError, TopicExistsError, InvalidRequestError, InvalidSettingError,
+        StorageError.
+        """
+        deleted = self._bin.named(item)
+        topic = deleted.topic
+        self._bin.check_whole(deleted)
+        name = topic_config.check_topic_name(topic.name if item.get("as") is None else item["as"])
+        if name in self._topics:
+            raise TopicExistsError(
+                f"a topic {name!r} exists; bring the deleted one back under another name: "
+                f"tailrace topic undelete {topic.topic_id.hex()} --as NEWNAME"
+            )
+        logs = self._bin.delay_logs_of(topic)
+        if logs:
+            for log in logs:
+                self._bin.check_whole(log)
+            self._check_delay_log_name(name)
+        if topic.given.get("worker.dedicated"):
+            self._dedicated.check_room(len(topic.partitions))
+        if validate_only:
+            return []
+        with self._catalog.together():
+            decided = [
+                self._catalog.undelete(deleted, name),
+                *(self._catalog.undelete(log, delay_log_name(name)) for log in logs),
+            ]
+        self._bin.changed()
+        return decided
 
     def alter(self, item: dict[str, Any], validate_only: bool) -> list[Topic]:
         """Change settings or partitions of a topic; what an entry leaves out stays.
@@ -282,6 +312,11 @@ class TopicCommands:
         Raises: UnknownTopicError, InvalidSettingError.
         """
         topic = self.existing(item)
+        if topic.is_coming_back:
+            raise TailraceError(
+                f"topic {topic.name!r} is coming back from the bin; try again in a moment",
+                ErrorCode.NOT_READY,
+            )
         changed = self._checked_settings(item.get("configs"))
         dedicated = bool(topic.given.get("worker.dedicated"))
         if bool(changed.get("worker.dedicated", dedicated)) is not dedicated:

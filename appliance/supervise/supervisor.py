@@ -287,6 +287,7 @@ class Supervisor:
             "connections.max": s.connections_max,
             "topic_defaults": s.topic_defaults,
             "retention.check.interval.ms": s.retention_check_interval_ms,
+            "topic.delete.retention.ms": s.topic_delete_retention_ms,
             "log_level": s.log_level, "log_format": s.log_format,
             "slow_operation_ms": s.slow_operation_ms,
         }  # fmt: skip

@@ -69,6 +69,8 @@ class LaneKind(IntEnum):
     """Controller to groups: `correlation_id` is the first of a block of producer ids for the
     process generation in `session`.
     """
+    PURGE = 17
+    """Controller to flusher: remove a deleted topic from the bin. Payload: its topic id."""
 
 
 REPLAY = 1
@@ -96,6 +98,12 @@ class Assignment:
     """Encapsulated Arrow schema message."""
     typed: bool
     dropped: bool = False
+    binned: bool = False
+    """With `dropped`: move the partition's files to the bin instead of removing them. Without it,
+    in a replay: that move is under way, and is completed by a `dropped` that follows.
+    """
+    undeleted: bool = False
+    """True until a topic that comes back from the bin is open: its log does not begin empty."""
     delete_before: int = 0
     """Delete the records below this offset."""
     revive: bool = False

@@ -1,6 +1,7 @@
 """Administration client: topics, offsets and the state of the appliance. The methods for groups are
 in `tailrace.admin.groups`, those for transactions in `tailrace.admin.transactions`, those for
-delayed records in `tailrace.admin.delays`.
+delayed records in `tailrace.admin.delays`, those for deleted topics in
+`tailrace.admin.deleted_topics`.
 
 Each call makes a request or a few in the caller's thread.
 """
@@ -14,6 +15,7 @@ from typing import Any, ClassVar, TypeVar
 
 from tailrace.admin.configs import ConfigAdmin
 from tailrace.admin.delays import DelayAdmin
+from tailrace.admin.deleted_topics import DeletedTopicAdmin
 from tailrace.admin.groups import GroupAdmin
 from tailrace.admin.topic_list import partition_counts
 from tailrace.admin.transactions import TransactionAdmin
@@ -61,7 +63,9 @@ _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 
 @documented(AdminSettings)
-class Admin(ConfigAdmin, GroupAdmin, TransactionAdmin, DelayAdmin, RenamedMethods):
+class Admin(
+    ConfigAdmin, GroupAdmin, TransactionAdmin, DelayAdmin, DeletedTopicAdmin, RenamedMethods
+):
     """Creates, changes, describes and deletes topics and groups, and shows the state of the
     appliance. A context manager; for one thread at a time.
 
@@ -205,15 +209,20 @@ class Admin(ConfigAdmin, GroupAdmin, TransactionAdmin, DelayAdmin, RenamedMethod
 
     @operation
     def delete_topics(
-        self, names: str | Iterable[str], *, with_derived: bool = False
+        self, names: str | Iterable[str], *, with_derived: bool = False, now: bool = False
     ) -> Steps[None]:
         """Delete topics (a name, or several) with all records; with `with_derived` their
-        `derived_topics` too. Raises UnknownTopicError.
+        `derived_topics` too. The appliance's setting topic.delete.retention.ms says how long
+        `undelete_topic` brings them back; with `now` they are gone at once. Raises
+        UnknownTopicError.
         """
         requested = name_list("names", names)
         if with_derived:
             requested += yield from self._derived_topics(requested)
-        yield from self._change(Api.DELETE_TOPICS, [{"name": name} for name in requested])
+        if not isinstance(now, bool):
+            raise InvalidRequestError(f"now is {now!r:.100}; it takes True or False")
+        flags = {"now": True} if now else {}
+        yield from self._change(Api.DELETE_TOPICS, [{"name": name, **flags} for name in requested])
 
     @operation
     def derived_topics(self, names: str | Iterable[str]) -> Steps[list[str]]:

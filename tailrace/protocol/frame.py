@@ -91,6 +91,9 @@ class Api(IntEnum):
     DESCRIBE_CONFIGS = 36
     ALTER_CONFIGS = 37
     RELOAD_CONFIG = 38
+    LIST_DELETED_TOPICS = 39
+    UNDELETE_TOPICS = 40
+    PURGE_TOPICS = 41
 
 
 API_VERSIONS: dict[int, tuple[int, int]] = {

@@ -22,10 +22,13 @@ from tests.kit.workload import Workload, boot
 
 OF_TRANSACTIONS = ("worker.after_marker", "worker.before_settled")
 """Visited by `tests/workers/append/test_transactions_after_faults.py`, which has a coordinator."""
+OF_THE_BIN = ("flusher.in_bin", "flusher.in_undelete", "flusher.in_purge")
+"""Visited by `tests/system/test_undelete.py`."""
 STEPPED = [
     name
     for name in CRASH_POINTS
-    if name.partition(".")[0] in ("worker", "flusher", "recovery") and name not in OF_TRANSACTIONS
+    if name.partition(".")[0] in ("worker", "flusher", "recovery")
+    and name not in (*OF_TRANSACTIONS, *OF_THE_BIN)
 ]
 PARTITIONS = 6
 

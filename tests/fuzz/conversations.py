@@ -369,10 +369,27 @@ def _delete(rng: random.Random, _world: World) -> Request:
     return _json(
         Api.DELETE_TOPICS,
         {
-            "topics": [{"name": _scratch(rng)} for _ in range(rng.randrange(1, 4))],
+            "topics": [
+                {"name": _scratch(rng), **rng.choice(({}, {"now": True}, {"now": 1}))}
+                for _ in range(rng.randrange(1, 4))
+            ],
             "validate_only": rng.random() < 0.2,
         },
     )
+
+
+def _list_deleted(rng: random.Random, _world: World) -> Request:
+    return _json(Api.LIST_DELETED_TOPICS, {"after": rng.choice((None, "x" * 32, 7))})
+
+
+def _undelete(rng: random.Random, _world: World) -> Request:
+    item = {"name": _scratch(rng), **rng.choice(({}, {"as": _scratch(rng)}, {"as": "a/b"}))}
+    return _json(Api.UNDELETE_TOPICS, {"topics": [item], "validate_only": rng.random() < 0.2})
+
+
+def _purge(rng: random.Random, _world: World) -> Request:
+    names = [_scratch(rng), rng.choice(("nosuch", None, 5, "0" * 32))]
+    return _json(Api.PURGE_TOPICS, {"topics": [{"name": name} for name in names]})
 
 
 def _alter(rng: random.Random, _world: World) -> Request:
@@ -527,7 +544,8 @@ REQUESTS: dict[Api, tuple[Builder, int]] = {
     Api.INIT_PRODUCER_ID: (_init_producer, 2),
     Api.LIST_OFFSETS: (_list_offsets, 3), Api.DESCRIBE_CLUSTER: (_describe_cluster, 1),
     Api.DESCRIBE_CONFIGS: (_describe_configs, 1), Api.ALTER_CONFIGS: (_alter_configs, 1),
-    Api.RELOAD_CONFIG: (_reload_config, 1),
+    Api.RELOAD_CONFIG: (_reload_config, 1), Api.LIST_DELETED_TOPICS: (_list_deleted, 1),
+    Api.UNDELETE_TOPICS: (_undelete, 2), Api.PURGE_TOPICS: (_purge, 1),
     Api.CREDIT: (_credit, 1), Api.DELETE_RECORDS: (_delete_records, 2),
     Api.LEASE_OFFSETS: (_lease, 2), Api.LIST_DELAYS: (_list_delays, 4),
     Api.CHANGE_DELAYS: (_change_delays, 4), Api.DESCRIBE_DELAYS: (_describe_delays, 1),

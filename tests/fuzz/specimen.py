@@ -28,6 +28,7 @@ SETTINGS = {
     "lane_bytes": 1 << 20,
     "slots": 64,
     "disk_reserve_bytes": 1 << 20,
+    "topic.delete.retention.ms": 60_000,
     "journal_bytes": 1 << 20,
 }
 NOT_THE_APPLIANCES = {"tailrace.log"}

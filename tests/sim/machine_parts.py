@@ -48,6 +48,7 @@ CHILD_SETTINGS = {
     "transaction.max.timeout.ms": 900_000, "transactional.id.expiration.ms": 604_800_000,
     "transaction.prepared.max.ms": 604_800_000,
     "transactional.ids.max": 100, "topic_defaults": {}, "retention.check.interval.ms": 3_600_000,
+    "topic.delete.retention.ms": 0,
 }  # fmt: skip
 
 
@@ -81,6 +82,12 @@ class SimMachine(Host):
 
     def free_and_total_bytes(self, path: str) -> tuple[int, int]:
         return self._files.free_bytes(path), self._files.total_bytes(path)
+
+    def names(self, path: str) -> list[str]:
+        return self._files.list(path) if self._files.exists(path) else []
+
+    def size_of(self, path: str) -> int:
+        return 0
 
     def read_partition_file(self, directory: str) -> PartitionMetadata | None:
         path = f"{directory}/{PARTITION_FILE}"

@@ -262,10 +262,13 @@ def test_i_deleted_a_topic(tmp_path: pathlib.Path) -> None:
     running = start_embedded(data_dir=str(tmp_path / "data"))
     try:
         with Admin(running.address) as admin, Producer(running.address) as producer:
-            admin.create_topics(NewTopic("payments"))
+            admin.create_topics([NewTopic("payments"), NewTopic("orders")])
             producer.send("payments", b"v").result(HANG_LIMIT_S)
+            producer.send("orders", b"v").result(HANG_LIMIT_S)
         run(running, "backup", f"{running.data_dir}-backups")
         follow("I deleted a topic", running, running.data_dir)
+        with Consumer("orders", bootstrap=running.address, auto_offset_reset="earliest") as there:
+            assert [record.value for record in there.poll(HANG_LIMIT_S * 1000)] == [b"v"]
     finally:
         assert running.stop() == 0
     assert values_of(f"{running.data_dir}-restored", "payments", 1) == [b"v"]

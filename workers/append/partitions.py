@@ -263,7 +263,8 @@ class Partitions:
         table = self._tables[assignment.data_dir]
         partition = Partition(assignment)
         state = table.read(assignment.slot)
-        if state.topic_id == assignment.topic_id:
+        is_served = state.topic_id == assignment.topic_id and state.state is not SlotState.DELETED
+        if is_served:
             next_offset, append_us, epoch = self._unsettled.get(assignment.slot, (0, 0, 0))
             if epoch != state.leader_epoch:
                 next_offset = 0  # a failed disk has refused them since
@@ -271,6 +272,8 @@ class Partitions:
             partition.last_append_us = max(append_us, state.last_append_us)
             if state.state is SlotState.UNREADABLE:
                 partition.leader_epoch = NO_EPOCH
+        elif assignment.undeleted:  # its flusher has yet to take it out of the bin
+            partition.leader_epoch = NO_EPOCH
         else:  # the flusher has not opened it yet: an empty table, which knows the clock's jumps
             partition.producers = self._load_producers(assignment, 0)
         return partition
@@ -362,6 +365,10 @@ class Partitions:
         """
         assignment = partition.assignment
         state = self._tables[assignment.data_dir].read(assignment.slot)
+        if assignment.undeleted and (
+            state.topic_id != assignment.topic_id or state.state is SlotState.DELETED
+        ):
+            return False  # its flusher has yet to take it out of the bin
         if state.topic_id == assignment.topic_id and state.state is not SlotState.UNREADABLE:
             try:
                 self._take_up(partition, state.log_end_offset, state.leader_epoch)

@@ -335,6 +335,23 @@ class Transactions:
         self._progress.wrote(number, assignment.slot, key, outcome)
         return _Marked.DONE
 
+    def end_all(self, slot: int) -> bool:
+        """Abort every transaction that is open in a partition, unless it was decided already.
+        Return False while the ring has no space, or an outcome that was asked for is not known yet.
+
+        A partition that takes no marker now keeps what is open. Its outcome is asked for when the
+        partition is opened again.
+        """
+        is_over = True
+        for key in self._open.of_slot(slot):
+            is_decided = key in self._progress.missing.get(slot, {})
+            if not is_decided and not self._producers.is_registered(*key):
+                self._ask(key)
+                is_over = False
+            elif not self._end_in(slot, key, Outcome.ABORT):
+                return False
+        return is_over
+
     # ---- partitions that come back ---------------------------------------------------------------
 
     def _note_taken_up(self, slot: int) -> None:

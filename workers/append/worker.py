@@ -388,10 +388,15 @@ class Worker:
         it: the flusher checks for itself. A replay is not copied.
         """
         is_change = not message.flags & REPLAY
+        assignment = Assignment.decode(message.payload)
+        if assignment.dropped and assignment.binned:
+            if not self._fed:
+                return True  # the controller repeats it behind the feed
+            if not self._end_transactions(assignment):
+                return False
         position = self._ring.try_claim(len(message.payload))
         if is_change and position is None:
             return False
-        assignment = Assignment.decode(message.payload)
         self._opened.assign(assignment, self._now_ns)
         if is_change and position is not None:
             self._copy(position, message.payload)
@@ -399,6 +404,31 @@ class Worker:
                 position, len(message.payload), message, source, FLAG_CONTROL | FLAG_BYTES, 0, 0, 0
             )
         return True
+
+    def _end_transactions(self, assignment: Assignment) -> bool:
+        """Abort what is open in a partition that goes to the bin, so that its log is decided when
+        it comes back. Return False while that has to wait.
+
+        Markers of transactions that were decided before the deletion must lie before it. Their
+        decisions are in the coordinator's lane, which is read first (`_must_read_decisions`).
+        """
+        partition = self._partitions.get(assignment.slot)
+        if (
+            partition is None
+            or partition.assignment.topic_id != assignment.topic_id
+            or not len(partition.producers.transactions)
+        ):
+            return True
+        transactions = self._transactions
+        if transactions is None:
+            self._request_coordinator()
+            return False
+        if not transactions.is_fed:
+            return False
+        if transactions.lane.has_more():
+            self._must_read_decisions = not self._blocked
+            return False
+        return transactions.end_all(assignment.slot)
 
     # ---- appending -------------------------------------------------------------------------------
 

@@ -175,6 +175,9 @@ class Scheduler:
         if not self._fed or not self._is_running():
             return work
         self._open_partitions()
+        if changes := self._read_controller():  # imports take a while, and requests follow changes
+            work += changes
+            self._open_partitions()
         for front in range(len(self._fronts)):
             work += self._read_requests(front)
         work += self._requests.serve_deferred(now_ns)
@@ -298,7 +301,8 @@ class Scheduler:
                 if state.state is SlotState.UNREADABLE and state.topic_id == log.topic_id:
                     # not empty: its content is unknown
                     raise OSError("the delay log could not be opened; see the flusher's log")
-                if state.topic_id != log.topic_id:  # its flusher has yet to make it
+                if state.topic_id != log.topic_id or state.state is SlotState.DELETED:
+                    # its flusher has yet to make it, or has removed it
                     self._troubles[key] = Trouble(self._now_ns + OPENING_NS, OPENING_NS, "")
                     continue
                 self._open[key] = DelayPartition(
@@ -310,6 +314,10 @@ class Scheduler:
                     self._link(log).lane.payload_max,
                 )  # fmt: skip
             except Exception as error:  # boundary: files, schemas or metadata may be invalid
+                state = self._tables[log.data_dir].read(log.slot)
+                if state.topic_id != log.topic_id or state.state is SlotState.DELETED:
+                    self._troubles[key] = Trouble(self._now_ns + OPENING_NS, OPENING_NS, "")
+                    continue  # it was removed meanwhile
                 self._note_trouble(key, topic, error, is_open=False)
 
     def _opening(self) -> list[Assignment]:

@@ -44,10 +44,12 @@ class CatalogFeed:
         error_handler: CountedErrorHandler,
         follow_worker: Callable[[int], None],
         on_change: Callable[[], None],
+        purge: Callable[[bytes], None],
         start_ns: int,
     ) -> None:
         """`follow_worker`: called with a dedicated worker whose ring is to be followed.
-        `on_change`: called before an assignment is applied.
+        `on_change`: called before an assignment is applied. `purge`: called with the id of a topic
+        that is to be removed from the bin.
         """
         self._lane = lane
         self._generation = generation
@@ -58,6 +60,7 @@ class CatalogFeed:
         self._error_handler = error_handler
         self._follow_worker = follow_worker
         self._on_change = on_change
+        self._purge = purge
         self._now_ns = start_ns
         self.is_complete = False
         """True once the controller has fed the whole catalog."""
@@ -80,6 +83,8 @@ class CatalogFeed:
                 if message.kind == LaneKind.LEASE:
                     self._log_cleaner.leases.apply(orjson.loads(payload), self._now_ns)
                     self._controller.ring()  # it replies to the reader when this is taken
+                elif message.kind == LaneKind.PURGE:
+                    self._purge(payload)
                 elif message.kind == LaneKind.FOLLOW:
                     self._follow_worker(message.slot)
                 elif message.kind == LaneKind.FED and message.correlation_id == self._generation:
@@ -118,7 +123,9 @@ class CatalogFeed:
         if log is not None and assignment.revive and log.refusal and not self._add_journaled(log):
             self._logs.publish(log)
             return
-        if log is not None and assignment.dropped:
+        if log is not None and assignment.dropped and log.key[0] == assignment.topic_id:
+            if assignment.binned and not self._sync_for_bin(log, assignment):
+                return
             self._commit.forget(log)
         log = self._logs.apply(
             assignment, replay=replay, on_open=lambda _: self._log_cleaner.forget(assignment.slot)
@@ -127,10 +134,24 @@ class CatalogFeed:
             self._commit.forget(log)
             self._logs.journaled.pop(log.key, None)
         if log is None:
+            if assignment.slot in self._logs.waiting:
+                return  # its directory cannot be moved to the bin yet
             self._log_cleaner.forget(assignment.slot)
             self._log_cleaner.leases.forget((assignment.topic_id, assignment.partition))
         else:
             self._log_cleaner.begin(log, self._now_ns)
+
+    def _sync_for_bin(self, log: PartitionLog, assignment: Assignment) -> bool:
+        """Make a log durable before it goes to the bin: the journal forgets it. Return False if
+        that must wait for resources.
+        """
+        try:
+            if log.is_open and log.is_unsynced and not log.refusal:
+                self._commit.sync(log)
+        except OSError as error:
+            self._logs.wait_to_drop(assignment, error)
+            return False
+        return True
 
     def open_waiting(self, now_ns: int, *, replay: bool) -> int:
         """Retry assignments that waited for resources. Recovery waits for all of them: rings hold

@@ -41,7 +41,9 @@ from shm.runtime.logs.slow_operations import SLOW
 from shm.runtime.timing_wheel import TimingWheel
 from shm.tables.control import ProcessSlot
 from shm.tables.partition_table import PartitionTable
+from tailrace.format.directory.data_dir import BIN_DIRECTORY
 from workers.flush.batch_placement import BatchPlacement
+from workers.flush.bin import Bin
 from workers.flush.catalog_feed import CatalogFeed
 from workers.flush.group_commit import GroupCommit
 from workers.flush.log_cleaner import LogCleaner
@@ -136,6 +138,8 @@ class Flusher:
         self._placing: tuple[RingFollower, FlushGroup] | None = None
         self._has_chores = True
         """True if the log cleaner may have work."""
+        self._bin: Bin | None = None
+        """Made with the first topic that is removed from the bin."""
         self._ready = False
         self._stopping = False
         self._stalled_until_ns = 0
@@ -157,7 +161,7 @@ class Flusher:
         )
         self._feed = CatalogFeed(
             feed, generation, self._logs, self._commit, self._log_cleaner, controller,
-            self._error_handler, self._follow_worker, self._on_assignment, start_ns,
+            self._error_handler, self._follow_worker, self._on_assignment, self._purge, start_ns,
         )  # fmt: skip
         self._placement = BatchPlacement(
             self._logs,
@@ -198,6 +202,8 @@ class Flusher:
             self._show_space()
             if self._space.is_full:
                 self._log_cleaner.make_room()
+        if self._bin is not None and not self._bin.is_idle:
+            work += self._purge_some(self._bin)
         if now_ns < self._stalled_until_ns:
             return work
         if now_ns >= self._wheel.quiet_until_ns:
@@ -214,7 +220,7 @@ class Flusher:
         return self._space.is_full or bool(work) or self._has_input()
 
     def has_more(self) -> bool:
-        if not self._ready or self._has_chores:
+        if not self._ready or self._has_chores or (self._bin and not self._bin.is_idle):
             return True
         if self._stalled_until_ns:
             return False
@@ -266,6 +272,19 @@ class Flusher:
     def _on_assignment(self) -> None:
         self._has_chores = True
 
+    # ---- the bin ---------------------------------------------------------------------------------
+
+    def _purge(self, topic_id: bytes) -> None:
+        """Remove a topic from the bin, a partition at a time."""
+        self._bin = self._bin or Bin(self._files, self._data_dir)
+        self._bin.purge(topic_id)
+
+    def _purge_some(self, topic_bin: Bin) -> int:
+        count = topic_bin.step()
+        if topic_bin.is_idle:
+            self._controller.ring()
+        return count
+
     # ---- recovery --------------------------------------------------------------------------------
 
     def _recover(self, now_ns: int) -> int:
@@ -288,6 +307,9 @@ class Flusher:
             self._log_cleaner.retain(log)
         self._space.check(now_ns)
         self._show_space()
+        if self._files.exists(f"{self._data_dir}/{BIN_DIRECTORY}"):
+            self._bin = Bin(self._files, self._data_dir)
+            self._bin.purge_removed()
         self._on_ready()
         return 1
 

@@ -132,8 +132,14 @@ class LogSet:
         if log is not None and same and log.assignment.version > assignment.version:
             return log
         if assignment.dropped:
-            self._drop(log if same else None, assignment)
+            self.waiting.pop(slot, None)
+            if log is None or same:
+                self._drop(log, assignment)
             return None
+        if assignment.binned and not self._files.exists(
+            f"{self._data_dir}/{assignment.directory_name}"
+        ):
+            return None  # it is in the bin
         reason = ErrorCode.OK
         waited = self.waiting.pop(slot, None) is not None
         try:
@@ -257,23 +263,47 @@ class LogSet:
         if log is None:
             log = PartitionLog(self._files, self._data_dir, assignment)
         try:
-            log.delete()
-            logger.info("log_deleted topic=%s partition=%d", assignment.topic, assignment.partition)
+            if assignment.binned:
+                log.put_in_bin()
+            else:
+                log.delete()
+            logger.info(
+                "log_deleted topic=%s partition=%d in_bin=%s",
+                assignment.topic,
+                assignment.partition,
+                "yes" if assignment.binned else "no",
+            )
         except OSError as error:
+            if assignment.binned and is_shortage(error):
+                self.wait_to_drop(assignment, error)
+                return
             logger.error(
                 "log_not_deleted directory=%s error=%r advice=%r",
                 log.directory,
                 str(error),
                 "remove it by hand",
             )
-        finally:
-            self._logs.pop(assignment.slot, None)
-            self._table.write(
-                assignment.slot,
-                PartitionState.empty(
-                    assignment.topic_id, assignment.partition, SlotState.DELETED, assignment.version
-                ),
-            )
+        except BaseException:
+            self._show_dropped(assignment)
+            raise
+        self._show_dropped(assignment)
+
+    def wait_to_drop(self, assignment: Assignment, error: OSError) -> None:
+        """Queue the move of a partition to the bin until the host has resources again."""
+        self.waiting[assignment.slot] = assignment
+        logger.warning(
+            "log_waits directory=%s error=%r advice=%r", assignment.directory_name, str(error),
+            "free some space, for example with: tailrace topic purge; the deletion is retried",
+        )  # fmt: skip
+
+    def _show_dropped(self, assignment: Assignment) -> None:
+        self._logs.pop(assignment.slot, None)
+        self._table.write(
+            assignment.slot,
+            PartitionState.empty(
+                assignment.topic_id, assignment.partition, SlotState.DELETED, assignment.version
+            ),
+        )
 
     # ---- publication -----------------------------------------------------------------------------
 

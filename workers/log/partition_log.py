@@ -654,3 +654,13 @@ class PartitionLog:
         self.settled()
         self._drop_live()
         self._home.remove()
+
+    def put_in_bin(self) -> None:
+        """Close the log and move its directory to the bin (see `PartitionDirectory.put_in_bin`).
+        Everything must be synced. Raises OSError.
+        """
+        self.settled()
+        if self.is_open and not self.refusal:
+            self.checkpoint(sync=True)
+        self._drop_live()
+        self._home.put_in_bin()

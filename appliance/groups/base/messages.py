@@ -118,6 +118,9 @@ class TopicImage(Protocol):
 
     def topics(self) -> Iterable[TopicView]: ...
 
+    def kept(self) -> Iterable[str]:
+        """Ids of deleted topics that can come back."""
+
     def end_offset(self, topic_id: str, partition: int) -> int | None:
         """The end offset of committed records; None: not known yet (its worker is starting)."""
 

@@ -50,6 +50,8 @@ class CatalogTopicImage:
         """Topic id -> topic."""
         self._ids: dict[str, str] = {}
         """Name -> id."""
+        self._kept: set[str] = set()
+        """Ids of deleted topics that can come back from the bin."""
 
     # ---- assignments -----------------------------------------------------------------------------
 
@@ -62,7 +64,13 @@ class CatalogTopicImage:
         topic_id = assignment.topic_id.hex()
         known = self._topics.get(topic_id)
         if assignment.dropped:
-            return self._forget(topic_id)
+            was_kept = topic_id in self._kept
+            if assignment.binned:
+                self._kept.add(topic_id)
+            else:
+                self._kept.discard(topic_id)
+            return self._forget(topic_id) or was_kept is not assignment.binned
+        self._kept.discard(topic_id)
         if known is None:
             known = _Known(
                 assignment.topic_id, TopicView(assignment.topic, topic_id, 0, assignment.settings)
@@ -102,6 +110,10 @@ class CatalogTopicImage:
         """The topic of an id; None: unknown or deleted."""
         known = self._topics.get(topic_id)
         return None if known is None else known.view
+
+    def kept(self) -> Iterable[str]:
+        """Ids of deleted topics that can come back: their committed offsets stay."""
+        return self._kept
 
     def topics(self) -> Iterable[TopicView]:
         return [known.view for known in self._topics.values()]

@@ -4,7 +4,7 @@ deleted topics.
 Owner: the service.
 Invariants:
 - An offset expires when its group has had no member, and no commit has renewed it, for the
-  retention; or when its topic is known to be deleted.
+  retention; or when its topic is known to be deleted, and not kept in the bin.
 - A group is deleted with its last offset. A group without offsets is deleted EMPTY_KEPT_MS after
   its last member has gone.
 - Work is done in slices of SLICE rows.
@@ -40,7 +40,7 @@ class OffsetExpiry:
         self._limits = limits
         self._due_ns = now_ns + SWEEP_NS
         self._behind_group_id = 0
-        self._known = {topic.topic_id for topic in topics.topics()}
+        self._known = self._ids()
         self._deleted: list[str] = []
         """Ids of deleted topics whose offsets are still to be deleted."""
 
@@ -49,12 +49,16 @@ class OffsetExpiry:
         return self._limits.offsets_retention_minutes * 60_000
 
     def topics_changed(self, now_ns: int) -> None:
-        known = {topic.topic_id for topic in self._topics.topics()}
+        known = self._ids()
         gone = self._known - known
         self._known = known
         if gone:
             self._deleted = sorted({*self._deleted, *gone} - known)
             self._due_ns = min(self._due_ns, now_ns + SLICE_NS)
+
+    def _ids(self) -> set[str]:
+        """Topics whose offsets stay."""
+        return {*(topic.topic_id for topic in self._topics.topics()), *self._topics.kept()}
 
     def is_due(self, now_ns: int) -> bool:
         return now_ns >= self._due_ns

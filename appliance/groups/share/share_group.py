@@ -178,8 +178,8 @@ class ShareGroup:
         return rules
 
     def follow_topics(self, elapsed_ms: int) -> bool:
-        """Follow a change of the catalog: update the subscriptions and drop deleted topics. Returns
-        whether rules or subscriptions changed.
+        """Follow a change of the catalog: update the subscriptions and drop deleted topics, but for
+        the partitions of those that can come back. Returns whether rules or subscriptions changed.
         """
         before, self._rules = self._rules, {}
         self._partitions_of.clear()
@@ -188,7 +188,8 @@ class ShareGroup:
             for topic_id in {*self.names, *(key[0] for key in self.partitions)}
             if self._topics.by_id(topic_id) is None
         }
-        for key in [key for key in self.partitions if key[0] in deleted]:
+        kept = set(self._topics.kept())
+        for key in [key for key in self.partitions if key[0] in deleted - kept]:
             self.forget_partition(key)
         for topic_id in deleted & self.names.keys():
             self.deleted_topics.add(self.names.pop(topic_id), elapsed_ms)

@@ -72,6 +72,7 @@ def families(observed: Observed) -> Iterator[Metric]:
             "producers get credit for one batch at a time, else 0.",
             {(): float(observed.cluster["memory"]["is_short"])},
         )
+        yield from _of_bin(observed.cluster["bin"])
         yield from partition_families(observed.partitions, observed.topics_max)
         yield from _of_delays(observed.delays)
     if observed.groups is not None:
@@ -131,6 +132,24 @@ def _of_occupancy(name: str, doc: str, found: Mapping[str, Occupancy]) -> Iterat
         f"Size of {doc}",
         {(process,): of.size_bytes for process, of in found.items()},
         ("process",),
+    )
+
+
+def _of_bin(kept: Mapping[str, Any]) -> Iterator[Metric]:
+    yield gauge(
+        "tailrace_bin_topics",
+        "Deleted topics that `tailrace topic undelete` brings back.",
+        {(): float(kept["topics"])},
+    )
+    yield gauge(
+        "tailrace_bin_size_bytes",
+        "Space that they take; `tailrace topic purge` frees it.",
+        {(): float(kept["bytes"])},
+    )
+    yield gauge(
+        "tailrace_bin_oldest_deletion_timestamp_seconds",
+        "Time of the oldest of these deletions, seconds since 1970; 0 if there is none.",
+        {(): (kept["oldest_deleted_us"] or 0) / 1e6},
     )
 
 

@@ -25,7 +25,12 @@ _NOTHING = Observed(
     [],
     __version__,
     True,
-    {"cluster_id": "", "data_dirs": [], "memory": {"is_short": False}},
+    {
+        "cluster_id": "",
+        "data_dirs": [],
+        "memory": {"is_short": False},
+        "bin": {"topics": 0, "bytes": 0, "oldest_deleted_us": None},
+    },
     groups=ObservedGroups({}, [], 0, 0),
 )
 

@@ -36,6 +36,11 @@ LOG_EVENTS: dict[str, LogEvent] = {
         "correct the assignor plugin that the line names",
     ),
     "batch_refused": LogEvent("a producer's batch was refused", "correct the producer"),
+    "bin_not_purged": LogEvent("a deleted topic could not be removed from the bin", DISK),
+    "bin_purged_for_space": LogEvent(
+        "a disk was nearly full; its oldest deleted topic was removed for good",
+        "free some space on that disk, or lower topic.delete.retention.ms",
+    ),
     "bucket_damaged": LogEvent(
         "a file of delayed records is damaged; a copy or the delay log is used, if there is one",
         "look at the disk; the line delays_lost follows if records are lost",
@@ -108,6 +113,10 @@ LOG_EVENTS: dict[str, LogEvent] = {
         "rows of a delay log could not be handled and were skipped; they are kept",
         "read the file that `kept` names with pyarrow.ipc.open_stream, send again those that you "
         "need, then delete it",
+    ),
+    "deleted_topics_found": LogEvent(
+        "the bin had deleted topics that the catalog did not know; their retention begins anew",
+        "see `tailrace topic list --deleted`",
     ),
     "delivery_refused": LogEvent(
         "delayed records are refused again and again by their topic",
@@ -248,7 +257,8 @@ LOG_EVENTS: dict[str, LogEvent] = {
         "repair the disk, then run tailrace topic online TOPIC",
     ),
     "log_waits": LogEvent(
-        "a log cannot be opened yet", "free some space, or allow more open files; it is tried again"
+        "a log cannot be opened, or moved to the bin, yet",
+        "free some space, or allow more open files; it is tried again",
     ),
     "manifest_damaged": LogEvent(
         "a copy of shm.json was damaged; shared memory was found without it", NOTHING

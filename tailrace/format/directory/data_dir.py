@@ -30,8 +30,15 @@ JOURNAL_FILE = "journal"
 RESERVE_FILE = "reserve"
 CONTROL_SOCKET = "control.sock"
 QUARANTINE_DIRECTORY = "quarantine"
+BIN_DIRECTORY = "bin"
+"""Holds the partitions of deleted topics that can come back, each named by `bin_name`."""
 UNFINISHED_RESTORE_FILE = "restore.unfinished"
 """There from the beginning of a restore to its end."""
+
+
+def bin_name(topic_id: bytes, partition: int) -> str:
+    """Name of a partition of a deleted topic in BIN_DIRECTORY."""
+    return f"{topic_id.hex()}-{partition}"
 
 
 class Identity(NamedTuple):

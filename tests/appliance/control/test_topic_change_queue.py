@@ -11,6 +11,7 @@ import orjson
 import pytest
 
 from appliance.catalog.catalog import Catalog, Topic
+from appliance.control.topic_bin import TopicBin
 from appliance.control.topic_change import Requester
 from appliance.control.topic_change_queue import (
     DECIDED_AT_ONCE,
@@ -54,16 +55,22 @@ class World:
         self.topics: dict[str, Topic] = {}
         self.answers: list[tuple[ErrorCode, dict[str, Any]]] = []
         self.failures: list[str] = []
+        self.bin = TopicBin(
+            self.catalog, Any, lambda _: None, lambda _index, _id: None, lambda _: None,  # type: ignore[arg-type]
+            lambda: 0, lambda _: None, lambda: 5,
+        )  # fmt: skip
         decisions = TopicCommands(
             self.catalog, self.topics, Any, lambda _: None, lambda: 5, ring_bytes=1 << 26,  # type: ignore[arg-type, return-value]
-            lane_bytes=1 << 22,
+            lane_bytes=1 << 22, topic_bin=self.bin,
         )  # fmt: skip
         self.decisions = decisions
         self.changes = self.successor()
 
     def successor(self) -> TopicChangeQueue:
         """What a controller that starts now makes of the topics that are known."""
-        return TopicChangeQueue(self.catalog, self.topics, self, self.decisions, self, 1 << 19, 0)  # type: ignore[arg-type]
+        return TopicChangeQueue(
+            self.catalog, self.topics, self, self.decisions, self.bin, self, 1 << 19, 0,  # type: ignore[arg-type]
+        )  # fmt: skip
 
     def on_error(self, what: str, error: Exception) -> str:
         self.failures.append(f"{what} {error}")

@@ -86,6 +86,9 @@ class FakeTopics:
     def beginning_offset(self, topic_id: str, partition: int) -> int | None:
         return 0
 
+    def kept(self) -> tuple[str, ...]:
+        return ()
+
     def high_watermark(self, topic_id: str, partition: int) -> int | None:
         return self.high_watermarks.get((topic_id, partition), self.end_offset(topic_id, partition))
 

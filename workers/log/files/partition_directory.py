@@ -6,17 +6,20 @@ Invariants:
 - A served directory belongs to its topic. Another topic's directory is moved aside, never used.
 - Until a partition has a segment, nothing here is synced. A power loss may take all of it, and it
   is created again as it was (docs/adr/0017).
+- A partition of a deleted topic is moved to the bin and back by one rename (docs/adr/0041).
 
 Crash: `partition.json` is the old or the new one. A directory is renamed before it is removed, so
-that a kill halfway cannot confuse it with a live one.
+that a kill halfway cannot confuse it with a live one. A directory is in its place or in the bin.
 """
 
 from __future__ import annotations
 
+import errno
 import logging
 
 from shm.crash_points import crash_point
 from shm.messages.lane_messages import Assignment
+from tailrace.format.directory.data_dir import BIN_DIRECTORY, bin_name
 from tailrace.format.directory.partition_metadata import PARTITION_FILE, Decision, PartitionMetadata
 from tailrace.format.segments.segment import (
     INDEX_SUFFIX,
@@ -45,6 +48,8 @@ class PartitionDirectory:
         self._data_dir = data_dir
         self._assignment = assignment
         self.path = f"{data_dir}/{assignment.directory_name}"
+        self._bin = f"{data_dir}/{BIN_DIRECTORY}"
+        self._path_in_bin = f"{self._bin}/{bin_name(assignment.topic_id, assignment.partition)}"
         self.file = self._new_file()
 
     def _new_file(self) -> PartitionMetadata:
@@ -79,6 +84,11 @@ class PartitionDirectory:
                 files.rename(self.path, aside)
                 found = None
         if not files.exists(self.path):
+            if files.exists(self._path_in_bin):
+                self._take_out_of_bin()
+                return self.open(run)
+            if self._assignment.undeleted:
+                raise FileNotFoundError(errno.ENOENT, "it is not in the bin", self._path_in_bin)
             files.make_directory(self.path)
         for name in [name for name in files.list(self.path) if name.endswith(UNFINISHED_SUFFIX)]:
             files.unlink(f"{self.path}/{name}")
@@ -128,16 +138,58 @@ class PartitionDirectory:
                 self._files.unlink(path)
 
     def remove(self) -> None:
-        """Remove the directory with its content. Raises OSError."""
+        """Remove the directory with its content, in the bin too. Raises OSError."""
         files, topic_id = self._files, self._assignment.topic_id.hex()
         gone = self._aside(topic_id, "deleted")
-        if files.exists(self.path):
+        if files.exists(self.path) and not self._is_taken():
             files.rename(self.path, gone)
+            files.sync_directory(self._data_dir)
+        elif files.exists(self._path_in_bin):  # it was to come back, and had not yet
+            files.rename(self._path_in_bin, gone)
+            files.sync_directory(self._bin)
             files.sync_directory(self._data_dir)
         crash_point("flusher.in_delete")
         remove_tree(files, gone)
         # name given by earlier versions that were killed here
         remove_tree(files, f"{self.path}.{topic_id[:8]}.deleted")
+
+    def put_in_bin(self) -> None:
+        """Move the directory to the bin, durably. It may be there already. Raises OSError."""
+        files = self._files
+        if files.exists(self.path) and not self._is_taken():
+            if not files.exists(self._bin):
+                files.make_directory(self._bin)
+            files.rename(self.path, self._path_in_bin)
+        if files.exists(self._bin):
+            files.sync_directory(self._bin)
+        files.sync_directory(self._data_dir)
+        crash_point("flusher.in_bin")
+
+    def _take_out_of_bin(self) -> None:
+        """Move the directory out of the bin, durably. Its metadata gets the topic's present name
+        first, so that it names its directory at every moment. Raises OSError.
+        """
+        files, path = self._files, self._path_in_bin
+        file = self._read_file(path)
+        if file is not None and file.topic != self._assignment.topic:
+            file.topic = self._assignment.topic
+            write_durably(files, path, PARTITION_FILE, file.encode())
+        crash_point("flusher.in_undelete")
+        files.rename(path, self.path)
+        files.sync_directory(self._bin)
+        files.sync_directory(self._data_dir)
+
+    def _is_taken(self) -> bool:
+        """True if the directory belongs to another topic, which has the name now."""
+        file = self._read_file(self.path)
+        return file is not None and file.topic_id != self._assignment.topic_id
+
+    def _read_file(self, directory: str) -> PartitionMetadata | None:
+        """The metadata of a directory; None if it is missing or damaged. Raises OSError."""
+        path = f"{directory}/{PARTITION_FILE}"
+        if not self._files.exists(path):
+            return None
+        return PartitionMetadata.decode(read_whole(self._files, path))
 
     def _aside(self, owner: str, context: str) -> str:
         """Return a name for a directory that belongs to no served topic. The topic's name is left

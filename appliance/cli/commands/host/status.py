@@ -46,6 +46,12 @@ def command(bootstrap: str, as_json: bool) -> None:
         + (f"\nconsole {state['console']}" if state.get("console") else "")
     )
     _print_problems(state)
+    if state["bin"]["topics"]:
+        kept = state["bin"]
+        click.echo(
+            f"{counted(kept['topics'], 'deleted topic')} kept, {human_bytes(kept['bytes'])}, the "
+            f"oldest is {kept['oldest']}; to see them: tailrace topic list --deleted\n"
+        )
     for line in _settings_lines(state["settings"]):
         click.echo(line)
     print_table(

@@ -1,14 +1,24 @@
-"""`tailrace topic`: create, list, describe, alter, delete."""
+"""`tailrace topic`: create, list, describe, alter, delete. What is deleted, and comes back, is in
+`deleted_topics`.
+"""
 
 from __future__ import annotations
 
 import datetime as dt
+import shlex
 import sys
 import time
 from typing import Any
 
 import click
 
+from appliance.cli.commands.topics.deleted_topics import (
+    deletions_kept_ms,
+    list_deleted,
+    purge,
+    shown_duration,
+    undelete,
+)
 from appliance.cli.options import (
     bootstrap_option,
     complete_topics,
@@ -110,14 +120,21 @@ def create(
     is_flag=True,
     help="Also internal topics, such as those that Spark's sink stages rows in.",
 )
+@click.option(
+    "--deleted", is_flag=True, help="The deleted topics that `topic undelete` brings back."
+)
 @json_option
-def list_(bootstrap: str, internal: bool, as_json: bool) -> None:
+def list_(bootstrap: str, internal: bool, deleted: bool, as_json: bool) -> None:
     """List topics.
 
     \b
     Example:
       tailrace topic list --json
+      tailrace topic list --deleted
     """
+    if deleted:
+        list_deleted(bootstrap, as_json)
+        return
     with connect(bootstrap) as admin:
         described = admin.describe_topics(admin.list_topics(internal=internal))
     rows = [
@@ -439,33 +456,46 @@ def redrive(name: str, to: str | None, bootstrap: str, as_json: bool) -> None:
     is_flag=True,
     help="Delete the topic's retry topics and its dead-letter topic, too.",
 )
+@click.option("--now", is_flag=True, help="Free the space at once: it cannot come back.")
 @click.option("--yes", "-y", is_flag=True, help="Do not ask; needed without a terminal.")
 @bootstrap_option
 @json_option
 def delete(
-    name: str, if_exists: bool, with_derived: bool, yes: bool, bootstrap: str, as_json: bool
+    name: str,
+    if_exists: bool,
+    with_derived: bool,
+    now: bool,
+    yes: bool,
+    bootstrap: str,
+    as_json: bool,
 ) -> None:
     """Delete a topic with everything in it. It asks first; without a terminal it takes --yes.
+
+    With topic.delete.retention.ms in the appliance's settings it can be undone for that time:
+    `tailrace topic undelete`.
 
     \b
     Example:
       tailrace topic delete orders --yes
       tailrace topic delete orders --with-derived --yes
+      tailrace topic delete orders --now --yes
     """
+    kept_ms = 0
     derived: list[str] = []
     with connect(bootstrap) as admin:
         try:
             if with_derived:
                 derived = admin.derived_topics(name)
             names = [name, *derived]
+            kept_ms = 0 if now else deletions_kept_ms(admin)
             if not yes:
                 described = admin.describe_topics(names)
                 records = sum(
                     _count(p) for topic in described.values() for p in topic["partitions"]
                 )
                 shown = f"{', '.join(names)} with their" if derived else f"{name} with its"
-                _confirm(f"{shown} {counted(records, 'record')}")
-            admin.delete_topics(names)
+                _confirm(f"{shown} {counted(records, 'record')}", kept_ms)
+            admin.delete_topics(names, now=now)
         except UnknownTopicError:
             if not if_exists:
                 raise
@@ -475,16 +505,29 @@ def delete(
                 echo(f"there is no topic {name}")
             return
     if as_json:
-        print_json({"deleted": name, "derived": derived} if with_derived else {"deleted": name})
-    else:
-        echo(f"deleted {', '.join(names)}")
+        found = {"deleted": name, **({"derived": derived} if with_derived else {})}
+        print_json({**found, **({"kept_ms": kept_ms} if kept_ms else {})})
+        return
+    echo(f"deleted {', '.join(names)}")
+    if kept_ms:
+        echo(
+            f"to bring it back within {shown_duration(kept_ms)}: tailrace topic undelete "
+            f"{shlex.quote(name)}"
+        )
 
 
-def _confirm(deleted: str) -> None:
-    """Ask on a terminal. Raises Abort for no, UsageError without a terminal."""
+def _confirm(deleted: str, kept_ms: int = 0) -> None:
+    """Ask on a terminal. `kept_ms`: time in which it can be undone. Raises Abort for no, UsageError
+    without a terminal.
+    """
+    until = f" (it can be undone for {shown_duration(kept_ms)})" if kept_ms else " for good"
     if not sys.stdin.isatty():
         raise click.UsageError(
-            f"nothing is deleted: this would delete {deleted} for good, and there is no terminal "
+            f"nothing is deleted: this would delete {deleted}{until}, and there is no terminal "
             "to ask on; confirm with --yes"
         )
-    click.confirm(f"Delete {deleted}?", abort=True, err=True)
+    click.confirm(f"Delete {deleted}{until if kept_ms else ''}?", abort=True, err=True)
+
+
+command.add_command(undelete)
+command.add_command(purge)

@@ -62,6 +62,9 @@ class Topics:
     def beginning_offset(self, topic_id: str, partition: int) -> int | None:
         return self.start_offsets.get((topic_id, partition))
 
+    def kept(self) -> tuple[str, ...]:
+        return ()
+
     def high_watermark(self, topic_id: str, partition: int) -> int | None:
         return self.high_watermarks.get((topic_id, partition), self.end_offset(topic_id, partition))
 
