@@ -172,7 +172,8 @@ def test_a_topic_with_a_missing_partition_does_not_come_back_empty(world: World)
 def test_a_list_has_pages(world: World) -> None:
     for number in range(5):
         world.delete(f"t{number}", number + 1)
-    found, request = [], {}
+    found: list[str] = []
+    request: dict[str, Any] = {}
     while True:
         answer = world.bin.take(REQUESTER, Api.LIST_DELETED_TOPICS, request, 1, 600)
         assert answer is not None
