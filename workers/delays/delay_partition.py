@@ -24,6 +24,8 @@ Invariants:
 - The manifest's cursor moves only over rows that are delivered, cancelled, or in the files that it
   names.
 - Files are removed after the manifest has dropped them.
+- Rows up to the closed tick are released. So a change behind a mark finds the same rows pending
+  whenever the log is read.
 
 Crash: begin with the manifest and read the delay log from its cursor. The partition table has the
 last delivered row.
@@ -314,7 +316,7 @@ class DelayPartition:
 
     def _begin_epoch(self, ordinal: int, delivered: tuple[int, int]) -> None:
         """Begin an epoch after the clock was set back, with rows up to `delivered` delivered. Rows
-        that are not due any more wait again.
+        that are not due any more wait again. The others stay released: they are closed.
         """
         ready, self._ready = self._recurring.take_back(self._ready, delivered), no_rows()
         self._store.set_back(
@@ -324,6 +326,7 @@ class DelayPartition:
             lambda rows: ticks_of(rows.column(self.batches.due), ordinal & TICK_MASK),
         )
         self._marks.begin_epoch(ordinal)
+        self._release(self._marks.closed_tick)
         logger.warning(
             "clock_set_back topic=%s partition=%d epoch=%d",
             self.topic.topic,

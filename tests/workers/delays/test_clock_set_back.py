@@ -63,3 +63,36 @@ def test_a_row_changed_before_the_clock_was_set_back_is_found_again_after_a_rest
     monkeypatch.undo()
     world.finish()
     assert len(world.delivered()) == 2 - (changed_to is None)
+
+
+def test_rows_that_the_mark_of_an_epoch_closes_are_not_pending_whenever_the_log_is_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They were due and not delivered when the clock was set back. The mark behind that of the
+    epoch gets lost.
+    """
+    world = DelayWorld(2)
+    world.schedule([10 * SECOND] * 20)
+    _save(world)
+    world.pass_time(100 * SECOND)
+    while not len(world.partition._ready):
+        world.settle()
+        world.partition.step(world.now_ns, world.wall_us)
+    world.pass_time(MS, -30 * SECOND)
+    world.restart_scheduler()  # which delivers nothing before it has read a mark of its own
+    send = world.partition._send
+    monkeypatch.setattr(
+        world.partition, "_send", lambda *batch: world.partition._marks.epoch > 0 or send(*batch)
+    )
+    while not world.partition._marks.epoch:
+        world.pass_time(100 * MS)
+        world.partition.step(world.now_ns, world.wall_us)
+        world.settle()
+    waiting = [row for row in world.rows.values() if row.name not in dict(world.delivered())]
+    assert waiting
+    assert not any(world.partition.waits(row.offset) for row in waiting)
+    world.restart_scheduler()
+    world.partition.catch_up()
+    assert not any(world.partition.waits(row.offset) for row in waiting)
+    world.finish()
+    assert len(world.delivered()) == 20
