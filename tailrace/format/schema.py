@@ -3,7 +3,8 @@
 A topic's schema is fixed at creation as the bytes of an Arrow schema message. Batches, segments,
 consumers and Spark use it unchanged. Canonical types are those that all of them support: dictionary
 columns become their values, large and view types plain ones, timestamps microseconds in UTC. Every
-column is nullable, and metadata is dropped.
+column is nullable. Metadata is dropped, except a column's alias and default
+(`tailrace.format.evolution.schema_rules`).
 
 Invariants:
 - `canonical(canonical(s)) == canonical(s)`
@@ -33,6 +34,8 @@ DEFAULT_SCHEMA = pa.schema(
     ]
 )
 
+
+_KEPT_METADATA = (b"tailrace.alias", b"tailrace.default")
 
 DELAY_FIELDS = (
     pa.field(DUE_COLUMN, pa.int64()),
@@ -118,10 +121,16 @@ def canonical(schema: pa.Schema) -> pa.Schema:
     fields = []
     for field in schema:
         try:
-            fields.append(pa.field(field.name, canonical_type(field.type)))
+            kind = canonical_type(field.type)
+            fields.append(pa.field(field.name, kind, metadata=_evolution_metadata(field)))
         except InvalidSchemaError as error:
             raise InvalidSchemaError(f"column {field.name!r}: {error.detail}") from None
     return pa.schema(fields)
+
+
+def _evolution_metadata(field: pa.Field) -> dict[bytes, bytes] | None:
+    kept = {key: value for key, value in (field.metadata or {}).items() if key in _KEPT_METADATA}
+    return kept or None
 
 
 def schema_of(source: Any) -> pa.Schema:

@@ -1,0 +1,234 @@
+"""Rules of schema evolution: the changes that each mode allows, and the origin of columns."""
+
+from __future__ import annotations
+
+import datetime
+import pathlib
+import re
+from itertools import pairwise
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tailrace.core.errors import InvalidSchemaError, UnsupportedBatchError
+from tailrace.format.evolution.schema_history import SchemaHistory
+from tailrace.format.evolution.schema_rules import MODES, RULES, Step, check, fields_of, sources
+from tailrace.format.schema import canonical, to_message
+
+TIME = pa.timestamp("us", "UTC")
+
+
+def message(*fields: pa.Field | tuple[str, pa.DataType]) -> bytes:
+    return to_message(
+        canonical(pa.schema([f if isinstance(f, pa.Field) else pa.field(*f) for f in fields]))
+    )
+
+
+def field(name: str, kind: pa.DataType, **metadata: str) -> pa.Field:
+    return pa.field(
+        name, kind, metadata={f"tailrace.{key}": value for key, value in metadata.items()}
+    )
+
+
+A, B = ("a", pa.int32()), ("b", pa.utf8())
+CHANGES = {
+    Step.ADD: (message(A), message(A, B)),
+    Step.DROP: (message(A, B), message(A)),
+    Step.REORDER: (message(A, B), message(B, A)),
+    Step.RENAME: (message(A, B), message(A, field("c", pa.utf8(), alias="b"))),
+    Step.WIDEN: (message(A), message(("a", pa.int64()))),
+    Step.RETYPE: (message(A), message(("a", pa.utf8()))),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("step", Step)
+def test_each_mode_allows_the_changes_of_its_row_and_names_the_column_of_others(
+    step: Step, mode: str
+) -> None:
+    old, new = CHANGES[step]
+    if mode in RULES[step]:
+        assert [found for found, _, _ in check(old, new, mode)] == [step]
+        return
+    with pytest.raises(InvalidSchemaError, match=r"column '[ac]'"):
+        check(old, new, mode)
+
+
+def test_the_table_in_the_docs_is_that_of_the_rules() -> None:
+    page = pathlib.Path("docs/schemas.md").read_text(encoding="utf-8")
+    rows = {
+        cells[0]: tuple(mode for mode, cell in zip(MODES, cells[1:], strict=False) if cell == "yes")
+        for line in page.splitlines()
+        if len(cells := [cell.strip() for cell in line.strip("|").split("|")]) >= 5
+    }
+    assert {step.value: rows.get(step.value) for step in Step} == {
+        step.value: modes for step, modes in RULES.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "is_wider"),
+    [
+        (pa.int8(), pa.int64(), True),
+        (pa.uint8(), pa.int16(), True),
+        (pa.uint8(), pa.uint32(), True),
+        (pa.int8(), pa.uint16(), False),
+        (pa.uint64(), pa.int64(), False),
+        (pa.int64(), pa.int32(), False),
+        (pa.float32(), pa.float64(), True),
+        (pa.float64(), pa.float32(), False),
+        (pa.int32(), pa.float64(), False),
+        (pa.date32(), TIME, True),
+        (pa.date64(), TIME, True),
+        (TIME, pa.date32(), False),
+        (pa.utf8(), pa.binary(), False),
+        (pa.list_(pa.int32()), pa.list_(pa.int64()), False),
+        (pa.struct([A]), pa.struct([A, B]), False),
+        (pa.decimal128(5, 2), pa.decimal128(9, 2), False),
+    ],
+    ids=str,
+)
+def test_a_type_widens_only_where_every_value_stays(
+    old: pa.DataType, new: pa.DataType, is_wider: bool
+) -> None:
+    if is_wider:
+        ((step, _, _),) = check(message(("x", old)), message(("x", new)), "backward")
+        assert step is Step.WIDEN
+        return
+    with pytest.raises(InvalidSchemaError, match="column 'x' changes its type"):
+        check(message(("x", old)), message(("x", new)), "backward")
+
+
+def test_large_types_are_the_plain_ones() -> None:
+    assert message(("x", pa.large_utf8())) == message(("x", pa.utf8()))
+
+
+@pytest.mark.parametrize(
+    ("new", "said"),
+    [
+        ((field("c", pa.int32(), alias="a"), A, B), "'c' has the alias 'a', and the schema still"),
+        (
+            (field("c", pa.int32(), alias="a"), field("d", pa.int32(), alias="a"), B),
+            "'c' and 'd' both have the alias 'a'",
+        ),
+        ((A, B, field("c", pa.int8(), default="300")), "'c' has the default '300'"),
+        ((A, B, field("c", pa.int8(), default="{")), "'c' has the default '{'"),
+        ((A, B, field("c", pa.int8(), default="true")), "'c' has the default 'true'"),
+        ((A, B, field("c", pa.date32(), default="1")), "can have a default"),
+        ((A, B, field("c", pa.utf8(), default=f'"{"x" * 5000}"')), "of more than 4096 bytes"),
+        ((A, B, ("timestamp", TIME)), "'timestamp' has the time of each row"),
+    ],
+)
+def test_an_alias_or_a_default_that_says_nothing_is_refused(
+    new: tuple[pa.Field, ...], said: str
+) -> None:
+    with pytest.raises(InvalidSchemaError, match=re.escape(said)):
+        check(message(A, B), message(*new), "none")
+
+
+def test_the_time_column_stays() -> None:
+    with_time = message(A, ("timestamp", TIME))
+    with pytest.raises(InvalidSchemaError, match="neither dropped nor renamed"):
+        check(with_time, message(A), "none")
+    with pytest.raises(InvalidSchemaError, match="neither dropped nor renamed"):
+        check(with_time, message(A, field("at", TIME, alias="timestamp")), "none")
+    check(with_time, message(("timestamp", TIME), A, B), "backward")
+
+
+def test_rows_of_each_version_become_rows_of_the_newest() -> None:
+    versions = [
+        (3, message(A, ("day", pa.date32()), ("gone", pa.utf8()))),
+        (4, message(("day", pa.date32()), A, field("price", pa.int8(), default="7"))),
+        (9, message(field("id", pa.int64(), alias="a"), ("day", TIME), ("price", pa.int32()))),
+        (
+            12,
+            message(("price", pa.int64()), ("id", pa.int64()), ("day", TIME), ("gone", pa.utf8())),
+        ),
+    ]
+    for (_, old), (_, new) in pairwise(versions):
+        check(old, new, "backward")
+    history = SchemaHistory(versions)
+    day = datetime.date(2026, 11, 26)
+    at = datetime.datetime(2026, 11, 26, tzinfo=datetime.UTC)
+    rows = pa.RecordBatch.from_pylist(
+        [{"a": 1, "day": day, "gone": "x"}, {"a": None, "day": None, "gone": "y"}],
+        schema=history.schema(3),
+    )
+    converted = history.convert(rows, 3)
+    converted.validate(full=True)
+    assert converted.schema == history.newest
+    assert converted.to_pylist() == [
+        {"price": 7, "id": 1, "day": at, "gone": None},  # a name that came back is a new column
+        {"price": 7, "id": None, "day": None, "gone": None},
+    ]
+    late = pa.RecordBatch.from_pylist([{"id": 5, "day": at, "price": 2}], schema=history.schema(9))
+    assert history.convert(late, 9).to_pylist() == [{"price": 2, "id": 5, "day": at, "gone": None}]
+    with pytest.raises(UnsupportedBatchError, match="has schema 5, which is none"):
+        history.convert(rows, 5)
+
+
+def test_a_date_that_no_timestamp_has_is_an_error_that_names_the_column() -> None:
+    history = SchemaHistory([(1, message(("d", pa.date32()))), (2, message(("d", TIME)))])
+    rows = pa.RecordBatch.from_arrays(
+        [pa.array([2**31 - 1], pa.int32()).cast(pa.date32())], schema=history.schema(1)
+    )
+    with pytest.raises(UnsupportedBatchError, match="column 'd'"):
+        history.convert(rows, 1)
+
+
+def test_a_retyped_column_is_a_new_one_where_the_mode_is_none() -> None:
+    versions = [(1, message(A)), (2, message(("a", pa.utf8())))]
+    check(versions[0][1], versions[1][1], "none")
+    history = SchemaHistory(versions)
+    rows = pa.RecordBatch.from_pylist([{"a": 1}], schema=history.schema(1))
+    assert history.convert(rows, 1).to_pylist() == [{"a": None}]
+
+
+KINDS = (pa.int8(), pa.int16(), pa.int64(), pa.uint8(), pa.float32(), pa.float64(), pa.utf8(),
+         pa.bool_(), pa.date32(), TIME, pa.binary(), pa.list_(pa.int32()),
+         pa.struct([("x", pa.int8()), ("y", pa.utf8())]))  # fmt: skip
+
+
+@st.composite
+def schemas(draw: st.DrawFn) -> bytes:
+    names = draw(st.lists(st.sampled_from("abcdef"), min_size=1, max_size=5, unique=True))
+    fields = []
+    for name in names:
+        kind = draw(st.sampled_from(KINDS))
+        alias = draw(st.none() | st.sampled_from("abcdef"))
+        fields.append(field(name, kind, **({} if alias is None else {"alias": alias})))
+    return message(*fields)
+
+
+@given(st.lists(schemas(), min_size=2, max_size=6))
+def test_accepted_versions_convert_with_all_values_of_continued_columns(
+    candidates: list[bytes],
+) -> None:
+    accepted = [candidates[0]]
+    for candidate in candidates[1:]:
+        try:
+            check(accepted[-1], candidate, "none")
+        except InvalidSchemaError:
+            continue
+        accepted.append(candidate)
+    history = SchemaHistory(list(enumerate(accepted)))
+    for number in history.ids:
+        found = sources(history.messages, number)
+        used = [source.column for source in found if source.column >= 0]
+        assert len(used) == len(set(used)), "one column has two continuations"
+        rows = pa.RecordBatch.from_arrays(
+            [pa.nulls(3, each.type) for each in history.schema(number)],
+            schema=history.schema(number),
+        )
+        converted = history.convert(rows, number)
+        converted.validate(full=True)
+        assert converted.schema == history.newest
+        assert converted.num_rows == 3
+
+
+@given(schemas())
+def test_a_schema_is_compatible_with_itself(same: bytes) -> None:
+    assert check(same, same, "full") == []
+    assert [field.name for field in fields_of(same)]
