@@ -132,6 +132,8 @@ class Assignment:
 
     Complete where readers are notified.
     """
+    older_schemas: dict[int, bytes] = field(default_factory=dict)
+    """Schema id -> message of the versions before `schema`. Batches of them may be on their way."""
 
     @property
     def has_delays(self) -> bool:
@@ -146,6 +148,10 @@ class Assignment:
         values = {name: getattr(self, name) for name in _FIELDS}
         values["topic_id"] = self.topic_id.hex()
         values["schema"] = base64.b64encode(self.schema).decode("ascii")
+        values["older_schemas"] = {
+            str(number): base64.b64encode(message).decode("ascii")
+            for number, message in self.older_schemas.items()
+        }
         return orjson.dumps(values)
 
     @classmethod
@@ -157,6 +163,9 @@ class Assignment:
         values["topic"] = sys.intern(values["topic"])
         values["topic_id"] = bytes.fromhex(values["topic_id"])
         values["schema"] = _schema(values["schema"])
+        values["older_schemas"] = {
+            int(number): _schema(message) for number, message in values["older_schemas"].items()
+        }
         values["settings"] = _settings(orjson.dumps(values["settings"]))
         values["given"] = _settings(orjson.dumps(values["given"]))
         return cls(**values)

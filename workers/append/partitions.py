@@ -48,7 +48,6 @@ class Partition(FastPathPartition):
 
     def __init__(self, assignment: Assignment) -> None:
         """Raises ArrowMetadataError."""
-        self.layout = read_schema(assignment.schema)
         self.seed = checksum_seed(assignment.topic_id, assignment.partition)
         self.is_delay_log = bool(assignment.delay_of)
         self.next_offset = 0
@@ -59,12 +58,16 @@ class Partition(FastPathPartition):
         """
         self.last_append_us = 0
         self.producers = ProducerTable()
-        self.marker_template: MarkerTemplate | None = None
-        """Made with the first marker of a transaction."""
+        self.marker_template: MarkerTemplate | None
+        """Made with the first marker of a transaction in this schema."""
         self.assign(assignment)
 
     def assign(self, assignment: Assignment) -> None:
-        """Apply the settings of an assignment. Schema and place do not change."""
+        """Apply the settings and the schema of an assignment. Its place does not change. Batches
+        of an older schema are refused from now on. Raises ArrowMetadataError.
+        """
+        self.layout = read_schema(assignment.schema)
+        self.marker_template = None
         max_message_bytes = int(assignment.settings["max.message.bytes"])
         log_append_time = assignment.settings["message.timestamp.type"] == "LogAppendTime"
         self._note(

@@ -136,10 +136,12 @@ class BatchPlacement:
             data,
         )
         try:
-            if log.needs_roll(descriptor.length, descriptor.append_time_us):
+            if log.needs_roll(descriptor.length, descriptor.append_time_us) or log.has_other_schema(
+                data
+            ):
                 if log.group:
                     return None
-                if not self._commit.roll(log):
+                if not self._commit.roll(log, data):
                     return None, Verdict.FAILED
                 self._on_rolled(log)
             follower.ring.plan(number, *log.place(batch))

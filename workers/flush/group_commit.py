@@ -23,6 +23,7 @@ import logging
 from collections.abc import Callable, Iterable
 
 from shm.crash_points import crash_point
+from tailrace.format.crc32c import Readable
 from workers.log.files.active_segment import PendingBatch, pending_from_bytes
 from workers.log.files.journal import Journal, JournalBatch
 from workers.log.partition_log import PartitionLog
@@ -152,11 +153,13 @@ class GroupCommit:
             self.forget(log)
         return not log.refusal
 
-    def roll(self, log: PartitionLog) -> bool:
-        """Begin a new segment. Return False if the log went offline. Raises OSError."""
+    def roll(self, log: PartitionLog, first: Readable) -> bool:
+        """Begin a new segment for the batch `first`. Return False if the log went offline. Raises
+        OSError.
+        """
         if log.is_unsynced and not self.sync(log):
             return False
-        log.roll()
+        log.roll(first)
         return True
 
     def forget(self, log: PartitionLog) -> None:

@@ -243,11 +243,13 @@ class LogSet:
                 break
             if leader_epoch_at(batch.data, 0) != log.file.epoch_at(batch.base_offset):
                 continue  # refused: its disk failed after the journal's sync
-            if log.needs_roll(len(pending.data), pending.append_time_us):
+            if log.needs_roll(len(pending.data), pending.append_time_us) or log.has_other_schema(
+                pending.data
+            ):
                 log.write_pending()
                 log.sync()
                 log.settled()
-                log.roll()
+                log.roll(pending.data)
             log.place(pending)
             log.remember(pending.data)
             count += 1

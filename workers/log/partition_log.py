@@ -16,6 +16,7 @@ or a segment without its end mark.
 
 from __future__ import annotations
 
+import errno
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -28,6 +29,7 @@ from tailrace.format.record_batch.batch_header import (
     END_OF_STREAM,
     BatchFormatError,
     frame_at,
+    schema_id_at,
     verify_batch,
 )
 from tailrace.format.segments.segment import PRODUCERS_SUFFIX, file_name
@@ -247,6 +249,17 @@ class PartitionLog:
             append_time_us
         )
 
+    def has_other_schema(self, data: Readable) -> bool:
+        """True if a batch must go to a new segment because the active one has another schema: a
+        segment is an Arrow stream, which has one.
+        """
+        live = self.live
+        return (
+            live is not None
+            and len(self.file.schemas) > 1
+            and schema_id_at(data, 0) != live.schema_id
+        )
+
     def is_old(self, now_us: int) -> bool:
         """True if the active segment is not empty and older than segment.ms."""
         live = self.live
@@ -417,10 +430,14 @@ class PartitionLog:
 
     # ---- rolling ---------------------------------------------------------------------------------
 
-    def roll(self) -> None:
-        """Seal the active segment, if there is one, and begin the next at `next_offset`. Everything
-        must be synced. Raises OSError.
+    def roll(self, first: Readable | None = None) -> None:
+        """Seal the active segment, if there is one, and begin the next at `next_offset`, with the
+        schema of the batch `first`; None: with the newest. Everything must be synced. Raises
+        OSError.
         """
+        schema_id = self._schema_id_of(first)
+        if schema_id not in self._home.saved_schemas:
+            self._home.save()  # recovery knows no other schemas than those in the file
         try:
             self.seal()
         except OSError as error:
@@ -436,7 +453,9 @@ class PartitionLog:
         if len(self.producers):
             snapshot = file_name(self.next_offset, PRODUCERS_SUFFIX)
             write_durably(self._files, self.directory, snapshot, encode_producers(self.producers))
-        live = begin(self._files, self.directory, self.next_offset, self.assignment.schema)
+        live = begin(
+            self._files, self.directory, self.next_offset, self.file.schemas[schema_id], schema_id
+        )
         try:
             if not self._has_segments:
                 self._home.sync_beginning()
@@ -452,6 +471,20 @@ class PartitionLog:
             logger.warning(
                 "checkpoint_not_written directory=%s error=%r", self.directory, str(error)
             )
+
+    def _schema_id_of(self, data: Readable | None) -> int:
+        """The schema of a batch, the newest if it is None. Raises OSError for an unknown schema,
+        in which no segment could be opened again.
+        """
+        if data is None or len(self.file.schemas) == 1:
+            return self.assignment.schema_id
+        schema_id = schema_id_at(data, 0)
+        if schema_id not in self.file.schemas:
+            raise OSError(
+                errno.EILSEQ,
+                f"a batch has schema {schema_id}; the log has {sorted(self.file.schemas)}",
+            )
+        return schema_id
 
     def seal(self) -> None:
         """Finish the active segment: write the end-of-stream mark, sync and close. An empty one is
@@ -492,10 +525,15 @@ class PartitionLog:
         """
         batches = [*earlier, *self.group]
         start = batches[0].base_offset if batches else self.next_offset
-        rewritten = write_segment(
-            self._files, self.directory, start, self.assignment.schema, batches
-        )
         live = self.live
+        schema_id = (
+            live.schema_id
+            if live is not None
+            else self._schema_id_of(batches[0].data if batches else None)
+        )
+        rewritten = write_segment(
+            self._files, self.directory, start, self.file.schemas[schema_id], schema_id, batches
+        )
         if live is not None and live.base == start:
             live.close()
         elif live is not None:

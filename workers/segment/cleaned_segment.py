@@ -37,21 +37,23 @@ def cleaned_schema_end(
     first = first_batch_position(reader.read_at, reader.size, partition_file.seed, base)
     if first is None:
         return None
-    for topic_message in partition_file.schemas.values():
+    messages = list(partition_file.schemas.values())
+    if len(messages) > 1:  # those of two versions may be equally long
+        own = partition_file.schemas.get(reader.schema_id_at(first))
+        messages = messages if own is None else [own]
+    for topic_message in messages:
         if first == len(topic_message):
             return None  # an ordinary segment
-    return _repaired(reader, partition_file, first, path)
+    return _repaired(reader, messages, first, path)
 
 
-def _repaired(
-    reader: SegmentReader, partition_file: PartitionMetadata, position: int, path: str
-) -> int:
+def _repaired(reader: SegmentReader, topic_messages: list[bytes], position: int, path: str) -> int:
     """Write the schema message of a cleaned segment whose first batch is at `position`."""
     # Arrow's library is loaded for this alone.
     from tailrace.format.record_batch.sparse_batch import cleaned_schema_message
     from tailrace.format.schema import from_message
 
-    for topic_message in partition_file.schemas.values():
+    for topic_message in topic_messages:
         message = cleaned_schema_message(from_message(topic_message))
         if len(message) == position:
             logger.error("schema_message_damaged path=%s bytes=%d repaired=yes", path, position)

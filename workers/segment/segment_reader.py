@@ -9,7 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tailrace.format.directory.partition_metadata import DamagedRange
-from tailrace.format.record_batch.batch_header import BatchHeader
+from tailrace.format.record_batch.batch_header import (
+    PREFIX_BYTES,
+    BatchHeader,
+    metadata_size_of,
+    schema_id_at,
+)
 from tailrace.format.segments.segment import (
     Ending,
     Walk,
@@ -33,6 +38,11 @@ class SegmentReader:
         data = self._files.read_at(self.fd, length, position)
         self.read_bytes += len(data)
         return data
+
+    def schema_id_at(self, position: int) -> int:
+        """The schema id of the batch at `position`, of which the form was checked."""
+        length = PREFIX_BYTES + metadata_size_of(self.read_at(PREFIX_BYTES, position))
+        return schema_id_at(self.read_at(length, position), 0)
 
     def write_at(self, data: bytes, position: int) -> None:
         """Repair bytes of a file that was opened for writing. Raises OSError."""

@@ -108,6 +108,7 @@ OFFSET_RECORD_COUNT = 28
 OFFSET_APPEND_TIME = 48
 OFFSET_PRODUCER = 56
 OFFSET_LEADER_EPOCH = 72
+OFFSET_SCHEMA_ID = 76
 OFFSET_DURABLE_OFFSET = 80
 OFFSET_MIN_TICK = 104
 OFFSET_VERSION = 130
@@ -531,6 +532,11 @@ def frame_at(data: Readable, start: int, end: int) -> tuple[int, int, int] | Non
 def leader_epoch_at(data: Readable, start: int) -> int:
     """The leader epoch of the batch at `start`, whose form `frame_at` has checked."""
     return int(_I32.unpack_from(data, header_position(data, start) + OFFSET_LEADER_EPOCH)[0])
+
+
+def schema_id_at(data: Readable, start: int) -> int:
+    """The schema id of the batch at `start`, whose form `frame_at` has checked."""
+    return int(_U32.unpack_from(data, header_position(data, start) + OFFSET_SCHEMA_ID)[0])
 
 
 def has_no_rows_at(batch: memoryview, seed: int) -> bool:

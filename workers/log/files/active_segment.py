@@ -62,6 +62,7 @@ class ActiveSegment:
         "index_fd",
         "max_timestamp_us",
         "new_entries",
+        "schema_id",
         "synced_end",
         "synced_next",
     )
@@ -75,9 +76,12 @@ class ActiveSegment:
         end: int,
         next_offset: int,
         batch_count: int,
+        schema_id: int,
     ) -> None:
         self._files = files
         self.base = base
+        self.schema_id = schema_id
+        """The schema of all its batches."""
         self.fd = fd
         self.index_fd = index_fd
         self.end = end
@@ -124,14 +128,15 @@ def reopen(files: Files, directory: str, recovered: RecoveredLog) -> ActiveSegme
         files.close(fd)
         raise
     live = ActiveSegment(
-        files, base, fd, index_fd, recovered.valid_end, recovered.next_offset, recovered.batch_count
-    )
+        files, base, fd, index_fd, recovered.valid_end, recovered.next_offset,
+        recovered.batch_count, recovered.live_schema_id,
+    )  # fmt: skip
     live.max_timestamp_us = recovered.max_timestamp_us
     live.first_append_us = recovered.first_append_us
     return live
 
 
-def begin(files: Files, directory: str, base: int, schema: bytes) -> ActiveSegment:
+def begin(files: Files, directory: str, base: int, schema: bytes, schema_id: int) -> ActiveSegment:
     """Create an empty segment at offset `base` with durable schema message and index header. Raises
     OSError.
 
@@ -153,11 +158,16 @@ def begin(files: Files, directory: str, base: int, schema: bytes) -> ActiveSegme
         if index_fd >= 0:
             files.close(index_fd)
         raise
-    return ActiveSegment(files, base, fd, index_fd, len(schema), base, 0)
+    return ActiveSegment(files, base, fd, index_fd, len(schema), base, 0, schema_id)
 
 
 def write_segment(
-    files: Files, directory: str, start: int, schema: bytes, batches: Sequence[PendingBatch]
+    files: Files,
+    directory: str,
+    start: int,
+    schema: bytes,
+    schema_id: int,
+    batches: Sequence[PendingBatch],
 ) -> ActiveSegment:
     """Write a segment with these batches, durable before it gets its name. Raises OSError.
 
@@ -182,7 +192,7 @@ def write_segment(
         except OSError:
             pass  # its name is not a segment's; the next start removes it
         raise
-    return ActiveSegment(files, start, opened[0], opened[1], len(schema), start, 0)
+    return ActiveSegment(files, start, opened[0], opened[1], len(schema), start, 0, schema_id)
 
 
 def pending_from_bytes(data: Readable, seed: int) -> PendingBatch | None:

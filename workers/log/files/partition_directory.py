@@ -51,11 +51,13 @@ class PartitionDirectory:
         self._bin = f"{data_dir}/{BIN_DIRECTORY}"
         self._path_in_bin = f"{self._bin}/{bin_name(assignment.topic_id, assignment.partition)}"
         self.file = self._new_file()
+        self.saved_schemas: frozenset[int] = frozenset()
+        """Ids of the schemas in the saved `partition.json`. No segment has another one."""
 
     def _new_file(self) -> PartitionMetadata:
         a = self._assignment
         return PartitionMetadata(
-            a.topic, a.partition, a.topic_id, {a.schema_id: a.schema}, decision=_decision_of(a)
+            a.topic, a.partition, a.topic_id, _schemas_of(a), decision=_decision_of(a)
         )
 
     def open(self, run: str) -> bool:
@@ -100,16 +102,18 @@ class PartitionDirectory:
             self.save(sync=bool(bases))
         else:
             self.file = found
+            self.saved_schemas = frozenset(found.schemas)
         return was_renamed
 
     def note_decision(self, assignment: Assignment) -> bool:
         """Apply the topic's settings from `assignment`. Return True if the file must be saved."""
         self._assignment = assignment
         decision = _decision_of(assignment)
-        if self.file.decision == decision and assignment.schema_id in self.file.schemas:
+        schemas = _schemas_of(assignment)
+        if self.file.decision == decision and schemas.keys() <= self.file.schemas.keys():
             return False
         self.file.decision = decision
-        self.file.schemas[assignment.schema_id] = assignment.schema
+        self.file.schemas.update(schemas)
         return True
 
     def save(self, *, sync: bool = True) -> None:
@@ -118,6 +122,7 @@ class PartitionDirectory:
         Raises OSError. `sync` is False for a partition without a segment.
         """
         write_durably(self._files, self.path, PARTITION_FILE, self.file.encode(), sync=sync)
+        self.saved_schemas = frozenset(self.file.schemas)
 
     def sync_beginning(self) -> None:
         """Sync what `save` left unsynced, before the first segment. The directory's own entries are
@@ -212,6 +217,10 @@ class PartitionDirectory:
             for base in self._bases()
         ]
         return False in matching and True not in matching
+
+
+def _schemas_of(a: Assignment) -> dict[int, bytes]:
+    return {**a.older_schemas, a.schema_id: a.schema}
 
 
 def _decision_of(a: Assignment) -> Decision:

@@ -50,6 +50,8 @@ class RecoveredLog:
     sealed: dict[int, SealedSegment] = field(default_factory=dict)
     live_base: int = -1
     """Base of the segment to append to, -1 if the next batch begins a new one."""
+    live_schema_id: int = -1
+    """The schema of that segment."""
     valid_end: int = 0
     batch_count: int = 0
     next_offset: int = 0
@@ -95,6 +97,8 @@ class _Recovery:
         self._index: list[IndexEntry] = []
         self._is_cleaned = False
         """True if the segment that is walked is a cleaned one, which is never appended to."""
+        self._schema_id = -1
+        """The schema of the segment that is walked."""
 
     def run(self) -> RecoveredLog:
         result, files = self._result, self._files
@@ -328,6 +332,7 @@ class _Recovery:
         )
         if is_live:
             result.live_base, result.valid_end = base, walk.position
+            result.live_schema_id = self._schema_id
         else:
             size = walk.position + (len(END_OF_STREAM) if action is Action.BEGIN_NEW_SEGMENT else 0)
             result.sealed[base] = SealedSegment(
@@ -347,12 +352,9 @@ class _Recovery:
         """Return the position of the first batch, or None if the file never had a schema message. A
         damaged schema message is restored from partition.json.
         """
-        expected = next(iter(self._file.schemas.values()), b"")
-        found = reader.read_at(len(expected), 0)
-        if found == expected:
-            return len(expected)
-        for message in self._file.schemas.values():
+        for schema_id, message in self._file.schemas.items():
             if reader.read_at(len(message), 0) == message:
+                self._schema_id = schema_id
                 return len(message)
         from workers.segment.cleaned_segment import cleaned_schema_end
 
@@ -360,6 +362,8 @@ class _Recovery:
         if cleaned_end is not None:
             self._is_cleaned = True
             return cleaned_end
+        self._schema_id = self._schema_id_by_batches(reader)
+        expected = self._file.schemas.get(self._schema_id, b"")
         if reader.size > len(expected) and expected:
             logger.error(
                 "schema_message_damaged path=%s bytes=%d repaired=yes", path, len(expected)
@@ -367,6 +371,19 @@ class _Recovery:
             self._files.write_at(reader.fd, [expected], 0)
             return len(expected)
         return None
+
+    def _schema_id_by_batches(self, reader: SegmentReader) -> int:
+        """The schema of a segment whose schema message is damaged: that of an intact batch in it,
+        or the first one.
+        """
+        schemas = self._file.schemas
+        if len(schemas) > 1:
+            found = find_behind(reader.read_at, reader.size, 0, self._file.seed, -1)
+            if found is not None and found.position < reader.size:
+                schema_id = reader.schema_id_at(found.position)
+                if schema_id in schemas:
+                    return schema_id
+        return next(iter(schemas), -1)
 
     def _walk_to_end(
         self, reader: SegmentReader, walk: Walk, base: int, largest: int, following: int | None
