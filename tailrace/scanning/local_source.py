@@ -101,12 +101,15 @@ class LocalSource:
         known: PartitionMetadata,
         *,
         headers_only: bool,
+        with_offsets: bool = False,
         schema: pa.Schema,
         aborted: Iterable[AbortedTransaction] | None = None,
         is_uncommitted: bool = False,
     ) -> None:
-        """`schema` is the topic's, for segments whose own schema is lost. `aborted` are the aborted
-        transactions if they are known; None: the segments' transaction indexes name them.
+        """With `with_offsets`, sparse batches are read whole, also where headers are enough for the
+        others: the offsets of their rows are in them. `schema` is the topic's, for segments whose
+        own schema is lost. `aborted` are the aborted transactions if they are known; None: the
+        segments' transaction indexes name them.
         """
         self._aborted = None if aborted is None else AbortedBatches(list(aborted))
         self._is_uncommitted = is_uncommitted
@@ -114,6 +117,7 @@ class LocalSource:
         self.known = known
         self.key = TopicPartition(known.topic, known.partition)
         self._headers_only = headers_only
+        self._with_offsets = with_offsets
         self._schemas = {message: from_message(message) for message in known.schemas.values()}
         self.schema = schema
 
@@ -192,8 +196,8 @@ class LocalSource:
                         taken = take(position, self.known.seed)
                 else:
                     taken = take(position, self.known.seed)
-                if taken is not None and self._headers_only and taken[0].is_sparse:
-                    taken = segment.batch_at(position, self.known.seed)  # its offsets are in it
+                if self._with_offsets and taken is not None and taken[0].is_sparse:
+                    taken = segment.batch_at(position, self.known.seed)
                 if taken is None:
                     raise BatchFormatError("the segment ends before these offsets")
                 header, data = taken

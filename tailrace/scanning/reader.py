@@ -124,6 +124,7 @@ def _source(made: ScanPlan, r: PartitionRange) -> Source:
                 r.directory,
                 known,
                 headers_only=not needs_bodies(made.columns),
+                with_offsets=True,
                 schema=made.topic_schema,
                 aborted=r.aborted,
             )

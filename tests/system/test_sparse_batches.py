@@ -7,10 +7,13 @@ tested here.
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import datetime as dt
 import pathlib
 import random
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -22,9 +25,10 @@ import tailrace
 from tailrace import Admin, Consumer, NewTopic, Producer, Table, TopicPartition
 from tailrace.aio import AsyncConsumer
 from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
+from tests.kit import backups, exports
 from tests.kit.cleaned_segments import clean_partition
 from tests.kit.cli import run
-from tests.kit.processes import wait_until
+from tests.kit.processes import HANG_LIMIT_S, wait_until
 from tests.kit.queues import share, start_offset
 
 ROWS = 2_400
@@ -325,6 +329,44 @@ def test_a_share_group_gets_each_row_once_and_completes_the_offsets_between(
         lambda: start_offset(cleaned.appliance, group) == cleaned.ends[topic],
         "the offsets without a record are completed",
     )
+
+
+def test_an_export_has_the_rows_that_are_left(cleaned: Cleaned, tmp_path: pathlib.Path) -> None:
+    for topic in ("plain", "moved"):
+        exports.run(cleaned.appliance, topic, tmp_path / topic)
+        table = exports.rows(tmp_path / topic)
+        found = zip(
+            table.column("offset").to_pylist(), table.column("value").to_pylist(), strict=True
+        )
+        assert dict(found) == {offset: row.value for offset, row in cleaned.rows[topic].items()}
+
+
+def test_a_backup_of_cleaned_segments_is_restored_as_it_was(
+    cleaned: Cleaned, tmp_path: pathlib.Path
+) -> None:
+    backups.back_up(cleaned.data_dir, tmp_path / "backup")
+    assert backups.verify(tmp_path / "backup") == []
+    backups.restore(tmp_path / "backup", tmp_path / "restored")
+    assert backups.records_in(tmp_path / "restored") > 0
+    running = start_embedded(data_dir=str(tmp_path / "restored"))
+    for topic in TOPICS:
+        assert read(running.address, topic) == cleaned.rows[topic]
+    assert running.stop() == 0
+
+
+def test_the_example_of_a_client_without_the_sdk_reads_sparse_batches(cleaned: Cleaned) -> None:
+    rows = cleaned.rows["plain"]
+    example = pathlib.Path(__file__).parents[2] / "examples/clients/python/group_member.py"
+    member = subprocess.Popen(
+        [sys.executable, str(example), cleaned.appliance.address, "plain", "raw"],
+        stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert member.stdout is not None
+    found = [next(member.stdout).split(maxsplit=2) for _ in rows]
+    member.terminate()
+    member.communicate(timeout=HANG_LIMIT_S)
+    assert [int(offset) for _, offset, _ in found] == list(rows)
+    assert [ast.literal_eval(value) for *_, value in found] == [row.value for row in rows.values()]
 
 
 def test_log_verify_and_dump_know_cleaned_segments(

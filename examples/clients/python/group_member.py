@@ -28,7 +28,7 @@ HANDSHAKE, FETCH, METADATA, GROUP_HEARTBEAT, COMMIT_OFFSETS, FETCH_OFFSETS = 1, 
 REQUEST, RESPONSE = struct.Struct("<IHHQII"), struct.Struct("<IHHQHHIQII")
 FETCHED, WANTED = struct.Struct("<16siHHiIqqq"), struct.Struct("<16siiqII")
 HEADER = struct.Struct("<IIIIqIIqqqqihHiI")  # of a batch, up to schema_id
-HEADER_LENGTH, CONTROL, END_OF_STREAM = 136, 2, b"\xff\xff\xff\xff\0\0\0\0"
+HEADER_LENGTH, CONTROL, SPARSE, END_OF_STREAM = 136, 2, 8, b"\xff\xff\xff\xff\0\0\0\0"
 HEARTBEAT_S, COMMIT_S, FETCH_WAIT_MS = 3.0, 1.0, 200
 
 
@@ -94,6 +94,10 @@ class Member:
         self._connection, self._topic, self._group = connection, topic, group
         info = connection.call(METADATA, {"topics": [topic]})["topics"][0]
         self._topic_id, self._schema = info["topic_id"], base64.b64decode(info["schema"])
+        # Sparse batches have the offset of each row in one more column.
+        offset = pa.field("offset", pa.int64(), nullable=False)
+        schema = pa.ipc.read_schema(pa.BufferReader(self._schema))
+        self._sparse_schema = bytes(schema.append(offset).serialize())
         self._member = {"group": group, "member_id": uuid.uuid4().hex, "member_epoch": 0}
         self._positions: dict[int, int] = {}
         self._epochs: dict[int, int] = {}
@@ -192,12 +196,18 @@ class Member:
             header = HEADER.unpack_from(data, 8 + metadata_size - HEADER_LENGTH)
             _, attributes, _, batch_length, base, last_delta = header[:6]
             if not attributes & CONTROL:
+                schema = self._sparse_schema if attributes & SPARSE else self._schema
                 rows = pa.ipc.open_stream(
-                    self._schema + data[:batch_length] + END_OF_STREAM
+                    schema + data[:batch_length] + END_OF_STREAM
                 ).read_next_batch()
-                for number, value in enumerate(rows.column("value").to_pylist()):
-                    if base + number >= self._positions[partition]:
-                        yield partition, base + number, value
+                offsets = (
+                    rows.column(rows.num_columns - 1).to_pylist()
+                    if attributes & SPARSE
+                    else range(base, base + rows.num_rows)
+                )
+                for offset, value in zip(offsets, rows.column("value").to_pylist(), strict=True):
+                    if offset >= self._positions[partition]:
+                        yield partition, offset, value
             self._positions[partition], self._epochs[partition] = base + last_delta + 1, header[-2]
             data = data[batch_length:]
 

@@ -246,6 +246,36 @@ def test_records_that_are_taken_in_parts_are_those_taken_at_once(
 
 
 @compiled_only
+@given(RECORDS, st.data(), st.lists(st.integers(0, 12), min_size=1, max_size=8), st.integers(1, 7))
+def test_records_with_offsets_of_their_own_are_made_alike(
+    native: ModuleType, records: list[tuple[Any, ...]], data: st.DataObject, counts: list[int],
+    piece_rows: int,
+) -> None:  # fmt: skip
+    steps = data.draw(st.lists(st.integers(1, 2**40), min_size=len(records), max_size=len(records)))
+    offsets = np.cumsum(np.array(steps, np.int64))
+    arguments = (Record, "topic", 3, int(offsets[0]), 1, *columns(records, 0), offsets)
+    plain = native.records(*arguments[:-1])
+    expected = [
+        record._replace(offset=offset)
+        for record, offset in zip(plain, offsets.tolist(), strict=True)
+    ]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reference, "PIECE_ROWS", piece_rows)
+        for module in (native, reference):
+            rows = module.RecordRows(*arguments)
+            found: list[Record] = []
+            for count in [*counts, len(expected)]:
+                rows.take(found, count)
+                at = len(found)
+                following = offsets[at] if at < len(offsets) else offsets[-1] + 1
+                assert rows.next_offset == following
+            assert found == expected
+            assert {type(record.offset) for record in found} == {int}
+            with pytest.raises(ValueError, match="different lengths"):
+                module.RecordRows(*arguments[:-1], offsets[:-1])
+
+
+@compiled_only
 def test_the_collector_has_no_records_to_look_at_and_is_left_as_it_was(native: ModuleType) -> None:
     arguments = (
         Record,

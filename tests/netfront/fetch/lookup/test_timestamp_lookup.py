@@ -380,7 +380,7 @@ def test_a_segment_that_retention_takes_meanwhile_is_passed_over(tmp_path: Path)
     assert result_of(search) == FoundTime(1, 100, True)
 
 
-def test_sparse_batches_are_left_to_their_reader(tmp_path: Path) -> None:
+def test_a_sparse_batch_without_offsets_is_left_to_its_reader(tmp_path: Path) -> None:
     log = Log(tmp_path, DEFAULT_SCHEMA)
     log.append([1, 2], attributes=ATTRIBUTE_SPARSE)
     assert log.found(2) == FoundTime(0, -1, False)
