@@ -21,6 +21,7 @@ cdef enum:
 
 cdef enum:
     CALL_NEW
+    CALL_RUNS  # in a step, whose code of the program may come back here
     CALL_IS_SLOW
     CALL_ENDED
 
@@ -103,7 +104,6 @@ cdef class SendCall:
             sender, self.topic, self.value, self.key, self.headers, self.partition, self.timestamp, on_delivery=self.on_delivery,
             deliver_at=deliver_at, deliver_after=deliver_after, repeat=repeat,
         )
-        self.state = CALL_IS_SLOW
         return None
 
     cdef void end(self):
@@ -113,25 +113,33 @@ cdef class SendCall:
     cdef object check_usable(self):
         if self.state == CALL_ENDED:
             raise RuntimeError("cannot reuse already awaited coroutine")
+        self.check_rests()
+
+    cdef object check_rests(self):
+        if self.state == CALL_RUNS:
+            raise ValueError("coroutine already executing")
 
     cdef int step(self, object value, PyObject** result) except -1:
         """As PyIter_Send: SEND_ENDED or SEND_WAITS, and what is returned or waited for."""
         cdef object future
         cdef int status
         self.check_usable()
-        if self.state == CALL_NEW:
-            if value is not None:
-                raise TypeError("can't send non-None value to a just-started coroutine")
-            future = self.begin()
-            if future is not None:
-                Py_INCREF(future)
-                result[0] = <PyObject*>future
-                return SEND_ENDED
+        if self.state == CALL_NEW and value is not None:
+            raise TypeError("can't send non-None value to a just-started coroutine")
         try:
+            if self.state == CALL_NEW:
+                self.state = CALL_RUNS
+                future = self.begin()
+                if future is not None:
+                    Py_INCREF(future)
+                    result[0] = <PyObject*>future
+                    return SEND_ENDED
+            self.state = CALL_RUNS
             status = PyIter_Send(self.inner, value, result)
         except BaseException:
             self.end()
             raise
+        self.state = CALL_IS_SLOW
         if status == SEND_ENDED:
             self.end()
         return status
@@ -149,6 +157,8 @@ cdef class SendCall:
         return given
 
     def __await__(self):
+        if self.state == CALL_IS_SLOW and self.inner.cr_await is not None:
+            raise RuntimeError("coroutine is being awaited already")
         return self
 
     def __next__(self):
@@ -160,13 +170,17 @@ cdef class SendCall:
     def throw(self, kind, value=None, traceback=None):
         self.check_usable()
         if self.state == CALL_IS_SLOW:
+            self.state = CALL_RUNS
             try:
                 if value is None and traceback is None:
-                    return self.inner.throw(kind)
-                return self.inner.throw(kind, value, traceback)
+                    given = self.inner.throw(kind)
+                else:
+                    given = self.inner.throw(kind, value, traceback)
             except BaseException:
                 self.end()
                 raise
+            self.state = CALL_IS_SLOW
+            return given
         self.sender = None
         self.end()
         if isinstance(kind, BaseException):
@@ -176,8 +190,10 @@ cdef class SendCall:
         raise kind() if value is None else kind(value)
 
     def close(self):
+        self.check_rests()
         self.sender = None
         if self.state == CALL_IS_SLOW:
+            self.state = CALL_RUNS
             try:
                 self.inner.close()
             finally:
@@ -187,7 +203,7 @@ cdef class SendCall:
 
     @property
     def cr_running(self):
-        return self.state == CALL_IS_SLOW and self.inner.cr_running
+        return self.state == CALL_RUNS
 
     @property
     def cr_await(self):

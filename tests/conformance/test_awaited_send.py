@@ -7,7 +7,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import inspect
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
 import pytest
@@ -126,3 +127,81 @@ def test_a_producer_works_in_its_loop_alone_and_in_each_of_its_runs(
         own.close()
         other.close()
     assert values(appliance, made, 6) == [b"0", b"0", b"1", b"1", b"2", b"2"]
+
+
+class HashingTopic(str):
+    """A topic's name whose hash runs code of the program."""
+
+    during_hash: Callable[[], object]
+
+    def __hash__(self) -> int:
+        self.during_hash()
+        return super().__hash__()
+
+
+def test_a_call_that_the_program_s_code_has_failed_is_over(
+    appliance: EmbeddedAppliance, made: str
+) -> None:
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    async def main() -> None:
+        async with AsyncProducer(appliance.address) as producer:
+            await producer.send(made, b"0")
+            topic = HashingTopic(made)
+            topic.during_hash = fail
+            call: Any = producer.send(topic, b"not sent")
+            with pytest.raises(ZeroDivisionError):
+                await call
+            with pytest.raises(RuntimeError, match="cannot reuse already awaited coroutine"):
+                await call
+            await producer.send(made, b"1")
+
+    asyncio.run(main())
+    assert values(appliance, made, 2) == [b"0", b"1"]
+
+
+def test_a_call_that_runs_is_neither_run_nor_ended_by_the_program_s_code_in_it(
+    appliance: EmbeddedAppliance, made: str
+) -> None:
+    refused = []
+
+    def attack(call: Any) -> None:
+        for again in (lambda: call.send(None), call.close, lambda: call.throw(KeyError("test"))):
+            try:
+                again()
+            except ValueError as error:
+                refused.append(str(error))
+
+    async def main() -> None:
+        async with AsyncProducer(appliance.address) as producer:
+            for number in range(2):  # the first waits for the topic's metadata
+                topic = HashingTopic(made)
+                topic.during_hash = lambda: None
+                call: Any = producer.send(topic, b"%d" % number)
+                topic.during_hash = partial(attack, call)
+                await (await call)
+
+    asyncio.run(main())
+    assert values(appliance, made, 2) == [b"0", b"1"]
+    assert set(refused) == {"coroutine already executing"}
+
+
+def test_a_call_that_one_task_awaits_is_refused_to_another(
+    appliance: EmbeddedAppliance, made: str
+) -> None:
+    async def main() -> None:
+        async with AsyncProducer(appliance.address) as producer:
+            call: Any = producer.send(made, b"0")  # waits for the topic's metadata
+
+            async def wait() -> object:
+                return await call
+
+            one, other = asyncio.create_task(wait()), asyncio.create_task(wait())
+            with pytest.raises(RuntimeError, match="coroutine is being awaited already"):
+                await other
+            sent: Any = await one
+            await sent
+
+    asyncio.run(main())
+    assert values(appliance, made, 1) == [b"0"]
