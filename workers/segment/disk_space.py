@@ -41,6 +41,8 @@ class DiskSpace:
         self._next_check_ns = 0
         self._idle_check_ns = 0
         self.is_full = False
+        self._has_filled_holes = False
+        """True when it was tried: some file systems count no blocks for zeros."""
 
     def set_reserve(self, reserve_bytes: int) -> None:
         """Change the reserve; the next check uses it. The reserve file is not made smaller."""
@@ -99,9 +101,12 @@ class DiskSpace:
         if not self._file_bytes:
             return
         try:
-            size = self._size()
-            if size >= self._file_bytes:
+            size, allocated = self._size()
+            if size >= self._file_bytes and (
+                allocated >= self._file_bytes or self._has_filled_holes
+            ):
                 return
+            self._has_filled_holes = size >= self._file_bytes
             self._files.allocate(self._path, self._file_bytes)
         except OSError as error:
             logger.info("reserve_not_made path=%s error=%r", self._path, str(error))
@@ -109,12 +114,14 @@ class DiskSpace:
         if size:
             logger.info("reserve_made_again path=%s bytes=%d", self._data_dir, self._file_bytes)
 
-    def _size(self) -> int:
-        """Length of the reserve file, 0 if there is none. Raises OSError."""
+    def _size(self) -> tuple[int, int]:
+        """Length of the reserve file, 0 if there is none, and the bytes of the disk that it
+        occupies: a copy that leaves out zeros has made it a file of holes. Raises OSError.
+        """
         if not self._files.exists(self._path):
-            return 0
+            return 0, 0
         fd = self._files.open_for_read(self._path)
         try:
-            return self._files.size(fd)
+            return self._files.size(fd), self._files.allocated(fd)
         finally:
             self._files.close(fd)

@@ -183,6 +183,7 @@ class LocalTarget:
         except OSError:
             self._discard(temporary)
             try:
+                os.fsync(source_fd)  # the appliance may have synced the journal in its place
                 os.link(source_path, temporary, follow_symlinks=False)
                 found, linked = os.fstat(source_fd), os.stat(temporary)
                 if (found.st_dev, found.st_ino) != (linked.st_dev, linked.st_ino):

@@ -69,6 +69,7 @@ class Files(ReadFiles, Protocol):
     def free_bytes(self, path: str) -> int: ...
     def total_bytes(self, path: str) -> int: ...
     def allocate(self, path: str, size: int) -> None: ...
+    def allocated(self, fd: int) -> int: ...
 
 
 def _plain(fd: int, path: str) -> int:
@@ -196,6 +197,10 @@ class DiskFiles(DiskReadFiles):
             os.posix_fallocate(fd, 0, size)
         finally:
             os.close(fd)
+
+    def allocated(self, fd: int) -> int:
+        """Bytes of the disk that a file occupies: few of a file that a copy has made sparse."""
+        return os.fstat(fd).st_blocks * 512
 
     def total_bytes(self, path: str) -> int:
         found = os.statvfs(path)

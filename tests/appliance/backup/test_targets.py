@@ -207,6 +207,36 @@ def test_a_reader_keeps_objects_from_being_removed(tmp_path: pathlib.Path) -> No
     assert store.keep(1) == 1
 
 
+def test_a_shared_file_is_durable_before_it_has_its_name(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The appliance may have synced a journal in the place of the segment itself."""
+    store = begun(str(tmp_path / "target"))
+    source = tmp_path / "segment"
+    source.write_bytes(bytes(5_000))
+    inode, steps = source.stat().st_ino, []
+    fsync, rename = os.fsync, os.rename
+
+    def seen_fsync(fd: int) -> None:
+        steps.append(("sync", os.fstat(fd).st_ino))
+        fsync(fd)
+
+    def seen_rename(old: str, new: str) -> None:
+        steps.append(("name", os.stat(old).st_ino))
+        rename(old, new)
+
+    monkeypatch.setattr(os, "fsync", seen_fsync)
+    monkeypatch.setattr(os, "rename", seen_rename)
+    fd = os.open(source, os.O_RDONLY)
+    try:
+        store.put(lambda: iter([bytes(5_000)]), (fd, str(source)))
+    finally:
+        os.close(fd)
+    [(_, named)] = [step for step in steps if step[0] == "name"]
+    assert steps.index(("sync", named)) < steps.index(("name", named))
+    assert named == inode or ("sync", inode) not in steps  # linked, or blocks shared
+
+
 def test_a_file_of_the_same_file_system_is_shared(tmp_path: pathlib.Path) -> None:
     store = begun(str(tmp_path / "target"))
     source = tmp_path / "segment"
