@@ -8,13 +8,14 @@ Invariants: a table that is garbage before it was closed gives a ResourceWarning
 from __future__ import annotations
 
 import asyncio
+import inspect
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Unpack
 
-from tailrace.core.errors import ClientClosedError
+from tailrace.core.errors import ClientClosedError, InvalidSettingError
 from tailrace.core.records import Record
 from tailrace.core.topic_partition import TopicPartition
 from tailrace.table.changes import TableChange
@@ -40,6 +41,12 @@ class AsyncTable:
     ) -> None:
         """Raises InvalidSettingError. Nothing is read before `start`."""
         self.topic, self.settings = topic, built(bootstrap, settings)
+        if inspect.iscoroutinefunction(self.settings.on_change):
+            raise InvalidSettingError(
+                f"on_change is the coroutine function {self.settings.on_change!r:.100}, which the "
+                "table would call and not await; give a plain function, such as the put_nowait of "
+                "an asyncio.Queue"
+            )
         self._bootstrap, self._given = bootstrap, settings
         self._table: Table | None = None
         self._is_closed = False
@@ -51,7 +58,9 @@ class AsyncTable:
         if self._table is None:
             given = dict(self._given)
             if self.settings.on_change is not None:
-                given["on_change"] = _called_by(asyncio.get_running_loop(), self.settings.on_change)
+                given["on_change"] = self._on_change(
+                    asyncio.get_running_loop(), self.settings.on_change
+                )
             self._table = Table(self.topic, bootstrap=self._bootstrap, **given)  # type: ignore[arg-type]
 
     async def close(self) -> None:
@@ -168,6 +177,24 @@ class AsyncTable:
         """See `tailrace.Table.metrics`."""
         return self._started().metrics()
 
+    def _on_change(
+        self, loop: asyncio.AbstractEventLoop, function: Callable[[TableChange], object]
+    ) -> Callable[[TableChange], None]:
+        """A function that has the loop call `function`. An exception is logged and counted."""
+
+        def call(change: TableChange) -> None:
+            try:
+                function(change)
+            except Exception:
+                table = self._started()
+                with table._shared.lock:
+                    table._shared.note_callback_error(self.topic, change.partition, change.offset)
+
+        def ask(change: TableChange) -> None:
+            loop.call_soon_threadsafe(call, change)
+
+        return ask
+
     def _started(self) -> Table:
         if self._table is None:
             raise ClientClosedError(
@@ -175,14 +202,3 @@ class AsyncTable:
                 + ("is closed" if self._is_closed else "has not begun: await start(), or ready()")
             )
         return self._table
-
-
-def _called_by(
-    loop: asyncio.AbstractEventLoop, function: Callable[[TableChange], object]
-) -> Callable[[TableChange], None]:
-    """A function that has the loop call `function`."""
-
-    def call(change: TableChange) -> None:
-        loop.call_soon_threadsafe(function, change)
-
-    return call

@@ -250,7 +250,7 @@ ERROR_TABLE: dict[ErrorCode, ErrorRow] = dict(
             "No response came in time.",
             (
                 "Check with `tailrace status` that the appliance is running. If it is slow, raise "
-                "request_timeout_ms."
+                "the timeout of the call, or request_timeout_ms."
             ),
         ),
         _row(

@@ -79,6 +79,8 @@ class FrameAppender:
         is_delayed = delay.at is not None or delay.after is not None or delay_column is not None
         if is_delayed and (main.delay_route is None or not main.info.settings["delay.enabled"]):
             main = yield from self._metadata.load(topic)  # it may have been enabled since
+        if partition is not None and partition_number(partition) >= len(main.queues):
+            main = yield from self._metadata.load(topic)  # it may have been added since
         route, slices = self._cut(
             main, frame, key_column, partition, timestamp, delay, delay_column,
             None if slots is None else slots.of_rows,

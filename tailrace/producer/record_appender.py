@@ -211,6 +211,8 @@ class RecordAppender:
                     chosen, "what the partitioner returned" if partition is None else "partition"
                 )
             if not 0 <= chosen < len(route.queues):
+                if partition is not None and waited is None and chosen > 0:
+                    return Outgoing(record, header_bytes)  # it may have been added since
                 raise PartitionOutOfRangeError(
                     f"topic {topic!r} has partitions 0 to {len(route.queues) - 1}, not {chosen}"
                 )

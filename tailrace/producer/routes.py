@@ -115,6 +115,8 @@ class ProducerMetadata:
         self._topic_recreation = sender_thread.sender.topic_recreation
         self._topic_recreation.on_found = self._on_found
         self._topic_recreation.on_abandoned = self.forget
+        sender_thread.sender.metadata_refresh.topics = self._refreshed
+        sender_thread.sender.metadata_refresh.on_described = self._on_described
 
     def of(
         self, topic: str, schema_message: Callable[[], bytes] | None = None
@@ -248,6 +250,26 @@ class ProducerMetadata:
     def _on_found(self, info: TopicInfo) -> None:
         """METADATA shows a topic that batches wait for."""
         self._adopt(info)
+
+    def _refreshed(self) -> list[str]:
+        """The topics whose partitions and settings are looked up again by time."""
+        return [
+            name
+            for name, route in self.by_topic.items()
+            if not route.info.delay_of and not route.info.slot_map_version
+        ]
+
+    def _on_described(self, info: TopicInfo) -> None:
+        """METADATA shows a topic as it is now: partitions may be added, settings changed."""
+        known = self.by_topic.get(info.name)
+        if (
+            known is not None
+            and known.info.topic_id == info.topic_id
+            and not any(queue.is_gone for queue in known.queues)
+            and len(info.partitions) >= len(known.queues)
+            and (len(info.partitions) > len(known.queues) or info.settings != known.info.settings)
+        ):
+            self._adopt(info)
 
     def _on_moved(self, info: TopicInfo) -> None:
         """The topic's queues were replaced, since hash slots moved."""

@@ -85,6 +85,13 @@ class Shared:
             except RuntimeError:  # the event loop of the listener has ended
                 self.listeners.discard(listener)
 
+    def note_callback_error(self, topic: str, partition: int, offset: int) -> None:
+        """Log and count the exception of `on_change` that is being handled. The lock is taken."""
+        self.callback_errors += 1
+        logger.exception(
+            "table_callback_failed topic=%s partition=%d offset=%d", topic, partition, offset
+        )
+
 
 class _TopicReplaced(Exception):  # no error
     """The topic is another one, or its log was cut: the table begins again."""
@@ -347,10 +354,6 @@ class Follower:
                 value = settings.value_deserializer(value)
             settings.on_change(TableChange(shown(key), value, partition, offset, timestamp))
         except Exception:
-            logger.exception(
-                "table_callback_failed topic=%s partition=%d offset=%d",
-                self._topic, partition, offset,
-            )  # fmt: skip
-            with self._shared.changed:
-                self._shared.callback_errors += 1
+            with self._shared.lock:
+                self._shared.note_callback_error(self._topic, partition, offset)
                 self._shared.notify()

@@ -7,12 +7,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 
+import pyarrow as pa
 import pytest
 
 from tailrace import Admin, Consumer, NewTopic, Producer, Record, TopicPartition
-from tailrace.aio import AsyncConsumer
-from tailrace.core.errors import PartitionOutOfRangeError, UnknownTopicError
+from tailrace.aio import AsyncConsumer, AsyncProducer
+from tailrace.core.errors import PartitionOutOfRangeError, RecordTooLargeError, UnknownTopicError
 from tailrace.embedded_appliance import EmbeddedAppliance
+from tests.kit.processes import wait_until
 
 KEYS = [b"key %d" % number for number in range(40)]
 
@@ -54,6 +56,57 @@ class InOrder:
 
     def has(self, count: int) -> bool:
         return set(self.following.values()) == {count}
+
+
+def test_a_running_producer_sends_to_added_partitions_at_once_when_they_are_named(
+    appliance: EmbeddedAppliance, admin: Admin, topic: str
+) -> None:
+    admin.create_topics([NewTopic(topic, 1)])
+
+    async def main() -> None:
+        async with AsyncProducer(appliance.address) as producer:
+            await producer.send_and_wait(topic, b"old")
+            admin.create_partitions({topic: 6})
+            assert (await producer.send_and_wait(topic, b"new", partition=5)).partition == 5
+
+    with Producer(appliance.address) as records, Producer(appliance.address) as frames:
+        for producer in (records, frames):
+            producer.send(topic, b"old").result(60)
+        admin.create_partitions({topic: 3})
+        assert records.send(topic, b"new", partition=2).result(60).partition == 2
+        (written,) = frames.send_arrow(topic, pa.table({"value": [b"new"]}), partition=2).result(60)
+        assert written.partition == 2
+        for use in (
+            lambda: records.send(topic, b"new", partition=3),
+            lambda: frames.send_arrow(topic, pa.table({"value": [b"new"]}), partition=3),
+        ):
+            with pytest.raises(PartitionOutOfRangeError, match="has partitions 0 to 2, not 3"):
+                use()
+    asyncio.run(main())
+
+
+def test_a_running_producer_notices_added_partitions_and_changed_settings(
+    appliance: EmbeddedAppliance, admin: Admin, topic: str
+) -> None:
+    admin.create_topics([NewTopic(topic, 1, {"max.message.bytes": 100_000})])
+    with Producer(appliance.address, metadata_max_age_ms=50) as producer:
+        with pytest.raises(RecordTooLargeError):
+            producer.send(topic, bytes(200_000))
+        admin.alter_topics({topic: {"max.message.bytes": 500_000}})
+        admin.create_partitions({topic: 4})
+        used: set[int] = set()
+
+        def has_all() -> bool:
+            futures = [producer.send(topic, b"x", key=key) for key in KEYS]
+            used.update(future.result(60).partition for future in futures)
+            return used == {0, 1, 2, 3}
+
+        wait_until(has_all, "the producer uses all partitions")
+        assert producer.send(topic, bytes(200_000)).result(60)
+        admin.delete_topics([topic])
+        admin.create_topics([NewTopic(topic, 4)])
+        futures = [producer.send(topic, b"x", key=key) for key in KEYS]
+        assert {future.result(60).partition for future in futures} == {0, 1, 2, 3}
 
 
 def test_a_partition_that_was_added_can_be_assigned_at_once(

@@ -403,6 +403,38 @@ def test_a_table_in_an_event_loop(appliance: EmbeddedAppliance, admin: Admin, to
     asyncio.run(main())
 
 
+def test_a_callback_that_fails_in_an_event_loop_is_counted_and_a_coroutine_is_refused(
+    appliance: EmbeddedAppliance, admin: Admin, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    admin.create_topics([NewTopic(topic)])
+    seen: list[bytes] = []
+
+    def on_change(change: TableChange) -> None:
+        seen.append(change.value)
+        if change.value == b"1":
+            raise ValueError("this one is wrong")
+
+    async def too_late(change: TableChange) -> None:
+        raise AssertionError(change)
+
+    async def main() -> None:
+        async with (
+            AsyncProducer(appliance.address) as producer,
+            AsyncTable(topic, bootstrap=appliance.address, on_change=on_change) as table,
+        ):
+            for number in range(3):
+                await table.wait_until(await producer.send_and_wait(topic, b"%d" % number, "u1"))
+            while len(seen) < 3:
+                await asyncio.sleep(0)
+            assert table.metrics()["callback_errors"] == 1
+        with pytest.raises(InvalidSettingError, match="on_change is the coroutine function"):
+            AsyncTable(topic, bootstrap=appliance.address, on_change=too_late)
+
+    asyncio.run(main())
+    assert seen == [b"0", b"1", b"2"]
+    assert "table_callback_failed" in caplog.text
+
+
 def test_a_forked_child_is_refused(appliance: EmbeddedAppliance, admin: Admin, topic: str) -> None:
     admin.create_topics([NewTopic(topic)])
     with Table(topic, bootstrap=appliance.address) as table:

@@ -104,6 +104,12 @@ class ProducerSettings:
         1,
     )
     retries: int = number_field(2**31 - 1, "How many times a batch is sent again.")
+    metadata_max_age_ms: int = number_field(
+        60_000,
+        "Time between two looks at the topics that the producer sends to, ms: added partitions and "
+        "changed settings are then used.",
+        1,
+    )
     retry_backoff_ms: int = number_field(
         100, "First pause in ms before a batch is sent again, doubled up to 1,000, with jitter."
     )
@@ -217,6 +223,7 @@ class ProducerOptions(TypedDict, total=False):
     transaction_branch: TransactionBranch | None
     transaction_timeout_ms: int | str
     retries: int | str
+    metadata_max_age_ms: int | str
     retry_backoff_ms: int | str
     delivery_timeout_ms: int | str
     request_timeout_ms: int | str

@@ -26,6 +26,7 @@ from tailrace.producer.batches.producer_batch import IN_FLIGHT
 from tailrace.producer.sending.batch_encoder import REQUEST_MIN_BYTES, BatchEncoder
 from tailrace.producer.sending.batch_outcomes import BatchOutcomes
 from tailrace.producer.sending.in_flight_requests import Entry, InFlightRequest, InFlightRequests
+from tailrace.producer.sending.metadata_refresh import MetadataRefresh
 from tailrace.producer.sending.producer_id import Identity, MakeIdentity, ProducerIdAndEpoch
 from tailrace.producer.sending.topic_change import SlotMapChange, TopicRecreation
 from tailrace.protocol.frame import Api
@@ -80,6 +81,7 @@ class Sender:
         self.topic_recreation = TopicRecreation(
             accumulator, connection, runtime.monotonic_ns, settings.retry_backoff_ms
         )
+        self.metadata_refresh = MetadataRefresh(connection, settings.metadata_max_age_ms)
         self._encoder = BatchEncoder(settings, accumulator)
         self._outcomes = BatchOutcomes(
             settings, runtime, connection, accumulator, self._identity,
@@ -147,6 +149,7 @@ class Sender:
         self._identity.restart()
         self.slot_map_change.restart()
         self.topic_recreation.restart()
+        self.metadata_refresh.restart()
         self._slow_check_at_ns = 0
 
     @property
@@ -196,6 +199,7 @@ class Sender:
             self._requests.note_slow(now_ns)
             if not connection.is_ready:
                 return False
+            self.metadata_refresh.step(now_ns)
             # Messages that are sent and received meanwhile only postpone the next tick.
             tick_ns = connection.next_tick_ns()
             self._slow_check_at_ns = (

@@ -233,13 +233,6 @@ def _check(given: dict[str, Any]) -> None:
         raise click.UsageError("--zone needs --cron: it is the time zone of the expression")
     if given["transaction_records"] is not None and given["transactional_id"] is None:
         raise click.UsageError("--transaction-records needs --transactional")
-    if given["transactional_id"] is not None:
-        for name in ("due", "due_column", "every", "cron"):
-            if given[name] is not None:
-                raise click.UsageError(
-                    f"--transactional and --{name.replace('_', '-')} exclude each other: a "
-                    "transaction has no delayed records"
-                )
     if given["missed"] is not None and given["every"] is None and given["cron"] is None:
         raise click.UsageError("--missed needs --every or --cron")
     other = _OF_LINES if given["source"] is not None else _OF_ROWS

@@ -84,6 +84,20 @@ def test_cron_and_every_say_when_and_from_when(appliance: EmbeddedAppliance, del
     assert rows[2]["due"] == "2040-01-31T08:00:00+00:00"
 
 
+def test_delayed_and_recurring_lines_are_part_of_a_transaction(
+    appliance: EmbeddedAppliance, delayed: str
+) -> None:
+    transaction = ["--transactional", f"{delayed}-lines"]
+    every = run(appliance, "produce", delayed, *transaction, "--every", "1h", stdin=b"a\nb\n")
+    assert len(every.stdout.split()) == 2
+    run(appliance, "produce", delayed, *transaction, "--due", "1h", stdin=b"c\n")
+    refused = run(appliance, "produce", delayed, *transaction, "--due", "1h",
+                  stdin=b"d\n" + bytes(2_000_000) + b"\n", status=1)  # fmt: skip
+    assert b"0 records are committed, those after them are aborted" in refused.stderr
+    rows = json.loads(run(appliance, "delay", "list", delayed, "--json").stdout)
+    assert sorted(row["repeat"] or "" for row in rows) == ["", "every 1h", "every 1h"]
+
+
 def test_a_topic_without_delays_refuses_what_recurs_and_says_what_to_do(
     appliance: EmbeddedAppliance, topic: str
 ) -> None:
