@@ -309,9 +309,14 @@ class TopicCommands:
     def alter(self, item: dict[str, Any], validate_only: bool) -> list[Topic]:
         """Change settings or partitions of a topic; what an entry leaves out stays.
 
-        Raises: UnknownTopicError, InvalidSettingError.
+        Raises: UnknownTopicError, InvalidSettingError, InvalidSchemaError.
         """
         topic = self.existing(item)
+        if item.get("schema") is not None:
+            raise InvalidSchemaError(
+                f"the schema of topic {topic.name!r} cannot be changed: create another topic with "
+                "the new schema"
+            )
         if topic.is_coming_back:
             raise TailraceError(
                 f"topic {topic.name!r} is coming back from the bin; try again in a moment",

@@ -119,6 +119,9 @@ class LocalSource:
         self._headers_only = headers_only
         self._with_offsets = with_offsets
         self._schemas = {message: from_message(message) for message in known.schemas.values()}
+        self._by_id = {
+            schema_id: self._schemas[message] for schema_id, message in known.schemas.items()
+        }
         self.schema = schema
 
     def close(self) -> None:
@@ -213,7 +216,7 @@ class LocalSource:
                 if aborted is None and header.is_transactional and not self._is_uncommitted:
                     aborted = read_aborted(self.directory, base)
                 if not aborted or not _is_aborted(header, aborted):
-                    yield StoredBatch(header, data, schema)
+                    yield StoredBatch(header, data, self._by_id.get(header.schema_id, schema))
             offset, position = header.next_offset, position + header.batch_length
 
     def _beginning(self, segment: _OpenSegment, base: int) -> tuple[pa.Schema, int]:

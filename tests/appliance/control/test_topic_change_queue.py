@@ -201,6 +201,17 @@ def test_the_delay_log_of_a_topic_that_had_the_name_before_is_left_to_its_deleti
     assert world.failures == []
 
 
+def test_another_schema_for_a_topic_is_refused_and_not_left_out(tmp_path: pathlib.Path) -> None:
+    world = World(tmp_path)
+    assert world.change(Api.CREATE_TOPICS, {"name": "typed"})["code"] == 0
+    refused = world.change(
+        Api.ALTER_TOPICS, {"name": "typed", "schema": "AA==", "configs": {"retention.ms": 1}}
+    )
+    assert refused["code"] == ErrorCode.INVALID_SCHEMA
+    assert "create another topic" in refused["message"]
+    assert world.topics["typed"].given == {}
+
+
 def test_fronts_wait_for_what_a_predecessor_decided_but_not_for_ever(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
