@@ -15,7 +15,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from click.testing import CliRunner
 
+from appliance.cli.commands.host.status import command as status_command
+from tailrace import Admin
 from tailrace.core.delays import delay_id
 from tailrace.embedded_appliance import EmbeddedAppliance
 from tests.kit.cli import run
@@ -194,6 +197,20 @@ def test_status(appliance: EmbeddedAppliance) -> None:
     }
     assert all(p["live"] for p in state["processes"])
     assert b"flusher-0" in run(appliance, "status").stdout
+
+
+def test_the_status_of_an_appliance_before_its_upgrade_is_shown(
+    appliance: EmbeddedAppliance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    described = Admin.describe_cluster
+
+    def of_an_older_version(admin: Admin) -> dict[str, Any]:
+        return {name: value for name, value in described(admin).items() if name != "bin"}
+
+    monkeypatch.setattr(Admin, "describe_cluster", of_an_older_version)
+    done = CliRunner().invoke(status_command, ["--bootstrap", appliance.address])
+    assert (done.exit_code, done.exception) == (0, None)
+    assert "flusher-0" in done.output
 
 
 def test_exit_status_and_sentences(appliance: EmbeddedAppliance, topic: str) -> None:

@@ -46,8 +46,8 @@ def command(bootstrap: str, as_json: bool) -> None:
         + (f"\nconsole {state['console']}" if state.get("console") else "")
     )
     _print_problems(state)
-    if state["bin"]["topics"]:
-        kept = state["bin"]
+    kept = state.get("bin")  # None: an appliance that has none, before its upgrade
+    if kept and kept["topics"]:
         click.echo(
             f"{counted(kept['topics'], 'deleted topic')} kept, {human_bytes(kept['bytes'])}, the "
             f"oldest is {kept['oldest']}; to see them: tailrace topic list --deleted\n"
