@@ -93,17 +93,24 @@ class TopicBin:
         self._asked_ns: dict[bytes, int] = {}
         """Topics that the flushers were asked to remove, and when."""
         self._due_ns = 0
-        self._topics: list[DeletedTopic] = catalog.deleted_topics()
+        self._read: list[DeletedTopic] | None = None
+        """The table; None: it was changed and has to be read."""
 
     # ---- the topics ------------------------------------------------------------------------------
 
-    def changed(self) -> None:
-        """Read the table again: it was changed within the controller's transaction."""
-        self._reload()
-        self._catalog.afterwards(lambda: None, lambda _error: self._reload())
+    @property
+    def _topics(self) -> list[DeletedTopic]:
+        if self._read is None:
+            self._read = self._catalog.deleted_topics()
+        return self._read
 
-    def _reload(self) -> None:
-        self._topics = self._catalog.deleted_topics()
+    def changed(self) -> None:
+        """Note that the table was changed within the controller's transaction."""
+        self._forget_read()
+        self._catalog.afterwards(lambda: None, lambda _error: self._forget_read())
+
+    def _forget_read(self) -> None:
+        self._read = None
         self._due_ns = 0
 
     def kept(self) -> list[Topic]:
@@ -201,6 +208,7 @@ class TopicBin:
         purged: set[bytes] = set()
         for item in items:
             results.append(self._purge_entry(item, purged))
+        self.changed()
         self._waiting.append(_Waiting(requester, results, purged, now_ns + ANSWER_TIMEOUT_NS))
         self._due_ns = 0
         return None
@@ -273,14 +281,13 @@ class TopicBin:
     # ---- purging ---------------------------------------------------------------------------------
 
     def _decide_purge(self, deleted: DeletedTopic) -> set[bytes]:
-        """Decide to remove a topic and its delay log; returns their ids. Raises StorageError,
-        DiskFullError.
+        """Decide to remove a topic and its delay log; returns their ids. The caller calls
+        `changed`. Raises StorageError, DiskFullError.
         """
         both = [deleted, *self.delay_logs_of(deleted.topic)]
         with self._catalog.together():
             for each in both:
                 self._catalog.mark_purging(each.topic.topic_id)
-        self.changed()
         return {each.topic.topic_id for each in both}
 
     def step(self, now_ns: int) -> int:
@@ -294,6 +301,8 @@ class TopicBin:
             count = self._expire() + self._make_room()
         except TailraceError as error:
             logger.warning("bin_not_purged error=%r", error.detail)
+        if count:
+            self.changed()
         is_purging = any(deleted.is_purging for deleted in self._topics)
         self._due_ns = now_ns + (PURGING_CHECK_NS if is_purging else CHECK_NS)
         return count
@@ -345,27 +354,22 @@ class TopicBin:
         transaction; returns how much was done. Call it first: what this step decides is not on the
         disk yet.
         """
-        count = 0
-        for deleted in self._topics:
-            if deleted.is_purging:
-                count += self._finish(deleted, now_ns)
-        return count
+        purging = [deleted for deleted in self._topics if deleted.is_purging]
+        present: dict[int, set[str]] = {}
+        for index in self._dirs_of(purging):
+            try:
+                present[index] = {
+                    name.partition("-")[0] for name in self._host_view.bin_names(index)
+                }
+            except OSError as error:
+                logger.warning("bin_not_purged error=%r", str(error))
+                return 0
+        return sum(self._finish(deleted, present, now_ns) for deleted in purging)
 
-    def _finish(self, deleted: DeletedTopic, now_ns: int) -> int:
+    def _finish(self, deleted: DeletedTopic, present: dict[int, set[str]], now_ns: int) -> int:
+        """`present`: ids of the topics that the bin of a directory has files of."""
         topic_id = deleted.topic.topic_id
-        dirs = self._dirs_of([deleted])
-        try:
-            left = {
-                index
-                for index in dirs
-                if any(
-                    name.startswith(f"{topic_id.hex()}-")
-                    for name in self._host_view.bin_names(index)
-                )
-            }
-        except OSError as error:
-            logger.warning("bin_not_purged error=%r", str(error))
-            left = dirs
+        left = {index for index in self._dirs_of([deleted]) if topic_id.hex() in present[index]}
         if left:
             asked_ns = self._asked_ns.get(topic_id)
             if asked_ns is not None and now_ns - asked_ns < REPEAT_NS:

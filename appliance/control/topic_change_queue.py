@@ -81,6 +81,8 @@ class TopicChangeQueue:
         self._retry_at_ns = 0
         # A predecessor may not have published these.
         for topic in [topic for topic in topics.values() if topic.state != "active"]:
+            if topic.state == "deleting":
+                publisher.publish_to_readers(topic)
             publisher.publish_to_workers(topic)
             self._late[topic.topic_id] = topic
         self._inherited = [topic for topic in self._late.values() if topic.state == "changing"]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import datetime as dt
+import json
 import os
 import pathlib
 import sqlite3
@@ -19,6 +21,7 @@ import pytest
 
 from shm.crash_points import CRASH_POINT_VARIABLE
 from tailrace import Admin, Consumer, NewTopic, Producer, ShareConsumer, TopicPartition
+from tailrace.aio import AsyncAdmin
 from tailrace.core.errors import (
     InvalidRequestError,
     StorageError,
@@ -27,6 +30,7 @@ from tailrace.core.errors import (
     UnknownTopicError,
 )
 from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
+from tests.kit.cli import run
 from tests.kit.file_systems import fill_to_the_byte, small_file_system
 from tests.kit.processes import HANG_LIMIT_S, comm, wait_until
 from tests.kit.topics import read_all
@@ -233,6 +237,46 @@ def test_a_purge_and_a_deletion_with_now_free_the_space_at_once(
         )
 
 
+def test_the_command_line_lists_brings_back_and_purges(
+    kept: EmbeddedAppliance, admin: Admin, topic: str
+) -> None:
+    topic_id = make(admin, topic)
+    back = f"{topic}-back"
+    shown = run(kept, "topic", "delete", topic, "--yes").stderr.decode()
+    assert f"within 1 h: tailrace topic undelete {topic}" in shown
+    listed = json.loads(run(kept, "topic", "list", "--deleted", "--json").stdout)
+    assert topic_id in [each["topic_id"] for each in listed]
+    assert topic_id in run(kept, "topic", "list", "--deleted").stdout.decode()
+    assert "topic list --deleted" in run(kept, "status").stdout.decode()
+    done = run(kept, "topic", "undelete", topic_id, "--as", back, "--json")
+    assert json.loads(done.stdout) == {"undeleted": back}
+    refused = run(kept, "topic", "delete", back, status=2).stderr.decode()
+    assert "it can be undone for 1 h" in refused
+    deleted = json.loads(run(kept, "topic", "delete", back, "--yes", "--json").stdout)
+    assert deleted == {"deleted": back, "kept_ms": 3_600_000}
+    assert "confirm with --yes" in run(kept, "topic", "purge", back, status=2).stderr.decode()
+    assert f"removed {back} for good" in run(kept, "topic", "purge", back, "--yes").stderr.decode()
+    assert (
+        "there is no deleted topic"
+        in run(kept, "topic", "undelete", back, status=None).stderr.decode()
+    )
+
+
+def test_a_coroutine_lists_brings_back_and_purges(
+    kept: EmbeddedAppliance, admin: Admin, topic: str
+) -> None:
+    async def body() -> None:
+        async with AsyncAdmin(kept.address) as client:
+            await client.delete_topics(topic)
+            assert topic in [each["name"] for each in await client.list_deleted_topics()]
+            assert await client.undelete_topic(topic) == topic
+            await client.delete_topics(topic)
+            assert await client.purge_topic(topic) >= 0
+
+    make(admin, topic)
+    asyncio.run(body())
+
+
 def test_a_missing_partition_is_said_and_not_made_empty(
     kept: EmbeddedAppliance, admin: Admin, topic: str
 ) -> None:
@@ -343,7 +387,7 @@ def prepare(address: str, change: str) -> Callable[[], object]:
         if change != "delete":
             admin.delete_topics("t")
 
-    def run() -> None:
+    def interrupted() -> None:
         # without an answer the change is carried out all the same
         with (
             Admin(address, request_timeout_ms=3000, connect_timeout_ms=3000) as admin,
@@ -356,7 +400,7 @@ def prepare(address: str, change: str) -> Callable[[], object]:
             else:
                 admin.purge_topic("t")
 
-    return run
+    return interrupted
 
 
 def check_done(admin: Admin, address: str, data: pathlib.Path, change: str) -> None:
@@ -404,10 +448,10 @@ def test_an_appliance_killed_at_a_step_finishes_it_at_its_next_start(
 ) -> None:
     name = "tr-controller" if point.startswith("controller") else "tr-flusher-0"
     with armed(tmp_path, point) as (supervisor, address):
-        run = prepare(address, change)
-        [victim] = [each for each in supervisor.children() if comm(each.pid) == name]
+        interrupted = prepare(address, change)
+        [victim] = [each for each in supervisor.children() if comm(each.pid).startswith(name)]
         supervisor.suspend()  # it starts no other
-        changing = threading.Thread(target=run)
+        changing = threading.Thread(target=interrupted)
         changing.start()
         wait_until(lambda: victim.status() == psutil.STATUS_ZOMBIE, "it is killed")
         others = supervisor.children(recursive=True)

@@ -9,11 +9,11 @@ import pytest
 
 from appliance.catalog.catalog import Catalog, PartitionRow, Topic
 from appliance.config.default_schema import DEFAULT_SCHEMA_MESSAGE
-from appliance.control.topic_bin import CHECK_NS, REPEAT_NS, TopicBin
+from appliance.control.topic_bin import CHECK_NS, REPEAT_NS, REQUESTS_MAX, TopicBin
 from appliance.control.topic_change import Requester
 from tailrace.core.delays import delay_log_name
 from tailrace.core.error_codes import ErrorCode
-from tailrace.core.errors import InvalidRequestError, StorageError
+from tailrace.core.errors import InvalidRequestError, StorageError, TailraceError
 from tailrace.format.directory.data_dir import bin_name
 from tailrace.protocol.frame import Api
 from tailrace.protocol.messages import decode_json
@@ -141,6 +141,15 @@ def test_a_request_is_answered_when_all_that_it_names_is_removed(world: World) -
         0, int(ErrorCode.UNKNOWN_TOPIC), int(ErrorCode.INVALID_REQUEST),
     ]  # fmt: skip
     assert answer["results"][0]["bytes"] == 2000
+
+
+def test_more_purges_at_once_than_wait_are_asked_to_come_later(world: World) -> None:
+    world.delete("t", 10)
+    request = {"topics": [{"name": "t"}]}
+    for _ in range(REQUESTS_MAX):
+        world.bin.take(REQUESTER, Api.PURGE_TOPICS, request, 1, 1 << 19)
+    with pytest.raises(TailraceError, match="try again later"):
+        world.bin.take(REQUESTER, Api.PURGE_TOPICS, request, 1, 1 << 19)
 
 
 def test_a_short_disk_takes_the_oldest_deletion_and_the_next_when_that_is_gone(
