@@ -46,6 +46,14 @@ CRASH_POINTS = {
     "flusher.in_purge": "a partition in the bin has the name of a removed one, its files are still "
     "there",
     "flusher.in_rewrite": "after a failed sync: the new segment is durable and has no name yet",
+    "flusher.before_swap": "cleaned segments are ready, their swap is not decided",
+    "flusher.after_swap_intent": "the swap of a cleaned segment is decided, no file has moved",
+    "flusher.in_swap": "one more file of a cleaned segment has its name, the other segments of its "
+    "run are still there",
+    "flusher.after_swap": "a cleaned segment has its place, no checkpoint knows it",
+    "flusher.before_swap_end": "checkpoints know the cleaned segment, its intent is still there",
+    "cleaner.in_segment": "a part of a cleaned segment is written",
+    "cleaner.before_report": "a cleaned segment is written and synced, its flusher has no report",
     "recovery.before_cut": "a torn tail was found and is still there",
     "recovery.after_cut": "the torn tail is cut, the index is not repaired",
     "recovery.in_suffix_change": "one more segment of a directory of an older format has its new "

@@ -41,6 +41,7 @@ VALUE_SHOWN_MAX = 100
 _FOLLOWERS = (
     (Role.CONTROLLER, 1), (Role.CONSOLE, 1), (Role.GROUPS, 1), (Role.SCHEDULER, 1),
     (Role.FRONT, FRONTS_MAX), (Role.FLUSHER, FLUSHERS_MAX), (Role.WORKER, WORKERS_MAX),
+    (Role.CLEANER, FLUSHERS_MAX),
 )  # fmt: skip
 """Processes that follow the settings, and how many there may be."""
 

@@ -10,7 +10,7 @@ import os
 from typing import Any
 
 from appliance.control.dedicated_workers import DedicatedWorkers
-from shm.memory.layout import ProcessWord, Role
+from shm.memory.layout import FLUSHERS_MAX, ProcessWord, Role
 from shm.runtime.agent_runner import process_name
 from shm.tables.control import Control
 from tailrace.format.directory.data_dir import BIN_DIRECTORY
@@ -99,6 +99,11 @@ class HostView:
             (role, 0)
             for role in (Role.SCHEDULER, Role.GROUPS)
             if self._control.process(role, 0).load(ProcessWord.GENERATION)
+        ]
+        started += [
+            (Role.CLEANER, d)
+            for d in range(FLUSHERS_MAX)
+            if self._control.process(Role.CLEANER, d).is_live()
         ]
         listed = [
             (Role.SUPERVISOR, 0),

@@ -227,6 +227,11 @@ def build(context: ProcessContext) -> Console:
             for role in (Role.SCHEDULER, Role.GROUPS)
             if context.control.process(role, 0).load(ProcessWord.GENERATION)
         ]
+        started += [
+            (Role.CLEANER, d)
+            for d in range(len(context.spec.data_dirs))
+            if context.control.process(Role.CLEANER, d).is_live()
+        ]
         return [
             (Role.SUPERVISOR, 0), (Role.CONTROLLER, 0), (Role.CONSOLE, 0),
             *started, *((Role.FRONT, f) for f in range(settings["fronts"])),

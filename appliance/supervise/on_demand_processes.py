@@ -1,14 +1,18 @@
-"""Processes that are started when first needed: dedicated workers, the group coordinator and the
-scheduler. Lanes that are made when first needed: those between workers and the transaction
-coordinator, which is in the process of groups.
+"""Processes that are started when first needed: dedicated workers, the group coordinator, the
+scheduler and the cleaners. Lanes that are made when first needed: those between workers and the
+transaction coordinator, which is in the process of groups.
+
+The cleaner of a data directory has no shared memory of its own, and ends when its flusher has no
+job for it.
 
 Dedicated workers and the group coordinator have shared memory of their own, which is made before
 they are started. An appliance that needs none of them has neither the processes nor the memory. The
 scheduler's lanes are there from the start, so that the other processes need not look for them.
 
 Owner: the supervisor. It reads the requests of the controller (DEDICATED_TO, SCHEDULER_REQUESTED),
-the fronts (GROUPS_REQUESTED, SCHEDULER_REQUESTED), the group coordinator and the workers
-(TRANSACTIONS_REQUESTED) in the control region, and stores each worker's TRANSACTION_LANES.
+the fronts (GROUPS_REQUESTED, SCHEDULER_REQUESTED), the flushers (CLEANING), the group coordinator
+and the workers (TRANSACTIONS_REQUESTED) in the control region, and stores each worker's
+TRANSACTION_LANES.
 Invariants:
 - A process is started after its regions exist.
 - Where topics with delays exist, the appliance serves when the scheduler does: the controller
@@ -55,9 +59,11 @@ class OnDemandProcesses:
         spare_workers: range,
         fronts: int,
         spawn: Callable[[Child], object],
+        data_dirs: int = 0,
     ) -> None:
         """`children`: the supervisor's, which this class appends to; `cores`: those of a new
-        process; `spawn`: starts a child.
+        process; `spawn`: starts a child; `data_dirs`: their number, each with a flusher that may
+        want a cleaner.
         """
         self._control = control
         self._regions = regions
@@ -72,6 +78,7 @@ class OnDemandProcesses:
         self._has_transactions = False
         """True once transactions are requested, for the rest of this run."""
         self._spawn = spawn
+        self._flushers = [control.process(Role.FLUSHER, d) for d in range(data_dirs)]
         self._had_groups = False
         self._start_at_ns = 0
         """Time of the next try after a lack of memory for a dedicated worker."""
@@ -101,6 +108,7 @@ class OnDemandProcesses:
         """
         self._start_and_stop_workers(may_halt)
         self._start_scheduler(may_halt)
+        self._start_and_stop_cleaners()
         self._has_transactions = self._has_transactions or any(
             process.load(ProcessWord.TRANSACTIONS_REQUESTED)
             for process in (self._groups, *self._workers)
@@ -133,6 +141,29 @@ class OnDemandProcesses:
             child = Child(Role.SCHEDULER, 0, self._cores, has_served=not may_halt)
             self._children.append(child)
             self._spawn(child)
+
+    # ---- cleaners --------------------------------------------------------------------------------
+
+    def _start_and_stop_cleaners(self) -> None:
+        """A flusher with a job for its cleaner has one."""
+        for index, flusher in enumerate(self._flushers):
+            is_needed = bool(flusher.load(ProcessWord.CLEANING))
+            child = self._child(Role.CLEANER, index)
+            if is_needed and child is None:
+                child = Child(Role.CLEANER, index, self._cores)
+                self._children.append(child)
+                self._spawn(child)
+            elif not is_needed and child is not None and not child.is_dismissed:
+                self._dismiss(child)
+
+    def _dismiss(self, child: Child) -> None:
+        """Stop a process that is not needed any more."""
+        if child.pidfd < 0:  # it waits to be started again
+            self._children.remove(child)
+            return
+        child.is_dismissed = True
+        self._control.process(child.role, child.index).store(ProcessWord.STOP, child.generation)
+        self._bells[child.name].ring()
 
     # ---- groups ----------------------------------------------------------------------------------
 

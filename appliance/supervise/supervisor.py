@@ -177,7 +177,8 @@ class Supervisor:
         )  # fmt: skip
         self._on_demand = OnDemandProcesses(
             self._control, self._regions, children, self._bells, other_cores(self._plan),
-            self._spare_workers(), self.settings.fronts, self._processes.try_spawn
+            self._spare_workers(), self.settings.fronts, self._processes.try_spawn,
+            len(self._owners),
         )  # fmt: skip
         self._operator = OperatorCommands(
             ControlSocket(self._owners[0].directory_fd, self._owners[0].path), self._processes,
@@ -228,6 +229,7 @@ class Supervisor:
         names = [process_name(Role.SUPERVISOR, 0)] + [child.name for child in children]
         names += [process_name(Role.WORKER, index) for index in self._spare_workers()]
         names += [process_name(Role.GROUPS, 0), process_name(Role.SCHEDULER, 0)]
+        names += [process_name(Role.CLEANER, index) for index in range(len(self._owners))]
         names += [process_name(Role.CONSOLE, 0)] if self.settings.http_listen else []
         self._bells = {name: Doorbell.create() for name in names}
 
@@ -334,7 +336,11 @@ class Supervisor:
             self._advance_phase()
             if self._announced:
                 self.notifier.report_absent(
-                    [c.name for c in self._processes if not self._is_ready(c)]
+                    [
+                        c.name
+                        for c in self._processes
+                        if c.role is not Role.CLEANER and not self._is_ready(c)
+                    ]
                 )
             self._check_progress(now_ns)
 
@@ -397,11 +403,11 @@ class Supervisor:
             self._regions.forget_old()
             for bell in self._bells.values():
                 bell.ring()
-        needed = (child for child in self._processes if child.role is not Role.GROUPS)
+        needed = (c for c in self._processes if c.role not in (Role.GROUPS, Role.CLEANER))
         if (
             not self._announced
             and self._control.phase is Phase.RUNNING
-            and all(child.has_served for child in needed)
+            and all(c.has_served for c in needed)
         ):
             self._announced = True
             self._announce()

@@ -9,9 +9,9 @@ Layout of a region: 128 bytes of header, then by kind:
     ring     words | descriptors (128 B each) | outcomes (48 B each) |
              data (ring_bytes, page aligned)
     lane     words | data (lane_bytes)
-    table    slots (448 B each)
+    table    slots (576 B each)
     settings words | text | text
-    control  words | process slots (256 B each) | measurements (2 KiB a process) |
+    control  words | process slots (320 B each) | measurements (2 KiB a process) |
              exemplars and credit of each front
 """
 
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import ClassVar, NamedTuple
 
-LAYOUT_VERSION = 5
+LAYOUT_VERSION = 6
 REGION_MAGIC = 0x314D485352544C54
 REGION_HEADER_BYTES = 128
 LINE_BYTES = 64
@@ -171,7 +171,7 @@ class LaneLayout(NamedTuple):
 
 # ---- partition table -----------------------------------------------------------------------------
 
-STATE_BYTES = 192
+STATE_BYTES = 256
 SLOT_BYTES = LINE_BYTES + 2 * STATE_BYTES
 SLOTS_DEFAULT = 4096
 
@@ -207,7 +207,7 @@ class TableLayout:
 
 WORKERS_MAX = 128
 FLUSHERS_MAX = 16
-PROCESS_BYTES = 256
+PROCESS_BYTES = 320
 
 
 class Role(IntEnum):
@@ -219,6 +219,7 @@ class Role(IntEnum):
     SCHEDULER = 5
     CONSOLE = 6
     GROUPS = 7
+    CLEANER = 8
 
 
 _ROLE_START = {
@@ -230,15 +231,16 @@ _ROLE_START = {
     Role.FLUSHER: 4 + FRONTS_MAX,
     Role.SCHEDULER: 4 + FRONTS_MAX + FLUSHERS_MAX,
     Role.WORKER: 4 + FRONTS_MAX + 2 * FLUSHERS_MAX,
+    Role.CLEANER: 4 + FRONTS_MAX + 2 * FLUSHERS_MAX + WORKERS_MAX,
 }
 
 
-PROCESSES_MAX = _ROLE_START[Role.WORKER] + WORKERS_MAX
+PROCESSES_MAX = _ROLE_START[Role.CLEANER] + FLUSHERS_MAX
 
 
 class ProcessWord(IntEnum):
     """Words of a process's slot, in cache lines: supervisor (0-7), the process itself (8-15 and
-    24-31), controller (16-23).
+    24-39), controller (16-23).
     """
 
     GENERATION = 0
@@ -293,6 +295,22 @@ class ProcessWord(IntEnum):
     """Controller: 1 once there was a topic with delays. Front: 1 once a client has sent a request
     that the scheduler answers.
     """
+    CLEANING = 32
+    """Flusher: the number of the job that its cleaner has to do, 0 if there is none (see
+    `workers.segment.cleaning_job`).
+    """
+    CLEANING_JOBS = 38
+    """Flusher: number of jobs made, over all generations."""
+    CLEANING_REPORTS = 33
+    """Cleaner: number of reports written, over all generations."""
+    CLEANED_BYTES_IN = 34
+    """Cleaner: bytes of segments read, over all generations."""
+    CLEANED_BYTES_OUT = 35
+    """Cleaner: bytes of segments written, over all generations."""
+    CLEANED_PASSES = 36
+    """Cleaner: passes over a log completed, over all generations."""
+    THROTTLED_US = 37
+    """Cleaner: time waited for cleaner.io.max.bytes.per.second, over all generations."""
 
 
 BUCKET_COUNT = 24
@@ -399,7 +417,7 @@ class SettingsLayout(NamedTuple):
 
     def text(self, version: int) -> int:
         """Place of the text of `version`: its length, then its bytes. Two places take turns."""
-        return self.applied(Role.WORKER, WORKERS_MAX) + (version & 1) * self._place_bytes
+        return self.applied(Role.CLEANER, FLUSHERS_MAX) + (version & 1) * self._place_bytes
 
     @property
     def _place_bytes(self) -> int:

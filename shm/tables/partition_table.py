@@ -13,11 +13,11 @@ Invariants:
 
 Layout: `TableLayout`. A slot has a count and two states, of which number `count % 2` is valid:
 
-      0: count (0: never written) | 64: state 0, 184 bytes (`_STATE`) | 256: state 1
+      0: count (0: never written) | 64: state 0, 232 bytes (`_STATE`) | 320: state 1
 
 Crash: a killed flusher's successor rewrites every slot from disk and ring.
 
-A state of 23 words is read consistently as follows. The writer fills the invalid state, then
+A state of 29 words is read consistently as follows. The writer fills the invalid state, then
 increments the count with one store. The reader loads the count, copies the valid state, and loads
 the count again. If it is unchanged, the copy is consistent, because a state is written only after
 the count has moved past it. A killed writer leaves the old state, so that readers never wait for
@@ -28,6 +28,7 @@ a few thousand times a second.
 from __future__ import annotations
 
 import struct
+from enum import IntEnum
 from typing import Any, NamedTuple
 
 from shm.memory.atomic_word import are_compiled, compiled_variant_of, new
@@ -35,15 +36,28 @@ from shm.memory.layout import SlotState, TableLayout
 from shm.memory.region import Region
 from tailrace import kernel
 
-_STATE = struct.Struct("<16s21Q")
+_STATE = struct.Struct("<16s27Q")
 _BOUNDS = struct.Struct("<16s5Q")
 _APPEND = struct.Struct("<5Q")
 _APPEND_AT = 24
 _DELIVERED = struct.Struct("<2Q")
 _STABLE = struct.Struct("<2Q")
 _APPENDED = struct.Struct("<2Q")
-_STABLE_AT = _STATE.size - _APPENDED.size - _STABLE.size
+_CLEANING = struct.Struct("<6Q")
+_STABLE_AT = _STATE.size - _CLEANING.size - _APPENDED.size - _STABLE.size
 _DELIVERED_AT = _STABLE_AT - _DELIVERED.size
+
+
+class CleaningState(IntEnum):
+    """What compaction does with a partition."""
+
+    NONE = 0
+    """The topic is not compacted, or nothing is to be done."""
+    RUNNING = 1
+    WAITS_FOR_READERS = 2
+    """Cleaned segments are ready, and a lease keeps the old ones."""
+    STOPPED = 3
+    """A batch or a file that the cleaner cannot read: what follows it stays as it is."""
 
 
 class PartitionState(NamedTuple):
@@ -83,6 +97,19 @@ class PartitionState(NamedTuple):
     appended_batches: int = 0
     """Batches that the flusher has placed since it started, with `appended_bytes`."""
     appended_bytes: int = 0
+    files_version: int = 0
+    """Grows when sealed segments were replaced by cleaned ones. Readers then open the files again.
+    """
+    cleaned_below: int = 0
+    """Compacted topic: first offset that no pass of the cleaner has reached."""
+    clean_bytes: int = 0
+    """Compacted topic: bytes of cleaned segments."""
+    dirty_bytes: int = 0
+    """Compacted topic: bytes of sealed segments that can be cleaned now, and are not."""
+    dirty_since_us: int = 0
+    """Compacted topic: append time of the oldest of these, 0 if there is none."""
+    cleaning_state: int = 0
+    """See `CleaningState`."""
 
     @classmethod
     def empty(

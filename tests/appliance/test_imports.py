@@ -40,6 +40,7 @@ MAY_LOAD = {
     MODULES[Role.FLUSHER]: set(),
     MODULES[Role.WORKER]: set(),
     MODULES[Role.SCHEDULER]: set(),
+    MODULES[Role.CLEANER]: set(),
     MODULES[Role.FRONT]: {"zmq"},
     MODULES[Role.GROUPS]: {
         "email",
@@ -68,6 +69,7 @@ OWN_MODULES_MAX = {
     MODULES[Role.FLUSHER]: 98,
     MODULES[Role.WORKER]: 80,
     MODULES[Role.SCHEDULER]: 66,
+    MODULES[Role.CLEANER]: 50,
     MODULES[Role.FRONT]: 110,
     MODULES[Role.GROUPS]: 140,
     MODULES[Role.CONSOLE]: 54,

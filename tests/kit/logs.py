@@ -187,6 +187,7 @@ class Bench:
             scheduler=self.bell,
             settings=self.settings,
             on_ready=self._on_ready, now_us=lambda: self.now_us, start_ns=self.now_ns,
+            cleaner=Control(self.regions["control"]).process(Role.CLEANER, 0),
         )  # fmt: skip
         self._feed(feed)
         return flusher

@@ -17,6 +17,7 @@ from tailrace.format.record_batch.batch_header import (
     BatchHeader,
     insert_header,
     read_header,
+    stamp_producer,
 )
 from tailrace.format.segments.segment import (
     Walk,
@@ -63,6 +64,18 @@ class RingFiller:
         sequence = self._sequences.get((producer_id, epoch), 0)
         self._sequences[producer_id, epoch] = sequence + count
         made = make_batch(count, producer_id=producer_id, epoch=epoch, sequence=sequence)
+        return self._append(made)
+
+    def batch(self, made: bytearray, count: int, producer_id: int = -1, epoch: int = 0) -> int:
+        """Append a batch of `count` records that a test has encoded. Returns its base offset."""
+        if producer_id >= 0:
+            sequence = self._sequences.get((producer_id, epoch), 0)
+            self._sequences[producer_id, epoch] = sequence + count
+            with memoryview(made) as view:
+                stamp_producer(
+                    view, producer_id=producer_id, producer_epoch=epoch, base_sequence=sequence,
+                    seed=SEED,
+                )  # fmt: skip
         return self._append(made)
 
     def marker(self, producer_id: int, epoch: int, control_type: int) -> int:

@@ -261,6 +261,7 @@ class World:
             *((Role.WORKER, w) for w in self._spares()),
             (Role.GROUPS, 0),
             (Role.SCHEDULER, 0),
+            *((Role.CLEANER, d) for d in range(len(self.data_dirs))),
         ]:
             self.bells[process_name(role, index)] = SimBell()
         if self._groups.exist:

@@ -19,6 +19,7 @@ from tailrace.format.record_batch.batch_header import (
 from tailrace.format.record_batch.batch_validation import (
     UnpackedTooLargeError,
     UnsafeBatchError,
+    null_count_of,
     validate_batch,
 )
 from workers.append.partitions import Partition
@@ -47,6 +48,12 @@ def checked_header(
             is_ours=is_ours,
             is_delay_log=partition.is_delay_log,
         )
+        if partition.key_node >= 0 and (count := null_count_of(batch, partition.key_node)):
+            logger.info(
+                "records_without_key_refused topic=%s partition=%d count=%d",
+                assignment.topic, assignment.partition, count,
+            )  # fmt: skip
+            return None, ErrorCode.INVALID_RECORD
     except BatchChecksumError:
         return None, ErrorCode.CORRUPT_BATCH
     except (BatchFormatError, UnsafeBatchError) as error:

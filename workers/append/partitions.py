@@ -24,7 +24,7 @@ from shm.queues.ring import RingWriter
 from shm.runtime.error_handler import CountedErrorHandler
 from shm.tables.partition_table import PartitionTable
 from tailrace.core.error_codes import ErrorCode
-from tailrace.format.record_batch.arrow_metadata import read_schema
+from tailrace.format.record_batch.arrow_metadata import SchemaLayout, read_schema
 from tailrace.format.record_batch.batch_header import checksum_seed
 from tailrace.format.record_batch.control_batch import MarkerTemplate
 from tailrace.kernel import FastPathPartition
@@ -70,9 +70,12 @@ class Partition(FastPathPartition):
         self.marker_template = None
         max_message_bytes = int(assignment.settings["max.message.bytes"])
         log_append_time = assignment.settings["message.timestamp.type"] == "LogAppendTime"
+        self.key_node = _key_node(self.layout, assignment)
+        """Compacted topic: index of the column whose values are the keys; -1 for others."""
         self._note(
-            shape_of(self.layout), assignment.schema_id, assignment.data_dir, self.is_delay_log
-        )
+            shape_of(self.layout), assignment.schema_id, assignment.data_dir,
+            self.is_delay_log or self.key_node >= 0,
+        )  # fmt: skip
         self.assignment, self.max_message_bytes, self.log_append_time = (
             assignment,
             max_message_bytes,
@@ -80,6 +83,16 @@ class Partition(FastPathPartition):
         )
         self.slot_map_version = len(assignment.slot_counts)
         """Batches routed by another version are refused. 0: the topic has no hash slots."""
+
+
+def _key_node(layout: SchemaLayout, assignment: Assignment) -> int:
+    settings = assignment.settings
+    if "compact" not in settings["cleanup.policy"] or assignment.delay_of:
+        return -1
+    column = settings["key.column"] if assignment.typed else "key"
+    return next(
+        (n for n, node in enumerate(layout.nodes) if node.top_level and node.name == column), -1
+    )
 
 
 @dataclass(slots=True)

@@ -21,7 +21,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shm.crash_points import crash_point
 from shm.memory.layout import Measure, ProcessWord, RegionKind, Role, Verdict
@@ -57,6 +57,9 @@ from workers.log.retention.wall_clock_jumps import WallJumps
 from workers.segment.disk_space import DiskSpace
 from workers.segment.files import NO_SPACE, DiskFiles, Files, is_shortage
 
+if TYPE_CHECKING:
+    from workers.flush.compaction import CleaningSettings, Compaction
+
 logger = logging.getLogger(__name__)
 
 FULL_DISK_RETRY_NS = 250_000_000
@@ -69,6 +72,9 @@ class FlusherSettings(NamedTuple):
     journal_bytes: int = 64 << 20
     reserve_bytes: int = 0
     retention_check_ms: int = 3_600_000
+    cleaner_check_ms: int = 15_000
+    cleaner_dedupe_bytes: int = 128 << 20
+    cleaner_bytes_per_second: int = 0
 
     @classmethod
     def of(cls, settings: dict[str, Any]) -> FlusherSettings:
@@ -107,7 +113,15 @@ class Flusher:
         on_ready: Callable[[], None],
         now_us: Callable[[], int],
         start_ns: int,
+        cleaner: ProcessSlot | None = None,
+        ring_cleaner: Callable[[], None] = lambda: None,
     ) -> None:
+        """`cleaner`: the slot of the process that cleans for this one; `ring_cleaner` wakes it, and
+        the supervisor, which starts it.
+        """
+        self._cleaner = cleaner
+        self._ring_cleaner = ring_cleaner
+        slot.store(ProcessWord.CLEANING, 0)  # a predecessor's job has ended with it
         self._data_dir = data_dir
         self._files = files
         self._followers = [RingFollower(ring, worker) for worker, ring in rings.items()]
@@ -158,7 +172,10 @@ class Flusher:
             lambda: self._space.is_full,
             jumps=jumps,
             check_interval_ms=settings.retention_check_ms,
+            make_compaction=None if cleaner is None else self._make_compaction,
         )
+        self._jumps = jumps
+        self._now_us = now_us
         self._feed = CatalogFeed(
             feed, generation, self._logs, self._commit, self._log_cleaner, controller,
             self._error_handler, self._follow_worker, self._on_assignment, self._purge, start_ns,
@@ -176,6 +193,8 @@ class Flusher:
         self._settings = FlusherSettings.of(settings)
         self._space.set_reserve(self._settings.reserve_bytes)
         self._log_cleaner.set_check_interval(self._settings.retention_check_ms)
+        if self._log_cleaner.compaction is not None:
+            self._log_cleaner.compaction.set(self._cleaning_settings())
         if self._space.check(self._now_ns):
             self._show_space()
 
@@ -206,6 +225,8 @@ class Flusher:
             work += self._purge_some(self._bin)
         if now_ns < self._stalled_until_ns:
             return work
+        if self._log_cleaner.compaction is not None:
+            work += self._log_cleaner.compaction.step(now_ns)
         if now_ns >= self._wheel.quiet_until_ns:
             work += self._log_cleaner.advance(now_ns)
         for follower in self._followers:
@@ -272,6 +293,33 @@ class Flusher:
     def _on_assignment(self) -> None:
         self._has_chores = True
 
+    def _make_compaction(self, log_cleaner: LogCleaner) -> Compaction:
+        """Make what compacted topics need, when there is the first."""
+        from workers.flush.compaction import CleanerLink, Compaction
+
+        cleaner = self._cleaner
+        assert cleaner is not None
+        made = Compaction(
+            self._files, self._data_dir, self._logs, self._commit, self._wheel,
+            log_cleaner.leases, self._jumps,
+            CleanerLink(
+                self._slot, cleaner.cell(ProcessWord.CLEANING_REPORTS).load, self._ring_cleaner
+            ),
+            self._now_us, log_cleaner.seal,
+        )  # fmt: skip
+        made.settings = self._cleaning_settings()
+        return made
+
+    def _cleaning_settings(self) -> CleaningSettings:
+        from workers.flush.compaction import CleaningSettings
+
+        settings = self._settings
+        return CleaningSettings(
+            settings.cleaner_check_ms,
+            settings.cleaner_dedupe_bytes,
+            settings.cleaner_bytes_per_second,
+        )
+
     # ---- the bin ---------------------------------------------------------------------------------
 
     def _purge(self, topic_id: bytes) -> None:
@@ -301,7 +349,7 @@ class Flusher:
             self._stalled_until_ns = now_ns + FULL_DISK_RETRY_NS
             return 0
         self._ready = True
-        self._log_cleaner.may_remove = True
+        self._log_cleaner.allow_removal()
         for log in self._logs.all():
             self._logs.publish(log)
             self._log_cleaner.retain(log)
@@ -448,6 +496,10 @@ def build(context: ProcessContext, files: Files) -> Flusher:
             Role.WORKER, worker
         )
 
+    def ring_cleaner() -> None:
+        context.bell(Role.SUPERVISOR, 0).ring()
+        context.bell(Role.CLEANER, spec.index).ring()
+
     flusher = Flusher(
         data_dir=spec.data_dirs[spec.index],
         files=files,
@@ -484,6 +536,8 @@ def build(context: ProcessContext, files: Files) -> Flusher:
         on_ready=context.report_ready,
         now_us=clock.wall_us,
         start_ns=clock.monotonic_ns(),
+        cleaner=context.control.process(Role.CLEANER, spec.index),
+        ring_cleaner=ring_cleaner,
     )
     # The controller feeds a process that asks: readiness comes only after recovery, so asking has a
     # word of its own.

@@ -21,6 +21,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from shm.runtime.reserve_file import make_room_for
 from shm.runtime.timing_wheel import Timer, TimingWheel
@@ -36,9 +37,14 @@ from workers.log.retention.leases import LogKey, RetentionLeases, Task
 from workers.log.retention.wall_clock_jumps import WallJumps
 from workers.segment.files import is_shortage
 
+if TYPE_CHECKING:
+    from workers.flush.compaction import Compaction
+
 logger = logging.getLogger(__name__)
 
 RETENTION_CHECK_MIN_MS = 100
+COMPACT = "compact"
+"""The part of cleanup.policy that says that a topic is compacted."""
 DELAY_LOG_CHECK_MS = 10_000
 INDEX_RETRY_NS = 250_000_000
 """Interval between attempts to write a transaction index."""
@@ -68,8 +74,11 @@ class LogCleaner:
         *,
         jumps: WallJumps,
         check_interval_ms: int = 3_600_000,
+        make_compaction: Callable[[LogCleaner], Compaction] | None = None,
     ) -> None:
-        """`check_interval_ms`: longest time between two checks of a log for expired segments."""
+        """`check_interval_ms`: longest time between two checks of a log for expired segments.
+        `make_compaction`: called when the first compacted topic appears.
+        """
         self._check_interval_ms = check_interval_ms
         self._is_disk_full = is_disk_full
         self._logs = logs
@@ -86,6 +95,9 @@ class LogCleaner:
         self._index_retries: set[LogKey] = set()
         """Logs with a timer to write their transaction indexes."""
         self.leases = RetentionLeases(wheel, self._on_lease_end)
+        self._make_compaction = make_compaction
+        self.compaction: Compaction | None = None
+        """Made when the first compacted topic appears."""
 
     def advance(self, now_ns: int) -> int:
         """Run the timers that are due. Return the amount of work done."""
@@ -105,6 +117,19 @@ class LogCleaner:
         self._ages.pop(log.assignment.slot, None)
         self.watch_age(log, now_ns)
         self.retain(log)
+        if self.compaction is None and self._make_compaction is not None:
+            if COMPACT not in log.assignment.settings["cleanup.policy"]:
+                return
+            self.compaction = self._make_compaction(self)
+            self.compaction.may_remove = self.may_remove
+        if self.compaction is not None:
+            self.compaction.begin(log, now_ns)
+
+    def allow_removal(self) -> None:
+        """Begin to remove: recovery has ended."""
+        self.may_remove = True
+        if self.compaction is not None:
+            self.compaction.may_remove = True
 
     def forget(self, slot: int) -> None:
         """Drop the timers of a log that was closed or deleted."""
@@ -112,6 +137,8 @@ class LogCleaner:
         timer = self._retentions.pop(slot, None)
         if timer is not None:
             self._wheel.cancel(timer)
+        if self.compaction is not None:
+            self.compaction.forget(slot)
 
     def watch_age(self, log: PartitionLog, now_ns: int) -> None:
         """Set the timer that seals the active segment after segment.ms, unless it is set."""
@@ -155,6 +182,10 @@ class LogCleaner:
         self._ages.pop(slot, None)
         self._seal(log)
         return 1
+
+    def seal(self, log: PartitionLog) -> bool:
+        """Close the active segment. Returns True if it is closed."""
+        return self._seal(log)
 
     def _seal(self, log: PartitionLog, *, is_deleted_next: bool = False) -> bool:
         """Close the active segment; the next batch starts another one. With `is_deleted_next` its
@@ -241,17 +272,14 @@ class LogCleaner:
         timer = self._retentions.pop(slot, None)
         if timer is not None:
             self._wheel.cancel(timer)
-        if (
-            self._logs.get(slot) is not log
-            or log.refusal
-            or not self.may_remove
-            or settings["cleanup.policy"] != "delete"
-        ):
+        if self._logs.get(slot) is not log or log.refusal or not self.may_remove:
             return 0
         retention_ms, retention_bytes = (
             int(settings["retention.ms"]),
             int(settings["retention.bytes"]),
         )
+        if settings["cleanup.policy"] == COMPACT:
+            retention_ms = retention_bytes = KEEP_FOR_EVER
         now_us = self._check_clock()
         leased = self.leases.lowest(log.key)
         if self._close_live(log, retention_ms, retention_bytes, now_us, leased):
@@ -454,5 +482,7 @@ class LogCleaner:
                 )
 
     def _on_lease_end(self, key: LogKey) -> int:
-        """Check retention again after a lease has ended."""
+        """Check retention again after a lease has ended. Cleaned segments wait for it, too."""
+        if self.compaction is not None:
+            self.compaction.on_lease_end(key)
         return sum(self.retain(log) for log in self._logs.all() if log.key == key)

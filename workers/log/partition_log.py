@@ -49,8 +49,10 @@ from workers.log.producers.transaction_indexes import TransactionIndexes
 from workers.log.producers.transaction_rules import EndedTransaction
 from workers.log.recovery.decision import Hints
 from workers.log.recovery.log_recovery import RecoveredLog, recover_log
+from workers.segment import segment_swap
 from workers.segment.checkpoint import Checkpoint, SealedSegment, write_checkpoint
 from workers.segment.files import Files, is_shortage, write_durably
+from workers.segment.segment_swap import CleanedRun
 
 logger = logging.getLogger(__name__)
 
@@ -108,6 +110,12 @@ class PartitionLog:
         self._written_count = 0
         self._group_position = 0
         self._checkpoint_number = 0
+        self._swap: CleanedRun | None = None
+        """A swap of segments that is decided and not finished."""
+        self.files_version = 0
+        """Grows with each swap. The partition table shows it."""
+        self.cleaning: tuple[int, int, int, int, int] = (0, 0, 0, 0, 0)
+        """What the partition table shows of compaction (see `PartitionState.cleaned_below`)."""
 
     @property
     def files(self) -> Files:
@@ -155,7 +163,8 @@ class PartitionLog:
             hints = replace(
                 hints, durable_below=0, end_limit=self.file.epochs[-1].start
             )  # where it ended when its disk failed
-        recovered = recover_log(files, self.directory, self.file, hints)
+        swap = segment_swap.finish_swap(files, self.directory)
+        recovered = recover_log(files, self.directory, self.file, hints, swap)
         self.sealed = recovered.sealed
         self.unscrubbed = sorted(self.sealed)
         self.next_offset = recovered.next_offset
@@ -178,6 +187,9 @@ class PartitionLog:
             changed = True
         if self._home.note_decision(self.assignment) or changed:
             self._home.save()
+        if swap is not None:
+            self._swap = swap
+            self._end_swap(swap)
         self.refusal = self.file.offline
         self.is_open = True
         return recovered
@@ -630,6 +642,54 @@ class PartitionLog:
         write_checkpoint(self._files, self.directory, checkpoint, sync=sync)
         self.since_checkpoint_bytes = 0
 
+    # ---- cleaned segments ------------------------------------------------------------------------
+
+    @property
+    def is_swapping(self) -> bool:
+        """True while a swap is decided and not finished: its segments stay."""
+        return self._swap is not None
+
+    def swap(self, run: CleanedRun) -> bool:
+        """Replace a run of sealed segments by the cleaned segment that lies beside them, as one
+        durable step. Returns False, with nothing changed, if the segments are not those of the
+        run any more. Raises OSError; then call it again with the same run: once the swap is
+        decided, it is finished.
+        """
+        if self._swap is None:
+            known = [self.sealed.get(base) for base, _ in run.replaced]
+            if (
+                [segment and [segment.base, segment.size] for segment in known] != run.replaced
+                or self.following_base(run.replaced[-1][0]) != run.end
+                or run.replaced[-1][0] >= self.newest_base
+                or run.end > self.last_stable_offset
+            ):
+                return False
+            self.checkpoint(sync=True)  # none before the run was sealed may be the newest
+            crash_point("flusher.before_swap")
+            segment_swap.write_intent(self._files, self.directory, run)
+            self._swap = run
+            crash_point("flusher.after_swap_intent")
+        run = self._swap
+        segment_swap.carry_out(self._files, self.directory, run)
+        crash_point("flusher.after_swap")
+        for base, _ in run.replaced:
+            self.transaction_indexes.forget(base)
+            self.sealed.pop(base, None)
+            if base in self.unscrubbed:
+                self.unscrubbed.remove(base)
+        self.sealed[run.base] = run.sealed
+        self.files_version += 1
+        self._end_swap(run)
+        return True
+
+    def _end_swap(self, run: CleanedRun) -> None:
+        """Let both checkpoints know the cleaned segment, then forget the intent. Raises OSError."""
+        self.checkpoint(sync=True)
+        self.checkpoint(sync=True)
+        crash_point("flusher.before_swap_end")
+        segment_swap.remove_intent(self._files, self.directory)
+        self._swap = None
+
     # ---- deleting --------------------------------------------------------------------------------
 
     def closed_segments(self) -> list[SealedSegment]:
@@ -647,7 +707,7 @@ class PartitionLog:
             self._home.save()
             crash_point("flusher.in_retention")
         removed = 0
-        for segment, following in self._with_following():
+        for segment, following in [] if self._swap is not None else self._with_following():
             if following > self.file.log_start_offset:
                 break
             self._home.remove_segment(segment.base)

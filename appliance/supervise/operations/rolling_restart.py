@@ -25,6 +25,7 @@ ORDER = (
     Role.FRONT,
     Role.WORKER,
     Role.FLUSHER,
+    Role.CLEANER,
     Role.SCHEDULER,
     Role.GROUPS,
     Role.CONTROLLER,

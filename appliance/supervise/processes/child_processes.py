@@ -26,7 +26,7 @@ SUSPENDED_NS = 1_000_000_000
 """Lateness of a check that shows that the host stood still."""
 QUICK_FAILURES_MAX = 5
 """Number of ends without ever serving at which a process is in trouble."""
-NOT_NEEDED = (Role.CONSOLE, Role.GROUPS)
+NOT_NEEDED = (Role.CONSOLE, Role.GROUPS, Role.CLEANER)
 """Processes that are not needed to produce and consume records."""
 
 
@@ -37,6 +37,7 @@ MODULES = {
     Role.GROUPS: "appliance.groups.agent.agent",
     Role.WORKER: "workers.append.worker",
     Role.FRONT: "netfront.front",
+    Role.CLEANER: "workers.clean.cleaner",
     Role.CONSOLE: "appliance.observe.http_server",
 }
 """The module that each process runs."""
@@ -61,7 +62,9 @@ class Child:
     is_restarting: bool = False
     """True while it ends on an operator's request and is to be replaced at once."""
     is_dismissed: bool = False
-    """True for a dedicated worker whose topic was deleted: it is stopped and not replaced."""
+    """True for a dedicated worker whose topic was deleted, and for a cleaner without a job: it is
+    stopped and not replaced.
+    """
 
     @property
     def name(self) -> str:

@@ -33,10 +33,11 @@ from shm.tables.control import Control
 
 logger = logging.getLogger("appliance.supervise.supervisor")
 
-_SERVED_WITHOUT = frozenset({Role.GROUPS, Role.CONSOLE})
+_SERVED_WITHOUT = frozenset({Role.GROUPS, Role.CONSOLE, Role.CLEANER})
 """Processes without which everything else serves: their end, however often, ends nothing else."""
 _STOP_ORDER = (
     Role.CONSOLE,
+    Role.CLEANER,
     Role.FRONT,
     Role.GROUPS,
     Role.SCHEDULER,

@@ -235,6 +235,8 @@ class LogReader:
                 blocking,
                 isolation,
             )
+        except FileNotFoundError:  # a cleaned segment takes its place; the state will show it
+            self.files.forget_segments(route)
         except LogReadError as error:
             if error.code is not ErrorCode.CORRUPT_BATCH:
                 raise

@@ -3,8 +3,8 @@
 Owner: one front's `LogReader`; reads only.
 
 Invariants:
-- A partition's segments are listed again when its state shows another number of them, or another
-  active one.
+- A partition's segments are listed again when its state shows another number of them, another
+  active one, or that some were replaced. Then all its files are opened again.
 - Files of removed segments and of dropped partitions are closed, so that the disk has their room.
 """
 
@@ -38,7 +38,7 @@ class PartitionFiles:
     def __init__(self, files: FileReader, data_dirs: list[str], open_files_max: int) -> None:
         self._files = files
         self._data_dirs = data_dirs
-        self._segments: dict[bytes, dict[int, tuple[tuple[int, int], list[int]]]] = {}
+        self._segments: dict[bytes, dict[int, tuple[tuple[int, int, int], list[int]]]] = {}
         self._open_files = OpenFiles(files, open_files_max)
         self._transactions: TransactionIndexes | None = None
 
@@ -49,7 +49,9 @@ class PartitionFiles:
         """Return the base offsets of the partition's segments, listed again after a change."""
         of_topic = self._segments.setdefault(route.topic_id, {})
         known = of_topic.get(route.partition)
-        key = state.active_segment_base, state.segment_count
+        key = state.active_segment_base, state.segment_count, state.files_version
+        if known is not None and known[0][2] != key[2]:
+            self._drop_replaced(route)
         if known is not None and known[0] == key and known[1]:
             return known[1]
         bases = segment_bases(
@@ -66,6 +68,12 @@ class PartitionFiles:
             if self._transactions is not None:
                 self._transactions.forget(gone)
         return bases
+
+    def _drop_replaced(self, route: Assignment) -> None:
+        """Close the partition's files: segments were replaced, with their indexes."""
+        self.close(route)
+        if self._transactions is not None:
+            self._transactions.forget_below(self._directory(route) + "/")
 
     def close_removed(self) -> bool:
         """See `OpenFiles.close_removed`."""

@@ -65,6 +65,34 @@ LOG_EVENTS: dict[str, LogEvent] = {
         "a checkpoint of a log was damaged; more of the log was read", NOTHING
     ),
     "checkpoint_not_written": LogEvent("the next recovery reads more of the log", ROOM),
+    "cleaned_files_not_removed": LogEvent(
+        "files of a cleaning that was given up could not be removed",
+        "none needed: the next cleaning or start removes them",
+    ),
+    "cleaner_report_not_read": LogEvent(
+        "the report of a cleaner could not be read",
+        "look at the disk; the cleaning is made again",
+    ),
+    "cleaning_failed": LogEvent(
+        "a cleaner could not finish its job",
+        "do as the reason says; it is tried again in a minute",
+    ),
+    "cleaning_not_begun": LogEvent(
+        "a compacted partition could not be given to its cleaner",
+        "free some space or repair the disk; it is tried again in a minute",
+    ),
+    "cleaning_not_reported": LogEvent(
+        "a cleaner could not write its report; it tries again each second",
+        "free some space",
+    ),
+    "cleaning_stopped": LogEvent(
+        "a compacted partition has something that cannot be read; what follows it stays as it is",
+        "look at the disk, and run: tailrace log verify",
+    ),
+    "cleaning_tried_again": LogEvent(
+        "the cleaning of a partition failed and is tried again in a minute",
+        "do as the reason says",
+    ),
     "clock_set_back": LogEvent(
         "the clock was set back; delayed records are delivered by the new time",
         "look at the host's time synchronisation (timedatectl)",
@@ -298,6 +326,10 @@ LOG_EVENTS: dict[str, LogEvent] = {
         "a dedicated worker cannot be started; it is tried again",
         "look at the reason: /dev/shm may be full, or a limit reached (tailrace doctor)",
     ),
+    "no_idle_io_priority": LogEvent(
+        "the host refuses the idle priority of the disk; the cleaner has the usual one",
+        "none needed",
+    ),
     "no_process_of_groups": LogEvent(
         "the process of groups cannot be started; it is tried again",
         "look at the reason: /dev/shm may be full, or a limit reached (tailrace doctor)",
@@ -389,6 +421,10 @@ LOG_EVENTS: dict[str, LogEvent] = {
     "segment_not_split": LogEvent("delete-records could not free space of a segment yet", ROOM),
     "segment_without_schema_removed": LogEvent(
         "a segment that a crash left without a batch was removed", NOTHING
+    ),
+    "segments_not_swapped": LogEvent(
+        "cleaned segments could not take the place of the old ones; it is tried again",
+        "free some space or repair the disk",
     ),
     "setting_wrong": LogEvent("a setting of a reload is wrong", "correct it, then reload again"),
     "settings_not_reloaded": LogEvent(

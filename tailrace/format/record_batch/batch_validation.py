@@ -203,6 +203,11 @@ def validate_batch(
     _check_nodes(nodes, sizes, layout, metadata.row_count)
 
 
+def null_count_of(batch: Readable, node: int) -> int:
+    """The number of nulls of a node of a valid batch."""
+    return read_record_batch(batch, PREFIX_BYTES).nodes[2 * node + 1]
+
+
 def _check_from_outside(header: BatchHeader) -> None:
     """Reject attributes and fields that only the appliance may set or that are reserved.
 

@@ -71,6 +71,7 @@ def encode_sparse_batch(
     first_timestamp_us: int | None = None,
     attributes: int = 0,
     min_tick: int = -1,
+    due_us: int = -1,
     max_bytes: int | None = None,
 ) -> bytearray:
     """Encode rows of the topic's schema as one batch for the range `base_offset` to
@@ -89,6 +90,9 @@ def encode_sparse_batch(
     (`append_time_us` with LogAppendTime, else `max_timestamp_us`) are encoded together only with
     rows of the same time.
 
+    `due_us` is the time, us, since which tombstones of the batch are in a cleaned segment. -1: it
+    has none.
+
     Raises ValueError if offsets are not ascending in the range, or a batch would exceed
     `max_bytes`.
     """
@@ -105,7 +109,7 @@ def encode_sparse_batch(
         leader_epoch=leader_epoch, schema_id=schema_id,
         # What lies before the batch was durable when it was made: a damaged batch there is
         # corruption, not a torn tail.
-        durable_offset=base_offset, min_tick=min_tick,
+        durable_offset=base_offset, due_us=due_us, min_tick=min_tick,
     )  # fmt: skip
     if compression == "none":
         encoded = insert_header(batch.serialize(), header, seed)

@@ -38,6 +38,7 @@ from workers.segment.files import Files
 from workers.segment.quarantine import report_damage
 from workers.segment.segment_index_files import facts_from_index, repair_index
 from workers.segment.segment_reader import SegmentReader, walk_past_damage
+from workers.segment.segment_swap import CleanedRun, patched
 
 logger = logging.getLogger(__name__)
 
@@ -73,18 +74,30 @@ class RecoveredLog:
 
 
 def recover_log(
-    files: Files, directory: str, partition_file: PartitionMetadata, hints: Hints
+    files: Files,
+    directory: str,
+    partition_file: PartitionMetadata,
+    hints: Hints,
+    swap: CleanedRun | None = None,
 ) -> RecoveredLog:
-    """Find the end of the log in `directory`, and apply the table. Raises OSError."""
-    return _Recovery(files, directory, partition_file, hints).run()
+    """Find the end of the log in `directory`, and apply the table. `swap` was carried out, and
+    checkpoints may not know it. Raises OSError.
+    """
+    return _Recovery(files, directory, partition_file, hints, swap).run()
 
 
 class _Recovery:
     """Recovery of one partition, starting from its checkpoint."""
 
     def __init__(
-        self, files: Files, directory: str, partition_file: PartitionMetadata, hints: Hints
+        self,
+        files: Files,
+        directory: str,
+        partition_file: PartitionMetadata,
+        hints: Hints,
+        swap: CleanedRun | None,
     ) -> None:
+        self._swap = swap
         self._files = files
         self._directory = directory
         self._file = partition_file
@@ -151,6 +164,11 @@ class _Recovery:
         self._result.checkpoint_number = checkpoint.number
         if self._hints.end_limit is None:
             self._known_durable = max(self._known_durable, checkpoint.next_offset)
+        if self._swap is not None:
+            known = patched(checkpoint, self._swap)
+            if known is None:
+                return None
+            checkpoint = known
         if checkpoint.segment_base < 0:
             return checkpoint
         path = f"{self._directory}/{file_name(checkpoint.segment_base)}"

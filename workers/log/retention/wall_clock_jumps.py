@@ -24,7 +24,7 @@ Crash: the file has a reading of both clocks, from which a successor finds a mis
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from shm.runtime.elapsed_time import this_boot
@@ -127,9 +127,16 @@ class WallJumps:
 
     def moved(self, stamp_us: int) -> int:
         """A timestamp corrected for later jumps of the clock. 0 means unknown and stays 0."""
-        return stamp_us and stamp_us + sum(
-            by_us for to_us, by_us in self._jumps if stamp_us <= to_us
-        )
+        return moved_by(self._jumps, stamp_us)
+
+    def all(self) -> list[list[int]]:
+        """[new time, size of the jump] of each jump, for `moved_by` in another process."""
+        return [list(jump) for jump in self._jumps]
+
+
+def moved_by(jumps: Sequence[Sequence[int]], stamp_us: int) -> int:
+    """A timestamp corrected for later ones of these jumps. 0 means unknown and stays 0."""
+    return stamp_us and stamp_us + sum(by_us for to_us, by_us in jumps if stamp_us <= to_us)
 
 
 def follow(

@@ -1,0 +1,1 @@
+"""Cleaner: writes the segments of compacted topics again, without what was superseded."""

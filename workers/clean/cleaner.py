@@ -1,0 +1,263 @@
+"""Cleaner process of one data directory: does the jobs of its flusher.
+
+Jobs and reports are files (`workers.segment.cleaning_job`).
+
+The supervisor starts it when a flusher has a job and ends it when there is none. It runs at the
+lowest priority of processor and disk, and within cleaner.io.max.bytes.per.second.
+
+Owner: the `.cleaned` files of its job, and cleaner.report. It changes nothing that readers see: the
+flusher swaps the segments.
+
+Invariants:
+- A job that fails is reported with its reason, and the process goes on.
+- A step handles a few batches. Nothing waits for the cleaner.
+
+Crash: its successor ends a job that was reported on, and begins any other one again.
+
+Run it with `python -P -m workers.clean.cleaner`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from shm.memory.layout import ProcessWord, Role
+from shm.queues.doorbell import Doorbell
+from shm.runtime.agent_runner import ProcessContext, configure_logging, run, start
+from shm.runtime.error_handler import CountedErrorHandler
+from shm.tables.control import ProcessSlot
+from workers.segment import cleaning_job
+from workers.segment.cleaning_job import CleaningJob, CleaningReport
+from workers.segment.files import DiskFiles, Files
+
+if TYPE_CHECKING:
+    from workers.clean.cleaning_pass import CleaningPass
+
+logger = logging.getLogger(__name__)
+
+STEP_BATCHES = 16
+STEP_BYTES = 4 << 20
+RETRY_NS = 1_000_000_000
+"""Interval between attempts to write a report on a full disk."""
+_NICE = 19
+_IOPRIO_SET, _IOPRIO_PROCESS, _IOPRIO_IDLE = 251, 1, 3 << 13
+
+
+class Cleaner:
+    """Agent of the cleaner process."""
+
+    def __init__(
+        self,
+        *,
+        files: Files,
+        data_dir: str,
+        flusher: ProcessSlot,
+        slot: ProcessSlot,
+        flusher_bell: Doorbell,
+        on_ready: Callable[[], None],
+        now_us: Callable[[], int],
+    ) -> None:
+        """`flusher`: the slot in which the flusher shows its job."""
+        self._files = files
+        self._data_dir = data_dir
+        self._flusher = flusher
+        self._slot = slot
+        self._flusher_bell = flusher_bell
+        self._on_ready = on_ready
+        self._now_us = now_us
+        self._error_handler = CountedErrorHandler(slot)
+        self._is_ready = False
+        self._number = 0
+        self._job: CleaningJob | None = None
+        self._pass: CleaningPass | None = None
+        self._steps: Iterator[int] | None = None
+        self._unreported: CleaningReport | None = None
+        """A report that a full disk has refused."""
+        self._wait_until_ns = 0
+        self._counted = CleaningReport(0)
+        """What the slot's counters have of this job."""
+
+    def step(self, now_ns: int) -> int:
+        """Do a part of the job."""
+        if not self._is_ready:
+            self._is_ready = True
+            self._on_ready()
+        number = self._flusher.load(ProcessWord.CLEANING)
+        if number != self._number:
+            self._begin(number)
+        if now_ns < self._wait_until_ns:
+            return 0
+        if self._unreported is not None:
+            self._report(self._unreported, now_ns)
+            return 1
+        if self._steps is None or self._job is None:
+            return 0
+        return self._work(self._steps, self._job, now_ns)
+
+    def has_more(self) -> bool:
+        return (self._steps is not None or self._unreported is not None) and not self._wait_until_ns
+
+    def next_deadline_ns(self) -> int | None:
+        return self._wait_until_ns or None
+
+    def begin_stop(self) -> None:
+        self._leave()
+
+    def is_finished(self) -> bool:
+        return True
+
+    # ---- a job -----------------------------------------------------------------------------------
+
+    def _begin(self, number: int) -> None:
+        """Leave the job, and take the one of this number, if it is not 0."""
+        self._leave()
+        self._number = number
+        if not number:
+            return
+        try:
+            earlier = cleaning_job.read_report(self._files, self._data_dir, number)
+            if earlier is not None and earlier.state == cleaning_job.RUNNING:
+                self._unreported = earlier._replace(
+                    state=cleaning_job.FAILED, reason="the cleaner was restarted"
+                )
+                return
+            if earlier is not None:  # a predecessor may have died before it said so
+                self._announce()
+                return
+            self._job = cleaning_job.read_job(self._files, self._data_dir, number)
+            if self._job is None:
+                self._fail("cleaner.job cannot be read")
+                return
+            from workers.clean.cleaning_pass import CleaningPass  # pyarrow, numpy
+
+            self._pass = CleaningPass(self._files, self._job, self._now_us, self._note_run)
+            self._steps = self._pass.steps()
+        except Exception as error:
+            self._fail(self._error_handler.on_error(f"job={number}", error))
+
+    def _work(self, steps: Iterator[int], job: CleaningJob, now_ns: int) -> int:
+        done = moved = 0
+        reason, state, base = "", cleaning_job.FAILED, -1
+        try:
+            for byte_count in steps:
+                done += 1
+                moved += byte_count
+                if done >= STEP_BATCHES or moved >= STEP_BYTES or self._unreported is not None:
+                    break
+            else:
+                self._steps = None
+        except OSError as error:
+            reason = f"{type(error).__name__}: {error}"
+        except ValueError as error:  # UnreadableError is one, and what pyarrow cannot read
+            reason, state = str(error), cleaning_job.UNREADABLE
+            base = getattr(error, "base", -1)
+        except Exception as error:
+            reason = self._error_handler.on_error(
+                f"topic={job.topic} partition={job.partition}", error
+            )
+        self._show_counts()
+        if reason:
+            self._fail(reason, state, base)
+        self._wait_until_ns = 0
+        if job.bytes_per_second:
+            wait_ns = moved * 1_000_000_000 // job.bytes_per_second
+            self._wait_until_ns = now_ns + wait_ns
+            self._add(ProcessWord.THROTTLED_US, wait_ns // 1000)
+        return 1
+
+    def _fail(self, reason: str, state: str = cleaning_job.FAILED, base: int = -1) -> None:
+        """End the job with a reason."""
+        logger.warning(
+            "cleaning_failed topic=%s partition=%d state=%s reason=%r",
+            self._job.topic if self._job else "", self._job.partition if self._job else 0, state,
+            reason,
+        )  # fmt: skip
+        report = self._pass.report if self._pass is not None else CleaningReport(self._number)
+        self._leave()
+        self._unreported = report._replace(
+            number=self._number, state=state, reason=reason, stopped_base=base
+        )
+
+    def _leave(self) -> None:
+        """Give up what is unfinished."""
+        made, self._pass, self._steps, self._job = self._pass, None, None, None
+        self._unreported, self._wait_until_ns = None, 0
+        self._counted = CleaningReport(0)
+        if made is not None:
+            try:
+                made.abandon()
+            except OSError as error:
+                logger.warning("cleaned_files_not_removed error=%r", str(error))
+
+    # ---- reports ---------------------------------------------------------------------------------
+
+    def _note_run(self, report: CleaningReport) -> None:
+        """Report after the step: a report may wait for room on the disk, a step may not."""
+        self._unreported = report
+
+    def _report(self, report: CleaningReport, now_ns: int) -> None:
+        self._wait_until_ns = 0
+        try:
+            cleaning_job.write_report(self._files, self._data_dir, report)
+        except OSError as error:
+            logger.warning("cleaning_not_reported error=%r", str(error))
+            self._wait_until_ns = now_ns + RETRY_NS
+            return
+        self._unreported = None
+        if report.state == cleaning_job.DONE:
+            self._add(ProcessWord.CLEANED_PASSES, 1)
+        self._announce()
+
+    def _announce(self) -> None:
+        self._add(ProcessWord.CLEANING_REPORTS, 1)
+        self._flusher_bell.ring()
+
+    def _show_counts(self) -> None:
+        """Add to the slot's counters what the pass has done since."""
+        if self._pass is None:
+            return
+        report, counted = self._pass.report, self._counted
+        self._add(ProcessWord.CLEANED_BYTES_IN, report.bytes_in - counted.bytes_in)
+        self._add(ProcessWord.CLEANED_BYTES_OUT, report.bytes_out - counted.bytes_out)
+        self._counted = report
+
+    def _add(self, word: ProcessWord, count: int) -> None:
+        if count:
+            self._slot.store(word, self._slot.load(word) + count)
+
+
+def be_idle() -> None:
+    """Give way to every other process, of processor and disk."""
+    os.nice(_NICE)
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.syscall(_IOPRIO_SET, _IOPRIO_PROCESS, 0, _IOPRIO_IDLE):
+        logger.warning("no_idle_io_priority errno=%d", ctypes.get_errno())
+
+
+def build(context: ProcessContext, files: Files) -> Cleaner:
+    """Build the cleaner of this process."""
+    return Cleaner(
+        files=files,
+        data_dir=context.spec.data_dirs[context.index],
+        flusher=context.control.process(Role.FLUSHER, context.index),
+        slot=context.slot,
+        flusher_bell=context.bell(Role.FLUSHER, context.index),
+        on_ready=context.report_ready,
+        now_us=context.clock.wall_us,
+    )
+
+
+def main() -> None:
+    """Run the cleaner process."""
+    context = start()
+    configure_logging(context)
+    be_idle()
+    run(build(context, DiskFiles()), context)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,158 @@
+"""Cleaning pass: writes the segments of one job again, without what was superseded.
+
+Kept of a batch (Kafka's rules):
+- a record that is the latest of its key, or has no key;
+- of these a tombstone (default schema: the value is null) until delete.retention.ms after the first
+  pass that met it (KIP-534), so that a reader that is slower than one pass still sees it;
+- nothing of an aborted transaction, and no marker: every batch of its transaction lies before it,
+  and is written again by this pass, as committed, or was by an earlier one.
+
+Owner: one cleaner. `steps` is a generator: a step is one batch.
+
+Invariants:
+- Runs are finished in order. A record is left out of a run only for a later one that was in the log
+  when the job was made, and stays.
+
+Crash: see `workers.segment.cleaning_job`.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from shm.crash_points import crash_point
+from tailrace.format.record_batch.batch_header import checksum_seed
+from tailrace.format.record_batch.sparse_batch import cleaned_schema_message
+from workers.clean.cleaned_file import CleanedFile
+from workers.clean.merged_batches import NONE_US, MergedBatches
+from workers.clean.sources import Source, SourceReader
+from workers.clean.superseded import Superseded
+from workers.log.retention.wall_clock_jumps import moved_by
+from workers.segment.cleaning_job import DONE, CleaningJob, CleaningReport, JobSegment
+from workers.segment.files import Files
+
+SINCE_PARTS = 16
+"""Tombstones of one sixteenth of delete.retention.ms share a time."""
+SINCE_STEP_MIN_US = 1_000
+VALUE = "value"
+Mask = np.ndarray[Any, np.dtype[np.bool_]]
+
+
+class CleaningPass:
+    """See the module's docstring."""
+
+    def __init__(
+        self,
+        files: Files,
+        job: CleaningJob,
+        now_us: Callable[[], int],
+        on_run: Callable[[CleaningReport], None],
+    ) -> None:
+        """`on_run` is called with the report after each run, and at the end."""
+        self._files = files
+        self._job = job
+        self._now_us = now_us
+        self._on_run = on_run
+        self._schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(job.schema)))
+        self._seed = checksum_seed(bytes.fromhex(job.topic_id), job.partition)
+        self._reader = SourceReader(files, job.directory, self._schema, self._seed)
+        self.report = CleaningReport(job.number)
+        self._open: CleanedFile | None = None
+        self._value_index = -1 if job.typed else self._schema.get_field_index(VALUE)
+
+    def steps(self) -> Iterator[int]:
+        """Do the job. Yields the bytes read and written, after each batch. Raises OSError,
+        UnreadableError.
+        """
+        job = self._job
+        segments = [segment for run in job.runs for segment in run]
+        superseded = Superseded(
+            self._schema.get_field_index(job.key_column), segments, job.dedupe_bytes
+        )
+        for byte_count in superseded.find(self._reader.read):
+            self._count(bytes_in=byte_count)
+            yield byte_count
+        for run in job.runs:
+            yield from self._clean(run, superseded)
+        self.report = self.report._replace(state=DONE)
+        self._on_run(self.report)
+
+    def abandon(self) -> None:
+        """Remove what is unfinished. Raises OSError."""
+        if self._open is not None:
+            made, self._open = self._open, None
+            made.abandon()
+
+    def _clean(self, run: list[JobSegment], superseded: Superseded) -> Iterator[int]:
+        job = self._job
+        made = self._open = CleanedFile(
+            self._files, job.directory, run, cleaned_schema_message(self._schema)
+        )
+        merged = MergedBatches(
+            made.add, base=run[0].base, schema=self._schema, typed=job.typed, seed=self._seed,
+            schema_id=job.schema_id, compression=job.compression,
+            max_message_bytes=job.max_message_bytes,
+        )  # fmt: skip
+        last_append_us = 0
+        for segment in run:
+            for source in self._reader.read(segment):
+                before = made.size
+                kept = superseded.kept(source).astype(bool)
+                since_us = self._drop_tombstones(source, kept)
+                rows, offsets = source.rows, source.offsets
+                if not kept.all():
+                    rows, offsets = rows.filter(pa.array(kept)), offsets[kept]
+                merged.add(source.header, rows, offsets, since_us)
+                last_append_us = max(last_append_us, source.header.append_time_us)
+                written = made.size - before
+                self._count(
+                    bytes_in=source.byte_count, bytes_out=written,
+                    records_in=len(source.offsets), records_out=len(offsets),
+                )  # fmt: skip
+                yield source.byte_count + written
+        merged.flush()
+        before = made.size
+        done = made.finish(last_append_us)
+        self._open = None
+        crash_point("cleaner.before_report")
+        self._count(bytes_out=made.size - before)
+        self.report = self.report._replace(runs=(*self.report.runs, done))
+        self._on_run(self.report)
+        yield 0
+
+    def _drop_tombstones(self, source: Source, kept: Mask) -> int:
+        """Take the tombstones whose time is over out of `kept`. Return since when those that stay
+        are clean, NONE_US if there are none.
+        """
+        if self._value_index < 0 or not len(kept):
+            return NONE_US
+        values = source.rows.column(self._value_index)
+        if not values.null_count:
+            return NONE_US
+        tombstones = np.asarray(values.is_null()) & kept
+        if not tombstones.any():
+            return NONE_US
+        now_us, retention_us = self._now_us(), self._job.delete_retention_ms * 1000
+        header = source.header
+        if header.is_sparse and header.due_us >= 0:
+            since_us = header.due_us
+        else:
+            step_us = max(SINCE_STEP_MIN_US, retention_us // SINCE_PARTS)
+            since_us = -(-now_us // step_us) * step_us if retention_us else now_us
+        if now_us - moved_by(self._job.jumps, since_us) >= retention_us:
+            kept &= ~tombstones
+            return NONE_US
+        oldest_us = self.report.tombstones_since_us
+        self.report = self.report._replace(
+            tombstones_since_us=min(oldest_us, since_us) if oldest_us else since_us
+        )
+        return since_us
+
+    def _count(self, **added: int) -> None:
+        counted = {name: getattr(self.report, name) + more for name, more in added.items()}
+        self.report = self.report._replace(**counted)

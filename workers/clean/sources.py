@@ -1,0 +1,170 @@
+"""Sources: the batches of a segment that is cleaned, verified, with rows and offsets.
+
+Owner: pure reading.
+
+Invariants:
+- Every batch is verified by both checksums, its range touches the one before, and its values are
+  valid Arrow, before a row of it is used.
+- Control batches and batches of aborted transactions have no rows here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from tailrace.format.record_batch.batch_header import (
+    BatchFormatError,
+    BatchHeader,
+    frame_at,
+    verify_batch,
+)
+from tailrace.format.record_batch.sparse_batch import decode_sparse_batch
+from tailrace.format.segments.segment import file_name, schema_message_length
+from tailrace.format.segments.transaction_index import (
+    TRANSACTION_INDEX_SUFFIX,
+    AbortedBatches,
+    TransactionIndexDamagedError,
+    decode_transaction_index,
+)
+from workers.segment.cleaning_job import JobSegment
+from workers.segment.files import Files, read_whole
+
+CHUNK_BYTES = 4 << 20
+Offsets = np.ndarray[Any, np.dtype[np.int64]]
+
+
+class UnreadableError(ValueError):
+    """A segment has something that cannot be read; the sentence names the place."""
+
+    def __init__(self, sentence: str, base: int = -1) -> None:
+        """`base`: of the segment."""
+        super().__init__(sentence)
+        self.base = base
+
+
+class Source(NamedTuple):
+    """A batch of a segment."""
+
+    header: BatchHeader
+    rows: pa.RecordBatch
+    """In the topic's schema."""
+    offsets: Offsets
+    byte_count: int
+
+
+class SourceReader:
+    """Reads the segments of one log."""
+
+    def __init__(self, files: Files, directory: str, schema: pa.Schema, seed: int) -> None:
+        self._files = files
+        self._directory = directory
+        self._schema = schema
+        self._seed = seed
+        self._empty = pa.RecordBatch.from_pylist([], schema)
+
+    def read(self, segment: JobSegment) -> Iterator[Source]:
+        """Yield the batches up to the segment's end. Raises UnreadableError, OSError."""
+        try:
+            yield from self._read(segment)
+        except UnreadableError as error:
+            error.base = segment.base
+            raise
+
+    def _read(self, segment: JobSegment) -> Iterator[Source]:
+        aborted = self._aborted(segment)
+        path = f"{self._directory}/{file_name(segment.base)}"
+        fd = self._files.open_for_read(path)
+        try:
+            following = segment.base
+            for position, data in self._batches(fd, path, segment.end):
+                try:
+                    header = verify_batch(memoryview(data), self._seed)
+                    if header.base_offset != following:
+                        raise BatchFormatError(f"the batch has offset {header.base_offset}")
+                    if header.base_offset >= segment.end:
+                        break
+                    rows, offsets = self._decode(data, header, aborted)
+                except (BatchFormatError, pa.ArrowException) as error:
+                    raise UnreadableError(
+                        f"{path} at byte {position}, offset {following}: {error}"
+                    ) from None
+                following = header.next_offset
+                if following > segment.end:
+                    raise UnreadableError(
+                        f"{path} at byte {position}: a batch ends at offset {following}, the "
+                        f"segment at {segment.end}"
+                    )
+                yield Source(header, rows, offsets, len(data))
+            if following < segment.end:
+                raise UnreadableError(f"{path} ends at offset {following}, not {segment.end}")
+        finally:
+            self._files.close(fd)
+
+    def _batches(self, fd: int, path: str, end: int) -> Iterator[tuple[int, bytes]]:
+        """Yield (file position, bytes) of what is framed as a batch below offset `end`."""
+        size = self._files.size(fd)
+        position = schema_message_length(lambda n, at: self._files.read_at(fd, n, at))
+        while position < size:
+            chunk, at = self._chunk(fd, path, position), 0
+            while (frame := self._frame(chunk, at, path, position)) is not None:
+                length, base_offset, _ = frame
+                if not length or base_offset >= end:
+                    return
+                if at + length > len(chunk):
+                    break
+                yield position + at, bytes(chunk[at : at + length])
+                at += length
+            position += at
+
+    def _chunk(self, fd: int, path: str, position: int) -> memoryview:
+        """Bytes from `position` on, with at least one whole batch or the end mark. Raises
+        UnreadableError.
+        """
+        length = CHUNK_BYTES
+        while True:
+            chunk = memoryview(self._files.read_at(fd, length, position))
+            frame = self._frame(chunk, 0, path, position)
+            if frame is not None and frame[0] <= len(chunk):
+                return chunk
+            if frame is None or len(chunk) < length:
+                raise UnreadableError(f"{path} ends inside a batch at byte {position}")
+            length = frame[0]
+
+    @staticmethod
+    def _frame(chunk: memoryview, at: int, path: str, position: int) -> tuple[int, int, int] | None:
+        try:
+            return frame_at(chunk, at, len(chunk))
+        except BatchFormatError as error:
+            raise UnreadableError(f"{path} at byte {position + at}: {error}") from None
+
+    def _decode(
+        self, data: bytes, header: BatchHeader, aborted: AbortedBatches
+    ) -> tuple[pa.RecordBatch, Offsets]:
+        if header.is_sparse:
+            rows, offsets = decode_sparse_batch(data, header, self._schema)
+            return rows, np.asarray(offsets)
+        if header.is_control or (
+            header.is_transactional
+            and aborted.has(header.producer_id, header.producer_epoch, header.base_offset)
+        ):
+            return self._empty, np.empty(0, np.int64)
+        message = pa.ipc.read_message(pa.py_buffer(data))
+        rows = pa.ipc.read_record_batch(message, self._schema)
+        rows.validate(full=True)
+        return rows, np.arange(header.base_offset, header.next_offset, dtype=np.int64)
+
+    def _aborted(self, segment: JobSegment) -> AbortedBatches:
+        """The aborted batches of a segment. Raises UnreadableError, OSError."""
+        path = f"{self._directory}/{file_name(segment.base, TRANSACTION_INDEX_SUFFIX)}"
+        if not segment.has_transactions:
+            return AbortedBatches([])
+        try:
+            return AbortedBatches(
+                decode_transaction_index(read_whole(self._files, path), segment.base)
+            )
+        except (TransactionIndexDamagedError, FileNotFoundError) as error:
+            raise UnreadableError(f"{path}: {error}") from None
