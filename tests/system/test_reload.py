@@ -248,8 +248,12 @@ def test_a_transaction_may_ask_for_no_more_than_the_new_timeout(
 
 
 def test_a_process_that_hangs_is_killed_after_the_new_time(appliance: Served, admin: Admin) -> None:
-    admin.alter_configs({BROKER: {"hang_timeout_ms": 1_000}})
+    """The new time holds for the one process that is stopped: another that only waits for the
+    processor is not to be killed, nor one that starts.
+    """
     mark, worker = len(appliance.log), pids(admin)["worker-0"]
     os.kill(worker, signal.SIGSTOP)
+    admin.alter_configs({BROKER: {"hang_timeout_ms": 4_000}})
     appliance.wait_for(f"hangs process=worker-0 pid={worker}", mark)
+    admin.alter_configs({BROKER: {"hang_timeout_ms": None}})
     wait_until(lambda: pids(admin)["worker-0"] != worker, "the worker is restarted")
