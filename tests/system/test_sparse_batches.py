@@ -398,3 +398,29 @@ def test_a_directory_is_scanned_without_an_appliance(
         assert table.to_pylist() == [
             {"offset": offset, "value": row.value} for offset, row in cleaned.rows[topic].items()
         ]
+
+
+@pytest.mark.spark
+def test_spark_reads_and_streams_the_rows_that_are_left(cleaned: Cleaned) -> None:
+    from tests.spark_bridge.stream.test_reader import Query
+    from tests.spark_bridge.test_batch_reads import Read
+
+    for topic in ("plain", "moved"):
+        rows = cleaned.rows[topic]
+        made = Read(cleaned.appliance.address, subscribe=topic)
+        read_rows = [row for batch in made.batches() for row in batch.to_pylist()]
+        assert {row["offset"]: row["value"] for row in read_rows} == {
+            offset: row.value for offset, row in rows.items()
+        }
+        assert len(read_rows) == len(rows)
+        limits: tuple[dict[str, Any], ...] = (
+            {"maxOffsetsPerTrigger": "350"},
+            {"maxBytesPerTrigger": "20000"},
+        )
+        for limit in limits:
+            query = Query(cleaned.appliance, topic, **limit)
+            found: list[int] = []
+            while query.plan() is not None:
+                found += [offset for _, offset in query.run()]
+            query.reader.stop()
+            assert found == list(rows), limit

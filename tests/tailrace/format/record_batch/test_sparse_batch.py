@@ -12,6 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tailrace.batch import arrow_codec
+from tailrace.core.errors import CorruptBatchError, UnsupportedBatchError
 from tailrace.format.record_batch import batch_header as bh
 from tailrace.format.record_batch.arrow_metadata import read_schema
 from tailrace.format.record_batch.batch_validation import validate_batch
@@ -273,3 +275,20 @@ def test_a_kept_marker_is_an_empty_batch_of_the_cleaned_schema() -> None:
     stream = cleaned_schema_message(DEFAULT_SCHEMA) + bytes(kept) + bh.END_OF_STREAM
     assert pa.ipc.open_stream(stream).read_all().num_rows == 0
     assert len(kept) > len(marker)
+
+
+def test_a_reader_without_offsets_refuses_a_sparse_batch_and_names_it() -> None:
+    data = memoryview(sparse([1000, 1009]))
+    with pytest.raises(UnsupportedBatchError, match="is sparse"):
+        arrow_codec.decode(data, DEFAULT_SCHEMA, SEED)
+    _, found, offsets = arrow_codec.decode_with_offsets(data, DEFAULT_SCHEMA, SEED)
+    assert found.schema == DEFAULT_SCHEMA
+    assert offsets is not None
+    assert offsets.to_pylist() == [1000, 1009]
+
+
+def test_offsets_that_contradict_the_header_are_damage_also_in_a_trusted_batch() -> None:
+    data = memoryview(bent(sparse([1000, 1009]), base_offset=1002))
+    for trust in (True, False):
+        with pytest.raises(CorruptBatchError, match="do not ascend from 1002"):
+            arrow_codec.decode_with_offsets(data, DEFAULT_SCHEMA, SEED, trust=trust)
