@@ -149,12 +149,12 @@ class DealerSocket:
                 "tcp://HOST:PORT or ipc://PATH"
             ) from None
         self._socket = socket
-        self._is_closed = False
         self._first: Sequence[Readable] | None = None
         """The first message, until there is a connection."""
         self._was_connected = False
         self.is_lost = False
         self._messages = _compiled_messages(socket)
+        self._is_closed = False  # last: a socket whose making a signal has ended is not closed here
 
     def try_send(self, frames: Sequence[Readable], *, copy: bool = True) -> bool:
         """Queue one message; False when the queue is full or the connection has ended."""
