@@ -46,7 +46,7 @@ from tailrace.core.transaction_branches import (
     TransactionBranch,
 )
 from tailrace.core.validation import timeout_s_of
-from tailrace.kernel import AwaitedSender, fast_awaited_send
+from tailrace.kernel import LoopSender
 from tailrace.producer.producer import Producer
 from tailrace.producer.record_appender import Outgoing
 
@@ -77,16 +77,12 @@ def _like(
             **{name: each.annotation for name, each in given.parameters.items() if name != "self"},
             "return": returned,
         }
-        if hasattr(inspect, "markcoroutinefunction"):  # Python 3.12
-            inspect.markcoroutinefunction(function)
-        else:  # a compiled function that returns coroutines is one, too
-            function._is_coroutine = asyncio.coroutines._is_coroutine  # type: ignore[attr-defined]
         return function
 
     return decorate
 
 
-class AsyncProducer(AwaitedSender, AsyncClient, RenamedProducerMethods):
+class AsyncProducer(LoopSender, AsyncClient, RenamedProducerMethods):
     """`tailrace.Producer` for coroutines: the same settings, methods and errors. Each method is
     awaited.
 
@@ -111,21 +107,45 @@ class AsyncProducer(AwaitedSender, AsyncClient, RenamedProducerMethods):
         )
         self._gates: dict[str, SendGate] = {}
         """topic -> the gate of its sends, while one of them waits."""
-        self._begin_awaited_sends(
-            self._producer, self._loop_connection, self._gates, asyncio._get_running_loop
-        )
+        self._begin_loop_sends(
+            self._producer, self._loop_connection, self._gates, asyncio._get_running_loop,
+            AsyncRecordFuture, YIELD_AFTER_SENDS,
+        )  # fmt: skip
 
     # ---- sending ---------------------------------------------------------------------------------
 
     @_like(Producer.send)
-    @fast_awaited_send(AsyncRecordFuture, YIELD_AFTER_SENDS)
-    async def send(self, topic: str, *args: Any, **kwargs: Any) -> AsyncRecordFuture:
+    async def send(
+        self,
+        topic: str,
+        value: Any = None,
+        key: Any = None,
+        headers: Any = None,
+        partition: Any = None,
+        timestamp: Any = None,
+        *,
+        on_delivery: Any = None,
+        deliver_at: Any = None,
+        deliver_after: Any = None,
+        repeat: Any = None,
+    ) -> AsyncRecordFuture:
         """Add one record to its partition's batch, with the arguments and errors of
         `Producer.send`. It waits for room in the buffer (`buffer_memory`) and, the first time, for
         the topic's metadata, for at most `max_block_ms`. Await the future for the acknowledgement.
         Records go to each partition in the order of the calls. Cancelled while it waits, it has
         sent nothing.
         """
+        if deliver_at is None and deliver_after is None and repeat is None:
+            future: AsyncRecordFuture | None = self._sent_now(
+                topic, value, key, headers, partition, timestamp, on_delivery
+            )
+            if future is not None:
+                return future
+        begin = partial(
+            self._producer.begin_send, topic, value, key, headers, partition, timestamp,
+            on_delivery=on_delivery, deliver_at=deliver_at, deliver_after=deliver_after,
+            repeat=repeat,
+        )  # fmt: skip
         loop_connection, producer = self._loop_connection, self._producer
         loop_connection.enter()
         self._send_in(loop_connection.loop)
@@ -134,14 +154,13 @@ class AsyncProducer(AwaitedSender, AsyncClient, RenamedProducerMethods):
         if is_gated or not self.send_count % YIELD_AFTER_SENDS:
             # Each YIELD_AFTER_SENDS-th lets the loop's other tasks run before it.
             now_ns = loop_connection.connection.now_ns()
-            begin = partial(producer.begin_send, topic, *args, **kwargs)
             return AsyncRecordFuture(
                 await self._in_order(
                     topic, producer.send_in_order(begin, now_ns, pauses=not is_gated)
                 ),
                 loop_connection,
             )
-        begun = producer.begin_send(topic, *args, **kwargs)
+        begun = begin()
         if isinstance(begun, Outgoing):
             begun = await self._in_order(
                 topic, producer.send_when_possible(begun, loop_connection.connection.now_ns())

@@ -31,7 +31,6 @@ __all__ = [
     "IS_COMPILED",
     "KIND",
     "RECORD_OVERHEAD_BYTES",
-    "AwaitedSender",
     "BatchShape",
     "ChunkedRows",
     "FastPathPartition",
@@ -39,6 +38,7 @@ __all__ = [
     "GatheredCells",
     "KeyNumbers",
     "KeyOffsets",
+    "LoopSender",
     "ObjectBuffer",
     "OpenBatch",
     "OpenQueue",
@@ -48,7 +48,6 @@ __all__ = [
     "compiled",
     "encoded_batch",
     "fast_append",
-    "fast_awaited_send",
     "fast_send",
     "fetched_rows",
     "is_valid_batch",
@@ -196,14 +195,13 @@ ChunkedRows = reference.ChunkedRows
 
 if TYPE_CHECKING or _native is None:
     from tailrace.kernel.reference import (
-        AwaitedSender,
         FastPathSender,
+        LoopSender,
         OpenBatch,
         OpenQueue,
         PartitionCache,
         RecordBuffer,
         RecordRows,
-        fast_awaited_send,
         fast_send,
         murmur2,
         new_alarm,
@@ -239,5 +237,5 @@ else:
     GatheredCells, rows_by_partition = _native.GatheredCells, _native.rows_by_partition
     KeyNumbers, KeyOffsets = _native.KeyNumbers, _native.KeyOffsets
     murmur2, new_lock, fast_send = _native.murmur2, _native.new_lock, _native.fast_send
-    AwaitedSender, fast_awaited_send = _native.AwaitedSender, _native.fast_awaited_send
+    LoopSender = _native.LoopSender
     new_alarm = _native.new_alarm

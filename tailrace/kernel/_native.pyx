@@ -12,9 +12,6 @@ bytes to its last, and calls no Python code between: nothing changes meanwhile.
 import functools
 import os
 import threading
-import warnings
-
-cimport cython
 
 from cpython.buffer cimport PyBUF_READ, PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_FromStringAndSize
@@ -27,7 +24,7 @@ from cpython.pythread cimport (
     NOWAIT_LOCK, PY_LOCK_ACQUIRED, PY_LOCK_INTR, PyLockStatus, PyThread_acquire_lock, PyThread_allocate_lock, PyThread_free_lock,
     PyThread_get_thread_ident, PyThread_release_lock, PyThread_type_lock,
 )
-from cpython.ref cimport Py_DECREF, Py_INCREF
+from cpython.ref cimport Py_INCREF
 from cpython.tuple cimport PyTuple_GET_ITEM, PyTuple_GET_SIZE, PyTuple_SET_ITEM
 from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport free, realloc
@@ -76,7 +73,7 @@ include "_reading.pxi"
 include "_locking.pxi"
 include "_timers.pxi"
 include "_sending.pxi"
-include "_awaited_sending.pxi"
+include "_loop_sending.pxi"
 include "_shared_memory.pxi"
 include "_batches.pxi"
 include "_gathering.pxi"

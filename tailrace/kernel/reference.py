@@ -322,25 +322,39 @@ class FastPathSender:
         self._sending = lock
 
 
-class AwaitedSender:
+class LoopSender:
     """The part of an event loop's producer that `send` uses on the fast path."""
 
     send_count: int = 0
     """Sends until now."""
 
-    def _begin_awaited_sends(
+    def _begin_loop_sends(
         self,
         producer: FastPathSender,
         connection: object,
         gates: dict[str, Any],
         running_loop: Callable[[], object],
+        handle_type: type,
+        yields_after: int,
     ) -> None:
-        """`connection`: the third part of each handle. `gates`: topics with a send that waits.
-        `running_loop`: this thread's loop, or None.
+        """`gates`: topics with a send that waits. `running_loop`: this thread's loop, or None.
+        `handle_type`: a tuple (batch, row, connection).
         """
 
     def _send_in(self, loop: object) -> None:
-        """The producer works in this loop. Sends in others take the long way."""
+        """The producer works in this loop."""
+
+    def _sent_now(
+        self, topic: Any, value: Any, key: Any, headers: Any, partition: Any, timestamp: Any,
+        on_delivery: Any,
+    ) -> Any:  # fmt: skip
+        """Add a record of plain types to its partition's open batch, count it, and return its
+        handle. None: it takes the long way, as do each `yields_after`-th record, records in another
+        loop, and those of a topic with a send that waits.
+
+        Here all do: the same in Python is no faster than the long way.
+        """
+        return None
 
 
 def header_lists(column: pa.Array) -> list[list[tuple[str, bytes | None]]]:
@@ -550,23 +564,5 @@ def fast_send(
             )  # fmt: skip
 
         return quick  # type: ignore[return-value]
-
-    return decorate
-
-
-def fast_awaited_send(
-    handle_type: type, yields_after: int
-) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Decorator for `AsyncProducer.send` of an AwaitedSender, a coroutine function.
-
-    Awaited in the producer's loop, it adds a record of plain types to its partition's open batch if
-    that has room, makes its handle from (batch, row, connection), and counts it. With each
-    `yields_after`-th record, and where a send waits, it awaits the decorated function.
-
-    Here it always does: a coroutine in Python is no faster than that.
-    """
-
-    def decorate(send: Callable[P, R]) -> Callable[P, R]:
-        return send
 
     return decorate

@@ -39,8 +39,8 @@ def values(appliance: EmbeddedAppliance, topic: str, count: int) -> list[bytes]:
     return found
 
 
-def test_send_is_a_coroutine_function_for_asyncio() -> None:
-    assert asyncio.iscoroutinefunction(AsyncProducer.send)
+def test_send_is_a_coroutine_function() -> None:
+    assert inspect.iscoroutinefunction(AsyncProducer.send)
 
 
 def test_calls_are_coroutines_that_run_when_they_are_awaited(
@@ -50,7 +50,7 @@ def test_calls_are_coroutines_that_run_when_they_are_awaited(
         async with AsyncProducer(appliance.address) as producer:
             await producer.send(made, b"0")  # from here on, a batch is open
             later = producer.send(made, b"3")
-            assert asyncio.iscoroutine(later)
+            assert inspect.iscoroutine(later)
             assert isinstance(later, Coroutine)
             assert inspect.isawaitable(later)
             task = asyncio.create_task(producer.send(made, b"2"))
@@ -198,7 +198,7 @@ def test_a_call_that_one_task_awaits_is_refused_to_another(
                 return await call
 
             one, other = asyncio.create_task(wait()), asyncio.create_task(wait())
-            with pytest.raises(RuntimeError, match="coroutine is being awaited already"):
+            with pytest.raises(RuntimeError, match="already"):
                 await other
             sent: Any = await one
             await sent

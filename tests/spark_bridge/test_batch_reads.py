@@ -7,15 +7,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import pathlib
-import pickle
-from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
-from spark_bridge.datasource import TailraceDataSource, TopicRange
 from spark_bridge.source.reader import read_task
 from tailrace import Admin, NewTopic, Producer, TopicPartition
 from tailrace.core.errors import (
@@ -29,6 +26,7 @@ from tailrace.core.errors import (
     UnknownTopicError,
 )
 from tailrace.embedded_appliance import EmbeddedAppliance, embedded, start_embedded
+from tests.kit.spark_reads import Read
 
 pytestmark = pytest.mark.spark
 BATCH = 40
@@ -69,24 +67,6 @@ def filled(appliance: EmbeddedAppliance) -> EmbeddedAppliance:
         producer.send_arrow("numbers", frame).result(60)
         producer.flush(60)
     return appliance
-
-
-class Read:
-    """A read as Spark does it: the reader is pickled between its calls."""
-
-    def __init__(self, address: str, schema: StructType | None = None, **options: str) -> None:
-        source = TailraceDataSource({"kafka.bootstrap.servers": address, **options})
-        self.schema = source.schema() if schema is None else schema
-        self.reader: Any = pickle.loads(pickle.dumps(source.reader(self.schema)))
-        self.tasks: list[TopicRange] = pickle.loads(pickle.dumps(self.reader.partitions()))
-
-    def batches(self) -> Iterator[pa.RecordBatch]:
-        for task in self.tasks:
-            yield from self.reader.read(task)
-
-    def ranges(self) -> list[tuple[str, int, int, int]]:
-        plans = [task.task.plan for task in self.tasks if task.task is not None]
-        return sorted((r.topic, r.partition, r.start, r.end) for made in plans for r in made.ranges)
 
 
 def fill(address: str, topic: str, partitions: int = 1, rows: int = BATCH) -> None:

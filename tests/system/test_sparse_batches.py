@@ -402,8 +402,7 @@ def test_a_directory_is_scanned_without_an_appliance(
 
 @pytest.mark.spark
 def test_spark_reads_and_streams_the_rows_that_are_left(cleaned: Cleaned) -> None:
-    from tests.spark_bridge.stream.test_reader import Query
-    from tests.spark_bridge.test_batch_reads import Read
+    from tests.kit.spark_reads import Query, Read
 
     for topic in ("plain", "moved"):
         rows = cleaned.rows[topic]

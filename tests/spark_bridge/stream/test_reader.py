@@ -6,10 +6,8 @@ from __future__ import annotations
 
 import json
 import pathlib
-import pickle
 import sqlite3
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from pyspark.sql.streaming.datasource import (
@@ -18,13 +16,9 @@ from pyspark.sql.streaming.datasource import (
     ReadMaxRows,
     ReadMinRows,
 )
-from pyspark.sql.types import IntegerType, LongType, StringType, StructType
 
 from spark_bridge.stream import byte_limit as stream_bytes
 from spark_bridge.stream import reader as stream_reader
-from spark_bridge.stream.options import parse_stream_options
-from spark_bridge.stream.reader import TopicStreamReader
-from spark_bridge.stream.tasks import StreamTask
 from tailrace import Admin, NewTopic, Producer, TopicPartition
 from tailrace.core.errors import (
     InvalidSettingError,
@@ -34,18 +28,10 @@ from tailrace.core.errors import (
     UnknownTopicError,
 )
 from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
+from tests.kit.spark_reads import Query, running
 
 pytestmark = pytest.mark.spark
-COLUMNS = (
-    StructType()
-    .add("topic", StringType())
-    .add("partition", IntegerType())
-    .add("offset", LongType())
-)
 LEASES = "SELECT count(*) FROM leases WHERE ends_us > 0"
-
-
-running: list[TopicStreamReader] = []
 
 
 @pytest.fixture(autouse=True)
@@ -54,75 +40,6 @@ def stopped() -> Iterator[None]:
     yield
     while running:
         running.pop().stop()
-
-
-class Query:
-    """What Spark does with a reader: one batch after the other. A new one on the same `committed`
-    is a restart from the checkpoint.
-    """
-
-    def __init__(
-        self,
-        appliance: EmbeddedAppliance,
-        topic: str,
-        *,
-        available_now: bool = False,
-        **options: str,
-    ) -> None:
-        given = {
-            "bootstrap": appliance.address,
-            "subscribe": topic,
-            "startingOffsets": "earliest",
-            **options,
-        }
-        if "assign" in options or "subscribePattern" in options:
-            del given["subscribe"]
-        self.reader = TopicStreamReader(parse_stream_options(given), COLUMNS)
-        running.append(self.reader)
-        self.committed: Any = None
-        self.planned: Any = None
-        self.tasks: list[StreamTask] = []
-        if available_now:
-            self.reader.prepareForTriggerAvailableNow()
-
-    def again(self, other: Query) -> Query:
-        """From the checkpoint that `other` left."""
-        self.committed, self.planned = other.committed, other.planned
-        return self
-
-    def plan(self) -> Any:
-        """Decide on a batch: what goes into the offset log."""
-        begin = self.committed if self.committed is not None else self.reader.initialOffset()
-        end = json.loads(
-            json.dumps(
-                self.reader.latestOffset(
-                    json.loads(json.dumps(begin)), self.reader.getDefaultReadLimit()
-                )
-            )
-        )
-        self.planned = None if end == self.committed else end
-        return self.planned
-
-    def run(self) -> list[tuple[int, int]]:
-        """Read the batch that was planned, and commit it. (partition, offset), sorted."""
-        begin = self.committed if self.committed is not None else self.reader.initialOffset()
-        self.tasks = [
-            pickle.loads(pickle.dumps(task)) for task in self.reader.partitions(begin, self.planned)
-        ]
-        batches = [batch for task in self.tasks for batch in self.reader.read(task)]
-        self.committed = self.planned
-        rows = [tuple(row.values()) for batch in batches for row in batch.to_pylist()]
-        assert len(set(rows)) == len(rows)
-        return sorted((partition, offset) for _topic, partition, offset in rows)
-
-    def batch(self) -> list[tuple[int, int]]:
-        return self.run() if self.plan() is not None else []
-
-    @property
-    def metrics(self) -> dict[str, Any]:
-        told = self.reader.reportLatestOffset()
-        assert told is not None
-        return dict(told["@metrics"])
 
 
 @pytest.fixture

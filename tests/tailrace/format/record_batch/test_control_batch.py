@@ -16,33 +16,8 @@ from tailrace.format.record_batch.batch_header import (
 )
 from tailrace.format.record_batch.batch_validation import validate_batch
 from tailrace.format.record_batch.control_batch import MarkerTemplate, empty_message, encode_marker
-from tailrace.format.schema import DEFAULT_SCHEMA, to_message
-
-SCHEMAS = {
-    "default": DEFAULT_SCHEMA,
-    "one column": pa.schema([("a", pa.int8())]),
-    "nulls alone": pa.schema([("a", pa.null())]),
-    "flat": pa.schema(
-        [
-            ("a", pa.bool_()),
-            ("b", pa.decimal128(20, 3)),
-            ("c", pa.timestamp("us", "UTC")),
-            ("d", pa.binary(7)),
-            ("e", pa.utf8()),
-            ("f", pa.null()),
-            ("g", pa.month_day_nano_interval()),
-        ]
-    ),
-    "nested": pa.schema(
-        [
-            ("a", pa.list_(pa.struct([("x", pa.int32()), ("y", pa.list_(pa.utf8()))]))),
-            ("b", pa.list_(pa.float64(), 3)),
-            ("c", pa.map_(pa.utf8(), pa.struct([("k", pa.date32()), ("l", pa.null())]))),
-            ("d", pa.struct([("deep", pa.struct([("er", pa.list_(pa.bool_()))]))])),
-        ]
-    ),
-    "wide": pa.schema([(f"column-{n}", pa.utf8()) for n in range(500)]),
-}
+from tailrace.format.schema import to_message
+from tests.kit.schemas import SCHEMAS
 
 
 @pytest.mark.parametrize("name", SCHEMAS)

@@ -15,7 +15,7 @@ from tailrace.scanning.local_source import LocalSource, read_partition_file
 from tests.kit.batches import make_batch
 from tests.kit.cleaned_segments import clean_segment
 from tests.kit.logs import bench
-from tests.workers.log.recovery.test_log_recovery import recover
+from tests.kit.recovered_logs import recover
 
 COUNT = 24
 KEPT = {3, 4, 9, 20}

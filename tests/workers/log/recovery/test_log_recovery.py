@@ -21,6 +21,7 @@ from tailrace.format.schema import DEFAULT_SCHEMA, to_message
 from tailrace.format.segments.segment import Ending, file_name
 from tests.kit.batches import TIME_US, make_batch, stamped
 from tests.kit.logs import assignment, bench
+from tests.kit.recovered_logs import recover
 from tests.kit.simdisk import SimDisk, SimFiles
 from workers.log.files.active_segment import PendingBatch
 from workers.log.partition_log import PartitionLog
@@ -31,7 +32,6 @@ from workers.log.producers.producer_snapshots import (
 )
 from workers.log.producers.producer_state import ProducerTable
 from workers.log.recovery.decision import Action, Hints, decide
-from workers.log.recovery.log_recovery import RecoveredLog, recover_log
 from workers.segment.checkpoint import CHECKPOINT_FILES, SealedSegment
 from workers.segment.files import DiskFiles
 
@@ -78,21 +78,6 @@ class SyncCountingFiles(DiskFiles):
     def sync_data(self, fd: int) -> None:
         self.sync_count += 1
         super().sync_data(fd)
-
-
-def recover(
-    path: pathlib.Path,
-    *,
-    checkpoint: bool = False,
-    hints: Hints | None = None,
-    files: DiskFiles | None = None,
-) -> RecoveredLog:
-    """What recovery makes of the log of `path`; without its checkpoints, unless they are wanted."""
-    for name in () if checkpoint else CHECKPOINT_FILES:
-        path.with_name(name).unlink(missing_ok=True)
-    known = PartitionMetadata.decode(path.with_name("partition.json").read_bytes())
-    assert known is not None
-    return recover_log(files or DiskFiles(), str(path.parent), known, hints or Hints())
 
 
 def test_an_intact_live_segment_is_appended_to(tmp_path: pathlib.Path) -> None:
