@@ -39,7 +39,6 @@ from appliance.config.topology import Topology
 from shm.tables.settings_block import SettingsBlock
 
 logger = logging.getLogger("appliance.supervise.supervisor")
-TERMINAL_GOES_S = 0.05
 
 
 class HangUps:
@@ -67,12 +66,7 @@ class HangUps:
 
     def is_terminal_gone(self) -> bool:
         """True if this process had a terminal when it was started, and has none now."""
-        if not self._had_terminal:
-            return False
-        if _has_terminal():
-            # The signal may come before the kernel has taken the terminal away.
-            time.sleep(TERMINAL_GOES_S)
-        return not _has_terminal()
+        return self._had_terminal and not _has_terminal()
 
 
 def _has_terminal() -> bool:

@@ -150,8 +150,10 @@ def test_a_restored_appliance_has_topics_groups_transactions_and_delays(
             producer.transaction(),
         ):
             producer.send(topic, b"after the restore", partition=0)
-        last = everything(restored, topic)[0][-1]
-        assert last[1] == b"after the restore"
+        wait_until(
+            lambda: everything(restored, topic)[0][-1][1] == b"after the restore",
+            "the commit's marker has come",
+        )
     finally:
         assert restored.stop() == 0
 

@@ -204,8 +204,8 @@ HANG_UPS = """
 import os, signal, sys
 from appliance.config.topology import flat
 from appliance.supervise.live_settings import HangUps
-if sys.argv[1] == "nohup":
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+# Whichever of the two these tests were started with.
+signal.signal(signal.SIGHUP, signal.SIG_IGN if sys.argv[1] == "nohup" else signal.SIG_DFL)
 hang_ups = HangUps()
 wake_read, wake_write = os.pipe()
 os.set_blocking(wake_write, False)
