@@ -493,7 +493,7 @@ def test_a_disk_that_fills_gives_up_the_bin_before_it_refuses_records(
             appliance.stop()
 
 
-@pytest.mark.slow_because("a thousand partitions are made, deleted and brought back")
+@pytest.mark.long
 def test_a_thousand_partitions_come_back(tmp_path: pathlib.Path) -> None:
     with running(tmp_path) as appliance, Admin(appliance.address) as admin:
         make(admin, "t", 1000)
