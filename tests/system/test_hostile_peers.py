@@ -140,20 +140,22 @@ def served_and_bounded(
 
 
 def pour(peer: RawPeer, piece: bytes, limit: int = ATTACK_BYTES) -> bool:
-    """Send `piece` again and again; True when the other end closed before `limit`."""
-    return any(not peer.send(piece) for _ in range(limit // len(piece)))
+    """Send `piece` again and again, at most `limit` bytes; True when the other end has closed. A
+    front without a processor does so later.
+    """
+    return any(not peer.send(piece) for _ in range(limit // len(piece))) or peer.is_closed()
 
 
 def _endless_parts(peer: RawPeer) -> bool:
-    return pour(peer, frame(bytes(MIB), more=True))
+    return pour(peer, frame(bytes(MIB), more=True), 128 * MIB)
 
 
 def _empty_parts(peer: RawPeer) -> bool:
-    return pour(peer, frame(b"", more=True) * (MIB // 2), 64 * MIB)
+    return pour(peer, frame(b"", more=True) * (MIB // 2), 8 * MIB)
 
 
 def _small_parts(peer: RawPeer) -> bool:
-    return pour(peer, frame(bytes(40), more=True) * 20_000, 128 * MIB)
+    return pour(peer, frame(bytes(40), more=True) * 20_000, 64 * MIB)
 
 
 def _many_parts_in_whole_messages(peer: RawPeer) -> bool:
@@ -180,8 +182,18 @@ def test_messages_that_do_not_end_close_their_sender(
         assert attack(peer), "it was never closed"
 
 
+def _endless_parts_that_fill_memory(peer: RawPeer) -> bool:
+    return pour(peer, frame(bytes(MIB), more=True))
+
+
+def _empty_parts_that_fill_memory(peer: RawPeer) -> bool:
+    return pour(peer, frame(b"", more=True) * (MIB // 2), 16 * MIB)  # 65 bytes of memory for each
+
+
 @pytest.mark.parametrize(
-    "attack", [_endless_parts, _empty_parts], ids=lambda attack: attack.__name__.strip("_")
+    "attack",
+    [_endless_parts_that_fill_memory, _empty_parts_that_fill_memory],
+    ids=lambda attack: attack.__name__.strip("_"),
 )
 def test_on_a_unix_socket_memory_that_is_short_closes_who_is_in_the_middle_of_something(
     tmp_path: object, topic: str, attack: Callable[[RawPeer], bool]
@@ -193,7 +205,7 @@ def test_on_a_unix_socket_memory_that_is_short_closes_who_is_in_the_middle_of_so
         with Admin(tcp(running)) as admin:
             admin.create_topics([NewTopic(topic, 1)])
         address = next(address for address in running.addresses if address.startswith("ipc://"))
-        with served_and_bounded(running, topic, 500 * MIB), RawPeer(address) as peer:
+        with served_and_bounded(running, topic, 800 * MIB), RawPeer(address) as peer:
             peer.shake_zmtp()
             assert attack(peer), "it was never closed"
     finally:
