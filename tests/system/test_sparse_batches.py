@@ -322,13 +322,13 @@ def test_a_share_group_gets_each_row_once_and_completes_the_offsets_between(
                 assert record.offset not in found
                 assert record.delivery_count == 1
                 found[record.offset] = record.value
-        consumer.poll(0)  # the records of the poll before are processed
-    assert found == {offset: row.value for offset, row in rows.items()}
-    group = f"g-{topic}"
-    wait_until(
-        lambda: start_offset(cleaned.appliance, group) == cleaned.ends[topic],
-        "the offsets without a record are completed",
-    )
+        assert found == {offset: row.value for offset, row in rows.items()}
+
+        def is_complete() -> bool:
+            assert not consumer.poll(20)  # the records of the poll before are processed
+            return start_offset(cleaned.appliance, f"g-{topic}") == cleaned.ends[topic]
+
+        wait_until(is_complete, "the offsets without a record are completed")
 
 
 def test_an_export_has_the_rows_that_are_left(cleaned: Cleaned, tmp_path: pathlib.Path) -> None:
