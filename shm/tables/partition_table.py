@@ -49,7 +49,7 @@ _DELIVERED_AT = _STABLE_AT - _DELIVERED.size
 
 
 class CleaningState(IntEnum):
-    """What compaction does with a partition."""
+    """State of compaction of a partition."""
 
     NONE = 0
     """The topic is not compacted, or nothing is to be done."""

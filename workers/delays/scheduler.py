@@ -50,7 +50,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 OPENING_NS = 10_000_000
-"""Between looks at a log that its flusher has not opened yet."""
+"""First interval between looks at a log that its flusher has not opened yet. It doubles up to
+REOPEN_NS.
+"""
 REOPEN_NS = 1_000_000_000
 REOPEN_MAX_NS = 60_000_000_000
 """Retry interval of a partition that cannot be served.
@@ -302,8 +304,7 @@ class Scheduler:
                     # not empty: its content is unknown
                     raise OSError("the delay log could not be opened; see the flusher's log")
                 if state.topic_id != log.topic_id or state.state is SlotState.DELETED:
-                    # its flusher has yet to make it, or has removed it
-                    self._troubles[key] = Trouble(self._now_ns + OPENING_NS, OPENING_NS, "")
+                    self._await_log(key)
                     continue
                 self._open[key] = DelayPartition(
                     self._files, f"{self._data_dirs[log.data_dir]}/{log.directory_name}", log,
@@ -316,9 +317,16 @@ class Scheduler:
             except Exception as error:  # boundary: files, schemas or metadata may be invalid
                 state = self._tables[log.data_dir].read(log.slot)
                 if state.topic_id != log.topic_id or state.state is SlotState.DELETED:
-                    self._troubles[key] = Trouble(self._now_ns + OPENING_NS, OPENING_NS, "")
-                    continue  # it was removed meanwhile
+                    self._await_log(key)  # it was removed meanwhile
+                    continue
                 self._note_trouble(key, topic, error, is_open=False)
+
+    def _await_log(self, key: tuple[str, int]) -> None:
+        """Look again soon for a log that its flusher has yet to make, or has removed."""
+        known = self._troubles.get(key)
+        is_waiting = known is not None and not known.reason
+        wait_ns = min(2 * known.wait_ns, REOPEN_NS) if known and is_waiting else OPENING_NS
+        self._troubles[key] = Trouble(self._now_ns + wait_ns, wait_ns, "")
 
     def _opening(self) -> list[Assignment]:
         """Return delay logs that are known and not open: their directory does not exist yet or

@@ -71,7 +71,7 @@ class CleaningSettings(NamedTuple):
 
 
 class CleanerLink(NamedTuple):
-    """What the flusher shares with its cleaner."""
+    """Shared memory of a flusher and its cleaner."""
 
     slot: ProcessSlot
     """The flusher's."""
@@ -83,7 +83,7 @@ class CleanerLink(NamedTuple):
 
 @dataclass(slots=True)
 class _Watched:
-    """What is known of a compacted log."""
+    """A compacted log, with the heads of its segments."""
 
     log: PartitionLog
     heads: dict[int, tuple[bool, int]] = field(default_factory=dict)

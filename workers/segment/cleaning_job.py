@@ -68,7 +68,7 @@ class CleaningJob(NamedTuple):
 
 
 class CleaningReport(NamedTuple):
-    """What a job has done so far."""
+    """Progress of a job."""
 
     number: int
     state: str = RUNNING

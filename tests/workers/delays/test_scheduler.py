@@ -132,11 +132,17 @@ def test_a_log_that_its_flusher_has_yet_to_make_is_awaited_without_an_error(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     running = Running(["orders"], are_logs_made=False)
-    for _ in range(3):
+    waits = []
+    for _ in range(10):
         running.step(1)
+        deadline_ns = running.scheduler.next_deadline_ns()
+        assert deadline_ns is not None
+        waits.append(deadline_ns - running.now_ns)
+    assert waits[:2] == [module.OPENING_NS, 2 * module.OPENING_NS]
+    assert waits[-1] == module.REOPEN_NS, "a log that is never made costs a look each second"
     assert not running.open_topics()
     running.make_logs()
-    running.step(module.OPENING_NS / SECOND_NS)
+    running.step(1)
     assert running.open_topics() == {"orders"}
     assert not caplog.records
 

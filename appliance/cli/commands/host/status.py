@@ -90,7 +90,7 @@ def command(bootstrap: str, as_json: bool) -> None:
 
 
 def _print_problems(state: dict[str, Any]) -> None:
-    """What is wrong, the worst first, and what to do."""
+    """Print the problems, the worst first, each with its advice."""
     found = problems_of(state, state["delays"])
     many = [check for check in found if check.name == PARTITION_OFFLINE]
     for check in found:

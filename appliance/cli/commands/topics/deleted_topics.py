@@ -23,7 +23,7 @@ def shown_duration(duration_ms: int) -> str:
 
 
 def deletions_kept_ms(admin: Admin) -> int:
-    """How long this appliance keeps a topic that is deleted now; 0: not at all."""
+    """Return the time for which the bin keeps a topic that is deleted now, ms; 0: not at all."""
     rows = admin.config_state()["configs"]
     return next((int(row["value"]) for row in rows if row["name"] == RETENTION), 0)
 
