@@ -77,10 +77,11 @@ class Committed:
         return set(self.values[self.certain if since is None else since :])
 
     def may_be(self, reader: object, offsets: Iterable[int]) -> int:
-        """A commit whose end is not known. Returns its number."""
+        """A commit whose end is not known, of one of these offsets. Returns its number."""
+        number = len(self.values)
         self.values += sorted(offsets)
         self._pending.setdefault(reader, []).extend(offsets)
-        return len(self.values) - 1
+        return number
 
     def is_surely(self, reader: object, offsets: Iterable[int]) -> None:
         """A commit that was confirmed: behind all commits of this reader."""
@@ -91,7 +92,7 @@ class Committed:
             self.values += others
 
     def confirmed(self, number: int) -> None:
-        """The commit of this number took place."""
+        """The commit of this number took place: one of its offsets, or what came later."""
         self.certain = max(self.certain, number)
 
     def ended(self, reader: object) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -39,7 +40,40 @@ def test_a_program_is_a_function_of_its_seed() -> None:
     assert program_of("7/3") == program_of("7/3") != program_of("7/4")
 
 
+@pytest.fixture(scope="module")
+def fuzzer() -> Iterator[programs.ProgramFuzzer]:
+    """A fuzzer for programs that share its appliance."""
+    with programs.fuzzer(SEED) as made:
+        yield made
+
+
+def test_the_commit_of_a_reader_of_unknown_position_may_be_any_of_its_possible_offsets(
+    fuzzer: programs.ProgramFuzzer,
+) -> None:
+    """Two readers of one group begin at 0. One commits 1 and then the other, which was given
+    nothing yet, commits 0.
+    """
+    commits_itself = {"enable_auto_commit": True, "auto_commit_interval_ms": 0}
+    is_told = {"enable_auto_commit": False, "auto_commit_interval_ms": 0}
+    program = (
+        *(Operation("world", "create", (name, 5)) for name in PARTITIONS),
+        Operation("p0", "open", ("Producer", {"acks": "all", "linger_ms": 0})),
+        Operation("c0", "open", ("Consumer", "h", ("b",), commits_itself, False)),
+        Operation("c1", "open", ("Consumer", "h", ("b",), is_told, False)),
+        Operation("c1", "lag", (0,)),
+        Operation("p0", "send", ("b", 0, None, 1, 0)),
+        Operation("p0", "wait"),
+        Operation("c0", "consume", (1, HANG_LIMIT_S)),
+        Operation("c0", "commit"),
+        Operation("c1", "commit_async", (True,)),
+        Operation("c1", "close", ("without commit",)),
+        Operation("world", "check_offsets", ("h",)),
+    )
+    assert fuzzer.try_program(program) is None
+
+
 def test_a_skipped_record_is_found_and_the_program_is_cut_to_what_shows_it(
+    fuzzer: programs.ProgramFuzzer,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Skipping(Consumer):
@@ -62,16 +96,16 @@ def test_a_skipped_record_is_found_and_the_program_is_cut_to_what_shows_it(
         *needed[1:],
         Operation("c0", "positions"),
     )
-    with programs.fuzzer(SEED) as fuzzer:
-        assert fuzzer.try_program(program) is None
-        monkeypatch.setitem(program_consumers.KINDS, "Consumer", Skipping)
-        shortest, finding = fuzzer.shrink(program, until_s=float("inf"))
+    assert fuzzer.try_program(program) is None
+    monkeypatch.setitem(program_consumers.KINDS, "Consumer", Skipping)
+    shortest, finding = fuzzer.shrink(program, until_s=float("inf"))
     assert isinstance(finding, Finding)
     assert "came where [0] belongs" in str(finding)
     assert list(shortest[len(PARTITIONS) :]) == needed
 
 
 def test_a_transaction_that_is_half_visible_or_committed_for_an_abort_is_found(
+    fuzzer: programs.ProgramFuzzer,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Confused(Producer):
@@ -90,12 +124,11 @@ def test_a_transaction_that_is_half_visible_or_committed_for_an_abort_is_found(
     begins = [opened, Operation("t0", "begin"), Operation("t0", "send", (2,))]
     aborted = (*begins, Operation("t0", "abort"))
     branched = (*begins, Operation("t0", "branch", (2, True, True)), Operation("t0", "commit"))
-    with programs.fuzzer(SEED) as fuzzer:
-        for program, kind, finding in (
-            (aborted, Confused, "is read, and its transaction"),
-            (branched, Losing, "are lost"),
-        ):
-            assert fuzzer.try_program(program) is None
-            with monkeypatch.context() as planted:
-                planted.setitem(program_clients.KINDS, "Producer", kind)
-                assert finding in str(fuzzer.try_program(program))
+    for program, kind, finding in (
+        (aborted, Confused, "is read, and its transaction"),
+        (branched, Losing, "are lost"),
+    ):
+        assert fuzzer.try_program(program) is None
+        with monkeypatch.context() as planted:
+            planted.setitem(program_clients.KINDS, "Producer", kind)
+            assert finding in str(fuzzer.try_program(program))
