@@ -1,0 +1,1 @@
+"""Conversion of Kafka's record batches."""
