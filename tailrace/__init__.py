@@ -46,6 +46,8 @@ _NAMES = {
         "LockLostError",
         "LogTruncatedError",
         "MalformedRequestError",
+        "NotAuthenticatedError",
+        "NotAuthorizedError",
         "NotReachableError",
         "NotSupportedError",
         "OffsetOutOfRangeError",

@@ -76,6 +76,8 @@ class ErrorCode(IntEnum):
     TRANSACTION_ABORTED = 56
     INVALID_TRANSACTION = 57
     UNKNOWN_TRANSACTIONAL_ID = 58
+    NOT_AUTHENTICATED = 70
+    NOT_AUTHORIZED = 71
 
 
 class ErrorRow(NamedTuple):
@@ -516,6 +518,24 @@ ERROR_TABLE: dict[ErrorCode, ErrorRow] = dict(
             False,
             "The appliance does not know the transactional id.",
             "Look at `tailrace transaction list`. An id is forgotten when it was long unused.",
+        ),
+        _row(
+            _C.NOT_AUTHENTICATED,
+            False,
+            "The appliance does not accept who the client says it is.",
+            (
+                "Use a context of `tailrace user add NAME --out FILE`. `tailrace user list` shows "
+                "disabled users and expired keys."
+            ),
+        ),
+        _row(
+            _C.NOT_AUTHORIZED,
+            False,
+            "The user may not do this.",
+            (
+                "An administrator can allow it with `tailrace acl add`; `tailrace acl test` says "
+                "which rule decides."
+            ),
         ),
     )
 )

@@ -360,6 +360,20 @@ class UnknownTransactionalIdError(TailraceError):
     default_code = ErrorCode.UNKNOWN_TRANSACTIONAL_ID
 
 
+class NotAuthenticatedError(TailraceError):
+    """The appliance does not accept who the client says it is: its key is unknown or has expired,
+    its user is disabled, or it has none and the appliance requires one.
+    """
+
+    default_code = ErrorCode.NOT_AUTHENTICATED
+
+
+class NotAuthorizedError(TailraceError):
+    """The user may not do this. The message names user, operation and resource."""
+
+    default_code = ErrorCode.NOT_AUTHORIZED
+
+
 _BY_CODE: dict[ErrorCode, type[TailraceError]] = {
     subclass.default_code: subclass for subclass in TailraceError.__subclasses__()
 }

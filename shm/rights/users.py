@@ -1,0 +1,170 @@
+"""Users: names, the keys that prove them, and the accounts of the host that stand for them.
+
+Owner: pure, except `UserDirectory`, which belongs to one process. The controller stores users in
+the catalog and publishes them to the fronts.
+
+Invariants:
+- A public key, and an account, belongs to one user at most.
+- A secret key is never part of any value here. A password is there as its argon2id hash alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, NamedTuple
+
+from shm.rights.acl import check_user_name
+from tailrace.core.errors import InvalidRequestError
+
+KEYS_MAX: Final = 32
+"""Most keys of a user."""
+GROUPS_MAX: Final = 100
+ACCOUNTS_MAX: Final = 32
+_Z85: Final = (
+    "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
+)
+_PLACE: Final = {character: place for place, character in enumerate(_Z85)}
+_HASH = re.compile(
+    r"\$argon2id\$v=19\$m=(\d{1,7}),t=(\d{1,2}),p=(\d{1,2})"
+    r"\$[A-Za-z0-9+/]{11,86}\$[A-Za-z0-9+/]{22,86}"
+)
+HASH_MEMORY_MAX_KIB: Final = 256 << 10
+HASH_PASSES_MAX: Final = 10
+
+
+class Key(NamedTuple):
+    """A public key of a user."""
+
+    name: str
+    public: str
+    """Z85, 40 characters."""
+    created_us: int
+    expires_us: int = 0
+    """Time since 1970 from which it is refused. 0: it does not expire."""
+
+    def has_expired(self, now_us: int) -> bool:
+        return 0 < self.expires_us <= now_us
+
+
+class User(NamedTuple):
+    """A user."""
+
+    name: str
+    is_admin: bool = False
+    """True: every request is allowed, without an ACL."""
+    is_disabled: bool = False
+    groups: tuple[str, ...] = ()
+    accounts: tuple[int, ...] = ()
+    """User ids of the host, which are this user over a Unix socket."""
+    keys: tuple[Key, ...] = ()
+    created_us: int = 0
+    password_hash: str = ""
+
+    def key(self, name: str) -> Key | None:
+        """The key of this name."""
+        return next((key for key in self.keys if key.name == name), None)
+
+    def shown(self) -> dict[str, Any]:
+        """The user as an object of JSON, without the hash of the password."""
+        return {
+            "name": self.name, "admin": self.is_admin, "disabled": self.is_disabled,
+            "groups": list(self.groups), "accounts": list(self.accounts),
+            "keys": [key._asdict() for key in self.keys], "created_us": self.created_us,
+            "has_password": bool(self.password_hash),
+        }  # fmt: skip
+
+
+def user_of(shown: Mapping[str, Any]) -> User:
+    """The user that `User.shown` has made an object of."""
+    return User(
+        shown["name"], shown["admin"], shown["disabled"], tuple(shown["groups"]),
+        tuple(shown["accounts"]), tuple(Key(**key) for key in shown["keys"]), shown["created_us"],
+    )  # fmt: skip
+
+
+def check_public_key(text: object) -> str:
+    """The key. Raises InvalidRequestError."""
+    if isinstance(text, str) and len(text) == 40 and all(c in _PLACE for c in text):
+        values = [
+            sum(_PLACE[text[at + place]] * 85 ** (4 - place) for place in range(5))
+            for at in range(0, 40, 5)
+        ]
+        if max(values) < 1 << 32 and any(values):
+            return text
+    raise InvalidRequestError(
+        "a public key has 40 characters of Z85; make one with `tailrace user add`"
+    )
+
+
+def check_password_hash(text: object) -> str:
+    """The hash. Raises InvalidRequestError for another one than argon2id, or for one that takes
+    more memory or time than a login may.
+    """
+    found = _HASH.fullmatch(text) if isinstance(text, str) else None
+    if (
+        found is None
+        or int(found[1]) > HASH_MEMORY_MAX_KIB
+        or not 1 <= int(found[2]) <= HASH_PASSES_MAX
+        or not 1 <= int(found[3]) <= 8
+    ):
+        raise InvalidRequestError(
+            f"a password is sent as its argon2id hash of at most {HASH_MEMORY_MAX_KIB} KiB and "
+            f"{HASH_PASSES_MAX} passes; `tailrace user add --password` makes it"
+        )
+    return found[0]
+
+
+def check_groups(value: object) -> tuple[str, ...]:
+    """Names of groups of users. Raises InvalidRequestError."""
+    if not isinstance(value, list) or len(value) > GROUPS_MAX:
+        raise InvalidRequestError(f"groups must be a list of at most {GROUPS_MAX} names")
+    return tuple(dict.fromkeys(check_user_name(name, "the name of a group") for name in value))
+
+
+class UserDirectory:
+    """All users, by name, by key and by account."""
+
+    def __init__(self) -> None:
+        self._by_name: dict[str, User] = {}
+        self._by_key: dict[str, str] = {}
+        self._by_account: dict[int, str] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+    def __iter__(self) -> Iterator[User]:
+        return iter(self._by_name.values())
+
+    def put(self, user: User) -> None:
+        """Add a user, or replace the one of its name."""
+        self.remove(user.name)
+        self._by_name[user.name] = user
+        self._by_key.update(dict.fromkeys((key.public for key in user.keys), user.name))
+        self._by_account.update(dict.fromkeys(user.accounts, user.name))
+
+    def remove(self, name: str) -> None:
+        """Remove a user, if there is one of the name."""
+        user = self._by_name.pop(name, None)
+        if user is None:
+            return
+        for key in user.keys:
+            self._by_key.pop(key.public, None)
+        for account in user.accounts:
+            self._by_account.pop(account, None)
+
+    def get(self, name: str) -> User | None:
+        return self._by_name.get(name)
+
+    def by_key(self, public: str) -> tuple[User, Key] | None:
+        """The user of a public key, and that key."""
+        name = self._by_key.get(public)
+        if name is None:
+            return None
+        user = self._by_name[name]
+        return user, next(key for key in user.keys if key.public == public)
+
+    def by_account(self, account: int) -> User | None:
+        """The user that an account of the host stands for."""
+        name = self._by_account.get(account)
+        return None if name is None else self._by_name[name]
