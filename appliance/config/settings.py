@@ -329,6 +329,28 @@ class Settings:
         name="topic.delete.retention.ms",
         live=True,
     )
+    cleaner_check_interval_ms: int = setting(
+        15_000,
+        "How often compacted topics are looked at for something to clean, ms.",
+        minimum=10,
+        maximum=86_400_000,
+        name="cleaner.check.interval.ms",
+        live=True,
+    )
+    cleaner_dedupe_buffer_size: int = setting(
+        128 * MIB,
+        "Most memory of a cleaner for the keys of a partition. It takes 30 bytes a key at most; "
+        "where they have no room, it reads the keys several times.",
+        minimum=1 * MIB,
+        name="cleaner.dedupe.buffer.size",
+        live=True,
+    )
+    cleaner_io_max_bytes_per_second: int = setting(
+        0,
+        "Most bytes a second that a cleaner reads and writes together. 0: no limit.",
+        name="cleaner.io.max.bytes.per.second",
+        live=True,
+    )
     backup_target: str = setting(
         "",
         "Where `tailrace backup --config FILE`, and with it tailrace-backup.timer, makes backups: "

@@ -21,6 +21,10 @@ from tailrace.core.hash_slots import HASH_SLOTS
 from tailrace.core.units import examples, whole_number
 
 PARTITIONS_MAX = 1024
+COMPACT = "compact"
+POLICIES = ("delete", COMPACT, "compact,delete")
+"""The values of cleanup.policy."""
+KEY_COLUMN_MAX = 249
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
 _TOPIC_ID = re.compile(r"[0-9a-f]{32}")
 _NEVER = 2**62
@@ -92,8 +96,45 @@ _TABLE = (
         str,
         "delete",
         "What is done with old records: delete removes segments by retention.ms and "
-        "retention.bytes.",
-        allowed=("delete",),
+        "retention.bytes; compact keeps the latest record of each key, and a record needs a key; "
+        "compact,delete does both.",
+        allowed=POLICIES,
+    ),
+    TopicSetting(
+        "min.cleanable.dirty.ratio",
+        float,
+        0.5,
+        "A compacted partition is cleaned when this part of its sealed bytes was not cleaned yet.",
+        minimum=0,
+        maximum=1,
+    ),
+    TopicSetting(
+        "min.compaction.lag.ms",
+        int,
+        0,
+        "How long a record of a compacted topic stays at least, also when a later one has its "
+        "key, ms.",
+    ),
+    TopicSetting(
+        "max.compaction.lag.ms",
+        int,
+        _NEVER,
+        "Records of a compacted topic that are older than this are cleaned, whatever the dirty "
+        "ratio, and their segment is sealed for it, ms.",
+        minimum=100,
+    ),
+    TopicSetting(
+        "delete.retention.ms",
+        int,
+        86_400_000,
+        "How long a tombstone (a record with a key and without a value) of a compacted topic "
+        "stays after the first cleaning that met it, ms.",
+    ),
+    TopicSetting(
+        "key.column",
+        str,
+        "",
+        "The column of a typed topic that has the keys, for compaction; it can be set once.",
     ),
     TopicSetting(
         "retention.ms",
@@ -295,6 +336,17 @@ def parse(name: str, value: Any) -> Any:
                 f"{setting.minimum} to {setting.maximum}{examples(name)}"
             )
         return number
+    if setting.kind is float:
+        return _fraction(name, value)
+    if name == "cleanup.policy" and isinstance(value, (str, list)):
+        parts = value.split(",") if isinstance(value, str) else value
+        value = ",".join(sorted({str(part).strip() for part in parts}))
+    if name == "key.column":
+        if not isinstance(value, str) or len(value) > KEY_COLUMN_MAX:
+            raise InvalidSettingError(
+                f"topic setting {name} is {shown(value)}; it takes the name of a column, or empty"
+            )
+        return value
     if setting.kind is bool and (isinstance(value, bool) or value in setting.allowed):
         return value in (True, "true")
     if name == "delay.levels" and isinstance(value, str):
@@ -317,16 +369,47 @@ def parse(name: str, value: Any) -> Any:
             )
         return value
     if value not in setting.allowed:
-        later = (
-            ": compaction is not part of this version"
-            if name == "cleanup.policy" and "compact" in str(value)
-            else ""
-        )
         raise InvalidSettingError(
-            f"topic setting {name} is {shown(value)}; allowed are "
-            f"{', '.join(setting.allowed)}{later}"
+            f"topic setting {name} is {shown(value)}; allowed are {', '.join(setting.allowed)}"
         )
     return value
+
+
+def _fraction(name: str, value: Any) -> float:
+    """A number from 0 to 1. Raises InvalidSettingError."""
+    try:
+        number = float(value) if not isinstance(value, bool) else -1.0
+    except (TypeError, ValueError):
+        number = -1.0
+    if not 0 <= number <= 1:
+        raise InvalidSettingError(
+            f"topic setting {name} is {shown(value)}; it takes a number from 0 to 1, such as 0.5"
+        )
+    return number
+
+
+def check_compaction(settings: Mapping[str, Any], *, typed: bool) -> None:
+    """Check that the settings of compaction fit the topic and each other.
+
+    Raises: InvalidSettingError.
+    """
+    if not typed and settings["key.column"]:
+        raise InvalidSettingError(
+            f"key.column is {shown(settings['key.column'])}; the topic's records have keys of "
+            "their own: leave it out"
+        )
+    if COMPACT not in settings["cleanup.policy"]:
+        return
+    if settings["delay.enabled"]:
+        raise InvalidSettingError(
+            "a topic has either cleanup.policy=compact or delay.enabled=true, not both: use two "
+            "topics, or cleanup.policy=delete"
+        )
+    if typed and not settings["key.column"]:
+        raise InvalidSettingError(
+            "cleanup.policy=compact of a typed topic needs key.column, the name of the column "
+            "with the keys"
+        )
 
 
 def complete(

@@ -43,6 +43,10 @@ from tailrace.format.record_batch.arrow_metadata import ArrowMetadataError, read
 
 SCHEMA_MAX_BYTES = 64 << 10
 COLUMNS_MAX = 2048
+KEY_KINDS = frozenset({2, 4, 5, 6, 7, 8, 9, 10, 15, 18})
+"""Numbers of Arrow's types whose values can be keys: Int, Binary, Utf8, Bool, Decimal, Date, Time,
+Timestamp, FixedSizeBinary, Duration.
+"""
 RESERVED = "@"
 """First character of the names of a delay log's own columns."""
 TOPIC_ID_BYTES = 16
@@ -115,6 +119,7 @@ class TopicCommands:
                 f"column {shown_name(reserved[0])!r}: names that begin with {RESERVED} are "
                 "reserved; rename it"
             )
+        self._check_compaction(given, schema, typed=typed)
         if given.get("worker.dedicated"):
             self._dedicated.check_room(partitions)
         delay_schema = (
@@ -210,6 +215,32 @@ class TopicCommands:
         typed = {name: topic_config.parse(name, value) for name, value in given.items()}
         self._complete(typed)
         return typed
+
+    def _check_compaction(
+        self, given: dict[str, Any], schema: bytes, *, typed: bool
+    ) -> dict[str, Any]:
+        """Check what compaction needs. Returns the settings with the defaults in force. Raises
+        InvalidSettingError.
+        """
+        defaults = {name: each.default for name, each in topic_config.TOPIC_SETTINGS.items()}
+        settings = {**defaults, **self._topic_defaults, **given}
+        topic_config.check_compaction(settings, typed=typed)
+        column = settings["key.column"]
+        if not column:
+            return settings
+        nodes = [node for node in read_schema(schema).nodes if node.top_level]
+        found = next((node for node in nodes if node.name == column), None)
+        if found is None:
+            raise InvalidSettingError(
+                f"key.column is {shown_name(column)!r}; the topic has the columns "
+                f"{', '.join(node.name for node in nodes)[:SHOWN_MAX]}"
+            )
+        if not found.kind or found.kind[0] not in KEY_KINDS:
+            raise InvalidSettingError(
+                f"column {shown_name(column)!r} cannot be key.column; a key is text, bytes, an "
+                "integer, a decimal, a date or a time"
+            )
+        return settings
 
     def _complete(self, given: dict[str, Any]) -> None:
         """Check settings together. Raises InvalidSettingError."""
@@ -337,6 +368,11 @@ class TopicCommands:
                 "order between two partitions"
             )
         given = {**topic.given, **changed}
+        if topic.given.get("key.column", "") not in ("", given.get("key.column", "")):
+            raise InvalidSettingError(
+                "key.column can be set once: segments are cleaned by the keys of one column"
+            )
+        settings = self._check_compaction(given, topic.schema, typed=topic.typed)
         requested = item.get("partitions")
         partitions = (
             len(topic.partitions) if requested is None else topic_config.check_partitions(requested)
@@ -352,6 +388,11 @@ class TopicCommands:
         if dedicated:
             self._dedicated.check_room(partitions - len(topic.partitions))
         delay_log = delay_log_of(topic, self._topics)
+        if delay_log is not None and topic_config.COMPACT in settings["cleanup.policy"]:
+            raise InvalidSettingError(
+                f"topic {topic.name!r} has had delayed records, some of which may be on their way: "
+                "it cannot get cleanup.policy=compact; copy it to a new topic"
+            )
         needs_log = delay_log is None and given.get("delay.enabled")
         delay_schema = (
             self._checked_delay_schema(topic.name, item, topic.schema) if needs_log else b""

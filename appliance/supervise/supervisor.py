@@ -290,6 +290,9 @@ class Supervisor:
             "topic_defaults": s.topic_defaults,
             "retention.check.interval.ms": s.retention_check_interval_ms,
             "topic.delete.retention.ms": s.topic_delete_retention_ms,
+            "cleaner.check.interval.ms": s.cleaner_check_interval_ms,
+            "cleaner.dedupe.buffer.size": s.cleaner_dedupe_buffer_size,
+            "cleaner.io.max.bytes.per.second": s.cleaner_io_max_bytes_per_second,
             "log_level": s.log_level, "log_format": s.log_format,
             "slow_operation_ms": s.slow_operation_ms,
         }  # fmt: skip

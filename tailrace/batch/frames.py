@@ -110,6 +110,20 @@ def with_due_times(frame: Frame, delay_column: str | None, due_us: int, levels: 
     return table.append_column(DELAY_FIELDS[2], pa.nulls(count, pa.utf8()))
 
 
+def keyless_count(frame: Frame, key_column: str) -> tuple[Frame, int]:
+    """The frame, which may have been read for it, and its number of rows without a key. Raises
+    SchemaMismatchError.
+    """
+    if isinstance(frame, PickedRows):
+        rows = frame.batch()
+        found = rows.schema.get_field_index(key_column)
+        return frame, rows.num_rows if found < 0 else rows.column(found).null_count
+    table = to_table(frame)
+    if key_column not in table.column_names:
+        return table, table.num_rows
+    return table, table.column(key_column).null_count
+
+
 def _numbers(column: pa.ChunkedArray) -> np.ndarray[Any, np.dtype[np.int64]]:
     found: np.ndarray[Any, np.dtype[np.int64]] = column.cast(pa.int64()).to_numpy()
     return found

@@ -19,7 +19,7 @@ from tailrace.core.validation import partition_number
 from tailrace.producer.batches.producer_batch import BATCH_OVERHEAD_BYTES
 from tailrace.producer.futures import FrameFuture, RecordFuture
 from tailrace.producer.record_appender import RecordAppender
-from tailrace.producer.record_validation import Delay, timestamp_us_of
+from tailrace.producer.record_validation import Delay, no_key_error, timestamp_us_of
 from tailrace.producer.routes import ProducerMetadata, TopicRoute
 from tailrace.producer.sending.sender_thread import SenderThread
 
@@ -81,6 +81,12 @@ class FrameAppender:
             main = yield from self._metadata.load(topic)  # it may have been enabled since
         if partition is not None and partition_number(partition) >= len(main.queues):
             main = yield from self._metadata.load(topic)  # it may have been added since
+        if main.info.compaction_key:
+            frame, keyless = frames.keyless_count(frame, main.info.compaction_key)
+            if keyless:
+                main = yield from self._metadata.load(topic)  # its policy may have changed since
+            if keyless and main.info.compaction_key:
+                raise no_key_error(main.info, keyless)
         route, slices = self._cut(
             main, frame, key_column, partition, timestamp, delay, delay_column,
             None if slots is None else slots.of_rows,

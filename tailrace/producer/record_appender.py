@@ -42,6 +42,8 @@ from tailrace.producer.record_validation import (
     Delay,
     bytes_of,
     checked_headers,
+    lacks_key,
+    no_key_error,
     row_size,
     timestamp_us_of,
 )
@@ -196,6 +198,10 @@ class RecordAppender:
             route, due_us = main.delayed(delay)
         if self._takes_numbers and type(key) is int:
             key = b"%d" % key
+        if main.info.compaction_key and lacks_key(main.info, key, value):
+            if waited is None:
+                return Outgoing(record, header_bytes)  # its policy may have changed since
+            raise no_key_error(main.info)
         key, value, size = _sized(route, key, value, header_bytes, delay is not None)
         if on_delivery is not None and not callable(on_delivery):
             raise InvalidRecordError(

@@ -50,6 +50,24 @@ class Delay(NamedTuple):
         )
 
 
+def lacks_key(info: TopicInfo, key: object, value: object) -> bool:
+    """True if the topic is compacted and the record has no key."""
+    if not info.compaction_key:
+        return False
+    if info.typed:
+        return isinstance(value, dict) and value.get(info.compaction_key) is None
+    return key is None
+
+
+def no_key_error(info: TopicInfo, count: int = 1) -> InvalidRecordError:
+    """The error of records without a key."""
+    records = "a record has" if count == 1 else f"{count} rows have"
+    return InvalidRecordError(
+        f"topic {info.name!r} is compacted and {records} no key: give each one a "
+        + (f"value in column {info.compaction_key!r}" if info.typed else "key")
+    )
+
+
 def bytes_of(part: str, value: object) -> bytes:
     """A key or value as bytes, text as UTF-8. `part` names it in errors. Raises
     InvalidRecordError.

@@ -238,6 +238,7 @@ def plan_of(
     Raises InvalidSettingError, SchemaMismatchError, StorageError.
     """
     found = tuple(replace(r, directory=_directory_of(r, data_dirs)) for r in ranges)
+    settings = with_key_of_topic(settings, info.settings)
     if settings.from_files and (elsewhere := [r for r in found if not r.directory]):
         where = f"{info.name}-{elsewhere[0].partition}"
         raise StorageError(
@@ -249,6 +250,14 @@ def plan_of(
     return ScanPlan(
         bootstrap, info.name, info.typed, info.schema_message, chosen, found, settings, lease_name
     )
+
+
+def with_key_of_topic(settings: ScanSettings, configs: Mapping[str, Any]) -> ScanSettings:
+    """The settings with the topic's key.column, if the latest is asked for by no other one."""
+    column = configs.get("key.column")
+    if not settings.latest or settings.key_column is not None or not column:
+        return settings
+    return replace(settings, key_column=column)
 
 
 def _topic_info(admin: Admin, topic: str) -> TopicInfo:
@@ -399,6 +408,7 @@ def _of_directory(
         )
     first = next(iter(found.values()))[1]
     topic, decision = first.topic, first.decision
+    settings = with_key_of_topic(settings, first.given)
     newest = decision.schema_id if decision is not None else max(first.schemas)
     message = (
         first.schemas[newest] if newest in first.schemas else next(iter(first.schemas.values()))

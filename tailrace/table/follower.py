@@ -216,7 +216,8 @@ class Follower:
     def _begin(self, consumer: Consumer, admin: Admin) -> None:
         settings = self._settings
         info = self._info = admin.topic_info([self._topic])[self._topic]
-        key = chosen_key(self._topic, info.schema, settings.key_column, typed=info.typed)
+        requested = settings.key_column or info.settings.get("key.column") or None
+        key = chosen_key(self._topic, info.schema, requested, typed=info.typed)
         self._key = key.name
         codec = KeyCodec(key.kind, settings.key_serializer, settings.key_deserializer)
         self._checked_s = time.monotonic()

@@ -240,7 +240,7 @@ class Table:
             store, codec = shared.store, shared.codec
             if store is None or codec is None or not shared.is_ready:
                 store, codec = self._store()
-            if type(key) is not bytes or self._serializes:
+            if type(key) is not bytes or self._serializes or not codec.is_variable:
                 key = codec.encode(key)
             place = store.place_of(key)
             if place < 0:

@@ -48,6 +48,8 @@ CHILD_SETTINGS = {
     "transaction.max.timeout.ms": 900_000, "transactional.id.expiration.ms": 604_800_000,
     "transaction.prepared.max.ms": 604_800_000,
     "transactional.ids.max": 100, "topic_defaults": {}, "retention.check.interval.ms": 3_600_000,
+    "cleaner.check.interval.ms": 15_000, "cleaner.dedupe.buffer.size": 1 << 20,
+    "cleaner.io.max.bytes.per.second": 0,
     "topic.delete.retention.ms": 0,
 }  # fmt: skip
 

@@ -21,6 +21,8 @@ def settings(**changed: Any) -> dict[str, Any]:
     usual = {
         "flush.linger_ms": 0, "flush.batch_size": 1 << 20, "checkpoint_bytes": 64 << 20,
         "journal_bytes": 1 << 20, "reserve_bytes": 0, "retention.check.interval.ms": HOUR_MS,
+        "cleaner.check.interval.ms": 15_000, "cleaner.dedupe.buffer.size": 1 << 20,
+        "cleaner.io.max.bytes.per.second": 0,
         "producer.id.expiration.ms": 24 * HOUR_MS, "producer.ids.max": 10_000,
     }  # fmt: skip
     return usual | {name.replace("__", "."): value for name, value in changed.items()}

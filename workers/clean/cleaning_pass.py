@@ -74,9 +74,7 @@ class CleaningPass:
         superseded = Superseded(
             self._schema.get_field_index(job.key_column), segments, job.dedupe_bytes
         )
-        for byte_count in superseded.find(self._reader.read):
-            self._count(bytes_in=byte_count)
-            yield byte_count
+        yield from superseded.find(self._reader.read)
         for run in job.runs:
             yield from self._clean(run, superseded)
         self.report = self.report._replace(state=DONE)
@@ -115,8 +113,8 @@ class CleaningPass:
                     records_in=len(source.offsets), records_out=len(offsets),
                 )  # fmt: skip
                 yield source.byte_count + written
-        merged.flush()
         before = made.size
+        merged.flush()
         done = made.finish(last_append_us)
         self._open = None
         crash_point("cleaner.before_report")

@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from shm.memory.layout import ProcessWord
+from shm.runtime.error_handler import CountedErrorHandler
 from shm.runtime.timing_wheel import Timer, TimingWheel
 from shm.tables.control import ProcessSlot
 from shm.tables.partition_table import CleaningState
@@ -59,7 +60,8 @@ logger = logging.getLogger(__name__)
 
 FAILED_RETRY_NS = 60_000_000_000
 """Wait after a job that failed, before the log has another one."""
-HEAD_BYTES = 64 << 10
+Rank = tuple[bool, bool, float]
+"""The urgency of a log: (an operator wants it, it is overdue, its dirty ratio)."""
 
 
 class CleaningSettings(NamedTuple):
@@ -113,8 +115,10 @@ class Compaction:
         link: CleanerLink,
         now_us: Callable[[], int],
         seal: Callable[[PartitionLog], bool],
+        error_handler: CountedErrorHandler,
     ) -> None:
         """`seal`: closes the active segment of a log."""
+        self._error_handler = error_handler
         self._files = files
         self._data_dir = data_dir
         self._logs = logs
@@ -200,8 +204,9 @@ class Compaction:
         self._timer = None
         if not self._watched:
             return 0
-        self._check()
         self._set_timer(self.settings.check_ms)
+        if self.may_remove:
+            self._check()
         return 1
 
     def step(self, now_ns: int) -> int:
@@ -216,36 +221,58 @@ class Compaction:
             logger.warning("cleaner_report_not_read error=%r", str(error))
             return 1
         if report is not None:
-            self._take(report)
+            known = self._watched[self._job_slot]
+            try:
+                self._take(known, report)
+            except Exception as error:
+                self._set_aside(known, error)
         return 1
+
+    def _set_aside(self, known: _Watched, error: Exception) -> None:
+        """Leave a log alone for a while after an unexpected error: the flusher goes on. Raises the
+        error if it is that of a broken invariant.
+        """
+        if isinstance(error, AssertionError):
+            raise error
+        self._error_handler.on_error(f"directory={known.log.directory}", error)
+        known.retry_ns = self._now_ns + FAILED_RETRY_NS
+        if self._job_slot == known.log.assignment.slot:
+            self._end_job()
 
     # ---- choosing --------------------------------------------------------------------------------
 
     def _check(self) -> None:
         """Look at all logs; begin a job if there is none."""
-        if not self.may_remove:
-            return
         now_us = self._now_us()
         self._jumps.observe(now_us, self._now_ns)
-        best: tuple[tuple[bool, bool, float], _Watched, Cleanable] | None = None
+        best: tuple[Rank, _Watched] | None = None
         for known in list(self._watched.values()):
-            log = known.log
-            if known.pending:
-                self._swap_some(known)
-            self._seal_overdue(known, now_us)
-            part = self._part(known, now_us)
-            self._show(known, part)
-            if known.pending or log.refusal or log.is_swapping or self._now_ns < known.retry_ns:
+            try:
+                rank = self._examine(known, now_us)
+            except Exception as error:
+                self._set_aside(known, error)
                 continue
-            rank = self._rank(known, part, now_us)
             if rank is not None and (best is None or rank > best[0]):
-                best = rank, known, part
+                best = rank, known
         if best is not None and self._job is None:
-            self._begin_job(best[1], now_us)
+            try:
+                self._begin_job(best[1], now_us)
+            except Exception as error:
+                self._set_aside(best[1], error)
 
-    def _rank(
-        self, known: _Watched, part: Cleanable, now_us: int
-    ) -> tuple[bool, bool, float] | None:
+    def _examine(self, known: _Watched, now_us: int) -> Rank | None:
+        """Do what is due of a log. Returns its urgency, None if it needs no job now."""
+        log = known.log
+        if known.pending:
+            self._swap_some(known)
+        self._seal_overdue(known, now_us)
+        part = self._part(known, now_us)
+        self._show(known, part)
+        if known.pending or log.refusal or log.is_swapping or self._now_ns < known.retry_ns:
+            return None
+        return self._rank(known, part, now_us)
+
+    def _rank(self, known: _Watched, part: Cleanable, now_us: int) -> Rank | None:
         """The urgency of a log, None if it is not due."""
         settings = known.log.assignment.settings
         max_lag_ms = int(settings["max.compaction.lag.ms"])
@@ -285,7 +312,7 @@ class Compaction:
         ends = [segment.base for segment in segments[1:]]
         ends.append(log.live.base if log.live is not None else log.next_offset)
         candidates = []
-        for segment, end in zip(segments, ends, strict=True):
+        for segment, end in zip(segments, ends, strict=False):  # a log without segments has an end
             if segment.base not in known.heads:
                 known.heads[segment.base] = self._read_head(log, segment.base)
             is_cleaned, first_us = known.heads[segment.base]
@@ -398,9 +425,8 @@ class Compaction:
         self._link.slot.store(ProcessWord.CLEANING, 0)
         self._link.ring()
 
-    def _take(self, report: CleaningReport) -> None:
-        """Take over a report on the job."""
-        known = self._watched[self._job_slot]
+    def _take(self, known: _Watched, report: CleaningReport) -> None:
+        """Take over a report on the job of a log."""
         known.pending += report.runs[self._run_count :]
         self._run_count = len(report.runs)
         log = known.log

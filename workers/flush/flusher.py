@@ -86,6 +86,9 @@ class FlusherSettings(NamedTuple):
             int(settings["journal_bytes"]),
             int(settings["reserve_bytes"]),
             int(settings["retention.check.interval.ms"]),
+            int(settings["cleaner.check.interval.ms"]),
+            int(settings["cleaner.dedupe.buffer.size"]),
+            int(settings["cleaner.io.max.bytes.per.second"]),
         )
 
 
@@ -305,7 +308,7 @@ class Flusher:
             CleanerLink(
                 self._slot, cleaner.cell(ProcessWord.CLEANING_REPORTS).load, self._ring_cleaner
             ),
-            self._now_us, log_cleaner.seal,
+            self._now_us, log_cleaner.seal, self._error_handler,
         )  # fmt: skip
         made.settings = self._cleaning_settings()
         return made

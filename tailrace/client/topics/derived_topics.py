@@ -5,7 +5,7 @@ A derived topic gets the settings KEPT from its origin when it is created. Its s
 with_derived=True)`). Its max.message.bytes is ADDED_BYTES more than the origin's. Every record of
 the origin fits, with headers that name its source. It is raised when the origin's was. Other
 settings stay as an operator has set them. `durability` is always `disk`, since the original record
-is given up.
+is given up. The origin's compaction is not passed on.
 
 Owner: pure, except for the requests of `call`.
 Invariants: a topic that `dead.letter.topic` names belongs to its operator. It is created if it is
@@ -36,6 +36,7 @@ TOPICS_AT_ONCE = 16
 def configs_of(origin: TopicInfo, *, is_own: bool = True) -> dict[str, Any]:
     """The settings of a topic derived from `origin`. `is_own`: it has no other origin."""
     configs = {name: origin.settings[name] for name in KEPT if name in origin.settings}
+    configs["cleanup.policy"] = "delete"  # two records of one key may be two failures
     configs["max.message.bytes"] = origin.settings["max.message.bytes"] + ADDED_BYTES
     return {**configs, ORIGIN: origin.topic_id.hex()} if is_own else configs
 

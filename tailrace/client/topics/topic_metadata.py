@@ -43,6 +43,8 @@ class TopicInfo:
         self.created_us: int = described.get("created_us", 0)
         """Microseconds since 1970. 0: earlier versions do not report it."""
         self.seeds = [checksum_seed(self.topic_id, p) for p in range(len(self.partitions))]
+        self.compaction_key: str = _compaction_key(self.settings, self.typed)
+        """The column whose value each record of a compacted topic needs. Empty: not compacted."""
         self._schema: pa.Schema | None = None
         self._columns: frozenset[str] | None = None
         self.delay_of = delay_of
@@ -90,6 +92,12 @@ class TopicInfo:
                 DELAY_COLUMNS if self.delay_of else ()
             )
         return self._columns
+
+
+def _compaction_key(settings: dict[str, Any], typed: bool) -> str:
+    if "compact" not in settings.get("cleanup.policy", ""):
+        return ""
+    return str(settings.get("key.column", "")) if typed else "key"
 
 
 def is_internal(name: str) -> bool:

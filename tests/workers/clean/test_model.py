@@ -244,6 +244,18 @@ def test_a_compacted_log_keeps_the_latest_of_each_key(tmp_path: pathlib.Path) ->
         assert len(found) < len(world.records) / 4
 
 
+def test_an_empty_log_is_looked_at_and_left_alone(tmp_path: pathlib.Path) -> None:
+    with bench(str(tmp_path)) as b:
+        world = World(b, random.Random(1))
+        world.clean()
+        state = b.table.read(0)
+        assert (state.files_version, state.cleaning_state) == (0, CleaningState.NONE)
+        batches(world, 40)
+        world.settle()
+        world.clean()
+        world.check(cleaned=True)
+
+
 @pytest.mark.parametrize("point", SWAP_POINTS + CLEANER_POINTS)
 @pytest.mark.parametrize("visit", [1, 2])
 def test_a_kill_at_any_point_leaves_the_old_segments_or_the_new(
