@@ -301,7 +301,7 @@ class RetryTopicProducer:
         )
         reason = f"tried again {origin.attempt} times, as often as max_retry_attempts allows"
         (error,) = yield from self._letters.write(
-            [DeadLetter(record, info, self._group, reason, origin.attempt + 1, topic_id)]
+            [DeadLetter(record, info, self._group, reason, origin.attempt + 1, topic_id)], []
         )
         if error is not None:
             raise error

@@ -10,9 +10,9 @@ then its key, then the sender's headers.
 Owner: one consumer, in its thread or event loop. The producer has its own thread, or runs in the
 same loop.
 
-Crash: a record is acknowledged (or its group goes on) once it is in the dead-letter topic. A
-program that is killed in between writes it again, so a dead letter may be there twice, and is never
-missing.
+Crash: a record is acknowledged (or its group goes on) once it is in the dead-letter topic. If the
+program is killed in between, the next one writes it again, so a dead letter may be there twice, and
+is never missing.
 """
 
 from __future__ import annotations
@@ -53,6 +53,8 @@ class DeadLetter(NamedTuple):
     delivery_count: int
     topic_id: str = ""
     """The id of the record's topic in hexadecimal; empty: that of `info`."""
+    handle: Any = None
+    """The future of the letter, if an interrupted attempt has sent it."""
 
 
 def dead_letter_topic(info: TopicInfo) -> str:
@@ -128,15 +130,21 @@ class DeadLetters:
         self.count = 0
         """Dead letters written since construction."""
 
-    def write(self, letters: Iterable[DeadLetter]) -> Steps[list[TailraceError | None]]:
+    def write(
+        self, letters: Iterable[DeadLetter], sent: list[Any]
+    ) -> Steps[list[TailraceError | None]]:
         """Write dead letters, and wait until they are on the disk. Returns for each None, or the
-        error; it is to be tried again.
+        error; it is to be tried again. `sent`: an empty list, which gets the future of each letter
+        or its error. After an interruption a letter is written with its future as its `handle`, so
+        that it is there once.
         """
-        sent: list[Any] = []
         refused: dict[str, TailraceError] = {}
         # The errors of topics, asked for once: a timeout for each of hundreds of letters could
         # take hours.
         for letter in letters:
+            if letter.handle is not None:
+                sent.append(letter.handle)
+                continue
             error = refused.get(letter.info.name)
             if error is None:
                 try:

@@ -369,11 +369,12 @@ class SharePollLoop:
         given_up = self.undeliverable.take(with_rejected=with_rejected)
         if not given_up:
             return None
+        sent: list[Any] = []
         try:
             letters = yield from self.undeliverable.letters(given_up, self.fetch_loop.fresh_info)
-            outcomes = yield from self.letters.write(letters)
+            outcomes = yield from self.letters.write(letters, sent)
         except BaseException:
-            self.undeliverable.put_back(given_up)
+            self.undeliverable.put_back(given_up, sent)
             raise
         return self.undeliverable.ended(given_up, outcomes)
 

@@ -10,7 +10,7 @@ lock expires, and the next member that acquires it tries again.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tailrace.client.connections.steps import Steps
 from tailrace.client.topics.topic_metadata import TopicInfo
@@ -102,6 +102,9 @@ class Undeliverable:
         place = record.topic, record.partition, record.offset
         stored = self._raw.get(place, record)
         why = (reason or REJECTED)[:REASON_MAX]
+        known = self._rejected.get(place)
+        if known is not None and known.handle is not None:
+            return  # the letter is sent
         self._rejected[place] = DeadLetter(
             stored, info, self._group, why, getattr(record, "delivery_count", 1)
         )
@@ -136,13 +139,17 @@ class Undeliverable:
             one.letter._replace(info=infos[one.key.topic] or one.letter.info) for one in given_up
         ]
 
-    def put_back(self, given_up: Sequence[UndeliverableRecord]) -> None:
-        """Restore records that were not written."""
-        for one in given_up:
+    def put_back(self, given_up: Sequence[UndeliverableRecord], sent: Sequence[Any]) -> None:
+        """Restore records after an interruption. `sent`: see `DeadLetters.write`."""
+        for number, one in enumerate(given_up):
+            letter = one.letter
+            if number < len(sent):
+                is_sent = not isinstance(sent[number], TailraceError)
+                letter = letter._replace(handle=sent[number] if is_sent else None)
             if one.is_rejected:
-                self._rejected.setdefault((*one.key, one.first), one.letter)
+                self._rejected.setdefault((*one.key, one.first), letter)
             else:
-                self._found.append(one)
+                self._found.append(one._replace(letter=letter))
 
     def ended(
         self, given_up: Sequence[UndeliverableRecord], outcomes: Sequence[TailraceError | None]
@@ -158,7 +165,7 @@ class Undeliverable:
                 self._report_refused(one, error)
                 if one.is_rejected:
                     failure = error
-                    self._rejected.setdefault(place, one.letter)
+                    self._rejected.setdefault(place, one.letter._replace(handle=None))
                 continue
             self._refused.pop(one.key.topic, None)
             if not one.is_rejected:

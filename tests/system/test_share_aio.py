@@ -5,6 +5,7 @@ holding the loop.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import threading
 from collections import Counter
@@ -16,18 +17,23 @@ from tailrace import (
     AcknowledgeType,
     Admin,
     ClientClosedError,
+    Consumer,
     InvalidRequestError,
     InvalidSettingError,
     LockLostError,
     RequestTimeoutError,
+    TopicPartition,
     UnknownTopicError,
 )
 from tailrace.aio import AsyncShareConsumer
 from tailrace.embedded_appliance import EmbeddedAppliance
 from tailrace.share.record import ShareRecord
 from tests.kit.aio import run, ticking
+from tests.kit.cancellation import CancelledAt
 from tests.kit.processes import children, kill_and_wait_for_successor, wait_until
 from tests.kit.queues import LONG_MS, fill, make, read, share, start_offset
+
+CANCELLED_WAITS = 10
 
 
 def consumer_of(appliance: EmbeddedAppliance, topic: str, **settings: Any) -> AsyncShareConsumer:
@@ -87,6 +93,32 @@ def test_outcomes_and_dead_letters_without_a_thread(
     assert dict(letter.headers)["dlq.reason"] == b"too old"
     assert start_offset(appliance, f"g-{topic}") == 4
     assert [letter.value for letter in read(appliance, f"{topic}.dlq", 1)] == [b"2"]
+
+
+def test_a_write_of_dead_letters_that_is_cancelled_at_any_wait_writes_each_once(
+    appliance: EmbeddedAppliance, topic: str
+) -> None:
+    count = 2 * CANCELLED_WAITS
+    make(appliance, topic, count)
+
+    async def main() -> None:
+        async with consumer_of(appliance, topic, share_acknowledgement_mode="explicit") as consumer:
+            records = await take(consumer, count)
+            for number in range(CANCELLED_WAITS):
+                for record in records[2 * number : 2 * number + 2]:
+                    await consumer.acknowledge(record, "reject")
+                for at in (number, number // 2):  # the second is behind letters that are sent
+                    with contextlib.suppress(asyncio.CancelledError):
+                        await CancelledAt(consumer.commit(), at)
+                await consumer.commit()
+
+    run(main())
+    letters = read(appliance, f"{topic}.dlq", count)
+    assert Counter(letter.value for letter in letters) == {b"%d" % n: 1 for n in range(count)}
+    with Consumer(bootstrap=appliance.address) as reader:
+        assert reader.end_offsets([TopicPartition(f"{topic}.dlq", 0)]) == {
+            (f"{topic}.dlq", 0): count
+        }
 
 
 def test_the_loop_goes_on_while_a_task_waits_and_another_commits(

@@ -403,4 +403,4 @@ def test_the_last_reason_counts_and_is_bounded(consumer: Consumer) -> None:
         poll_loop.delivery.acknowledge(record, "reject", reason)
         (one,) = given_up = poll_loop.undeliverable.take(with_rejected=True)
         assert one.letter.reason == kept
-        poll_loop.undeliverable.put_back(given_up)
+        poll_loop.undeliverable.put_back(given_up, [])
