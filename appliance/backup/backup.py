@@ -29,6 +29,9 @@ from typing import NamedTuple
 
 from appliance.backup.errors import NotReadyError
 from appliance.backup.manifest import Manifest, Part, PartitionEntry, SegmentEntry
+from appliance.backup.recorded import recorded
+from appliance.backup.reusable import reusable
+from appliance.backup.source.damage import damage_of
 from appliance.backup.source.delay_files import PendingRecords, pending_records
 from appliance.backup.source.log_files import (
     read_metadata,
@@ -105,9 +108,14 @@ class _Backup:
     ) -> None:
         self._source = source
         self._store = store
-        self._previous = previous
         self._writer = writer
         self._patience = patience
+        self._suspects: set[tuple[str, int, int]] = set()
+        """Segments whose objects are damaged: in a directory these may be the same file."""
+        self._number = previous.number + 1 if previous is not None else 1
+        if previous is not None:
+            previous, self._suspects = reusable(previous, store.is_sound)
+        self._previous = previous
         entries = previous.partitions if previous is not None else []
         self._known = {(bytes.fromhex(e.topic_id), e.partition): e for e in entries}
         self._before: dict[Key, list[SegmentEntry]] = {}
@@ -143,7 +151,7 @@ class _Backup:
 
     def _take_point(self, point: Point) -> Manifest:
         previous = self._previous
-        number = previous.number + 1 if previous is not None else 1
+        number = self._number
         moment = datetime.fromtimestamp(point.point_us / 1e6, UTC)
         manifest = Manifest(
             f"{number:08d}-{moment:%Y%m%dT%H%M%S.%fZ}", number, __version__,
@@ -164,10 +172,26 @@ class _Backup:
         self._writer.finish()
         manifest.objects = self._writer.objects
         manifest.sent_bytes = self._writer.sent_bytes
+        manifest.warnings = self._damage(manifest)
         crash_point("backup.before_manifest")
         self._store.put_manifest(manifest)
         crash_point("backup.after_manifest")
         return manifest
+
+    def _damage(self, manifest: Manifest) -> list[str]:
+        """Damage of segments that are sent again, in the files of the source."""
+        directories = {
+            (each.topic_id.hex(), each.partition): each.directory
+            for each in (self._source.partitions() if self._suspects else [])
+        }
+        return [
+            sentence
+            for entry in manifest.partitions
+            for segment in entry.segments
+            if (*entry.key, segment.base) in self._suspects
+            and (directory := directories.get(entry.key)) is not None
+            and (sentence := damage_of(directory, segment.base))
+        ]
 
     def _entry(self, partition: SourcePartition) -> PartitionEntry | None:
         """The entry of a partition. None if its topic was deleted since the point."""
@@ -245,10 +269,11 @@ def locked_backup(
     """Lock the target, make one backup and remove old ones. Returns it, and the number of backups
     removed. Raises BackupError, OSError.
     """
-    store.target.lock()
-    try:
-        store.begin(source.instance)
-        manifest = make_backup(source, store, store.newest(), may_share=may_share)
-        return manifest, store.keep(keep) if keep is not None else 0
-    finally:
-        store.target.unlock()
+    with recorded(source.data_dir, str(store.target)) as attempt:
+        store.target.lock()
+        try:
+            store.begin(source.instance)
+            attempt.made = make_backup(source, store, store.newest(), may_share=may_share)
+            return attempt.made, store.keep(keep) if keep is not None else 0
+        finally:
+            store.target.unlock()

@@ -9,3 +9,7 @@ class BackupError(Exception):
 
 class NotReadyError(BackupError):
     """The appliance is starting or changing: the same may succeed in a moment."""
+
+
+class TargetLockedError(BackupError):
+    """Another backup writes to the target."""

@@ -122,6 +122,8 @@ class Manifest:
     partitions: list[PartitionEntry] = field(default_factory=list)
     gone: list[str] = field(default_factory=list)
     """Topic ids of the catalog whose topics were deleted while the backup was made."""
+    warnings: list[str] = field(default_factory=list)
+    """Damage of the source that this backup has, too. They are shown and not stored."""
 
     def find(self, key: tuple[str, int]) -> PartitionEntry | None:
         """The entry of a (topic id, partition)."""
@@ -129,7 +131,9 @@ class Manifest:
 
     def encode(self) -> bytes:
         """Encode as checked JSON."""
-        content = {name: _plain(getattr(self, name)) for name in self.__slots__}
+        content = {
+            name: _plain(getattr(self, name)) for name in self.__slots__ if name != "warnings"
+        }
         return checked_json.encode({"format": FORMAT, **content})
 
     @classmethod

@@ -74,6 +74,7 @@ class ClusterDescription:
             "processes": self._host_view.processes(),
             "data_dirs": self._host_view.data_dirs(),
             "memory": self._host_view.memory,
+            "backups": self._host_view.backups(),
             "console": self._host_view.console(),
             "topics": sum(not topic.delay_of for topic in self._topics.values()),
             "partitions": count,

@@ -13,7 +13,7 @@ from appliance.control.dedicated_workers import DedicatedWorkers
 from shm.memory.layout import FLUSHERS_MAX, ProcessWord, Role
 from shm.runtime.agent_runner import process_name
 from shm.tables.control import Control
-from tailrace.format.directory.data_dir import BIN_DIRECTORY
+from tailrace.format.directory.data_dir import BACKUP_RESULTS_DIRECTORY, BIN_DIRECTORY
 from tailrace.format.directory.partition_metadata import PARTITION_FILE, PartitionMetadata
 
 
@@ -177,6 +177,15 @@ class HostView:
             "reserve_bytes": self.reserve_bytes,
             "state": state,
         }
+
+    def backups(self) -> list[dict[str, Any]]:
+        """The last result of the backups to each target, for JSON."""
+        directory = self._data_dirs[0]
+        if not self._machine.names(f"{directory}/{BACKUP_RESULTS_DIRECTORY}"):
+            return []
+        from appliance.data.backup_results import read_results  # without backups it costs nothing
+
+        return [result._asdict() for result in read_results(directory)]
 
     def partition_file(self, data_dir: int, directory: str) -> PartitionMetadata | None:
         """Metadata of a partition's directory in a data directory; None if it cannot be read."""

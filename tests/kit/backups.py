@@ -37,7 +37,7 @@ def restore(
     return found
 
 
-def verify(target: pathlib.Path, *options: str, status: int = 0) -> list[str]:
+def verify(target: pathlib.Path, *options: str, status: int | None = 0) -> list[str]:
     """Verify backups; the findings."""
     done = run(None, "backup", "verify", str(target), "--json", *options, status=status)
     return [each["finding"] for each in orjson.loads(done.stdout)["findings"]]

@@ -5,7 +5,9 @@ delayed records.
 from __future__ import annotations
 
 import datetime as dt
+import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import threading
@@ -27,6 +29,7 @@ from tests.kit.backups import (
     run_killed_at,
     verify,
 )
+from tests.kit.cleaned_segments import clean_segment, sealed_bases
 from tests.kit.cli import TAILRACE, run
 from tests.kit.killed_directories import start
 from tests.kit.processes import HANG_LIMIT_S, wait_until
@@ -448,3 +451,128 @@ def test_a_stopped_directory_is_backed_up_and_a_killed_one_is_refused(
     (tmp_path / "data" / "shm.json").write_text("{}")  # as a kill leaves it
     error = back_up(tmp_path / "data", tmp_path / "target", status=1)["error"]
     assert "did not stop cleanly" in error
+
+
+def test_a_damaged_object_is_replaced_by_the_backup_after_its_verification(
+    appliance: EmbeddedAppliance, topic: str, tmp_path: pathlib.Path
+) -> None:
+    target = tmp_path / "target"
+    create(appliance, topic, segment_bytes=2 * SEGMENT_BYTES)
+    produce(appliance, topic, range(5_000), size=1_000)
+    first = back_up(appliance.data_dir, target, "--copy")
+    paths = sorted((target / "objects").rglob("?" * 64), key=lambda path: -path.stat().st_size)
+    for path in paths[:2]:
+        data = path.read_bytes()
+        path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    paths[2].unlink()
+    assert len(verify(target, status=1)) == 3
+    second = back_up(appliance.data_dir, target, "--copy")
+    assert second["warnings"] == []
+    assert verify(target, "--all") == []
+    assert first["bytes"] <= second["bytes"]
+    restore(target, tmp_path / "data")
+    assert records_in(tmp_path / "data") >= 5_000
+
+
+def test_a_segment_that_is_damaged_together_with_its_shared_copy_is_reported(
+    appliance: EmbeddedAppliance, topic: str, tmp_path: pathlib.Path
+) -> None:
+    create(appliance, topic, segment_bytes=2 * SEGMENT_BYTES)
+    produce(appliance, topic, range(5_000), size=1_000)
+    target = tmp_path / "target"
+    back_up(appliance.data_dir, target)
+    segment = min(pathlib.Path(appliance.data_dir, f"{topic}-0").glob("*.arrows"))
+    times = segment.stat()
+    with segment.open("r+b") as file:  # as a disk does that loses a sector
+        file.seek(500_000)
+        file.write(b"lost sector")
+    os.utime(segment, ns=(times.st_atime_ns, times.st_mtime_ns))
+    if not verify(target, status=None):
+        pytest.skip("the file system shares blocks, not files")
+    error = back_up(appliance.data_dir, target, status=1)["error"]
+    assert f"{segment} is damaged" in error
+    with Admin(appliance.address) as admin:
+        results = {found["target"]: found["error"] for found in admin.describe_cluster()["backups"]}
+    assert "is damaged" in results[str(target)]
+
+
+def test_the_result_of_backups_is_described(
+    appliance: EmbeddedAppliance, topic: str, tmp_path: pathlib.Path
+) -> None:
+    create(appliance, topic)
+    target = tmp_path / "target"
+
+    def result() -> dict[str, object]:
+        with Admin(appliance.address) as admin:
+            backups = admin.describe_cluster()["backups"]
+        return next(found for found in backups if found["target"] == str(target))
+
+    made = back_up(appliance.data_dir, target)
+    assert (result()["point_us"], result()["error"]) == (made["point_us"], "")
+    marker = target / "tailrace-backup.json"
+    kept = marker.read_bytes()
+    marker.write_text("{}")
+    back_up(appliance.data_dir, target, status=1)
+    assert (result()["point_us"], "damaged" in str(result()["error"])) == (made["point_us"], True)
+    marker.write_bytes(kept)
+    again = back_up(appliance.data_dir, target)
+    assert (result()["backup_id"], result()["error"]) == (again["backup"], "")
+
+
+def test_targets_in_a_data_directory_are_refused_before_anything_is_written(
+    appliance: EmbeddedAppliance, topic: str, tmp_path: pathlib.Path
+) -> None:
+    data_dir = pathlib.Path(appliance.data_dir)
+    for target in (data_dir / "backups-here", data_dir.parent):
+        assert "choose a" in back_up(data_dir, target, status=1)["error"]
+    assert not (data_dir / "backups-here").exists()
+    back_up(data_dir, tmp_path / "target")
+    error = restore(tmp_path / "target", tmp_path / "target" / "data", status=1)["error"]
+    assert "lies in" in error
+
+
+def test_a_target_that_is_removed_while_a_backup_follows_is_reported_and_not_made_again(
+    appliance: EmbeddedAppliance, topic: str, tmp_path: pathlib.Path
+) -> None:
+    create(appliance, topic)
+    produce(appliance, topic, range(10))
+    target = tmp_path / "target"
+    command = [
+        TAILRACE, "backup", str(target), "--data-dir", appliance.data_dir, "--json",
+        "--follow", "--interval", "50ms",
+    ]  # fmt: skip
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as following:
+        try:
+            assert following.stdout is not None
+            assert following.stderr is not None
+            orjson.loads(following.stdout.readline())
+            shutil.rmtree(target)
+            assert b"s behind" in following.stderr.readline()
+        finally:
+            following.terminate()
+    assert not target.exists()
+
+
+def test_a_segment_that_was_cleaned_between_two_backups_is_sent_again(
+    tmp_path: pathlib.Path,
+) -> None:
+    """The cleaned segment has the inode number of the one before, which was backed up in part."""
+    data, target = tmp_path / "data", tmp_path / "target"
+    first = start(data)
+    create(first, "orders", segment_bytes=SEGMENT_BYTES)
+    produce(first, "orders", range(900), size=1_000)
+    back_up(data, target)
+    produce(first, "orders", range(900, 1_500), size=1_000)
+    assert first.stop() == 0
+    kept = clean_segment(data / "orders-0", sealed_bases(data / "orders-0")[0], lambda _: True)
+    back_up(data, target)
+    (data / "orders-0" / "swap.json").write_text("{}")  # a swap is going on: no index is taken
+    back_up(data, target, "--copy")
+    restore(target, tmp_path / "restored")
+    assert records_in(tmp_path / "restored") == 1_500
+    assert kept[:2] == [0, 1]
+    restored = start(tmp_path / "restored")
+    try:
+        assert [offset for offset, _ in everything(restored, "orders")[0]] == list(range(1_500))
+    finally:
+        assert restored.stop() == 0

@@ -274,6 +274,28 @@ def test_i_deleted_a_topic(tmp_path: pathlib.Path) -> None:
     assert values_of(f"{running.data_dir}-restored", "payments", 1) == [b"v"]
 
 
+def test_a_backup_fails(tmp_path: pathlib.Path) -> None:
+    running = start_embedded(data_dir=str(tmp_path / "data"))
+    target = pathlib.Path(f"{running.data_dir}-backups")
+    try:
+        with Producer(running.address) as producer:
+            for _ in range(3):
+                producer.send("orders", os.urandom(900_000)).result(HANG_LIMIT_S)
+        run(running, "backup", str(target), "--copy")
+        objects = target / "objects"
+        largest = max(objects.rglob("?" * 64), key=lambda path: path.stat().st_size)
+        data = largest.read_bytes()
+        largest.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+        marker = target / "tailrace-backup.json"
+        kept = marker.read_bytes()
+        marker.write_text("{}")  # as a broken disk leaves it
+        run(running, "backup", str(target), status=1)
+        marker.write_bytes(kept)
+        follow("A backup fails", running, running.data_dir)
+    finally:
+        assert running.stop() == 0
+
+
 def test_the_machine_is_replaced(tmp_path: pathlib.Path) -> None:
     data_dir = tmp_path / "data"
     damaged_topics.fill(data_dir, "orders")

@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 
 from shm.crash_points import crash_point
 from tailrace.format.directory import checked_json
+from tailrace.format.directory.data_dir import SWAP_FILE as SWAP_FILE
 from tailrace.format.segments.segment import (
     INDEX_SUFFIX,
     PRODUCERS_SUFFIX,
@@ -39,7 +40,6 @@ from workers.segment.files import Files, read_whole, write_durably
 
 logger = logging.getLogger(__name__)
 
-SWAP_FILE = "swap.json"
 CLEANED_SUFFIX = ".cleaned"
 CLEANED_INDEX_SUFFIX = ".cleanedindex"
 FORMAT_VERSION = 1

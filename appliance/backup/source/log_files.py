@@ -21,6 +21,7 @@ from itertools import pairwise
 from appliance.backup.errors import BackupError, NotReadyError
 from appliance.backup.manifest import Part, PartitionEntry, SegmentEntry
 from appliance.backup.writer import BackupWriter
+from tailrace.format.directory.data_dir import SWAP_FILE
 from tailrace.format.directory.partition_metadata import PartitionMetadata
 from tailrace.format.record_batch.batch_header import END_OF_STREAM
 from tailrace.format.segments.segment import (
@@ -50,7 +51,7 @@ def whole_segments(
     found = []
     for base, following in pairwise(bases):
         try:
-            found.append(_whole(directory, base, following, known.get(base), writer))
+            found.append(_whole(directory, base, following, metadata, known.get(base), writer))
         except FileNotFoundError:  # retention; those after it are still there
             found.clear()
     return found
@@ -85,7 +86,7 @@ def segments_to(
         try:
             if following is not None:
                 entry = taken.get(base) or _whole(
-                    directory, base, following, known.get(base), writer
+                    directory, base, following, metadata, known.get(base), writer
                 )
             else:
                 entry = _last(directory, base, metadata, end, known.get(base), writer)
@@ -115,9 +116,15 @@ def _known(previous: PartitionEntry | None, metadata: PartitionMetadata) -> dict
 
 
 def _whole(
-    directory: str, base: int, following: int, known: SegmentEntry | None, writer: BackupWriter
+    directory: str,
+    base: int,
+    following: int,
+    metadata: PartitionMetadata,
+    known: SegmentEntry | None,
+    writer: BackupWriter,
 ) -> SegmentEntry:
     path = f"{directory}/{file_name(base)}"
+    was_swapping = os.path.exists(f"{directory}/{SWAP_FILE}")
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         found = os.fstat(fd)
@@ -125,6 +132,8 @@ def _whole(
         is_same = known is not None and known.inode == found.st_ino
         if known is not None and is_same and known.is_whole:
             is_same = (known.size, known.mtime_ns) == (size, found.st_mtime_ns)
+        elif is_same:
+            is_same = _has_own_schema(fd, metadata)
         if known is not None and is_same and known.size <= size:
             parts = writer.grown(fd, known.parts, known.size, size)
         else:
@@ -135,10 +144,21 @@ def _whole(
         index: Part | None = writer.kept(known.offset_index)
     else:
         index = _beside(directory, base, INDEX_SUFFIX, None, writer)
+        is_swapping = was_swapping or os.path.exists(f"{directory}/{SWAP_FILE}")
+        if is_swapping or os.stat(path).st_ino != found.st_ino:
+            index = None  # it may be that of the other file; a restore makes it from the segment
     return SegmentEntry(
         base, size, following, True, found.st_ino, found.st_mtime_ns, parts,
         *_sidecars(directory, base, index, known, writer),
     )  # fmt: skip
+
+
+def _has_own_schema(fd: int, metadata: PartitionMetadata) -> bool:
+    """True if a segment begins with a schema message of its topic. A cleaned one does not: it may
+    have the inode number of the segment that it replaces, and has other bytes.
+    """
+    length = schema_message_length(lambda count, position: os.pread(fd, count, position))
+    return bool(length) and os.pread(fd, length, 0) in metadata.schemas.values()
 
 
 def _sidecars(

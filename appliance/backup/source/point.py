@@ -137,6 +137,12 @@ class Source:
         with _opened(f"{self.data_dir}/{CATALOG_FILE}") as catalog:
             return [partition for partition, _, _ in _partitions_of(catalog)]
 
+    def directories(self) -> list[str]:
+        """The data directories, this one first. Raises BackupError."""
+        with _opened(f"{self.data_dir}/{CATALOG_FILE}") as catalog:
+            listed = [path for (path,) in catalog.execute("SELECT path FROM data_dirs")]
+        return [self.data_dir, *listed]
+
     def point(self, scratch: str) -> Point:
         """Take the point; the copies of the databases are made in `scratch`. Raises NotReadyError
         while a partition is not open, BackupError, OSError.

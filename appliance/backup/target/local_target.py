@@ -18,7 +18,7 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-from appliance.backup.errors import BackupError
+from appliance.backup.errors import TargetLockedError
 
 TEMPORARY = ".tmp"
 LOCK_FILE = "lock"
@@ -38,6 +38,11 @@ class LocalTarget:
         self._lock_fd = -1
 
     def __str__(self) -> str:
+        return self.path
+
+    @property
+    def local_path(self) -> str | None:
+        """The directory of this host that the target is."""
         return self.path
 
     def exists(self, name: str) -> bool:
@@ -70,7 +75,7 @@ class LocalTarget:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             os.close(fd)
-            raise BackupError(
+            raise TargetLockedError(
                 f"another backup is writing to {self.path}. Wait until it has ended, or choose "
                 "another directory."
             ) from None
@@ -124,6 +129,11 @@ class LocalTarget:
             below = os.path.relpath(path, self.path)
             found += [f"{below}/{name}" for name in files if not name.endswith(TEMPORARY)]
         return sorted(found)
+
+    def sizes(self, directory: str) -> dict[str, int]:
+        """Names as `names` returns them -> bytes."""
+        found = {name: self.size(name) for name in self.names(directory)}
+        return {name: size for name, size in found.items() if size is not None}
 
     def size(self, name: str) -> int | None:
         """Bytes of a file; None if there is none."""

@@ -5,11 +5,13 @@ Layout of a target:
     tailrace-backup.json     format, the appliance whose backups these are, a check of the key
     objects/ab/ab12...       objects; the name is the SHA-256 of the content, with a key its HMAC
     backups/<id>.json        manifests (`appliance.backup.manifest`), written last
+    damaged/ab12...          marks of damaged objects, empty; the next backup sends these again
     lock, reading            (`appliance.backup.target.local_target`)
 
 Invariants:
 - The name of an object, and of a manifest, is checked against its content when all of it is read.
 - A manifest is written when all its objects are durable.
+- A mark of damage is removed when the object was sent again and is durable, or is removed.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from tailrace.format.directory import checked_json
 MARKER = "tailrace-backup.json"
 OBJECTS = "objects"
 BACKUPS = "backups"
+DAMAGED = "damaged"
 PIECE_BYTES = 4 << 20
 _NAME = re.compile(r"[0-9a-f]{64}")
 _BACKUP_ID = re.compile(r"[0-9]{8}-[0-9TZ.]{10,40}")
@@ -47,6 +50,11 @@ class ObjectStore:
         self.target = target
         self._cipher = cipher
         self._checked: set[str] = set()
+        self._sizes: dict[str, int] = {}
+        """Name -> bytes in the target, since `begin`."""
+        self._marked: set[str] = set()
+        self._mended: list[str] = []
+        """Marked objects that were sent again."""
 
     # ---- the target ------------------------------------------------------------------------------
 
@@ -73,6 +81,10 @@ class ObjectStore:
             )
         self.target.prepare((OBJECTS, BACKUPS))
         self.target.remove_temporaries()
+        self._sizes = {
+            path.rpartition("/")[2]: size for path, size in self.target.sizes(OBJECTS).items()
+        }
+        self._read_marks()
 
     def check(self) -> str:
         """Check format and key. Returns the identity of the appliance. Raises BackupError."""
@@ -150,6 +162,38 @@ class ObjectStore:
             pieces = self._cipher.encrypted(name, pieces)
         self.target.put(name, pieces)
         self.target.sync()
+        self._remove_marks(self._mended)
+        self._mended = []
+
+    # ---- damage ----------------------------------------------------------------------------------
+
+    def is_sound(self, stored: StoredObject) -> bool:
+        """True if an object was there with its size at `begin`, or was stored since, and is not
+        marked as damaged.
+        """
+        size = self._sizes.get(stored.name)
+        if size is not None and self._cipher is not None:
+            size = plain_size(size)
+        return size == stored.size and stored.name not in self._marked
+
+    def mark_damaged(self, names: Iterable[str], intact: Iterable[str]) -> None:
+        """Mark damaged objects, so that the next backup sends them again, and remove the marks of
+        intact ones. Raises BackupError, OSError where the target cannot be written.
+        """
+        self._read_marks()
+        for name in sorted(set(names) - self._marked):
+            self.target.put(f"{DAMAGED}/{name}", [b""])
+            self._marked.add(name)
+        self._remove_marks(sorted(self._marked & set(intact)))
+        self.target.sync()
+
+    def _read_marks(self) -> None:
+        self._marked = {path.rpartition("/")[2] for path in self.target.names(DAMAGED)}
+
+    def _remove_marks(self, names: Iterable[str]) -> None:
+        for name in names:
+            self.target.remove(f"{DAMAGED}/{name}")
+            self._marked.discard(name)
 
     # ---- objects ---------------------------------------------------------------------------------
 
@@ -166,16 +210,32 @@ class ObjectStore:
         name = self._name_of(digest)
         path = _path(name)
         found = StoredObject(name, size)
-        if self._stored_size(path) == size:
+        if name not in self._marked and self._is_intact(found):
             return found, 0
         self.target.keep_lock()
-        if self._cipher is None:
-            if share is not None and self.target.share(path, *share):
-                return found, 0
-            self.target.put(path, _same(pieces(), digest))
-        else:
+        sent = size
+        if self._cipher is not None:
             self.target.put(path, self._cipher.encrypted(name, _same(pieces(), digest)))
-        return found, size
+        elif share is not None and self.target.share(path, *share):
+            sent = 0
+        else:
+            self.target.put(path, _same(pieces(), digest))
+        self._sizes[name] = self.target.size(path) or 0
+        if name in self._marked:
+            self._mended.append(name)
+        return found, sent
+
+    def _is_intact(self, stored: StoredObject) -> bool:
+        """True if the object is there with its content, which is read: it is what a killed backup
+        has left, or a former one of the same content.
+        """
+        if self._stored_size(_path(stored.name)) != stored.size:
+            return False
+        try:
+            self.verify(stored)
+        except BackupError:
+            return False
+        return True
 
     def _stored_size(self, path: str) -> int | None:
         size = self.target.size(path)
@@ -256,8 +316,11 @@ class ObjectStore:
             for backup_id in old:
                 self.target.remove(f"{BACKUPS}/{backup_id}.json")
             for path in self.target.names(OBJECTS):
-                if path.rpartition("/")[2] not in needed:
+                name = path.rpartition("/")[2]
+                if name not in needed:
                     self.target.remove(path)
+                    self._sizes.pop(name, None)
+                    self._remove_marks([name] * (name in self._marked))
         return len(old)
 
 

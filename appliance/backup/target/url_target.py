@@ -23,7 +23,7 @@ from typing import Any
 
 import orjson
 
-from appliance.backup.errors import BackupError
+from appliance.backup.errors import BackupError, TargetLockedError
 
 LOCK_STALE_S = 600
 LOCK_RENEW_S = 60
@@ -53,7 +53,17 @@ class UrlTarget:
         self._is_owner = False
 
     def __str__(self) -> str:
-        return self._url
+        """The URL without user and password."""
+        head, found, rest = self._url.partition("://")
+        host, slash, path = rest.partition("/")
+        return f"{head}{found}{host.rpartition('@')[2]}{slash}{path}"
+
+    @property
+    def local_path(self) -> str | None:
+        """The directory of this host that the target is; None if it is none."""
+        protocol = self._files.protocol
+        is_local = "file" in ((protocol,) if isinstance(protocol, str) else protocol)
+        return os.path.abspath(self._root) if is_local else None
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}"
@@ -79,8 +89,8 @@ class UrlTarget:
         if found is not None and found.get("token") != self._token:
             age_s = time.time() - float(found.get("renewed_s", 0))
             if age_s < LOCK_STALE_S:
-                raise BackupError(
-                    f"another backup is writing to {self._url}: process {found.get('pid')} of host "
+                raise TargetLockedError(
+                    f"another backup is writing to {self}: process {found.get('pid')} of host "
                     f"{found.get('host')}. If that one was killed, this can begin in "
                     f"{LOCK_STALE_S - age_s:.0f} s."
                 )
@@ -88,7 +98,7 @@ class UrlTarget:
         self._write_lock()
         if (self._owner() or {}).get("token") != self._token:
             self._is_owner = False
-            raise BackupError(f"another backup has begun to write to {self._url}.")
+            raise TargetLockedError(f"another backup has begun to write to {self}.")
 
     def keep_lock(self) -> None:
         """Renew the lock when it is due. Raises BackupError if it was lost."""
@@ -96,7 +106,7 @@ class UrlTarget:
             return
         if (self._owner() or {}).get("token") != self._token:
             self._is_owner = False
-            raise BackupError(f"another backup has taken {self._url}: this one was too slow.")
+            raise BackupError(f"another backup has taken {self}: this one was too slow.")
         self._write_lock()
 
     def _write_lock(self) -> None:
@@ -143,6 +153,17 @@ class UrlTarget:
                 return []
         start = len(self._root) + 1
         return sorted(str(path)[start:] for path in found)
+
+    def sizes(self, directory: str) -> dict[str, int]:
+        """Names as `names` returns them -> bytes."""
+        with self._errors():
+            try:
+                self._files.invalidate_cache()
+                found = self._files.find(self._path(directory), detail=True)
+            except FileNotFoundError:
+                return {}
+        start = len(self._root) + 1
+        return {str(path)[start:]: int(info["size"]) for path, info in found.items()}
 
     def size(self, name: str) -> int | None:
         """Bytes of an object; None if there is none."""
@@ -207,5 +228,5 @@ class UrlTarget:
             raise
         except Exception as error:  # drivers raise errors of their own
             raise BackupError(
-                f"{self._url} cannot be read or written: {type(error).__name__}: {error}"
+                f"{self} cannot be read or written: {type(error).__name__}: {error}"
             ) from error

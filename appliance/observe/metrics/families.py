@@ -73,6 +73,7 @@ def families(observed: Observed) -> Iterator[Metric]:
             {(): float(observed.cluster["memory"]["is_short"])},
         )
         yield from _of_bin(observed.cluster["bin"])
+        yield from _of_backups(observed.cluster.get("backups", []))
         yield from partition_families(observed.partitions, observed.topics_max)
         yield from _of_delays(observed.delays)
     if observed.groups is not None:
@@ -150,6 +151,24 @@ def _of_bin(kept: Mapping[str, Any]) -> Iterator[Metric]:
         "tailrace_bin_oldest_deletion_timestamp_seconds",
         "Time of the oldest of these deletions, seconds since 1970; 0 if there is none.",
         {(): (kept["oldest_deleted_us"] or 0) / 1e6},
+    )
+
+
+def _of_backups(results: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
+    labels = ("target",)
+    of = {(str(result["target"]),): result for result in results}
+    yield gauge(
+        "tailrace_backup_point_timestamp_seconds",
+        "Point of the newest backup at a target, seconds since 1970; 0 if there is none.",
+        {key: result["point_us"] / 1e6 for key, result in of.items()},
+        labels,
+    )
+    yield gauge(
+        "tailrace_backup_failed",
+        "1 if the last backup to a target failed, or found damage, else 0; `tailrace status` has "
+        "the reason.",
+        {key: float(bool(result["error"])) for key, result in of.items()},
+        labels,
     )
 
 

@@ -29,6 +29,7 @@ _NOTHING = Observed(
         "cluster_id": "",
         "data_dirs": [],
         "memory": {"is_short": False},
+        "backups": [],
         "bin": {"topics": 0, "bytes": 0, "oldest_deleted_us": None},
     },
     groups=ObservedGroups({}, [], 0, 0),

@@ -63,7 +63,11 @@ def overview(before: Moment, after: Moment) -> dict[str, Any]:
     sample = after.sample
     seconds = max(1, sample.now_ns - before.sample.now_ns) / NS_PER_S
     by_topic = rates(before.sample, sample) if not before.sample.error else {}
-    problems = [] if sample.error else problems_of(sample.cluster, sample.delays, sample.groups)
+    problems = (
+        []
+        if sample.error
+        else problems_of(sample.cluster, sample.delays, sample.groups, now_us=sample.time_ms * 1000)
+    )
     groups = [
         {"group": name, "kind": group.kind, "state": group.state, "members": group.members,
          "lag": group.lag}

@@ -10,6 +10,8 @@ from appliance.observe.doctor_checks import Check, Level, appliance_checks
 
 LATE_US = 10_000_000
 """Lateness of delayed records from which it is a problem."""
+BACKUP_AGE_US = 26 * 3600 * 1_000_000
+"""Age of the newest backup from which it is a problem: a day and a timer's delay."""
 _ORDER = {Level.PROBLEM: 0, Level.WARNING: 1, Level.OK: 2}
 
 
@@ -17,8 +19,12 @@ def problems_of(
     cluster: Mapping[str, Any],
     delays: Sequence[Mapping[str, Any]] = (),
     groups: Mapping[str, GroupTotals] | None = None,
+    *,
+    now_us: int = 0,
 ) -> list[Check]:
-    """Problems by what a front has answered. Empty: there is none."""
+    """Problems by what a front has answered. Empty: there is none. `now_us`: the time; 0: the age
+    of backups is not checked.
+    """
     found = [check for check in appliance_checks(dict(cluster)) if check.level is not Level.OK]
     late = [row for row in delays if row["lateness_us"] > LATE_US and row["pending"]]
     if late:
@@ -52,6 +58,7 @@ def problems_of(
                 "more memory, lower ring_bytes or credit_bytes, or move other programs away",
             )
         )
+    found += backup_checks(cluster.get("backups", ()), now_us)
     if cluster.get("paused"):
         left = cluster["paused_count"] - len(cluster["paused"])
         more = f" and {left:,} more" if left > 0 else ""
@@ -64,3 +71,37 @@ def problems_of(
             )
         )
     return sorted(found, key=lambda check: _ORDER[check.level])
+
+
+def backup_checks(results: Sequence[Mapping[str, Any]], now_us: int) -> list[Check]:
+    """Problems of backups, by the last result at each target."""
+    found = []
+    for result in results:
+        target, point_us = result["target"], result["point_us"]
+        newest = (
+            f"the newest backup there is {result['backup_id']}" if point_us else "none is there"
+        )
+        if result["error"]:
+            found.append(
+                Check(
+                    "backup",
+                    Level.PROBLEM,
+                    f"the last backup to {target} failed: {result['error']} ({newest})",
+                )
+            )
+        elif now_us and now_us - point_us > BACKUP_AGE_US:
+            found.append(
+                Check(
+                    "backup",
+                    Level.WARNING,
+                    f"the newest backup at {target} is {_duration(now_us - point_us)} old; look at "
+                    "what makes it (systemctl list-timers tailrace-backup.timer), or run: tailrace "
+                    f"backup {target}",
+                )
+            )
+    return found
+
+
+def _duration(us: int) -> str:
+    hours = us // 3_600_000_000
+    return f"{hours // 24} days" if hours >= 48 else f"{hours} hours"

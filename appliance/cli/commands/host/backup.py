@@ -16,8 +16,10 @@ from appliance.backup.backup import locked_backup, make_backup
 from appliance.backup.encryption import Cipher, read_key
 from appliance.backup.errors import BackupError
 from appliance.backup.manifest import Manifest
+from appliance.backup.recorded import recorded
 from appliance.backup.source.point import Source
 from appliance.backup.target.object_store import ObjectStore, open_target
+from appliance.backup.target.overlap import refuse_overlap
 from appliance.backup.verify import verify as verify_backups
 from appliance.cli.appliance_control import control_directory, data_dir_option
 from appliance.cli.options import Duration, bootstrap_option, json_option
@@ -149,6 +151,7 @@ def run(
         store = open_store(target, key_file)
         source = Source(control_directory(data_dir, bootstrap))
         try:
+            refuse_overlap(store.target.local_path, source.directories())
             if follow:
                 if not source.is_running:
                     raise BackupError(
@@ -160,11 +163,13 @@ def run(
             manifest, removed = locked_backup(source, store, may_share=not is_copied, keep=keep)
         finally:
             source.close()
+    for warning in manifest.warnings:
+        complain(warning)
     if as_json:
-        print_json({**_row(manifest), "removed": removed})
+        print_json({**_row(manifest), "removed": removed, "warnings": manifest.warnings})
     else:
         echo(_sentence(manifest) + (f"; {counted(removed, 'old backup')} removed" * bool(removed)))
-    ctx.exit(0)
+    ctx.exit(1 if manifest.warnings else 0)
 
 
 def _follow(
@@ -187,14 +192,18 @@ def _follow(
         while True:
             begun_s = time.monotonic()
             try:
-                previous = make_backup(source, store, previous, may_share=may_share)
-                removed = store.keep(keep)
+                with recorded(source.data_dir, str(store.target)) as attempt:
+                    previous = make_backup(source, store, previous, may_share=may_share)
+                    attempt.made = previous
+                    removed = store.keep(keep)
             except (BackupError, OSError) as error:
                 if is_first:
                     raise
                 behind_s = time.time() - previous.point_us / 1e6 if previous is not None else 0.0
                 complain(f"{error} The newest backup is {behind_s:.0f} s behind.")
             else:
+                for warning in previous.warnings:
+                    complain(warning)
                 behind_s = time.time() - previous.point_us / 1e6
                 row = {**_row(previous), "removed": removed, "seconds_behind": round(behind_s, 3)}
                 if as_json:

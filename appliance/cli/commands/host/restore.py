@@ -9,6 +9,7 @@ import click
 
 from appliance.backup.restore import chosen
 from appliance.backup.restore import restore as restore_backup
+from appliance.backup.target.overlap import refuse_overlap
 from appliance.cli.commands.host.backup import key_option, open_store, sentences
 from appliance.cli.options import PastMoment, json_option
 from appliance.cli.output import counted, echo, human_bytes, print_json
@@ -49,6 +50,7 @@ def command(
     with sentences():
         store = open_store(source, key_file)
         store.check()
+        refuse_overlap(store.target.local_path, [data_dir])
         with store.target.reading():
             manifest = chosen(
                 store, backup_id, None if until is None else int(until.timestamp() * 1e6)

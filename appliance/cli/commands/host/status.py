@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import time
 from typing import Any
 
 import click
@@ -91,7 +92,7 @@ def command(bootstrap: str, as_json: bool) -> None:
 
 def _print_problems(state: dict[str, Any]) -> None:
     """Print the problems, the worst first, each with its advice."""
-    found = problems_of(state, state["delays"])
+    found = problems_of(state, state["delays"], now_us=time.time_ns() // 1000)
     many = [check for check in found if check.name == PARTITION_OFFLINE]
     for check in found:
         if check not in many:

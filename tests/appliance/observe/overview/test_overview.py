@@ -7,7 +7,7 @@ import pytest
 from appliance.observe.console.samples import GroupTotals
 from appliance.observe.doctor_checks import Level
 from appliance.observe.overview.overview import latencies
-from appliance.observe.overview.problems import problems_of
+from appliance.observe.overview.problems import BACKUP_AGE_US, problems_of
 from appliance.observe.overview.shared_state import role_of
 from shm.memory.layout import BUCKET_COUNT, Role
 from shm.tables.measurements import BOUNDS_NS
@@ -56,3 +56,18 @@ def test_problems_come_before_warnings_with_what_to_do() -> None:
     healthy = {**cluster, "data_dirs": [], "paused": [], "paused_count": 0}
     healthy["processes"] = [{"name": "front-0", "live": True, "restarts": 0}]
     assert problems_of(healthy) == []
+
+
+def test_a_failed_backup_and_an_old_one_are_problems() -> None:
+    cluster = {"processes": [], "data_dirs": [], "offline": [], "paused": [], "paused_count": 0}
+    day = BACKUP_AGE_US
+    made = {"target": "/b", "point_us": day, "ended_us": day, "backup_id": "0001", "error": ""}
+    assert problems_of({**cluster, "backups": [made]}, now_us=2 * day) == []
+    [old] = problems_of({**cluster, "backups": [made]}, now_us=4 * day)
+    assert old.level is Level.WARNING
+    assert "the newest backup at /b is 3 days old" in old.detail
+    [failed] = problems_of({**cluster, "backups": [{**made, "error": "The disk is full."}]})
+    assert failed.level is Level.PROBLEM
+    assert "/b failed: The disk is full. (the newest backup there is 0001)" in failed.detail
+    [never] = problems_of({**cluster, "backups": [{**made, "point_us": 0, "error": "No."}]})
+    assert "none is there" in never.detail
