@@ -33,6 +33,7 @@ from typing import Any
 from netfront.fetch.fetch_service import FetchService
 from netfront.fetch.log.file_reader import DiskFileReader, FileReader
 from netfront.fetch.log.log_reader import LogReader
+from netfront.fetch.log.read_result import LogReadError
 from netfront.fetch.lookup.metadata_service import MetadataService
 from netfront.fetch.purgatory import Fetch
 from netfront.fetch.reader_pool import AsyncReader, ReaderPool
@@ -214,6 +215,18 @@ class Front:
         """Use changed settings of the appliance. New sessions get them, and credit from now on."""
         self._described["auto_create_topics"] = bool(settings["auto_create_topics"])
         self._responses.send_credit(self._ledger.resize(credit_budget(settings)))
+
+    @property
+    def routes(self) -> PartitionRoutes:
+        """Its copy of the catalog."""
+        return self._routing
+
+    def leader_epoch(self, route: Assignment) -> int:
+        """The leader epoch of a partition, -1 while its log is not open."""
+        try:
+            return self._reader.state(route).leader_epoch
+        except LogReadError:
+            return -1
 
     @property
     def accepts_input(self) -> bool:
@@ -595,7 +608,8 @@ def build(
             controller.to_it.payload_max,
         ),
         front_ports=lambda: [
-            context.control.port(f).load() for f in range(int(settings["fronts"]))
+            context.control.port(f).load()
+            for f in range(int(settings["fronts"]) - int(settings.get("gateways", 0)))
         ],
         routing=PartitionRoutes(),
         reader=reader,

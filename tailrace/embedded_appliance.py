@@ -50,9 +50,12 @@ class EmbeddedAppliance:
         data_dir: str,
         remove: str | None,
         log_path: str,
+        kafka_addresses: Sequence[str] = (),
     ) -> None:
         self.address = addresses[0]
         self.addresses = addresses
+        self.kafka_addresses = list(kafka_addresses)
+        """Where Kafka clients connect, by the setting `kafka.listen`."""
         self.data_dir = data_dir
         self.pid = process.pid
         self.log_path = log_path
@@ -182,8 +185,15 @@ def start_embedded(
         )
     # The JSON has only text and whole numbers, so it is also a Python literal. `json` may be a
     # module of the program's own.
+    announced = ast.literal_eval(ready.decode())
     return EmbeddedAppliance(
-        process, ours, ast.literal_eval(ready.decode())["addresses"], directory, temporary, log_path
+        process,
+        ours,
+        announced["addresses"],
+        directory,
+        temporary,
+        log_path,
+        announced.get("kafka", ()),
     )
 
 

@@ -13,7 +13,7 @@ from appliance.config.core_plan import CorePlan, plan_cores
 from appliance.config.ipc_access import ipc_access
 from appliance.config.settings import Settings
 from appliance.config.topology import Topology
-from shm.memory.layout import FLUSHERS_MAX, WORKERS_MAX
+from shm.memory.layout import FLUSHERS_MAX, FRONTS_MAX, WORKERS_MAX
 from tailrace.core.errors import InvalidSettingError
 
 
@@ -107,6 +107,36 @@ def _addresses(settings: Settings) -> Iterator[Conflict]:
             split_host_port(settings.http_listen)
         except InvalidSettingError as error:
             yield Conflict(("http.listen",), error.detail)
+    yield from _kafka_addresses(settings)
+
+
+def _kafka_addresses(settings: Settings) -> Iterator[Conflict]:
+    for address in settings.kafka_listen:
+        if not _is_host_and_port(address):
+            yield Conflict(
+                ("kafka.listen",),
+                f"kafka.listen has {address!r}; write HOST:PORT, such as 127.0.0.1:9092",
+            )
+    advertised = settings.kafka_advertised
+    if advertised and (not _is_host_and_port(advertised) or advertised.endswith(":0")):
+        yield Conflict(
+            ("kafka.advertised",),
+            f"kafka.advertised is {advertised!r}; write the HOST:PORT that clients can reach",
+        )
+    if settings.front_count > FRONTS_MAX:
+        yield Conflict(
+            ("fronts", "kafka.listen"),
+            f"fronts is {settings.fronts}; with kafka.listen there are at most {FRONTS_MAX - 1}, "
+            "because the Kafka gateway is one more",
+        )
+
+
+def _is_host_and_port(text: str) -> bool:
+    try:
+        split_host_port(text)
+    except InvalidSettingError:
+        return False
+    return True
 
 
 def _sizes(settings: Settings) -> Iterator[Conflict]:

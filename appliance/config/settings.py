@@ -75,6 +75,27 @@ class Settings:
         minimum=1,
         maximum=FRONTS_MAX,
     )
+    kafka_listen: list[str] = setting(
+        [],
+        "HOST:PORT addresses where Kafka clients connect, in a process of their own (port 0: any "
+        "free one). Empty: none, and nothing of it runs.",
+        name="kafka.listen",
+    )
+    kafka_advertised: str = setting(
+        "",
+        "HOST:PORT that Kafka clients are told to connect to. Empty: the address that each has "
+        "connected to.",
+        name="kafka.advertised",
+    )
+    kafka_num_partitions: int = setting(
+        1,
+        "Partitions of a topic that a Kafka client creates without a number, or by using it "
+        "(`auto_create_topics`).",
+        minimum=1,
+        maximum=10_000,
+        name="kafka.num.partitions",
+        live=True,
+    )
     data_dirs: list[str] = setting(
         ["./tailrace-data"],
         "Directories of the log. Each has a flusher and workers of its own, so give each disk "
@@ -370,6 +391,16 @@ class Settings:
     )
     topic_defaults: dict[str, Any] = field(default_factory=dict, metadata={})
     """Defaults of topic settings that were given as `topic.NAME`, by the topic setting's name."""
+
+    @property
+    def gateways(self) -> int:
+        """Number of Kafka gateways: fronts behind those of `fronts`."""
+        return 1 if self.kafka_listen else 0
+
+    @property
+    def front_count(self) -> int:
+        """Number of fronts, gateways included."""
+        return self.fronts + self.gateways
 
     def reserve_bytes(self, worker_count: int) -> int:
         """Reserve of free space in each data directory, including the content of its workers'

@@ -351,7 +351,9 @@ def build(
     placement = PartitionPlacement(
         topics, dir_numbers, worker_dirs, dedicated, context.bell(Role.SUPERVISOR, 0)
     )
-    sizes = Sizes(front_count, int(settings["ring_bytes"]), int(settings["lane_bytes"]))
+    # clients of the SDK are told a front for each partition: none is a gateway
+    direct = front_count - int(settings.get("gateways", 0))
+    sizes = Sizes(direct, int(settings["ring_bytes"]), int(settings["lane_bytes"]))
     outgoing = [connect(role, index) for role, index in [*roles, (Role.SCHEDULER, 0)]]
     topic_defaults = dict(settings["topic_defaults"])
     answer_max = min(out.lane.payload_max for out in outgoing if out.role is Role.FRONT)

@@ -66,7 +66,7 @@ def slots_for_open_files(settings: Settings, data_dirs: list[str], workers: int)
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if limit == resource.RLIM_INFINITY:
         return settings.slots
-    processes = settings.fronts + workers + settings.dedicated_workers + len(data_dirs) + 4
+    processes = settings.front_count + workers + settings.dedicated_workers + len(data_dirs) + 4
     base = FILES_OF_A_PROCESS + processes + 2 * len(data_dirs)
     found = max((partitions_in(path) for path in data_dirs), default=0)
     needed = base + FILES_PER_PARTITION * max(found, 1)

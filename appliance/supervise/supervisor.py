@@ -169,7 +169,7 @@ class Supervisor:
         )
         self._control.set_phase(Phase.RECOVERING)
         crash_point("supervisor.after_regions")
-        children = first_children(self._plan)
+        children = first_children(self._plan, self.settings.gateways)
         self._make_bells(children)
         self._processes = ProcessTable(
             children, self._control, self._spawner, self._bells, self._inherited_fds, self._spec_of,
@@ -177,7 +177,7 @@ class Supervisor:
         )  # fmt: skip
         self._on_demand = OnDemandProcesses(
             self._control, self._regions, children, self._bells, other_cores(self._plan),
-            self._spare_workers(), self.settings.fronts, self._processes.try_spawn,
+            self._spare_workers(), self.settings.front_count, self._processes.try_spawn,
             len(self._owners),
         )  # fmt: skip
         self._operator = OperatorCommands(
@@ -261,7 +261,10 @@ class Supervisor:
 
     def _child_settings(self, s: Settings) -> dict[str, Any]:
         return {
-            "workers": len(self._worker_dirs), "worker_dirs": self._worker_dirs, "fronts": s.fronts,
+            "workers": len(self._worker_dirs), "worker_dirs": self._worker_dirs,
+            "fronts": s.front_count, "gateways": s.gateways,
+            "kafka.listen": s.kafka_listen, "kafka.advertised": s.kafka_advertised,
+            "kafka.num.partitions": s.kafka_num_partitions,
             "run": self._regions.run_id,
             "lost_memory": self._regions.lost_memory, "spare_workers": list(self._spare_workers()),
             "checkpoint_bytes": s.checkpoint_bytes, "journal_bytes": s.journal_bytes,
@@ -423,23 +426,36 @@ class Supervisor:
         ]
         self._addresses = addresses
         self._record_holders()
+        kafka = self._kafka_addresses()
         logger.info(
-            "ready address=%s data_dir=%s pid=%d",
+            "ready address=%s data_dir=%s pid=%d%s",
             ",".join(addresses),
             self._owners[0].path,
             os.getpid(),
+            f" kafka={','.join(kafka)}" if kafka else "",
         )
         self.notifier.ready(f"serving on {', '.join(addresses)}")
         if self.ready_fd >= 0:
             os.write(
                 self.ready_fd,
-                orjson.dumps({"address": addresses[0], "addresses": addresses, "pid": os.getpid()})
+                orjson.dumps(
+                    {"address": addresses[0], "addresses": addresses, "pid": os.getpid()}
+                    | ({"kafka": kafka} if kafka else {})
+                )
                 + b"\n",
             )
         if self.settings.http_listen:
             console = Child(Role.CONSOLE, 0, other_cores(self._plan))
             self._processes.children.append(console)
             self._processes.try_spawn(console)
+
+    def _kafka_addresses(self) -> list[str]:
+        """Where Kafka clients connect, with the port that stands for port 0."""
+        found = list(self.settings.kafka_listen)
+        if found and found[0].endswith(":0"):
+            port = self._control.port(self.settings.fronts).load()
+            found[0] = f"{found[0].rpartition(':')[0]}:{port}"
+        return found
 
     def _check_progress(self, now_ns: int) -> None:
         """Kill processes that hang, and feed systemd's watchdog while none does. Idle processes are

@@ -62,7 +62,7 @@ class Room(NamedTuple):
 
 def needs(settings: Settings, workers: int) -> list[Need]:
     """Every line for so many workers."""
-    fronts, directories = settings.fronts, len(settings.data_dirs)
+    fronts, directories = settings.front_count, len(settings.data_dirs)
     plans = plan_regions(settings, workers, fronts, directories)
 
     def of(*kinds: RegionKind) -> int:

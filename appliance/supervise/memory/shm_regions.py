@@ -182,9 +182,9 @@ class Regions:
         coordinator and of transactions included.
         """
         first = len(self._worker_dirs)
-        spares = plan_groups(self._settings.fronts)
+        spares = plan_groups(self._settings.front_count)
         for w in range(first, first + self._settings.dedicated_workers):
-            spares += plan_worker(self._settings, w, self._settings.fronts)
+            spares += plan_worker(self._settings, w, self._settings.front_count)
         for w in range(first + self._settings.dedicated_workers):
             spares += plan_transactions(w)
         return {plan.logical_name: self.name_of(plan.logical_name) for plan in spares} | self.names
@@ -194,7 +194,7 @@ class Regions:
         DataDirectoryError; then nothing of it is left.
         """
         plans = plan_regions(
-            self._settings, len(self._worker_dirs), self._settings.fronts, len(self._owners)
+            self._settings, len(self._worker_dirs), self._settings.front_count, len(self._owners)
         )
         try:
             self._make(plans)
@@ -225,7 +225,7 @@ class Regions:
             return
         self._worker_dirs[index] = data_dir
         try:
-            self._make_all_or_none(plan_worker(self._settings, index, self._settings.fronts))
+            self._make_all_or_none(plan_worker(self._settings, index, self._settings.front_count))
         except (RegionError, DataDirectoryError):
             del self._worker_dirs[index]
             self._try_to_write_manifest()
@@ -235,7 +235,7 @@ class Regions:
         """Make the lanes of the process of groups, if they are not there. Raises RegionError,
         DataDirectoryError; then none of them is left.
         """
-        plans = plan_groups(self._settings.fronts)
+        plans = plan_groups(self._settings.front_count)
         if plans[0].logical_name in self.names:
             return
         try:

@@ -41,6 +41,8 @@ MODULES = {
     Role.CONSOLE: "appliance.observe.http_server",
 }
 """The module that each process runs."""
+KAFKA_GATEWAY = "netfront.kafka.gateway"
+"""The module of a front that speaks Kafka's protocol."""
 
 
 @dataclass(slots=True)
@@ -57,6 +59,8 @@ class Child:
     restart_at_ns: int = 0
     quick_failures: int = 0
     has_served: bool = False
+    gateway: int = -1
+    """Number of a Kafka gateway, which is a front with a program of its own; -1: it is none."""
     last_beat: int = -1
     beat_changed_ns: int = 0
     is_restarting: bool = False
@@ -65,6 +69,11 @@ class Child:
     """True for a dedicated worker whose topic was deleted, and for a cleaner without a job: it is
     stopped and not replaced.
     """
+
+    @property
+    def module(self) -> str:
+        """The module that it runs."""
+        return MODULES[self.role] if self.gateway < 0 else KAFKA_GATEWAY
 
     @property
     def name(self) -> str:
@@ -81,14 +90,17 @@ def _listed(cores: Cores) -> list[int] | None:
     return list(cores) if cores else None
 
 
-def first_children(plan: CorePlan) -> list[Child]:
+def first_children(plan: CorePlan, gateways: int = 0) -> list[Child]:
     """Processes of a start, in their order."""
     others = other_cores(plan)
     children = [Child(Role.CONTROLLER, 0, others)]
     children += [Child(Role.FLUSHER, d, _listed(cores)) for d, cores in enumerate(plan.flushers)]
     for w, core in enumerate(plan.workers):
         children.append(Child(Role.WORKER, w, others if core is None else [core]))
-    return [*children, *(Child(Role.FRONT, f, _listed(c)) for f, c in enumerate(plan.fronts))]
+    children += [Child(Role.FRONT, f, _listed(c)) for f, c in enumerate(plan.fronts)]
+    for gateway in range(gateways):
+        children.append(Child(Role.FRONT, len(plan.fronts) + gateway, others, gateway=gateway))
+    return children
 
 
 def check_heartbeats(

@@ -16,7 +16,7 @@ import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
 
-from appliance.supervise.processes.child_processes import MODULES, NS_PER_MS, Child
+from appliance.supervise.processes.child_processes import NS_PER_MS, Child
 from appliance.supervise.processes.restart_policy import (
     HALTING,
     SETTLED_AFTER_MS,
@@ -98,7 +98,7 @@ class ProcessTable:
         inherited = [*(bell.fd for bell in self._bells.values()), *self._inherited_fds(child)]
         spec_fd = spec.to_inherited_file()
         try:
-            child.pid, child.pidfd = self._spawner.start(MODULES[child.role], spec_fd, inherited)
+            child.pid, child.pidfd = self._spawner.start(child.module, spec_fd, inherited)
         finally:
             os.close(spec_fd)
         child.started_ns = child.beat_changed_ns = time.monotonic_ns()

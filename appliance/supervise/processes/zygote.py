@@ -40,7 +40,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import orjson
 
-from appliance.supervise.processes.child_processes import MODULES
+from appliance.supervise.processes.child_processes import KAFKA_GATEWAY, MODULES
 from shm.memory.layout import Role
 from shm.runtime.agent_runner import (
     EXIT_PARENT_GONE,
@@ -95,7 +95,7 @@ def decode_request(data: bytes, descriptor_count: int) -> Request:
         request = Request(**found)
     except (ValueError, TypeError) as error:
         raise RequestError(f"not a request: {error}") from None
-    if request.module not in MODULES.values():
+    if request.module not in (*MODULES.values(), KAFKA_GATEWAY):
         raise RequestError(f"{request.module!r} is not a program of the appliance")
     numbers = request.numbers
     if not isinstance(numbers, list) or not all(

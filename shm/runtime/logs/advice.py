@@ -263,6 +263,11 @@ LOG_EVENTS: dict[str, LogEvent] = {
     ),
     "journal_not_read": LogEvent("the journal cannot be read: a log stays offline", DISK),
     "journal_not_reset": LogEvent("the journal could not be emptied", DISK),
+    "kafka_connection_refused": LogEvent(
+        "the Kafka gateway closed a connection: its bytes are no request that it serves",
+        "look at the client that the line names; docs/kafka.md has the APIs and versions",
+    ),
+    "kafka_peer_refused": LogEvent("the Kafka gateway sent its front no message of ours", BUG),
     "kernel_not_compiled": LogEvent(
         "Python code does the work of the compiled kernel, several times slower",
         "install a wheel for this Python, or gcc and python3-dev, and tailrace again",

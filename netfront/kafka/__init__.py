@@ -1,0 +1,1 @@
+"""Front processes, their Kafka gateway: see `netfront.kafka.gateway`."""

@@ -1,0 +1,1 @@
+"""APIs of Kafka, a file for each subject."""

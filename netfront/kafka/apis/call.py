@@ -1,0 +1,75 @@
+"""Call: one request of a Kafka client, as its handler gets it.
+
+A handler is a generator: it yields waiters (`netfront.kafka.exchange.waiter`) and returns the
+response as a dict, as bytes that follow the correlation id, or None for no response.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from netfront.front import Front
+from netfront.kafka.exchange.peers import Peer
+from netfront.kafka.exchange.waiter import Steps
+from netfront.kafka.network.connection import Connection
+from netfront.kafka.wire.errors import KafkaError
+from netfront.partition_routes import PartitionRoutes
+from shm.runtime.timing_wheel import TimingWheel
+from tailrace.protocol.frame import Api
+
+NODE_ID = 1
+"""The gateway's node id: one broker, which is the controller and every coordinator."""
+
+
+class RefusedError(Exception):
+    """A request that is answered with an error of Kafka at its top level."""
+
+    def __init__(self, code: KafkaError, sentence: str = "") -> None:
+        super().__init__(sentence)
+        self.code = code
+        self.sentence = sentence
+
+
+@dataclass(slots=True)
+class Services:
+    """All that the handlers of one gateway share."""
+
+    front: Front
+    routes: PartitionRoutes
+    timers: TimingWheel[Callable[[], None]]
+    cluster_id: str
+    settings: dict[str, Any]
+    monotonic_ns: Callable[[], int]
+    now_ns: int = 0
+    """Time of this loop step."""
+    state: dict[str, Any] = field(default_factory=dict)
+    """State that a subject keeps between requests, by its name."""
+
+
+class Call(NamedTuple):
+    """One request."""
+
+    services: Services
+    connection: Connection
+    peer: Peer
+    api: int
+    version: int
+    client_id: str
+    request: dict[str, Any]
+
+    def ask(self, api: Api, value: dict[str, Any]) -> Any:
+        """Ask the front; the waiter gets an Answer."""
+        return self.peer.ask_json(api, value)
+
+
+Handler = Callable[[Call], Steps]
+
+
+class Row(NamedTuple):
+    """An API that works: its versions, and its handler."""
+
+    low: int
+    high: int
+    handler: Handler

@@ -1,0 +1,43 @@
+"""The APIs that work, each with its versions: what ApiVersions says.
+
+Invariants:
+- A version is listed only if `definitions.json` has it and its handler serves all of it.
+- PRODUCE's lowest version is announced as 0, as Kafka 4 does: librdkafka takes a broker without it
+  for one that is too old. Versions 0 to 2 are refused.
+"""
+
+from __future__ import annotations
+
+from netfront.kafka.apis.call import Call, Row
+from netfront.kafka.apis.cluster import describe_cluster, describe_topic_partitions, metadata
+from netfront.kafka.exchange.waiter import Steps
+from netfront.kafka.wire.errors import KafkaError
+
+API_VERSIONS = 18
+PRODUCE = 0
+
+
+def api_versions(call: Call) -> Steps:
+    """List the APIs. The answer to an unknown version is one of version 0."""
+    yield from ()
+    return versions_response(KafkaError.NONE)
+
+
+APIS: dict[int, Row] = {
+    3: Row(0, 13, metadata),
+    API_VERSIONS: Row(0, 4, api_versions),
+    60: Row(0, 2, describe_cluster),
+    75: Row(0, 0, describe_topic_partitions),
+}
+
+
+def versions_response(error: KafkaError) -> dict[str, object]:
+    """The response of ApiVersions."""
+    return {
+        "error_code": error,
+        "api_keys": [
+            {"api_key": api, "min_version": 0 if api == PRODUCE else row.low,
+             "max_version": row.high}
+            for api, row in sorted(APIS.items())
+        ],
+    }  # fmt: skip

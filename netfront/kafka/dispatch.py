@@ -1,0 +1,211 @@
+"""Dispatch: requests of connections to the handlers of their APIs, and their responses back.
+
+Owner: one gateway.
+
+Invariants:
+- A request is answered once, in the order of its connection, or its connection is closed.
+- Of a connection one request is served at a time, as Kafka does. Only PRODUCE is served beside
+  others of its kind: PIPELINED_MAX.
+- A failing request affects no other one. An unexpected error is counted and logged.
+"""
+
+from __future__ import annotations
+
+import logging
+import struct
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from netfront.kafka.apis.call import Call, RefusedError, Services
+from netfront.kafka.apis.table import API_VERSIONS, APIS, PRODUCE, versions_response
+from netfront.kafka.exchange.peers import PeerTransport
+from netfront.kafka.exchange.waiter import Task
+from netfront.kafka.network.connection import Connection, Exchange
+from netfront.kafka.network.listener import Listener
+from netfront.kafka.wire.codec import (
+    MalformedError,
+    Reader,
+    decode,
+    definition,
+    is_flexible,
+    request_reader,
+    response_writer,
+    write_varint,
+)
+from netfront.kafka.wire.errors import KafkaError
+from shm.runtime.error_handler import CountedErrorHandler
+
+logger = logging.getLogger(__name__)
+
+PIPELINED_MAX = 16
+CLIENT_ID_MAX = 200
+_HEADER = struct.Struct(">hhi")
+_SIZE = struct.Struct(">i")
+_SIZE_AND_ID = struct.Struct(">ii")
+
+
+class Dispatcher:
+    """Serves the requests of all connections."""
+
+    def __init__(
+        self,
+        services: Services,
+        transport: PeerTransport,
+        error_handler: CountedErrorHandler,
+        count_request: Callable[[int], None],
+        count_error: Callable[[int], None],
+    ) -> None:
+        self._services = services
+        self._transport = transport
+        self._error_handler = error_handler
+        self._count_request = count_request
+        self._count_error = count_error
+        self.listener: Listener | None = None
+        """Set once it exists."""
+        self.waiting: deque[Connection] = deque()
+        """Connections with requests that may begin now."""
+
+    def on_frames(self, connection: Connection) -> None:
+        """Begin the requests of a connection that may begin."""
+        while connection.frames and not connection.is_closed and _may_begin(connection):
+            self._begin(connection, connection.take_frame())
+
+    def step(self) -> int:
+        """Begin requests behind those that were answered. Return how many connections had some."""
+        count = 0
+        while self.waiting:
+            count += 1
+            self.on_frames(self.waiting.popleft())
+        return count
+
+    def on_closed(self, connection: Connection) -> None:
+        """End the client of a connection that was closed."""
+        if connection.peer is not None:
+            self._transport.close(connection.peer)
+            connection.peer = None
+
+    def _refuse(self, connection: Connection, reason: str) -> None:
+        assert self.listener is not None
+        self.listener.refuse(connection, reason)
+
+    def _begin(self, connection: Connection, frame: bytes) -> None:
+        api, version, correlation_id = _HEADER.unpack_from(frame, 0)
+        exchange = Exchange(api, version, correlation_id, self._services.now_ns)
+        row = APIS.get(api)
+        if row is None or definition(api) is None:
+            self._refuse(connection, f"API {api} is unknown (UNSUPPORTED_VERSION)")
+            return
+        self._count_request(api)
+        if not row.low <= version <= row.high:
+            if api != API_VERSIONS:
+                self._refuse(
+                    connection,
+                    f"version {version} of API {api} is not supported: use {row.low} to {row.high}",
+                )
+                return
+            exchange.version = 0
+            connection.exchanges.append(exchange)
+            self._finish(connection, exchange, versions_response(KafkaError.UNSUPPORTED_VERSION))
+            return
+        try:
+            reader = Reader(frame, _HEADER.size)
+            client_id = _read_client_id(reader, is_flexible(api, version))
+            request = decode(request_reader(api, version), reader)
+        except MalformedError as error:
+            self._refuse(connection, f"version {version} of API {api}: {error}")
+            return
+        if connection.peer is None:
+            connection.peer = self._transport.open(client_id)
+            connection.peer.unsent_bytes = lambda: connection.unsent_bytes
+        connection.exchanges.append(exchange)
+        call = Call(self._services, connection, connection.peer, api, version, client_id, request)
+        task = exchange.task = Task(
+            row.handler(call),
+            lambda response: self._finish(connection, exchange, response),
+            lambda error: self._fail(connection, exchange, error),
+        )
+        task.resume()
+
+    def _finish(
+        self, connection: Connection, exchange: Exchange, response: dict[str, Any] | bytes | None
+    ) -> None:
+        if connection.is_closed:
+            return
+        try:
+            exchange.response = _encode(exchange, response)
+        except Exception as error:
+            self._fail(connection, exchange, error)
+            return
+        self._respond(connection)
+
+    def _respond(self, connection: Connection) -> None:
+        assert self.listener is not None
+        self.listener.respond(connection)
+        if connection.frames:
+            self.waiting.append(connection)
+
+    def _fail(self, connection: Connection, exchange: Exchange, error: Exception) -> None:
+        """Answer a request that was refused or failed, if its response has a place for an error."""
+        if connection.is_closed:
+            return
+        code, sentence = KafkaError.UNKNOWN_SERVER_ERROR, ""
+        if isinstance(error, RefusedError):
+            code, sentence = error.code, error.sentence
+        else:
+            sentence = self._error_handler.on_error(
+                f"kafka_api={exchange.api} version={exchange.version}", error
+            )
+        self._count_error(code)
+        found = definition(exchange.api)
+        assert found is not None
+        if not any(field["name"] == "error_code" for field in found["response"]):
+            self._refuse(connection, sentence or code.name)
+            return
+        response = {"error_code": code, "error_message": sentence or None}
+        try:
+            exchange.response = _encode(exchange, response)
+        except Exception as second:
+            self._error_handler.on_error("kafka_error_response", second)
+            self._refuse(connection, sentence or code.name)
+            return
+        self._respond(connection)
+
+
+def _may_begin(connection: Connection) -> bool:
+    under_way = connection.exchanges
+    if not under_way:
+        return True
+    if connection.is_blocked or len(under_way) >= PIPELINED_MAX:
+        return False
+    following = _HEADER.unpack_from(connection.frames[0], 0)[0]
+    return following == PRODUCE and under_way[-1].api == PRODUCE
+
+
+def _read_client_id(reader: Reader, flexible: bool) -> str:
+    """Read the rest of the request's header. Raises MalformedError."""
+    data = reader.data
+    start = reader.take(2)
+    length = int.from_bytes(data[start : start + 2], "big", signed=True)
+    client_id = ""
+    if length > 0:
+        start = reader.take(length)
+        client_id = data[start : start + length].decode("utf-8", "replace")[:CLIENT_ID_MAX]
+    if flexible:
+        for _ in range(reader.count(reader.varint())):
+            reader.varint()
+            reader.take(reader.varint())
+    return client_id
+
+
+def _encode(exchange: Exchange, response: dict[str, Any] | bytes | None) -> bytes | bytearray:
+    if response is None:
+        return b""
+    if isinstance(response, (bytes, bytearray)):
+        return _SIZE_AND_ID.pack(len(response) + 4, exchange.correlation_id) + response
+    out = bytearray(_SIZE_AND_ID.size)
+    if exchange.api != API_VERSIONS and is_flexible(exchange.api, exchange.version):
+        write_varint(out, 0)
+    response_writer(exchange.api, exchange.version)(out, response)
+    _SIZE_AND_ID.pack_into(out, 0, len(out) - _SIZE.size, exchange.correlation_id)
+    return out

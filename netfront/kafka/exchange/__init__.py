@@ -1,0 +1,1 @@
+"""Requests of Kafka clients as requests to this process's front."""

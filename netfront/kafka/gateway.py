@@ -1,0 +1,212 @@
+"""Kafka gateway: a front that speaks Kafka's protocol, in a process of its own (`tr-kafka-N`).
+
+It is started by `kafka.listen` and loaded by nothing else. Inside it runs an ordinary front
+(`netfront.front.Front`), whose clients are the Kafka connections (`netfront.kafka.exchange.peers`).
+So a record of a Kafka client goes the way of every record: lane, worker, ring, flusher; and is read
+from segments by the same code.
+
+- `Listener`: sockets, frames, the order of responses.
+- `Dispatcher`: the handler of each request.
+- `netfront.kafka.apis`: Kafka's APIs as requests to the front.
+
+Owner: its sockets. In shared memory it is the front behind the last one of `fronts`, with lanes and
+cursors of its own.
+
+Invariants:
+- No input ends the process. It is answered with Kafka's error, or its connection is closed.
+- Its end disturbs no other process, and no client but its own.
+
+Crash: its connections close. Kafka's clients connect again, and send again what was not
+acknowledged; workers recognise repeated batches of idempotent producers.
+
+Run it with `python -P -m netfront.kafka.gateway`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from typing import Any
+
+from netfront.fetch.log.file_reader import DiskFileReader
+from netfront.fetch.reader_pool import ReaderPool
+from netfront.front import Front, build
+from netfront.kafka.apis.call import Services
+from netfront.kafka.dispatch import Dispatcher
+from netfront.kafka.exchange.peers import PeerTransport
+from netfront.kafka.network.listener import CannotListenError, Listener, listening_sockets
+from netfront.limits import limits, open_descriptor_count
+from shm.memory.layout import ProcessWord
+from shm.runtime.agent_runner import (
+    EXIT_ADDRESS_IN_USE,
+    ProcessContext,
+    log_to_stderr,
+    run,
+    set_comm_name,
+    start,
+)
+from shm.runtime.error_handler import CountedErrorHandler
+from shm.runtime.logs.slow_operations import SLOW
+from shm.runtime.timing_wheel import NEVER_NS, TimingWheel
+from shm.tables.control import ProcessSlot
+
+logger = logging.getLogger(__name__)
+
+
+class Gateway:
+    """Agent of the gateway's process (see `shm.runtime.agent_runner`)."""
+
+    def __init__(
+        self,
+        front: Front,
+        transport: PeerTransport,
+        dispatcher: Dispatcher,
+        listener: Listener,
+        services: Services,
+        slot: ProcessSlot,
+    ) -> None:
+        self._front = front
+        self._transport = transport
+        self._dispatcher = dispatcher
+        self._listener = listener
+        self._services = services
+        self._slot = slot
+        self._refused_count = 0
+
+    def step(self, now_ns: int) -> int:
+        """Run one step of the loop. Return the amount of work done."""
+        self._services.now_ns = now_ns
+        if self._front.accepts_input and not self._listener.is_accepting:
+            self._listener.accept_connections()
+        work = self._listener.step(now_ns)
+        work += self._dispatcher.step()
+        work += self._front.step(now_ns)
+        for callback in self._services.timers.advance(now_ns):
+            work += 1
+            callback()
+        work += self._dispatcher.step()
+        work += self._listener.flush()
+        self._count_refused()
+        return work
+
+    def _count_refused(self) -> None:
+        count = self._listener.refused_count
+        if count != self._refused_count:
+            before = self._slot.load(ProcessWord.REFUSED_COUNT)
+            self._slot.store(ProcessWord.REFUSED_COUNT, before + count - self._refused_count)
+            self._refused_count = count
+
+    def has_more(self) -> bool:
+        """True if the next step has work to do at once."""
+        return (
+            bool(self._transport.requests)
+            or bool(self._dispatcher.waiting)
+            or self._front.has_more()
+        )
+
+    def next_deadline_ns(self) -> int | None:
+        """Return the time of the next step that is due without a message, or None."""
+        deadlines = [
+            self._front.next_deadline_ns(),
+            self._listener.next_sweep_ns,
+            self._services.timers.quiet_until_ns,
+        ]
+        deadline_ns = min(at for at in deadlines if at is not None)
+        return deadline_ns if deadline_ns < NEVER_NS else None
+
+    def apply_settings(self, settings: dict[str, Any]) -> None:
+        """Use changed settings of the appliance."""
+        self._services.settings.update(settings)
+        self._front.apply_settings(settings)
+
+    def begin_stop(self) -> None:
+        """Stop accepting. What was read is still served."""
+        self._listener.stop()
+        self._front.begin_stop()
+
+    def is_finished(self) -> bool:
+        """True if every request that was passed on is answered."""
+        return self._front.is_finished()
+
+    def close(self) -> None:
+        """Close every connection."""
+        self._listener.flush()
+        self._listener.close_all()
+
+
+def build_gateway(context: ProcessContext, listener_of: Any) -> Gateway:
+    """Wire the gateway of this process. `listener_of(dispatcher)` makes its listener."""
+    transport = PeerTransport()
+    generation = int.from_bytes(os.urandom(4), "little") & 0x7FFFFFFF | 1
+    front = build(
+        context, transport, DiskFileReader(), ReaderPool(context.doorbell.ring), generation
+    )
+    now_ns = context.clock.monotonic_ns()
+    services = Services(
+        front=front,
+        routes=front.routes,
+        timers=TimingWheel(now_ns),
+        cluster_id=context.spec.instance,
+        settings=dict(context.spec.settings),
+        monotonic_ns=context.clock.monotonic_ns,
+        now_ns=now_ns,
+    )
+    dispatcher = Dispatcher(
+        services,
+        transport,
+        CountedErrorHandler(context.slot),
+        lambda _api: None,
+        lambda _code: None,
+    )
+    listener = listener_of(dispatcher)
+    dispatcher.listener = listener
+    transport.unsent_of_all = listener.unsent_bytes
+    return Gateway(front, transport, dispatcher, listener, services, context.slot)
+
+
+def gateway_number(context: ProcessContext) -> int:
+    """The number of this gateway, from 0: fronts come before gateways."""
+    settings = context.spec.settings
+    return context.index - (int(settings["fronts"]) - int(settings["gateways"]))
+
+
+def main() -> None:
+    """Run the gateway."""
+    context = start()
+    name = f"tr-kafka-{gateway_number(context)}"
+    set_comm_name(name)
+    settings = context.spec.settings
+    log_to_stderr(name, settings.get("log_level", "info"), settings.get("log_format", "text"))
+    SLOW.set_limit(settings.get("slow_operation_ms", 0))
+    port = context.control.port(context.index)
+    own_descriptors = open_descriptor_count()
+    try:
+        sockets = listening_sockets(settings["kafka.listen"], port.load())
+    except CannotListenError as error:
+        print(f"tailrace: {error.strerror}", file=sys.stderr, flush=True)
+        sys.exit(EXIT_ADDRESS_IN_USE)
+    connections_max = limits(settings, own_descriptors).connections_max
+    made: list[Listener] = []
+
+    def listener_of(dispatcher: Dispatcher) -> Listener:
+        made.append(Listener(sockets, connections_max, dispatcher.on_frames, dispatcher.on_closed))
+        return made[0]
+
+    gateway = build_gateway(context, listener_of)
+    listener = made[0]
+    port.store(listener.port)
+
+    def wait(timeout_ms: float | None, busy_ns: int) -> None:
+        listener.wait(context.doorbell, timeout_ms, busy_ns)
+
+    def apply(changed: dict[str, Any]) -> None:
+        gateway.apply_settings(changed)
+        listener.set_connections_max(limits(changed, own_descriptors).connections_max)
+
+    run(gateway, context, wait, apply)
+    gateway.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,199 @@
+"""Connection: one socket of a Kafka client, cut into requests and responses.
+
+    request     size i32 | api i16 | version i16 | correlation id i32 | client id | body
+    response    size i32 | correlation id i32 | body
+
+Owner: one gateway.
+
+Invariants:
+- A request's size is checked before memory is taken for it: when its 4 bytes are there, and for
+  its API when these are.
+- Responses leave in the order of their requests.
+- A connection that has FRAMES_MAX requests or UNSENT_HIGH_BYTES of responses is not read.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections import deque
+
+from netfront.kafka.exchange.peers import Peer
+from netfront.kafka.exchange.waiter import Task
+
+PRODUCE = 0
+PRODUCE_MAX_BYTES = 32 << 20
+REQUEST_MAX_BYTES = 4 << 20
+"""Largest request, of PRODUCE and of any other API."""
+FRAMES_MAX = 32
+FRAME_MIN_BYTES = 8
+UNSENT_HIGH_BYTES = 4 << 20
+READ_BYTES = 256 << 10
+READ_AT_ONCE_BYTES = 2 << 20
+PIECES_AT_ONCE = 64
+_SIZE = struct.Struct(">i")
+_SIZE_AND_API = struct.Struct(">ih")
+
+
+class FrameError(ValueError):
+    """Bytes that are no request: the connection is closed."""
+
+
+class Exchange:
+    """One request, from its arrival to its response."""
+
+    __slots__ = ("api", "correlation_id", "response", "started_ns", "task", "version")
+
+    def __init__(self, api: int, version: int, correlation_id: int, started_ns: int) -> None:
+        self.api = api
+        self.version = version
+        self.correlation_id = correlation_id
+        self.started_ns = started_ns
+        self.response: bytes | bytearray | None = None
+        """None until it is known; empty for a request without a response."""
+        self.task: Task | None = None
+
+
+class Connection:
+    """A client's socket."""
+
+    def __init__(self, sock: socket.socket, address: str, now_ns: int) -> None:
+        self.sock = sock
+        self.fd = sock.fileno()
+        self.address = address
+        host, port = sock.getsockname()[:2]
+        self.local = str(host), int(port)
+        """The address that the client connected to."""
+        self.peer: Peer | None = None
+        self.frames: deque[bytes] = deque()
+        self.exchanges: deque[Exchange] = deque()
+        self.is_blocked = False
+        """True while a produce waits for credit: no later request is begun."""
+        self.is_closed = False
+        self.is_reading = True
+        self.is_writing = False
+        self.last_active_ns = now_ns
+        self.incomplete_since_ns = 0
+        """Time when an incomplete request began; 0: there is none."""
+        self.unsent_bytes = 0
+        self.unserved_bytes = 0
+        """Bytes of requests that have arrived and are not begun."""
+        self._incoming = bytearray()
+        self._outgoing: deque[memoryview] = deque()
+
+    # ---- in --------------------------------------------------------------------------------------
+
+    @property
+    def is_full(self) -> bool:
+        """True if it has as much as may wait."""
+        return len(self.frames) >= FRAMES_MAX or self.unsent_bytes >= UNSENT_HIGH_BYTES
+
+    def read(self, scratch: memoryview, now_ns: int) -> int:
+        """Read what there is. Return the number of bytes, or -1 at the end.
+
+        Raises: FrameError, OSError.
+        """
+        total = 0
+        while total < READ_AT_ONCE_BYTES and not self.is_full:
+            try:
+                count = self.sock.recv_into(scratch)
+            except BlockingIOError:
+                break
+            if not count:
+                return -1
+            total += count
+            self.feed(scratch[:count], now_ns)
+            if count < len(scratch):
+                break
+        if total:
+            self.last_active_ns = now_ns
+        return total
+
+    def feed(self, data: memoryview, now_ns: int) -> None:
+        """Take bytes of the stream and cut whole requests out of it. Raises FrameError."""
+        if self._incoming:
+            self._incoming += data
+            with memoryview(self._incoming) as view:
+                used = self._cut(view)
+            if used:
+                del self._incoming[:used]
+        else:
+            used = self._cut(data)
+            self._incoming += data[used:]
+        self.unserved_bytes = sum(map(len, self.frames)) + len(self._incoming)
+        if not self._incoming:
+            self.incomplete_since_ns = 0
+        elif used or not self.incomplete_since_ns:
+            self.incomplete_since_ns = now_ns
+
+    def _cut(self, view: memoryview) -> int:
+        at, end = 0, len(view)
+        while end - at >= _SIZE.size:
+            size = _SIZE.unpack_from(view, at)[0]
+            if not FRAME_MIN_BYTES <= size <= PRODUCE_MAX_BYTES:
+                raise FrameError(
+                    f"a request of {size} bytes; {FRAME_MIN_BYTES} to {PRODUCE_MAX_BYTES} are "
+                    "allowed"
+                )
+            if end - at >= _SIZE_AND_API.size and size > REQUEST_MAX_BYTES:
+                api = _SIZE_AND_API.unpack_from(view, at)[1]
+                if api != PRODUCE:
+                    raise FrameError(
+                        f"a request of {size} bytes of API {api}; at most {REQUEST_MAX_BYTES} are "
+                        "allowed"
+                    )
+            if end - at < _SIZE.size + size:
+                break
+            at += _SIZE.size
+            self.frames.append(bytes(view[at : at + size]))
+            at += size
+        return at
+
+    def take_frame(self) -> bytes:
+        """Return the oldest request."""
+        frame = self.frames.popleft()
+        self.unserved_bytes -= len(frame)
+        return frame
+
+    # ---- out -------------------------------------------------------------------------------------
+
+    def queue_responses(self) -> int:
+        """Queue the responses that may leave: those of the oldest requests. Return how many."""
+        count = 0
+        while self.exchanges and self.exchanges[0].response is not None:
+            response = self.exchanges.popleft().response
+            count += 1
+            if response:
+                self._outgoing.append(memoryview(response))
+                self.unsent_bytes += len(response)
+        return count
+
+    def send(self) -> None:
+        """Send what the socket takes. Raises OSError."""
+        while self._outgoing:
+            pieces = [self._outgoing[at] for at in range(min(len(self._outgoing), PIECES_AT_ONCE))]
+            try:
+                sent = self.sock.sendmsg(pieces)
+            except BlockingIOError:
+                return
+            self.unsent_bytes -= sent
+            while sent:
+                first = self._outgoing[0]
+                if sent < len(first):
+                    self._outgoing[0] = first[sent:]
+                    return
+                sent -= len(first)
+                self._outgoing.popleft()
+
+    def close(self) -> None:
+        """Close the socket and end the tasks of its requests."""
+        self.is_closed = True
+        self.sock.close()
+        self._outgoing.clear()
+        self._incoming.clear()
+        self.frames.clear()
+        self.unsent_bytes = self.unserved_bytes = 0
+        exchanges, self.exchanges = self.exchanges, deque()
+        for exchange in exchanges:
+            if exchange.task is not None:
+                exchange.task.close()

@@ -1,0 +1,292 @@
+"""Listener: the listening sockets of the gateway and its connections, in one epoll.
+
+Owner: one gateway.
+
+Invariants:
+- At most `connections_max` connections. Another one is closed when it is accepted.
+- The bytes of requests that all connections hold are at most UNSERVED_MAX_BYTES and one read. Above
+  that the connection that holds the most is closed.
+- A request that is incomplete for INCOMPLETE_NS, and a connection that is silent for IDLE_NS, end
+  their connection.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import select
+import socket
+import time
+from collections.abc import Callable, Sequence
+
+from netfront.kafka.network.connection import READ_BYTES, Connection, FrameError
+from shm.queues.doorbell import Doorbell
+
+logger = logging.getLogger(__name__)
+
+BACKLOG = 512
+ACCEPTED_AT_ONCE = 64
+EVENTS_AT_ONCE = 256
+UNSERVED_MAX_BYTES = 128 << 20
+SWEEP_NS = 5_000_000_000
+IDLE_NS = 600_000_000_000
+"""Kafka's connections.max.idle.ms."""
+INCOMPLETE_NS = 60_000_000_000
+
+
+class CannotListenError(OSError):
+    """An address of kafka.listen cannot be listened on."""
+
+
+def split_address(text: str) -> tuple[str, int]:
+    """(host, port) of "HOST:PORT"; an IPv6 address may stand in brackets."""
+    host, _, port = text.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def listening_sockets(addresses: Sequence[str], former_port: int) -> list[socket.socket]:
+    """Open the sockets. Port 0 of the first becomes `former_port`, if that is not 0.
+
+    Raises: CannotListenError.
+    """
+    found: list[socket.socket] = []
+    for number, address in enumerate(addresses):
+        host, port = split_address(address)
+        if not number and not port:
+            port = former_port
+        try:
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+            found.append(sock)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind((host, port))
+            sock.listen(BACKLOG)
+        except OSError as error:
+            for opened in found:
+                opened.close()
+            raise CannotListenError(
+                error.errno,
+                f"cannot listen on {address} (kafka.listen): {error.strerror}. Stop the program "
+                "that uses it, or choose another address",
+            ) from None
+    return found
+
+
+class Listener:
+    """All sockets of the gateway."""
+
+    def __init__(
+        self,
+        sockets: Sequence[socket.socket],
+        connections_max: int,
+        on_frames: Callable[[Connection], None],
+        on_closed: Callable[[Connection], None],
+    ) -> None:
+        """`on_frames` is called when a connection has requests; `on_closed` when one has ended."""
+        self._listening = {sock.fileno(): sock for sock in sockets}
+        self._epoll = select.epoll()
+        self._connections: dict[int, Connection] = {}
+        self._connections_max = connections_max
+        self._on_frames = on_frames
+        self._on_closed = on_closed
+        self._scratch = memoryview(bytearray(READ_BYTES))
+        self._events: list[tuple[int, int]] = []
+        self._dirty: dict[Connection, None] = {}
+        """Connections with responses to send."""
+        self._swept_ns = 0
+        self._bell_fd = -1
+        self.is_accepting = False
+        self.refused_count = 0
+        """Connections closed for a limit or for malformed bytes."""
+
+    @property
+    def port(self) -> int:
+        """The port of the first address."""
+        for sock in self._listening.values():
+            return int(sock.getsockname()[1])
+        return 0
+
+    @property
+    def next_sweep_ns(self) -> int | None:
+        """Time of the next sweep; None without connections."""
+        return self._swept_ns + SWEEP_NS if self._connections else None
+
+    def __len__(self) -> int:
+        return len(self._connections)
+
+    def set_connections_max(self, connections_max: int) -> None:
+        """Use a changed limit, for connections that are accepted from now on."""
+        self._connections_max = connections_max
+
+    def accept_connections(self) -> None:
+        """Begin to accept: the front serves."""
+        self.is_accepting = True
+        for fd in self._listening:
+            self._epoll.register(fd, select.EPOLLIN)
+
+    def unsent_bytes(self) -> int:
+        """Bytes of responses that all connections hold."""
+        return sum(connection.unsent_bytes for connection in self._dirty)
+
+    def wait(self, bell: Doorbell, timeout_ms: float | None, busy_ns: int) -> None:
+        """Sleep until a socket or the doorbell is ready; poll for `busy_ns` before."""
+        if self._bell_fd != bell.fd:
+            self._bell_fd = bell.fd
+            self._epoll.register(bell.fd, select.EPOLLIN)
+        events = self._epoll.poll(0, EVENTS_AT_ONCE)
+        until_ns = time.monotonic_ns() + busy_ns if busy_ns and not events else 0
+        while until_ns and not events and time.monotonic_ns() < until_ns:
+            events = self._epoll.poll(0, EVENTS_AT_ONCE)
+        if not events:
+            timeout_s = None if timeout_ms is None else timeout_ms / 1_000
+            events = self._epoll.poll(timeout_s, EVENTS_AT_ONCE)
+        bell.clear()
+        self._events = events
+
+    def step(self, now_ns: int) -> int:
+        """Serve the sockets that were ready. Return the amount of work."""
+        if not self._events:
+            self._events = self._epoll.poll(0, EVENTS_AT_ONCE)
+        events, self._events = self._events, []
+        work = 0
+        for fd, mask in events:
+            if fd in self._listening:
+                work += self._accept(self._listening[fd], now_ns)
+                continue
+            connection = self._connections.get(fd)
+            if connection is None:
+                continue
+            work += 1
+            if mask & select.EPOLLOUT:
+                self._dirty[connection] = None
+            if mask & (select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR):
+                self._read(connection, now_ns)
+        if self._connections and now_ns - self._swept_ns >= SWEEP_NS:
+            self._sweep(now_ns)
+        return work
+
+    def _accept(self, listening: socket.socket, now_ns: int) -> int:
+        count = 0
+        while count < ACCEPTED_AT_ONCE:
+            try:
+                sock, address = listening.accept()
+            except BlockingIOError:
+                break
+            except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE):
+                    logger.warning("accept_failed error=%r", str(error))
+                break
+            count += 1
+            if len(self._connections) >= self._connections_max:
+                self.refused_count += 1
+                sock.close()
+                logger.warning("connections_full connections=%d", len(self._connections))
+                continue
+            sock.setblocking(False)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection = Connection(sock, f"{address[0]}:{address[1]}", now_ns)
+            self._connections[connection.fd] = connection
+            self._epoll.register(connection.fd, select.EPOLLIN)
+        return count
+
+    def _read(self, connection: Connection, now_ns: int) -> None:
+        try:
+            count = connection.read(self._scratch, now_ns)
+        except FrameError as error:
+            self.refuse(connection, str(error))
+            return
+        except OSError:
+            self.close(connection)
+            return
+        if connection.frames:
+            self._on_frames(connection)
+        if count < 0:
+            self.close(connection)
+            return
+        self._update(connection)
+        if connection.unserved_bytes > READ_BYTES:
+            self._bound_unserved()
+
+    def _bound_unserved(self) -> None:
+        total = sum(connection.unserved_bytes for connection in self._connections.values())
+        if total > UNSERVED_MAX_BYTES:
+            largest = max(self._connections.values(), key=lambda c: c.unserved_bytes)
+            self.refuse(
+                largest, f"all connections hold {total} bytes of requests, this one the most"
+            )
+
+    def _update(self, connection: Connection) -> None:
+        """Watch the socket for what the connection waits for."""
+        if connection.is_closed:
+            return
+        reads, writes = not connection.is_full, bool(connection.unsent_bytes)
+        if (reads, writes) != (connection.is_reading, connection.is_writing):
+            connection.is_reading, connection.is_writing = reads, writes
+            mask = (select.EPOLLIN if reads else 0) | (select.EPOLLOUT if writes else 0)
+            self._epoll.modify(connection.fd, mask)
+
+    # ---- out -------------------------------------------------------------------------------------
+
+    def respond(self, connection: Connection) -> None:
+        """Send the responses of a connection that may leave, with the next `flush`."""
+        if not connection.is_closed and connection.queue_responses():
+            self._dirty[connection] = None
+
+    def flush(self) -> int:
+        """Send what the sockets take. Return how many connections had something."""
+        if not self._dirty:
+            return 0
+        dirty, self._dirty = self._dirty, {}
+        for connection in dirty:
+            if connection.is_closed:
+                continue
+            try:
+                connection.send()
+            except OSError:
+                self.close(connection)
+                continue
+            if connection.unsent_bytes:
+                self._dirty[connection] = None
+            self._update(connection)
+        return len(dirty) - len(self._dirty)
+
+    # ---- ends ------------------------------------------------------------------------------------
+
+    def refuse(self, connection: Connection, reason: str) -> None:
+        """Close a connection whose bytes cannot be served, and say so."""
+        self.refused_count += 1
+        logger.warning("kafka_connection_refused peer=%s reason=%r", connection.address, reason)
+        self.close(connection)
+
+    def close(self, connection: Connection) -> None:
+        """Close a connection."""
+        if connection.is_closed:
+            return
+        self._epoll.unregister(connection.fd)
+        del self._connections[connection.fd]
+        self._dirty.pop(connection, None)
+        connection.close()
+        self._on_closed(connection)
+
+    def _sweep(self, now_ns: int) -> None:
+        self._swept_ns = now_ns
+        for connection in list(self._connections.values()):
+            since = connection.incomplete_since_ns
+            if since and now_ns - since > INCOMPLETE_NS:
+                self.refuse(connection, "a request is incomplete for a minute")
+            elif not connection.exchanges and now_ns - connection.last_active_ns > IDLE_NS:
+                self.close(connection)
+
+    def stop(self) -> None:
+        """Accept nothing new."""
+        for fd, sock in self._listening.items():
+            if self.is_accepting:
+                self._epoll.unregister(fd)
+            sock.close()
+        self._listening.clear()
+        self.is_accepting = False
+
+    def close_all(self) -> None:
+        """Close every connection."""
+        for connection in list(self._connections.values()):
+            self.close(connection)

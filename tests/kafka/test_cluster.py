@@ -1,0 +1,165 @@
+"""Kafka clients find the cluster and its topics; what is no request ends its connection alone."""
+
+from __future__ import annotations
+
+import shutil
+import struct
+import subprocess
+
+import pytest
+
+from netfront.kafka.apis.table import APIS
+from netfront.kafka.wire.codec import Reader, decode, definition, response_reader
+from netfront.kafka.wire.errors import KafkaError
+from tailrace import Admin, NewTopic
+from tailrace.embedded_appliance import EmbeddedAppliance
+from tests.kit.processes import (
+    HANG_LIMIT_S,
+    children,
+    kill_and_wait_for_successor,
+)
+from tests.kit.raw_kafka import API_VERSIONS, RawKafka
+
+METADATA = 3
+ALL = {"topics": None}
+
+
+def gateway_pid(appliance: EmbeddedAppliance) -> int:
+    return children(appliance)["tr-kafka-0"]
+
+
+def test_every_version_of_every_listed_api_has_a_definition(kafka: str) -> None:
+    with RawKafka(kafka) as client:
+        for version in range(5):
+            listed = client.ask(API_VERSIONS, version, {})
+            assert listed["error_code"] == 0
+            assert {key["api_key"] for key in listed["api_keys"]} == set(APIS)
+    for api, row in APIS.items():
+        found = definition(api)
+        assert found is not None
+        assert found["low"] <= row.low <= row.high <= found["high"]
+
+
+def test_an_unknown_version_of_api_versions_is_answered_with_those_that_are_known(
+    kafka: str,
+) -> None:
+    with RawKafka(kafka) as client:
+        client.send_bytes(struct.pack(">ihhih", 10, API_VERSIONS, 99, 7, -1))
+        data = client.receive_bytes()
+        assert data is not None
+        found = decode(response_reader(API_VERSIONS, 0), Reader(data, 4))
+        assert found["error_code"] == KafkaError.UNSUPPORTED_VERSION
+        assert found["api_keys"]
+        assert client.ask(METADATA, 1, ALL)["brokers"]  # the connection goes on
+
+
+def test_topics_are_listed_by_name_by_id_and_all(appliance: EmbeddedAppliance, kafka: str) -> None:
+    with Admin(appliance.address) as admin, RawKafka(kafka) as client:
+        admin.create_topics([NewTopic("listed", partitions=3)])
+        topic_id = bytes.fromhex(str(admin.describe_topics("listed")["listed"]["topic_id"]))
+        for version in range(14):
+            (topic,) = client.ask(METADATA, version, {"topics": [{"name": "listed"}]})["topics"]
+            assert (topic["error_code"], topic["name"]) == (0, "listed")
+            assert [p["partition_index"] for p in topic["partitions"]] == [0, 1, 2]
+            assert {p["leader_id"] for p in topic["partitions"]} == {1}
+        by_id = {"topics": [{"name": None, "topic_id": topic_id}]}
+        assert client.ask(METADATA, 12, by_id)["topics"][0]["name"] == "listed"
+        nobody = {"topics": [{"name": None, "topic_id": bytes(15) + b"\1"}]}
+        (missing,) = client.ask(METADATA, 12, nobody)["topics"]
+        assert missing["error_code"] == KafkaError.UNKNOWN_TOPIC_ID
+        assert "listed" in {t["name"] for t in client.ask(METADATA, 1, ALL)["topics"]}
+
+
+def test_a_missing_topic_is_created_only_if_the_client_allows_it(kafka: str) -> None:
+    with RawKafka(kafka) as client:
+        asked = {"topics": [{"name": "made-by-use"}], "allow_auto_topic_creation": False}
+        (topic,) = client.ask(METADATA, 9, asked)["topics"]
+        assert topic["error_code"] == KafkaError.UNKNOWN_TOPIC_OR_PARTITION
+        asked["allow_auto_topic_creation"] = True
+        (topic,) = client.ask(METADATA, 9, asked)["topics"]
+        assert (topic["error_code"], len(topic["partitions"])) == (0, 4)
+        asked = {"topics": [{"name": "no/name"}]}
+        (topic,) = client.ask(METADATA, 9, asked)["topics"]
+        assert topic["error_code"] == KafkaError.INVALID_TOPIC_EXCEPTION
+
+
+def test_topic_partitions_come_in_pages(appliance: EmbeddedAppliance, kafka: str) -> None:
+    with Admin(appliance.address) as admin, RawKafka(kafka) as client:
+        admin.create_topics([NewTopic("paged-a", partitions=3), NewTopic("paged-b", partitions=2)])
+        asked = {"topics": [{"name": "paged-a"}, {"name": "paged-b"}], "cursor": None,
+                 "response_partition_limit": 2}  # fmt: skip
+        seen = []
+        while True:
+            page = client.ask(75, 0, asked)
+            seen += [
+                (t["name"], p["partition_index"]) for t in page["topics"] for p in t["partitions"]
+            ]
+            if page["next_cursor"] is None:
+                break
+            asked["cursor"] = page["next_cursor"]
+        assert seen == [("paged-a", n) for n in range(3)] + [("paged-b", n) for n in range(2)]
+
+
+def test_pipelined_requests_are_answered_in_order(kafka: str) -> None:
+    with RawKafka(kafka) as client:
+        sent = [client.send(METADATA, 9, {"topics": [{"name": f"pipe-{n}"}]}) for n in range(60)]
+        answered = [client.receive(METADATA, 9) for _ in sent]
+        assert [number for number, _ in answered] == sent
+        assert [m["topics"][0]["name"] for _, m in answered] == [f"pipe-{n}" for n in range(60)]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"GET / HTTP/1.1\r\nHost: kafka\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(100),
+        struct.pack(">ihhih", 10, 999, 0, 1, -1),
+        struct.pack(">ihhih", 10, METADATA, 77, 1, -1),
+        struct.pack(">ihhih", 14, METADATA, 1, 1, -1) + b"\x7f\xff\xff\xff",
+        struct.pack(">ihhih", 10, METADATA, 9, 1, 30_000),
+        struct.pack(">i", -5),
+    ],
+    ids=["http", "tls", "unknown-api", "unknown-version", "count", "client-id", "negative"],
+)
+def test_bytes_that_are_no_request_end_their_connection_alone(
+    appliance: EmbeddedAppliance, kafka: str, data: bytes
+) -> None:
+    pid = gateway_pid(appliance)
+    with RawKafka(kafka) as other, RawKafka(kafka) as client:
+        client.send_bytes(data)
+        assert client.receive_bytes() is None
+        assert other.ask(METADATA, 1, ALL)["brokers"]
+    assert gateway_pid(appliance) == pid
+
+
+def test_a_killed_gateway_comes_back_at_its_port(appliance: EmbeddedAppliance, kafka: str) -> None:
+    others = {name: pid for name, pid in children(appliance).items() if name != "tr-kafka-0"}
+    kill_and_wait_for_successor(appliance, "tr-kafka-0")
+    with RawKafka(kafka) as client:
+        assert client.ask(METADATA, 1, ALL)["brokers"]
+    assert others.items() <= children(appliance).items()
+
+
+def test_librdkafka_lists_the_cluster(appliance: EmbeddedAppliance, kafka: str) -> None:
+    admin = pytest.importorskip("confluent_kafka.admin").AdminClient({"bootstrap.servers": kafka})
+    with Admin(appliance.address) as ours:
+        ours.create_topics([NewTopic("seen", partitions=2)])
+    found = admin.list_topics(timeout=HANG_LIMIT_S)
+    assert len(found.topics["seen"].partitions) == 2
+    assert [f"{b.host}:{b.port}" for b in found.brokers.values()] == [kafka]
+
+
+def test_kafka_python_lists_the_cluster(kafka: str) -> None:
+    kafka_python = pytest.importorskip("kafka")
+    admin = kafka_python.KafkaAdminClient(bootstrap_servers=kafka)
+    assert admin.describe_cluster()["brokers"][0]["broker_id"] == 1
+    admin.close()
+
+
+@pytest.mark.skipif(shutil.which("kcat") is None, reason="kcat is not installed")
+def test_kcat_lists_the_cluster(kafka: str) -> None:
+    found = subprocess.run(
+        ["kcat", "-L", "-b", kafka], capture_output=True, text=True, check=True,
+        timeout=HANG_LIMIT_S,
+    ).stdout  # fmt: skip
+    assert f"broker 1 at {kafka} (controller)" in found
