@@ -27,7 +27,8 @@ from tailrace.format.record_batch.batch_validation import unpacked_max
 from tailrace.kafka_records import batch_layout as layout
 from tailrace.kafka_records.compression import CODECS, CompressionError, TooLargeError, unpack
 from tailrace.kafka_records.errors import KafkaError, KafkaRecordsError, error_of
-from tailrace.kernel.reference_kafka import RECORD_MIN_BYTES, RecordFault, batches_from_kafka
+from tailrace.kernel import batches_from_kafka
+from tailrace.kernel.reference_kafka import RECORD_MIN_BYTES, RecordFault
 
 
 class ConvertedBatch(NamedTuple):

@@ -45,7 +45,8 @@ from tailrace.kafka_records import batch_layout as layout
 from tailrace.kafka_records.batch_layout import KafkaHeader, write_kafka_header
 from tailrace.kafka_records.compression import CODECS, CompressionError, pack, unpack_buffer
 from tailrace.kafka_records.errors import KafkaError, KafkaRecordsError, error_of
-from tailrace.kernel.reference_kafka import COLUMN_BUFFERS, RecordFault, records_to_kafka
+from tailrace.kernel import records_to_kafka
+from tailrace.kernel.reference_kafka import COLUMN_BUFFERS, RecordFault
 
 _MARKER_KEY = struct.Struct(">hh")
 _MARKER_VALUE = struct.Struct(">hi")

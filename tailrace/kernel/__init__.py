@@ -45,6 +45,7 @@ __all__ = [
     "PartitionCache",
     "RecordBuffer",
     "RecordRows",
+    "batches_from_kafka",
     "compiled",
     "encoded_batch",
     "fast_append",
@@ -57,6 +58,7 @@ __all__ = [
     "new_alarm",
     "new_lock",
     "read_produce",
+    "records_to_kafka",
     "rows_by_partition",
     "stamp_batch",
 ]
@@ -219,6 +221,7 @@ if TYPE_CHECKING or _native is None:
     )
     from tailrace.kernel.reference_frames import keep_message, lay_message
     from tailrace.kernel.reference_gather import GatheredCells, rows_by_partition
+    from tailrace.kernel.reference_kafka import batches_from_kafka, records_to_kafka
     from tailrace.kernel.reference_keys import KeyNumbers
     from tailrace.kernel.reference_offsets import KeyOffsets
 else:
@@ -239,3 +242,5 @@ else:
     murmur2, new_lock, fast_send = _native.murmur2, _native.new_lock, _native.fast_send
     LoopSender = _native.LoopSender
     new_alarm = _native.new_alarm
+    batches_from_kafka = _native.batches_from_kafka
+    records_to_kafka = _native.records_to_kafka

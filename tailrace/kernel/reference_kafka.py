@@ -30,6 +30,8 @@ from tailrace.kernel.reference_codec import encoded_batch, stamp_batch
 
 RECORD_MIN_BYTES = 7
 """The bytes of the shortest record."""
+HEADER_COST_BYTES = 8
+"""The bytes that a header takes at least in a batch."""
 RECORDS_MAX_BYTES = 1 << 30
 NO_TIMESTAMP = -1
 """The timestamp, ms, of a record without one."""
@@ -104,11 +106,13 @@ class _Reader:
         self.at += length
         return bytes(self.data[self.at - length : self.at])
 
-    def headers(self, end: int) -> list[tuple[str, bytes | None]]:
+    def headers(self, end: int, count_max: int) -> list[tuple[str, bytes | None]]:
         """The headers of a record."""
         count = self.varint(5, end)
         if count < 0 or count > (end - self.at) // 2:
             raise RecordFault(Fault.HEADER_COUNT, self.row)
+        if count > count_max:
+            raise RecordFault(Fault.RECORD_TOO_LARGE, self.row)
         found = []
         for _ in range(count):
             name = self.cell(end)
@@ -127,9 +131,14 @@ KafkaRow = tuple[bytes | None, bytes | None, int, list[tuple[str, bytes | None]]
 
 
 def read_rows(
-    records: Readable, count: int, base_ms: int, missing_us: int, requires_key: bool
+    records: Readable,
+    count: int,
+    base_ms: int,
+    missing_us: int,
+    requires_key: bool,
+    headers_max: int,
 ) -> Iterator[KafkaRow]:
-    """The rows of `count` records. Raises RecordFault."""
+    """The rows of `count` records of at most `headers_max` headers each. Raises RecordFault."""
     reader = _Reader(memoryview(records).cast("B"))
     if count < 1 or count > reader.end // RECORD_MIN_BYTES or reader.end > RECORDS_MAX_BYTES:
         raise RecordFault(Fault.CUT_OFF, 0)
@@ -150,7 +159,7 @@ def read_rows(
         if key is None and requires_key:
             raise RecordFault(Fault.KEY_MISSING, reader.row)
         value = reader.cell(end)
-        headers = reader.headers(end)
+        headers = reader.headers(end, headers_max)
         if reader.at != end:
             raise RecordFault(Fault.BYTES_LEFT, reader.row)
         yield key, value, missing_us if time_ms == NO_TIMESTAMP else time_ms * 1000, headers
@@ -182,7 +191,9 @@ def batches_from_kafka(
     Raises RecordFault. Nothing is left of a call that raises.
     """
     buffer = RecordBuffer()
-    for row in read_rows(records, count, base_ms, missing_us, requires_key):
+    for row in read_rows(
+        records, count, base_ms, missing_us, requires_key, bytes_max // HEADER_COST_BYTES
+    ):
         buffer.add(*row)
     made: list[bytearray] = []
     parts = [(0, count)]
@@ -195,7 +206,7 @@ def batches_from_kafka(
             if end - first == 1:
                 raise RecordFault(Fault.RECORD_TOO_LARGE, first)
             middle = (first + end) // 2
-            parts += ((middle, end), (first, middle))
+            parts += [(middle, end), (first, middle)]
             continue
         if producer_id >= 0:
             sequence = (base_sequence + first) % SEQUENCE_MODULUS
