@@ -137,6 +137,14 @@ _TABLE = (
         "The column of a typed topic that has the keys, for compaction; it can be set once.",
     ),
     TopicSetting(
+        "kafka.value.format",
+        str,
+        "json",
+        "Rows of a typed topic as Kafka's clients read and write them: json, an object for each "
+        "row; arrow, an Arrow stream of one row. Other topics have the bytes of their values.",
+        allowed=("json", "arrow"),
+    ),
+    TopicSetting(
         "retention.ms",
         int,
         7 * 86_400_000,

@@ -37,6 +37,15 @@ class KafkaRecordsError(ValueError):
         self.record_index = record_index
 
 
+class MisfitError(ValueError):
+    """A record that cannot be a row of its topic. The sentence is a clause about the record."""
+
+    def __init__(self, row: int, sentence: str, *, is_too_large: bool = False) -> None:
+        super().__init__(sentence)
+        self.row = row
+        self.is_too_large = is_too_large
+
+
 _FAULTS = {
     Fault.CUT_OFF: (KafkaError.CORRUPT_MESSAGE, "is longer than the bytes that are left"),
     Fault.VARINT_TOO_LONG: (KafkaError.CORRUPT_MESSAGE, "has a number of too many bytes"),

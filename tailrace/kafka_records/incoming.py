@@ -16,7 +16,7 @@ Invariants:
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from tailrace.format.crc32c import Readable
 from tailrace.format.record_batch.batch_header import (
@@ -26,9 +26,12 @@ from tailrace.format.record_batch.batch_header import (
 from tailrace.format.record_batch.batch_validation import unpacked_max
 from tailrace.kafka_records import batch_layout as layout
 from tailrace.kafka_records.compression import CODECS, CompressionError, TooLargeError, unpack
-from tailrace.kafka_records.errors import KafkaError, KafkaRecordsError, error_of
+from tailrace.kafka_records.errors import KafkaError, KafkaRecordsError, MisfitError, error_of
 from tailrace.kernel import batches_from_kafka
-from tailrace.kernel.reference_kafka import RECORD_MIN_BYTES, RecordFault
+from tailrace.kernel.reference_kafka import RECORD_MIN_BYTES, RECORDS_MAX_BYTES, RecordFault
+
+if TYPE_CHECKING:
+    from tailrace.kafka_records.typed import TypedRows
 
 
 class ConvertedBatch(NamedTuple):
@@ -56,12 +59,14 @@ def to_batches(
     max_message_bytes: int,
     schema_id: int = 0,
     requires_key: bool = False,
+    typed: TypedRows | None = None,
 ) -> list[ConvertedBatch]:
     """Convert the records of one partition of a Produce request: one or more batches of magic 2.
 
     `seed` is the partition's (`checksum_seed`), `max_message_bytes` and `schema_id` its topic's.
     `now_us` is the time of records without a timestamp (-1). With `requires_key` a null key is
-    refused, for compacted topics.
+    refused, for compacted topics. `typed` converts to the rows of a typed topic; None: the topic
+    has the default schema.
 
     Raises KafkaRecordsError.
     """
@@ -86,8 +91,14 @@ def to_batches(
             made = batches_from_kafka(
                 unpacked, header.record_count, header.base_ms, now_us, schema_id,
                 header.producer_id, header.producer_epoch, header.base_sequence, seed,
-                max_message_bytes, requires_key,
+                max_message_bytes if typed is None else RECORDS_MAX_BYTES,
+                requires_key and typed is None,
             )  # fmt: skip
+            if typed is not None:
+                (message,) = made
+                made = typed.batches_of(
+                    message, header, schema_id, seed, max_message_bytes, requires_key
+                )
         except CompressionError as error:
             raise KafkaRecordsError(
                 KafkaError.CORRUPT_MESSAGE, str(error), batch_index=index
@@ -96,6 +107,12 @@ def to_batches(
             raise KafkaRecordsError(
                 KafkaError.MESSAGE_TOO_LARGE, f"{error}; send smaller batches", batch_index=index
             ) from None
+        except MisfitError as misfit:
+            raise KafkaRecordsError(
+                KafkaError.MESSAGE_TOO_LARGE if misfit.is_too_large else KafkaError.INVALID_RECORD,
+                f"record {misfit.row} of the batch {misfit}",
+                batch_index=index, record_index=misfit.row,
+            ) from None  # fmt: skip
         except RecordFault as fault:
             raise error_of(fault, index) from None
         converted += _described(made, header, index)

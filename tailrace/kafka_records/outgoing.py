@@ -21,9 +21,10 @@ Invariants:
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
+from tailrace.core.errors import TailraceError
 from tailrace.format.crc32c import Readable
 from tailrace.format.record_batch.arrow_metadata import (
     ArrowMetadataError,
@@ -45,33 +46,33 @@ from tailrace.kafka_records import batch_layout as layout
 from tailrace.kafka_records.batch_layout import KafkaHeader, write_kafka_header
 from tailrace.kafka_records.compression import CODECS, CompressionError, pack, unpack_buffer
 from tailrace.kafka_records.errors import KafkaError, KafkaRecordsError, error_of
+from tailrace.kafka_records.plain_rows import PlainRows
 from tailrace.kernel import records_to_kafka
 from tailrace.kernel.reference_kafka import COLUMN_BUFFERS, RecordFault
+
+if TYPE_CHECKING:
+    from tailrace.kafka_records.typed import TypedRows
 
 _MARKER_KEY = struct.Struct(">hh")
 _MARKER_VALUE = struct.Struct(">hi")
 _I64 = struct.Struct("<q")
 
 
-@dataclass(frozen=True, slots=True)
-class PlainRows:
-    """The columns of rows as buffers of the default schema, ready for the kernel."""
-
-    buffers: Sequence[Readable]
-    nodes: Sequence[int]
-    offsets: Readable | None
-    """The int64 offset of each row; None: they are consecutive."""
-
-
 def from_batch(
-    batch: Readable, *, seed: int, schema: SchemaLayout, compression: str = "none"
+    batch: Readable,
+    *,
+    seed: int,
+    schema: SchemaLayout,
+    compression: str = "none",
+    typed: TypedRows | None = None,
 ) -> bytes | bytearray:
-    """Convert one whole batch of a topic of the default schema, as it lies in the log.
+    """Convert one whole batch as it lies in the log.
 
-    `seed` is the partition's (`checksum_seed`), `schema` the layout of its topic's schema
-    (`read_schema`). `compression` is none, gzip, snappy, lz4 or zstd. The result is one batch, or,
-    of a sparse batch with LogAppendTime, one for each run of rows of the same time. A marker is a
-    control batch. It is empty for a control batch that Kafka does not know.
+    `seed` is the partition's (`checksum_seed`), `schema` the layout of the batch's schema
+    (`read_schema`). `compression` is none, gzip, snappy, lz4 or zstd. `typed` converts the rows of
+    a typed topic; None: the topic has the default schema. The result is one batch, or, of a sparse
+    batch with LogAppendTime, one for each run of rows of the same time. A marker is a control
+    batch. It is empty for a control batch that Kafka does not know.
 
     Raises KafkaRecordsError for a damaged batch: the partition answers its code.
     """
@@ -89,15 +90,24 @@ def from_batch(
         ) from None
     if not header.record_count:
         return _without_rows(header)
-    return rows_to_kafka(header, _plain_rows(view, header), compression, is_typed=False)
+    if typed is None:
+        rows = _plain_rows(view, header)
+    else:
+        try:
+            rows = typed.decode(view, seed)
+        except (TailraceError, ValueError) as error:
+            raise KafkaRecordsError(
+                KafkaError.KAFKA_STORAGE_ERROR,
+                f"the batch at offset {header.base_offset} cannot be served: {error}",
+            ) from None
+    has_one_time = typed is None and header.has_one_time(is_typed=False)
+    return _encoded(header, rows, CODECS.index(compression), has_one_time)
 
 
-def rows_to_kafka(
-    header: BatchHeader, rows: PlainRows, compression: str, *, is_typed: bool
+def _encoded(
+    header: BatchHeader, rows: PlainRows, codec: int, has_one_time: bool
 ) -> bytes | bytearray:
-    """Encode the rows of a batch with this header. Raises KafkaRecordsError."""
-    codec = CODECS.index(compression)
-    has_one_time = header.has_one_time(is_typed=is_typed)
+    """The rows of a batch with this header. Raises KafkaRecordsError."""
     is_appended = bool(header.attributes & ATTRIBUTE_LOG_APPEND_TIME)
     time_us = header.max_timestamp_us
     if has_one_time and is_appended:
