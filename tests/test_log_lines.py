@@ -5,8 +5,8 @@ says what to do. docs/log.md has them all.
 from __future__ import annotations
 
 import ast
+import functools
 import re
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import pytest
@@ -43,40 +43,49 @@ def _template(argument: ast.expr) -> str:
     return ""
 
 
-def log_calls() -> Iterator[LogCall]:
-    for room in ROOMS:
-        for path in sorted((ROOT / room).rglob("*.py")):
-            for node in ast.walk(ast.parse(path.read_text())):
-                if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
-                    continue
-                if node.func.attr in LEVELS and ast.unparse(node.func.value).startswith("logg"):
-                    place = f"{path.relative_to(ROOT)}:{node.lineno}"
-                    yield LogCall(place, node.func.attr, _template(node.args[0]))
-
-
-CALLS = list(log_calls())
-
-
-@pytest.mark.parametrize("call", CALLS, ids=lambda call: call.place)
-def test_a_line_is_an_event_with_named_fields(call: LogCall) -> None:
-    event, *fields = _TOKEN.findall(call.template)
-    assert re.fullmatch(r"[a-z][a-z_]+", event), call.template
-    words = [field for field in fields if not re.match(r"\w+=", field)]
-    # the context of an internal error is fields of its own
-    assert words == (["%s"] if event == "internal_error" else []), call.template
-
-
-@pytest.mark.parametrize(
-    "call", [call for call in CALLS if call.level in SERIOUS], ids=lambda call: call.place
-)
-def test_a_warning_says_what_to_do(call: LogCall) -> None:
-    assert call.event in LOG_EVENTS, (
-        f"{call.place}: give {call.event} its meaning and advice in shm/runtime/logs/advice.py"
+@functools.cache
+def log_calls(path: str) -> tuple[LogCall, ...]:
+    """The log calls of a file."""
+    return tuple(
+        LogCall(f"{path}:{node.lineno}", node.func.attr, _template(node.args[0]))
+        for node in ast.walk(ast.parse((ROOT / path).read_text()))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr in LEVELS
+        and ast.unparse(node.func.value).startswith("logg")
     )
 
 
-def test_every_meaning_is_of_a_line_that_there_is() -> None:
-    assert set(LOG_EVENTS) == {call.event for call in CALLS if call.level in SERIOUS}
+FILES = [
+    str(path.relative_to(ROOT))
+    for room in ROOMS
+    for path in sorted((ROOT / room).rglob("*.py"))
+    if "logg" in path.read_text()
+]
+"""The files that may log."""
+
+
+@pytest.mark.parametrize("path", FILES)
+def test_a_line_is_an_event_with_named_fields(path: str) -> None:
+    for call in log_calls(path):
+        event, *fields = _TOKEN.findall(call.template)
+        assert re.fullmatch(r"[a-z][a-z_]+", event), call
+        words = [field for field in fields if not re.match(r"\w+=", field)]
+        # the context of an internal error is fields of its own
+        assert words == (["%s"] if event == "internal_error" else []), call
+
+
+def test_a_warning_says_what_to_do_and_every_meaning_is_of_a_line_that_there_is() -> None:
+    """shm/runtime/logs/advice.py has the meaning and the advice of each."""
+    serious = {
+        call.event: call.place
+        for path in FILES
+        for call in log_calls(path)
+        if call.level in SERIOUS
+    }
+    without = {event: place for event, place in serious.items() if event not in LOG_EVENTS}
+    assert not without, "give these their meaning and advice"
+    assert set(LOG_EVENTS) == set(serious)
 
 
 def test_the_page_of_log_lines() -> None:

@@ -14,9 +14,22 @@ Crash: removed with the instance. A restarted process finds its generation here.
 from __future__ import annotations
 
 from shm.memory.atomic_word import AtomicBuffer, AtomicCounter
-from shm.memory.layout import ControlLayout, Measure, Phase, ProcessWord, Role
+from shm.memory.layout import WORD_BYTES, ControlLayout, Measure, Phase, ProcessWord, Role
 from shm.memory.region import Region
 from shm.tables.measurements import Counters, CreditState, Exemplars, Histogram
+
+
+class _Cells(dict[ProcessWord, AtomicCounter]):
+    """The counters of a process's words, each made when it is first used."""
+
+    def __init__(self, words: AtomicBuffer, layout: ControlLayout, role: Role, index: int) -> None:
+        super().__init__()
+        self._words = words
+        self._start = layout.process_word(role, index, ProcessWord(0))
+
+    def __missing__(self, word: ProcessWord) -> AtomicCounter:
+        cell = self[word] = AtomicCounter(self._words, self._start + word * WORD_BYTES)
+        return cell
 
 
 class ProcessSlot:
@@ -27,10 +40,7 @@ class ProcessSlot:
         self.index = index
         self._words = words
         self._layout = layout
-        self._cells = {
-            word: AtomicCounter(words, layout.process_word(role, index, word))
-            for word in ProcessWord
-        }
+        self._cells = _Cells(words, layout, role, index)
 
     def load(self, word: ProcessWord) -> int:
         return self._cells[word].load()

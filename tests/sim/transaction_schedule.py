@@ -66,9 +66,11 @@ class Reader:
         tick_ns = self._consumer._connection.next_tick_ns()
         return now_ns + 50 * MS if tick_ns is None else tick_ns
 
-    def has_input(self) -> bool:
+    def is_ready(self, now_ns: int) -> bool:
+        """True if it has something to do."""
         socket: Any = self._consumer._connection._socket
-        return socket is not None and bool(socket.link.to_client)
+        has_input = socket is not None and bool(socket.link.to_client)
+        return has_input or self.next_wake_ns(now_ns) <= now_ns
 
 
 class TransactionSchedule:
@@ -270,17 +272,14 @@ class TransactionSchedule:
     def _quiet_step(self) -> None:
         """Somebody who can do something, else on to the next deadline."""
         world = self.world
+        actors, now_ns = self.actors, world.now_ns
         runnable = [child for child in world.children if world.is_runnable(child)]
-        ready = [
-            actor
-            for actor in self.actors
-            if actor.has_input() or actor.next_wake_ns(world.now_ns) <= world.now_ns
-        ]
         world.now_ns += 10_000
-        if runnable and (not ready or self.rng.random() < 0.6):
+        is_anybody_ready = any(actor.is_ready(now_ns) for actor in actors)
+        if runnable and (not is_anybody_ready or self.rng.random() < 0.6):
             world.step(self.rng.choice(runnable))
-        elif ready:
-            self.rng.choice(ready).pump()
+        elif is_anybody_ready:
+            self.rng.choice([actor for actor in actors if actor.is_ready(now_ns)]).pump()
         else:
             for actor in self.actors:
                 actor.pump()

@@ -20,7 +20,7 @@ Invariants: END_TRANSACTION comes behind the acknowledgement of every batch; epo
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -139,7 +139,7 @@ class Instance:
     # ---- turns -----------------------------------------------------------------------------------
 
     def pump(self) -> None:
-        for attempt in self.attempts:
+        for attempt in self.attempts if self.tasks else ():
             attempt.pump()
         if self.member is not None and self.state != "gone":
             self.member.pump()
@@ -706,14 +706,31 @@ class Program:
             [*ticks, *([carrier_ns] if carrier_ns else []), *(c.due_ns for c in self.copies)]
         )
 
-    def _all(self) -> list[Instance]:
-        return [*self.lives, *(one for life in self.lives for one in life.attempts), *self.zombies]
+    def _all(self) -> Iterator[Instance]:
+        for life in self.lives:
+            yield life
+            if life.tasks:
+                yield from life.attempts
+        yield from self.zombies
 
-    def has_input(self) -> bool:
-        connections = [one.connection for one in self._all()]
-        connections += [one.member.connection for one in self.lives if one.member is not None]
-        sockets: list[Any] = [one._socket for one in (*connections, self.carrier)]
-        return any(socket is not None and bool(socket.link.to_client) for socket in sockets)
+    def is_ready(self, now_ns: int) -> bool:
+        """True if it has something to do."""
+        for one in self._all():
+            if _has_input(one.connection) or one.next_wake_ns(now_ns) <= now_ns:
+                return True
+        for one in self.lives:
+            if one.member is not None and _has_input(one.member.connection):
+                return True
+        return (
+            _has_input(self.carrier)
+            or 0 < (self.carrier.next_tick_ns() or 0) <= now_ns
+            or any(copy.due_ns <= now_ns for copy in self.copies)
+        )
+
+
+def _has_input(connection: Connection) -> bool:
+    socket: Any = connection._socket
+    return socket is not None and bool(socket.link.to_client)
 
 
 def _ignore(_: Response | None) -> None:
