@@ -228,6 +228,21 @@ class Front:
         except LogReadError:
             return -1
 
+    def end_of_epoch(self, route: Assignment, epoch: int) -> tuple[int, int]:
+        """Return a leader epoch, at most `epoch`, and where its records end; -1 each if that is not
+        known.
+        """
+        try:
+            state = self._reader.state(route)
+        except LogReadError:
+            return -1, -1
+        if epoch == state.leader_epoch:
+            return epoch, state.high_watermark
+        if not 0 <= epoch < state.leader_epoch:
+            return -1, -1
+        end = self._reader.end_of_epoch(route, state, epoch)
+        return (-1, -1) if end is None else (epoch, end)
+
     @property
     def accepts_input(self) -> bool:
         """True while network input is read: from the first catalog until `begin_stop`."""

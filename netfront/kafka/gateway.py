@@ -150,6 +150,7 @@ def build_gateway(context: ProcessContext, listener_of: Any) -> Gateway:
         cluster_id=context.spec.instance,
         settings=dict(context.spec.settings),
         monotonic_ns=context.clock.monotonic_ns,
+        wall_us=context.clock.wall_us,
         now_ns=now_ns,
     )
     dispatcher = Dispatcher(
@@ -161,6 +162,7 @@ def build_gateway(context: ProcessContext, listener_of: Any) -> Gateway:
     )
     listener = listener_of(dispatcher)
     dispatcher.listener = listener
+    services.go_on = dispatcher.waiting.append
     transport.unsent_of_all = listener.unsent_bytes
     return Gateway(front, transport, dispatcher, listener, services, context.slot)
 

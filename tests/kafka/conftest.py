@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 
 import pytest
+
+with warnings.catch_warnings():  # kafka-python reads its files in a way that 3.11 deprecates
+    warnings.simplefilter("ignore", DeprecationWarning)
+    import kafka.admin  # noqa: F401
 
 from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
 
@@ -21,6 +26,6 @@ def appliance() -> Iterator[EmbeddedAppliance]:
 
 
 @pytest.fixture
-def kafka(appliance: EmbeddedAppliance) -> str:
+def gateway(appliance: EmbeddedAppliance) -> str:
     """HOST:PORT for Kafka clients."""
     return appliance.kafka_addresses[0]

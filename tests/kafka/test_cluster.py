@@ -16,9 +16,8 @@ from tailrace.embedded_appliance import EmbeddedAppliance
 from tests.kit.processes import (
     HANG_LIMIT_S,
     children,
-    kill_and_wait_for_successor,
 )
-from tests.kit.raw_kafka import API_VERSIONS, RawKafka
+from tests.kit.raw_kafka import API_VERSIONS, RawKafka, kill_gateway
 
 METADATA = 3
 ALL = {"topics": None}
@@ -28,8 +27,8 @@ def gateway_pid(appliance: EmbeddedAppliance) -> int:
     return children(appliance)["tr-kafka-0"]
 
 
-def test_every_version_of_every_listed_api_has_a_definition(kafka: str) -> None:
-    with RawKafka(kafka) as client:
+def test_every_version_of_every_listed_api_has_a_definition(gateway: str) -> None:
+    with RawKafka(gateway) as client:
         for version in range(5):
             listed = client.ask(API_VERSIONS, version, {})
             assert listed["error_code"] == 0
@@ -41,9 +40,9 @@ def test_every_version_of_every_listed_api_has_a_definition(kafka: str) -> None:
 
 
 def test_an_unknown_version_of_api_versions_is_answered_with_those_that_are_known(
-    kafka: str,
+    gateway: str,
 ) -> None:
-    with RawKafka(kafka) as client:
+    with RawKafka(gateway) as client:
         client.send_bytes(struct.pack(">ihhih", 10, API_VERSIONS, 99, 7, -1))
         data = client.receive_bytes()
         assert data is not None
@@ -53,8 +52,10 @@ def test_an_unknown_version_of_api_versions_is_answered_with_those_that_are_know
         assert client.ask(METADATA, 1, ALL)["brokers"]  # the connection goes on
 
 
-def test_topics_are_listed_by_name_by_id_and_all(appliance: EmbeddedAppliance, kafka: str) -> None:
-    with Admin(appliance.address) as admin, RawKafka(kafka) as client:
+def test_topics_are_listed_by_name_by_id_and_all(
+    appliance: EmbeddedAppliance, gateway: str
+) -> None:
+    with Admin(appliance.address) as admin, RawKafka(gateway) as client:
         admin.create_topics([NewTopic("listed", partitions=3)])
         topic_id = bytes.fromhex(str(admin.describe_topics("listed")["listed"]["topic_id"]))
         for version in range(14):
@@ -70,8 +71,8 @@ def test_topics_are_listed_by_name_by_id_and_all(appliance: EmbeddedAppliance, k
         assert "listed" in {t["name"] for t in client.ask(METADATA, 1, ALL)["topics"]}
 
 
-def test_a_missing_topic_is_created_only_if_the_client_allows_it(kafka: str) -> None:
-    with RawKafka(kafka) as client:
+def test_a_missing_topic_is_created_only_if_the_client_allows_it(gateway: str) -> None:
+    with RawKafka(gateway) as client:
         asked = {"topics": [{"name": "made-by-use"}], "allow_auto_topic_creation": False}
         (topic,) = client.ask(METADATA, 9, asked)["topics"]
         assert topic["error_code"] == KafkaError.UNKNOWN_TOPIC_OR_PARTITION
@@ -83,8 +84,8 @@ def test_a_missing_topic_is_created_only_if_the_client_allows_it(kafka: str) -> 
         assert topic["error_code"] == KafkaError.INVALID_TOPIC_EXCEPTION
 
 
-def test_topic_partitions_come_in_pages(appliance: EmbeddedAppliance, kafka: str) -> None:
-    with Admin(appliance.address) as admin, RawKafka(kafka) as client:
+def test_topic_partitions_come_in_pages(appliance: EmbeddedAppliance, gateway: str) -> None:
+    with Admin(appliance.address) as admin, RawKafka(gateway) as client:
         admin.create_topics([NewTopic("paged-a", partitions=3), NewTopic("paged-b", partitions=2)])
         asked = {"topics": [{"name": "paged-a"}, {"name": "paged-b"}], "cursor": None,
                  "response_partition_limit": 2}  # fmt: skip
@@ -100,8 +101,8 @@ def test_topic_partitions_come_in_pages(appliance: EmbeddedAppliance, kafka: str
         assert seen == [("paged-a", n) for n in range(3)] + [("paged-b", n) for n in range(2)]
 
 
-def test_pipelined_requests_are_answered_in_order(kafka: str) -> None:
-    with RawKafka(kafka) as client:
+def test_pipelined_requests_are_answered_in_order(gateway: str) -> None:
+    with RawKafka(gateway) as client:
         sent = [client.send(METADATA, 9, {"topics": [{"name": f"pipe-{n}"}]}) for n in range(60)]
         answered = [client.receive(METADATA, 9) for _ in sent]
         assert [number for number, _ in answered] == sent
@@ -122,44 +123,46 @@ def test_pipelined_requests_are_answered_in_order(kafka: str) -> None:
     ids=["http", "tls", "unknown-api", "unknown-version", "count", "client-id", "negative"],
 )
 def test_bytes_that_are_no_request_end_their_connection_alone(
-    appliance: EmbeddedAppliance, kafka: str, data: bytes
+    appliance: EmbeddedAppliance, gateway: str, data: bytes
 ) -> None:
     pid = gateway_pid(appliance)
-    with RawKafka(kafka) as other, RawKafka(kafka) as client:
+    with RawKafka(gateway) as other, RawKafka(gateway) as client:
         client.send_bytes(data)
         assert client.receive_bytes() is None
         assert other.ask(METADATA, 1, ALL)["brokers"]
     assert gateway_pid(appliance) == pid
 
 
-def test_a_killed_gateway_comes_back_at_its_port(appliance: EmbeddedAppliance, kafka: str) -> None:
+def test_a_killed_gateway_comes_back_at_its_port(
+    appliance: EmbeddedAppliance, gateway: str
+) -> None:
     others = {name: pid for name, pid in children(appliance).items() if name != "tr-kafka-0"}
-    kill_and_wait_for_successor(appliance, "tr-kafka-0")
-    with RawKafka(kafka) as client:
+    kill_gateway(appliance)
+    with RawKafka(gateway) as client:
         assert client.ask(METADATA, 1, ALL)["brokers"]
     assert others.items() <= children(appliance).items()
 
 
-def test_librdkafka_lists_the_cluster(appliance: EmbeddedAppliance, kafka: str) -> None:
-    admin = pytest.importorskip("confluent_kafka.admin").AdminClient({"bootstrap.servers": kafka})
+def test_librdkafka_lists_the_cluster(appliance: EmbeddedAppliance, gateway: str) -> None:
+    admin = pytest.importorskip("confluent_kafka.admin").AdminClient({"bootstrap.servers": gateway})
     with Admin(appliance.address) as ours:
         ours.create_topics([NewTopic("seen", partitions=2)])
     found = admin.list_topics(timeout=HANG_LIMIT_S)
     assert len(found.topics["seen"].partitions) == 2
-    assert [f"{b.host}:{b.port}" for b in found.brokers.values()] == [kafka]
+    assert [f"{b.host}:{b.port}" for b in found.brokers.values()] == [gateway]
 
 
-def test_kafka_python_lists_the_cluster(kafka: str) -> None:
+def test_kafka_python_lists_the_cluster(gateway: str) -> None:
     kafka_python = pytest.importorskip("kafka")
-    admin = kafka_python.KafkaAdminClient(bootstrap_servers=kafka)
+    admin = kafka_python.KafkaAdminClient(bootstrap_servers=gateway)
     assert admin.describe_cluster()["brokers"][0]["broker_id"] == 1
     admin.close()
 
 
 @pytest.mark.skipif(shutil.which("kcat") is None, reason="kcat is not installed")
-def test_kcat_lists_the_cluster(kafka: str) -> None:
+def test_kcat_lists_the_cluster(gateway: str) -> None:
     found = subprocess.run(
-        ["kcat", "-L", "-b", kafka], capture_output=True, text=True, check=True,
+        ["kcat", "-L", "-b", gateway], capture_output=True, text=True, check=True,
         timeout=HANG_LIMIT_S,
     ).stdout  # fmt: skip
-    assert f"broker 1 at {kafka} (controller)" in found
+    assert f"broker 1 at {gateway} (controller)" in found

@@ -14,7 +14,8 @@ from netfront.kafka.wire.codec import (
     request_writer,
     response_reader,
 )
-from tests.kit.processes import HANG_LIMIT_S
+from tailrace.embedded_appliance import EmbeddedAppliance
+from tests.kit.processes import HANG_LIMIT_S, kill_and_wait_for_successor, wait_until
 
 API_VERSIONS = 18
 
@@ -88,3 +89,17 @@ class RawKafka:
         """Send a request and return its response."""
         self.send(api, version, message)
         return self.receive(api, version)[1]
+
+
+def kill_gateway(appliance: EmbeddedAppliance) -> None:
+    """Kill the gateway; returns when its successor listens."""
+    kill_and_wait_for_successor(appliance, "tr-kafka-0")
+
+    def listens() -> bool:
+        try:
+            with RawKafka(appliance.kafka_addresses[0]):
+                return True
+        except ConnectionRefusedError:
+            return False
+
+    wait_until(listens, "the gateway listens")

@@ -127,14 +127,7 @@ class LogReader:
         """
         if not 0 <= epoch < state.leader_epoch:
             return
-        key = (route.topic_id, route.partition)
-        cached = self._epochs.get(key)
-        if cached is None or cached[0] != state.leader_epoch:
-            known = self.files.metadata(route)
-            if known is None:
-                return
-            cached = self._epochs[key] = state.leader_epoch, known
-        end = cached[1].end_of_epoch(epoch)
+        end = self.end_of_epoch(route, state, epoch)
         if end is not None and offset > end:
             raise LogReadError(
                 ErrorCode.LOG_TRUNCATED,
@@ -142,6 +135,17 @@ class LogReader:
                 f"{state.leader_epoch}",
                 end,
             )
+
+    def end_of_epoch(self, route: Assignment, state: PartitionState, epoch: int) -> int | None:
+        """Return where an earlier leader epoch ended, None if that is not known."""
+        key = (route.topic_id, route.partition)
+        cached = self._epochs.get(key)
+        if cached is None or cached[0] != state.leader_epoch:
+            known = self.files.metadata(route)
+            if known is None:
+                return None
+            cached = self._epochs[key] = state.leader_epoch, known
+        return cached[1].end_of_epoch(epoch)
 
     # ---- search through batches (see `lookup.timestamp_lookup`) ----------------------------------
 

@@ -44,6 +44,10 @@ class Services:
     monotonic_ns: Callable[[], int]
     now_ns: int = 0
     """Time of this loop step."""
+    wall_us: Callable[[], int] = lambda: 0
+    """Microseconds since 1970."""
+    go_on: Callable[[Connection], None] = lambda _connection: None
+    """Begin the requests of a connection that waited for `Connection.is_blocked`."""
     state: dict[str, Any] = field(default_factory=dict)
     """State that a subject keeps between requests, by its name."""
 

@@ -10,6 +10,11 @@ from __future__ import annotations
 
 from netfront.kafka.apis.call import Call, Row
 from netfront.kafka.apis.cluster import describe_cluster, describe_topic_partitions, metadata
+from netfront.kafka.apis.coordinators import find_coordinator
+from netfront.kafka.apis.fetch import fetch
+from netfront.kafka.apis.offsets import list_offsets, offset_for_leader_epoch
+from netfront.kafka.apis.produce import produce
+from netfront.kafka.apis.producers import init_producer_id
 from netfront.kafka.exchange.waiter import Steps
 from netfront.kafka.wire.errors import KafkaError
 
@@ -24,8 +29,14 @@ def api_versions(call: Call) -> Steps:
 
 
 APIS: dict[int, Row] = {
+    PRODUCE: Row(3, 13, produce),
+    1: Row(4, 18, fetch),
+    2: Row(1, 11, list_offsets),
     3: Row(0, 13, metadata),
+    10: Row(0, 6, find_coordinator),
     API_VERSIONS: Row(0, 4, api_versions),
+    22: Row(0, 6, init_producer_id),
+    23: Row(2, 4, offset_for_leader_epoch),
     60: Row(0, 2, describe_cluster),
     75: Row(0, 0, describe_topic_partitions),
 }

@@ -1,0 +1,181 @@
+"""Produce: batches of Kafka become batches of the log, and go to the workers as ours do.
+
+Invariants:
+- The producer's id, epoch and sequences reach the worker unchanged.
+- Batches of a connection are passed to the front in the order of its requests: while one waits for
+  credit, no later request is begun.
+- A partition whose records cannot be converted is refused alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from netfront.kafka.apis.call import Call
+from netfront.kafka.apis.records import convert_incoming
+from netfront.kafka.exchange.waiter import Steps, Waiter
+from netfront.kafka.wire.errors import KafkaError, kafka_error
+from shm.messages.lane_messages import Assignment
+from tailrace.core.error_codes import ERROR_TABLE, ErrorCode, code_of
+from tailrace.kafka_records.errors import KafkaRecordsError
+from tailrace.protocol import messages
+from tailrace.protocol.frame import PRODUCE_FRAMES_MAX, Api
+from tailrace.protocol.messages import (
+    PRODUCE_BATCHES_MAX,
+    ProduceBatches,
+    ProducedEntry,
+    ProduceEntry,
+)
+
+ACKS = (0, 1, -1)
+TIMEOUT_MAX_MS = 600_000
+
+
+class Part(NamedTuple):
+    """The batches of one partition of a request."""
+
+    route: Assignment
+    entry: dict[str, Any]
+    """Its entry in the response."""
+    batches: list[bytearray]
+
+
+class Group(NamedTuple):
+    """Batches that go to the front in one request, each with its partition."""
+
+    batches: list[tuple[Part, bytearray]]
+
+
+def produce(call: Call) -> Steps:
+    """Append records."""
+    request = call.request
+    acks = request["acks"]
+    topics, parts = _convert(call)
+    if acks not in ACKS:
+        for part in parts:
+            part.entry.update(
+                error_code=KafkaError.INVALID_REQUIRED_ACKS,
+                error_message=f"acks is {acks}; use 0, 1 or -1 (all)",
+            )
+        return {"responses": topics}
+    sent: list[tuple[Group, Waiter]] = []
+    call.connection.is_blocked = True
+    try:
+        for group in _groups(parts, call.services.settings["lane_bytes"] // 2):
+            size = sum(len(batch) for _, batch in group.batches)
+            while not call.peer.has_credit(size):
+                yield call.peer.ask_for_credit(size)
+            body = _body(group, acks, request["timeout_ms"])
+            if acks:
+                sent.append((group, call.peer.ask(Api.PRODUCE, body)))
+            else:
+                call.peer.send_unanswered(Api.PRODUCE, body)
+    finally:
+        call.connection.is_blocked = False
+        call.services.go_on(call.connection)
+    if not acks:
+        return None
+    for group, waiter in sent:
+        answer = yield waiter
+        if answer.code is not ErrorCode.OK:
+            results = [ProducedEntry(answer.code, 0, -1, -1, -1)] * len(group.batches)
+        else:
+            results = messages.decode_produced_batches(answer.body[0])
+        for (part, _), result in zip(group.batches, results, strict=True):
+            _note(part, result)
+    return {"responses": topics}
+
+
+def _convert(call: Call) -> tuple[list[dict[str, Any]], list[Part]]:
+    """The response's entries, and the batches of the partitions that are not refused."""
+    routes, now_us = call.services.routes, call.services.wall_us()
+    topics, parts = [], []
+    for topic in call.request["topic_data"]:
+        by_id = call.version >= 13
+        entries = []
+        for data in topic["partition_data"]:
+            index = data["index"]
+            entry: dict[str, Any] = {
+                "index": index, "error_code": KafkaError.NONE, "base_offset": -1,
+                "log_append_time_ms": -1, "log_start_offset": -1,
+            }  # fmt: skip
+            entries.append(entry)
+            route = (
+                routes.find(topic["topic_id"], index)
+                if by_id
+                else routes.find_by_name(topic["name"], index)
+            )
+            if route is None or route.delay_of:
+                missing = by_id and not routes.knows(topic["topic_id"])
+                entry["error_code"] = (
+                    KafkaError.UNKNOWN_TOPIC_ID
+                    if missing
+                    else KafkaError.UNKNOWN_TOPIC_OR_PARTITION
+                )
+                continue
+            try:
+                batches = [b.data for b in convert_incoming(route, data["records"] or b"", now_us)]
+            except KafkaRecordsError as error:
+                entry.update(error_code=error.code, error_message=str(error))
+                if error.record_index is not None:
+                    entry["record_errors"] = [
+                        {"batch_index": error.record_index,
+                         "batch_index_error_message": str(error)}
+                    ]  # fmt: skip
+                continue
+            parts.append(Part(route, entry, batches))
+        topics.append(
+            {"name": topic.get("name"), "topic_id": topic.get("topic_id"),
+             "partition_responses": entries}
+        )  # fmt: skip
+    return topics, parts
+
+
+def _groups(parts: Sequence[Part], bytes_max: int) -> list[Group]:
+    """Batches in groups that credit can be given for."""
+    groups: list[Group] = []
+    size = 0
+    for part in parts:
+        for batch in part.batches:
+            if (
+                not groups
+                or size + len(batch) > bytes_max
+                or len(groups[-1].batches) >= PRODUCE_BATCHES_MAX
+            ):
+                groups.append(Group([]))
+                size = 0
+            groups[-1].batches.append((part, batch))
+            size += len(batch)
+    return groups
+
+
+def _body(group: Group, acks: int, timeout_ms: int) -> list[bytes]:
+    entries = [
+        ProduceEntry(part.route.topic_id, part.route.partition, 0, len(batch))
+        for part, batch in group.batches
+    ]
+    timeout_ms = max(0, min(timeout_ms, TIMEOUT_MAX_MS))
+    head = messages.encode_produce_batches(ProduceBatches(acks, timeout_ms, entries))
+    batches = [bytes(batch) for _, batch in group.batches]
+    if len(batches) > PRODUCE_FRAMES_MAX:
+        batches = [b"".join(batches)]
+    return [head, *batches]
+
+
+def _note(part: Part, result: ProducedEntry) -> None:
+    """Note the result of a batch in its partition's entry: the first offset, or the first error."""
+    entry = part.entry
+    if entry["error_code"] != KafkaError.NONE:
+        return
+    if result.error:
+        code = code_of(result.error)
+        entry.update(
+            error_code=kafka_error(result.error), base_offset=-1,
+            error_message=ERROR_TABLE[code].meaning,
+        )  # fmt: skip
+        return
+    if entry["base_offset"] < 0:
+        entry["base_offset"] = result.base_offset
+        if part.route.settings.get("message.timestamp.type") == "LogAppendTime":
+            entry["log_append_time_ms"] = result.append_time_us // 1000

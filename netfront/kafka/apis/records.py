@@ -1,0 +1,127 @@
+"""Record batches between Kafka's clients and the log: which partition, which settings.
+
+Owner: pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from netfront.kafka.wire.codec import Readable
+from shm.messages.lane_messages import Assignment
+from tailrace.format.record_batch.arrow_metadata import SchemaLayout, read_schema
+from tailrace.format.record_batch.batch_header import (
+    checksum_seed,
+    metadata_size_of,
+    read_header,
+)
+from tailrace.kafka_records.batch_layout import (
+    ATTRIBUTE_CONTROL,
+    ATTRIBUTE_TRANSACTIONAL,
+    HEADER_BYTES,
+    KafkaHeader,
+    write_kafka_header,
+)
+from tailrace.kafka_records.errors import KafkaRecordsError
+from tailrace.kafka_records.incoming import ConvertedBatch, to_batches
+from tailrace.kafka_records.outgoing import from_batch
+
+TYPED = (
+    "the topic has a schema of its own, and its records are columns: Kafka clients can use topics "
+    "of the default schema"
+)
+NO_TYPED_TOPIC = 87
+"""INVALID_RECORD."""
+_SKIPPED_NAME = b"\0\0\0\1"
+_SKIPPED_VALUE = b"\0\0\0\0\0\0"
+"""Key and value of a control record: version 0, type 1 (commit); version 0, coordinator epoch 0."""
+_NO_PRODUCER = 0
+
+
+class Converted(NamedTuple):
+    """What a fetch returns of one partition."""
+
+    records: bytes | bytearray
+    next_offset: int
+    """Behind the last batch; -1: there is none."""
+
+
+def convert_incoming(route: Assignment, records: Readable, now_us: int) -> Sequence[ConvertedBatch]:
+    """Convert the records of one partition of a Produce request. Raises KafkaRecordsError."""
+    if route.typed:
+        raise KafkaRecordsError(NO_TYPED_TOPIC, TYPED)
+    return to_batches(
+        records,
+        seed=checksum_seed(route.topic_id, route.partition),
+        now_us=now_us,
+        max_message_bytes=int(route.settings["max.message.bytes"]),
+        schema_id=route.schema_id,
+        requires_key="compact" in str(route.settings.get("cleanup.policy", "")),
+    )
+
+
+def convert_outgoing(route: Assignment, batches: memoryview) -> Converted:
+    """Convert the batches that a fetch has of a partition. Raises KafkaRecordsError: a batch cannot
+    be served, and there is none before it.
+    """
+    if route.typed:
+        raise KafkaRecordsError(NO_TYPED_TOPIC, TYPED)
+    seed = checksum_seed(route.topic_id, route.partition)
+    schema: SchemaLayout = read_schema(route.schema)
+    compression = str(route.settings.get("compression.type", "none"))
+    if compression == "producer":
+        compression = "none"
+    parts: list[bytes | bytearray] = []
+    at, next_offset = 0, -1
+    while at < len(batches):
+        length = metadata_size_of(batches, at) and read_header(batches, at).batch_length
+        batch = batches[at : at + length]
+        try:
+            parts.append(from_batch(batch, seed=seed, schema=schema, compression=compression))
+        except KafkaRecordsError:
+            if not parts:
+                raise
+            break
+        next_offset = read_header(batches, at).next_offset
+        at += length
+    return Converted(parts[0] if len(parts) == 1 else b"".join(parts), next_offset)
+
+
+def skipped_range(first: int, end: int, leader_epoch: int) -> bytearray:
+    """A control batch that stands for the offsets from `first` to `end`, which have no records that
+    the reader gets. Clients skip it, and go on behind it.
+    """
+    delta = end - first - 1
+    record = bytearray(b"\0\0")
+    _append_signed(record, delta)
+    _append_signed(record, len(_SKIPPED_NAME))
+    record += _SKIPPED_NAME
+    _append_signed(record, len(_SKIPPED_VALUE))
+    record += _SKIPPED_VALUE
+    record.append(0)
+    batch = bytearray(HEADER_BYTES)
+    _append_signed(batch, len(record))
+    batch += record
+    write_kafka_header(
+        batch,
+        KafkaHeader(
+            base_offset=first,
+            leader_epoch=leader_epoch,
+            attributes=ATTRIBUTE_TRANSACTIONAL | ATTRIBUTE_CONTROL,
+            last_offset_delta=delta,
+            producer_id=_NO_PRODUCER,
+            producer_epoch=0,
+            record_count=1,
+        ),
+    )
+    return batch
+
+
+def _append_signed(out: bytearray, value: int) -> None:
+    """Append a zigzag varint of a value that is not negative."""
+    value <<= 1
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)

@@ -1,0 +1,411 @@
+"""Records of Kafka clients are records of the log: both sides read what the other wrote."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import struct
+import subprocess
+import threading
+from typing import Any
+
+import pytest
+from kafka.record.default_records import DefaultRecordBatchBuilder
+
+from netfront.kafka.wire.errors import KafkaError
+from tailrace import Admin, Consumer, NewTopic, Producer
+from tailrace.embedded_appliance import EmbeddedAppliance
+from tests.kit.processes import HANG_LIMIT_S
+from tests.kit.raw_kafka import RawKafka, kill_gateway
+from tests.kit.topics import read_all
+
+PRODUCE, FETCH, LIST_OFFSETS, INIT_PRODUCER_ID, EPOCHS = 0, 1, 2, 22, 23
+CODECS = ["none", "gzip", "snappy", "lz4", "zstd"]
+
+
+def batch(*values: bytes, producer: tuple[int, int, int] = (-1, -1, -1), codec: int = 0) -> bytes:
+    """A record batch as kafka-python makes it."""
+    builder = DefaultRecordBatchBuilder(
+        magic=2, compression_type=codec, is_transactional=False, producer_id=producer[0],
+        producer_epoch=producer[1], base_sequence=producer[2], batch_size=1 << 20,
+    )  # fmt: skip
+    for offset, value in enumerate(values):
+        builder.append(offset, 1_700_000_000_000 + offset, b"k", value, [("h", b"1")])
+    return bytes(builder.build())
+
+
+def make(appliance: EmbeddedAppliance, topic: str, partitions: int = 1, **configs: Any) -> bytes:
+    with Admin(appliance.address) as admin:
+        settings = {name.replace("_", "."): value for name, value in configs.items()}
+        admin.create_topics([NewTopic(topic, partitions, settings)])
+        return bytes.fromhex(str(admin.describe_topics(topic)[topic]["topic_id"]))
+
+
+def produce(
+    client: RawKafka, topic: str, records: bytes | None, acks: int = -1, version: int = 9
+) -> dict[str, Any]:
+    """Returns the partition's entry."""
+    data = [{"index": 0, "records": records}]
+    asked = {"transactional_id": None, "acks": acks, "timeout_ms": 30_000,
+             "topic_data": [{"name": topic, "partition_data": data}]}  # fmt: skip
+    response = client.ask(PRODUCE, version, asked)
+    found: dict[str, Any] = response["responses"][0]["partition_responses"][0]
+    return found
+
+
+def fetch_request(topic: dict[str, Any], offset: int, **fields: Any) -> dict[str, Any]:
+    partition = {"partition": 0, "fetch_offset": offset, "partition_max_bytes": 1 << 20,
+                 "current_leader_epoch": fields.pop("epoch", -1)}  # fmt: skip
+    return {"max_wait_ms": 0, "min_bytes": 1, "isolation_level": 0, "session_id": 0,
+            "topics": [{**topic, "partitions": [partition]}], **fields}  # fmt: skip
+
+
+def fetch(client: RawKafka, topic: str, offset: int, **fields: Any) -> dict[str, Any]:
+    response = client.ask(FETCH, 12, fetch_request({"topic": topic}, offset, **fields))
+    found: dict[str, Any] = response["responses"][0]["partitions"][0]
+    return found
+
+
+# ---- Produce -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", range(3, 13))
+def test_every_version_of_produce_appends(
+    appliance: EmbeddedAppliance, gateway: str, version: int
+) -> None:
+    topic = f"version-{version}"
+    make(appliance, topic)
+    with RawKafka(gateway) as client:
+        for number in range(2):
+            entry = produce(client, topic, batch(b"a", b"b"), version=version)
+            assert (entry["error_code"], entry["base_offset"]) == (0, 2 * number)
+    records = read_all(appliance, topic, 4)
+    assert [(r.value, r.key, r.headers) for r in records[:2]] == [
+        (b"a", b"k", [("h", b"1")]), (b"b", b"k", [("h", b"1")])
+    ]  # fmt: skip
+    assert records[1].timestamp == 1_700_000_000_001
+
+
+def test_version_13_names_topics_by_id(appliance: EmbeddedAppliance, gateway: str) -> None:
+    topic_id = make(appliance, "by-id")
+    with RawKafka(gateway) as client:
+        for asked_id, error in ((topic_id, 0), (bytes(15) + b"\7", KafkaError.UNKNOWN_TOPIC_ID)):
+            data = [{"index": 0, "records": batch(b"x")}]
+            asked = {"acks": 1, "timeout_ms": 9_000,
+                     "topic_data": [{"topic_id": asked_id, "partition_data": data}]}  # fmt: skip
+            response = client.ask(PRODUCE, 13, asked)
+            assert response["responses"][0]["partition_responses"][0]["error_code"] == error
+
+
+def test_a_repeated_batch_is_appended_once_and_a_missing_one_is_noticed(
+    appliance: EmbeddedAppliance, gateway: str
+) -> None:
+    make(appliance, "idempotent")
+    with RawKafka(gateway) as client:
+        found = client.ask(
+            INIT_PRODUCER_ID, 4, {"transactional_id": None, "transaction_timeout_ms": 1}
+        )
+        identity = found["producer_id"], found["producer_epoch"]
+        first = batch(b"a", b"b", producer=(*identity, 0))
+        assert produce(client, "idempotent", first)["base_offset"] == 0
+        second = batch(b"c", producer=(*identity, 2))
+        assert produce(client, "idempotent", second)["base_offset"] == 2
+        assert produce(client, "idempotent", first)["base_offset"] == 0
+        gap = produce(client, "idempotent", batch(b"e", producer=(*identity, 4)))
+        assert gap["error_code"] == KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER
+        asked = {"transactional_id": None, "transaction_timeout_ms": 1, "producer_id": identity[0],
+                 "producer_epoch": identity[1]}  # fmt: skip
+        following = client.ask(INIT_PRODUCER_ID, 4, asked)
+        assert (following["error_code"], following["producer_epoch"]) == (0, identity[1] + 1)
+    assert [r.value for r in read_all(appliance, "idempotent", 3)] == [b"a", b"b", b"c"]
+
+
+def bent(at: int, value: int) -> bytes:
+    data = bytearray(batch(b"x"))
+    data[at] = value
+    return bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("records", "error"),
+    [
+        (bent(17, 0xAA), KafkaError.CORRUPT_MESSAGE),
+        (bent(16, 1), KafkaError.INVALID_RECORD),
+        (bent(8, 0x7F), KafkaError.CORRUPT_MESSAGE),
+        (batch(b"x")[:30], KafkaError.CORRUPT_MESSAGE),
+        (b"", KafkaError.INVALID_RECORD),
+        (None, KafkaError.INVALID_RECORD),
+        (batch(bytes(2 << 20)), KafkaError.MESSAGE_TOO_LARGE),
+    ],
+    ids=["crc", "magic-1", "length", "cut-off", "empty", "null", "too-large"],
+)
+def test_records_that_are_none_are_refused_and_the_connection_goes_on(
+    appliance: EmbeddedAppliance, gateway: str, records: bytes | None, error: int
+) -> None:
+    with Admin(appliance.address) as admin:
+        if "refusing" not in admin.list_topics():
+            admin.create_topics([NewTopic("refusing")])
+    with RawKafka(gateway) as client:
+        assert produce(client, "refusing", records)["error_code"] == error
+        assert produce(client, "refusing", batch(b"x"))["error_code"] == 0
+
+
+def test_unknown_topics_and_acks_are_refused(appliance: EmbeddedAppliance, gateway: str) -> None:
+    make(appliance, "acks")
+    with RawKafka(gateway) as client:
+        entry = produce(client, "missing", batch(b"x"))
+        assert entry["error_code"] == KafkaError.UNKNOWN_TOPIC_OR_PARTITION
+        entry = produce(client, "acks", batch(b"x"), acks=2)
+        assert entry["error_code"] == KafkaError.INVALID_REQUIRED_ACKS
+        data = [{"index": 0, "records": batch(b"unanswered")}]
+        topics = [{"name": "acks", "partition_data": data}]
+        client.send(PRODUCE, 9, {"acks": 0, "timeout_ms": 1, "topic_data": topics})
+        assert produce(client, "acks", batch(b"answered"), acks=1)["base_offset"] == 1
+
+
+# ---- Fetch ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", range(4, 19))
+def test_every_version_of_fetch_reads(
+    appliance: EmbeddedAppliance, gateway: str, version: int
+) -> None:
+    topic = f"fetch-{version}"
+    topic_id = make(appliance, topic)
+    with RawKafka(gateway) as client:
+        produce(client, topic, batch(b"a", b"b"))
+        name = {"topic_id": topic_id} if version >= 13 else {"topic": topic}
+        response = client.ask(FETCH, version, fetch_request(name, 1))
+        (entry,) = response["responses"][0]["partitions"]
+        assert (entry["error_code"], entry["high_watermark"]) == (0, 2)
+        assert b"a" in bytes(entry["records"])
+
+
+def test_a_fetch_waits_for_records_and_no_longer_than_asked(
+    appliance: EmbeddedAppliance, gateway: str
+) -> None:
+    make(appliance, "waiting")
+    with RawKafka(gateway) as reader, RawKafka(gateway) as writer:
+        assert not fetch(reader, "waiting", 0, max_wait_ms=50)["records"]
+        found: list[dict[str, Any]] = []
+        asked = threading.Thread(
+            target=lambda: found.append(fetch(reader, "waiting", 0, max_wait_ms=50_000))
+        )
+        asked.start()
+        produce(writer, "waiting", batch(b"woken"))
+        asked.join(HANG_LIMIT_S)
+        assert b"woken" in bytes(found[0]["records"])
+
+
+def test_fetches_that_cannot_be_served_have_their_error(
+    appliance: EmbeddedAppliance, gateway: str
+) -> None:
+    make(appliance, "errors")
+    with RawKafka(gateway) as client:
+        produce(client, "errors", batch(b"x"))
+        for offset in (-1, 99):
+            assert fetch(client, "errors", offset)["error_code"] == KafkaError.OFFSET_OUT_OF_RANGE
+        unknown = fetch(client, "absent", 0)
+        assert unknown["error_code"] == KafkaError.UNKNOWN_TOPIC_OR_PARTITION
+        assert fetch(client, "errors", 0, epoch=5)["error_code"] == KafkaError.UNKNOWN_LEADER_EPOCH
+        lost = {"topic_id": bytes(15) + b"\1"}
+        response = client.ask(FETCH, 13, fetch_request(lost, 0))
+        (entry,) = response["responses"][0]["partitions"]
+        assert entry["error_code"] == KafkaError.UNKNOWN_TOPIC_ID
+        response = client.ask(FETCH, 12, fetch_request({"topic": "errors"}, 0, session_id=7))
+        assert response["error_code"] == KafkaError.FETCH_SESSION_ID_NOT_FOUND
+
+
+def test_committed_reads_leave_out_what_was_aborted(
+    appliance: EmbeddedAppliance, gateway: str
+) -> None:
+    confluent = pytest.importorskip("confluent_kafka")
+    make(appliance, "outcomes")
+    with Producer(appliance.address, transactional_id="ours") as producer:
+        producer.init_transactions()
+        for number, outcome in enumerate("cacaa"):
+            producer.begin_transaction()
+            producer.send("outcomes", f"{outcome}{number}".encode())
+            if outcome == "c":
+                producer.commit_transaction()
+            else:
+                producer.flush()
+                producer.abort_transaction()
+
+    def read(isolation: str) -> list[bytes]:
+        consumer = confluent.Consumer(
+            {"bootstrap.servers": gateway, "group.id": "none", "isolation.level": isolation,
+             "enable.partition.eof": True, "enable.auto.commit": False}
+        )  # fmt: skip
+        consumer.assign([confluent.TopicPartition("outcomes", 0, 0)])
+        found: list[bytes] = []
+        while True:
+            message = consumer.poll(HANG_LIMIT_S)
+            assert message is not None, found
+            if message.error() is not None:
+                assert message.error().code() == confluent.KafkaError._PARTITION_EOF
+                break
+            found.append(message.value())
+        consumer.close()
+        return found
+
+    assert read("read_committed") == [b"c0", b"c2"]
+    assert read("read_uncommitted") == [b"c0", b"a1", b"c2", b"a3", b"a4"]
+
+
+# ---- offsets -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", range(1, 12))
+def test_offsets_are_found_by_place_and_time(
+    appliance: EmbeddedAppliance, gateway: str, version: int
+) -> None:
+    topic = f"offsets-{version}"
+    make(appliance, topic)
+    base = 1_700_000_000_000
+    wished = {-1: 3, -2: 0, -3: 2, -4: 0, -5: -1, base + 1: 1, base - 5: 0, base + 9: -1}
+    with RawKafka(gateway) as client:
+        produce(client, topic, batch(b"a", b"b", b"c"))
+        for timestamp, offset in wished.items():
+            partition = {"partition_index": 0, "timestamp": timestamp, "current_leader_epoch": -1}
+            asked = {"replica_id": -1, "isolation_level": 0, "timeout_ms": 1,
+                     "topics": [{"name": topic, "partitions": [partition]}]}  # fmt: skip
+            response = client.ask(LIST_OFFSETS, version, asked)
+            (entry,) = response["topics"][0]["partitions"]
+            assert (timestamp, entry["error_code"], entry["offset"]) == (timestamp, 0, offset)
+
+
+def test_an_epoch_ends_at_the_end_of_the_log(appliance: EmbeddedAppliance, gateway: str) -> None:
+    make(appliance, "epochs")
+    with RawKafka(gateway) as client:
+        produce(client, "epochs", batch(b"a"))
+        for epoch, ends in ((0, (0, 1)), (7, (-1, -1))):
+            partition = {"partition": 0, "current_leader_epoch": 0, "leader_epoch": epoch}
+            asked = {"replica_id": -1, "topics": [{"topic": "epochs", "partitions": [partition]}]}
+            (entry,) = client.ask(EPOCHS, 4, asked)["topics"][0]["partitions"]
+            assert (entry["leader_epoch"], entry["end_offset"]) == ends
+
+
+# ---- clients -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_librdkafka_writes_and_reads(
+    appliance: EmbeddedAppliance, gateway: str, codec: str
+) -> None:
+    confluent = pytest.importorskip("confluent_kafka")
+    topic = f"librdkafka-{codec}"
+    make(appliance, topic, compression_type="none" if codec in ("gzip", "snappy") else codec)
+    producer = confluent.Producer(
+        {"bootstrap.servers": gateway, "compression.type": codec, "enable.idempotence": True}
+    )
+    values = [b"v%d" % n for n in range(500)]
+    for value in values:
+        producer.produce(topic, value, key=b"k", headers=[("h", b"1")], partition=0)
+    assert producer.flush(HANG_LIMIT_S) == 0
+    assert [(r.value, r.key) for r in read_all(appliance, topic, 500)] == [
+        (v, b"k") for v in values
+    ]
+    consumer = confluent.Consumer(
+        {"bootstrap.servers": gateway, "group.id": "none", "enable.auto.commit": False}
+    )
+    consumer.assign([confluent.TopicPartition(topic, 0, 0)])
+    found: list[Any] = []
+    while len(found) < len(values):
+        (message,) = consumer.consume(1, HANG_LIMIT_S)
+        assert message.error() is None
+        found.append(message)
+    consumer.close()
+    assert [m.value() for m in found] == values
+    assert (found[0].headers(), found[0].offset()) == ([("h", b"1")], 0)
+
+
+def test_kafka_python_reads_what_we_write(appliance: EmbeddedAppliance, gateway: str) -> None:
+    kafka_python = pytest.importorskip("kafka")
+    make(appliance, "ours")
+    with Producer(appliance.address) as producer:
+        producer.send("ours", None, key=b"tombstone")
+        producer.send("ours", "é".encode(), headers=[("h", b"")], timestamp=1_234_567)
+    consumer = kafka_python.KafkaConsumer(bootstrap_servers=gateway, consumer_timeout_ms=9_000)
+    partition = kafka_python.TopicPartition("ours", 0)
+    consumer.assign([partition])
+    consumer.seek_to_beginning(partition)
+    found = [next(consumer) for _ in range(2)]
+    consumer.close()
+    assert [(r.key, r.value) for r in found] == [(b"tombstone", None), (None, "é".encode())]
+    assert (found[1].timestamp, found[1].headers) == (1_234_567, [("h", b"")])
+
+
+def test_aiokafka_writes_and_reads(appliance: EmbeddedAppliance, gateway: str) -> None:
+    aiokafka = pytest.importorskip("aiokafka")
+    make(appliance, "aio")
+
+    async def run() -> list[bytes]:
+        producer = aiokafka.AIOKafkaProducer(bootstrap_servers=gateway, enable_idempotence=True)
+        await producer.start()
+        for number in range(20):
+            await producer.send_and_wait("aio", b"%d" % number)
+        await producer.stop()
+        consumer = aiokafka.AIOKafkaConsumer(bootstrap_servers=gateway)
+        await consumer.start()
+        partition = aiokafka.TopicPartition("aio", 0)
+        consumer.assign([partition])
+        await consumer.seek_to_beginning(partition)
+        found = [(await consumer.getone()).value for _ in range(20)]
+        await consumer.stop()
+        return found
+
+    expected = [b"%d" % number for number in range(20)]
+    assert asyncio.run(run()) == expected
+    with Consumer("aio", bootstrap=appliance.address, auto_offset_reset="earliest") as consumer:
+        assert next(iter(consumer)).value == b"0"
+
+
+@pytest.mark.skipif(shutil.which("kcat") is None, reason="kcat is not installed")
+def test_kcat_writes_reads_and_queries(appliance: EmbeddedAppliance, gateway: str) -> None:
+    make(appliance, "kcat")
+
+    def kcat(*arguments: str, given: str = "") -> str:
+        return subprocess.run(
+            ["kcat", "-b", gateway, *arguments], input=given, capture_output=True, text=True,
+            check=True, timeout=HANG_LIMIT_S,
+        ).stdout  # fmt: skip
+
+    kcat("-P", "-t", "kcat", "-K:", given="a:1\nb:2\n")
+    assert kcat("-C", "-t", "kcat", "-e", "-o", "beginning", "-f", "%k=%s\n") == "a=1\nb=2\n"
+    assert kcat("-Q", "-t", "kcat:0:-1") == "kcat [0] offset 2\n"
+
+
+def test_an_idempotent_producer_survives_the_gateways_death(
+    appliance: EmbeddedAppliance, gateway: str
+) -> None:
+    confluent = pytest.importorskip("confluent_kafka")
+    make(appliance, "killed")
+    failed: list[Any] = []
+
+    def note(error: Any, _message: Any) -> None:
+        if error is not None:
+            failed.append(error)
+
+    producer = confluent.Producer({"bootstrap.servers": gateway, "enable.idempotence": True})
+    values = [b"%d" % n for n in range(300)]
+    for number, value in enumerate(values):
+        producer.produce("killed", value, on_delivery=note)
+        producer.poll(0.001)
+        if number in (100, 200):
+            kill_gateway(appliance)
+    assert producer.flush(HANG_LIMIT_S) == 0
+    assert not failed
+    assert [r.value for r in read_all(appliance, "killed", 300)] == values
+
+
+def test_any_sizes_in_a_produce_request_leave_the_gateway_alive(
+    appliance: EmbeddedAppliance, gateway: str
+) -> None:
+    make(appliance, "sizes")
+    body = batch(b"a", b"b", codec=0)
+    for at in range(0, len(body), 3):
+        with RawKafka(gateway) as client:
+            damaged = bytearray(body)
+            damaged[at : at + 4] = struct.pack(">i", 0x7FFFFFFF)
+            assert produce(client, "sizes", bytes(damaged))["error_code"] in (0, 2, 10, 87)
