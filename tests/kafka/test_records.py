@@ -10,28 +10,17 @@ import threading
 from typing import Any
 
 import pytest
-from kafka.record.default_records import DefaultRecordBatchBuilder
 
 from netfront.kafka.wire.errors import KafkaError
 from tailrace import Admin, Consumer, NewTopic, Producer
 from tailrace.embedded_appliance import EmbeddedAppliance
+from tests.kit.kafka_batches import kafka_batch as batch
 from tests.kit.processes import HANG_LIMIT_S
 from tests.kit.raw_kafka import RawKafka, kill_gateway
 from tests.kit.topics import read_all
 
 PRODUCE, FETCH, LIST_OFFSETS, INIT_PRODUCER_ID, EPOCHS = 0, 1, 2, 22, 23
 CODECS = ["none", "gzip", "snappy", "lz4", "zstd"]
-
-
-def batch(*values: bytes, producer: tuple[int, int, int] = (-1, -1, -1), codec: int = 0) -> bytes:
-    """A record batch as kafka-python makes it."""
-    builder = DefaultRecordBatchBuilder(
-        magic=2, compression_type=codec, is_transactional=False, producer_id=producer[0],
-        producer_epoch=producer[1], base_sequence=producer[2], batch_size=1 << 20,
-    )  # fmt: skip
-    for offset, value in enumerate(values):
-        builder.append(offset, 1_700_000_000_000 + offset, b"k", value, [("h", b"1")])
-    return bytes(builder.build())
 
 
 def make(appliance: EmbeddedAppliance, topic: str, partitions: int = 1, **configs: Any) -> bytes:

@@ -12,12 +12,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from netfront.kafka.apis.call import Call
+from netfront.kafka.apis.call import Call, RefusedError
+from netfront.kafka.apis.cluster import pause
 from netfront.kafka.apis.records import convert_incoming
+from netfront.kafka.apis.transactions import TransactionalProducer, find_writer, note_fenced
 from netfront.kafka.exchange.waiter import Steps, Waiter
 from netfront.kafka.wire.errors import KafkaError, kafka_error
 from shm.messages.lane_messages import Assignment
 from tailrace.core.error_codes import ERROR_TABLE, ErrorCode, code_of
+from tailrace.kafka_records.batch_layout import HEADER_BYTES, read_kafka_header
 from tailrace.kafka_records.errors import KafkaRecordsError
 from tailrace.protocol import messages
 from tailrace.protocol.frame import PRODUCE_FRAMES_MAX, Api
@@ -30,6 +33,10 @@ from tailrace.protocol.messages import (
 
 ACKS = (0, 1, -1)
 TIMEOUT_MAX_MS = 600_000
+EARLY = (ErrorCode.CONCURRENT_TRANSACTIONS, ErrorCode.OUT_OF_ORDER_SEQUENCE)
+"""Errors of batches of a transaction whose predecessor is being ended, and of those behind them."""
+CONCURRENT_NS = 10_000_000_000
+CONCURRENT_PAUSE_NS = 5_000_000
 
 
 class Part(NamedTuple):
@@ -51,43 +58,96 @@ def produce(call: Call) -> Steps:
     """Append records."""
     request = call.request
     acks = request["acks"]
-    topics, parts = _convert(call)
-    if acks not in ACKS:
-        for part in parts:
-            part.entry.update(
-                error_code=KafkaError.INVALID_REQUIRED_ACKS,
-                error_message=f"acks is {acks}; use 0, 1 or -1 (all)",
-            )
-        return {"responses": topics}
-    sent: list[tuple[Group, Waiter]] = []
     call.connection.is_blocked = True
     try:
-        for group in _groups(parts, call.services.settings["lane_bytes"] // 2):
-            size = sum(len(batch) for _, batch in group.batches)
-            while not call.peer.has_credit(size):
-                yield call.peer.ask_for_credit(size)
-            body = _body(group, acks, request["timeout_ms"])
-            if acks:
-                sent.append((group, call.peer.ask(Api.PRODUCE, body)))
-            else:
-                call.peer.send_unanswered(Api.PRODUCE, body)
+        writer, error = yield from _writer(call)
+        if acks not in ACKS:
+            error = KafkaError.INVALID_REQUIRED_ACKS
+        opened = 0 if writer is None else len(writer.sequences)
+        topics, parts = _convert(call, writer, error)
+        sent = yield from _send(call, parts, acks)
+        if writer is not None and len(writer.sequences) > opened:
+            # the first batches of a transaction wait for the end of the one before it
+            yield from _collect(call, sent, writer)
+            sent = []
     finally:
         call.connection.is_blocked = False
         call.services.go_on(call.connection)
-    if not acks:
+    if not acks and error is KafkaError.NONE:
         return None
-    for group, waiter in sent:
-        answer = yield waiter
-        if answer.code is not ErrorCode.OK:
-            results = [ProducedEntry(answer.code, 0, -1, -1, -1)] * len(group.batches)
-        else:
-            results = messages.decode_produced_batches(answer.body[0])
-        for (part, _), result in zip(group.batches, results, strict=True):
-            _note(part, result)
+    yield from _collect(call, sent, writer)
     return {"responses": topics}
 
 
-def _convert(call: Call) -> tuple[list[dict[str, Any]], list[Part]]:
+def _writer(call: Call) -> Steps:
+    """Returns the transactional producer of the request, if it has one, and a KafkaError."""
+    if call.request.get("transactional_id") is None:
+        return None, KafkaError.NONE
+    for topic in call.request["topic_data"]:
+        for data in topic["partition_data"]:
+            records = data["records"]
+            if records is not None and len(records) >= HEADER_BYTES:
+                header = read_kafka_header(records)
+                try:
+                    found = yield from find_writer(
+                        call, (header.producer_id, header.producer_epoch)
+                    )
+                except RefusedError as refused:
+                    return None, refused.code
+                if found.was_aborted:
+                    return None, KafkaError.INVALID_TXN_STATE
+                return found, KafkaError.NONE
+    return None, KafkaError.NONE
+
+
+def _send(call: Call, parts: Sequence[Part], acks: int) -> Steps:
+    """Pass batches to the front within the credit. Returns the groups that are answered, each with
+    its waiter.
+    """
+    sent: list[tuple[Group, Waiter]] = []
+    for group in _groups(parts, call.services.settings["lane_bytes"] // 2):
+        size = sum(len(batch) for _, batch in group.batches)
+        while not call.peer.has_credit(size):
+            yield call.peer.ask_for_credit(size)
+        body = _body(group, acks, call.request["timeout_ms"])
+        if acks:
+            sent.append((group, call.peer.ask(Api.PRODUCE, body)))
+        else:
+            call.peer.send_unanswered(Api.PRODUCE, body)
+    return sent
+
+
+def _collect(
+    call: Call, sent: Sequence[tuple[Group, Waiter]], writer: TransactionalProducer | None
+) -> Steps:
+    """Note the results. A batch that came before the end of the transaction before it is sent once
+    more, after a pause.
+    """
+    until_ns = call.services.now_ns + CONCURRENT_NS
+    while sent:
+        later: list[tuple[Part, bytearray]] = []
+        for group, waiter in sent:
+            answer = yield waiter
+            if answer.code is not ErrorCode.OK:
+                results = [ProducedEntry(answer.code, 0, -1, -1, -1)] * len(group.batches)
+            else:
+                results = messages.decode_produced_batches(answer.body[0])
+            for (part, batch), result in zip(group.batches, results, strict=True):
+                is_early = result.error in EARLY and call.services.now_ns < until_ns
+                if writer is not None and (is_early or part in [p for p, _ in later]):
+                    later.append((part, batch))
+                else:
+                    yield from _note(call, part, result, writer)
+        sent = []
+        if later:
+            yield pause(call.services, CONCURRENT_PAUSE_NS)
+            parts = [Part(part.route, part.entry, [batch]) for part, batch in later]
+            sent = yield from _send(call, parts, call.request["acks"])
+
+
+def _convert(
+    call: Call, writer: TransactionalProducer | None, error: KafkaError
+) -> tuple[list[dict[str, Any]], list[Part]]:
     """The response's entries, and the batches of the partitions that are not refused."""
     routes, now_us = call.services.routes, call.services.wall_us()
     topics, parts = [], []
@@ -101,6 +161,9 @@ def _convert(call: Call) -> tuple[list[dict[str, Any]], list[Part]]:
                 "log_append_time_ms": -1, "log_start_offset": -1,
             }  # fmt: skip
             entries.append(entry)
+            if error is not KafkaError.NONE:
+                entry["error_code"] = error
+                continue
             route = (
                 routes.find(topic["topic_id"], index)
                 if by_id
@@ -114,15 +177,20 @@ def _convert(call: Call) -> tuple[list[dict[str, Any]], list[Part]]:
                     else KafkaError.UNKNOWN_TOPIC_OR_PARTITION
                 )
                 continue
+            records = data["records"] or b""
+            if writer is not None:
+                records = writer.translate((route.topic_id, index), records)
             try:
-                batches = [b.data for b in convert_incoming(route, data["records"] or b"", now_us)]
-            except KafkaRecordsError as error:
-                entry.update(error_code=error.code, error_message=str(error))
-                if error.record_index is not None:
+                batches = [b.data for b in convert_incoming(route, records, now_us)]
+            except KafkaRecordsError as refused:
+                entry.update(error_code=refused.code, error_message=str(refused))
+                if refused.record_index is not None:
                     entry["record_errors"] = [
-                        {"batch_index": error.record_index,
-                         "batch_index_error_message": str(error)}
-                    ]  # fmt: skip
+                        {
+                            "batch_index": refused.record_index,
+                            "batch_index_error_message": str(refused),
+                        }
+                    ]
                 continue
             parts.append(Part(route, entry, batches))
         topics.append(
@@ -163,17 +231,19 @@ def _body(group: Group, acks: int, timeout_ms: int) -> list[bytes]:
     return [head, *batches]
 
 
-def _note(part: Part, result: ProducedEntry) -> None:
+def _note(
+    call: Call, part: Part, result: ProducedEntry, writer: TransactionalProducer | None
+) -> Steps:
     """Note the result of a batch in its partition's entry: the first offset, or the first error."""
     entry = part.entry
     if entry["error_code"] != KafkaError.NONE:
         return
     if result.error:
         code = code_of(result.error)
-        entry.update(
-            error_code=kafka_error(result.error), base_offset=-1,
-            error_message=ERROR_TABLE[code].meaning,
-        )  # fmt: skip
+        error = kafka_error(result.error)
+        if writer is not None and code is ErrorCode.PRODUCER_FENCED:
+            error = yield from note_fenced(call, writer)
+        entry.update(error_code=error, base_offset=-1, error_message=ERROR_TABLE[code].meaning)
         return
     if entry["base_offset"] < 0:
         entry["base_offset"] = result.base_offset

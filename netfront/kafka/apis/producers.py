@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from netfront.kafka.apis.call import Call, RefusedError
+from netfront.kafka.apis.transactions import init_transactions
 from netfront.kafka.exchange.waiter import Steps
 from netfront.kafka.wire.errors import KafkaError, coordinator_error
 from tailrace.core.error_codes import ErrorCode
@@ -15,7 +16,7 @@ def init_producer_id(call: Call) -> Steps:
     """Give a producer id and epoch."""
     request = call.request
     if request["transactional_id"] is not None:
-        raise RefusedError(KafkaError.TRANSACTIONAL_ID_NOT_FOUND)
+        return (yield from init_transactions(call))
     asked: dict[str, Any] = {}
     if request.get("producer_id", -1) >= 0:
         asked = {name: request[name] for name in ("producer_id", "producer_epoch")}

@@ -15,10 +15,20 @@ from netfront.kafka.apis.fetch import fetch
 from netfront.kafka.apis.offsets import list_offsets, offset_for_leader_epoch
 from netfront.kafka.apis.produce import produce
 from netfront.kafka.apis.producers import init_producer_id
+from netfront.kafka.apis.transactions import (
+    add_offsets,
+    add_partitions,
+    commit_offsets,
+    describe_transactions,
+    end_transaction,
+    list_transactions,
+)
 from netfront.kafka.exchange.waiter import Steps
 from netfront.kafka.wire.errors import KafkaError
 
 API_VERSIONS = 18
+FEATURES = {"transaction.version": 2}
+"""Kafka's features at the level that the APIs have."""
 PRODUCE = 0
 
 
@@ -37,7 +47,13 @@ APIS: dict[int, Row] = {
     API_VERSIONS: Row(0, 4, api_versions),
     22: Row(0, 6, init_producer_id),
     23: Row(2, 4, offset_for_leader_epoch),
+    24: Row(0, 3, add_partitions),
+    25: Row(0, 4, add_offsets),
+    26: Row(0, 5, end_transaction),
+    28: Row(0, 5, commit_offsets),
     60: Row(0, 2, describe_cluster),
+    65: Row(0, 0, describe_transactions),
+    66: Row(0, 2, list_transactions),
     75: Row(0, 0, describe_topic_partitions),
 }
 
@@ -46,6 +62,15 @@ def versions_response(error: KafkaError) -> dict[str, object]:
     """The response of ApiVersions."""
     return {
         "error_code": error,
+        "supported_features": [
+            {"name": name, "min_version": 0, "max_version": level}
+            for name, level in FEATURES.items()
+        ],
+        "finalized_features_epoch": 1,
+        "finalized_features": [
+            {"name": name, "min_version_level": level, "max_version_level": level}
+            for name, level in FEATURES.items()
+        ],
         "api_keys": [
             {"api_key": api, "min_version": 0 if api == PRODUCE else row.low,
              "max_version": row.high}
