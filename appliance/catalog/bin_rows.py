@@ -13,7 +13,13 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from appliance.catalog.rows import PartitionRow, Topic
+from appliance.catalog.rows import (
+    SELECT_VERSIONS,
+    PartitionRow,
+    SchemaVersion,
+    Topic,
+    versions_by_topic,
+)
 
 NO_SLOT = -1
 _SELECT = (
@@ -67,18 +73,26 @@ def insert_deleted(database: sqlite3.Connection, deleted: DeletedTopic) -> None:
 
 def read_bin(database: sqlite3.Connection) -> list[DeletedTopic]:
     """All rows, the one that expires first in front. Raises sqlite3.Error."""
-    return [_deleted_topic(row) for row in database.execute(_SELECT)]
+    rows = database.execute(_SELECT).fetchall()
+    versions = versions_by_topic(
+        database.execute(f"{SELECT_VERSIONS} WHERE topic_id IN (SELECT topic_id FROM bin)")
+    )
+    return [_deleted_topic(row, versions.get(row[0], ())) for row in rows]
 
 
 def remove_unused_schemas(database: sqlite3.Connection) -> None:
-    """Remove the schemas that neither a topic nor the bin has."""
+    """Remove the schemas, and the versions, that neither a topic nor the bin has."""
+    database.execute(
+        "DELETE FROM schema_versions WHERE topic_id NOT IN (SELECT topic_id FROM topics UNION ALL "
+        "SELECT topic_id FROM bin)"
+    )
     database.execute(
         "DELETE FROM schemas WHERE schema_id NOT IN (SELECT schema_id FROM topics UNION ALL SELECT "
-        "schema_id FROM bin)"
+        "schema_id FROM bin UNION ALL SELECT schema_id FROM schema_versions)"
     )
 
 
-def _deleted_topic(row: Any) -> DeletedTopic:
+def _deleted_topic(row: Any, versions: tuple[SchemaVersion, ...]) -> DeletedTopic:
     topic_id, name, state, version, typed, schema_id, message, settings, created_us = row[:9]
     delay_of, slot_counts, partitions, deleted_us, expires_ms, size_bytes = row[9:]
     topic = Topic(
@@ -88,6 +102,6 @@ def _deleted_topic(row: Any) -> DeletedTopic:
                          tuple((source, offset) for source, offset in hand_over))
             for partition, data_dir, delete_before, slots, hand_over in orjson.loads(partitions)
         ),
-        created_us, delay_of, tuple(orjson.loads(slot_counts)),
+        created_us, delay_of, tuple(orjson.loads(slot_counts)), versions=versions,
     )  # fmt: skip
     return DeletedTopic(topic, deleted_us, expires_ms, size_bytes)

@@ -6,8 +6,10 @@ Invariants:
 - A change is on the disk when its method returns; within a step, when the step is committed.
 - Slots are unique among existing topics. Versions grow. A producer id and a schema id are given
   once.
+- The schema ids of a topic's versions ascend.
 - A change that the database refuses raises StorageError or DiskFullError and decides nothing.
-Bounds: SCHEMA_BYTES_MAX of schemas in all, PRODUCERS_MAX remembered producer ids.
+Bounds: SCHEMA_BYTES_MAX of schemas in all, TOPIC_SCHEMA_BYTES_MAX and SCHEMA_VERSIONS_MAX of one
+topic, PRODUCERS_MAX remembered producer ids.
 Crash:
 - SQLite recovers the file.
 - The controller sends a topic in state `changing` to the workers again at start.
@@ -38,10 +40,12 @@ from appliance.catalog.rows import (
     COMES_BACK,
     ROW,
     SELECT_TOPICS,
+    SELECT_VERSIONS,
     PartitionRow,
     Topic,
     partition_of,
     topic_of,
+    versions_by_topic,
 )
 from appliance.catalog.transaction import Database, Done, Effects, Failed, Transaction
 from shm.messages.transaction_messages import PRODUCER_IDS_IN_BLOCK
@@ -69,6 +73,9 @@ PRODUCERS_MAX = 100_000
 epoch, as an unknown id does.
 """
 SCHEMA_BYTES_MAX = 16 << 20
+TOPIC_SCHEMA_BYTES_MAX = 256 << 10
+"""Most bytes of all versions of a topic's schema: each process and partition has a copy."""
+SCHEMA_VERSIONS_MAX = 1_000
 
 
 class MissingDirectoryError(RuntimeError):
@@ -223,8 +230,9 @@ class Catalog:
                 f"SELECT topic_id, {ROW} FROM partitions ORDER BY partition"
             ):
                 by_topic.setdefault(topic_id, []).append(partition_of(rest))
+            versions = versions_by_topic(self._db.execute(SELECT_VERSIONS))
             return [
-                topic_of(row, by_topic.get(row[0], ()))
+                topic_of(row, by_topic.get(row[0], ()), versions.get(row[0], ()))
                 for row in self._db.execute(f"{SELECT_TOPICS} ORDER BY name")
             ]
 
@@ -237,7 +245,10 @@ class Catalog:
             rows = self._db.execute(
                 f"SELECT {ROW} FROM partitions WHERE topic_id = ? ORDER BY partition", (row[0],)
             )
-            return topic_of(row, [partition_of(rest) for rest in rows])
+            versions = versions_by_topic(
+                self._db.execute(f"{SELECT_VERSIONS} WHERE topic_id = ?", (row[0],))
+            )
+            return topic_of(row, [partition_of(rest) for rest in rows], versions.get(row[0], ()))
 
     def create_topic(
         self,
@@ -249,6 +260,7 @@ class Catalog:
         now_us: int,
         delay_of: bytes = b"",
         topic_id: bytes | None = None,
+        author: str = "",
     ) -> Topic:
         """Decide a new topic, in state `changing`, with this id or one of its own. Raises
         CatalogFullError, InvalidSchemaError when there are too many bytes of schemas; the name must
@@ -256,13 +268,16 @@ class Catalog:
         """
         topic_id = topic_id or self._random_bytes(16)
         with refusals(), Transaction(self._db):
+            schema_id = self._schema_id(schema)
+            if typed:
+                self._add_version(topic_id, schema_id, now_us, author)
             self._db.execute(
                 "INSERT INTO topics VALUES (?, ?, 'changing', 1, ?, ?, ?, ?, ?, '[]', 0)",
                 (
                     topic_id,
                     name,
                     int(typed),
-                    self._schema_id(schema),
+                    schema_id,
                     orjson.dumps(given).decode(),
                     now_us,
                     delay_of,
@@ -284,8 +299,10 @@ class Catalog:
         row = self._db.execute(
             "SELECT schema_id FROM schemas WHERE message = ?", (schema,)
         ).fetchone()
-        if row is not None:
-            return int(row[0])
+        return int(row[0]) if row is not None else self._new_schema(schema)
+
+    def _new_schema(self, schema: bytes) -> int:
+        """Store a schema under an id that was never given."""
         (stored,) = self._db.execute(
             "SELECT coalesce(sum(length(message)), 0) FROM schemas"
         ).fetchone()
@@ -299,6 +316,12 @@ class Catalog:
         self._db.execute("INSERT INTO schemas VALUES (?, ?)", (number, schema))
         self._db.execute("UPDATE meta SET value = ? WHERE name = 'next_schema_id'", (number + 1,))
         return int(number)
+
+    def _add_version(self, topic_id: bytes, schema_id: int, now_us: int, author: str) -> None:
+        self._db.execute(
+            "INSERT OR IGNORE INTO schema_versions VALUES (?, ?, ?, ?)",
+            (topic_id, schema_id, now_us, author),
+        )
 
     def _add_partitions(self, topic_id: bytes, start: int, end: int, delay_of: bytes) -> set[int]:
         """The slots of added partitions. Partitions of a delay log are in the data directories of
@@ -390,6 +413,11 @@ class Catalog:
             "UPDATE meta SET value = max(value, ?) WHERE name = 'next_schema_id'",
             (topic.schema_id + 1,),
         )
+        for version in topic.versions:
+            self._db.execute(
+                "INSERT OR IGNORE INTO schemas VALUES (?, ?)", (version.schema_id, version.message)
+            )
+            self._add_version(topic.topic_id, version.schema_id, version.created_us, version.author)
 
     def alter_topic(self, topic: Topic, given: dict[str, Any], partitions: int) -> Topic:
         """Decide new settings and more partitions, in state `changing`. Raises CatalogFullError."""
@@ -405,6 +433,32 @@ class Catalog:
             if topic.slot_counts and added:
                 self._set_slots(topic.topic_id, (*topic.slot_counts, partitions))
         self._slots |= added
+        return self._known(topic.name)
+
+    def alter_schema(self, topic: Topic, schema: bytes, now_us: int, author: str) -> Topic:
+        """Decide the next version of a typed topic's schema, in state `changing`. It gets an id of
+        its own, even where an earlier version had the same columns. Raises InvalidSchemaError when
+        there are too many versions, or bytes of them.
+        """
+        if len(topic.versions) >= SCHEMA_VERSIONS_MAX:
+            raise InvalidSchemaError(
+                f"topic {topic.name!r} has {len(topic.versions)} schema versions, which is the "
+                "limit: create another topic with the new schema"
+            )
+        stored = sum(len(version.message) for version in topic.versions) + len(schema)
+        if stored > TOPIC_SCHEMA_BYTES_MAX:
+            raise InvalidSchemaError(
+                f"the schema versions of topic {topic.name!r} would have {stored} bytes; the limit "
+                f"is {TOPIC_SCHEMA_BYTES_MAX}: create another topic with the new schema"
+            )
+        with refusals(), Transaction(self._db):
+            schema_id = self._new_schema(schema)
+            self._add_version(topic.topic_id, schema_id, now_us, author)
+            self._db.execute(
+                "UPDATE topics SET schema_id = ?, version = version + 1, state = 'changing' WHERE "
+                "topic_id = ?",
+                (schema_id, topic.topic_id),
+            )
         return self._known(topic.name)
 
     def delete_records(self, topic: Topic, before: dict[int, int]) -> Topic:

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from appliance.catalog.transaction import Database, Transaction
 from tailrace.core.errors import DiskFullError, StorageError
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 OLDEST_VERSION = 2
 """The oldest version that is upgraded."""
 LOCKED_TIMEOUT_S = 0.5
@@ -23,7 +23,11 @@ LOCKED_TIMEOUT_S = 0.5
 TABLES = """
 CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value INTEGER NOT NULL) STRICT;
 CREATE TABLE IF NOT EXISTS schemas (
-    schema_id INTEGER PRIMARY KEY, message BLOB NOT NULL UNIQUE
+    schema_id INTEGER PRIMARY KEY, message BLOB NOT NULL
+) STRICT;
+CREATE TABLE IF NOT EXISTS schema_versions (
+    topic_id BLOB NOT NULL, schema_id INTEGER NOT NULL REFERENCES schemas,
+    created_us INTEGER NOT NULL, author TEXT NOT NULL, PRIMARY KEY (topic_id, schema_id)
 ) STRICT;
 CREATE TABLE IF NOT EXISTS topics (
     topic_id BLOB PRIMARY KEY, name TEXT NOT NULL UNIQUE,
@@ -99,9 +103,11 @@ def open_database(path: str) -> Database:
         _refuse_other_versions(database, path)
         database.execute("PRAGMA journal_mode=WAL")
         database.execute("PRAGMA synchronous=FULL")
-        database.execute("PRAGMA foreign_keys=ON")
         database.executescript(TABLES)
         _upgrade(database)
+        database.execute(
+            "PRAGMA foreign_keys=ON"
+        )  # an upgrade replaces a table that has references
     except BaseException:
         database.close()
         raise
@@ -153,3 +159,19 @@ def _upgrade(database: Database) -> None:
         with Transaction(database):
             database.execute("ALTER TABLE topics ADD COLUMN bin INTEGER NOT NULL DEFAULT 0")
             database.execute("UPDATE meta SET value = 6 WHERE name = 'schema_version'")
+        found = 6
+    if found == 6:  # before schema versions, of which several may have the same columns
+        with Transaction(database):
+            database.execute(
+                "CREATE TABLE schemas_7 (schema_id INTEGER PRIMARY KEY, message BLOB NOT NULL) "
+                "STRICT"
+            )
+            database.execute("INSERT INTO schemas_7 SELECT schema_id, message FROM schemas")
+            database.execute("DROP TABLE schemas")
+            database.execute("ALTER TABLE schemas_7 RENAME TO schemas")
+            for table in ("topics", "bin"):
+                database.execute(
+                    "INSERT INTO schema_versions SELECT topic_id, schema_id, created_us, '' FROM "
+                    f"{table} WHERE typed"
+                )
+            database.execute("UPDATE meta SET value = 7 WHERE name = 'schema_version'")

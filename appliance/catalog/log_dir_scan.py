@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from appliance.catalog.bin_rows import DeletedTopic, deleted_topic
 from appliance.catalog.catalog import PartitionRow, Topic
+from appliance.catalog.rows import SchemaVersion
 from appliance.config.default_schema import DEFAULT_DELAY_SCHEMA_MESSAGE, DEFAULT_SCHEMA_MESSAGE
 from tailrace.core.delays import DELAY_SUFFIX, delay_log_name
 from tailrace.core.hash_slots import HandOver, births, missing_sources, owners_after, ranges_of
@@ -168,7 +169,7 @@ def deleted_topics(
         topic = Topic(
             topic_id, newest.topic, "kept", decision.version, decision.typed, decision.schema_id,
             newest.schemas[decision.schema_id], dict(decision.given), rows, decision.created_us,
-            bytes.fromhex(decision.delay_of), counts,
+            bytes.fromhex(decision.delay_of), counts, versions=_versions(newest, decision),
         )  # fmt: skip
         deleted.append(deleted_topic(topic, now_us, expires_ms, 0))
     return deleted
@@ -339,8 +340,19 @@ def _restore(
         topic_id, name, "active" if is_settled else "changing",
         version if is_settled else version + 1, decision.typed, decision.schema_id,
         newest.schemas[decision.schema_id], dict(decision.given), rows, decision.created_us,
-        bytes.fromhex(decision.delay_of), counts_of_slots,
+        bytes.fromhex(decision.delay_of), counts_of_slots, versions=_versions(newest, decision),
     )  # fmt: skip
+
+
+def _versions(file: PartitionMetadata, decision: Decision) -> tuple[SchemaVersion, ...]:
+    """The schema versions of a typed topic. Only the time of the first one is known."""
+    if not decision.typed:
+        return ()
+    ids = sorted(schema_id for schema_id in file.schemas if schema_id <= decision.schema_id)
+    return tuple(
+        SchemaVersion(schema_id, file.schemas[schema_id], decision.created_us if not at else 0)
+        for at, schema_id in enumerate(ids)
+    )
 
 
 def _hand_over(

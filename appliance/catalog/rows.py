@@ -24,6 +24,24 @@ COMES_BACK = -1
 """`Topic.bin` of a topic that comes back from the bin."""
 
 
+class SchemaVersion(NamedTuple):
+    """A version of a typed topic's schema. Versions of a topic are ordered by their ids."""
+
+    schema_id: int
+    message: bytes
+    """Encapsulated Arrow schema message."""
+    created_us: int = 0
+    """Microseconds since 1970; 0: unknown, because the catalog was rebuilt."""
+    author: str = ""
+    """The user that the client named; empty: unknown."""
+
+
+SELECT_VERSIONS = (
+    "SELECT topic_id, schema_id, message, schema_versions.created_us, author"
+    " FROM schema_versions JOIN schemas USING (schema_id)"
+)
+
+
 class PartitionRow(NamedTuple):
     """A partition as decided: where its files and its slot are."""
 
@@ -67,6 +85,17 @@ class Topic(NamedTuple):
     """Of a topic that is being deleted: the time that the bin keeps it, ms; 0: its files are
     removed. COMES_BACK until a topic from the bin is open again.
     """
+    versions: tuple[SchemaVersion, ...] = ()
+    """The schema versions of a typed topic, oldest first. The last one is `schema`."""
+
+    @property
+    def older_schemas(self) -> dict[int, bytes]:
+        """Schema id -> message of the versions before the present one."""
+        return {
+            version.schema_id: version.message
+            for version in self.versions
+            if version.schema_id != self.schema_id
+        }
 
     @property
     def is_going_to_bin(self) -> bool:
@@ -86,7 +115,17 @@ def partition_of(row: Any) -> PartitionRow:
     return PartitionRow(partition, data_dir, slot, delete_before, slots, ends)
 
 
-def topic_of(row: Any, partitions: Iterable[PartitionRow]) -> Topic:
+def versions_by_topic(rows: Iterable[Any]) -> dict[bytes, tuple[SchemaVersion, ...]]:
+    """Topic id -> its versions, from the columns of SELECT_VERSIONS."""
+    found: dict[bytes, list[SchemaVersion]] = {}
+    for topic_id, *rest in rows:
+        found.setdefault(topic_id, []).append(SchemaVersion(*rest))
+    return {topic_id: tuple(sorted(versions)) for topic_id, versions in found.items()}
+
+
+def topic_of(
+    row: Any, partitions: Iterable[PartitionRow], versions: tuple[SchemaVersion, ...] = ()
+) -> Topic:
     """A topic from its columns, those of SELECT_TOPICS."""
     (
         topic_id,
@@ -117,4 +156,5 @@ def topic_of(row: Any, partitions: Iterable[PartitionRow]) -> Topic:
         delay_of,
         counts,
         bin_,
+        versions,
     )
