@@ -73,9 +73,9 @@ class PartitionRoutes:
             self._names = sorted(self._topics)
         return self._names
 
-    def describe(self, topic: str) -> dict[str, Any] | None:
+    def describe(self, topic: str, older_schema_bytes: int = 1 << 62) -> dict[str, Any] | None:
         """Return the topic's metadata for a client, ready for JSON, or None if
-        there is no such topic.
+        there is no such topic. Older schemas of more bytes than given are left out.
         """
         first = self.find_by_name(topic, 0)
         if first is None:
@@ -86,12 +86,13 @@ class PartitionRoutes:
         )
         return {
             "name": topic,
-            "delay_log": None if delay_log is None else _schema_of(delay_log),
+            "delay_log": (
+                None if delay_log is None else _delay_log_of(delay_log, older_schema_bytes)
+            ),
             "topic_id": first.topic_id.hex(),
             "version": first.version,
             "typed": first.typed,
-            "schema_id": first.schema_id,
-            "schema": base64.b64encode(first.schema).decode("ascii"),
+            **_schemas_of(first, older_schema_bytes),
             "settings": first.settings,
             "created_us": first.created_us,
             "partitions": [_partition_of(r) for r in routes if r is not None],
@@ -113,10 +114,26 @@ def _partition_of(route: Assignment) -> dict[str, Any]:
     }
 
 
-def _schema_of(delay_log: Assignment) -> dict[str, Any]:
-    """Return the id and schema of a topic's delay log, which its producers need."""
+def _schemas_of(route: Assignment, older_bytes_max: int) -> dict[str, Any]:
+    """Return the present schema, and the earlier versions where there are any."""
+    found: dict[str, Any] = {
+        "schema_id": route.schema_id,
+        "schema": base64.b64encode(route.schema).decode("ascii"),
+    }
+    older = route.older_schemas
+    if older:
+        found["schema_ids"] = [*sorted(older), route.schema_id]
+        if sum(map(len, older.values())) <= older_bytes_max:
+            found["older_schemas"] = {
+                str(number): base64.b64encode(older[number]).decode("ascii")
+                for number in sorted(older)
+            }
+    return found
+
+
+def _delay_log_of(delay_log: Assignment, older_bytes_max: int) -> dict[str, Any]:
+    """Return the id and the schemas of a topic's delay log, which its producers need."""
     return {
         "topic_id": delay_log.topic_id.hex(),
-        "schema_id": delay_log.schema_id,
-        "schema": base64.b64encode(delay_log.schema).decode("ascii"),
+        **_schemas_of(delay_log, older_bytes_max),
     }

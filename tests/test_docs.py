@@ -591,6 +591,7 @@ def test_the_exchanges_are_real_ones_and_there_is_one_for_every_api() -> None:
                 {"topics": [{"name": "orders", "configs": {"retention.ms": 3_600_000}}]},
             )
         )
+        parts.append(client.ask(Api.DESCRIBE_SCHEMAS, {"topic": "orders"}))
         parts.append(client.ask(Api.DESCRIBE_CLUSTER, {}))
         parts.append(client.ask(Api.ALTER_CONFIGS, {"set": {"groups.max": 500}, "unset": []}))
         parts.append(client.ask(Api.DESCRIBE_CONFIGS, {"names": ["groups.max", "slots"]}))

@@ -145,6 +145,15 @@ _TABLE = (
         allowed=("json", "arrow"),
     ),
     TopicSetting(
+        "schema.compatibility",
+        str,
+        "backward",
+        "Changes of a typed topic's schema that are allowed: backward: all by which stored rows "
+        "stay readable. forward, full: neither renaming nor widening a column. none: any type may "
+        "become another one, too (see docs/schemas.md).",
+        allowed=("backward", "forward", "full", "none"),
+    ),
+    TopicSetting(
         "retention.ms",
         int,
         7 * 86_400_000,

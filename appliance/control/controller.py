@@ -243,6 +243,8 @@ class Controller:
             return self._bin.take(requester, api, request, self._now_ns, self._answer_max)
         if api in CONFIG_APIS:
             return self._configs.take(requester, api, request, self._now_ns)
+        if api == Api.DESCRIBE_SCHEMAS:
+            return self._decisions.describe_schemas(request)
         if api == Api.DESCRIBE_CLUSTER:
             return self._description.describe(request)
         raise TailraceError(f"API {api} is not served by the controller", ErrorCode.UNKNOWN_API)

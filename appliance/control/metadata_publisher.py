@@ -159,6 +159,7 @@ class MetadataPublisher:
             lane_bytes=sizes.lane_bytes,
             defaults=self.topic_defaults,
         )
+        older_schemas = topic.older_schemas
         return [
             Assignment(
                 topic=topic.name, topic_id=topic.topic_id, partition=row.partition,
@@ -166,7 +167,7 @@ class MetadataPublisher:
                 version=topic.version, worker=self.placement.worker_of(topic, row),
                 front=row.slot % sizes.front_count,
                 data_dir=self.placement.dir_index(row), schema_id=topic.schema_id,
-                schema=topic.schema, typed=topic.typed,
+                schema=topic.schema, older_schemas=older_schemas, typed=topic.typed,
                 dropped=topic.state == "deleting", binned=topic.is_going_to_bin,
                 undeleted=topic.is_coming_back, delete_before=row.delete_before, revive=revive,
                 settings=settings, delay_of=topic.delay_of.hex(),

@@ -50,12 +50,23 @@ Timestamp, FixedSizeBinary, Duration.
 RESERVED = "@"
 """First character of the names of a delay log's own columns."""
 TOPIC_ID_BYTES = 16
+AUTHOR_MAX = 128
 _DELAY_NODES = read_schema(DEFAULT_DELAY_SCHEMA_MESSAGE).nodes[-len(DELAY_COLUMNS) :]
 
 
 def is_whole(value: Any, low: int, high: int) -> bool:
     """True for an int from `low` to `high`; a bool is not one."""
     return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
+
+
+def checked_author(item: dict[str, Any]) -> str:
+    """The user that a client names as the author of a schema. Raises InvalidRequestError."""
+    author = item.get("author", "")
+    if not isinstance(author, str) or len(author) > AUTHOR_MAX or not author.isprintable():
+        raise InvalidRequestError(
+            f"`author` must be a text of at most {AUTHOR_MAX} printable characters"
+        )
+    return author
 
 
 class TopicCommands:
@@ -108,17 +119,8 @@ class TopicCommands:
         partitions = topic_config.check_partitions(item.get("partitions", 1))
         given = self._checked_settings(item.get("configs"))
         typed = item.get("schema") is not None
-        schema = self._checked_schema(item["schema"]) if typed else DEFAULT_SCHEMA_MESSAGE
-        reserved = [
-            node.name
-            for node in read_schema(schema).nodes
-            if node.top_level and node.name.startswith(RESERVED)
-        ]
-        if reserved:
-            raise InvalidSchemaError(
-                f"column {shown_name(reserved[0])!r}: names that begin with {RESERVED} are "
-                "reserved; rename it"
-            )
+        schema = self._own_schema(item["schema"]) if typed else DEFAULT_SCHEMA_MESSAGE
+        author = checked_author(item)
         self._check_compaction(given, schema, typed=typed)
         if given.get("worker.dedicated"):
             self._dedicated.check_room(partitions)
@@ -130,7 +132,14 @@ class TopicCommands:
         with self._catalog.together():
             decided = [
                 self._catalog.create_topic(
-                    name, partitions, given, schema, typed, self._now_us(), topic_id=topic_id
+                    name,
+                    partitions,
+                    given,
+                    schema,
+                    typed,
+                    self._now_us(),
+                    topic_id=topic_id,
+                    author=author,
                 )
             ]
             if delay_schema:
@@ -251,6 +260,17 @@ class TopicCommands:
             defaults=self._topic_defaults,
         )
 
+    def _own_schema(self, encoded: Any) -> bytes:
+        """The schema of a typed topic. Raises InvalidSchemaError."""
+        schema = self._checked_schema(encoded)
+        for node in read_schema(schema).nodes:
+            if node.top_level and node.name.startswith(RESERVED):
+                raise InvalidSchemaError(
+                    f"column {shown_name(node.name)!r}: names that begin with {RESERVED} are "
+                    "reserved; rename it"
+                )
+        return schema
+
     @staticmethod
     def _checked_schema(encoded: Any) -> bytes:
         try:
@@ -343,11 +363,6 @@ class TopicCommands:
         Raises: UnknownTopicError, InvalidSettingError, InvalidSchemaError.
         """
         topic = self.existing(item)
-        if item.get("schema") is not None:
-            raise InvalidSchemaError(
-                f"the schema of topic {topic.name!r} cannot be changed: create another topic with "
-                "the new schema"
-            )
         if topic.is_coming_back:
             raise TailraceError(
                 f"topic {topic.name!r} is coming back from the bin; try again in a moment",
@@ -372,7 +387,16 @@ class TopicCommands:
             raise InvalidSettingError(
                 "key.column can be set once: segments are cleaned by the keys of one column"
             )
-        settings = self._check_compaction(given, topic.schema, typed=topic.typed)
+        altered = self._altered_schema(topic, item, given)
+        schema = topic.schema if altered is None else altered
+        settings = self._check_compaction(given, schema, typed=topic.typed)
+        is_compacted = topic_config.COMPACT in settings["cleanup.policy"]
+        if is_compacted and (altered is not None or len(topic.versions) > 1):
+            raise InvalidSchemaError(
+                f"topic {topic.name!r} cannot have both an altered schema and "
+                f"cleanup.policy={settings['cleanup.policy']}: create another topic with the "
+                "schema, and copy the records"
+            )
         requested = item.get("partitions")
         partitions = (
             len(topic.partitions) if requested is None else topic_config.check_partitions(requested)
@@ -387,6 +411,7 @@ class TopicCommands:
             self._check_ends_are_known(topic)
         if dedicated:
             self._dedicated.check_room(partitions - len(topic.partitions))
+        author = checked_author(item)
         delay_log = delay_log_of(topic, self._topics)
         if delay_log is not None and topic_config.COMPACT in settings["cleanup.policy"]:
             raise InvalidSettingError(
@@ -401,6 +426,8 @@ class TopicCommands:
             return []
         with self._catalog.together():
             decided = [self._catalog.alter_topic(topic, given, partitions)]
+            if altered is not None:
+                decided[0] = self._catalog.alter_schema(decided[0], altered, self._now_us(), author)
             if delay_log is not None:
                 decided.append(
                     self._catalog.alter_topic(
@@ -410,6 +437,64 @@ class TopicCommands:
             elif needs_log:
                 decided.append(self._create_delay_log(topic, given, partitions, delay_schema))
         return decided
+
+    def _altered_schema(
+        self, topic: Topic, item: dict[str, Any], given: dict[str, Any]
+    ) -> bytes | None:
+        """The next version of the topic's schema; None if it stays. Raises InvalidSchemaError,
+        InvalidRequestError.
+        """
+        if item.get("schema") is None:
+            return None
+        base = item.get("schema_id")
+        if base is not None and not is_whole(base, 0, 1 << 62):
+            raise InvalidRequestError("`schema_id` must be a whole number")
+        schema = self._own_schema(item["schema"])
+        if not topic.typed:
+            raise InvalidSchemaError(
+                f"topic {topic.name!r} was created without a schema and keeps key, value, "
+                "timestamp and headers: create another topic with the schema"
+            )
+        if base is not None and base != topic.schema_id:
+            raise InvalidSchemaError(
+                f"the schema of topic {topic.name!r} was altered meanwhile: it is version "
+                f"{topic.schema_id}, and the change was made for {base}; look at `tailrace topic "
+                f"schema {topic.name} --diff` and alter that one"
+            )
+        if schema == topic.schema:
+            return None
+        from tailrace.format.evolution import schema_rules
+
+        mode = given.get("schema.compatibility", self._topic_defaults.get("schema.compatibility"))
+        schema_rules.check(
+            topic.schema,
+            schema,
+            mode or topic_config.TOPIC_SETTINGS["schema.compatibility"].default,
+            given.get("key.column") or None,
+        )
+        if delay_log_of(topic, self._topics) is not None or given.get("delay.enabled"):
+            raise InvalidSchemaError(
+                f"the schema of topic {topic.name!r} cannot be altered, because it has delayed "
+                "records (delay.enabled), which are stored with their columns: create another "
+                "topic with the new schema"
+            )
+        return schema
+
+    def describe_schemas(self, request: dict[str, Any]) -> dict[str, Any]:
+        """The versions of a topic's schema, oldest first. Raises UnknownTopicError."""
+        topic = self.existing({"name": request.get("topic")})
+        return {
+            "name": topic.name,
+            "versions": [
+                {
+                    "schema_id": version.schema_id,
+                    "schema": base64.b64encode(version.message).decode("ascii"),
+                    "created_us": version.created_us,
+                    "author": version.author,
+                }
+                for version in topic.versions
+            ],
+        }
 
     def _check_ends_are_known(self, topic: Topic) -> None:
         """Check that the end of each partition that gives slots away is known.

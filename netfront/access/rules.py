@@ -180,6 +180,10 @@ def _init_producer_id(_request: Request, _names: TopicName) -> Needs:
     yield (WRITE, TOPIC, ""), (IDEMPOTENT_WRITE, *_ON_CLUSTER)
 
 
+def _schemas(request: Request, _names: TopicName) -> Needs:
+    yield ((DESCRIBE, TOPIC, _text(request, "topic")),)
+
+
 # ---- delayed records -----------------------------------------------------------------------------
 
 
@@ -333,6 +337,7 @@ RULES: Final[dict[int, Rule]] = {
     Api.ALTER_TOPICS: Rule(_alter_topics),
     Api.DELETE_RECORDS: Rule(_on_topics(DELETE)),
     Api.LIST_DELETED_TOPICS: Rule(lists=_of_rows("topics", "name", TOPIC)),
+    Api.DESCRIBE_SCHEMAS: Rule(_schemas),
     Api.UNDELETE_TOPICS: Rule(_deleted_topics(CREATE)),
     Api.PURGE_TOPICS: Rule(_deleted_topics(DELETE)),
     Api.LEASE_OFFSETS: Rule(_lease_offsets),

@@ -26,7 +26,12 @@ from netfront.session.sessions import Session
 from shm.messages.lane_messages import Assignment
 from shm.tables.partition_table import PartitionState
 from tailrace.core.error_codes import ErrorCode
-from tailrace.protocol.messages import FETCHED_GAPS, FetchedEntry, FetchEntry
+from tailrace.protocol.messages import (
+    FETCHED_GAPS,
+    SCHEMAS_FETCH_VERSION,
+    FetchedEntry,
+    FetchEntry,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -157,6 +162,11 @@ class FetchResponseEntries:
         """Read one partition's batches into the fetch's buffer. A first batch above the limit gets
         a buffer of its own size.
         """
+        if fetch.version < SCHEMAS_FETCH_VERSION and route.older_schemas:
+            raise LogReadError(
+                ErrorCode.UNSUPPORTED_VERSION,
+                "the schema of the topic was altered, which this client cannot read; upgrade it",
+            )
         state = self._reader.state(route)
         self._reader.check_epoch(route, state, requested.leader_epoch, requested.offset)
         if not state.log_start_offset <= requested.offset <= state.high_watermark:

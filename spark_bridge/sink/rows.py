@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tailrace import kernel
+from tailrace.batch.frames import fitting
 from tailrace.batch.picked_rows import PickedRows
 from tailrace.client.topics.topic_metadata import TopicInfo
 from tailrace.core.errors import InvalidRecordError, SchemaMismatchError
@@ -112,7 +113,7 @@ _BYTES = (
 def _check_typed(schema: pa.Schema, topic: TopicInfo, key_column: str | None) -> None:
     empty = pa.Table.from_batches([], schema)
     try:
-        conform(empty, topic.schema)
+        _fitted(empty, topic)
     except SchemaMismatchError as error:
         has = ", ".join(f"{field.name} {field.type}" for field in topic.schema)
         raise SchemaMismatchError(
@@ -157,7 +158,15 @@ def typed_rows(batch: pa.RecordBatch, info: TopicInfo) -> pa.RecordBatch:
     """Rows, one at least, as those of a typed topic. Raises SchemaMismatchError for a value that
     does not fit.
     """
-    return conform(pa.Table.from_batches([batch]), info.schema).combine_chunks().to_batches()[0]
+    return _fitted(pa.Table.from_batches([batch]), info).combine_chunks().to_batches()[0]
+
+
+def _fitted(rows: pa.Table, info: TopicInfo) -> pa.Table:
+    """The rows in the topic's newest schema. They may have the columns of an earlier version.
+    Raises SchemaMismatchError.
+    """
+    fits = fitting(rows, info, None)
+    return conform(rows if fits is None else fits[0], info.schema)
 
 
 def by_topic(batch: pa.RecordBatch) -> list[tuple[str, pa.RecordBatch]]:

@@ -52,6 +52,7 @@ STREAM_ONLY = (
     "minOffsetsPerTrigger",
     "maxTriggerDelay",
     "maxBytesPerTrigger",
+    "schemaChange",
 )
 NAMES = {name.lower(): name for name in (*KAFKA_OPTIONS, *OWN_OPTIONS, *STREAM_ONLY)}
 EARLIER_NAMES = {

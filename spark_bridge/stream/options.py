@@ -3,7 +3,7 @@ micro-batch.
 
 Names and meanings are those of Spark's Kafka source: maxOffsetsPerTrigger, minOffsetsPerTrigger,
 maxTriggerDelay; the default of startingOffsets is "latest". Tailrace's own is maxBytesPerTrigger (a
-soft limit, as Delta's).
+soft limit, as Delta's), and schemaChange.
 
 Invariants: pure. An unknown option, or a value out of range, is refused by name before any request
 to the appliance.
@@ -32,6 +32,10 @@ class StreamOptions:
     min_offsets: int | None = None
     max_trigger_delay_ms: int = MAX_TRIGGER_DELAY_MS
     max_bytes: int | None = None
+    stops_at_new_schema: bool = False
+    """True: the query stops when a topic's schema was altered. False: it goes on with the columns
+    that it began with.
+    """
 
     @property
     def task_count_max(self) -> int:
@@ -78,7 +82,15 @@ def parse_stream_options(given: Mapping[str, str]) -> StreamOptions:
             "max_bytes",
             "a number of bytes from 1 on, or a size such as 64MiB",
         ),
+        _stops_at_new_schema(options),
     )
+
+
+def _stops_at_new_schema(options: Mapping[str, str]) -> bool:
+    chosen = options.get("schemachange", "keep")
+    if chosen.lower() not in ("keep", "stop"):
+        raise InvalidSettingError(f"option schemaChange is {chosen!r:.100}; it takes keep or stop")
+    return chosen.lower() == "stop"
 
 
 def _number(

@@ -12,6 +12,8 @@ Invariants:
 - A partition or a topic that is added while the query runs is read from offset 0 on.
 - A lease keeps the records to be read from retention. It is moved on every LEASE_MOVED_AFTER_S and
   lasts LEASE_MS, so that most batches need no request for it.
+- Rows of a topic have the version of its schema that it had when the query began. With
+  schemaChange=stop the query fails when the topic has another one.
 - failOnDataLoss decides whether the query fails or goes on when the log does not have a position
   any more.
 Crash: a killed query leaves its lease, which expires after LEASE_MS. Spark starts again from the
@@ -46,7 +48,13 @@ from spark_bridge.stream.options import StreamOptions
 from spark_bridge.stream.progress import behind
 from spark_bridge.stream.tasks import StreamTask, divided, read_stream_task
 from spark_bridge.stream.topic_view import Appliance, View
-from tailrace.core.errors import OffsetOutOfRangeError, TailraceError, UnknownTopicError
+from tailrace.client.topics.topic_metadata import TopicInfo
+from tailrace.core.errors import (
+    OffsetOutOfRangeError,
+    SchemaMismatchError,
+    TailraceError,
+    UnknownTopicError,
+)
 from tailrace.core.log import logger
 from tailrace.core.topic_partition import TopicPartition
 from tailrace.scanning.columns import LOG_COLUMNS, arrow_schema, own_columns
@@ -111,6 +119,8 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._lease = f"{options.read.client_id}-stream-{uuid.uuid4().hex}"
         self._leased: dict[TopicPartition, int] = {}
         self._leased_s = 0.0
+        self._schema_ids: dict[bytes, int] = {}
+        """Topic id -> the version of its schema that rows have."""
 
     # ---- where a batch begins and ends -----------------------------------------------------------
 
@@ -307,9 +317,11 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         options, parts = self._options.read, []
         for topic in dict.fromkeys(r.topic for r in ranges):
             info, of_topic = view.infos[topic], [r for r in ranges if r.topic == topic]
+            version = self._version(info)
+            schema = info.schema if version == info.schema_id else info.history.schema(version)
             check_asked(
                 self._schema,
-                arrow_schema((*LOG_COLUMNS, *own_columns(info.schema, typed=info.typed))),
+                arrow_schema((*LOG_COLUMNS, *own_columns(schema, typed=info.typed))),
                 topic,
             )
             made = plan_of(
@@ -320,6 +332,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 self._schema.fieldNames(),
                 scan_settings(options),
                 self._lease,
+                version,
             )
             parts.append(
                 ReadTask(
@@ -329,6 +342,18 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 )
             )
         return StreamTask(parts)
+
+    def _version(self, info: TopicInfo) -> int:
+        """The version of a topic's schema that rows have. Raises SchemaMismatchError."""
+        version = self._schema_ids.setdefault(info.topic_id, info.schema_id)
+        if version != info.schema_id and self._options.stops_at_new_schema:
+            raise SchemaMismatchError(
+                f"the schema of topic {info.name!r} was altered, from version {version} to "
+                f"{info.schema_id}, and schemaChange=stop: start the query again, which reads the "
+                "new columns, or with schemaChange=keep, which goes on with the columns of its "
+                "start"
+            )
+        return version
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a task. Raises TailraceError."""
@@ -353,4 +378,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._appliance.close()
 
     def _view(self) -> View:
-        return self._appliance.view()
+        view = self._appliance.view()
+        for info in view.infos.values():
+            self._schema_ids.setdefault(info.topic_id, info.schema_id)
+        return view

@@ -8,15 +8,17 @@ Each call makes a request or a few in the caller's thread.
 
 from __future__ import annotations
 
+import base64
 import datetime as dt
 from collections.abc import Iterable, Mapping, Sequence
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, ClassVar, TypeVar
 
 from tailrace.admin.configs import ConfigAdmin
 from tailrace.admin.delays import DelayAdmin
 from tailrace.admin.deleted_topics import DeletedTopicAdmin
 from tailrace.admin.groups import GroupAdmin
+from tailrace.admin.schemas import SchemaAdmin, encoded_schema
 from tailrace.admin.topic_list import partition_counts
 from tailrace.admin.transactions import TransactionAdmin
 from tailrace.client.config.kafka_names import RenamedMethods
@@ -36,6 +38,7 @@ from tailrace.client.topics.list_offsets import list_offsets
 from tailrace.client.topics.new_topic import NewTopic as NewTopic
 from tailrace.client.topics.new_topic import check_configs, delay_schema_of
 from tailrace.client.topics.new_topic import create_request as create_request
+from tailrace.client.topics.schema_author import author
 from tailrace.client.topics.topic_metadata import TopicInfo, topics_from_metadata
 from tailrace.core.error_codes import ErrorCode, code_of
 from tailrace.core.errors import (
@@ -64,7 +67,13 @@ _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 @documented(AdminSettings)
 class Admin(
-    ConfigAdmin, GroupAdmin, TransactionAdmin, DelayAdmin, DeletedTopicAdmin, RenamedMethods
+    ConfigAdmin,
+    GroupAdmin,
+    TransactionAdmin,
+    DelayAdmin,
+    DeletedTopicAdmin,
+    SchemaAdmin,
+    RenamedMethods,
 ):
     """Creates, changes, describes and deletes topics and groups, and shows the state of the
     appliance. A context manager; for one thread at a time.
@@ -239,13 +248,45 @@ class Admin(
         return sorted((yield from derived_from(self._call, names, existing)))
 
     @operation
-    def alter_topics(self, configs: Mapping[str, Mapping[str, Any]]) -> Steps[None]:
-        """Change settings: topic -> {setting: value}. Other settings stay. Raises
-        UnknownTopicError, InvalidSettingError.
-        """
-        yield from self._alter_topics(configs)
+    def alter_topics(
+        self,
+        configs: Mapping[str, Mapping[str, Any]] | None = None,
+        *,
+        schema: Mapping[str, Any] | None = None,
+        schema_id: int | None = None,
+        validate_only: bool = False,
+    ) -> Steps[None]:
+        """Change settings, topic -> {setting: value}, and schemas of typed topics, topic -> pyarrow
+        Schema or a frame with the columns. The rest stays. `schema_id`: the version that `schema`
+        was made for; another present version refuses the change. With `validate_only` only check
+        that the changes are allowed.
 
-    def _alter_topics(self, configs: Mapping[str, Mapping[str, Any]]) -> Steps[None]:
+        Which changes of a schema are allowed: docs/schemas.md. Raises UnknownTopicError,
+        InvalidSettingError, InvalidSchemaError.
+        """
+        if configs is None and schema is None:
+            raise InvalidRequestError(
+                'give configs, {"orders": {"retention.ms": "7d"}}, or schema, {"orders": schema}'
+            )
+        schemas = {}
+        for name, source in mapping_of("schema", schema or {}, '{"orders": schema}').items():
+            name_of("the name of a topic", name)
+            message = encoded_schema(name, source)
+            schemas[name] = {
+                "schema": base64.b64encode(message).decode("ascii"), "author": author(),
+                **({} if schema_id is None else {"schema_id": whole("schema_id", schema_id, 0)}),
+            }  # fmt: skip
+        yield from self._alter_topics(
+            {} if configs is None else configs, schemas, validate_only=validate_only
+        )
+
+    def _alter_topics(
+        self,
+        configs: Mapping[str, Mapping[str, Any]],
+        schemas: Mapping[str, dict[str, Any]] = MappingProxyType({}),
+        *,
+        validate_only: bool = False,
+    ) -> Steps[None]:
         items: list[dict[str, Any]] = []
         for name, values in mapping_of(
             "configs", configs, '{"orders": {"retention.ms": "7d"}}'
@@ -253,12 +294,18 @@ class Admin(
             changed = mapping_of(f"configs of {name!r:.100}", values, '{"retention.ms": "7d"}')
             check_configs(changed)
             items.append({"name": name_of("the name of a topic", name), "configs": dict(changed)})
+        by_name = {item["name"]: item for item in items}
+        for name, altered in schemas.items():
+            if name not in by_name:
+                by_name[name] = {"name": name, "configs": {}}
+                items.append(by_name[name])
+            by_name[name].update(altered)
         delayed = [item["name"] for item in items if "delay.enabled" in item["configs"]]
         infos = (yield from self._topic_info(delayed)) if delayed else {}
         for item in items:
             if item["name"] in infos and infos[item["name"]].typed:
                 item["delay_schema"] = delay_schema_of(infos[item["name"]].schema_message)
-        yield from self._change(Api.ALTER_TOPICS, items)
+        yield from self._change(Api.ALTER_TOPICS, items, validate_only)
 
     @operation
     def create_partitions(self, counts: Mapping[str, int]) -> Steps[None]:
@@ -297,7 +344,12 @@ class Admin(
         while requested:
             try:
                 answer = yield from self._call(Api.METADATA, {"topics": requested[:count]})
-                infos.update(topics_from_metadata(answer, *requested[:count]))
+                found = topics_from_metadata(answer, *requested[:count])
+                for name, info in found.items():
+                    if not info.has_all_schemas:  # a response has room for some topics' versions
+                        answer = yield from self._call(Api.METADATA, {"topics": [name]})
+                        found[name] = topics_from_metadata(answer, name)[name]
+                infos.update(found)
             except TailraceError as error:
                 if error.code is not ErrorCode.REQUEST_TOO_LARGE or count == 1:
                     raise

@@ -102,6 +102,7 @@ class AsyncAdmin(AsyncClient, RenamedMethods):
     undelete_topic = _awaited(Admin.undelete_topic)
     purge_topic = _awaited(Admin.purge_topic)
     alter_topics = _awaited(Admin.alter_topics)
+    describe_schemas = _awaited(Admin.describe_schemas)
     create_partitions = _awaited(Admin.create_partitions)
     list_topics = _awaited(Admin.list_topics)
     partition_counts = _awaited(Admin.partition_counts)

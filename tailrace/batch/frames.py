@@ -22,7 +22,11 @@ from tailrace.batch.frame_encoder import default_rows, typed_rows
 from tailrace.batch.picked_rows import PickedRows
 from tailrace.client.topics.topic_metadata import TopicInfo
 from tailrace.core.delays import HORIZON_DAYS, HORIZON_US, parse_levels, rounded_to_level
-from tailrace.core.errors import InvalidRecordError, SchemaMismatchError
+from tailrace.core.errors import (
+    InvalidRecordError,
+    SchemaMismatchError,
+    UnsupportedBatchError,
+)
 from tailrace.core.hash_slots import STAYS, slot_of
 from tailrace.format.schema import (
     DEFAULT_SCHEMA,
@@ -122,6 +126,39 @@ def keyless_count(frame: Frame, key_column: str) -> tuple[Frame, int]:
     if key_column not in table.column_names:
         return table, table.num_rows
     return table, table.column(key_column).null_count
+
+
+def fitting(
+    frame: Frame, info: TopicInfo, key_column: str | None
+) -> tuple[Frame, str | None] | None:
+    """A frame for a typed topic, with its key column: as it is if it has the topic's columns,
+    converted if it has those of an earlier version. None: it has others.
+
+    Raises SchemaMismatchError.
+    """
+    if isinstance(frame, PickedRows):
+        frame = frame.batch()
+    schema = getattr(frame, "schema", None)
+    if isinstance(schema, pa.Schema) and schema.equals(info.schema):
+        return frame, key_column
+    table = to_table(frame)
+    names = table.column_names
+    if len(names) == len(info.columns) and info.columns == set(names):
+        return table, key_column
+    history = info.history
+    version = None if len(info.schema_ids) == 1 else history.version_with(names)
+    if version is None:
+        return None
+    older = conform(table, history.schema(version))
+    try:
+        for batch in older.to_batches():
+            history.check_kept(batch, version)
+        converted = [history.convert(batch, version) for batch in older.to_batches()]
+    except UnsupportedBatchError as error:
+        raise SchemaMismatchError(error.detail) from None
+    if key_column is not None:
+        key_column = history.renamed(key_column, version) or key_column
+    return pa.Table.from_batches(converted, history.target), key_column
 
 
 def _numbers(column: pa.ChunkedArray) -> np.ndarray[Any, np.dtype[np.int64]]:

@@ -24,6 +24,7 @@ class TopicBatch:
         "batch",
         "has_one_time",
         "partition",
+        "schema_id",
         "timestamp_type",
         "timestamp_us",
         "topic",
@@ -40,6 +41,7 @@ class TopicBatch:
         timestamp_type: int,
         *,
         has_one_time: bool | None = None,
+        schema_id: int = -1,
     ) -> None:
         """`offsets` is the offset of each row (int64), or None if they are consecutive.
         `has_one_time`: None: as `timestamp_type` says.
@@ -55,6 +57,8 @@ class TopicBatch:
         self.timestamp_type = timestamp_type
         self.has_one_time = bool(timestamp_type) if has_one_time is None else has_one_time
         """True if `timestamp_us` is the time of every row, whatever its column says."""
+        self.schema_id = schema_id
+        """The version of a typed topic's schema that the rows have, -1: unknown."""
 
     @property
     def offsets(self) -> pa.Array:
@@ -111,15 +115,17 @@ def topic_batch(
     offsets: pa.Array | None = None,
     *,
     is_typed: bool = False,
+    schema_id: int = -1,
 ) -> TopicBatch:
-    """The rows of a batch from `first_offset` on. `offsets` as for TopicBatch, `is_typed` of the
-    topic.
+    """The rows of a batch from `first_offset` on. `offsets` and `schema_id` as for TopicBatch,
+    `is_typed` of the topic.
     """
     kind = arrow_codec.timestamp_type_of(header)
     stamp_us = header.append_time_us if kind else header.max_timestamp_us
     return TopicBatch(
         key.topic, key.partition, first_offset, rows, offsets, stamp_us, kind,
         has_one_time=bool(kind) and header.has_one_time(is_typed=is_typed),
+        schema_id=schema_id,
     )  # fmt: skip
 
 

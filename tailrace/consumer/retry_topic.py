@@ -61,7 +61,7 @@ from tailrace.core.topic_names import (
 from tailrace.core.topic_partition import TopicPartition
 from tailrace.core.units import duration_ms
 from tailrace.fetch.fetch_loop import FetchLoop
-from tailrace.fetch.fetcher import Fetcher, PartitionPosition
+from tailrace.fetch.fetcher import Fetcher, PartitionPosition, TakenBatch, UnknownSchemaError
 from tailrace.group.dead_letter_queue import DeadLetter, DeadLetters, Producers, until_known
 from tailrace.protocol.frame import Api
 
@@ -98,6 +98,14 @@ class _Origin(NamedTuple):
     attempt: int
     """The number of its retries."""
     timestamp: int
+
+
+def _taken(cursor: PartitionPosition, settings: ConsumerSettings) -> TakenBatch | None:
+    """The next batch, None also while its schema is to be looked up by the next fetch."""
+    try:
+        return cursor.take(settings)
+    except UnknownSchemaError:
+        return None
 
 
 class RetryTopicProducer:
@@ -189,7 +197,7 @@ class RetryTopicProducer:
             Fetcher(self._connection, self._settings, now_ns),
             now_ns() + timeout_ms * 1_000_000,
         )
-        while (taken := cursor.take(self._settings)) is None:
+        while (taken := _taken(cursor, self._settings)) is None:
             if (cursor.position or 0) > record.offset:
                 raise _removed(record)
             yield from self._fetch_loop.step(fetcher, [cursor], deadline_ns)

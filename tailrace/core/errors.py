@@ -82,6 +82,9 @@ class UnsupportedBatchError(TailraceError):
     """The batch has another format version, or features that this version lacks."""
 
     default_code = ErrorCode.UNSUPPORTED_BATCH
+    key: TopicPartition | None = None
+    first_offset: int | None = None
+    next_offset: int | None = None
 
 
 class UnsafeBatchError(TailraceError):

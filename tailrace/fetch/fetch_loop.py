@@ -16,20 +16,26 @@ from collections.abc import Callable, Iterable, Mapping
 
 from tailrace.client.config.settings import ConsumerSettings
 from tailrace.client.connections.connection import Connection
-from tailrace.client.connections.steps import Steps, Wait
+from tailrace.client.connections.steps import Steps, Wait, call_json
 from tailrace.client.topics.list_offsets import At
+from tailrace.client.topics.topic_metadata import topics_from_metadata
 from tailrace.core.errors import (
     CorruptBatchError,
     InvalidRequestError,
     OffsetOutOfRangeError,
     UnknownTopicError,
+    UnknownTopicIdError,
+    UnsupportedBatchError,
 )
 from tailrace.core.topic_partition import TopicPartition
 from tailrace.fetch.fetcher import Fetcher, PartitionPosition, corrupt_error
 from tailrace.fetch.hash_slot_barrier import HashSlotBarrier
+from tailrace.protocol.frame import Api
 
 REFUSED_RETRY_NS = 10_000_000
 """The pause before a request that could not be sent is tried again."""
+LEARN_RETRY_NS = 20_000_000
+"""The pause before a schema that a front does not have yet is looked up again."""
 ASK_AHEAD_INTERVAL_NS = 1_000_000
 """Without it, a program that reads one record a call would spend most of its time on the socket."""
 
@@ -144,6 +150,7 @@ class FetchLoop:
         """The longest wait after `ask` without input; None: no limit."""
         tick_ns = self._connection.next_tick_ns()
         times = [at_ns for at_ns in (deadline_ns, tick_ns) if at_ns is not None]
+        times += [cursor.learn_at_ns for cursor in cursors if cursor.unknown_schema >= 0]
         if not fetcher.is_waiting and self._connection.is_ready:
             now_ns = self._now_ns()
             requested = [
@@ -160,10 +167,14 @@ class FetchLoop:
     def step(
         self, fetcher: Fetcher, cursors: Iterable[PartitionPosition], deadline_ns: int
     ) -> Steps[None]:
-        """Fetch, then wait for something until `deadline_ns` unless a response has come."""
+        """Fetch, then wait for something until `deadline_ns` unless a response has come. Look up
+        unknown schemas.
+        """
+        cursors = list(cursors)
+        yield from self._learn_schemas(cursors)
         self.ask(fetcher, cursors)
         if not any(
-            cursor.buffered or cursor.error is not None
+            cursor.has_batch or cursor.error is not None
             for cursor in cursors
             if not cursor.is_paused
         ):
@@ -199,9 +210,10 @@ class FetchLoop:
             cursors = list(self.cursors.values())
             yield from self.decide_positions(cursors)
             yield from self._barrier.step()
+            yield from self._learn_schemas(cursors)
             self.ask(self.fetcher, cursors)
             active = [cursor for cursor in cursors if not cursor.is_paused]
-            if any(cursor.buffered for cursor in active):
+            if any(cursor.has_batch for cursor in active):
                 return True
             is_reset = False
             for cursor in active:
@@ -220,7 +232,17 @@ class FetchLoop:
                 return False
             if once:
                 return any(
-                    cursor.buffered for cursor in self.cursors.values() if not cursor.is_paused
+                    cursor.has_batch for cursor in self.cursors.values() if not cursor.is_paused
+                )
+
+    def _learn_schemas(self, cursors: Iterable[PartitionPosition]) -> Steps[None]:
+        """Look up the schemas that these cursors' next batches have. Raises UnsupportedBatchError
+        for one that the appliance does not describe for `request_timeout_ms`.
+        """
+        for cursor in cursors:
+            if cursor.unknown_schema >= 0 and self._now_ns() >= cursor.learn_at_ns:
+                yield from learn_schema(
+                    cursor, self._connection, self._settings, (*self._cursors.values(), cursor)
                 )
 
     def raise_or_reset(self, cursor: PartitionPosition) -> Steps[None]:
@@ -247,12 +269,46 @@ class FetchLoop:
     def next_cursor(self) -> PartitionPosition | None:
         """The cursor with the next batch: partitions take turns. None: nothing is buffered."""
         cursors = [
-            cursor for cursor in self.cursors.values() if cursor.buffered and not cursor.is_paused
+            cursor for cursor in self.cursors.values() if cursor.has_batch and not cursor.is_paused
         ]
         if not cursors:
             return None
         self._rotation += 1
         return cursors[self._rotation % len(cursors)]
+
+
+def learn_schema(
+    cursor: PartitionPosition,
+    connection: Connection,
+    settings: ConsumerSettings,
+    others: Iterable[PartitionPosition],
+) -> Steps[None]:
+    """Look up the version of the schema that the cursor's next batch has, for it and for other
+    cursors of its topic. A front may not have it yet: then it is looked up again after a pause.
+
+    Raises UnsupportedBatchError if it stays unknown for `request_timeout_ms`.
+    """
+    schema_id, timeout_ms = cursor.unknown_schema, settings.request_timeout_ms
+    now_ns = connection.now_ns()
+    cursor.unknown_since_ns = cursor.unknown_since_ns or now_ns
+    answer = yield from call_json(
+        connection, Api.METADATA, {"topics": [cursor.key.topic]}, timeout_ms
+    )
+    info = topics_from_metadata(answer, cursor.key.topic)[cursor.key.topic]
+    if info.topic_id != cursor.info.topic_id:
+        raise UnknownTopicIdError(f"topic {cursor.key.topic!r} was deleted, and created again")
+    if schema_id in info.history:
+        for other in others:
+            if other.info.topic_id == info.topic_id:
+                other.info, other.unknown_schema, other.unknown_since_ns = info, -1, 0
+        return
+    cursor.learn_at_ns = connection.now_ns() + LEARN_RETRY_NS
+    if now_ns - cursor.unknown_since_ns > timeout_ms * 1_000_000:
+        cursor.unknown_since_ns = 0
+        raise UnsupportedBatchError(
+            f"{cursor.key.topic}-{cursor.key.partition} has a batch of schema {schema_id}, which "
+            f"the appliance has not described for {timeout_ms} ms (request_timeout_ms)"
+        )
 
 
 def _place(

@@ -27,7 +27,7 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from tailrace.batch import arrow_codec
-from tailrace.client.config.settings import ConsumerSettings
+from tailrace.client.config.settings import LATEST_SCHEMA, ConsumerSettings
 from tailrace.client.connections.connection import Connection
 from tailrace.client.topics.topic_metadata import TopicInfo
 from tailrace.core.error_codes import ErrorCode, code_of
@@ -37,6 +37,7 @@ from tailrace.core.errors import (
     OffsetOutOfRangeError,
     RecordTooLargeError,
     TailraceError,
+    UnsupportedBatchError,
     error_for,
 )
 from tailrace.core.records import Record, TopicName
@@ -49,6 +50,7 @@ from tailrace.format.record_batch.batch_header import (
     has_no_rows_at,
     header_is_intact,
     leader_epoch_at,
+    schema_id_at,
 )
 from tailrace.protocol import messages
 from tailrace.protocol.frame import Api, WireError
@@ -65,6 +67,12 @@ from tailrace.protocol.session import Response
 RETRIABLE = frozenset({ErrorCode.NOT_READY, ErrorCode.SHUTTING_DOWN, ErrorCode.TOO_MANY_REQUESTS})
 """Codes that are retried without an error to the user."""
 RETRY_BACKOFF_MAX_MS = 1_000
+
+
+class UnknownSchemaError(UnsupportedBatchError):
+    """The batch has a version of its topic's schema that the reader has not looked up yet. Readers
+    look it up: a program does not see this error.
+    """
 
 
 class TakenBatch(NamedTuple):
@@ -132,9 +140,17 @@ class PartitionPosition:
         self.fetch_max_bytes = 0
         """Most bytes of it in one fetch (one batch always fits); 0: max_partition_fetch_bytes."""
         self.error: TailraceError | None = None
+        self.unknown_schema = -1
+        """The schema id of the first buffered batch while its version has to be looked up."""
+        self.unknown_since_ns = self.learn_at_ns = 0
         self.refusals = 0
         """Consecutive failed fetches."""
         self.retry_at_ns = 0
+
+    @property
+    def has_batch(self) -> bool:
+        """True if a batch is buffered and can be decoded."""
+        return bool(self.buffered) and self.unknown_schema < 0
 
     @property
     def fetch_offset(self) -> int | None:
@@ -154,6 +170,7 @@ class PartitionPosition:
         self.buffered.clear()
         self.buffered_bytes = 0
         self.error = None
+        self.unknown_schema = -1
         self.refusals = self.retry_at_ns = 0
 
     def pause(
@@ -214,13 +231,16 @@ class PartitionPosition:
     def take(self, settings: ConsumerSettings) -> TakenBatch | None:
         """Decode the next batch with rows from `position` on.
 
-        Moves the position after it. Raises CorruptBatchError, RecordTooLargeError.
+        Moves the position after it. Raises CorruptBatchError, RecordTooLargeError,
+        UnsupportedBatchError for a value that the newest version of the schema cannot hold, and
+        UnknownSchemaError, which changes nothing but `unknown_schema`.
         """
         while self.buffered:
             data, next_offset = self.buffered[0]
+            schema = self._schema_of(data)
             try:
                 header, rows, offsets = arrow_codec.decode_with_offsets(
-                    data, self.info.schema, self.info.seeds[self.key.partition],
+                    data, schema, self.info.seeds[self.key.partition],
                     trust=not settings.validate_batches,
                     unpacked_max_bytes=settings.max_decompressed_batch_bytes,
                 )  # fmt: skip
@@ -239,6 +259,13 @@ class PartitionPosition:
                     header.base_offset,
                     "the batch with this offset is missing in the response",
                 )
+            if schema is not self.info.schema and settings.reader_schema == LATEST_SCHEMA:
+                try:
+                    rows = self.info.history.convert(rows, header.schema_id)
+                except UnsupportedBatchError as error:
+                    raise _unconvertible(
+                        self.key, header.base_offset, next_offset, error.detail
+                    ) from None
             self.buffered.popleft()
             self.buffered_bytes -= len(data)
             position = header.base_offset if self.position is None else self.position
@@ -260,6 +287,29 @@ class PartitionPosition:
                 rows = rows.slice(skipped)
             return TakenBatch(header, rows, header.base_offset + skipped, None)
         return None
+
+    def _schema_of(self, data: memoryview) -> pa.Schema:
+        """The schema that a batch was written with. Raises UnknownSchemaError."""
+        info = self.info
+        if not info.typed:
+            return info.schema
+        schema_id = schema_id_at(data, 0)
+        if schema_id == info.schema_id:
+            return info.schema
+        if schema_id not in info.history:
+            if not header_is_intact(data, info.seeds[self.key.partition]):
+                return info.schema  # decoding it says what is wrong
+            self.unknown_schema = schema_id
+            raise UnknownSchemaError(
+                f"{self.key.topic}-{self.key.partition} has a batch of schema {schema_id}, which "
+                "the appliance does not describe"
+            )
+        return info.history.schema(schema_id)
+
+    def schema_id_of(self, taken: TakenBatch, settings: ConsumerSettings) -> int:
+        """The version of the schema that the rows of a batch of `take` have."""
+        is_latest = settings.reader_schema == LATEST_SCHEMA
+        return self.info.schema_id if is_latest else taken.header.schema_id
 
     def receive_plain(self) -> tuple[arrow_codec.Rows, int, int] | None:
         """Decode the next batch without Arrow: (rows from the position on, next offset, batch
@@ -490,6 +540,19 @@ def corrupt_error(
             f"{where}: offsets {first} to {following - 1} are damaged ({reason}); seek to "
             f"{following} to skip them"
         )
+    error.key, error.first_offset, error.next_offset = key, first, following
+    return error
+
+
+def _unconvertible(
+    key: TopicPartition, first: int, following: int, reason: str
+) -> UnsupportedBatchError:
+    """The error for a batch with a value that the newest version of the schema cannot hold."""
+    error = UnsupportedBatchError(
+        f"{key.topic}-{key.partition}: offsets {first} to {following - 1} do not fit the topic's "
+        f'schema: {reason}; read them with reader_schema="batch", or seek to {following} to skip '
+        "them"
+    )
     error.key, error.first_offset, error.next_offset = key, first, following
     return error
 

@@ -38,7 +38,7 @@ from tailrace.client.records.serdes import failure_at
 from tailrace.core.errors import TailraceError
 from tailrace.core.records import Record
 from tailrace.core.topic_partition import TopicPartition
-from tailrace.fetch.fetcher import PartitionPosition, corrupt_error
+from tailrace.fetch.fetcher import PartitionPosition, UnknownSchemaError, corrupt_error
 
 RECORDS_AT_ONCE = 64
 """The number of records that are made at a time when a program asks for fewer."""
@@ -237,6 +237,8 @@ class RecordBuffer:
             return
         try:
             taken = cursor.take(settings)
+        except UnknownSchemaError:
+            taken = None
         except TailraceError as error:
             cursor.drop_buffered(error)
             taken = None
@@ -263,11 +265,16 @@ class RecordBuffer:
         self._owners[cursor.key] = cursor
         try:
             taken = cursor.take(settings)
+        except UnknownSchemaError:
+            taken = None
         except TailraceError as error:
             cursor.drop_buffered(error)
             taken = None
         if taken is not None:
-            batch = topic_batch(cursor.key, *taken, is_typed=cursor.info.typed)
+            batch = topic_batch(
+                cursor.key, *taken, is_typed=cursor.info.typed,
+                schema_id=cursor.schema_id_of(taken, settings),
+            )  # fmt: skip
             self._batches.append(_Batch(batch, cursor))
             self.batch_count += 1
             self.byte_count += taken.header.batch_length

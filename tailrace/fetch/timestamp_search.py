@@ -18,7 +18,7 @@ from tailrace.core.errors import RequestTimeoutError
 from tailrace.core.records import OffsetAndTimestamp
 from tailrace.core.topic_partition import TopicPartition
 from tailrace.fetch.fetch_loop import FetchLoop
-from tailrace.fetch.fetcher import Fetcher, PartitionPosition
+from tailrace.fetch.fetcher import Fetcher, PartitionPosition, UnknownSchemaError
 
 
 def first_records_at(
@@ -81,7 +81,10 @@ def offset_for_time(
     """
     while cursor.position is not None and cursor.position < end:
         yield from fetch(cursor)
-        found = first_buffered(cursor, when_us, settings)
+        try:
+            found = first_buffered(cursor, when_us, settings)
+        except UnknownSchemaError:
+            continue  # the next fetch looks it up
         if found is not None:
             return found
     return None

@@ -81,6 +81,12 @@ class FrameAppender:
             main = yield from self._metadata.load(topic)  # it may have been enabled since
         if partition is not None and partition_number(partition) >= len(main.queues):
             main = yield from self._metadata.load(topic)  # it may have been added since
+        if main.info.typed and not is_delayed:
+            found = frames.fitting(frame, main.info, key_column)
+            if found is None:
+                main = yield from self._metadata.load(topic)  # its schema may have been altered
+                found = frames.fitting(frame, main.info, key_column)
+            frame, key_column = found or (frame, key_column)
         if main.info.compaction_key:
             frame, keyless = frames.keyless_count(frame, main.info.compaction_key)
             if keyless:
@@ -171,7 +177,7 @@ class FrameAppender:
         # Since the frame was cut, hash slots have moved or the topic was recreated.
         if queue.is_gone:
             queue = self._metadata.queue_now(route, piece.partition)
-        batch = sender_thread.accumulator.add_frame(queue, piece)
+        batch = sender_thread.accumulator.add_frame(queue, piece, route.info)
         if queue.info.slot_map_version != routed_by and not route.info.delay_of:
             sender_thread.sender.slot_map_change.reroute_newest(queue, batch)
         sender_thread.polling.on_batch_full(queue)

@@ -24,6 +24,7 @@ from tailrace.core.errors import (
     InvalidRecordError,
     PartitionOutOfRangeError,
     RecordTooLargeError,
+    SchemaMismatchError,
     TailraceError,
 )
 from tailrace.core.hash_slots import slot_of
@@ -42,9 +43,9 @@ from tailrace.producer.record_validation import (
     Delay,
     bytes_of,
     checked_headers,
+    checked_row,
     lacks_key,
     no_key_error,
-    row_size,
     timestamp_us_of,
 )
 from tailrace.producer.routes import ProducerMetadata, TopicRoute
@@ -202,7 +203,12 @@ class RecordAppender:
             if waited is None:
                 return Outgoing(record, header_bytes)  # its policy may have changed since
             raise no_key_error(main.info)
-        key, value, size = _sized(route, key, value, header_bytes, delay is not None)
+        try:
+            key, value, size = _sized(route, key, value, header_bytes, delay is not None)
+        except SchemaMismatchError:
+            if waited is not None:
+                raise
+            return Outgoing(record, header_bytes)  # the schema may have been altered since
         if on_delivery is not None and not callable(on_delivery):
             raise InvalidRecordError(
                 f"on_delivery is {on_delivery!r:.100}; it must be a function of (metadata, error)"
@@ -243,7 +249,9 @@ class RecordAppender:
                 finally:
                     section.is_inside = False
         if added is None:
-            if queue.is_gone:  # the topic may have been recreated
+            if (
+                queue.is_gone or queue.info.schema_id != route.info.schema_id
+            ):  # the topic may have been recreated
                 self._metadata.forget(topic)
                 return Outgoing(record, header_bytes)
             return Outgoing(record, header_bytes, size, main, chosen)
@@ -271,6 +279,8 @@ class RecordAppender:
         """Add a record to its queue's open batch, in a section. None: there is no room, or
         `queue.is_gone`.
         """
+        if queue.info.schema_id != route.info.schema_id:
+            return None  # altered since the row was checked
         batch = queue.open
         if batch is None or batch.room < size:
             batch = self._batch_with_room(queue, route, size)
@@ -398,7 +408,8 @@ def _sized(
     if type(key) is not bytes and key is not None:
         key = bytes_of("key", key)
     if route.info.typed:
-        size = row_size(value, route.info) + header_bytes
+        value, size = checked_row(value, route.info)
+        size += header_bytes
     else:
         if type(value) is not bytes and value is not None:
             value = bytes_of("value", value)

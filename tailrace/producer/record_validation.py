@@ -90,8 +90,9 @@ def bytes_of(part: str, value: object) -> bytes:
     )
 
 
-def row_size(value: object, info: TopicInfo) -> int:
-    """The approximate bytes of a typed topic's row in a batch.
+def checked_row(value: object, info: TopicInfo) -> tuple[dict[str, Any], int]:
+    """A typed topic's row with the columns of its newest schema, and its approximate bytes in a
+    batch. A row of an earlier version is converted.
 
     Raises InvalidRecordError, and SchemaMismatchError for an unknown column.
     """
@@ -101,12 +102,16 @@ def row_size(value: object, info: TopicInfo) -> int:
             "column -> value"
         )
     if not info.columns.issuperset(value):
+        older = info.history.row_of(value) if len(info.schema_ids) > 1 else None
+        if older is not None:
+            value = older
+    if not info.columns.issuperset(value):
         unknown = ", ".join(repr(name) for name in value if name not in info.columns)
         raise SchemaMismatchError(
             f"the row has {unknown[:200]}, which topic {info.delay_of or info.name!r} has not; "
             f"its columns are {', '.join(sorted(info.columns))[:300]}"
         )
-    return 16 * len(value) + sum(
+    return value, 16 * len(value) + sum(
         len(v) if isinstance(v, (bytes, str, list, tuple)) else 8 for v in value.values()
     )
 

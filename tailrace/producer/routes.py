@@ -115,6 +115,7 @@ class ProducerMetadata:
         self._topic_recreation = sender_thread.sender.topic_recreation
         self._topic_recreation.on_found = self._on_found
         self._topic_recreation.on_abandoned = self.forget
+        sender_thread.sender.on_schema_altered = self._on_altered
         sender_thread.sender.metadata_refresh.topics = self._refreshed
         sender_thread.sender.metadata_refresh.on_described = self._on_described
 
@@ -228,6 +229,13 @@ class ProducerMetadata:
         accumulator = self._sender_thread.accumulator
         if known is not None and known.info.topic_id != info.topic_id:
             self._topic_recreation.begin(known.info)
+        if (
+            known is not None
+            and info.typed
+            and known.info.topic_id == info.topic_id
+            and info.schema_id < known.info.schema_id
+        ):
+            return known  # from a front that does not have the newer schema yet
         if info.slot_map_version:
             info = self._slot_map_change.usable(info)
         queues = [accumulator.queue(info, partition) for partition in range(len(info.partitions))]
@@ -267,8 +275,18 @@ class ProducerMetadata:
             and known.info.topic_id == info.topic_id
             and not any(queue.is_gone for queue in known.queues)
             and len(info.partitions) >= len(known.queues)
-            and (len(info.partitions) > len(known.queues) or info.settings != known.info.settings)
+            and (
+                len(info.partitions) > len(known.queues)
+                or info.settings != known.info.settings
+                or (info.schema_id > known.info.schema_id and info.has_all_schemas)
+            )
         ):
+            self._adopt(info)
+
+    def _on_altered(self, info: TopicInfo) -> None:
+        """The topic has a newer schema, which its batches are converted to."""
+        known = self.by_topic.get(info.name)
+        if known is not None and known.info.topic_id == info.topic_id:
             self._adopt(info)
 
     def _on_moved(self, info: TopicInfo) -> None:

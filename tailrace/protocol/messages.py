@@ -30,7 +30,7 @@ Layout (little endian; topic ids are 16 raw bytes):
                 last_stable_offset i64 }, then one frame with the batches of all entries, one after
                 the other
       Version 2 has no flags, and no `last_stable_offset` in its response. It reads committed
-      records, and none of a transaction.
+      records, and none of a transaction. Versions 2 and 3 read no topic whose schema was altered.
     CREDIT
       request   requested_bytes u64
 """
@@ -98,6 +98,12 @@ READ_COMMITTED, READ_UNCOMMITTED = "read_committed", "read_uncommitted"
 ISOLATION_LEVELS = (READ_COMMITTED, READ_UNCOMMITTED)
 """Kafka's names."""
 FETCH_VERSION = API_VERSIONS[Api.FETCH][1]
+FLAGGED_FETCH_VERSION = 3
+"""The first version of FETCH with flags, and with the last stable offset in its response."""
+SCHEMAS_FETCH_VERSION = 4
+"""The first version of FETCH whose clients know that the batches of a topic may have several
+schemas.
+"""
 _FIRST_ANSWER, _ANSWER_BYTES, _TIMED_OUT = (
     _PRODUCED_MANY.size,
     _PRODUCED_ENTRY.size,
@@ -410,7 +416,7 @@ def decode_fetch(frame: Readable, version: int = FETCH_VERSION) -> FetchRequest:
             f"this one has {len(frame)}"
         )
     listed = _FETCH_ENTRY.iter_unpack(memoryview(frame)[_FETCH.size :])
-    if version >= FETCH_VERSION:
+    if version >= FLAGGED_FETCH_VERSION:
         entries = [FetchEntry._make(fields) for fields in listed]
     else:
         entries = [FetchEntry(*fields[:5]) for fields in listed]
@@ -425,7 +431,7 @@ def decode_fetch(frame: Readable, version: int = FETCH_VERSION) -> FetchRequest:
 
 def encode_fetched(entries: Sequence[FetchedEntry], version: int = FETCH_VERSION) -> bytes:
     """Encode the first frame of a FETCH response; the batches follow in another."""
-    if version < FETCH_VERSION:
+    if version < FLAGGED_FETCH_VERSION:
         return _FETCHED.pack(len(entries), 0) + b"".join(
             _FETCHED_ENTRY_2.pack(
                 e.topic_id,
@@ -464,7 +470,7 @@ def decode_fetched(
     if not body or len(body[0]) < _FETCHED.size:
         raise _malformed("the fetch response is cut off")
     count, _ = _FETCHED.unpack_from(body[0], 0)
-    layout = _FETCHED_ENTRY if version >= FETCH_VERSION else _FETCHED_ENTRY_2
+    layout = _FETCHED_ENTRY if version >= FLAGGED_FETCH_VERSION else _FETCHED_ENTRY_2
     if count > FETCH_PARTITIONS_MAX or len(body[0]) != _FETCHED.size + count * layout.size:
         raise _malformed("the length of the fetch response contradicts its count")
     data = memoryview(body[1]) if len(body) > 1 else memoryview(b"")

@@ -13,7 +13,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -24,9 +24,13 @@ from tailrace.batch.arrow_codec import (
     timestamp_type_of,
     timestamps_of,
 )
-from tailrace.core.errors import CorruptBatchError, RecordTooLargeError
+from tailrace.core.errors import (
+    CorruptBatchError,
+    RecordTooLargeError,
+    UnsupportedBatchError,
+)
 from tailrace.core.topic_partition import TopicPartition
-from tailrace.fetch.fetcher import too_large_error
+from tailrace.fetch.fetcher import UnknownSchemaError, too_large_error
 from tailrace.format.record_batch.batch_header import (
     ATTRIBUTE_COMPRESSED,
     ATTRIBUTE_LOG_APPEND_TIME,
@@ -36,6 +40,10 @@ from tailrace.format.record_batch.batch_validation import ROWS_FREE
 from tailrace.format.record_batch.sparse_batch import sparse_schema, split_offsets
 from tailrace.scanning.batch import StoredBatch, damage_error
 from tailrace.scanning.columns import TIMESTAMP, Column, Origin, arrow_schema
+
+if TYPE_CHECKING:
+    from tailrace.format.evolution.schema_history import SchemaHistory
+    from tailrace.format.evolution.schema_rules import Source
 
 BATCH_ROWS = 10_240
 BATCH_BYTES = 1 << 20
@@ -114,10 +122,13 @@ class BatchDecoder:
         typed: bool,
         trust: bool,
         max_unpacked_bytes: int,
+        history: SchemaHistory | None = None,
         unite_bytes: int = BATCH_BYTES,
     ) -> None:
+        """`history`: the versions of a typed topic's schema, and the one to return."""
         self._key = key
         self._columns = columns
+        self._history = history
         self._schema = arrow_schema(columns)
         self._typed, self._trust, self._max_unpacked_bytes = typed, trust, max_unpacked_bytes
         self._with_times = any(column.origin is Origin.TIME for column in columns)
@@ -131,7 +142,8 @@ class BatchDecoder:
     def add(self, frame: StoredBatch, start: int, end: int) -> Iterator[pa.RecordBatch]:
         """Add the rows of a batch between two offsets; yield batches that are large enough.
 
-        Raises CorruptBatchError with the range, RecordTooLargeError.
+        Raises CorruptBatchError with the range, RecordTooLargeError, UnsupportedBatchError for a
+        value that does not fit, UnknownSchemaError for a version that the history does not have.
         """
         header = frame.header
         if header.is_control:
@@ -169,7 +181,12 @@ class BatchDecoder:
         of a sparse batch.
         """
         header, schema = frame.header, frame.schema
-        names = [name for name in self._body_names if name in schema.names]
+        sources: dict[str, Source] = {}
+        if self._history is not None and header.schema_id != self._history.target_id:
+            schema, sources = self._version(header.schema_id)
+            names = [schema.names[each.column] for each in sources.values() if each.column >= 0]
+        else:
+            names = [name for name in self._body_names if name in schema.names]
         if (
             self._with_times
             and TIME_COLUMN in schema.names
@@ -195,15 +212,62 @@ class BatchDecoder:
             begin, until = (int(n) for n in numbers_in(offsets).searchsorted([first, last]))
             count = until - begin
             batch, offsets = batch.slice(begin, count), offsets.slice(begin, count)
-        columns = {
-            name: batch.column(batch.schema.get_field_index(name))
-            if name in schema.names
-            else pa.nulls(count, self._schema.field(name).type)
-            for name in self._body_names
-        }
+        if sources:
+            columns = self._in_target(batch, header, schema, sources, count)
+        else:
+            columns = {
+                name: batch.column(batch.schema.get_field_index(name))
+                if name in schema.names
+                else pa.nulls(count, self._schema.field(name).type)
+                for name in self._body_names
+            }
         if self._with_times:
             columns[""] = self._times(batch, header, count)
         return columns, offsets
+
+    def _version(self, schema_id: int) -> tuple[pa.Schema, dict[str, Source]]:
+        """A version of the schema, and the source of each requested column in it. Raises
+        UnknownSchemaError.
+        """
+        history = self._history
+        assert history is not None
+        if schema_id not in history:
+            raise UnknownSchemaError(
+                f"{self._key.topic}-{self._key.partition} has a batch of schema {schema_id}, and "
+                f"the topic's known versions are {', '.join(map(str, history.ids))}"
+            )
+        by_name = dict(zip(history.target.names, history.sources(schema_id), strict=True))
+        return history.schema(schema_id), {name: by_name[name] for name in self._body_names}
+
+    def _in_target(
+        self,
+        batch: pa.RecordBatch,
+        header: BatchHeader,
+        schema: pa.Schema,
+        sources: dict[str, Source],
+        count: int,
+    ) -> dict[str, Any]:
+        """The requested columns of a batch of another version. Raises UnsupportedBatchError."""
+        from tailrace.format.evolution.schema_history import column_of
+
+        try:
+            return {
+                name: column_of(
+                    batch.column(batch.schema.get_field_index(schema.names[source.column]))
+                    if source.column >= 0
+                    else None,
+                    source,
+                    self._schema.field(name),
+                    count,
+                )
+                for name, source in sources.items()
+            }
+        except UnsupportedBatchError as error:
+            raise UnsupportedBatchError(
+                f"{self._key.topic}-{self._key.partition}: offsets {header.base_offset} to "
+                f"{header.next_offset - 1} do not fit the schema: {error.detail}; leave the column "
+                "out of columns="
+            ) from None
 
     def _times(self, batch: pa.RecordBatch, header: BatchHeader, count: int) -> Any:
         if not header.has_one_time(is_typed=self._typed) and TIME_COLUMN in batch.schema.names:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from tailrace.core.errors import InvalidSettingError, SchemaMismatchError
+from tailrace.core.errors import InvalidSettingError
 from tailrace.format.schema import HEADER_TYPE
 
 TIMESTAMP = pa.timestamp("us", "UTC")
@@ -120,23 +120,3 @@ def with_origin(columns: tuple[Column, ...], origin: Origin) -> tuple[tuple[Colu
 def arrow_schema(columns: Iterable[Column]) -> pa.Schema:
     """The Arrow schema of a scan with these columns."""
     return pa.schema([pa.field(column.name, column.kind) for column in columns])
-
-
-def united(
-    topic: str, current: pa.Schema, others: Iterable[pa.Schema], requested: Any
-) -> pa.Schema:
-    """The union of all schemas that a topic has had, the current columns first.
-
-    Raises SchemaMismatchError that names a `requested` column (None: all) that has had two types.
-    """
-    fields = {field.name: field for field in current}
-    for schema in others:
-        for field in schema:
-            known = fields.setdefault(field.name, field)
-            if known.type != field.type and (requested is None or field.name in requested):
-                raise SchemaMismatchError(
-                    f"column {field.name!r} of topic {topic!r} is {known.type}, but "
-                    f"{field.type} in older segments; leave it out of columns=, or begin after "
-                    "those with start="
-                )
-    return current if len(fields) == len(current) else pa.schema(list(fields.values()))

@@ -16,7 +16,7 @@ import os
 import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -33,14 +33,17 @@ from tailrace.core.errors import (
     UnknownTopicError,
 )
 from tailrace.core.topic_partition import TopicPartition
-from tailrace.format.schema import from_message
+from tailrace.format.schema import from_message, to_message
 from tailrace.format.segments.transaction_index import AbortedTransaction
 from tailrace.scanning import data_dirs as directories
 from tailrace.scanning import retention_lease
 from tailrace.scanning.batch_decoder import time_in
-from tailrace.scanning.columns import Column, arrow_schema, chosen_columns, united
+from tailrace.scanning.columns import Column, arrow_schema, chosen_columns
 from tailrace.scanning.local_source import LocalSource, read_partition_file
 from tailrace.scanning.options import AtTime, Bounds, ScanSettings, resolve
+
+if TYPE_CHECKING:
+    from tailrace.format.evolution.schema_history import SchemaHistory
 
 LEASE_ATTEMPTS = 3
 GUESS_TIMEOUT_MS = 3_000
@@ -77,11 +80,27 @@ class ScanPlan:
     topic: str
     typed: bool
     schema_message: bytes
+    """The version of the topic's schema that rows are returned in."""
     columns: tuple[Column, ...]
     ranges: tuple[PartitionRange, ...]
     settings: ScanSettings = field(default_factory=ScanSettings)
     lease: str = ""
     """The lease's name; empty: there is none."""
+    schema_id: int = -1
+    versions: tuple[tuple[int, bytes], ...] = ()
+    """Schema id and message of each version of a typed topic's schema, oldest first. Empty: the
+    topic has one.
+    """
+
+    @property
+    def history(self) -> SchemaHistory | None:
+        """The versions, by which rows are converted. None: the topic is not typed."""
+        if not self.typed:
+            return None
+        from tailrace.format.evolution.schema_history import SchemaHistory
+
+        versions = self.versions or ((self.schema_id, self.schema_message),)
+        return SchemaHistory(versions, self.schema_id)
 
     @property
     def schema(self) -> pa.Schema:
@@ -232,10 +251,12 @@ def plan_of(
     columns: Any,
     settings: ScanSettings,
     lease_name: str = "",
+    schema_id: int | None = None,
 ) -> ScanPlan:
-    """A plan of these ranges of a topic. `data_dirs` come from `own_directories`.
+    """A plan of these ranges of a topic. `data_dirs` come from `own_directories`. `schema_id`: the
+    version of the schema that rows are returned in; None: the newest.
 
-    Raises InvalidSettingError, SchemaMismatchError, StorageError.
+    Raises InvalidSettingError, StorageError, UnsupportedBatchError if there is no such version.
     """
     found = tuple(replace(r, directory=_directory_of(r, data_dirs)) for r in ranges)
     settings = with_key_of_topic(settings, info.settings)
@@ -245,11 +266,22 @@ def plan_of(
             f"the files of {where} cannot be opened here, which from_files=True requires; leave it "
             "out to read over ZeroMQ"
         )
-    schema = united(info.name, info.schema, _older_schemas(found), columns)
+    schema, message = info.schema, info.schema_message
+    if schema_id is not None and schema_id != info.schema_id:
+        schema = info.history.schema(schema_id)
+        message = to_message(schema)
     chosen = chosen_columns(info.name, schema, columns, typed=info.typed)
     return ScanPlan(
-        bootstrap, info.name, info.typed, info.schema_message, chosen, found, settings, lease_name
-    )
+        bootstrap, info.name, info.typed, message, chosen, found, settings, lease_name,
+        info.schema_id if schema_id is None else schema_id, versions_of(info),
+    )  # fmt: skip
+
+
+def versions_of(info: TopicInfo) -> tuple[tuple[int, bytes], ...]:
+    """The versions of a topic's schema, as a plan has them."""
+    if len(info.schema_ids) == 1:
+        return ()
+    return tuple(zip(info.history.ids, info.history.messages, strict=True))
 
 
 def with_key_of_topic(settings: ScanSettings, configs: Mapping[str, Any]) -> ScanSettings:
@@ -314,15 +346,6 @@ def is_own(directory: str, topic_id: bytes) -> bool:
     return directories.same_directory(os.path.dirname(directory), None) and opens_here(
         directory, topic_id
     )
-
-
-def _older_schemas(ranges: Iterable[PartitionRange]) -> list[pa.Schema]:
-    """The schemas in the segments of these partitions."""
-    messages = dict[bytes, None]()
-    for r in ranges:
-        known = read_partition_file(r.directory) if r.directory else None
-        messages.update(dict.fromkeys(known.schemas.values() if known is not None else ()))
-    return [from_message(message) for message in messages]
 
 
 def _ranges(
@@ -410,9 +433,9 @@ def _of_directory(
     topic, decision = first.topic, first.decision
     settings = with_key_of_topic(settings, first.given)
     newest = decision.schema_id if decision is not None else max(first.schemas)
-    message = (
-        first.schemas[newest] if newest in first.schemas else next(iter(first.schemas.values()))
-    )
+    if newest not in first.schemas:
+        newest = max(first.schemas)
+    message = first.schemas[newest]
     typed = decision.typed if decision is not None else "@" in topic
     current = from_message(message)
     for bounds in (start, end):
@@ -433,15 +456,20 @@ def _of_directory(
         made = _range(known.topic_id, key, start, end, known.log_start_offset, behind, at_times)
         if made.start < made.end:
             ranges.append(replace(made, directory=directory, aborted=aborted))
-    schema = united(topic, current, _older_schemas(ranges), columns)
+    schemas = {
+        number: each for _, known in found.values() for number, each in known.schemas.items()
+    }
+    versions = tuple(sorted(item for item in schemas.items() if item[0] <= newest))
     return ScanPlan(
         "",
         topic,
         typed,
         message,
-        chosen_columns(topic, schema, columns, typed=typed),
+        chosen_columns(topic, current, columns, typed=typed),
         tuple(ranges),
         settings,
+        schema_id=newest,
+        versions=versions if typed and len(versions) > 1 else (),
     )
 
 

@@ -5,19 +5,27 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Unpack
 
 import pyarrow as pa
 
-from tailrace.core.errors import CorruptBatchError, StorageError, TailraceError
+from tailrace.admin.admin import Admin
+from tailrace.core.errors import (
+    CorruptBatchError,
+    StorageError,
+    TailraceError,
+    UnsupportedBatchError,
+)
 from tailrace.core.log import logger
+from tailrace.fetch.fetcher import UnknownSchemaError
 from tailrace.scanning.batch import Source, StoredBatch
 from tailrace.scanning.batch_decoder import BatchDecoder, needs_bodies
 from tailrace.scanning.latest.latest_offsets import check_key
 from tailrace.scanning.latest.latest_rows import read_latest
 from tailrace.scanning.local_source import LocalSource, read_partition_file
 from tailrace.scanning.options import Bounds, ScanOptions, build_settings
-from tailrace.scanning.planner import PartitionRange, ScanPlan, is_own, plan
+from tailrace.scanning.planner import PartitionRange, ScanPlan, is_own, plan, versions_of
 from tailrace.scanning.remote_source import RemoteSource
 from tailrace.scanning.retention_lease import Lease
 
@@ -139,13 +147,18 @@ def _source(made: ScanPlan, r: PartitionRange) -> Source:
 
 def _read_range(made: ScanPlan, r: PartitionRange, source: Source) -> Iterator[pa.RecordBatch]:
     settings = made.settings
-    rows = BatchDecoder(
-        r.key,
-        made.columns,
-        typed=made.typed,
-        trust=not settings.validate_batches,
-        max_unpacked_bytes=settings.max_decompressed_batch_bytes,
-    )
+
+    def decoder(whole: ScanPlan) -> BatchDecoder:
+        return BatchDecoder(
+            r.key,
+            made.columns,
+            typed=made.typed,
+            trust=not settings.validate_batches,
+            max_unpacked_bytes=settings.max_decompressed_batch_bytes,
+            history=whole.history,
+        )
+
+    rows = decoder(made)
     position = r.start
     while position < r.end:
         try:
@@ -153,6 +166,9 @@ def _read_range(made: ScanPlan, r: PartitionRange, source: Source) -> Iterator[p
                 yield from rows.add(frame, position, r.end)
                 position = _behind(frame)
             break
+        except UnknownSchemaError:
+            yield from rows.rest()
+            rows = decoder(_with_newer_schemas(made, r))
         except CorruptBatchError as error:
             if not settings.skip_damaged or error.next_offset is None:
                 yield from rows.rest()  # the good rows before the damage
@@ -162,6 +178,31 @@ def _read_range(made: ScanPlan, r: PartitionRange, source: Source) -> Iterator[p
                 settings.on_damage(error)
             position = error.next_offset
     yield from rows.rest()
+
+
+def _with_newer_schemas(made: ScanPlan, r: PartitionRange) -> ScanPlan:
+    """The plan with the versions that the topic's schema has now: it was altered while the plan
+    was made. Raises UnsupportedBatchError if it is not known.
+    """
+    if not made.bootstrap:
+        known = read_partition_file(r.directory)
+        if known is None:
+            raise StorageError(f"{r.directory} can no longer be read")
+        versions = tuple(sorted(known.schemas.items()))
+    else:
+        with Admin(
+            made.bootstrap,
+            client_id=made.settings.client_id,
+            request_timeout_ms=made.settings.request_timeout_ms,
+        ) as admin:
+            info = admin.topic_info([made.topic])[made.topic]
+        versions = versions_of(info)
+    if versions == made.versions or made.schema_id not in dict(versions):
+        raise UnsupportedBatchError(
+            f"a batch of {r.topic}-{r.partition} has a schema that the topic does not describe: "
+            "begin the scan again"
+        )
+    return replace(made, versions=versions)
 
 
 def _behind(frame: StoredBatch) -> int:

@@ -356,9 +356,10 @@ class SharePollLoop:
                 self.delivery.buffered.add(key, piece)
 
     def _lookup_and_repair(self) -> Steps[None]:
-        """Look up unknown topics, and repair partitions that cannot be read."""
+        """Look up unknown topics and schemas, and repair partitions that cannot be read."""
         if self.fetch_loop.needs_topics:
             self._on_recreated((yield from self.fetch_loop.learn_topics()))
+        yield from self.fetch_loop.learn_schemas()
         for acquired_ranges in self.fetch_loop.broken():
             yield from self.fetch_loop.repair(acquired_ranges)
 

@@ -11,7 +11,11 @@ from tailrace.client.config.setting_fields import (
     check_name,
     number_field,
 )
-from tailrace.client.config.settings import DEFAULT_BOOTSTRAP, ConsumerSettings
+from tailrace.client.config.settings import (
+    DEFAULT_BOOTSTRAP,
+    ConsumerSettings,
+    check_reader_schema,
+)
 from tailrace.client.tracing.setting import check_tracing
 from tailrace.core.errors import InvalidSettingError
 
@@ -62,6 +66,7 @@ class ShareConsumerSettings:
     retry_backoff_ms: int = _as_consumers("retry_backoff_ms")
     max_decompressed_batch_bytes: int = _as_consumers("max_decompressed_batch_bytes")
     validate_batches: bool = _as_consumers("validate_batches")
+    reader_schema: str = _as_consumers("reader_schema")
     dead_letter_timeout_ms: int = number_field(
         10_000, "How long poll() and commit() try to write to the dead-letter topic, ms.", 1
     )
@@ -81,6 +86,7 @@ class ShareConsumerSettings:
                 "a ShareConsumer needs group_id: consumers with the same one share the records"
             )
         check_name("group_id", self.group_id)
+        check_reader_schema(self.reader_schema)
         if self.auto_offset_reset not in ("earliest", "latest"):
             raise InvalidSettingError(
                 f"auto_offset_reset is {self.auto_offset_reset!r}; allowed are earliest and latest"

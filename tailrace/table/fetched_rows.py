@@ -19,7 +19,9 @@ TIME_TYPE = pa.timestamp("us", "UTC")
 def rows_of(info: TopicInfo, key: str, partition: int, parts: list[TopicBatch]) -> Rows:
     """The rows of one partition's batches. `key` is the column with the keys."""
     if info.typed:
-        table = pa.Table.from_batches([_with_schema(part.batch, info.schema) for part in parts])
+        table = pa.Table.from_batches(
+            [info.history.convert(part.batch, part.schema_id) for part in parts]
+        )
         values = table
     else:
         table = pa.Table.from_batches([part.batch for part in parts])
@@ -35,21 +37,6 @@ def rows_of(info: TopicInfo, key: str, partition: int, parts: list[TopicBatch]) 
         np.ones(table.num_rows, bool)
         if info.typed or not table.column(VALUE).null_count
         else table.column(VALUE).is_valid().to_numpy(),
-    )
-
-
-def _with_schema(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """A batch of an earlier schema with the columns of the current one."""
-    if batch.schema.equals(schema):
-        return batch
-    return pa.RecordBatch.from_arrays(
-        [
-            batch.column(field.name).cast(field.type)
-            if field.name in batch.schema.names
-            else pa.nulls(batch.num_rows, field.type)
-            for field in schema
-        ],
-        schema=schema,
     )
 
 

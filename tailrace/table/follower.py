@@ -207,11 +207,39 @@ class Follower:
             return
         except LogTruncatedError as error:
             raise _TopicReplaced from error
+        for batch in batches:
+            if self._info is not None and self._info.typed:
+                self._follow_schema(batch.schema_id, admin)
         changes = self._apply(batches)
         self._publish(consumer.positions())
         for change in changes:
             self._call(*change)
         self._check_partitions(consumer, admin)
+
+    def _follow_schema(self, schema_id: int, admin: Admin) -> None:
+        """Convert what is kept to the newest version of the topic's schema, if a batch has one that
+        is not known. Raises _TopicReplaced if the keys have another type now: they are read again.
+        """
+        before = self._info
+        assert before is not None
+        if schema_id in before.history:
+            return
+        info = admin.topic_info([self._topic])[self._topic]
+        while schema_id not in info.history:  # the front does not have it yet
+            self._pause()
+            if self._shared.is_closed:
+                return
+            info = admin.topic_info([self._topic])[self._topic]
+        if info.topic_id != before.topic_id:
+            raise _TopicReplaced
+        key = chosen_key(self._topic, info.schema, self._settings.key_column, typed=info.typed)
+        if key.kind != before.schema.field(self._key).type:
+            raise _TopicReplaced
+        with self._shared.lock:
+            store = self._shared.store
+            assert store is not None
+            store.convert(lambda rows: info.history.convert(rows, before.schema_id))
+            self._info = info
 
     def _begin(self, consumer: Consumer, admin: Admin) -> None:
         settings = self._settings

@@ -20,7 +20,7 @@ Invariants:
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -263,6 +263,16 @@ class LatestStore:
         ends_data, data = self._keys.keys()
         ends = np.frombuffer(ends_data, np.int64)
         return [data[ends[number] : ends[number + 1]] for number in numbers.tolist()]
+
+    def convert(self, convert: Callable[[pa.RecordBatch], pa.RecordBatch]) -> None:
+        """Convert all values: the topic has another schema. Raises what `convert` does, and has
+        changed nothing then.
+        """
+        converted = {number: convert(chunk.batch) for number, chunk in self._chunks.items()}
+        for number, batch in converted.items():
+            before = self._chunks[number]
+            after = self._chunks[number] = Chunk(batch, typed=self._typed)
+            after.live_count = before.live_count
 
     # ---- tidying ---------------------------------------------------------------------------------
 

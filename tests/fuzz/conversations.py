@@ -382,6 +382,10 @@ def _list_deleted(rng: random.Random, _world: World) -> Request:
     return _json(Api.LIST_DELETED_TOPICS, {"after": rng.choice((None, "x" * 32, 7))})
 
 
+def _describe_schemas(rng: random.Random, _world: World) -> Request:
+    return _json(Api.DESCRIBE_SCHEMAS, {"topic": rng.choice((_scratch(rng), "nosuch", None, 5))})
+
+
 def _undelete(rng: random.Random, _world: World) -> Request:
     item = {"name": _scratch(rng), **rng.choice(({}, {"as": _scratch(rng)}, {"as": "a/b"}))}
     return _json(Api.UNDELETE_TOPICS, {"topics": [item], "validate_only": rng.random() < 0.2})
@@ -545,6 +549,7 @@ REQUESTS: dict[Api, tuple[Builder, int]] = {
     Api.LIST_OFFSETS: (_list_offsets, 3), Api.DESCRIBE_CLUSTER: (_describe_cluster, 1),
     Api.DESCRIBE_CONFIGS: (_describe_configs, 1), Api.ALTER_CONFIGS: (_alter_configs, 1),
     Api.RELOAD_CONFIG: (_reload_config, 1), Api.LIST_DELETED_TOPICS: (_list_deleted, 1),
+    Api.DESCRIBE_SCHEMAS: (_describe_schemas, 1),
     Api.UNDELETE_TOPICS: (_undelete, 2), Api.PURGE_TOPICS: (_purge, 1),
     Api.CREDIT: (_credit, 1), Api.DELETE_RECORDS: (_delete_records, 2),
     Api.LEASE_OFFSETS: (_lease, 2), Api.LIST_DELAYS: (_list_delays, 4),

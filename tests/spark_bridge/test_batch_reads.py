@@ -378,27 +378,6 @@ def test_a_stopped_appliance_is_named_after_a_bounded_wait_and_a_restarted_one_i
         assert [batch.num_rows for batch in patient] == [BATCH]
 
 
-def test_a_schema_that_changed_between_segments_is_read_by_name_or_the_column_is_named(
-    filled: EmbeddedAppliance, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    older = pa.schema([("n", pa.utf8()), ("gone", pa.int64())])
-    monkeypatch.setattr("tailrace.scanning.planner._older_schemas", lambda _ranges: [older])
-    with pytest.raises(
-        SchemaMismatchError,
-        match="column 'n' of topic 'numbers' is uint64, but string in older segments",
-    ):
-        Read(filled.address, subscribe="numbers")
-    read = Read(
-        filled.address,
-        StructType([StructField("_offset", LongType()), StructField("gone", LongType())]),
-        subscribe="numbers",
-    )
-    assert [row for batch in read.batches() for row in batch.to_pylist()] == [
-        {"_offset": 0, "gone": None},
-        {"_offset": 1, "gone": None},
-    ]
-
-
 def test_tasks_read_without_what_the_driver_had(filled: EmbeddedAppliance) -> None:
     (task,) = Read(filled.address, subscribe="plain-too").tasks
     assert task.task is not None

@@ -497,23 +497,6 @@ def test_a_damaged_batch_is_named_or_skipped_and_counted_the_same_both_ways(
             assert good.read_all().num_rows == 4
 
 
-def test_a_schema_that_changed_between_segments_is_united_by_name_or_refused_by_name(
-    tmp_path: pathlib.Path,
-) -> None:
-    from tailrace.core.errors import SchemaMismatchError
-    from tailrace.scanning.columns import united
-
-    old, new = (
-        pa.schema([("a", pa.int64()), ("b", pa.utf8())]),
-        pa.schema([("a", pa.int64()), ("c", pa.utf8())]),
-    )
-    assert united("t", new, [old, new], None).names == ["a", "c", "b"]
-    other = pa.schema([("a", pa.utf8())])
-    with pytest.raises(SchemaMismatchError, match="column 'a' of topic 't' is int64, but string"):
-        united("t", new, [other], None)
-    assert united("t", new, [other], ["c"]) is new
-
-
 # ---- what goes on meanwhile ----------------------------------------------------------------------
 
 

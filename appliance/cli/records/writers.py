@@ -19,6 +19,7 @@ import click
 import orjson
 import pyarrow as pa
 
+from tailrace.core.errors import SchemaMismatchError
 from tailrace.core.records import Record
 
 TEMPLATE_HELP = (
@@ -158,12 +159,22 @@ def _cell(value: Any) -> Any:
     return orjson.dumps(text, default=_default).decode() if isinstance(text, (dict, list)) else text
 
 
+def _of_file(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """The batch. Raises SchemaMismatchError if it does not have the schema of the file."""
+    if not batch.schema.equals(schema):
+        raise SchemaMismatchError(
+            "the schema of the topic was altered while its records were written, and a file has "
+            "one schema: the file has the records before; consume the rest to another one"
+        )
+    return batch
+
+
 def write_arrow(reader: Reader, schema: pa.Schema) -> None:
     """Write one Arrow stream."""
     with pa.ipc.new_stream(sys.stdout.buffer, schema) as writer:
         while not reader.is_finished():
             for batch in reader.batches():
-                writer.write_batch(batch)
+                writer.write_batch(_of_file(batch, schema))
 
 
 def write_parquet(reader: Reader, schema: pa.Schema) -> None:
@@ -173,7 +184,7 @@ def write_parquet(reader: Reader, schema: pa.Schema) -> None:
     with parquet.ParquetWriter(sys.stdout.buffer, schema) as writer:
         while not reader.is_finished():
             for batch in reader.batches():
-                writer.write_batch(batch)
+                writer.write_batch(_of_file(batch, schema))
 
 
 BINARY_FORMATS: dict[str, Callable[[Reader, pa.Schema], None]] = {

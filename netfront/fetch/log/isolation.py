@@ -11,7 +11,7 @@ from __future__ import annotations
 from enum import Enum
 
 from shm.tables.partition_table import PartitionState
-from tailrace.protocol.messages import FETCH_UNCOMMITTED, FETCH_VERSION
+from tailrace.protocol.messages import FETCH_UNCOMMITTED, FLAGGED_FETCH_VERSION
 
 
 class Isolation(Enum):
@@ -27,7 +27,7 @@ class Isolation(Enum):
 
 def isolation_of(version: int, flags: int) -> Isolation:
     """The level that an entry of a FETCH request asks for."""
-    if version < FETCH_VERSION:
+    if version < FLAGGED_FETCH_VERSION:
         return Isolation.WITHOUT_TRANSACTIONS
     return Isolation.UNCOMMITTED if flags & FETCH_UNCOMMITTED else Isolation.COMMITTED
 

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 ANSWER_MAX_BYTES = 4 << 20
+OLDER_SCHEMA_BYTES = 1 << 20
+"""Older schemas in a response about several topics. A request for one topic gets all of them."""
 _BYTES_PER_UNIT = 2_048
 _NONE_FETCHED = [0, 0]
 
@@ -81,10 +83,12 @@ class MetadataService:
             )
         pieces: list[bytes] = []
         length = 0
+        room = OLDER_SCHEMA_BYTES if len(names) > 1 else ANSWER_MAX_BYTES
         for name in names:
-            piece = orjson.dumps(self._described(name, request.names_only))
+            piece = orjson.dumps(self._described(name, request.names_only, room))
             pieces.append(piece)
             length += len(piece) + 1
+            room = OLDER_SCHEMA_BYTES - length if len(names) > 1 else room
             if length > ANSWER_MAX_BYTES:
                 raise WireError(
                     ErrorCode.REQUEST_TOO_LARGE,
@@ -100,10 +104,13 @@ class MetadataService:
             + b"}"
         )
 
-    def _described(self, name: str, names_only: bool) -> dict[str, Any]:
+    def _described(self, name: str, names_only: bool, older_schema_bytes: int) -> dict[str, Any]:
         if names_only:
             return {"name": name, "partitions": self._routing.partition_count(name)}
-        return self._routing.describe(name) or {"name": name, "code": int(ErrorCode.UNKNOWN_TOPIC)}
+        return self._routing.describe(name, older_schema_bytes) or {
+            "name": name,
+            "code": int(ErrorCode.UNKNOWN_TOPIC),
+        }
 
     def list_offsets(self, body: bytes, answer: Callable[[bytes], None]) -> Iterator[int]:
         """Return the offsets of partitions, in the order of the request."""

@@ -25,6 +25,7 @@ from tailrace.core.errors import InvalidSettingError
 from tailrace.core.transaction_branches import TransactionBranch
 from tailrace.protocol.messages import ISOLATION_LEVELS, READ_COMMITTED
 
+READER_SCHEMAS = LATEST_SCHEMA, BATCH_SCHEMA = ("latest", "batch")
 DEFAULT_BOOTSTRAP = "tcp://127.0.0.1:7420"
 COMPRESSIONS = ("none", "lz4", "zstd")
 TRANSACTIONAL_ID_MAX = 255
@@ -234,6 +235,14 @@ class ProducerOptions(TypedDict, total=False):
     tracing: Any
 
 
+def check_reader_schema(value: Any) -> None:
+    """Raise InvalidSettingError unless the value is one of READER_SCHEMAS."""
+    if value not in READER_SCHEMAS:
+        raise InvalidSettingError(
+            f"reader_schema is {value!r:.100}; allowed are {' and '.join(READER_SCHEMAS)}"
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class ConsumerSettings:
     """The settings of `Consumer`."""
@@ -289,6 +298,13 @@ class ConsumerSettings:
         metadata={
             "doc": "read_committed: no record of an open or aborted transaction. read_uncommitted: "
             "all records as soon as they are durable."
+        },
+    )
+    reader_schema: str = field(
+        default=LATEST_SCHEMA,
+        metadata={
+            "doc": "Rows of typed topics: latest: in the newest version of the topic's schema, as "
+            "far as this reader has met it. batch: in the version that they were written with."
         },
     )
     max_retry_attempts: int = number_field(
@@ -378,6 +394,8 @@ class ConsumerSettings:
                 f"{' and '.join(ISOLATION_LEVELS)}"
             )
 
+        check_reader_schema(self.reader_schema)
+
     def _check_group(self) -> None:
         check_name("group_id", self.group_id)
         if self.group_instance_id is not None:
@@ -414,6 +432,7 @@ class ConsumerOptions(TypedDict, total=False):
     partition_assignment_strategy: str | list[str]
     auto_offset_reset: str
     isolation_level: str
+    reader_schema: str
     max_retry_attempts: int | str
     max_poll_records: int | str
     fetch_min_bytes: int | str

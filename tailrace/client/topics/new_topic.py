@@ -127,7 +127,10 @@ def create_request(
         "topic_id": os.urandom(TOPIC_ID_BYTES).hex(),
     }
     if schema_message is not None:
+        from tailrace.client.topics.schema_author import author
+
         request["schema"] = base64.b64encode(schema_message).decode("ascii")
+        request["author"] = author()
         if "delay.enabled" in request["configs"]:
             request["delay_schema"] = delay_schema_of(schema_message)
     return request

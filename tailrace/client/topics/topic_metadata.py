@@ -19,6 +19,8 @@ from tailrace.format.record_batch.batch_header import checksum_seed
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from tailrace.format.evolution.schema_history import SchemaHistory
+
 
 INTERNAL_PREFIX = "__tailrace_"
 """Prefix of topics that Tailrace's programs keep for themselves. Lists of topics leave them out, as
@@ -45,8 +47,16 @@ class TopicInfo:
         self.seeds = [checksum_seed(self.topic_id, p) for p in range(len(self.partitions))]
         self.compaction_key: str = _compaction_key(self.settings, self.typed)
         """The column whose value each record of a compacted topic needs. Empty: not compacted."""
+        self.schema_ids: tuple[int, ...] = tuple(described.get("schema_ids") or (self.schema_id,))
+        """The ids of all versions of the schema, oldest first."""
+        self._older_schemas = {
+            int(number): base64.b64decode(message)
+            for number, message in (described.get("older_schemas") or {}).items()
+        }
+        self._history: SchemaHistory | None = None
         self._schema: pa.Schema | None = None
         self._columns: frozenset[str] | None = None
+        self._defaults: dict[str, Any] | None = None
         self.delay_of = delay_of
         """The topic's name, of a delay log."""
         self.delay_log: TopicInfo | None = None
@@ -71,7 +81,14 @@ class TopicInfo:
         delay_log = described.get("delay_log")
         if delay_log is not None:
             self.delay_log = TopicInfo(
-                {**described, **delay_log, "name": delay_log_name(self.name), "delay_log": None},
+                {
+                    **described,
+                    "schema_ids": None,
+                    "older_schemas": None,
+                    **delay_log,
+                    "name": delay_log_name(self.name),
+                    "delay_log": None,
+                },
                 self.name,
             )
 
@@ -85,6 +102,25 @@ class TopicInfo:
         return self._schema
 
     @property
+    def history(self) -> SchemaHistory:
+        """The versions of the schema. A response about many topics may leave older ones out."""
+        if self._history is None:
+            from tailrace.format.evolution.schema_history import SchemaHistory
+
+            versions = [(self.schema_id, self.schema_message)]
+            for number in reversed(self.schema_ids[:-1]):
+                if number not in self._older_schemas:
+                    break
+                versions.insert(0, (number, self._older_schemas[number]))
+            self._history = SchemaHistory(versions)
+        return self._history
+
+    @property
+    def has_all_schemas(self) -> bool:
+        """True if `history` has all versions."""
+        return len(self._older_schemas) == len(self.schema_ids) - 1
+
+    @property
     def columns(self) -> frozenset[str]:
         """The columns of a typed topic's rows. A delay log has those of its topic."""
         if self._columns is None:
@@ -92,6 +128,17 @@ class TopicInfo:
                 DELAY_COLUMNS if self.delay_of else ()
             )
         return self._columns
+
+    @property
+    def column_defaults(self) -> dict[str, Any]:
+        """Column -> value of the columns of a typed topic that have a default. A row that leaves
+        one out has it.
+        """
+        if self._defaults is None:
+            from tailrace.format.evolution.schema_rules import defaults_of
+
+            self._defaults = defaults_of(self.schema_message)
+        return self._defaults
 
 
 def _compaction_key(settings: dict[str, Any], typed: bool) -> str:

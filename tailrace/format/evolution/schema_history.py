@@ -1,11 +1,12 @@
-"""SchemaHistory: the schema versions of a typed topic, and rows of each as rows of the newest.
+"""SchemaHistory: the schema versions of a typed topic, and rows of each as rows of one of them.
 
 Owner: pure. A TopicInfo, a scan's plan and the tools make one each.
 
 Invariants:
-- `convert(rows, id).schema == newest`, with the same number of rows in the same order.
-- Rows of the newest version are returned as they are.
+- `convert(rows, id).schema == schema_of_rows`, with the same number of rows in the same order.
+- Rows of the version that is asked for are returned as they are.
 - Columns that keep their type are not copied.
+- A value is the same before and after, or UnsupportedBatchError is raised.
 """
 
 from __future__ import annotations
@@ -22,18 +23,29 @@ from tailrace.format.schema import from_message
 
 
 class SchemaHistory:
-    """The versions of one topic, the oldest first."""
+    """The versions of one topic, the oldest first. Rows are converted to the newest one, or to the
+    version `target`.
+    """
 
-    def __init__(self, versions: Sequence[tuple[int, bytes]]) -> None:
-        """`versions`: schema id and Arrow schema message of each."""
+    def __init__(self, versions: Sequence[tuple[int, bytes]], target: int | None = None) -> None:
+        """`versions`: schema id and Arrow schema message of each. `target`: a schema id; None: the
+        newest. Raises UnsupportedBatchError if it is none of the versions.
+        """
         self.ids = tuple(number for number, _ in versions)
         self.messages = tuple(message for _, message in versions)
         self._schemas: dict[int, pa.Schema] = {}
+        self._sources: dict[int, tuple[Source, ...]] = {}
+        self._target = len(self.ids) - 1 if target is None else self._number(target)
 
     @property
-    def newest(self) -> pa.Schema:
-        """The schema of the newest version."""
-        return self.schema(self.ids[-1])
+    def target_id(self) -> int:
+        """The schema id of converted rows."""
+        return self.ids[self._target]
+
+    @property
+    def target(self) -> pa.Schema:
+        """The schema of converted rows."""
+        return self.schema(self.target_id)
 
     def __contains__(self, schema_id: int) -> bool:
         return schema_id in self.ids
@@ -47,23 +59,97 @@ class SchemaHistory:
         return found
 
     def sources(self, schema_id: int) -> tuple[Source, ...]:
-        """The origin of each column of the newest version in rows of this one. Raises
+        """The origin of each column of converted rows in rows of this version. Raises
         UnsupportedBatchError.
         """
-        return schema_rules.sources(self.messages, self._number(schema_id))
+        found = self._sources.get(schema_id)
+        if found is None:
+            number, until = self._number(schema_id), self._target + 1
+            if number < until:
+                found = schema_rules.sources(self.messages[:until], number)
+            else:
+                found = self._inverted(number)
+            self._sources[schema_id] = found
+        return found
+
+    def _inverted(self, number: int) -> tuple[Source, ...]:
+        """The origins where the rows are of a version after the target."""
+        later = schema_rules.sources(self.messages[: number + 1], self._target)
+        places = {source.column: place for place, source in enumerate(later) if source.column >= 0}
+        return tuple(
+            Source(places[column], later[places[column]].is_widened)
+            if column in places
+            else Source(-1)
+            for column in range(len(schema_rules.fields_of(self.messages[self._target])))
+        )
 
     def convert(self, rows: pa.RecordBatch, schema_id: int) -> pa.RecordBatch:
-        """Rows of a version as rows of the newest. Raises UnsupportedBatchError for an unknown
-        version, or a value that the newer type cannot hold.
+        """Rows of a version as rows of the target. Raises UnsupportedBatchError for an unknown
+        version, or a value that the target's type cannot hold.
         """
-        if schema_id == self.ids[-1]:
+        if schema_id == self.target_id:
             return rows
-        newest = self.newest
+        target = self.target
         columns = [
-            column_of(rows, source, field)
-            for source, field in zip(self.sources(schema_id), newest, strict=True)
+            column_of(
+                None if source.column < 0 else rows.column(source.column),
+                source,
+                field,
+                rows.num_rows,
+            )
+            for source, field in zip(self.sources(schema_id), target, strict=True)
         ]
-        return pa.RecordBatch.from_arrays(columns, schema=newest)
+        return pa.RecordBatch.from_arrays(columns, schema=target)
+
+    def row_of(self, row: dict[str, Any]) -> dict[str, Any] | None:
+        """A row of an earlier version as one of the target: of the newest one that has all its
+        columns. None if there is none.
+        """
+        for number in range(self._target - 1, -1, -1):
+            names = [field.name for field in schema_rules.fields_of(self.messages[number])]
+            if row.keys() <= set(names):
+                fields = schema_rules.fields_of(self.messages[self._target])
+                made = dict[str, Any]()
+                for source, field in zip(self.sources(self.ids[number]), fields, strict=True):
+                    if source.column < 0 and field.name in row:  # it has another type now
+                        made[field.name] = row[field.name]
+                    elif source.column < 0:
+                        made[field.name] = source.default
+                    elif names[source.column] in row:
+                        made[field.name] = row[names[source.column]]
+                return made
+        return None
+
+    def check_kept(self, rows: pa.RecordBatch, schema_id: int) -> None:
+        """Check that a conversion keeps the values of each column that has the same name there.
+        Raises UnsupportedBatchError where its type became another one (schema.compatibility=none).
+        """
+        for source, field in zip(self.sources(schema_id), self.target, strict=True):
+            place = rows.schema.get_field_index(field.name) if source.column < 0 else -1
+            if place < 0 or rows.schema.field(place).type == field.type:
+                continue
+            if rows.column(place).null_count < rows.num_rows:
+                raise UnsupportedBatchError(
+                    f"column {field.name!r} is {rows.schema.field(place).type}, and the topic has "
+                    f"{field.type} now; send the rows again with that type"
+                )
+
+    def version_with(self, names: Sequence[str]) -> int | None:
+        """The schema id of the newest version before the target with exactly these columns."""
+        for number in range(self._target - 1, -1, -1):
+            fields = schema_rules.fields_of(self.messages[number])
+            if len(fields) == len(names) and {field.name for field in fields} == set(names):
+                return self.ids[number]
+        return None
+
+    def renamed(self, name: str, schema_id: int) -> str | None:
+        """The name in the target of a column of another version. None: it is dropped."""
+        fields = schema_rules.fields_of(self.messages[self._number(schema_id)])
+        target = schema_rules.fields_of(self.messages[self._target])
+        for source, field in zip(self.sources(schema_id), target, strict=True):
+            if source.column >= 0 and fields[source.column].name == name:
+                return field.name
+        return None
 
     def _number(self, schema_id: int) -> int:
         try:
@@ -75,26 +161,41 @@ class SchemaHistory:
             ) from None
 
 
-def column_of(rows: pa.RecordBatch, source: Source, field: pa.Field) -> Any:
-    """One column of the newest version, from rows of an older one. Raises UnsupportedBatchError."""
-    if source.column < 0:
-        return filled(source.default, field.type, rows.num_rows)
-    column = rows.column(source.column)
-    return column if column.type == field.type else widened(column, field)
+def column_of(column: Any, source: Source, field: pa.Field, count: int) -> Any:
+    """A column of another version as one of this field. `column`: its values, None if there are
+    none: then `count` times the source's default. Raises UnsupportedBatchError.
+    """
+    if column is None:
+        return filled(source.default, field.type, count)
+    return column if column.type == field.type else _in_type(column, field)
 
 
-def widened(column: Any, field: pa.Field) -> Any:
-    """A column in a wider type. Raises UnsupportedBatchError for a date that no timestamp has."""
+def _in_type(column: Any, field: pa.Field) -> Any:
+    """A column in a wider or narrower type. Raises UnsupportedBatchError for a value that it does
+    not have.
+    """
     kind = field.type
     try:
         if pa.types.is_timestamp(kind) and pa.types.is_date(column.type):
             column = column.cast(pa.timestamp(kind.unit))
-        return column.cast(kind)
+        made = column.cast(kind)
+        if pa.types.is_floating(kind) and kind.bit_width < column.type.bit_width:
+            _check_same(column, made)
+        return made
     except pa.ArrowInvalid as error:
         raise UnsupportedBatchError(
             f"column {field.name!r} has a value of type {column.type} that does not fit "
             f"{kind}: {error}"
         ) from None
+
+
+def _check_same(column: Any, made: Any) -> None:
+    """Arrow rounds floats without an error. Raises pyarrow.ArrowInvalid."""
+    import pyarrow.compute as pc
+
+    is_same = pc.or_(pc.equal(made.cast(column.type), column), pc.is_nan(column))
+    if not pc.all(is_same.fill_null(True), min_count=0).as_py():
+        raise pa.ArrowInvalid("a float would be rounded")
 
 
 def filled(value: Any, kind: pa.DataType, count: int) -> Any:

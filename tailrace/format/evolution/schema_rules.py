@@ -226,6 +226,15 @@ def value_of(field: Field, default: str | None) -> Any:
     return value if _fits(field, value) else None
 
 
+def defaults_of(message: bytes) -> dict[str, Any]:
+    """Column -> its default, of those that have one."""
+    return {
+        field.name: value
+        for field in fields_of(message)
+        if (value := value_of(field, field.default)) is not None
+    }
+
+
 def _fits(field: Field, value: Any) -> bool:
     number = field.kind[0]
     if number == _INT and isinstance(value, int) and not isinstance(value, bool):
@@ -284,13 +293,18 @@ def _running_max(places: Sequence[int]) -> list[int]:
     return found
 
 
-def check(old: bytes, new: bytes, mode: str) -> list[tuple[Step, str, str]]:
+def check(
+    old: bytes, new: bytes, mode: str, key_column: str | None = None
+) -> list[tuple[Step, str, str]]:
     """Check an alteration from one schema message to another, and return its changes.
+    `key_column`: the column with the keys of a compacted topic, which stays as it is.
 
     Raises InvalidSchemaError that names the column, and what to do.
     """
     before, after = fields_of(old), fields_of(new)
     steps = steps_between(before, after)
+    if key_column is not None:
+        _check_key(before, after, key_column)
     for step, name, detail in steps:
         if mode not in RULES[step]:
             raise InvalidSchemaError(_refusal(step, name, detail, mode))
@@ -327,6 +341,19 @@ def _refusal(step: Step, name: str, detail: str, mode: str) -> str:
         f"column {name!r}: to {step.value} ({detail}) is refused with schema.compatibility={mode}; "
         f"it is allowed with {' or '.join(RULES[step])}"
     )
+
+
+def _check_key(before: Sequence[Field], after: Sequence[Field], name: str) -> None:
+    """Stored keys and new ones are compared as they are."""
+    had, has = (
+        next((field.shape for field in fields if field.name == name), None)
+        for fields in (before, after)
+    )
+    if had != has:
+        raise InvalidSchemaError(
+            f"column {name!r} has the keys of the topic (key.column): it can be neither dropped "
+            "nor renamed, and its type stays"
+        )
 
 
 def _check_time(before: Sequence[Field], after: Sequence[Field]) -> None:

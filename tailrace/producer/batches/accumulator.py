@@ -103,6 +103,8 @@ class RecordAccumulator:
     def queue(self, info: TopicInfo, partition: int) -> PartitionQueue:
         """The queue of a partition, updated with `info`."""
         queue = self.queues.setdefault((info.topic_id, partition), PartitionQueue(info, partition))
+        if queue.open is not None and queue.info.schema_id != info.schema_id:
+            self.close_batch(queue)  # its rows have the schema before
         queue.info = info
         queue.is_gone = False
         return queue
@@ -126,11 +128,18 @@ class RecordAccumulator:
             self._lingering.append((now_ns + self._linger_ns, queue, batch))
         return batch
 
-    def add_frame(self, queue: PartitionQueue, piece: FrameSlice) -> ProducerBatch:
-        """Add a batch of rows that are columns already, as the queue's last."""
+    def add_frame(
+        self, queue: PartitionQueue, piece: FrameSlice, cut_for: TopicInfo | None = None
+    ) -> ProducerBatch:
+        """Add a batch of rows that are columns already, as the queue's last. `cut_for`: the topic
+        whose schema they have; None: that of the queue.
+        """
         self.close_batch(queue)
+        info = queue.info
+        if cut_for is not None and cut_for.typed and cut_for.schema_id != info.schema_id:
+            info = cut_for
         batch = ProducerBatch.of_frame(
-            self._completion, queue.info, piece, self._now_ns(), self.next_order()
+            self._completion, info, piece, self._now_ns(), self.next_order()
         )
         self._alive[batch] = None
         self.buffered_bytes += batch.reserved_bytes

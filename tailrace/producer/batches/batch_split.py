@@ -89,6 +89,7 @@ def _half(batch: ProducerBatch, start: int, end: int, side: int) -> ProducerBatc
         batch.reserved_bytes // 2 if side else batch.reserved_bytes - batch.reserved_bytes // 2
     )
     half.state = READY
+    half.sent_as = batch.sent_as
     return half
 
 
@@ -143,6 +144,7 @@ def _split_by_partition(batch: ProducerBatch, targets: list[int]) -> list[Produc
         )
         part.count = len(rows)
         part.state = READY
+        part.sent_as = batch.sent_as
         part.reserved_bytes = (
             unshared
             if index == len(partitions) - 1
@@ -173,7 +175,10 @@ def rerouted(batch: ProducerBatch, info: TopicInfo) -> list[ProducerBatch] | Non
     """The parts of a batch by the slot map of `info`. None: the batch itself goes on, perhaps to
     another partition.
     """
-    batch.info = info
+    if batch.info.schema_id == info.schema_id:
+        batch.info = info
+    else:
+        batch.convert_for(info)
     targets = _partitions_of_rows(batch, info.owners)
     partitions = set(targets)
     if len(partitions) > 1:

@@ -25,7 +25,7 @@ from tailrace.batch import arrow_codec
 from tailrace.batch.encoded_rows import EncodedRows
 from tailrace.client.topics.topic_metadata import TopicInfo
 from tailrace.core.delays import DUE_COLUMN, DelayIds, delay_id
-from tailrace.core.errors import TailraceError
+from tailrace.core.errors import SchemaMismatchError, TailraceError, UnsupportedBatchError
 from tailrace.core.hash_slots import STAYS, slot_of
 from tailrace.core.records import BatchMetadata, RecordMetadata
 from tailrace.format.record_batch.batch_header import (
@@ -133,6 +133,7 @@ class ProducerBatch(OpenBatch):
         "producer_id",
         "repeats",
         "reserved_bytes",
+        "sent_as",
         "slots",
         "stamps_us",
         "state",
@@ -154,6 +155,10 @@ class ProducerBatch(OpenBatch):
             self.rows = ObjectBuffer()
         self.completion = completion
         self.info = info
+        self.sent_as: TopicInfo | None = None
+        """The topic with a newer schema, to which the rows are converted when they are encoded.
+        None: they are sent in the schema of `info`.
+        """
         self.partition = partition
         self.created_ns = created_ns
         self.order = order
@@ -264,7 +269,10 @@ class ProducerBatch(OpenBatch):
 
     def _from_rows(self) -> pa.RecordBatch:
         if self.info.typed:
-            rows = arrow_codec.rows_from_dicts(self.rows.values(), self.info.schema)
+            values, defaults = self.rows.values(), self.info.column_defaults
+            if defaults:
+                values = [{**defaults, **row} for row in values]
+            rows = arrow_codec.rows_from_dicts(values, self.info.schema)
         else:
             rows = self.rows.frame()
         if self.info.delay_of:
@@ -283,12 +291,18 @@ class ProducerBatch(OpenBatch):
             if has_rows and compression == "none" and not info.typed and not info.delay_of:
                 self.data = encoded_batch(rows, info.schema_id, seed)
             else:
+                sent_as = self.sent_as
                 header = BatchHeader(
                     record_count=self.count, last_offset_delta=self.count - 1,
                     first_timestamp_us=int(self.stamps_us[0]),
-                    max_timestamp_us=_largest(self.stamps_us), schema_id=info.schema_id,
+                    max_timestamp_us=_largest(self.stamps_us),
+                    schema_id=(info if sent_as is None else sent_as).schema_id,
                 )  # fmt: skip
-                if compression == "none" and isinstance(self.frame, EncodedRows):
+                if sent_as is not None:
+                    self.frame = self._from_rows() if self.frame is None else self.rebuilt_frame()
+                    frame = _converted(self.frame, info, sent_as)
+                    self.data = arrow_codec.encode_as(frame, header, seed, compression)
+                elif compression == "none" and isinstance(self.frame, EncodedRows):
                     message, body_crc = self.frame.message(HEADER_BYTES)
                     self.data = fill_header(message, header, seed, body_crc)
                 else:
@@ -318,6 +332,15 @@ class ProducerBatch(OpenBatch):
             pa.ipc.read_message(pa.py_buffer(bytes(self.data))), self.info.schema
         )
 
+    def convert_for(self, info: TopicInfo) -> None:
+        """Send its rows in the newer schema of `info`. They are encoded again."""
+        if info.schema_id == (self.info if self.sent_as is None else self.sent_as).schema_id:
+            return
+        if not self.rows:
+            self.frame = self.rebuilt_frame()
+        self.data = None
+        self.sent_as = None if info.schema_id == self.info.schema_id else info
+
     def made_for(self, info: TopicInfo) -> None:
         """Send it to a recreated topic. Its bytes, which name the old topic, are encoded again. The
         old log is gone, so no copy of it can exist.
@@ -325,6 +348,7 @@ class ProducerBatch(OpenBatch):
         if not self.rows:
             self.frame, self.data = self.rebuilt_frame(), None
         self.info = info
+        self.sent_as = None
         self.was_sent = False
 
     def add_due(self, row: int, due_us: int, repeat: str | None) -> None:
@@ -385,6 +409,15 @@ class ProducerBatch(OpenBatch):
         self.frame = None
         if self.waiter is not None:
             self.waiter.set()
+
+
+def _converted(frame: pa.RecordBatch, info: TopicInfo, sent_as: TopicInfo) -> pa.RecordBatch:
+    """Rows of the schema of `info` in that of `sent_as`. Raises SchemaMismatchError."""
+    try:
+        sent_as.history.check_kept(frame, info.schema_id)
+        return sent_as.history.convert(frame, info.schema_id)
+    except UnsupportedBatchError as error:
+        raise SchemaMismatchError(error.detail) from None
 
 
 def _largest(stamps_us: Sequence[int] | np.ndarray[Any, np.dtype[np.int64]]) -> int:

@@ -9,11 +9,14 @@ Invariants:
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from tailrace.client.config.settings import ProducerSettings
 from tailrace.client.connections.connection import Connection
 from tailrace.client.connections.runtime import Runtime
+from tailrace.client.topics.topic_metadata import TopicInfo
 from tailrace.core.error_codes import ERROR_TABLE, ErrorCode, code_of
 from tailrace.core.errors import (
     DeliveryTimeoutError,
@@ -57,7 +60,9 @@ class BatchOutcomes:
         identity: Identity,
         slot_map_change: SlotMapChange,
         topic_recreation: TopicRecreation,
+        begin_schema_change: Callable[[TopicInfo], None],
     ) -> None:
+        """`begin_schema_change` is called with the topic whose schema a refused batch has."""
         self._settings = settings
         self._now_ns = runtime.monotonic_ns
         self._random = runtime.random
@@ -66,6 +71,7 @@ class BatchOutcomes:
         self._identity = identity
         self._slot_map_change = slot_map_change
         self._topic_recreation = topic_recreation
+        self._begin_schema_change = begin_schema_change
         self.retry_count = 0
         self._full_disk_log = FullDiskLog()
 
@@ -115,6 +121,12 @@ class BatchOutcomes:
             self._accumulator.leave_flight(queue, batch)
             self._accumulator.requeue(queue, batch)
             self._slot_map_change.begin(queue.info)
+        elif code is ErrorCode.SCHEMA_MISMATCH and batch.info.typed:
+            self.retry_count += 1
+            batch.last_refusal = f"{detail or 'refused'} [{code.name}]"
+            self._accumulator.leave_flight(queue, batch)
+            self._accumulator.requeue(queue, batch)
+            self._begin_schema_change(batch.info if batch.sent_as is None else batch.sent_as)
         elif code is ErrorCode.UNKNOWN_TOPIC:
             self._retry(queue, batch, code, detail, pause=False)
             self._topic_recreation.begin(queue.info)

@@ -13,12 +13,15 @@ Invariants:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
 from tailrace.client.config.settings import ProducerSettings
 from tailrace.client.connections.connection import Connection
 from tailrace.client.connections.runtime import Runtime
 from tailrace.client.connections.steps import Guard, Steps, call
+from tailrace.client.topics.topic_metadata import TopicInfo
 from tailrace.format.record_batch.batch_header import REMEMBERED_BATCHES, REMEMBERED_BATCHES_ONCE
 from tailrace.producer.batches.accumulator import RecordAccumulator
 from tailrace.producer.batches.partition_queue import PartitionQueue
@@ -32,6 +35,9 @@ from tailrace.producer.sending.topic_change import SlotMapChange, TopicRecreatio
 from tailrace.protocol.frame import Api
 from tailrace.protocol.messages import ACKS_ALL, encode_credit
 from tailrace.protocol.session import Response
+
+if TYPE_CHECKING:
+    from tailrace.producer.sending.schema_change import SchemaChange
 
 CREDIT_REQUEST_NS = 50_000_000
 CREDIT_RETRY_NS = 500_000_000
@@ -81,11 +87,16 @@ class Sender:
         self.topic_recreation = TopicRecreation(
             accumulator, connection, runtime.monotonic_ns, settings.retry_backoff_ms
         )
+        self._schema_change: SchemaChange | None = None
+        """Loaded with the first schema that was altered."""
+        self._now_ns = runtime.monotonic_ns
+        self.on_schema_altered: Callable[[TopicInfo], None] = lambda _info: None
+        """Called with a topic whose batches are converted to its newest schema."""
         self.metadata_refresh = MetadataRefresh(connection, settings.metadata_max_age_ms)
         self._encoder = BatchEncoder(settings, accumulator)
         self._outcomes = BatchOutcomes(
             settings, runtime, connection, accumulator, self._identity,
-            self.slot_map_change, self.topic_recreation,
+            self.slot_map_change, self.topic_recreation, self._begin_schema_change,
         )  # fmt: skip
         limit = settings.max_in_flight_requests_per_connection
         self._requests = InFlightRequests(limit)
@@ -149,6 +160,8 @@ class Sender:
         self._identity.restart()
         self.slot_map_change.restart()
         self.topic_recreation.restart()
+        if self._schema_change is not None:
+            self._schema_change.restart()
         self.metadata_refresh.restart()
         self._slow_check_at_ns = 0
 
@@ -185,7 +198,20 @@ class Sender:
             or self._identity.is_missing
             or self.slot_map_change.is_waiting
             or self.topic_recreation.is_waiting
+            or (self._schema_change is not None and self._schema_change.is_waiting)
         )
+
+    def _begin_schema_change(self, old: TopicInfo) -> None:
+        if self._schema_change is None:
+            from tailrace.producer.sending.schema_change import SchemaChange
+
+            self._schema_change = SchemaChange(
+                self._accumulator, self._connection, self._now_ns, self._on_schema_altered
+            )
+        self._schema_change.begin(old)
+
+    def _on_schema_altered(self, info: TopicInfo) -> None:
+        self.on_schema_altered(info)
 
     def _run_timers(self, now_ns: int) -> bool:
         """Do everything that is due by time. False: nothing can be sent now."""
@@ -209,6 +235,8 @@ class Sender:
             self.slot_map_change.step(now_ns)
         if self.topic_recreation.is_waiting:
             self.topic_recreation.step(now_ns)
+        if self._schema_change is not None and self._schema_change.is_waiting:
+            self._schema_change.step(now_ns)
         if self._identity.is_missing:
             self._identity.obtain()
             if not self._identity.is_known:

@@ -6,7 +6,8 @@ Owner: one ShareConsumer, one thread.
 Invariants:
 - Fetches are made for acquired ranges. While there are none, they are made at the ends that the
   group coordinator has named.
-- Only `lookup`, `learn_topics`, `fresh_info` and `repair` wait for a response. They are steps
+- Only `lookup`, `learn_topics`, `learn_schemas`, `fresh_info` and `repair` wait for a response.
+  They are steps
   (`tailrace.client.connections.steps`), and change nothing when they fail.
 """
 
@@ -29,10 +30,12 @@ from tailrace.core.errors import (
     RecordTooLargeError,
     TailraceError,
     UnknownTopicError,
+    UnsupportedBatchError,
 )
 from tailrace.core.log import logger
 from tailrace.core.records import Record
 from tailrace.core.topic_partition import TopicPartition
+from tailrace.fetch.fetch_loop import learn_schema
 from tailrace.fetch.fetcher import Fetcher
 from tailrace.protocol.frame import Api
 from tailrace.share.acquired.buffer import LockedRange
@@ -269,6 +272,20 @@ class ShareFetchLoop:
                 assert piece.run.first > piece.last, "a part that is read has to be stored"
                 acquired_ranges.drop_read()
 
+    def learn_schemas(self) -> Steps[None]:
+        """Look up the versions of the schemas that fetched batches have. Raises
+        UnsupportedBatchError.
+        """
+        now_ns = self._connection.now_ns()
+        for acquired_ranges in list(self._acquired.values()):
+            cursor = acquired_ranges.cursor
+            if cursor.unknown_schema < 0 or now_ns < cursor.learn_at_ns:
+                continue
+            others = [other.cursor for other in self._acquired.values()]
+            yield from learn_schema(cursor, self._connection, self._settings, others)
+            if cursor.unknown_schema < 0:
+                self._infos[cursor.info.name] = cursor.info
+
     # ---- unreadable partitions -------------------------------------------------------------------
 
     def broken(self) -> list[AcquiredRanges]:
@@ -295,7 +312,7 @@ class ShareFetchLoop:
                 acquired_ranges.runs.clear()
             else:
                 acquired_ranges.pass_over(beginning, None)
-        elif isinstance(error, (CorruptBatchError, RecordTooLargeError)):
+        elif isinstance(error, (CorruptBatchError, RecordTooLargeError, UnsupportedBatchError)):
             behind = error.next_offset
             acquired_ranges.pass_over(
                 (yield from self._offset(acquired_ranges.key, {"behind": first}))
@@ -372,7 +389,11 @@ class ShareFetchLoop:
             if acquired_ranges.runs
         ] or [acquired_ranges.cursor for acquired_ranges in self._waiting]
         return min(
-            (max(cursor.retry_at_ns, now_ns + 1) for cursor in cursors if cursor.refusals),
+            (
+                max(cursor.retry_at_ns if cursor.refusals else cursor.learn_at_ns, now_ns + 1)
+                for cursor in cursors
+                if cursor.refusals or cursor.unknown_schema >= 0
+            ),
             default=None,
         )
 

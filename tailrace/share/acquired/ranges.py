@@ -23,10 +23,15 @@ import pyarrow as pa
 from tailrace.batch import arrow_codec
 from tailrace.client.config.settings import ConsumerSettings
 from tailrace.client.topics.topic_metadata import TopicInfo
-from tailrace.core.errors import CorruptBatchError, RecordTooLargeError, TailraceError
+from tailrace.core.errors import (
+    CorruptBatchError,
+    RecordTooLargeError,
+    TailraceError,
+    UnsupportedBatchError,
+)
 from tailrace.core.records import Record
 from tailrace.core.topic_partition import TopicPartition
-from tailrace.fetch.fetcher import PartitionPosition, TakenBatch
+from tailrace.fetch.fetcher import PartitionPosition, TakenBatch, UnknownSchemaError
 
 
 @dataclass(slots=True)
@@ -81,9 +86,7 @@ class AcquiredRanges:
     def has_answer(self) -> bool:
         """True if the offset that was aimed at is fetched, has no record, or cannot be read."""
         cursor = self.cursor
-        return (
-            bool(cursor.buffered) or cursor.error is not None or self._is_left_out(self._aimed_at)
-        )
+        return cursor.has_batch or cursor.error is not None or self._is_left_out(self._aimed_at)
 
     @property
     def is_broken(self) -> bool:
@@ -162,7 +165,9 @@ class AcquiredRanges:
                 return None
             try:
                 taken = self.cursor.take(settings)
-            except (CorruptBatchError, RecordTooLargeError) as error:
+            except UnknownSchemaError:
+                return None
+            except (CorruptBatchError, RecordTooLargeError, UnsupportedBatchError) as error:
                 self.cursor.drop_buffered(error)
                 return None
             if taken is None:

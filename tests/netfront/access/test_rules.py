@@ -78,6 +78,7 @@ NEEDED: dict[Api, list[tuple[dict[str, Any], list[str]]]] = {
         ({"group": "g", "partitions": None}, ["describe group g"]),
         ({"group": "g", "partitions": [["a", 0]]}, ["describe group g", "describe topic a"]),
     ],
+    Api.DESCRIBE_SCHEMAS: [({"topic": "a"}, ["describe topic a"])],
     Api.DESCRIBE_GROUP: [({"group": "g"}, ["describe group g"])],
     Api.DELETE_GROUPS: [({"groups": ["g", "h"]}, ["delete group g", "delete group h"])],
     Api.ALTER_GROUP_OFFSETS: [

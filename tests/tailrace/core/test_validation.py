@@ -80,6 +80,7 @@ CALLS: dict[type, dict[str, tuple[Any, ...]]] = {
         "list_groups": (), "list_topics": (), "offsets": ({},), "partition_counts": (),
         "reschedule_delays": ({},),
         "topic_info": ([],),
+        "describe_schemas": ("t",),
         "list_deleted_topics": (), "undelete_topic": ("t",), "purge_topic": ("t",),
     },
 }  # fmt: skip

@@ -138,7 +138,7 @@ def test_what_was_left_out_is_asked_for_and_committed_in_the_epoch_in_which_it_w
     that one's epoch, the front would call what lies behind them lost.
     """
     appliance, fetcher, (cursor,), settings = reader(1)
-    info: Any = SimpleNamespace(topic_id=TOPIC_ID, seeds=[SEED], schema=DEFAULT_SCHEMA)
+    info: Any = SimpleNamespace(topic_id=TOPIC_ID, seeds=[SEED], schema=DEFAULT_SCHEMA, typed=False)
     cursor.info = info
     given = stamped(make_batch(1), 0, leader_epoch=2) if is_buffered else b""
     assert fetcher.begin([cursor])

@@ -158,7 +158,7 @@ def test_rows_of_each_version_become_rows_of_the_newest() -> None:
     )
     converted = history.convert(rows, 3)
     converted.validate(full=True)
-    assert converted.schema == history.newest
+    assert converted.schema == history.target
     assert converted.to_pylist() == [
         {"price": 7, "id": 1, "day": at, "gone": None},  # a name that came back is a new column
         {"price": 7, "id": None, "day": None, "gone": None},
@@ -224,7 +224,7 @@ def test_accepted_versions_convert_with_all_values_of_continued_columns(
         )
         converted = history.convert(rows, number)
         converted.validate(full=True)
-        assert converted.schema == history.newest
+        assert converted.schema == history.target
         assert converted.num_rows == 3
 
 

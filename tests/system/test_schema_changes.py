@@ -1,0 +1,385 @@
+"""A typed topic's schema changes while producers and readers of every kind go on."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import tailrace
+from tailrace import Admin, Consumer, NewTopic, Producer, ShareConsumer
+from tailrace.aio import AsyncAdmin, AsyncConsumer, AsyncProducer
+from tailrace.core.errors import InvalidRequestError, InvalidSchemaError, SchemaMismatchError
+from tailrace.embedded_appliance import EmbeddedAppliance
+from tests.kit.processes import wait_until
+
+
+def field(name: str, kind: pa.DataType, **metadata: str) -> pa.Field:
+    return pa.field(
+        name, kind, metadata={f"tailrace.{key}": value for key, value in metadata.items()}
+    )
+
+
+FIRST = pa.schema([("id", pa.int32()), ("name", pa.utf8()), ("old", pa.utf8())])
+SECOND = pa.schema(
+    [
+        field("id", pa.int64()),  # widened
+        field("title", pa.utf8(), alias="name"),  # renamed; `old` is dropped
+        field("price", pa.float64(), default="1.5"),
+        field("note", pa.utf8()),
+    ]
+)
+THIRD = pa.schema(
+    [("note", pa.utf8()), ("price", pa.float64()), ("id", pa.int64()), ("title", pa.utf8()),
+     ("old", pa.utf8())]
+)  # fmt: skip
+OLD_ROW = {"id": 1, "name": "a", "old": "x"}
+NEW_ROW = {"id": 1 << 40, "title": "b", "price": 2.0, "note": "n"}
+OLD_AS_SECOND = {"id": 1, "title": "a", "price": 1.5, "note": None}
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[EmbeddedAppliance]:
+    with tailrace.embedded(auto_create_topics=False) as appliance:
+        yield appliance
+
+
+@pytest.fixture
+def admin(running: EmbeddedAppliance) -> Iterator[Admin]:
+    with Admin(running.address) as client:
+        yield client
+
+
+def create(admin: Admin, name: str, partitions: int = 1, **configs: Any) -> None:
+    admin.create_topics(NewTopic(name, partitions, configs, schema=FIRST))
+
+
+def filled(running: EmbeddedAppliance, admin: Admin, name: str) -> None:
+    """A row of each of the first two versions."""
+    create(admin, name)
+    with Producer(running.address) as producer:
+        producer.send(name, OLD_ROW).result(10)
+        admin.alter_topics(schema={name: SECOND})
+        producer.send(name, NEW_ROW).result(10)
+
+
+def read(consumer: Consumer, count: int) -> list[Any]:
+    found: list[Any] = []
+    while len(found) < count:
+        found += [record.value for record in consumer.poll(10_000)]
+    return found
+
+
+def frames(consumer: Consumer, count: int) -> list[pa.RecordBatch]:
+    found: list[pa.RecordBatch] = []
+    while sum(batch.num_rows for batch in found) < count:
+        found += [batch.batch for batch in consumer.poll_arrow(10_000)]
+    return found
+
+
+def test_each_version_has_a_number_a_time_and_an_author(admin: Admin) -> None:
+    create(admin, "listed")
+    admin.alter_topics(schema={"listed": SECOND})
+    admin.alter_topics(schema={"listed": SECOND})  # changes nothing
+    first, second = admin.describe_schemas("listed")
+    assert (first.schema, second.schema) == (FIRST, SECOND)
+    assert first.schema_id < second.schema_id
+    assert 0 < first.created_us <= second.created_us
+    assert "@" in first.author
+    assert "@" in second.author
+    assert second.schema.field("title").metadata == {b"tailrace.alias": b"name"}
+
+
+def test_an_older_producer_goes_on_and_a_newer_one_learns_the_new_columns(
+    running: EmbeddedAppliance, admin: Admin
+) -> None:
+    create(admin, "producers")
+    with (
+        Producer(running.address, linger_ms=60_000) as older,
+        Producer(running.address) as newer,
+    ):
+        older.send("producers", OLD_ROW)
+        newer.send("producers", OLD_ROW).result(10)
+        pending = older.send("producers", OLD_ROW)  # in a batch of the first version
+        admin.alter_topics(schema={"producers": SECOND})
+        newer.send("producers", NEW_ROW).result(10)
+        newer.send_arrow("producers", pa.table({name: [NEW_ROW[name]] for name in NEW_ROW}))
+        newer.send_arrow("producers", pa.table({name: [OLD_ROW[name]] for name in OLD_ROW}))
+        newer.flush()
+        older.flush()
+        pending.result(10)
+        older.send("producers", OLD_ROW)
+        older.flush()
+        with pytest.raises(SchemaMismatchError, match="'other'"):
+            newer.send("producers", {"id": 1, "other": 2})
+        with pytest.raises(SchemaMismatchError, match="not in the topic: other"):
+            newer.send_arrow("producers", pa.table({"id": [1], "other": [2]}))
+    with Consumer("producers", bootstrap=running.address, auto_offset_reset="earliest") as consumer:
+        assert read(consumer, 7) == [
+            OLD_AS_SECOND, NEW_ROW, NEW_ROW, OLD_AS_SECOND, OLD_AS_SECOND, OLD_AS_SECOND,
+            OLD_AS_SECOND,
+        ]  # fmt: skip
+    batches = frames(batch_reader(running, "producers"), 7)
+    assert [batch.schema for batch in batches] == [FIRST, *[SECOND] * (len(batches) - 1)]
+
+
+def has_row(table: tailrace.Table, key: Any) -> bool:
+    """False also while the table reads its topic again."""
+    try:
+        return key in table
+    except InvalidRequestError:
+        return False
+
+
+def batch_reader(running: EmbeddedAppliance, topic: str) -> Consumer:
+    return Consumer(
+        topic, bootstrap=running.address, auto_offset_reset="earliest", reader_schema="batch"
+    )
+
+
+def test_a_column_that_a_row_leaves_out_has_its_default(
+    running: EmbeddedAppliance, admin: Admin
+) -> None:
+    filled(running, admin, "defaults")
+    with Producer(running.address) as producer:
+        producer.send("defaults", {"id": 3}).result(10)
+        producer.send("defaults", {"id": 4, "price": None}).result(10)
+    with Consumer("defaults", bootstrap=running.address, auto_offset_reset="earliest") as consumer:
+        assert [row["price"] for row in read(consumer, 4)] == [1.5, 2.0, 1.5, None]
+
+
+def test_a_consumer_shows_all_versions_as_the_newest_or_each_as_it_is(
+    running: EmbeddedAppliance, admin: Admin
+) -> None:
+    filled(running, admin, "consumed")
+    with Consumer("consumed", bootstrap=running.address, auto_offset_reset="earliest") as consumer:
+        assert read(consumer, 2) == [OLD_AS_SECOND, NEW_ROW]
+        admin.alter_topics(schema={"consumed": THIRD})
+        with Producer(running.address) as producer:
+            producer.send("consumed", {"id": 5, "old": "new"}).result(10)
+            producer.send("consumed", OLD_ROW).result(10)
+        assert read(consumer, 2) == [
+            {"note": None, "price": None, "id": 5, "title": None, "old": "new"},
+            {"note": None, "price": 1.5, "id": 1, "title": "a", "old": None},
+        ]
+    with Consumer("consumed", bootstrap=running.address, auto_offset_reset="earliest") as consumer:
+        assert {batch.schema for batch in frames(consumer, 4)} == {THIRD}
+    with batch_reader(running, "consumed") as consumer:
+        found = frames(consumer, 4)
+        assert [batch.schema for batch in found] == [FIRST, SECOND, THIRD, THIRD]
+        assert found[0].to_pylist() == [OLD_ROW]
+    with batch_reader(running, "consumed") as consumer:
+        assert read(consumer, 2)[:2] == [OLD_ROW, NEW_ROW]
+
+
+def test_coroutines_produce_alter_and_read(running: EmbeddedAppliance, admin: Admin) -> None:
+    create(admin, "async")
+
+    async def program() -> list[Any]:
+        async with (
+            AsyncAdmin(running.address) as client,
+            AsyncProducer(running.address) as producer,
+            AsyncConsumer(
+                "async", bootstrap=running.address, auto_offset_reset="earliest"
+            ) as consumer,
+        ):
+            await producer.send("async", OLD_ROW)
+            found = [record.value for record in await consumer.poll(10_000)]
+            await client.alter_topics(schema={"async": SECOND})
+            assert len(await client.describe_schemas("async")) == 2
+            await producer.send("async", NEW_ROW)
+            await producer.send_arrow(
+                "async", pa.table({name: [OLD_ROW[name]] for name in OLD_ROW})
+            )
+            await producer.flush()
+            while len(found) < 3:
+                found += [record.value for record in await consumer.poll(10_000)]
+            return found
+
+    assert asyncio.run(program()) == [OLD_ROW, NEW_ROW, OLD_AS_SECOND]
+
+
+def test_a_share_group_delivers_all_versions_as_the_newest(
+    running: EmbeddedAppliance, admin: Admin
+) -> None:
+    create(admin, "shared")
+    with (
+        Producer(running.address) as producer,
+        ShareConsumer(
+            "shared", bootstrap=running.address, group_id="g", auto_offset_reset="earliest"
+        ) as consumer,
+    ):
+        producer.send("shared", OLD_ROW).result(10)
+        found: list[Any] = []
+        while not found:
+            found = [record.value for record in consumer.poll(10_000)]
+        admin.alter_topics(schema={"shared": SECOND})
+        producer.send("shared", NEW_ROW).result(10)
+        producer.send("shared", OLD_ROW).result(10)
+        while len(found) < 3:
+            found += [record.value for record in consumer.poll(10_000)]
+    assert found == [OLD_ROW, NEW_ROW, OLD_AS_SECOND]
+
+
+@pytest.mark.parametrize("from_files", [True, False])
+def test_a_scan_and_its_latest_rows_have_the_newest_schema(
+    running: EmbeddedAppliance, admin: Admin, from_files: bool
+) -> None:
+    name = f"scanned-{from_files}"
+    filled(running, admin, name)
+
+    def scan(**settings: Any) -> list[dict[str, Any]]:
+        reader = tailrace.scan(name, running.address, from_files=from_files, **settings)
+        rows: list[dict[str, Any]] = reader.read_all().to_pylist()
+        return rows
+
+    assert scan() == [OLD_AS_SECOND, NEW_ROW]
+    assert scan(columns=["title", "_offset"]) == [
+        {"title": "a", "_offset": 0},
+        {"title": "b", "_offset": 1},
+    ]
+    assert scan(columns=["note"], end=1) == [{"note": None}]
+    with Producer(running.address) as producer:
+        producer.send(name, {"id": 1, "title": "again"}).result(10)
+    assert scan(latest=True, key_column="id") == [
+        NEW_ROW,
+        {"id": 1, "title": "again", "price": 1.5, "note": None},
+    ]
+
+
+def test_a_table_goes_on_over_a_change(running: EmbeddedAppliance, admin: Admin) -> None:
+    create(admin, "table")
+    with Producer(running.address) as producer:
+        producer.send("table", {"id": 1, "name": "a", "old": "key"}).result(10)
+        producer.send("table", {"id": 2, "name": "b", "old": "other"}).result(10)
+        with tailrace.Table("table", bootstrap=running.address, key_column="name") as table:
+            assert table["a"] == {"id": 1, "name": "a", "old": "key"}
+            altered = pa.schema([("name", pa.utf8()), ("id", pa.int64()), ("more", pa.utf8())])
+            admin.alter_topics(schema={"table": altered})
+            producer.send("table", {"id": 1 << 40, "name": "b", "more": "m"}).result(10)
+            wait_until(lambda: table["b"]["id"] == 1 << 40, "the table has the row")
+            assert table["a"] == {"name": "a", "id": 1, "more": None}
+            assert table["b"] == {"name": "b", "id": 1 << 40, "more": "m"}
+            keyed = pa.schema([("name", pa.large_binary()), ("id", pa.int64())])
+            admin.alter_topics({"table": {"schema.compatibility": "none"}}, schema={"table": keyed})
+            with pytest.raises(
+                SchemaMismatchError, match="'name' is string, and the topic has bin"
+            ):
+                producer.send("table", {"name": "c", "id": 3}).result(10)
+            producer.send("table", {"name": b"c", "id": 3}).result(10)
+            wait_until(lambda: has_row(table, b"c"), "the table has read the keys again")
+            assert table[b"c"] == {"name": b"c", "id": 3}
+
+
+def test_of_two_alterations_for_one_version_the_second_is_refused(
+    running: EmbeddedAppliance, admin: Admin
+) -> None:
+    create(admin, "twice")
+    (version,) = admin.describe_schemas("twice")
+    outcomes: list[str] = []
+    barrier = threading.Barrier(2)
+
+    def alter(column: str) -> None:
+        with Admin(running.address) as client:
+            barrier.wait()
+            try:
+                client.alter_topics(
+                    schema={"twice": FIRST.append(pa.field(column, pa.utf8()))},
+                    schema_id=version.schema_id,
+                )
+                outcomes.append("done")
+            except InvalidSchemaError as error:
+                outcomes.append(error.detail)
+
+    threads = [threading.Thread(target=alter, args=(name,)) for name in ("x", "y")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(outcomes)[0] == "done"
+    assert "was altered meanwhile" in sorted(outcomes)[1]
+    assert len(admin.describe_schemas("twice")) == 2
+
+
+def test_an_old_producer_and_an_old_reader_meet_five_newer_versions(
+    running: EmbeddedAppliance, admin: Admin
+) -> None:
+    create(admin, "five", 2)
+    schema = FIRST
+    with (
+        Producer(running.address) as producer,
+        Consumer("five", bootstrap=running.address, auto_offset_reset="earliest") as consumer,
+    ):
+        producer.send("five", OLD_ROW, partition=0).result(10)
+        assert read(consumer, 1) == [OLD_ROW]
+        for number in range(5):
+            schema = schema.append(field(f"c{number}", pa.int64(), default=str(number)))
+            admin.alter_topics(schema={"five": schema})
+        for partition in (0, 1):
+            producer.send("five", OLD_ROW, partition=partition).result(10)
+        added = {f"c{number}": number for number in range(5)}
+        assert read(consumer, 2) == [{**OLD_ROW, **added}] * 2
+
+
+@pytest.mark.parametrize(
+    ("schema", "reason"),
+    [
+        (pa.schema([("id", pa.int16()), ("name", pa.utf8()), ("old", pa.utf8())]), "'id'"),
+        (pa.schema([(f"c{n}", pa.int8()) for n in range(10_000)]), "the limit is"),
+        (pa.schema([("id", pa.int32()), ("id", pa.int32())]), "'id' is empty or used twice"),
+        (pa.schema([("id", pa.int32()), ("@due_us", pa.int64())]), "names that begin with @"),
+        (pa.schema([]), "no columns"),
+        (pa.schema([("id", pa.int32()), ("timestamp", pa.timestamp("us", "UTC"))]), "timestamp"),
+    ],
+)
+def test_a_bad_schema_is_refused_with_a_sentence_and_changes_nothing(
+    admin: Admin, schema: pa.Schema, reason: str
+) -> None:
+    if "bad" not in admin.list_topics():
+        create(admin, "bad")
+    with pytest.raises(InvalidSchemaError, match=reason):
+        admin.alter_topics({"bad": {"retention.ms": 5_000}}, schema={"bad": schema})
+    assert len(admin.describe_schemas("bad")) == 1
+    assert admin.topic_info("bad")["bad"].settings["retention.ms"] != 5_000
+
+
+def test_what_cannot_read_several_versions_refuses_the_change(admin: Admin) -> None:
+    admin.create_topics(
+        [
+            NewTopic("delayed", configs={"delay.enabled": True}, schema=FIRST),
+            NewTopic("plain"),
+            NewTopic(
+                "compacted",
+                configs={"cleanup.policy": "compact", "key.column": "name"},
+                schema=FIRST,
+            ),
+        ]
+    )
+    with pytest.raises(InvalidSchemaError, match=r"delay\.enabled"):
+        admin.alter_topics(schema={"delayed": SECOND})
+    with pytest.raises(InvalidSchemaError, match="was created without a schema"):
+        admin.alter_topics(schema={"plain": SECOND})
+    with pytest.raises(InvalidSchemaError, match="has the keys of the topic"):
+        admin.alter_topics(schema={"compacted": SECOND})
+
+
+def test_a_value_that_the_newest_schema_cannot_hold_names_its_offsets(
+    running: EmbeddedAppliance, admin: Admin
+) -> None:
+    admin.create_topics(NewTopic("dates", schema=pa.schema([("d", pa.date32())])))
+    with Producer(running.address) as producer:
+        far = pa.table({"d": pa.array([2**31 - 1], pa.int32()).cast(pa.date32())})
+        producer.send_arrow("dates", far)
+        producer.flush()
+        admin.alter_topics(schema={"dates": pa.schema([("d", pa.timestamp("us", "UTC"))])})
+        producer.send_arrow("dates", pa.table({"d": pa.array([0], pa.int32()).cast(pa.date32())}))
+        producer.flush()
+    with Consumer("dates", bootstrap=running.address, auto_offset_reset="earliest") as consumer:
+        with pytest.raises(tailrace.TailraceError, match="offsets 0 to 0 do not fit") as caught:
+            read(consumer, 1)
+        consumer.seek(tailrace.TopicPartition("dates", 0), caught.value.next_offset)  # type: ignore[attr-defined]
+        assert len(read(consumer, 1)) == 1
