@@ -31,6 +31,8 @@ from tailrace.core.errors import InvalidTransactionError as InvalidTransactionEr
 from tailrace.core.errors import LockLostError as LockLostError
 from tailrace.core.errors import LogTruncatedError as LogTruncatedError
 from tailrace.core.errors import MalformedRequestError as MalformedRequestError
+from tailrace.core.errors import NotAuthenticatedError as NotAuthenticatedError
+from tailrace.core.errors import NotAuthorizedError as NotAuthorizedError
 from tailrace.core.errors import NotReachableError as NotReachableError
 from tailrace.core.errors import NotSupportedError as NotSupportedError
 from tailrace.core.errors import OffsetOutOfRangeError as OffsetOutOfRangeError

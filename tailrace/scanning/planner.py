@@ -431,7 +431,7 @@ def _of_directory(
         )
     first = next(iter(found.values()))[1]
     topic, decision = first.topic, first.decision
-    settings = with_key_of_topic(settings, first.given)
+    settings = with_key_of_topic(settings, {} if decision is None else decision.given)
     newest = decision.schema_id if decision is not None else max(first.schemas)
     if newest not in first.schemas:
         newest = max(first.schemas)

@@ -34,7 +34,9 @@ def test_keys_of_libzmq_are_keys() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "x", "0" * 40, "#" * 40, A + "0", A[:-1] + "\n", None, 7, b"x"]
+    "text",
+    ["", "x", "0" * 40, "#" * 40, A + "0", A[:-1] + "\n", None, 7, b"x"],
+    ids=["empty", "short", "no key", "no letters", "long", "line", "none", "number", "bytes"],
 )
 def test_anything_else_is_refused(text: Any) -> None:
     with pytest.raises(InvalidRequestError, match="40 characters"):
