@@ -592,6 +592,9 @@ def test_the_exchanges_are_real_ones_and_there_is_one_for_every_api() -> None:
             )
         )
         parts.append(client.ask(Api.DESCRIBE_SCHEMAS, {"topic": "orders"}))
+        users = {"name": "users", "configs": {"cleanup.policy": "compact"}}
+        parts.append(client.ask(Api.CREATE_TOPICS, {"topics": [users]}))
+        parts.append(client.ask(Api.COMPACT_TOPIC, {"name": "users", "number": 1}))
         parts.append(client.ask(Api.DESCRIBE_CLUSTER, {}))
         parts.append(client.ask(Api.ALTER_CONFIGS, {"set": {"groups.max": 500}, "unset": []}))
         parts.append(client.ask(Api.DESCRIBE_CONFIGS, {"names": ["groups.max", "slots"]}))

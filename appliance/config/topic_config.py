@@ -104,7 +104,8 @@ _TABLE = (
         "min.cleanable.dirty.ratio",
         float,
         0.5,
-        "A compacted partition is cleaned when this part of its sealed bytes was not cleaned yet.",
+        "A compacted partition is cleaned when more than this part of its sealed bytes was not "
+        "cleaned yet.",
         minimum=0,
         maximum=1,
     ),

@@ -34,6 +34,7 @@ from appliance.catalog.recovery import (
     live_slots,
     open_catalog,
 )
+from appliance.control.compaction_requests import CompactionRequests
 from appliance.control.config_commands import CONFIG_APIS, ConfigCommands
 from appliance.control.dedicated_workers import DedicatedWorkers
 from appliance.control.describe_cluster import ClusterDescription
@@ -91,6 +92,7 @@ class Controller:
         answer_max: int,
         leases: OffsetLeases[LaneSender],
         topic_bin: TopicBin,
+        compaction: CompactionRequests,
         make_configs: Callable[[Callable[[Requester, ErrorCode, bytes], None]], ConfigCommands],
         topic_defaults: dict[str, Any],
         host_view: HostView,
@@ -123,6 +125,7 @@ class Controller:
         publisher.kept_topics = topic_bin.kept
         self._leases = leases
         self._bin = topic_bin
+        self._compaction = compaction
         self._changes = TopicChangeQueue(
             catalog, topics, publisher, decisions, topic_bin, error_handler, answer_max, start_ns
         )
@@ -245,6 +248,8 @@ class Controller:
             return self._configs.take(requester, api, request, self._now_ns)
         if api == Api.DESCRIBE_SCHEMAS:
             return self._decisions.describe_schemas(request)
+        if api == Api.COMPACT_TOPIC:
+            return self._compaction.take(request)
         if api == Api.DESCRIBE_CLUSTER:
             return self._description.describe(request)
         raise TailraceError(f"API {api} is not served by the controller", ErrorCode.UNKNOWN_API)
@@ -401,6 +406,14 @@ def build(
     )  # fmt: skip
     decisions.deletions_kept_ms = int(settings["topic.delete.retention.ms"])
 
+    compaction = CompactionRequests(
+        decisions.existing, lambda row: publisher.table(row).read(row.slot),
+        lambda row, payload: publisher.to(Role.FLUSHER, placement.dir_index(row)).put(
+            LaneKind.COMPACT, payload
+        ),
+        context.clock.monotonic_ns, publisher.topic_defaults,
+    )  # fmt: skip
+
     def make_configs(send: Callable[[Requester, ErrorCode, bytes], None]) -> ConfigCommands:
         in_force, overrides = (
             SettingsBlock(context.attach(name, RegionKind.SETTINGS))
@@ -411,7 +424,7 @@ def build(
 
     controller = Controller(
         catalog=catalog, topics=topics, publisher=publisher, decisions=decisions, leases=leases,
-        topic_bin=topic_bin,
+        topic_bin=topic_bin, compaction=compaction,
         make_configs=make_configs, topic_defaults=dict(topic_defaults), host_view=host_view,
         is_restarted=spec.generation > 1,
         description=ClusterDescription(

@@ -146,6 +146,10 @@ def _create_topics(request: Request, _names: TopicName) -> Needs:
         yield (CREATE, TOPIC, _text(item, "name")), (CREATE, *_ON_CLUSTER)
 
 
+def _compact_topic(request: Request, _names: TopicName) -> Needs:
+    yield ((ALTER, TOPIC, _text(request, "name")),)
+
+
 def _alter_topics(request: Request, _names: TopicName) -> Needs:
     for item in _items(request, "topics"):
         name = _text(item, "name")
@@ -340,6 +344,7 @@ RULES: Final[dict[int, Rule]] = {
     Api.DESCRIBE_SCHEMAS: Rule(_schemas),
     Api.UNDELETE_TOPICS: Rule(_deleted_topics(CREATE)),
     Api.PURGE_TOPICS: Rule(_deleted_topics(DELETE)),
+    Api.COMPACT_TOPIC: Rule(_compact_topic),
     Api.LEASE_OFFSETS: Rule(_lease_offsets),
     Api.INIT_PRODUCER_ID: Rule(_init_producer_id),
     Api.DESCRIBE_CLUSTER: Rule(_on_cluster(DESCRIBE)),

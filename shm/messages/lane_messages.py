@@ -71,6 +71,10 @@ class LaneKind(IntEnum):
     """
     PURGE = 17
     """Controller to flusher: remove a deleted topic from the bin. Payload: its topic id."""
+    COMPACT = 18
+    """Controller to flusher: clean a compacted partition now. Payload JSON: topic id (hexadecimal),
+    partition, number of the request.
+    """
 
 
 REPLAY = 1

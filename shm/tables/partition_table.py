@@ -13,11 +13,11 @@ Invariants:
 
 Layout: `TableLayout`. A slot has a count and two states, of which number `count % 2` is valid:
 
-      0: count (0: never written) | 64: state 0, 232 bytes (`_STATE`) | 320: state 1
+      0: count (0: never written) | 64: state 0, 248 bytes (`_STATE`) | 320: state 1
 
 Crash: a killed flusher's successor rewrites every slot from disk and ring.
 
-A state of 29 words is read consistently as follows. The writer fills the invalid state, then
+A state of 31 words is read consistently as follows. The writer fills the invalid state, then
 increments the count with one store. The reader loads the count, copies the valid state, and loads
 the count again. If it is unchanged, the copy is consistent, because a state is written only after
 the count has moved past it. A killed writer leaves the old state, so that readers never wait for
@@ -36,14 +36,14 @@ from shm.memory.layout import SlotState, TableLayout
 from shm.memory.region import Region
 from tailrace import kernel
 
-_STATE = struct.Struct("<16s27Q")
+_STATE = struct.Struct("<16s29Q")
 _BOUNDS = struct.Struct("<16s5Q")
 _APPEND = struct.Struct("<5Q")
 _APPEND_AT = 24
 _DELIVERED = struct.Struct("<2Q")
 _STABLE = struct.Struct("<2Q")
 _APPENDED = struct.Struct("<2Q")
-_CLEANING = struct.Struct("<6Q")
+_CLEANING = struct.Struct("<8Q")
 _STABLE_AT = _STATE.size - _CLEANING.size - _APPENDED.size - _STABLE.size
 _DELIVERED_AT = _STABLE_AT - _DELIVERED.size
 
@@ -58,6 +58,8 @@ class CleaningState(IntEnum):
     """Cleaned segments are ready, and a lease keeps the old ones."""
     STOPPED = 3
     """A batch or a file that the cleaner cannot read: what follows it stays as it is."""
+    RETRYING = 4
+    """A cleaning has failed. It is tried again after a minute."""
 
 
 class PartitionState(NamedTuple):
@@ -110,6 +112,10 @@ class PartitionState(NamedTuple):
     """Compacted topic: append time of the oldest of these, 0 if there is none."""
     cleaning_state: int = 0
     """See `CleaningState`."""
+    compaction_asked: int = 0
+    """Compacted topic: number of the last request to clean it now that the flusher knows."""
+    compaction_done: int = 0
+    """The same of the last request that it has carried out, as far as it can be."""
 
     @classmethod
     def empty(

@@ -1,7 +1,7 @@
 """Administration client: topics, offsets and the state of the appliance. The methods for groups are
 in `tailrace.admin.groups`, those for transactions in `tailrace.admin.transactions`, those for
 delayed records in `tailrace.admin.delays`, those for deleted topics in
-`tailrace.admin.deleted_topics`.
+`tailrace.admin.deleted_topics`, that for compacted topics in `tailrace.admin.compaction`.
 
 Each call makes a request or a few in the caller's thread.
 """
@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType, TracebackType
 from typing import Any, ClassVar, TypeVar
 
+from tailrace.admin.compaction import CompactionAdmin
 from tailrace.admin.configs import ConfigAdmin
 from tailrace.admin.delays import DelayAdmin
 from tailrace.admin.deleted_topics import DeletedTopicAdmin
@@ -73,6 +74,7 @@ class Admin(
     DelayAdmin,
     DeletedTopicAdmin,
     SchemaAdmin,
+    CompactionAdmin,
     RenamedMethods,
 ):
     """Creates, changes, describes and deletes topics and groups, and shows the state of the

@@ -101,6 +101,7 @@ class AsyncAdmin(AsyncClient, RenamedMethods):
     list_deleted_topics = _awaited(Admin.list_deleted_topics)
     undelete_topic = _awaited(Admin.undelete_topic)
     purge_topic = _awaited(Admin.purge_topic)
+    compact_topic = _awaited(Admin.compact_topic)
     alter_topics = _awaited(Admin.alter_topics)
     describe_schemas = _awaited(Admin.describe_schemas)
     create_partitions = _awaited(Admin.create_partitions)

@@ -95,6 +95,7 @@ class Api(IntEnum):
     UNDELETE_TOPICS = 40
     PURGE_TOPICS = 41
     DESCRIBE_SCHEMAS = 42
+    COMPACT_TOPIC = 43
 
 
 API_VERSIONS: dict[int, tuple[int, int]] = {

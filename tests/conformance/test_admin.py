@@ -218,3 +218,29 @@ def test_a_signal_at_any_point_of_a_call_leaves_the_client_usable(
             assert admin.partition_counts()[topic] == 1, interruption.where
             if not interruption.was_made:
                 return
+
+
+@WORLDS
+def test_a_compacted_topic_is_cleaned_and_its_progress_told(
+    world: World, appliance: EmbeddedAppliance, topic: str
+) -> None:
+    async def body() -> None:
+        looks: list[bool] = []
+        async with world.admin(appliance.address) as admin:
+            await admin.create_topics(NewTopic(topic, 2, {"cleanup.policy": "compact"}))
+            with Producer(appliance.address) as producer:
+                for number in range(100):
+                    producer.send(topic, b"%d" % number, b"k%d" % (number % 4))
+            found = await admin.compact_topic(
+                topic, on_progress=lambda rows: looks.append(all(row["is_done"] for row in rows))
+            )
+            assert [row["partition"] for row in found] == [0, 1]
+            assert all(row["cleaned_below"] == row["log_end_offset"] for row in found)
+            assert looks[-1]
+            assert not any(looks[:-1])
+            with pytest.raises(UnknownTopicError):
+                await admin.compact_topic("nosuch")
+            with pytest.raises(InvalidRequestError):
+                await admin.compact_topic(topic, timeout_ms=-1)
+
+    world.run(body())

@@ -396,6 +396,12 @@ def _purge(rng: random.Random, _world: World) -> Request:
     return _json(Api.PURGE_TOPICS, {"topics": [{"name": name} for name in names]})
 
 
+def _compact(rng: random.Random, _world: World) -> Request:
+    number = rng.choice((None, 1, 0, -1, "x", 1 << 62, 2.5, True))
+    name = rng.choice((_scratch(rng), "nosuch", None))
+    return _json(Api.COMPACT_TOPIC, rng.choice(({"name": name}, {"name": name, "number": number})))
+
+
 def _alter(rng: random.Random, _world: World) -> Request:
     item: dict[str, Any] = {"name": _scratch(rng), "partitions": rng.randrange(1, 5)}
     item["configs"] = rng.choice(
@@ -551,6 +557,7 @@ REQUESTS: dict[Api, tuple[Builder, int]] = {
     Api.RELOAD_CONFIG: (_reload_config, 1), Api.LIST_DELETED_TOPICS: (_list_deleted, 1),
     Api.DESCRIBE_SCHEMAS: (_describe_schemas, 1),
     Api.UNDELETE_TOPICS: (_undelete, 2), Api.PURGE_TOPICS: (_purge, 1),
+    Api.COMPACT_TOPIC: (_compact, 1),
     Api.CREDIT: (_credit, 1), Api.DELETE_RECORDS: (_delete_records, 2),
     Api.LEASE_OFFSETS: (_lease, 2), Api.LIST_DELAYS: (_list_delays, 4),
     Api.CHANGE_DELAYS: (_change_delays, 4), Api.DESCRIBE_DELAYS: (_describe_delays, 1),

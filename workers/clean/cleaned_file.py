@@ -30,6 +30,7 @@ class CleanedFile:
     ) -> None:
         """Raises OSError."""
         self._files = files
+        self._directory = directory
         self._run = run
         self._path = f"{directory}/{file_name(run[0].base, CLEANED_SUFFIX)}"
         self._index_path = f"{directory}/{file_name(run[0].base, CLEANED_INDEX_SUFFIX)}"
@@ -92,6 +93,14 @@ class CleanedFile:
     def abandon(self) -> None:
         """Close and remove the files, as far as they exist. Raises OSError."""
         self.close()
-        for path in (self._path, self._index_path):
-            if self._files.exists(path):
-                self._files.unlink(path)
+        remove_files(self._files, self._directory, self._run[0].base)
+
+
+def remove_files(files: Files, directory: str, base: int) -> None:
+    """Remove the cleaned segment of this base and its index, as far as they exist. Raises
+    OSError.
+    """
+    for suffix in (CLEANED_SUFFIX, CLEANED_INDEX_SUFFIX):
+        path = f"{directory}/{file_name(base, suffix)}"
+        if files.exists(path):
+            files.unlink(path)

@@ -75,6 +75,8 @@ class Cleaner:
         self._job: CleaningJob | None = None
         self._pass: CleaningPass | None = None
         self._steps: Iterator[int] | None = None
+        self._reported_count = 0
+        """Runs of the job in the last report that was written."""
         self._unreported: CleaningReport | None = None
         """A report that a full disk has refused."""
         self._wait_until_ns = 0
@@ -177,6 +179,7 @@ class Cleaner:
             reason,
         )  # fmt: skip
         report = self._pass.report if self._pass is not None else CleaningReport(self._number)
+        report = report._replace(runs=report.runs[: self._reported_count])
         self._leave()
         self._unreported = report._replace(
             number=self._number, state=state, reason=reason, stopped_base=base
@@ -187,9 +190,10 @@ class Cleaner:
         made, self._pass, self._steps, self._job = self._pass, None, None, None
         self._unreported, self._wait_until_ns = None, 0
         self._counted = CleaningReport(0)
+        reported, self._reported_count = self._reported_count, 0
         if made is not None:
             try:
-                made.abandon()
+                made.abandon(reported)
             except OSError as error:
                 logger.warning("cleaned_files_not_removed error=%r", str(error))
 
@@ -201,6 +205,9 @@ class Cleaner:
 
     def _report(self, report: CleaningReport, now_ns: int) -> None:
         self._wait_until_ns = 0
+        if self._flusher.load(ProcessWord.CLEANING) != self._number:
+            self._leave()  # its flusher has given it up, and removed what it knew of
+            return
         try:
             cleaning_job.write_report(self._files, self._data_dir, report)
         except OSError as error:
@@ -208,6 +215,7 @@ class Cleaner:
             self._wait_until_ns = now_ns + RETRY_NS
             return
         self._unreported = None
+        self._reported_count = len(report.runs)
         if report.state == cleaning_job.DONE:
             self._add(ProcessWord.CLEANED_PASSES, 1)
         self._announce()

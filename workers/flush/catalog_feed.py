@@ -85,6 +85,8 @@ class CatalogFeed:
                     self._controller.ring()  # it replies to the reader when this is taken
                 elif message.kind == LaneKind.PURGE:
                     self._purge(payload)
+                elif message.kind == LaneKind.COMPACT:
+                    self._request_compaction(*orjson.loads(payload))
                 elif message.kind == LaneKind.FOLLOW:
                     self._follow_worker(message.slot)
                 elif message.kind == LaneKind.FED and message.correlation_id == self._generation:
@@ -94,6 +96,12 @@ class CatalogFeed:
                     f"kind={message.kind} slot={message.slot} bytes={len(payload)}", error
                 )
         return count
+
+    def _request_compaction(self, topic_id: str, partition: int, number: int) -> None:
+        """Clean a log now. A log that is not compacted any more is left alone."""
+        compaction = self._log_cleaner.compaction
+        if compaction is not None:
+            compaction.request((bytes.fromhex(topic_id), partition), number, self._now_ns)
 
     def apply_from_ring(self, payload: bytes | memoryview) -> None:
         """Apply an assignment that a worker has copied into its ring."""

@@ -40,7 +40,7 @@ from tailrace.format.record_batch.batch_header import (
 from tailrace.format.segments.segment import file_name, schema_message_length
 from workers.flush.group_commit import GroupCommit
 from workers.log.log_set import LogSet
-from workers.log.partition_log import PartitionLog
+from workers.log.partition_log import NOT_CLEANED, PartitionLog
 from workers.log.retention.compaction_rules import (
     Candidate,
     Cleanable,
@@ -60,6 +60,8 @@ logger = logging.getLogger(__name__)
 
 FAILED_RETRY_NS = 60_000_000_000
 """Wait after a job that failed, before the log has another one."""
+SEAL_RETRY_MS = 50
+"""Wait for a group of the log that is in progress, where a request wants its segment sealed."""
 Rank = tuple[bool, bool, float]
 """The urgency of a log: (an operator wants it, it is overdue, its dirty ratio)."""
 
@@ -96,8 +98,24 @@ class _Watched:
     """Base of the segment that cannot be read, -1: none."""
     retry_ns: int = 0
     tombstones_since_us: int = 0
-    is_requested: bool = False
+    asked: int = 0
+    """Number of the last request to clean it now."""
+    done: int = 0
+    """The last request that was carried out."""
+    goal: int = -1
+    """The request's: everything below this offset is to be clean. -1: the active segment has yet to
+    be sealed for it.
+    """
     waits_for_readers: bool = False
+
+    @property
+    def is_requested(self) -> bool:
+        return self.asked > self.done
+
+    def is_due_by_request(self, part: Cleanable) -> bool:
+        """True if a request wants something of this part to be cleaned."""
+        dirty = part.segments[part.clean_count :]
+        return self.is_requested and bool(dirty) and dirty[0].base < self.goal
 
 
 class Compaction:
@@ -156,7 +174,7 @@ class Compaction:
         if known is not None and (known.log is not log or not is_compacted):
             self.forget(slot)
             if known.log is log:
-                log.cleaning = (0, 0, 0, 0, 0)
+                log.cleaning = NOT_CLEANED
                 self._logs.publish(log)
             known = None
         if is_compacted and known is None:
@@ -173,11 +191,14 @@ class Compaction:
             self._end_job()
         self._give_up(known)
 
-    def request(self, key: tuple[bytes, int]) -> None:
-        """Clean a log at the next chance, whatever its dirty ratio."""
+    def request(self, key: tuple[bytes, int], number: int, now_ns: int) -> None:
+        """Clean a log at the next chance, whatever its dirty ratio. A request that is known, or
+        older than one that is, changes nothing.
+        """
+        self._now_ns = now_ns
         for known in self._watched.values():
-            if known.log.key == key:
-                known.is_requested = True
+            if known.log.key == key and number > known.asked:
+                known.asked, known.goal = number, -1
                 known.stopped_base, known.retry_ns = -1, 0
                 self._set_timer(0)
 
@@ -203,6 +224,7 @@ class Compaction:
     def _on_timer(self) -> int:
         self._timer = None
         if not self._watched:
+            self._end_job()
             return 0
         self._set_timer(self.settings.check_ms)
         if self.may_remove:
@@ -238,6 +260,7 @@ class Compaction:
         known.retry_ns = self._now_ns + FAILED_RETRY_NS
         if self._job_slot == known.log.assignment.slot:
             self._end_job()
+            self._give_up(known)
 
     # ---- choosing --------------------------------------------------------------------------------
 
@@ -259,18 +282,26 @@ class Compaction:
                 self._begin_job(best[1], now_us)
             except Exception as error:
                 self._set_aside(best[1], error)
+        if self._job is None:
+            self._end_job()
 
     def _examine(self, known: _Watched, now_us: int) -> Rank | None:
         """Do what is due of a log. Returns its urgency, None if it needs no job now."""
         log = known.log
         if known.pending:
             self._swap_some(known)
-        self._seal_overdue(known, now_us)
+        self._seal_due(known, now_us)
         part = self._part(known, now_us)
+        is_at_rest = (
+            not known.pending and not log.is_swapping and self._job_slot != log.assignment.slot
+        )
+        rank = None
+        if is_at_rest and not log.refusal and self._now_ns >= known.retry_ns:
+            rank = self._rank(known, part, now_us)
+        if is_at_rest and known.goal >= 0 and not known.is_due_by_request(part):
+            known.done = known.asked
         self._show(known, part)
-        if known.pending or log.refusal or log.is_swapping or self._now_ns < known.retry_ns:
-            return None
-        return self._rank(known, part, now_us)
+        return rank
 
     def _rank(self, known: _Watched, part: Cleanable, now_us: int) -> Rank | None:
         """The urgency of a log, None if it is not due."""
@@ -286,24 +317,29 @@ class Compaction:
         has_old_tombstones = bool(since_us) and now_us - self._jumps.moved(since_us) >= (
             int(settings["delete.retention.ms"]) * 1000
         )
-        if known.is_requested and not part.dirty_bytes and not has_old_tombstones:
-            known.is_requested = False
-        if not part.segments or not (known.is_requested or is_due_now or has_old_tombstones):
+        is_due_by_request = known.is_due_by_request(part)
+        if not part.segments or not (is_due_by_request or is_due_now or has_old_tombstones):
             return None
         overdue = is_overdue(part, now_us=now_us, max_lag_ms=max_lag_ms)
-        return known.is_requested, overdue, part.dirty_ratio
+        return is_due_by_request, overdue, part.dirty_ratio
 
-    def _seal_overdue(self, known: _Watched, now_us: int) -> None:
+    def _seal_due(self, known: _Watched, now_us: int) -> None:
         """Close an active segment whose oldest records are older than max.compaction.lag.ms, or
-        that an operator wants to be cleaned.
+        that a request wants to be cleaned.
         """
         log, live = known.log, known.log.live
-        if live is None or not live.first_append_us or log.group or log.refusal:
+        must_seal = known.is_requested and known.goal < 0
+        if log.group:
+            if must_seal:
+                self._set_timer(SEAL_RETRY_MS)
             return
-        max_lag_us = int(log.assignment.settings["max.compaction.lag.ms"]) * 1000
-        age_us = now_us - self._jumps.moved(live.first_append_us)
-        if known.is_requested or age_us >= max_lag_us:
-            self._seal(log)
+        if live is not None and live.first_append_us and not log.refusal:
+            max_lag_us = int(log.assignment.settings["max.compaction.lag.ms"]) * 1000
+            age_us = now_us - self._jumps.moved(live.first_append_us)
+            if (must_seal or age_us >= max_lag_us) and not self._seal(log) and must_seal:
+                return  # it is tried again
+        if must_seal:
+            known.goal = log.next_offset
 
     def _part(self, known: _Watched, now_us: int) -> Cleanable:
         """The part of a log that can be cleaned now."""
@@ -358,9 +394,14 @@ class Compaction:
             state = CleaningState.RUNNING
         elif known.waits_for_readers:
             state = CleaningState.WAITS_FOR_READERS
+        elif known.retry_ns:
+            state = CleaningState.RETRYING
         clean = part.segments[: part.clean_count]
         below = clean[-1].end if clean else log.log_start_offset
-        shown = (below, part.clean_bytes, part.dirty_bytes, max(0, part.dirty_since_us), int(state))
+        shown = (
+            below, part.clean_bytes, part.dirty_bytes, max(0, part.dirty_since_us), int(state),
+            known.asked, known.done,
+        )  # fmt: skip
         if shown != log.cleaning:
             log.cleaning = shown
             self._logs.publish(log)
@@ -387,8 +428,7 @@ class Compaction:
             logger.warning("cleaning_not_begun directory=%s error=%r", log.directory, str(error))
             known.retry_ns = self._now_ns + FAILED_RETRY_NS
             return
-        known.is_requested = False
-        known.tombstones_since_us = 0
+        known.tombstones_since_us = known.retry_ns = 0
         self._job, self._job_slot, self._run_count = job, log.assignment.slot, 0
         self._link.slot.store(ProcessWord.CLEANING, job.number)
         self._link.ring()
@@ -421,9 +461,11 @@ class Compaction:
         )  # fmt: skip
 
     def _end_job(self) -> None:
+        """Give up the job, or the cleaner if it has none."""
         self._job, self._job_slot = None, -1
-        self._link.slot.store(ProcessWord.CLEANING, 0)
-        self._link.ring()
+        if self._link.slot.load(ProcessWord.CLEANING):
+            self._link.slot.store(ProcessWord.CLEANING, 0)
+            self._link.ring()
 
     def _take(self, known: _Watched, report: CleaningReport) -> None:
         """Take over a report on the job of a log."""
@@ -433,7 +475,7 @@ class Compaction:
         if report.state == cleaning_job.RUNNING:
             self._swap_some(known)
             return
-        self._end_job()
+        self._job, self._job_slot = None, -1  # the next check has another one, or ends the cleaner
         if report.state == cleaning_job.DONE:
             known.tombstones_since_us = report.tombstones_since_us
             logger.info(

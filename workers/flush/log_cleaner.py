@@ -236,7 +236,7 @@ class LogCleaner:
                 "transaction_index_not_written directory=%s error=%r advice=%r",
                 log.directory, str(error),
                 "free some space or repair the disk; readers of committed records wait, and it is "
-                "tried again",
+                "retrying",
             )  # fmt: skip
             if log.key not in self._index_retries:
                 self._index_retries.add(log.key)

@@ -57,6 +57,10 @@ from workers.segment.segment_swap import CleanedRun
 logger = logging.getLogger(__name__)
 
 
+Cleaning = tuple[int, int, int, int, int, int, int]
+NOT_CLEANED: Cleaning = (0, 0, 0, 0, 0, 0, 0)
+
+
 class LogGapError(RuntimeError):
     """A batch does not begin where the log ends: writing it would leave a hole or overwrite."""
 
@@ -114,7 +118,7 @@ class PartitionLog:
         """A swap of segments that is decided and not finished."""
         self.files_version = 0
         """Grows with each swap. The partition table shows it."""
-        self.cleaning: tuple[int, int, int, int, int] = (0, 0, 0, 0, 0)
+        self.cleaning = NOT_CLEANED
         """What the partition table shows of compaction (see `PartitionState.cleaned_below`)."""
 
     @property

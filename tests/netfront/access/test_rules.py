@@ -48,6 +48,7 @@ NEEDED: dict[Api, list[tuple[dict[str, Any], list[str]]]] = {
         ({"topics": [{"name": "a"}]}, ["delete topic a"]),
         ({"topics": [{"name": ORDERS}]}, ["alter cluster"]),
     ],
+    Api.COMPACT_TOPIC: [({"name": "a", "number": 1}, ["alter topic a"])],
     Api.LEASE_OFFSETS: [
         ({"lease": "l", "topic": "a", "partition": 0}, ["read topic a"]),
         ({"partitions": [{"topic": "a"}, {"topic": "b"}]}, ["read topic a", "read topic b"]),

@@ -40,7 +40,7 @@ def state(number: int) -> PartitionState:
     """Every field says which."""
     made = PartitionState(
         number.to_bytes(16, "big"), *[number] * 2,  # type: ignore[arg-type]
-        *[10 * number + n for n in range(25)]
+        *[10 * number + n for n in range(27)]
     )  # fmt: skip
     return made._replace(state=SlotState.ONLINE, last_stable_offset=made.high_watermark)
 

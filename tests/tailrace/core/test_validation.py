@@ -82,6 +82,7 @@ CALLS: dict[type, dict[str, tuple[Any, ...]]] = {
         "topic_info": ([],),
         "describe_schemas": ("t",),
         "list_deleted_topics": (), "undelete_topic": ("t",), "purge_topic": ("t",),
+        "compact_topic": ("t",),
     },
 }  # fmt: skip
 """Every method of each client that needs it to be open, with arguments that make sense or are

@@ -5,7 +5,7 @@ Kafka's rules:
   not below the last stable offset, is younger than min.compaction.lag.ms, or is damaged.
 - The segments of this part that a pass has cleaned come first. The others are *dirty*. The dirty
   ratio is dirty bytes / all bytes of this part.
-- A log is due at min.cleanable.dirty.ratio, or when its oldest dirty records are older than
+- A log is due above min.cleanable.dirty.ratio, or when its oldest dirty records are older than
   max.compaction.lag.ms.
 - A pass reads the keys of the dirty segments and writes all segments of the part again, small ones
   together up to segment.bytes.
@@ -92,7 +92,7 @@ def is_overdue(part: Cleanable, *, now_us: int, max_lag_ms: int) -> bool:
 def is_due(part: Cleanable, *, now_us: int, min_ratio: float, max_lag_ms: int) -> bool:
     """True if the part should be cleaned."""
     return bool(part.dirty_bytes) and (
-        part.dirty_ratio >= min_ratio or is_overdue(part, now_us=now_us, max_lag_ms=max_lag_ms)
+        part.dirty_ratio > min_ratio or is_overdue(part, now_us=now_us, max_lag_ms=max_lag_ms)
     )
 
 

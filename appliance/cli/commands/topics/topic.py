@@ -1,5 +1,5 @@
 """`tailrace topic`: create, list, describe, alter, delete. What is deleted, and comes back, is in
-`deleted_topics`.
+`deleted_topics`, compaction in `compaction`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from appliance.cli.commands.topics.compaction import compact
 from appliance.cli.commands.topics.deleted_topics import (
     deletions_kept_ms,
     list_deleted,
@@ -531,3 +532,4 @@ def _confirm(deleted: str, kept_ms: int = 0) -> None:
 
 command.add_command(undelete)
 command.add_command(purge)
+command.add_command(compact)
