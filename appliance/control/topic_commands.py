@@ -69,6 +69,10 @@ def checked_author(item: dict[str, Any]) -> str:
     return author
 
 
+_UNALTERABLE = frozenset({"worker.dedicated", "partitioner", "key.column"})
+"""Settings that an alteration cannot unset."""
+
+
 class TopicCommands:
     """See the module's docstring."""
 
@@ -225,6 +229,21 @@ class TopicCommands:
         self._complete(typed)
         return typed
 
+    def _checked_changes(self, topic: Topic, given: Any) -> tuple[dict[str, Any], set[str]]:
+        """The changed settings of an entry, and those that get their defaults (null).
+
+        Raises: InvalidSettingError.
+        """
+        if not isinstance(given, dict):
+            return self._checked_settings(given), set()
+        unset = {name for name, value in given.items() if value is None}
+        for name in unset:
+            if name not in topic_config.TOPIC_SETTINGS:
+                topic_config.parse(name, None)  # raises, and names the nearest one
+            if name in _UNALTERABLE and name in topic.given:
+                raise InvalidSettingError(f"{name} can be set once, and not unset")
+        return self._checked_settings({n: v for n, v in given.items() if n not in unset}), unset
+
     def _check_compaction(
         self, given: dict[str, Any], schema: bytes, *, typed: bool
     ) -> dict[str, Any]:
@@ -368,7 +387,7 @@ class TopicCommands:
                 f"topic {topic.name!r} is coming back from the bin; try again in a moment",
                 ErrorCode.NOT_READY,
             )
-        changed = self._checked_settings(item.get("configs"))
+        changed, unset = self._checked_changes(topic, item.get("configs"))
         dedicated = bool(topic.given.get("worker.dedicated"))
         if bool(changed.get("worker.dedicated", dedicated)) is not dedicated:
             raise InvalidSettingError(
@@ -382,7 +401,7 @@ class TopicCommands:
                 "partitioner can be set only when a topic is created: keys would lose their "
                 "order between two partitions"
             )
-        given = {**topic.given, **changed}
+        given = {n: v for n, v in topic.given.items() if n not in unset} | changed
         if topic.given.get("key.column", "") not in ("", given.get("key.column", "")):
             raise InvalidSettingError(
                 "key.column can be set once: segments are cleaned by the keys of one column"

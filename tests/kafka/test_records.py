@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
 import struct
 import subprocess
 import threading
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from netfront.kafka.wire.errors import KafkaError
@@ -363,6 +365,30 @@ def test_kcat_writes_reads_and_queries(appliance: EmbeddedAppliance, gateway: st
     kcat("-P", "-t", "kcat", "-K:", given="a:1\nb:2\n")
     assert kcat("-C", "-t", "kcat", "-e", "-o", "beginning", "-f", "%k=%s\n") == "a=1\nb=2\n"
     assert kcat("-Q", "-t", "kcat:0:-1") == "kcat [0] offset 2\n"
+
+
+def test_a_typed_topic_is_json_to_kafka_clients(appliance: EmbeddedAppliance, gateway: str) -> None:
+    confluent = pytest.importorskip("confluent_kafka")
+    schema = pa.schema([("city", pa.string()), ("degrees", pa.float64())])
+    with Admin(appliance.address) as admin, Producer(appliance.address) as ours:
+        admin.create_topics([NewTopic("typed", schema=schema)])
+        ours.send_arrow("typed", pa.table({"city": ["Oslo"], "degrees": [3.5]}, schema=schema))
+    with RawKafka(gateway) as client:
+        entry = produce(client, "typed", batch(b'{"city": "Rome", "degrees": 21}'))
+        assert entry["error_code"] == 0
+        entry = produce(client, "typed", batch(b'{"city": "Bonn", "degrees": 1}', b'{"city": 7}'))
+        assert entry["error_code"] == KafkaError.INVALID_RECORD
+    with Consumer("typed", bootstrap=appliance.address, auto_offset_reset="earliest") as consumer:
+        rows: list[Any] = []
+        while len(rows) < 2:
+            for found in consumer.poll_arrow(timeout_ms=60_000):
+                rows += found.batch.to_pylist()
+    assert rows == [{"city": "Oslo", "degrees": 3.5}, {"city": "Rome", "degrees": 21.0}]
+    reader = confluent.Consumer({"bootstrap.servers": gateway, "group.id": "none"})
+    reader.assign([confluent.TopicPartition("typed", 0, 0)])
+    values = [json.loads(reader.consume(1, HANG_LIMIT_S)[0].value()) for _ in range(2)]
+    reader.close()
+    assert values == rows
 
 
 def test_an_idempotent_producer_survives_the_gateways_death(

@@ -6,14 +6,14 @@ Owner: pure.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from functools import lru_cache
+from typing import TYPE_CHECKING, NamedTuple
 
 from netfront.kafka.wire.codec import Readable
 from shm.messages.lane_messages import Assignment
 from tailrace.format.record_batch.arrow_metadata import SchemaLayout, read_schema
 from tailrace.format.record_batch.batch_header import (
     checksum_seed,
-    metadata_size_of,
     read_header,
 )
 from tailrace.kafka_records.batch_layout import (
@@ -27,12 +27,11 @@ from tailrace.kafka_records.errors import KafkaRecordsError
 from tailrace.kafka_records.incoming import ConvertedBatch, to_batches
 from tailrace.kafka_records.outgoing import from_batch
 
-TYPED = (
-    "the topic has a schema of its own, and its records are columns: Kafka clients can use topics "
-    "of the default schema"
-)
-NO_TYPED_TOPIC = 87
-"""INVALID_RECORD."""
+if TYPE_CHECKING:
+    from tailrace.kafka_records.typed import TypedRows
+
+TYPED_MAX = 256
+"""Schemas whose conversion is kept."""
 _SKIPPED_NAME = b"\0\0\0\1"
 _SKIPPED_VALUE = b"\0\0\0\0\0\0"
 """Key and value of a control record: version 0, type 1 (commit); version 0, coordinator epoch 0."""
@@ -49,8 +48,6 @@ class Converted(NamedTuple):
 
 def convert_incoming(route: Assignment, records: Readable, now_us: int) -> Sequence[ConvertedBatch]:
     """Convert the records of one partition of a Produce request. Raises KafkaRecordsError."""
-    if route.typed:
-        raise KafkaRecordsError(NO_TYPED_TOPIC, TYPED)
     return to_batches(
         records,
         seed=checksum_seed(route.topic_id, route.partition),
@@ -58,33 +55,53 @@ def convert_incoming(route: Assignment, records: Readable, now_us: int) -> Seque
         max_message_bytes=int(route.settings["max.message.bytes"]),
         schema_id=route.schema_id,
         requires_key="compact" in str(route.settings.get("cleanup.policy", "")),
+        typed=typed_rows_of(route, route.schema),
     )
+
+
+def typed_rows_of(route: Assignment, schema: bytes) -> TypedRows | None:
+    """The conversion of a typed topic's rows; None: the topic has the default schema."""
+    if not route.typed:
+        return None
+    settings = route.settings
+    return _typed_rows(
+        schema, str(settings.get("kafka.value.format", "json")), str(settings.get("key.column", ""))
+    )
+
+
+@lru_cache(maxsize=TYPED_MAX)
+def _typed_rows(schema: bytes, value_format: str, key_column: str) -> TypedRows:
+    from tailrace.kafka_records.typed import TypedRows  # imports pyarrow, for typed topics only
+
+    return TypedRows(schema, value_format=value_format, key_column=key_column)
 
 
 def convert_outgoing(route: Assignment, batches: memoryview) -> Converted:
     """Convert the batches that a fetch has of a partition. Raises KafkaRecordsError: a batch cannot
     be served, and there is none before it.
     """
-    if route.typed:
-        raise KafkaRecordsError(NO_TYPED_TOPIC, TYPED)
     seed = checksum_seed(route.topic_id, route.partition)
-    schema: SchemaLayout = read_schema(route.schema)
     compression = str(route.settings.get("compression.type", "none"))
     if compression == "producer":
         compression = "none"
     parts: list[bytes | bytearray] = []
     at, next_offset = 0, -1
     while at < len(batches):
-        length = metadata_size_of(batches, at) and read_header(batches, at).batch_length
-        batch = batches[at : at + length]
+        header = read_header(batches, at)
+        batch = batches[at : at + header.batch_length]
+        message = route.older_schemas.get(header.schema_id, route.schema)
+        schema: SchemaLayout = read_schema(message)
+        typed = typed_rows_of(route, message)
         try:
-            parts.append(from_batch(batch, seed=seed, schema=schema, compression=compression))
+            parts.append(
+                from_batch(batch, seed=seed, schema=schema, compression=compression, typed=typed)
+            )
         except KafkaRecordsError:
             if not parts:
                 raise
             break
-        next_offset = read_header(batches, at).next_offset
-        at += length
+        next_offset = header.next_offset
+        at += header.batch_length
     return Converted(parts[0] if len(parts) == 1 else b"".join(parts), next_offset)
 
 

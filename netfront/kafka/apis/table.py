@@ -10,11 +10,26 @@ from __future__ import annotations
 
 from netfront.kafka.apis.call import Call, Row
 from netfront.kafka.apis.cluster import describe_cluster, describe_topic_partitions, metadata
+from netfront.kafka.apis.configs import (
+    alter_configs,
+    describe_configs,
+    describe_log_dirs,
+    incremental_alter_configs,
+    list_config_resources,
+)
 from netfront.kafka.apis.coordinators import find_coordinator
 from netfront.kafka.apis.fetch import fetch
 from netfront.kafka.apis.offsets import list_offsets, offset_for_leader_epoch
 from netfront.kafka.apis.produce import produce
 from netfront.kafka.apis.producers import init_producer_id
+from netfront.kafka.apis.topics import (
+    create_partitions,
+    create_topics,
+    delete_records,
+    delete_topics,
+    elect_leaders,
+    list_reassignments,
+)
 from netfront.kafka.apis.transactions import (
     add_offsets,
     add_partitions,
@@ -45,15 +60,26 @@ APIS: dict[int, Row] = {
     3: Row(0, 13, metadata),
     10: Row(0, 6, find_coordinator),
     API_VERSIONS: Row(0, 4, api_versions),
+    19: Row(2, 7, create_topics),
+    20: Row(1, 6, delete_topics),
+    21: Row(0, 2, delete_records),
     22: Row(0, 6, init_producer_id),
     23: Row(2, 4, offset_for_leader_epoch),
     24: Row(0, 3, add_partitions),
     25: Row(0, 4, add_offsets),
     26: Row(0, 5, end_transaction),
     28: Row(0, 5, commit_offsets),
+    32: Row(1, 4, describe_configs),
+    33: Row(0, 2, alter_configs),
+    35: Row(1, 5, describe_log_dirs),
+    37: Row(0, 3, create_partitions),
+    43: Row(0, 2, elect_leaders),
+    44: Row(0, 1, incremental_alter_configs),
+    46: Row(0, 0, list_reassignments),
     60: Row(0, 2, describe_cluster),
     65: Row(0, 0, describe_transactions),
     66: Row(0, 2, list_transactions),
+    74: Row(0, 1, list_config_resources),
     75: Row(0, 0, describe_topic_partitions),
 }
 

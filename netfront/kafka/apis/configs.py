@@ -1,0 +1,314 @@
+"""DescribeConfigs, AlterConfigs, IncrementalAlterConfigs, ListConfigResources, DescribeLogDirs.
+
+Topic settings have Kafka's names; docs/kafka.md has those whose values differ. A setting that does
+not exist here is refused by its name. The settings of the broker are those of the appliance.
+
+Invariants:
+- An alteration of a resource is carried out whole, or refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from netfront.kafka.apis.call import NODE_ID, Call
+from netfront.kafka.exchange.waiter import Steps
+from netfront.kafka.wire.errors import KafkaError, kafka_error
+from shm.messages.lane_messages import Assignment
+from tailrace.core.error_codes import ErrorCode
+from tailrace.protocol.frame import Api
+
+TOPIC, BROKER, GROUP = 2, 4, 32
+DEFAULT_SOURCE, TOPIC_SOURCE, DYNAMIC_BROKER_SOURCE, STATIC_BROKER_SOURCE = 5, 1, 2, 4
+BOOLEAN, STRING, LONG, DOUBLE = 1, 2, 5, 6
+SET, DELETE, APPEND, SUBTRACT = range(4)
+POLICY = "cleanup.policy"
+POLICIES = {"compact": "compact", "delete": "delete", "compact,delete": "compact,delete"}
+NO_REPLICAS = "min.insync.replicas"
+UNALTERABLE = ("partitioner", "worker.dedicated", "key.column", "derived.from")
+"""Settings that the full form of AlterConfigs leaves as they are."""
+NEVER_MS = 1 << 62
+KAFKA_NEVER_MS = (1 << 63) - 1
+
+
+class ConfigError(Exception):
+    """A setting that is refused."""
+
+    def __init__(self, sentence: str) -> None:
+        super().__init__(sentence)
+        self.code = KafkaError.INVALID_CONFIG
+
+
+# ---- Kafka's values and ours ---------------------------------------------------------------------
+
+
+def ours_of(configs: dict[str, str | None]) -> dict[str, str | None]:
+    """Our settings for Kafka's. None: the default. Raises ConfigError."""
+    found: dict[str, str | None] = {}
+    for name, value in configs.items():
+        if name == NO_REPLICAS:
+            if value not in (None, "1"):
+                raise ConfigError(f"{name} is {value}; there are no replicas: use 1")
+            continue
+        if name == POLICY and value is not None:
+            value = _policy(value.split(","))
+        elif name == "compression.type" and value == "uncompressed":
+            value = "none"
+        elif name == "max.compaction.lag.ms" and value == str(KAFKA_NEVER_MS):
+            value = str(NEVER_MS)
+        found[name] = value
+    return found
+
+
+def _policy(parts: Iterable[str]) -> str:
+    """cleanup.policy as we write it. Raises ConfigError."""
+    joined = ",".join(sorted({part.strip() for part in parts if part.strip()}))
+    if joined not in POLICIES:
+        raise ConfigError(f"{POLICY} is {joined!r}; use delete, compact or compact,delete")
+    return POLICIES[joined]
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list):
+        return ",".join(map(str, value))
+    return str(KAFKA_NEVER_MS if value == NEVER_MS else value)
+
+
+def _kind(value: Any) -> int:
+    if isinstance(value, bool):
+        return BOOLEAN
+    if isinstance(value, int):
+        return LONG
+    return DOUBLE if isinstance(value, float) else STRING
+
+
+# ---- DescribeConfigs -----------------------------------------------------------------------------
+
+
+def describe_configs(call: Call) -> Steps:
+    """Describe topics and the broker."""
+    results = []
+    for resource in call.request["resources"]:
+        kind, name, keys = (
+            resource["resource_type"], resource["resource_name"], resource["configuration_keys"],
+        )  # fmt: skip
+        result: dict[str, Any] = {
+            "error_code": KafkaError.NONE, "error_message": None, "resource_type": kind,
+            "resource_name": name, "configs": [],
+        }  # fmt: skip
+        results.append(result)
+        if kind == TOPIC:
+            route = call.services.routes.find_by_name(name, 0)
+            if route is None:
+                result["error_code"] = KafkaError.UNKNOWN_TOPIC_OR_PARTITION
+                continue
+            result["configs"] = described_topic(route, keys)
+        elif kind == BROKER and name in ("", str(NODE_ID)):
+            answer = yield call.ask(Api.DESCRIBE_CONFIGS, {"names": None})
+            if answer.code is not ErrorCode.OK:
+                result.update(error_code=kafka_error(answer.code), error_message=answer.sentence)
+                continue
+            result["configs"] = _described_broker(answer.json()["configs"], keys)
+        elif kind != GROUP:
+            result.update(
+                error_code=KafkaError.INVALID_REQUEST,
+                error_message=f"there are settings of topics and of broker {NODE_ID}, and none of "
+                f"type {kind} and name {name!r}",
+            )
+    return {"results": results}
+
+
+def described_topic(route: Assignment, keys: list[str] | None) -> list[dict[str, Any]]:
+    """The settings of a topic; `keys`: these only."""
+    return [
+        _described(
+            name, value, TOPIC_SOURCE if name in route.given else DEFAULT_SOURCE, read_only=False
+        )
+        for name, value in sorted({**route.settings, NO_REPLICAS: 1}.items())
+        if keys is None or name in keys
+    ]
+
+
+def _described_broker(
+    configs: list[dict[str, Any]], keys: list[str] | None
+) -> list[dict[str, Any]]:
+    found = []
+    for config in configs:
+        name = config["name"]
+        if keys is not None and name not in keys:
+            continue
+        source = STATIC_BROKER_SOURCE
+        if config["source"] == "default":
+            source = DEFAULT_SOURCE
+        elif config["source"] == "config set":
+            source = DYNAMIC_BROKER_SOURCE
+        found.append(_described(name, config["value"], source, read_only=not config["reload"]))
+    return found
+
+
+def _described(name: str, value: Any, source: int, *, read_only: bool) -> dict[str, Any]:
+    return {
+        "name": name, "value": _shown(value), "read_only": read_only, "config_source": source,
+        "is_default": source == DEFAULT_SOURCE, "is_sensitive": False, "synonyms": [],
+        "config_type": _kind(value), "documentation": None,
+    }  # fmt: skip
+
+
+# ---- AlterConfigs, IncrementalAlterConfigs -------------------------------------------------------
+
+
+def alter_configs(call: Call) -> Steps:
+    """Replace all settings of resources: those that are not named get their defaults."""
+    responses = []
+    for resource in call.request["resources"]:
+        given = {config["name"]: config["value"] for config in resource["configs"]}
+        if resource["resource_type"] == TOPIC:
+            route = call.services.routes.find_by_name(resource["resource_name"], 0)
+            former = {} if route is None else route.given
+            given = {
+                **{name: None for name in former if name not in UNALTERABLE}, **given,
+            }  # fmt: skip
+        responses.append((yield from _alter(call, resource, given)))
+    return {"responses": responses}
+
+
+def incremental_alter_configs(call: Call) -> Steps:
+    """Change single settings of resources."""
+    responses = []
+    for resource in call.request["resources"]:
+        try:
+            given = _changes(call, resource)
+        except ConfigError as error:
+            responses.append(_response(resource, error.code, str(error)))
+            continue
+        responses.append((yield from _alter(call, resource, given)))
+    return {"responses": responses}
+
+
+def _changes(call: Call, resource: dict[str, Any]) -> dict[str, str | None]:
+    """The values that a resource's settings get; None: the default. Raises ConfigError."""
+    route = call.services.routes.find_by_name(resource["resource_name"], 0)
+    given: dict[str, str | None] = {}
+    for config in resource["configs"]:
+        name, value, operation = config["name"], config["value"], config["config_operation"]
+        if name in given:
+            raise ConfigError(f"the request names {name} twice")
+        if operation == DELETE:
+            given[name] = None
+        elif operation == SET:
+            given[name] = value
+        elif operation in (APPEND, SUBTRACT) and name == POLICY and route is not None:
+            parts = set(str(route.settings[POLICY]).split(","))
+            change = set((value or "").split(","))
+            given[name] = _policy(parts | change if operation == APPEND else parts - change)
+        else:
+            raise ConfigError(f"{name} is no list: set it")
+    return given
+
+
+def _alter(call: Call, resource: dict[str, Any], given: dict[str, str | None]) -> Steps:
+    """Returns the response's entry."""
+    kind, name = resource["resource_type"], resource["resource_name"]
+    validate_only = bool(call.request["validate_only"])
+    if kind == TOPIC:
+        if not call.services.routes.partition_count(name):
+            return _response(resource, KafkaError.UNKNOWN_TOPIC_OR_PARTITION, "")
+        try:
+            configs = ours_of(given)
+        except ConfigError as error:
+            return _response(resource, error.code, str(error))
+        topic = {"name": name, "configs": configs}
+        answer = yield call.ask(
+            Api.ALTER_TOPICS, {"topics": [topic], "validate_only": validate_only}
+        )
+        code, sentence = answer.code, answer.sentence
+        if code is ErrorCode.OK:
+            result = answer.json()["results"][0]
+            code, sentence = ErrorCode(result["code"]), result.get("message", "")
+    elif kind == BROKER and name in ("", str(NODE_ID)):
+        asked = {
+            "set": {key: value for key, value in given.items() if value is not None},
+            "unset": [key for key, value in given.items() if value is None],
+            "validate_only": validate_only,
+        }
+        answer = yield call.ask(Api.ALTER_CONFIGS, asked)
+        code, sentence = answer.code, answer.sentence
+    else:
+        return _response(
+            resource,
+            KafkaError.INVALID_REQUEST,
+            f"there are settings of topics and of broker {NODE_ID}, and none of type {kind}",
+        )
+    return _response(resource, kafka_error(code), sentence)
+
+
+def _response(resource: dict[str, Any], code: KafkaError, sentence: str) -> dict[str, Any]:
+    return {
+        "error_code": code, "error_message": sentence or None,
+        "resource_type": resource["resource_type"], "resource_name": resource["resource_name"],
+    }  # fmt: skip
+
+
+def list_config_resources(call: Call) -> Steps:
+    """List what has settings; version 0 asks for client metrics, of which there are none."""
+    yield from ()
+    kinds = set(call.request.get("resource_types", ())) if call.version else set()
+    if call.version and not kinds:
+        kinds = {TOPIC, BROKER}
+    found = []
+    if TOPIC in kinds:
+        found += [
+            {"resource_name": name, "resource_type": TOPIC} for name in call.services.routes.names()
+        ]
+    if BROKER in kinds:
+        found.append({"resource_name": str(NODE_ID), "resource_type": BROKER})
+    return {"error_code": KafkaError.NONE, "config_resources": found}
+
+
+# ---- DescribeLogDirs -----------------------------------------------------------------------------
+
+
+def describe_log_dirs(call: Call) -> Steps:
+    """List the data directories with the size of each partition there."""
+    routes, asked = call.services.routes, call.request["topics"]
+    answer = yield call.ask(Api.DESCRIBE_CLUSTER, {})
+    if answer.code is not ErrorCode.OK:
+        return {"error_code": kafka_error(answer.code), "results": []}
+    directories = answer.json()["data_dirs"]
+    wished = None
+    if asked is not None:
+        wished = {topic["topic"]: set(topic["partitions"]) for topic in asked}
+    sizes: list[dict[str, list[dict[str, Any]]]] = [{} for _ in directories]
+    for name in routes.names() if wished is None else sorted(wished):
+        found = [
+            route
+            for partition in range(routes.partition_count(name))
+            if (route := routes.find_by_name(name, partition)) is not None
+            and (wished is None or not wished[name] or partition in wished[name])
+        ]
+        partitions = [
+            {"topic": name, "partition": route.partition, "at": "latest"} for route in found
+        ]
+        offsets = yield call.ask(Api.LIST_OFFSETS, {"partitions": partitions})
+        known = offsets.json()["offsets"] if offsets.code is ErrorCode.OK else []
+        for route, offset in zip(found, known, strict=False):
+            sizes[route.data_dir].setdefault(name, []).append(
+                {"partition_index": route.partition, "is_future_key": False, "offset_lag": 0,
+                 "partition_size": offset.get("size_bytes", 0)}
+            )  # fmt: skip
+    results = [
+        {
+            "error_code": KafkaError.NONE,
+            "log_dir": str(directory.get("path", number)),
+            "topics": [
+                {"name": name, "partitions": entries} for name, entries in sizes[number].items()
+            ],
+            "total_bytes": directory.get("total_bytes", -1),
+            "usable_bytes": directory.get("free_bytes", -1),
+        }
+        for number, directory in enumerate(directories)
+    ]
+    return {"error_code": KafkaError.NONE, "results": results}
