@@ -24,6 +24,7 @@ Invariants:
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from typing import NamedTuple
 
@@ -93,17 +94,17 @@ def _automatic_plan(
         workers += [places.take(flusher.node) for flusher in flushers]
     front_cpus, flushers, workers = _in_order(front_cpus, flushers, workers)
     worker_cores = {cpu.core for cpu in workers}
-    quiet = [cpu for cpu in cpus if cpu.core not in worker_cores]
+    quiet = {cpu.number: cpu for cpu in cpus if cpu.core not in worker_cores}
     homes = {cpu.node for cpu in (*front_cpus, *flushers)}
 
     def room(cpu: Cpu) -> tuple[int, ...]:
-        mine = {cpu.number, *(other.number for other in quiet if other.node == cpu.node)}
+        mine = {cpu.number, *(number for number, other in quiet.items() if other.node == cpu.node)}
         return tuple(sorted(mine))
 
     free = places.free
-    near = [cpu for cpu in free if cpu in quiet and cpu.node in homes]
-    far = [cpu for cpu in free if cpu in quiet and cpu.node not in homes]
-    siblings = [cpu for cpu in free if cpu not in quiet]
+    near = [cpu for cpu in free if cpu.number in quiet and cpu.node in homes]
+    far = [cpu for cpu in free if cpu.number in quiet and cpu.node not in homes]
+    siblings = [cpu for cpu in free if cpu.number not in quiet]
     spare = [*near, *far, *siblings][: max(len(near), OTHER_PROCESSES)]
     others = {cpu.number for cpu in spare}
     if len(spare) < OTHER_PROCESSES:
@@ -134,13 +135,12 @@ class _Places:
         self.free = list(cpus)
         self._touched: set[int] = set()
         """Physical cores with a process."""
-
-    def _untouched(self) -> list[Cpu]:
-        return [cpu for cpu in self.free if cpu.core not in self._touched]
+        self._untouched_counts = Counter({cpu.core: cpu.node for cpu in cpus}.values())
+        """Node -> its physical cores without a process."""
 
     def untouched_count(self, node: int) -> int:
         """Number of physical cores of a node without a process."""
-        return len({cpu.core for cpu in self._untouched() if cpu.node == node})
+        return self._untouched_counts[node]
 
     def roomiest_node(self) -> int:
         """The node with the most physical cores without a process, the first of equal ones."""
@@ -151,19 +151,19 @@ class _Places:
         """Take a core: of a physical core without a process, on this node, on another; then a
         sibling, on this node, on another.
         """
-        untouched = self._untouched()
+        free, touched = self.free, self._touched
         chosen = next(
-            candidates[0]
-            for candidates in (
-                [cpu for cpu in untouched if cpu.node == node],
-                untouched,
-                [cpu for cpu in self.free if cpu.node == node],
-                self.free,
+            itertools.chain(
+                (cpu for cpu in free if cpu.node == node and cpu.core not in touched),
+                (cpu for cpu in free if cpu.core not in touched),
+                (cpu for cpu in free if cpu.node == node),
+                free,
             )
-            if candidates
         )
         self.free.remove(chosen)
-        self._touched.add(chosen.core)
+        if chosen.core not in touched:
+            touched.add(chosen.core)
+            self._untouched_counts[chosen.node] -= 1
         return chosen
 
 
