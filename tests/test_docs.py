@@ -29,6 +29,8 @@ from appliance.config.files.default_file import in_toml
 from appliance.config.setting_definition import Definition
 from appliance.config.settings import definitions
 from appliance.config.topic_config import LATER, TOPIC_SETTINGS
+from netfront.kafka.apis.table import APIS
+from netfront.kafka.wire import codec
 from tailrace import Admin, NewTopic, Producer, embedded
 from tailrace.client.config.settings import ConsumerSettings, ProducerSettings
 from tailrace.core.error_codes import ERROR_TABLE
@@ -202,6 +204,18 @@ def test_the_table_of_versions() -> None:
     check_part(
         ROOT / "docs/protocol.md",
         "versions",
+        "| API | number | versions |\n|---|---|---|\n" + "".join(rows),
+    )
+
+
+def test_the_table_of_kafkas_apis() -> None:
+    rows = [
+        f"| {codec.definitions()[str(api)]['name']} | {api} | {row.low} to {row.high} |\n"
+        for api, row in sorted(APIS.items())
+    ]
+    check_part(
+        ROOT / "docs/kafka.md",
+        "kafka apis",
         "| API | number | versions |\n|---|---|---|\n" + "".join(rows),
     )
 

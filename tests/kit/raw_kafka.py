@@ -39,6 +39,14 @@ class RawKafka:
     ) -> None:
         self._socket.close()
 
+    def close(self) -> None:
+        """Close the connection."""
+        self._socket.close()
+
+    def set_timeout(self, seconds: float) -> None:
+        """Wait so long for bytes."""
+        self._socket.settimeout(seconds)
+
     def send_bytes(self, data: bytes) -> None:
         """Send bytes as they are."""
         self._socket.sendall(data)

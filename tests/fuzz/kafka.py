@@ -1,0 +1,174 @@
+"""Bent requests of every Kafka API against a running gateway.
+
+Each request is one of the message definitions with values that fit the appliance (its topic, its
+groups). Then it is damaged: lengths, counts, varints and single bytes get other values, the end is
+cut off, or the frame's size lies. A finding is a gateway that ended, that counted an internal
+error, or that does not answer a good request on another connection.
+
+Run `python -m tests.fuzz.kafka --seconds 600 --seed 1`; a line names the seed of a finding.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import random
+import struct
+import sys
+import time
+from typing import Any
+
+from netfront.kafka.apis.table import APIS
+from netfront.kafka.wire.codec import definitions, is_flexible, request_writer
+from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
+from tests.kit.processes import children
+from tests.kit.raw_kafka import RawKafka
+
+TOPIC = "fuzzed"
+NAMES = (TOPIC, "absent", "", "x" * 300, "bad/name", "\0")
+NUMBERS = (0, 1, -1, -2, 7, 100, 0x7FFF, -0x8000)
+BYTES = (0x00, 0x01, 0x7F, 0x80, 0xFF, 0x3D)
+ANSWER_S = 0.2
+"""Time that an answer to a bent request is waited for: there need not be one."""
+
+
+def value(field: dict[str, Any], version: int, rng: random.Random) -> Any:
+    """A value of a field, mostly one that makes sense."""
+    kind: str = field["type"]
+    if version >= field.get("null", version + 1) and rng.random() < 0.3:
+        return None
+    if kind.startswith("[]"):
+        element = {**field, "type": kind[2:], "null": version + 1}
+        return [value(element, version, rng) for _ in range(rng.choice((0, 1, 1, 2, 5)))]
+    if kind == "struct":
+        return {
+            inner["name"]: value(inner, version, rng)
+            for inner in field["fields"]
+            if inner["low"] <= version <= inner["high"]
+        }
+    if kind == "string":
+        return rng.choice((TOPIC, TOPIC, *NAMES))
+    if kind in ("bytes", "records"):
+        return rng.randbytes(rng.choice((0, 1, 12, 61, 80, 300)))
+    if kind == "uuid":
+        return rng.randbytes(16)
+    if kind == "bool":
+        return rng.random() < 0.5
+    if kind == "float64":
+        return rng.random()
+    if field["name"].endswith("wait_ms"):
+        return rng.choice((0, 1, -1))
+    bits = int(kind.strip("uint"))
+    if kind.startswith("uint"):
+        return rng.randrange(1 << bits)
+    low, high = -(1 << (bits - 1)), (1 << (bits - 1)) - 1
+    chosen = rng.choice((*NUMBERS, low, high, rng.randrange(low, high)))
+    return max(low, min(high, chosen))
+
+
+def request(rng: random.Random) -> tuple[int, int, bytes]:
+    """(API, version, body) of a request that is well formed."""
+    api = rng.choice(sorted(APIS))
+    row = APIS[api]
+    version = rng.randint(row.low, row.high)
+    fields = definitions()[str(api)]["request"]
+    message = value({"type": "struct", "fields": fields, "name": ""}, version, rng)
+    body = bytearray()
+    request_writer(api, version)(body, message)
+    return api, version, bytes(body)
+
+
+def bend(body: bytes, rng: random.Random) -> bytes:
+    """Damage a body."""
+    bent = bytearray(body)
+    for _ in range(rng.choice((0, 1, 1, 2, 8))):
+        if not bent:
+            break
+        at = rng.randrange(len(bent))
+        way = rng.randrange(4)
+        if way == 0:
+            bent[at] = rng.choice(BYTES)
+        elif way == 1:
+            bent[at : at + 4] = struct.pack(">i", rng.choice((-1, -2, 0x7FFFFFFF, 0x00FFFFFF)))
+        elif way == 2:
+            bent[at:at] = b"\xff" * rng.choice((1, 5, 11))
+        else:
+            del bent[at : at + rng.choice((1, 2, 100))]
+    return bytes(bent)
+
+
+def frame(api: int, version: int, body: bytes, rng: random.Random) -> bytes:
+    """A whole request, sometimes with a size, an API or a client id that lies."""
+    head = struct.pack(">hhih", api, version, rng.randrange(1 << 31), 4) + b"fuzz"
+    if is_flexible(api, version):
+        head += b"\0"
+    size = len(head) + len(body)
+    chance = rng.random()
+    if chance < 0.03:
+        size = rng.choice((0, 3, -1, 0x7FFFFFFF, size + 1, size - 1))
+    elif chance < 0.06:
+        head = struct.pack(">hhih", rng.randrange(-5, 120), rng.randrange(-1, 99), 1, -1)
+        size = len(head) + len(body)
+    elif chance < 0.08:
+        head = struct.pack(">hhih", api, version, 1, rng.choice((-2, 0x7FFF, 200))) + b"fuzz"
+    return struct.pack(">i", size) + head + body
+
+
+def script(address: str, seed: int, requests: int = 40) -> None:
+    """Send one seed's requests. Raises AssertionError: the gateway does not answer others."""
+    rng = random.Random(seed)
+    client: RawKafka | None = None
+    for _ in range(requests):
+        if client is None:
+            client = RawKafka(address)
+            client.set_timeout(ANSWER_S)
+        api, version, body = request(rng)
+        if rng.random() < 0.7:
+            body = bend(body, rng)
+        try:
+            client.send_bytes(frame(api, version, body, rng))
+            if rng.random() < 0.7 and client.receive_bytes() is None:
+                raise ConnectionError
+        except TimeoutError:
+            pass
+        except OSError:
+            client.close()
+            client = None
+    if client is not None:
+        client.close()
+    with RawKafka(address) as good:
+        assert good.ask(3, 9, {"topics": [{"name": TOPIC}]})["brokers"], "no answer"
+
+
+def internal_errors(appliance: EmbeddedAppliance) -> list[str]:
+    """Log lines of requests that failed with an unexpected error."""
+    with open(appliance.log_path, encoding="utf-8", errors="replace") as log:
+        return [line for line in log if "internal_error" in line or "Traceback" in line]
+
+
+def main() -> int:
+    """Search for the given time."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--seed", type=int, default=1)
+    given = parser.parse_args()
+    appliance = start_embedded(settings={"kafka.listen": "127.0.0.1:0"})
+    seed, until = given.seed * 1_000_000, time.monotonic() + given.seconds
+    try:
+        pid = children(appliance)["tr-kafka-0"]
+        while time.monotonic() < until:
+            script(appliance.kafka_addresses[0], seed)
+            found = internal_errors(appliance)
+            if found or children(appliance).get("tr-kafka-0") != pid:
+                print(f"seed {seed}:", *found or ["the gateway ended"], sep="\n")
+                return 1
+            seed += 1
+    finally:
+        with contextlib.suppress(Exception):
+            appliance.stop()
+    print(f"{seed - given.seed * 1_000_000} scripts, no finding")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
