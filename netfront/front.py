@@ -27,8 +27,8 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 from netfront.fetch.fetch_service import FetchService
 from netfront.fetch.log.file_reader import DiskFileReader, FileReader
@@ -77,6 +77,7 @@ from shm.runtime.logs.slow_operations import SLOW
 from shm.runtime.timing_wheel import NEVER_NS, TimingWheel
 from shm.tables.control import ProcessSlot
 from tailrace.core.error_codes import ErrorCode
+from tailrace.core.errors import TailraceError
 from tailrace.protocol import messages
 from tailrace.protocol.frame import (
     API_VERSIONS,
@@ -92,6 +93,9 @@ from tailrace.protocol.frame import (
 )
 from tailrace.protocol.listeners import front_address
 from tailrace.protocol.messages import FetchedEntry
+
+if TYPE_CHECKING:
+    from netfront.quotas.quota_service import QuotaService
 
 logger = logging.getLogger(__name__)
 
@@ -135,10 +139,16 @@ class Front:
         start_ns: int,
         clock: Clock,
         close_removed: Callable[[], bool] | None = None,
+        fronts: int = 1,
+        quotas: Sequence[str] = (),
     ) -> None:
         """`close_removed`: see `PartitionFiles.close_removed`. `clock` measures; its
-        wall time is that of append times.
+        wall time is that of append times. `fronts`: of the appliance. `quotas`: texts of
+        their rules.
         """
+        self._front_count = fronts
+        self._quotas: QuotaService | None = None
+        """None: no quota was ever set."""
         self._transport = transport
         self._routing = routing
         self._reader = reader
@@ -198,6 +208,7 @@ class Front:
             forget=[
                 self._fetches.forget_session, self._time_slicer.forget_session,
                 self._produce_service.forget_session, self._forwarding.forget_session,
+                self._forget_quotas,
             ],
             start_ns=start_ns,
         )  # fmt: skip
@@ -208,13 +219,38 @@ class Front:
             Api.METADATA: self._on_metadata,
             Api.LIST_OFFSETS: self._on_list_offsets,
             Api.CREDIT: self._on_credit,
+            Api.DESCRIBE_QUOTAS: self._on_describe_quotas,
             **dict.fromkeys(FORWARDED_APIS, self._on_decision),
         }
+        self._use_quotas(quotas)
 
     def apply_settings(self, settings: dict[str, Any]) -> None:
         """Use changed settings of the appliance. New sessions get them, and credit from now on."""
         self._described["auto_create_topics"] = bool(settings["auto_create_topics"])
         self._responses.send_credit(self._ledger.resize(credit_budget(settings)))
+        self._use_quotas(settings["quotas"])
+
+    def _use_quotas(self, rules: Sequence[str]) -> None:
+        if self._quotas is None:
+            if not rules:
+                return
+            from netfront.quotas.prefix_usage import PrefixUsage
+            from netfront.quotas.quota_service import QuotaService
+
+            self._quotas = self._session_lifecycle.quotas = QuotaService(
+                ledger=self._ledger, sessions=self._sessions, responses=self._responses,
+                throttles=self._slot.throttles, handle=self._handle_now,
+                resume_fetch=self._fetches.resume_metered,
+                prefixes=PrefixUsage(
+                    self._routing, self._reader, self._produce_service.block,
+                    self._forwarding.ask_for_itself,
+                ),
+                fronts=self._front_count, now_ns=self._now_ns,
+            )  # fmt: skip
+        try:
+            self._quotas.use_rules(rules, self._now_ns)
+        except TailraceError as error:  # a rule of a newer version
+            logger.error("quotas_not_applied error=%r", error.detail)
 
     @property
     def routes(self) -> PartitionRoutes:
@@ -254,6 +290,8 @@ class Front:
         """Run one step of the loop. Return the amount of work done."""
         self._now_ns = self._produce_service.now_ns = self._forwarding.now_ns = now_ns
         work = self._forwarding.step()
+        if self._quotas is not None:
+            work += self._quotas.step(now_ns)
         if self._fetches.has_more:
             work += self._fetches.check_moved()
         received = self._receive() if self.accepts_input else 0
@@ -308,6 +346,7 @@ class Front:
             self._produce_service.next_deadline_ns(), self._forwarding.next_deadline_ns(),
             self._session_lifecycle.next_deadline_ns(), self._close_removed_at_ns,
             self._sweep_at_ns if self._ledger.is_contended else NEVER_NS,
+            NEVER_NS if self._quotas is None else self._quotas.next_deadline_ns(),
         )  # fmt: skip
         return deadline_ns if deadline_ns < NEVER_NS else None
 
@@ -361,10 +400,20 @@ class Front:
         return count
 
     def _handle(self, frames: list[bytes]) -> None:
+        """Handle one message, or park it until its session's quota of requests allows it."""
+        session = self._sessions.by_identity(frames[0])
+        if session is not None and session.quota is not None and self._parks(session, frames):
+            return
+        self._handle_of(session, frames)
+
+    def _handle_now(self, frames: list[bytes]) -> None:
+        """Handle one message whose quota was looked at."""
+        self._handle_of(self._sessions.by_identity(frames[0]), frames)
+
+    def _handle_of(self, session: Session | None, frames: list[bytes]) -> None:
         """Decode one message and call its handler. Errors are answered."""
         identity, *message = frames
         header: RequestHeader | None = None
-        session = self._sessions.by_identity(identity)
         if session is not None and self._produce_service.receive_plain(session, frames):
             session.last_seen_ns = self._now_ns
             self._requests.add(Api.PRODUCE)
@@ -419,6 +468,29 @@ class Front:
                 self._produce_service.forget(session.word, correlation_id)
             self._responses.fail(identity, session, api, version, correlation_id, error)
 
+    def _parks(self, session: Session, frames: list[bytes]) -> bool:
+        """Park a message beyond a quota; at the bounds of what is parked it is refused."""
+        assert self._quotas is not None
+        try:
+            is_parked = self._quotas.parks(session, frames)
+        except WireError as error:
+            try:
+                header = decode_request_header(frames[1] if len(frames) > 1 else b"")
+            except WireError as malformed:
+                self._refuse_undecodable(frames[0], session, frames[1:], malformed)
+                return True
+            self._responses.refuse(
+                frames[0], session, header.api, header.version, header.correlation_id, error
+            )
+            return True
+        if is_parked:
+            session.last_seen_ns = self._now_ns
+        return is_parked
+
+    def _forget_quotas(self, session: Session) -> None:
+        if self._quotas is not None:
+            self._quotas.forget_session(session)
+
     def _refuse_undecodable(
         self, identity: bytes, session: Session | None, message: list[bytes], error: WireError
     ) -> None:
@@ -471,7 +543,21 @@ class Front:
 
     def _on_decision(self, session: Session, header: RequestHeader, body: list[bytes]) -> None:
         limit = min(JSON_MAX_BYTES, self._forwarding.payload_max(header))
-        self._forwarding.ask(session, header, self._one_frame(header, body, limit))
+        frame = self._one_frame(header, body, limit)
+        if session.quota is not None and header.api == Api.INIT_TRANSACTIONS:
+            assert self._quotas is not None
+            self._quotas.check_transactions(session, frame)
+        self._forwarding.ask(session, header, frame)
+
+    def _on_describe_quotas(
+        self, session: Session, header: RequestHeader, body: list[bytes]
+    ) -> None:
+        messages.decode_request(self._one_frame(header, body))
+        found = {"rules": [], "usage": []} if self._quotas is None else self._quotas.describe()
+        self._responses.send(
+            session, header.api, header.version, header.correlation_id, ErrorCode.OK,
+            [messages.encode_json(found)],
+        )  # fmt: skip
 
     def _on_unreachable(self, session: Session) -> None:
         """Drop the session of a client that cannot receive its response."""
@@ -634,6 +720,8 @@ def build(
         slot=context.slot,
         cluster_id=spec.instance,
         auto_create_topics=bool(settings["auto_create_topics"]),
+        fronts=int(settings["fronts"]),
+        quotas=settings["quotas"],
         on_ready=context.report_ready,
         start_ns=context.clock.monotonic_ns(),
         clock=context.clock,

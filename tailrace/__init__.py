@@ -70,6 +70,7 @@ _NAMES = {
         "UnknownSequenceError",
         "UnknownTopicError",
         "UnknownTopicIdError",
+        "QuotaExceededError",
         "UnknownTransactionalIdError",
         "UnsafeBatchError",
         "UnsupportedAssignorError",

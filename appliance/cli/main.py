@@ -74,6 +74,10 @@ _COMMANDS = {
         "appliance.cli.commands.host.config",
         "Show, check, compare and change settings of the appliance.",
     ),
+    "quota": (
+        "appliance.cli.commands.host.quota",
+        "Limit what users, client ids and topics take.",
+    ),
     "reload": (
         "appliance.cli.commands.host.reload",
         "Have the appliance read its configuration again.",

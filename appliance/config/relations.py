@@ -49,6 +49,7 @@ def conflicts(settings: Settings, topology: Topology) -> Iterator[Conflict]:
     yield from _addresses(settings)
     yield from _sizes(settings)
     yield from _topic_defaults(settings)
+    yield from _quotas(settings)
     if settings.group_session_timeout_min_ms > settings.group_session_timeout_max_ms:
         yield Conflict(
             ("group.session.timeout.min.ms", "group.session.timeout.max.ms"),
@@ -75,6 +76,17 @@ def _directories(settings: Settings) -> Iterator[Conflict]:
             f"data_dirs is {settings.data_dirs!r}; it takes 1 to {FLUSHERS_MAX} different "
             "directories",
         )
+
+
+def _quotas(settings: Settings) -> Iterator[Conflict]:
+    if not settings.quotas:
+        return
+    from shm.quotas.quota_rules import parse_rules  # only who uses quotas
+
+    try:
+        parse_rules(settings.quotas)
+    except InvalidSettingError as error:
+        yield Conflict(("quotas",), error.detail)
 
 
 def _addresses(settings: Settings) -> Iterator[Conflict]:

@@ -372,6 +372,13 @@ class Settings:
         name="cleaner.io.max.bytes.per.second",
         live=True,
     )
+    quotas: list[str] = setting(
+        [],
+        "Quotas of users, client ids and prefixes of topic names, a text for each: `user=NAME "
+        "client=NAME quota=value ...` or `prefix=NAME quota=value ...`, * for the default. "
+        "`tailrace quota set` changes them; docs/quotas.md describes them.",
+        live=True,
+    )
     backup_target: str = setting(
         "",
         "Where `tailrace backup --config FILE`, and with it tailrace-backup.timer, makes backups: "

@@ -1,4 +1,5 @@
-"""Requests about the appliance's settings: DESCRIBE_CONFIGS, ALTER_CONFIGS, RELOAD_CONFIG.
+"""Requests about the appliance's settings: DESCRIBE_CONFIGS, ALTER_CONFIGS, RELOAD_CONFIG, and
+ALTER_QUOTAS, whose rules are the setting `quotas`.
 
 Owner: the controller. Changed settings are in the catalog (table `overrides`); it publishes them to
 the supervisor, which puts them into force (`appliance.supervise.live_settings`).
@@ -33,7 +34,7 @@ from tailrace.protocol.messages import encode_error, encode_reply
 
 logger = logging.getLogger(__name__)
 
-CONFIG_APIS = (Api.DESCRIBE_CONFIGS, Api.ALTER_CONFIGS, Api.RELOAD_CONFIG)
+CONFIG_APIS = (Api.DESCRIBE_CONFIGS, Api.ALTER_CONFIGS, Api.RELOAD_CONFIG, Api.ALTER_QUOTAS)
 APPLY_NS = 5_000_000_000
 REQUESTS_MAX = 32
 NAMES_MAX = 1_000
@@ -119,7 +120,21 @@ class ConfigCommands:
             version = self._publish()
             self._wait_for(requester, now_ns, version, self._reload)
             return None
+        if api == Api.ALTER_QUOTAS:
+            from appliance.control.quota_changes import changed_quotas  # a change is rare
+
+            request = {
+                "set": {"quotas": changed_quotas(self._quotas_in_force(), request)},
+                "validate_only": request.get("validate_only", False),
+            }
         return self._alter(requester, request, now_ns)
+
+    def _quotas_in_force(self) -> list[str]:
+        """The rules after every change that is decided, of the catalog or of the configuration."""
+        if "quotas" in self._values:
+            return list(self._values["quotas"])
+        rows = self._in_force.read()[1].get("configs", [])
+        return next((list(row["value"]) for row in rows if row["name"] == "quotas"), [])
 
     def _describe(self, request: dict[str, Any]) -> dict[str, Any]:
         """`names`: of the settings; null: all."""

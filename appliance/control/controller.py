@@ -140,6 +140,7 @@ class Controller:
         self._topic_defaults.change(dict(settings["topic_defaults"]))
         self._host_view.use_settings(settings)
         self._decisions.deletions_kept_ms = int(settings["topic.delete.retention.ms"])
+        self._decisions.quotas = settings["quotas"]
 
     # ---- agent -----------------------------------------------------------------------------------
 
@@ -405,6 +406,7 @@ def build(
         lane_bytes=sizes.lane_bytes, topic_defaults=publisher.topic_defaults,
     )  # fmt: skip
     decisions.deletions_kept_ms = int(settings["topic.delete.retention.ms"])
+    decisions.quotas = settings["quotas"]
 
     compaction = CompactionRequests(
         decisions.existing, lambda row: publisher.table(row).read(row.slot),

@@ -14,7 +14,7 @@ from __future__ import annotations
 import base64
 import binascii
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -103,6 +103,8 @@ class TopicCommands:
         self._bin = topic_bin
         self.deletions_kept_ms = 0
         """The setting topic.delete.retention.ms."""
+        self.quotas: Sequence[str] = ()
+        """The setting quotas."""
 
     def create(self, item: dict[str, Any], validate_only: bool) -> list[Topic]:
         """A new topic, and its delay log where it has delays. Raises TopicExistsError and what is
@@ -121,6 +123,7 @@ class TopicCommands:
         if any(topic.topic_id == topic_id for topic in self._topics.values()):
             raise InvalidRequestError("another topic has this topic_id; choose one at random")
         partitions = topic_config.check_partitions(item.get("partitions", 1))
+        self._check_quotas(name, 1, partitions)
         given = self._checked_settings(item.get("configs"))
         typed = item.get("schema") is not None
         schema = self._own_schema(item["schema"]) if typed else DEFAULT_SCHEMA_MESSAGE
@@ -149,6 +152,15 @@ class TopicCommands:
             if delay_schema:
                 decided.append(self._create_delay_log(decided[0], given, partitions, delay_schema))
         return decided
+
+    def _check_quotas(self, name: str, topics_added: int, added: int) -> None:
+        """Raises QuotaExceededError."""
+        if self.quotas and added:
+            from appliance.control.topic_quotas import check_topic_quotas  # only who uses quotas
+
+            check_topic_quotas(
+                self.quotas, self._topics.values(), name, topics_added=topics_added, added=added
+            )
 
     def _checked_id(self, given: Any) -> bytes | None:
         """The id that a client has chosen for a new topic; None if it leaves that to the
@@ -426,6 +438,7 @@ class TopicCommands:
                 "only grow"
             )
         self._complete(given)
+        self._check_quotas(topic.name, 0, partitions - len(topic.partitions))
         if topic.slot_counts and partitions > len(topic.partitions):
             self._check_ends_are_known(topic)
         if dedicated:

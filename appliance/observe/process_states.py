@@ -45,6 +45,8 @@ class ProcessState:
     """Front: traces of its PRODUCE durations, by bucket."""
     credit: CreditValues | None = None
     """Front: the occupancy of its credit."""
+    throttles: tuple[int, Mapping[str, int]] = (0, {})
+    """Front: waits for quotas, and microseconds by quota."""
     sessions: int = 0
     """Front: open connections."""
     sent_bytes: int = 0
@@ -90,6 +92,7 @@ class ProcessStates:
                     {kind: slot.histogram(kind).values() for kind in _MEASURES.get(role, ())},
                     slot.exemplars.values() if role is Role.FRONT else {},
                     slot.credit.values() if role is Role.FRONT else None,
+                    slot.throttles.values() if role is Role.FRONT else (0, {}),
                     slot.load(ProcessWord.SESSIONS) if role is Role.FRONT else 0,
                     slot.load(ProcessWord.BYTES_COUNT) if role is Role.FRONT else 0,
                     _cpu_seconds(pid), _open_files(pid),

@@ -297,7 +297,7 @@ class Supervisor:
             "cleaner.dedupe.buffer.size": s.cleaner_dedupe_buffer_size,
             "cleaner.io.max.bytes.per.second": s.cleaner_io_max_bytes_per_second,
             "log_level": s.log_level, "log_format": s.log_format,
-            "slow_operation_ms": s.slow_operation_ms,
+            "slow_operation_ms": s.slow_operation_ms, "quotas": s.quotas,
         }  # fmt: skip
 
     # ---- supervision -----------------------------------------------------------------------------

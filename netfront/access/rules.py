@@ -351,6 +351,8 @@ RULES: Final[dict[int, Rule]] = {
     Api.DESCRIBE_CONFIGS: Rule(_on_cluster(DESCRIBE_CONFIGS)),
     Api.ALTER_CONFIGS: Rule(_on_cluster(ALTER_CONFIGS)),
     Api.RELOAD_CONFIG: Rule(_on_cluster(ALTER_CONFIGS)),
+    Api.DESCRIBE_QUOTAS: Rule(_on_cluster(DESCRIBE_CONFIGS)),
+    Api.ALTER_QUOTAS: Rule(_on_cluster(ALTER_CONFIGS)),
     Api.LIST_DELAYS: Rule(_list_delays),
     Api.CHANGE_DELAYS: Rule(_change_delays),
     Api.DESCRIBE_DELAYS: Rule(lists=_of_rows("partitions", "topic", TOPIC)),

@@ -38,6 +38,8 @@ from tailrace.protocol.messages import FetchedEntry
 THROTTLED_CHECK_NS = 5_000_000
 """Interval of checks of fetches whose client must read earlier responses first."""
 WAIT_MAX_MS = 60_000
+METERED_MS = 500
+"""Shortest time that a fetch beyond its quota waits before it is answered without batches."""
 READS_MAX = 128
 """Fetches with a read in the reader pool at a time. Each holds a descriptor."""
 ENTRIES_AT_ONCE = 64
@@ -248,7 +250,7 @@ class FetchService:
         if fetch.is_done:
             return
         index = fetch.slots.get(slot)
-        if index is None or fetch.is_reading or fetch in self._throttled:
+        if index is None or fetch.is_reading or fetch.is_metered or fetch in self._throttled:
             return
         if fetch.is_in_slices:
             fetch.has_something = fetch.has_moved = True
@@ -293,7 +295,8 @@ class FetchService:
                 return True
             if not self._may_answer(fetch):
                 self._watch(fetch)
-                self._throttle(fetch)
+                if not fetch.is_metered:
+                    self._throttle(fetch)
                 return True
             fetch.is_answering = True
             fetch.has_moved = False
@@ -331,8 +334,23 @@ class FetchService:
         limit = allowance(fetch, self._outgoing, is_stopping=self._stopping)
         if limit is None:
             return False
+        quota = fetch.session.quota
+        if quota is not None and quota.fetch_gate is not None and not self._stopping:
+            room = quota.fetch_gate.room(0)
+            if not room and not (fetch.is_immediate and fetch.timer is not None):
+                if not fetch.is_metered:
+                    fetch.is_metered = True
+                    quota.fetch_gate.wait(fetch)
+                return False
+            limit = min(limit, room)
         fetch.limit = limit
         return True
+
+    def resume_metered(self, fetch: Fetch, now_ns: int) -> None:
+        """Continue a fetch that has waited at the gate of a quota."""
+        self._now_ns = now_ns
+        fetch.is_metered = False
+        self._retry_fetch(fetch)
 
     def _throttle(self, fetch: Fetch) -> None:
         self._throttled[fetch] = None
@@ -350,7 +368,13 @@ class FetchService:
                     if route is not None:
                         self._purgatory.note(fetch, route.slot, index)
             fetch.timer = self._wheel.add(
-                self._now_ns + min(fetch.request.max_wait_ms, WAIT_MAX_MS) * 1_000_000, fetch
+                self._now_ns
+                + max(
+                    min(fetch.request.max_wait_ms, WAIT_MAX_MS),
+                    METERED_MS if fetch.is_metered else 0,
+                )
+                * 1_000_000,
+                fetch,
             )
 
     def _end(self, fetch: Fetch) -> None:
@@ -359,6 +383,11 @@ class FetchService:
         fetch.is_in_slices = False
         fetch.buffer = None
         self._throttled.pop(fetch, None)
+        if fetch.is_metered:
+            fetch.is_metered = False
+            gate = fetch.session.quota.fetch_gate if fetch.session.quota is not None else None
+            if gate is not None:
+                gate.forget(fetch)
         self._purgatory.remove(fetch)
 
     def _answer(self, fetch: Fetch, units: int) -> bool:
@@ -393,6 +422,9 @@ class FetchService:
         answer = fetch.answer
         self._end(fetch)
         fetch.session.fetch_sent += len(data)
+        quota = fetch.session.quota
+        if quota is not None and quota.fetch_gate is not None:
+            quota.fetch_gate.take(len(data))
         self._respond(fetch, answer, data)
         if len(answer) == 1 and 2 * len(data) > fetch.limit and not self._stopping:
             self._expect_next(fetch)

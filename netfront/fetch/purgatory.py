@@ -42,6 +42,7 @@ class Fetch:
         "is_done",
         "is_immediate",
         "is_in_slices",
+        "is_metered",
         "is_reading",
         "is_registered",
         "limit",
@@ -78,6 +79,8 @@ class Fetch:
         """True while a task of `time_slicer` has it. Changes meanwhile are noted in flags, which
         the task reads.
         """
+        self.is_metered = False
+        """True while it waits at the gate of its session's quota."""
         self.is_immediate = request.max_wait_ms == 0
         self.has_something = False
         """True if one of its partitions has records for it, or an error."""

@@ -22,7 +22,7 @@ from netfront.session.sessions import Session, Sessions
 from shm.messages.lane_messages import LaneKind
 from tailrace.core.error_codes import ErrorCode, code_of
 from tailrace.protocol import messages
-from tailrace.protocol.frame import Api, RequestHeader
+from tailrace.protocol.frame import Api, RequestHeader, WireError
 
 CONTROLLER_TIMEOUT_MS = 35_000
 """The controller answers within 30 s unless it was killed."""
@@ -49,6 +49,8 @@ NOTHING_LISTED: dict[int, bytes] = {
     Api.LIST_TRANSACTIONS: orjson.dumps({"transactions": [], "next": None}),
 }
 """Responses to lists while the process of groups was never started. A list does not start it."""
+OWN_WORD = 0
+"""Session word of requests that the front makes for itself. No session has it."""
 NO_DELAYS = orjson.dumps({"partitions": [], "after": None})
 """Response to DESCRIBE_DELAYS while the scheduler was never started, for metrics and `tailrace
 status`.
@@ -59,6 +61,7 @@ FORWARDED_APIS = (
     Api.DESCRIBE_CONFIGS, Api.ALTER_CONFIGS, Api.RELOAD_CONFIG,
     Api.LIST_DELETED_TOPICS, Api.UNDELETE_TOPICS, Api.PURGE_TOPICS, Api.DESCRIBE_SCHEMAS,
     Api.COMPACT_TOPIC,
+    Api.ALTER_QUOTAS,
     *DELAY_APIS, *GROUP_APIS,
 )  # fmt: skip
 _OF_GROUPS, _OF_DELAYS = frozenset(map(int, GROUP_APIS)), frozenset(map(int, DELAY_APIS))
@@ -102,6 +105,9 @@ class ForwardingService:
         self._responses = responses
         self._on_assignment = on_assignment
         self._on_fed = on_fed
+        self._own: dict[int, Callable[[ErrorCode, bytes], None]] = {}
+        """Callbacks of the front's own requests, by correlation id. Their session word is 0."""
+        self._own_count = 0
         self.now_ns = start_ns
         """Time of this loop step. The front sets it."""
 
@@ -156,6 +162,35 @@ class ForwardingService:
             self._group_sessions.add(session.word)
             self._pushed_sessions.discard(session.word)
 
+    def ask_for_itself(
+        self, api: int, body: bytes, on_answer: Callable[[ErrorCode, bytes], None]
+    ) -> None:
+        """Ask another process for this front itself. `on_answer` must not raise; it gets NOT_READY
+        at once if a process that is started on demand does not run.
+        """
+        forwarder = self._forwarder(api)
+        if forwarder.is_absent():
+            on_answer(ErrorCode.NOT_READY, b"")
+            return
+        self._own_count += 1
+        number = self._own_count
+        try:
+            forwarder.ask(OWN_WORD, api, 1, number, body, self.now_ns)
+        except WireError as error:
+            on_answer(error.code, messages.encode_error(error.detail))
+        else:
+            self._own[number] = on_answer
+
+    def _respond(
+        self, word: int, api: int, version: int, correlation_id: int, code: ErrorCode, body: bytes
+    ) -> None:
+        if word == OWN_WORD:
+            on_answer = self._own.pop(correlation_id, None)
+            if on_answer is not None:
+                on_answer(code, body)
+            return
+        self._responses.answer_deferred(word, api, version, correlation_id, code, body)
+
     def _is_patient(self, word: int, heartbeat: dict[str, Any]) -> bool:
         """True for a heartbeat without changes, from a member that has no push to react to, if
         there are enough members to gather for.
@@ -204,9 +239,7 @@ class ForwardingService:
             if kind == LaneKind.RESPONSE:
                 asked = forwarder.take(word, correlation_id)
                 if asked is not None:
-                    self._responses.answer_deferred(
-                        word, asked[0], asked[1], correlation_id, code_of(code), payload
-                    )
+                    self._respond(word, asked[0], asked[1], correlation_id, code_of(code), payload)
             elif kind == LaneKind.PUSH:
                 self._responses.push_latest(word, api, payload)
                 if word in self._group_sessions:
@@ -221,9 +254,7 @@ class ForwardingService:
         self, word: int, api: int, version: int, correlation_id: int, code: ErrorCode, sentence: str
     ) -> None:
         """Answer a request that its process will not answer."""
-        self._responses.answer_deferred(
-            word, api, version, correlation_id, code, messages.encode_error(sentence)
-        )
+        self._respond(word, api, version, correlation_id, code, messages.encode_error(sentence))
 
 
 def _is_first_page(request: dict[str, Any]) -> bool:

@@ -58,8 +58,10 @@ class AppendTarget(NamedTuple):
     slot: int
     bytes_max: int
     has_slot_maps: bool
-    refuses: bool
-    """True for the delay log of a topic with delay.enabled=false."""
+    refuses: int
+    """Error code if nothing may be appended: to the delay log of a topic with delay.enabled=false,
+    and beyond a quota. Else 0.
+    """
 
 
 def refusal_code(target: AppendTarget, length: int, slot_map_version: int) -> ErrorCode:
@@ -67,6 +69,6 @@ def refusal_code(target: AppendTarget, length: int, slot_map_version: int) -> Er
     if length > target.bytes_max:
         return ErrorCode.RECORD_TOO_LARGE
     if target.refuses:
-        return ErrorCode.DELAY_NOT_ENABLED
+        return ErrorCode(target.refuses)
     is_routed = not target.has_slot_maps or 0 < slot_map_version <= VERSION_MAX
     return ErrorCode.UNSUPPORTED_BATCH if is_routed else ErrorCode.INVALID_REQUEST

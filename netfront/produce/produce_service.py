@@ -98,6 +98,8 @@ class ProduceService:
         """Targets by topic id and partition. Cleared when routes change."""
         self._targets_of = -1
         """`PartitionRoutes.changes` at the time the targets were made."""
+        self._blocked: frozenset[bytes] = frozenset()
+        """Ids of topics beyond a quota of stored bytes or delayed records."""
         self._answered: list[PendingProduce] = []
         """Requests whose last batch was acknowledged in this walk over the rings."""
         self.now_ns = start_ns
@@ -112,6 +114,11 @@ class ProduceService:
         """Connect to a worker unless it is connected. A dedicated worker starts after the front."""
         if worker not in self._workers:
             self._workers[worker] = self._reached(self._connect_worker(worker))
+
+    def block(self, topic_ids: frozenset[bytes]) -> None:
+        """Refuse batches for these topics and delay logs, and for no others."""
+        self._blocked = topic_ids
+        self._targets.clear()
 
     # ---- in --------------------------------------------------------------------------------------
 
@@ -325,10 +332,15 @@ class ProduceService:
             return None
         outbox = self._workers[route.worker].outbox
         lane, settings = outbox.lane, route.settings
+        refuses = 0
+        if topic_id in self._blocked:
+            refuses = int(ErrorCode.QUOTA_EXCEEDED)
+        elif route.delay_of and not settings["delay.enabled"]:
+            refuses = int(ErrorCode.DELAY_NOT_ENABLED)
         target = self._targets[topic_id, partition] = AppendTarget(
             outbox, lane.try_write, route.slot,
             min(int(settings["max.message.bytes"]), lane.payload_max), bool(route.slot_counts),
-            bool(route.delay_of) and not settings["delay.enabled"],
+            refuses,
         )  # fmt: skip
         return target
 

@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import orjson
 
 from netfront.session.disconnect_detector import DisconnectDetector
 from netfront.session.responses import Responses
 from netfront.session.sessions import Session, Sessions
-from netfront.socket.flow_control import CreditLedger
+from netfront.socket.flow_control import CreditLedger, Gate
 from netfront.socket.transport import Transport
 from shm.memory.layout import ProcessWord
 from shm.runtime.error_handler import CountedErrorHandler
@@ -33,6 +33,18 @@ logger = logging.getLogger(__name__)
 
 SESSION_IDLE_NS = 600_000_000_000
 CREDIT_IDLE_NS = 60_000_000_000
+
+
+class ConnectionQuotas(Protocol):
+    """The quotas that a new connection may have."""
+
+    def admit(self, client: str) -> Gate | None:
+        """The gate of the bytes that a new connection of this client id produces. Raises WireError
+        if the connection is beyond its quota.
+        """
+
+    def attach(self, session: Session) -> None:
+        """Give a session its quotas."""
 
 
 class SessionLifecycle:
@@ -65,6 +77,8 @@ class SessionLifecycle:
         self._disconnects = DisconnectDetector()
         self._silences: TimingWheel[Session] = TimingWheel(start_ns, tick_ns=1_000_000_000)
         """Timers of the next check for silence."""
+        self.quotas: ConnectionQuotas | None = None
+        """None: there are none."""
 
     def next_deadline_ns(self) -> int:
         """Return the time when `step` next has work."""
@@ -94,7 +108,12 @@ class SessionLifecycle:
         old = self._sessions.by_identity(identity)
         if old is not None:
             self.drop(old)
-        session = self._sessions.open(identity, request.client_id, self._ledger.open(), now_ns)
+        gate = None
+        if self.quotas is not None:
+            gate = self.quotas.admit(request.client_id)
+        session = self._sessions.open(identity, request.client_id, self._ledger.open(gate), now_ns)
+        if self.quotas is not None:
+            self.quotas.attach(session)
         session.timer = self._silences.add(now_ns + CREDIT_IDLE_NS, session)
         self._transport.shaken(identity, session.credit)
         self._slot.store(ProcessWord.SESSIONS, len(self._sessions))

@@ -10,8 +10,18 @@ Invariants:
 
 from __future__ import annotations
 
-from netfront.socket.flow_control import Credit
+from typing import Protocol
+
+from netfront.socket.flow_control import Credit, Gate
 from shm.runtime.timing_wheel import Timer
+
+
+class SessionQuota(Protocol):
+    """The quotas of a session (see `netfront.quotas`)."""
+
+    @property
+    def fetch_gate(self) -> Gate | None:
+        """Gate of the bytes that it fetches."""
 
 
 class Session:
@@ -25,6 +35,7 @@ class Session:
         "identity",
         "last_seen_ns",
         "number",
+        "quota",
         "timer",
         "word",
     )
@@ -39,6 +50,8 @@ class Session:
         self.client_id = client_id
         self.credit = credit
         self.last_seen_ns = now_ns
+        self.quota: SessionQuota | None = None
+        """None: no quota concerns it."""
         self.timer: Timer[Session] | None = None
         """Timer of the next check for silence."""
         self.fetch_sent = 0

@@ -15,6 +15,10 @@ waits, unused grants are taken back (`sweep`).
 Bytes under a grant that was taken back may already be in flight. They are accepted as debt, up to
 the size of the budget.
 
+A connection with a quota is granted no more than its gate has. It pays for a grant, and gets back
+what it did not use. While the gate is closed it waits there, not in the ledger's queue, so that it
+keeps no other connection from its turn.
+
 Owner: one front.
 
 Invariants:
@@ -27,14 +31,44 @@ Invariants:
 from __future__ import annotations
 
 from collections import OrderedDict
+from typing import Protocol
+
+
+class Gate(Protocol):
+    """What connections with the same quota share: an amount that grows with time."""
+
+    def room(self, asked: int) -> int:
+        """The amount that may be given now, at least `asked` if the gate is open, 0 if it is
+        closed or others wait. `asked` 0: nothing in particular.
+        """
+
+    def take(self, amount: int) -> None:
+        """Count what was given; a negative amount is given back."""
+
+    def wait(self, item: object) -> None:
+        """Let a connection or request wait, in order, until the gate opens."""
+
+    def forget(self, item: object) -> bool:
+        """Remove one that waits. Return False if it did not wait."""
 
 
 class Credit:
     """Account of one connection, in bytes since it was opened."""
 
-    __slots__ = ("granted", "limit", "received", "released", "requested", "session_word", "swept")
+    __slots__ = (
+        "gate",
+        "granted",
+        "limit",
+        "received",
+        "released",
+        "requested",
+        "session_word",
+        "swept",
+    )
 
-    def __init__(self) -> None:
+    def __init__(self, gate: Gate | None = None) -> None:
+        self.gate = gate
+        """Gate of its quota of bytes; None: it has none."""
         self.session_word = 0
         """Session word of its owner (see `sessions`)."""
         self.limit = 0
@@ -84,13 +118,25 @@ class CreditLedger:
         """True while a connection waits for credit. `sweep` must then be called at intervals."""
         return bool(self._waiting)
 
-    def open(self) -> Credit:
-        """Open an account, with credit for one batch if that is at most half of the free budget."""
-        credit = Credit()
+    def open(self, gate: Gate | None = None) -> Credit:
+        """Open an account, with credit for one batch if that is at most half of the free budget,
+        and as far as `gate` has room.
+        """
+        credit = Credit(gate)
         self._accounts[credit] = None
         if self._batch <= (self._budget - self.outstanding_bytes) // 2:
-            self._set_limit(credit, self._batch)
+            first = self._batch if gate is None else min(self._batch, gate.room(0))
+            self._set_limit(credit, first)
         return credit
+
+    def use_gate(self, credit: Credit, gate: Gate | None) -> list[Credit]:
+        """Change the gate of an account."""
+        old = credit.gate
+        if old is gate:
+            return []
+        waited = old is not None and old.forget(credit)
+        credit.gate = gate
+        return self.ask(credit, credit.requested) if waited else []
 
     def close(self, credit: Credit) -> list[Credit]:
         """Close an account and give what it held to waiting connections."""
@@ -98,6 +144,9 @@ class CreditLedger:
             return []
         self.outstanding_bytes -= credit.limit - credit.released
         self._waiting.pop(credit, None)
+        if credit.gate is not None:
+            credit.gate.forget(credit)
+            credit.gate.take(credit.received - credit.limit)
         return self._serve_waiting()
 
     def receive(self, credit: Credit, byte_count: int) -> bool:
@@ -137,6 +186,8 @@ class CreditLedger:
     def ask(self, credit: Credit, requested_bytes: int = 0) -> list[Credit]:
         """Request credit for so many bytes (0: a largest batch), served at once or in order."""
         requested = min(requested_bytes, self._batch) or self._batch
+        if credit.gate is not None and self._must_wait(credit, requested):
+            return []
         if not self._waiting:
             self._grow(credit, requested)
         if credit.limit - credit.received >= requested:
@@ -162,7 +213,20 @@ class CreditLedger:
             credit.swept = credit.received
         return lapsed + self._serve_waiting()
 
+    def _must_wait(self, credit: Credit, requested: int) -> bool:
+        """Let a connection wait at its gate if that is closed."""
+        gate = credit.gate
+        missing = requested - (credit.limit - credit.received)
+        if gate is None or missing <= 0 or gate.room(missing):
+            return False
+        self._waiting.pop(credit, None)
+        credit.requested = requested
+        gate.wait(credit)
+        return True
+
     def _set_limit(self, credit: Credit, limit: int, *, is_debt: bool = False) -> None:
+        if credit.gate is not None:
+            credit.gate.take(limit - credit.limit)
         self.outstanding_bytes += limit - credit.limit
         credit.limit = limit
         if not is_debt:
@@ -176,6 +240,9 @@ class CreditLedger:
         free = self._budget - self.outstanding_bytes + outstanding
         under_way = credit.received - credit.released
         target = min(max(min(self._window, free // 2), under_way + needed), free)
+        if credit.gate is not None and target > outstanding:
+            missing = max(0, under_way + needed - outstanding) if needed else 0
+            target = min(target, outstanding + credit.gate.room(missing))
         if target > outstanding:
             self._set_limit(credit, credit.released + target)
             credit.swept = -1  # a new grant is not swept yet
@@ -184,6 +251,8 @@ class CreditLedger:
         raised: list[Credit] = []
         while self._waiting:
             credit = next(iter(self._waiting))
+            if credit.gate is not None and self._must_wait(credit, credit.requested):
+                continue
             if (
                 self._budget - self.outstanding_bytes + credit.limit - credit.received
                 >= credit.requested

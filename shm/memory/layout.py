@@ -387,7 +387,9 @@ class ControlLayout:
         return self._exemplars + front * BUCKET_COUNT * EXEMPLAR_BYTES
 
     def credit(self, front: int) -> int:
-        """A front's credit: held bytes, budget, waiting connections."""
+        """A front's credit: held bytes, budget, waiting connections. Then its waits for quotas:
+        their number, and microseconds of four kinds.
+        """
         return align(self.exemplars(FRONTS_MAX), LINE_BYTES) + front * LINE_BYTES
 
     def _measurements_of(self, role: Role, index: int) -> int:

@@ -16,7 +16,13 @@ from __future__ import annotations
 from shm.memory.atomic_word import AtomicBuffer, AtomicCounter
 from shm.memory.layout import WORD_BYTES, ControlLayout, Measure, Phase, ProcessWord, Role
 from shm.memory.region import Region
-from shm.tables.measurements import Counters, CreditState, Exemplars, Histogram
+from shm.tables.measurements import (
+    Counters,
+    CreditState,
+    Exemplars,
+    Histogram,
+    ThrottleState,
+)
 
 
 class _Cells(dict[ProcessWord, AtomicCounter]):
@@ -58,6 +64,11 @@ class ProcessSlot:
     def exemplars(self) -> Exemplars:
         """Front: traces of its PRODUCE durations."""
         return Exemplars(self._words, self._layout.exemplars(self.index))
+
+    @property
+    def throttles(self) -> ThrottleState:
+        """Front: waits for quotas."""
+        return ThrottleState(self._words, self._layout.credit(self.index))
 
     @property
     def credit(self) -> CreditState:

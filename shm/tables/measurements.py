@@ -126,6 +126,9 @@ def bucket_of(duration_ns: int) -> int:
     return min((duration_ns >> BUCKET_FIRST_BITS).bit_length(), BUCKET_COUNT - 1)
 
 
+CREDIT_WORDS = 3
+
+
 class CreditValues(NamedTuple):
     """A front's credit at one moment."""
 
@@ -155,6 +158,36 @@ class CreditState:
         """Read it."""
         words, first = self._words, self._first
         return CreditValues(words[first], words[first + 1], words[first + 2])
+
+
+THROTTLE_KINDS = (
+    "producer_byte_rate", "consumer_byte_rate", "request_rate", "controller_mutation_rate"
+)  # fmt: skip
+"""Quotas whose excess waits, in the order of their words."""
+
+
+class ThrottleState:
+    """Waits for quotas at a front: their number, then microseconds by kind, in the words behind its
+    credit.
+    """
+
+    __slots__ = ("_first", "_words")
+
+    def __init__(self, words: AtomicBuffer, position: int) -> None:
+        self._words = words
+        self._first = position // WORD_BYTES + CREDIT_WORDS
+
+    def add(self, kind: int, waited_ns: int) -> None:
+        """Count a wait of the quota at this place in THROTTLE_KINDS."""
+        self._words[self._first] += 1
+        self._words[self._first + 1 + kind] += waited_ns // 1_000
+
+    def values(self) -> tuple[int, dict[str, int]]:
+        """(Number of waits, quota -> microseconds)."""
+        words, first = self._words, self._first
+        return words[first], {
+            name: words[first + 1 + place] for place, name in enumerate(THROTTLE_KINDS)
+        }
 
 
 class Counters:

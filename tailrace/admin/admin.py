@@ -20,6 +20,7 @@ from tailrace.admin.delays import DelayAdmin
 from tailrace.admin.deleted_topics import DeletedTopicAdmin
 from tailrace.admin.groups import GroupAdmin
 from tailrace.admin.schemas import SchemaAdmin, encoded_schema
+from tailrace.admin.quotas import QuotaAdmin
 from tailrace.admin.topic_list import partition_counts
 from tailrace.admin.transactions import TransactionAdmin
 from tailrace.client.config.kafka_names import RenamedMethods
@@ -69,6 +70,7 @@ _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 @documented(AdminSettings)
 class Admin(
     ConfigAdmin,
+    QuotaAdmin,
     GroupAdmin,
     TransactionAdmin,
     DelayAdmin,
@@ -90,6 +92,7 @@ class Admin(
     """
 
     _renamed: ClassVar[dict[str, str]] = {
+        "alter_client_quotas": 'write alter_quotas({QuotaEntity(user="alice"): {...}})',
         "alter_consumer_group_offsets": "write alter_group_offsets(group, {TopicPartition(topic, "
         "0): 1000})",
         "close_idle": "write close()",
@@ -97,6 +100,7 @@ class Admin(
         "0): None})",
         "delete_consumer_groups": "write delete_groups([group])",
         "describe_acls": "users are not part of this version",
+        "describe_client_quotas": "write describe_quotas()",
         "describe_consumer_groups": "write describe_groups([group])",
         "describe_group": "write describe_groups(group)[group]",
         "describe_log_dirs": "describe_topics() says the bytes of each partition",

@@ -535,14 +535,16 @@ class Consumer(GroupApi, OffsetQueries, RenamedMethods):
                 loop_span.end()
 
     def metrics(self) -> dict[str, int]:
-        """Counters since construction: records_consumed, batches_consumed, bytes_consumed,
-        fetches.
+        """Counters since construction: records_consumed, batches_consumed, bytes_consumed, fetches,
+        throttled (waits for quotas) and throttled_ms.
         """
         buffer = self._buffer
         return {
             "records_consumed": buffer.record_count, "batches_consumed": buffer.batch_count,
             "bytes_consumed": buffer.byte_count,
             "fetches": self._fetch_loop.fetcher.fetch_count,
+            "throttled": self._connection.throttled_count,
+            "throttled_ms": self._connection.throttled_ms,
         }  # fmt: skip
 
 

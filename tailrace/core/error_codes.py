@@ -76,6 +76,7 @@ class ErrorCode(IntEnum):
     TRANSACTION_ABORTED = 56
     INVALID_TRANSACTION = 57
     UNKNOWN_TRANSACTIONAL_ID = 58
+    QUOTA_EXCEEDED = 59
     NOT_AUTHENTICATED = 70
     NOT_AUTHORIZED = 71
 
@@ -521,6 +522,15 @@ ERROR_TABLE: dict[ErrorCode, ErrorRow] = dict(
             False,
             "The appliance does not know the transactional id.",
             "Look at `tailrace transaction list`. An id is forgotten when it was long unused.",
+        ),
+        _row(
+            _C.QUOTA_EXCEEDED,
+            False,
+            "A quota of a sum is used up: stored bytes, topics, connections or the like.",
+            (
+                "`tailrace quota list` shows it. Delete what is not needed, or raise it with "
+                "`tailrace quota set`."
+            ),
         ),
         _row(
             _C.NOT_AUTHENTICATED,

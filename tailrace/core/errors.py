@@ -357,6 +357,12 @@ class InvalidTransactionError(TailraceError):
     default_code = ErrorCode.INVALID_TRANSACTION
 
 
+class QuotaExceededError(TailraceError):
+    """A quota of a sum is used up."""
+
+    default_code = ErrorCode.QUOTA_EXCEEDED
+
+
 class UnknownTransactionalIdError(TailraceError):
     """The appliance does not know the transactional id."""
 

@@ -96,6 +96,8 @@ class Api(IntEnum):
     PURGE_TOPICS = 41
     DESCRIBE_SCHEMAS = 42
     COMPACT_TOPIC = 43
+    ALTER_QUOTAS = 55
+    DESCRIBE_QUOTAS = 56
 
 
 API_VERSIONS: dict[int, tuple[int, int]] = {

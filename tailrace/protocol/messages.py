@@ -552,6 +552,15 @@ def encode_reply(code: ErrorCode, value: dict[str, Any], limit: int) -> tuple[Er
     )
 
 
+def throttled_ms(body: Sequence[Readable]) -> int:
+    """The wait for a quota that a CREDIT push reports, 0 if it has none."""
+    try:
+        waited = decode_json(body[0]).get("ms", 0)
+    except WireError:
+        return 0
+    return waited if type(waited) is int and waited > 0 else 0
+
+
 def decode_json(frame: Readable, limit: int = JSON_MAX_BYTES) -> dict[str, Any]:
     """Decode a JSON object of at most `limit` bytes, nested at most JSON_DEPTH_MAX deep.
 

@@ -131,7 +131,7 @@ class ClientSession:
     def receive(self, frames: Sequence[Readable]) -> Response | None:
         """Handle one message; return a Response if it belongs to a request.
 
-        A push that is not about credit is also returned, with PUSH_CORRELATION_ID. Raises WireError
+        A push with a body is also returned, with PUSH_CORRELATION_ID. Raises WireError
         for frames that do not follow the protocol.
         """
         if not frames:
@@ -150,7 +150,7 @@ class ClientSession:
             self._lose(ErrorCode.SESSION_UNKNOWN, "the appliance has restarted")
             return None
         self.credit_limit = credit_limit
-        if correlation_id == PUSH_CORRELATION_ID and api == _CREDIT:
+        if correlation_id == PUSH_CORRELATION_ID and api == _CREDIT and not body:
             return None
         return Response(correlation_id, api, code, body)
 

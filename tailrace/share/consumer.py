@@ -294,7 +294,7 @@ class ShareConsumer(RenamedMethods):
 
     def metrics(self) -> dict[str, int]:
         """Counters since construction: records_consumed, acknowledgements_refused, locks_lost,
-        dead_letters, dead_letters_failed, fetches.
+        dead_letters, dead_letters_failed, fetches, throttled (waits for quotas), throttled_ms.
         """
         return self._poll_loop.metrics()
 

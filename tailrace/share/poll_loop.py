@@ -591,4 +591,6 @@ class SharePollLoop:
             "dead_letters": self.letters.count,
             "dead_letters_failed": self.undeliverable.failed_count,
             "fetches": self.fetch_loop.fetch_count,
+            "throttled": self.connection.throttled_count,
+            "throttled_ms": self.connection.throttled_ms,
         }

@@ -476,6 +476,26 @@ def _alter_configs(rng: random.Random, _world: World) -> Request:
     )
 
 
+def _alter_quotas(rng: random.Random, _world: World) -> Request:
+    """Quotas that no request of the conversation reaches, and wrong ones."""
+    change = {
+        "user": rng.choice((None, "ANONYMOUS", "*", "", 3)),
+        "client": rng.choice((None, "*", "c", [])),
+        "prefix": rng.choice((None, None, "q.", {})),
+        "set": rng.choice(
+            ({"producer_byte_rate": "1GiB"}, {"request_rate": 1 << 30},
+             {"stored_bytes_max": "1TiB"}, {"no_such": 1}, {"request_rate": 0}, [])
+        ),
+        "unset": rng.choice(([], None, ["request_rate"], ["no_such"], 3)),
+    }  # fmt: skip
+    changes = rng.choice(([change], [change] * 3, [], None, [3]))
+    return _json(Api.ALTER_QUOTAS, {"changes": changes, "validate_only": rng.random() < 0.3})
+
+
+def _describe_quotas(_rng: random.Random, _world: World) -> Request:
+    return _json(Api.DESCRIBE_QUOTAS, {})
+
+
 def _reload_config(_rng: random.Random, _world: World) -> Request:
     return _json(Api.RELOAD_CONFIG, {})
 
@@ -558,6 +578,7 @@ REQUESTS: dict[Api, tuple[Builder, int]] = {
     Api.DESCRIBE_SCHEMAS: (_describe_schemas, 1),
     Api.UNDELETE_TOPICS: (_undelete, 2), Api.PURGE_TOPICS: (_purge, 1),
     Api.COMPACT_TOPIC: (_compact, 1),
+    Api.ALTER_QUOTAS: (_alter_quotas, 1), Api.DESCRIBE_QUOTAS: (_describe_quotas, 1),
     Api.CREDIT: (_credit, 1), Api.DELETE_RECORDS: (_delete_records, 2),
     Api.LEASE_OFFSETS: (_lease, 2), Api.LIST_DELAYS: (_list_delays, 4),
     Api.CHANGE_DELAYS: (_change_delays, 4), Api.DESCRIBE_DELAYS: (_describe_delays, 1),

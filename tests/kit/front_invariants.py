@@ -8,6 +8,7 @@ from netfront.fetch.fetch_service import FetchService
 from netfront.fetch.purgatory import ENTRIES_MAX, FETCHES_MAX, SESSION_FETCHES_MAX, FetchPurgatory
 from netfront.fetch.read_ahead import AHEAD_MAX_BYTES
 from netfront.forward.forwarder import CLOSED_MAX, QUEUED_BYTES_MAX, Forwarder
+from netfront.forward.forwarding_service import OWN_WORD
 from netfront.front import Front
 from netfront.produce.pending_produces import TOKEN_INDEX_BITS, PendingProduces
 from netfront.session.pending_requests import PendingRequests
@@ -21,7 +22,7 @@ from tailrace.protocol.messages import is_answered
 def check_front(front: Front) -> None:
     """Every invariant that can be seen from outside a step. Raises AssertionError."""
     _check_sessions(front._sessions)
-    words = set(front._sessions._by_word)
+    words = {*front._sessions._by_word, OWN_WORD}
     _check_ledger(front._ledger)
     _check_pending_produces(front._produce_service._pending_produces, words)
     for forwarder in (

@@ -91,7 +91,21 @@ def measurement_families(processes: Sequence[ProcessState]) -> Iterator[Metric]:
         "Connections that wait for credit.",
         labels=("process",),
     )
+    waits = CounterMetricFamily(
+        "tailrace_quota_waits",
+        "Waits of connections and requests for a quota.",
+        labels=("process",),
+    )
+    throttled = CounterMetricFamily(
+        "tailrace_quota_throttled_seconds",
+        "Time that connections and requests have waited for a quota.",
+        labels=("process", "quota"),
+    )
     for front in fronts:
+        waited_count, waited_us = front.throttles
+        waits.add_metric((front.name,), waited_count)
+        for quota, microseconds in waited_us.items():
+            throttled.add_metric((front.name, quota), microseconds / 1e6)
         if front.credit is not None:
             used.add_metric((front.name,), front.credit.used_bytes)
             budget.add_metric((front.name,), front.credit.budget_bytes)
@@ -103,6 +117,8 @@ def measurement_families(processes: Sequence[ProcessState]) -> Iterator[Metric]:
     yield used
     yield budget
     yield waiting
+    yield waits
+    yield throttled
 
 
 def cumulated(values: HistogramValues) -> list[tuple[str, float]]:

@@ -40,6 +40,7 @@ from tailrace.core.errors import (
 from tailrace.core.log import logger
 from tailrace.format.crc32c import Readable
 from tailrace.protocol.frame import PUSH_CORRELATION_ID, Api, WireError
+from tailrace.protocol.messages import throttled_ms
 from tailrace.protocol.session import ClientSession, Response, State
 
 PING_AFTER_NS = 250_000_000
@@ -99,6 +100,8 @@ class Connection:
         """Number of opened sockets. A new one may have the descriptor number of the old one."""
         self.received_count = 0
         """Number of received messages, over all sockets."""
+        self.throttled_count = self.throttled_ms = 0
+        """Waits for quotas, and their time in all, as the appliance has reported them."""
         self._opened_ns = 0
         self._unanswered = 0
         """Consecutive handshakes without a response."""
@@ -130,6 +133,8 @@ class Connection:
         """A refusal that a retry cannot change: no common version, no permission for the socket."""
         self._was_ready = False
         self._protocol_error = ""
+        self._quota_refusal = ""
+        """The reason why the appliance has refused the last handshake for a quota."""
         """The error of a peer at the address that is not an appliance."""
         self._open()
         fork.add(self)
@@ -254,6 +259,8 @@ class Connection:
             self._on_protocol_error(error)
             return False
         if session.state is _LOST:
+            if session.lost_code is ErrorCode.QUOTA_EXCEEDED:
+                self._quota_refusal = session.lost_reason
             self._lose(session.lost_code, session.lost_reason)
             return False
         if not was_ready and session.state is _READY:
@@ -261,7 +268,7 @@ class Connection:
             self._unready_since_ns = 0
             self._has_warned = False
             self._was_ready = True
-            self._protocol_error = ""
+            self._protocol_error = self._quota_refusal = ""
         if response is None:
             return True
         if response.correlation_id == PUSH_CORRELATION_ID:
@@ -298,7 +305,10 @@ class Connection:
             self._is_in_use = False
 
     def _on_push(self, response: Response | None) -> None:
-        if response is not None and self.on_push is not None:
+        if response is not None and response.api == Api.CREDIT:
+            self.throttled_count += 1
+            self.throttled_ms += throttled_ms(response.body)
+        elif response is not None and self.on_push is not None:
             self.on_push(response)
 
     def _deliver(self, on_response: OnResponse, response: Response) -> bool:
@@ -423,7 +433,11 @@ class Connection:
             lock.acquire()
 
     def peer_error_suffix(self) -> str:
-        """A clause about a peer that is no appliance, or about a socket without one; or ""."""
+        """A clause about a peer that is no appliance, or refuses the connection, or about a socket
+        without one; or "".
+        """
+        if self._quota_refusal:
+            return f": it refuses the connection, for {self._quota_refusal}"
         return (
             f"; the peer there does not speak Tailrace's protocol ({self._protocol_error[:200]})"
             if self._protocol_error

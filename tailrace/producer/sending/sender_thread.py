@@ -202,6 +202,8 @@ class SenderThread:
             **self.sender.counters(),
             "buffered_bytes": accumulator.buffered_bytes,
             "batches_in_flight": accumulator.in_flight_count,
+            "throttled": self.connection.throttled_count,
+            "throttled_ms": self.connection.throttled_ms,
         }
 
     # ---- runs of the sender ----------------------------------------------------------------------

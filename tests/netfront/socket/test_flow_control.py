@@ -7,7 +7,9 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from netfront.quotas.quota_gate import GateClock, QuotaGate
 from netfront.socket.flow_control import Credit, CreditLedger
+from shm.quotas.quota_rules import Entity
 
 BATCH = 100
 STEPS = st.lists(
@@ -157,3 +159,124 @@ def test_a_changed_budget_acts_on_grants_from_then_on() -> None:
     assert ledger.ask(busy, BATCH) == []
     assert ledger.resize(10 * BATCH) == [busy], "who waits is served from the larger one"
     assert busy.limit - busy.received >= BATCH
+
+
+# ---- quotas --------------------------------------------------------------------------------------
+
+
+def gate(rate: int) -> tuple[QuotaGate, GateClock]:
+    clock = GateClock(0)
+    return QuotaGate("producer_byte_rate", Entity("u"), rate, clock), clock
+
+
+def resume(ledger: CreditLedger, of: QuotaGate, clock: GateClock, now_ns: int) -> list[Credit]:
+    """What the quota service does when a gate's timer has fired."""
+    clock.now_ns = now_ns
+    raised: list[Credit] = []
+    for fired in clock.wheel.advance(now_ns):
+        assert fired is of
+        fired.begin()
+        while (found := fired.next_item()) is not None:
+            assert isinstance(found[0], Credit)
+            raised += ledger.ask(found[0], found[0].requested)
+        fired.end()
+    return raised
+
+
+def test_a_connection_at_its_quota_keeps_no_other_from_its_turn() -> None:
+    ledger, (slow, clock) = CreditLedger(1_000, 400, BATCH), gate(10)
+    limited, free = ledger.open(slow), ledger.open()
+    assert limited.limit == 10, "as much as the rate gives in a second"
+    assert ledger.ask(limited, BATCH) == []
+    assert not ledger.is_contended, "it waits at its gate: nobody's credit is swept for it"
+    assert ledger.ask(free, BATCH) == [free]
+    assert ledger.receive(free, BATCH)
+    assert ledger.release(free, BATCH) == [free]
+    assert resume(ledger, slow, clock, 2_000_000_000) == [limited]
+    assert limited.limit - limited.received >= BATCH, "a whole batch passes, however small the rate"
+
+
+def test_connections_of_an_entity_share_its_rate_in_order() -> None:
+    ledger, (slow, clock) = CreditLedger(10_000, 400, BATCH), gate(10)
+    credits = [ledger.open(slow) for _ in range(5)]
+    assert [credit.limit for credit in credits] == [10, 0, 0, 0, 0]
+    for credit in credits[1:]:
+        assert ledger.ask(credit, BATCH) == []
+    served = []
+    for second in range(1, 60):
+        served += resume(ledger, slow, clock, second * 1_000_000_000)
+    assert served == credits[1:]
+    assert sum(credit.limit for credit in credits) <= 10 * 60 + BATCH
+
+
+def test_a_waiting_connection_that_is_closed_or_freed_of_its_quota_leaves_nothing() -> None:
+    ledger, (slow, clock) = CreditLedger(10_000, 400, BATCH), gate(10)
+    first, second, third = (ledger.open(slow) for _ in range(3))
+    assert ledger.ask(second, BATCH) == ledger.ask(third, BATCH) == []
+    ledger.close(second)
+    assert list(slow.waiting) == [third]
+    assert ledger.use_gate(third, None) == [third]
+    assert not slow.waiting
+    assert clock.wheel.advance(10**12) == []
+    assert first.gate is slow
+
+
+def test_credit_that_was_not_used_is_given_back_to_the_rate() -> None:
+    ledger, (slow, _) = CreditLedger(10_000, 400, BATCH), gate(1_000)
+    for _ in range(1_000):  # reconnects
+        credit = ledger.open(slow)
+        assert credit.limit == BATCH
+        ledger.close(credit)
+    assert slow.bucket.balance(0) == 1_000
+    credit = ledger.open(slow)
+    assert ledger.receive(credit, 60)
+    ledger.close(credit)
+    assert slow.bucket.balance(0) == 940
+
+
+@settings(max_examples=300, deadline=None)
+@given(STEPS, st.integers(100, 1000), st.integers(1, 500))
+def test_what_is_granted_never_exceeds_the_rate_whatever_connections_do(
+    steps: list[tuple[str, int, int]], budget: int, rate: int
+) -> None:
+    ledger, (slow, clock) = CreditLedger(budget, 400, BATCH), gate(rate)
+    open_now: list[Credit] = []
+    under_way: dict[Credit, list[int]] = {}
+    received = debts = 0
+    for turn, (step, number, size) in enumerate(steps):
+        now_ns = turn * 50_000_000
+        resume(ledger, slow, clock, now_ns)
+        if step == "open":
+            open_now.append(ledger.open(slow if number % 3 else None))
+            under_way[open_now[-1]] = []
+        elif step == "sweep":
+            ledger.sweep()
+        elif open_now:
+            credit = open_now[number % len(open_now)]
+            queue = under_way[credit]
+            if step == "send" and credit.limit - credit.received >= size:
+                assert ledger.receive(credit, size)
+                queue.append(size)
+                received += size if credit.gate is not None else 0
+            elif step == "overdraw" and credit.granted - credit.received >= size:
+                if credit.gate is not None:
+                    debts += size
+                if ledger.receive(credit, size):
+                    queue.append(size)
+                else:
+                    ledger.release(credit, size)
+            elif step == "release" and queue:
+                ledger.release(credit, queue.pop(0))
+            elif step == "ask":
+                ledger.ask(credit, size)
+            elif step == "lapse":
+                ledger.lapse(credit)
+            elif step == "close":
+                open_now.remove(credit)
+                del under_way[credit]
+                ledger.close(credit)
+        assert received <= rate * (now_ns / 1e9 + 1) + BATCH + 1, (turn, debts)
+        assert ledger.outstanding_bytes == sum(a.limit - a.released for a in open_now)
+        assert not set(slow.waiting) & set(ledger._waiting)
+        assert all(credit in open_now for credit in slow.waiting)
+        assert not slow.waiting or slow._timer is not None

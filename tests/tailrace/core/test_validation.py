@@ -68,7 +68,8 @@ CALLS: dict[type, dict[str, tuple[Any, ...]]] = {
     Admin: {
         "__enter__": (), "abort_transaction": ("t",), "alter_group_offsets": ("g", {}),
         "commit_transaction": ("t",),
-        "alter_topics": ({},), "alter_configs": ({},), "config_state": (), "reload_config": (),
+        "alter_topics": ({},), "alter_configs": ({},), "alter_quotas": ({},),
+        "describe_quotas": (), "quota_usage": (), "config_state": (), "reload_config": (),
         "bring_online": ("t",), "cancel_delays": ([],),
         "create_partitions": ({},), "create_topics": ([],),
         "delete_groups": ([],), "delete_records": ({},), "delete_topics": ([],),

@@ -35,6 +35,7 @@ def command(bootstrap: str, as_json: bool) -> None:
         state["delays"] = admin.describe_delays()
         state["long_transactions"] = _long_transactions(admin)
         state["settings"] = _settings(admin)
+        state["quotas"] = _quotas_reached(admin)
     if as_json:
         print_json(state)
         return
@@ -55,6 +56,9 @@ def command(bootstrap: str, as_json: bool) -> None:
         )
     for line in _settings_lines(state["settings"]):
         click.echo(line)
+    if state["quotas"]:
+        names = ", ".join(state["quotas"])
+        click.echo(f"quotas reached: {names}; to see them: tailrace quota list --usage\n")
     print_table(
         ["PROCESS", "PID", "STATE", "RESTARTS", "ERRORS"],
         [
@@ -128,6 +132,19 @@ def _settings(admin: Admin) -> dict[str, Any]:
         "errors": found["reload"]["errors"],
         "not_applied": found["not_applied"],
     }
+
+
+def _quotas_reached(admin: Admin) -> list[str]:
+    """Quotas that something waits for now, and sums that are used up."""
+    try:
+        usage = admin.quota_usage()
+    except TailraceError:  # an appliance that has none, before its upgrade
+        return []
+    return sorted(
+        " ".join(str(row[name]) for name in ("user", "client", "prefix", "quota") if name in row)
+        for row in usage
+        if row.get("waiting") or ("waiting" not in row and row["used"] >= row.get("limit", 1 << 60))
+    )
 
 
 def _settings_lines(settings: dict[str, Any]) -> list[str]:

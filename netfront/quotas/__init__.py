@@ -1,0 +1,1 @@
+"""Quotas of a front's sessions. Imported by a front that has any."""

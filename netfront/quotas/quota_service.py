@@ -1,0 +1,484 @@
+"""Quota service of a front: slows what is beyond a rate, and refuses what is beyond a sum.
+
+- Produced bytes: the credit of a connection grows as its gate allows.
+- Fetched bytes: a fetch waits at its gate. At its max_wait_ms it is answered without batches.
+- Requests: a connection's messages are parked, in order, and handled later. Requests that keep a
+  client alive (CREDIT, PING, heartbeats) are counted and never parked.
+- Connections, transactional ids: refused with QUOTA_EXCEEDED.
+
+Several fronts divide each rate among them.
+
+Owner: one front, which makes it when there are rules.
+
+Invariants:
+- A connection has the gates of its user and client id, whatever it was before: a gate outlives its
+  connections until it is full.
+- Parked messages of a connection are handled in the order of arrival, before any later one.
+- Parked bytes of an entity are at most PARKED_MAX_BYTES, parked messages of a connection at most
+  PARKED_MAX. More are refused with TOO_MANY_REQUESTS.
+
+Crash: balances are lost. A restarted front begins with full buckets.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import orjson
+
+from netfront.fetch.purgatory import Fetch
+from netfront.quotas.prefix_usage import PrefixUsage
+from netfront.quotas.quota_gate import GateClock, QuotaGate
+from netfront.session.responses import Responses
+from netfront.session.sessions import Session, Sessions
+from netfront.socket.flow_control import Credit, CreditLedger
+from shm.quotas.quota_rules import ANONYMOUS, QUOTAS, Entity, Rules, parse_rules, share_of
+from shm.tables.measurements import ThrottleState
+from tailrace.core.error_codes import ErrorCode
+from tailrace.protocol import messages
+from tailrace.protocol.frame import REQUEST_HEADER_BYTES, Api, WireError
+
+PARKED_MAX = 1_024
+PARKED_MAX_BYTES = 64 << 20
+GATES_MAX = 10_000
+"""Gates without connections that are kept because they are not full."""
+GATES_CHECK_NS = 1_000_000_000
+TRANSACTION_TIMEOUT_MS = 60_000
+_NEVER_PARKED = frozenset(map(int, (Api.HANDSHAKE, Api.CREDIT, Api.PING, Api.GROUP_HEARTBEAT)))
+_MUTATIONS = frozenset(map(int, (Api.CREATE_TOPICS, Api.DELETE_TOPICS, Api.ALTER_TOPICS)))
+_API = struct.Struct("<4xH2xQ")
+_RATES = tuple(name for name, row in QUOTAS.items() if row.is_rate)
+
+
+class _Parked(NamedTuple):
+    """A message that waits for the rate of requests."""
+
+    frames: list[bytes]
+    byte_count: int
+
+
+class Usage:
+    """What an entity uses of a sum."""
+
+    __slots__ = ("ids", "limit", "sessions")
+
+    def __init__(self) -> None:
+        self.limit = 0
+        self.sessions: set[int] = set()
+        """Words of open sessions."""
+        self.ids: dict[str, tuple[int, int]] = {}
+        """Transactional id -> (session word, its transaction timeout); after the session's end
+        (0, time when its transaction has ended at the latest).
+        """
+
+
+class SessionQuotas:
+    """The quotas of one session."""
+
+    __slots__ = (
+        "connections",
+        "fetch_gate",
+        "mutation_gate",
+        "parked",
+        "produce_gate",
+        "request_gate",
+        "session",
+        "transactions",
+    )
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.produce_gate: QuotaGate | None = None
+        self.fetch_gate: QuotaGate | None = None
+        self.request_gate: QuotaGate | None = None
+        self.mutation_gate: QuotaGate | None = None
+        self.connections: Usage | None = None
+        self.transactions: tuple[Usage, int, Entity] | None = None
+        self.parked: deque[_Parked] = deque()
+
+    def gates(self) -> list[QuotaGate]:
+        found = (self.produce_gate, self.fetch_gate, self.request_gate, self.mutation_gate)
+        return [gate for gate in found if gate is not None]
+
+    @property
+    def is_empty(self) -> bool:
+        """True if no quota concerns the session."""
+        return not self.gates() and self.connections is None and self.transactions is None
+
+
+class QuotaService:
+    """Every quota of a front."""
+
+    def __init__(
+        self,
+        *,
+        ledger: CreditLedger,
+        sessions: Sessions,
+        responses: Responses,
+        throttles: ThrottleState,
+        handle: Callable[[list[bytes]], None],
+        resume_fetch: Callable[[Fetch, int], None],
+        prefixes: PrefixUsage,
+        fronts: int,
+        now_ns: int,
+    ) -> None:
+        """`handle` handles a message without looking at the rate of requests."""
+        self._ledger = ledger
+        self._sessions = sessions
+        self._responses = responses
+        self._throttles = throttles
+        self._handle = handle
+        self._resume_fetch = resume_fetch
+        self._prefixes = prefixes
+        self._fronts = max(1, fronts)
+        self._clock = GateClock(now_ns)
+        self._rules: Rules = {}
+        self._texts: list[str] = []
+        self._gates: dict[tuple[str, Entity], QuotaGate] = {}
+        self._usages: dict[tuple[str, Entity], Usage] = {}
+        self._parked_bytes: dict[Entity, int] = {}
+        self._check_at_ns = now_ns + GATES_CHECK_NS
+
+    @staticmethod
+    def user_of(session: Session) -> str:
+        """The user whose quotas a session has."""
+        del session
+        return ANONYMOUS
+
+    # ---- rules -----------------------------------------------------------------------------------
+
+    def use_rules(self, texts: Sequence[str], now_ns: int) -> None:
+        """Use changed rules: for every session, from now on."""
+        self._clock.now_ns = now_ns
+        self._rules = parse_rules(texts)
+        self._texts = list(texts)
+        for session in self._sessions.all():
+            self.attach(session)
+        self._prefixes.use_rules(self._rules, now_ns)
+
+    def attach(self, session: Session) -> None:
+        """Give a session its gates, by the rules in force."""
+        old = session.quota
+        quotas = SessionQuotas(session)
+        client = session.client_id
+        user = self.user_of(session)
+        quotas.produce_gate = self._gate("producer_byte_rate", user, client)
+        quotas.fetch_gate = self._gate("consumer_byte_rate", user, client)
+        quotas.request_gate = self._gate("request_rate", user, client)
+        quotas.mutation_gate = self._gate("controller_mutation_rate", user, client)
+        quotas.connections = self._usage("connections_max", user, client)
+        share = share_of(self._rules, "transactions_max", user, client)
+        if share is not None:
+            usage = self._usages.setdefault(("transactions_max", share.key), Usage())
+            usage.limit = share.value
+            quotas.transactions = usage, share.value, share.key
+        for gate in quotas.gates():
+            gate.member_count += 1
+        if quotas.connections is not None:
+            quotas.connections.sessions.add(session.word)
+        session.quota = None if quotas.is_empty else quotas
+        self._responses.send_credit(self._ledger.use_gate(session.credit, quotas.produce_gate))
+        if isinstance(old, SessionQuotas):
+            self._replace(old, quotas)
+
+    def _replace(self, old: SessionQuotas, quotas: SessionQuotas) -> None:
+        """Let what waits at the gates that a session had go on by its new ones."""
+        if quotas.connections is not old.connections and old.connections is not None:
+            old.connections.sessions.discard(old.session.word)
+        for gate in old.gates():
+            gate.member_count -= 1
+        if old.fetch_gate is not None and old.fetch_gate is not quotas.fetch_gate:
+            for item in [item for item in old.fetch_gate.waiting if isinstance(item, Fetch)]:
+                if item.session is old.session:
+                    old.fetch_gate.forget(item)
+                    self._resume_fetch(item, self._clock.now_ns)
+        quotas.parked = old.parked
+        for waited in (old.request_gate, old.mutation_gate):
+            if waited is not None:
+                waited.forget(old)
+        if quotas.parked:
+            self._drain(quotas)
+
+    def _gate(self, quota: str, user: str, client: str) -> QuotaGate | None:
+        share = share_of(self._rules, quota, user, client)
+        if share is None:
+            return None
+        rate = max(1, share.value // self._fronts)
+        gate = self._gates.get((quota, share.key))
+        if gate is None:
+            gate = self._gates[quota, share.key] = QuotaGate(quota, share.key, rate, self._clock)
+        elif gate.bucket.rate != rate:
+            gate.bucket.set_rate(rate, self._clock.now_ns)
+            gate.open_now()
+        return gate
+
+    def _usage(self, quota: str, user: str, client: str) -> Usage | None:
+        share = share_of(self._rules, quota, user, client)
+        if share is None:
+            return None
+        usage = self._usages.setdefault((quota, share.key), Usage())
+        usage.limit = share.value
+        return usage
+
+    # ---- sessions --------------------------------------------------------------------------------
+
+    def admit(self, client: str) -> QuotaGate | None:
+        """See `netfront.session.session_lifecycle.ConnectionQuotas`."""
+        self._check_connection(client)
+        return self._gate("producer_byte_rate", ANONYMOUS, client)
+
+    def _check_connection(self, client: str) -> None:
+        share = share_of(self._rules, "connections_max", ANONYMOUS, client)
+        usage = self._usage("connections_max", ANONYMOUS, client)
+        if share is None or usage is None:
+            return
+        if len(usage.sessions) >= share.value:
+            raise WireError(
+                ErrorCode.QUOTA_EXCEEDED,
+                f"{share.key.text} has {len(usage.sessions)} connections; its quota "
+                f"connections_max is {share.value}. Close some, or raise it with `tailrace quota "
+                "set`",
+            )
+
+    def check_transactions(self, session: Session, body: bytes) -> None:
+        """Note the transactional id of an INIT_TRANSACTIONS. Raise WireError if it is beyond the
+        quota.
+        """
+        quotas = session.quota
+        if not isinstance(quotas, SessionQuotas) or quotas.transactions is None:
+            return
+        usage, most, key = quotas.transactions
+        request = messages.decode_request(body)
+        name, timeout_ms = request.get("transactional_id"), request.get("transaction_timeout_ms")
+        if not isinstance(name, str):
+            return  # the coordinator refuses it
+        now_ns = self._clock.now_ns
+        usage.ids = {one: row for one, row in usage.ids.items() if row[0] or row[1] > now_ns}
+        if name not in usage.ids and len(usage.ids) >= most:
+            raise WireError(
+                ErrorCode.QUOTA_EXCEEDED,
+                f"{key.text} uses {len(usage.ids)} transactional ids; its quota transactions_max "
+                f"is {most}. Close producers, or raise it with `tailrace quota set`",
+            )
+        usage.ids[name] = (
+            session.word,
+            (timeout_ms if type(timeout_ms) is int else TRANSACTION_TIMEOUT_MS) * 1_000_000,
+        )
+
+    def forget_session(self, session: Session) -> None:
+        """Forget a session that has ended. Its gates keep what it took."""
+        quotas = session.quota
+        session.quota = None
+        if not isinstance(quotas, SessionQuotas):
+            return
+        for gate in quotas.gates():
+            gate.member_count -= 1
+            gate.forget(quotas)
+        while quotas.parked:
+            self._unpark(quotas)
+        if quotas.connections is not None:
+            quotas.connections.sessions.discard(session.word)
+        if quotas.transactions is not None:
+            ids = quotas.transactions[0].ids
+            for name, (word, timeout_ns) in list(ids.items()):
+                if word == session.word:
+                    ids[name] = 0, self._clock.now_ns + timeout_ns
+
+    # ---- requests --------------------------------------------------------------------------------
+
+    def parks(self, session: Session, frames: list[bytes]) -> bool:
+        """Park a message if its session is beyond a rate. Raises WireError at the bounds."""
+        quotas = session.quota
+        if not isinstance(quotas, SessionQuotas):
+            return False
+        requests, mutations = quotas.request_gate, quotas.mutation_gate
+        if requests is None and mutations is None and not quotas.parked:
+            return False
+        api = _api_of(frames)
+        if api in _NEVER_PARKED:
+            if requests is not None and requests.room(0):
+                requests.take(1)
+            return False
+        if not quotas.parked and self._passes(quotas, api, frames):
+            return False
+        self._park(quotas, frames)
+        return True
+
+    def _passes(self, quotas: SessionQuotas, api: int, frames: list[bytes]) -> bool:
+        """Pay for a message if its gates are open, else wait at the first that is closed."""
+        mutations = quotas.mutation_gate if api in _MUTATIONS else None
+        for gate in (quotas.request_gate, mutations):
+            if gate is not None and not gate.room(1):
+                gate.wait(quotas)
+                return False
+        if quotas.request_gate is not None:
+            quotas.request_gate.take(1)
+        if mutations is not None:
+            mutations.take(_mutation_count(frames))
+        return True
+
+    def _park(self, quotas: SessionQuotas, frames: list[bytes]) -> None:
+        key = self._parked_key(quotas)
+        byte_count = sum(map(len, frames))
+        parked_bytes = self._parked_bytes.get(key, 0) + byte_count
+        if len(quotas.parked) >= PARKED_MAX or parked_bytes > PARKED_MAX_BYTES:
+            raise WireError(
+                ErrorCode.TOO_MANY_REQUESTS,
+                f"{len(quotas.parked)} requests of this connection wait for the quota of requests "
+                f"of {key.text}; wait for their responses",
+            )
+        self._parked_bytes[key] = parked_bytes
+        quotas.parked.append(_Parked(list(frames), byte_count))
+
+    def _unpark(self, quotas: SessionQuotas) -> list[bytes]:
+        parked = quotas.parked.popleft()
+        key = self._parked_key(quotas)
+        left = self._parked_bytes.get(key, 0) - parked.byte_count
+        if left > 0:
+            self._parked_bytes[key] = left
+        else:
+            self._parked_bytes.pop(key, None)
+        return parked.frames
+
+    @staticmethod
+    def _parked_key(quotas: SessionQuotas) -> Entity:
+        gate = quotas.request_gate or quotas.mutation_gate
+        return Entity(client=quotas.session.client_id) if gate is None else gate.key
+
+    def _drain(self, quotas: SessionQuotas) -> None:
+        """Handle the parked messages that the gates let pass."""
+        while quotas.parked and quotas.session.quota in (quotas, None):
+            frames = quotas.parked[0].frames
+            if not self._passes(quotas, _api_of(frames), frames):
+                return
+            self._handle(self._unpark(quotas))
+
+    # ---- steps -----------------------------------------------------------------------------------
+
+    def set_now(self, now_ns: int) -> None:
+        """Begin a step of the front."""
+        self._clock.now_ns = now_ns
+
+    def next_deadline_ns(self) -> int:
+        """Return the time when `step` next has work."""
+        due_ns = min(self._clock.wheel.quiet_until_ns, self._prefixes.next_deadline_ns())
+        return min(due_ns, self._check_at_ns) if self._gates else due_ns
+
+    def step(self, now_ns: int) -> int:
+        """Resume what waits at gates that have opened. Return how many have."""
+        clock = self._clock
+        clock.now_ns = now_ns
+        work = 0
+        if now_ns >= clock.wheel.quiet_until_ns:
+            for gate in clock.wheel.advance(now_ns):
+                work += self._resume(gate)
+        if now_ns >= self._prefixes.next_deadline_ns():
+            work += self._prefixes.step(now_ns)
+        if now_ns >= self._check_at_ns:
+            self._check_at_ns = now_ns + GATES_CHECK_NS
+            self._forget_full(now_ns)
+        return work
+
+    def _resume(self, gate: QuotaGate) -> int:
+        count = 0
+        gate.begin()
+        try:
+            while (found := gate.next_item()) is not None:
+                count += 1
+                item, waited_ns = found
+                if isinstance(item, Credit):
+                    session = self._sessions.by_credit(item)
+                    self._report(gate.quota, session, waited_ns)
+                    self._responses.send_credit(self._ledger.ask(item, item.requested))
+                elif isinstance(item, Fetch):
+                    self._report(gate.quota, item.session, waited_ns)
+                    self._resume_fetch(item, self._clock.now_ns)
+                elif isinstance(item, SessionQuotas):
+                    self._report(gate.quota, item.session, waited_ns)
+                    self._drain(item)
+        finally:
+            gate.end()
+        return count
+
+    def _report(self, quota: str, session: Session | None, waited_ns: int) -> None:
+        """Count a wait, and let the client know of it."""
+        self._throttles.add(_RATES.index(quota), waited_ns)
+        if session is not None:
+            body = orjson.dumps({"throttled": quota, "ms": -(-waited_ns // 1_000_000)})
+            self._responses.push_latest(session.word, Api.CREDIT, body)
+
+    def _forget_full(self, now_ns: int) -> None:
+        """Forget full gates without connections, and the oldest of these beyond the bound."""
+        idle = [key for key, gate in self._gates.items() if not gate.member_count]
+        excess = len(idle) - GATES_MAX
+        for place, key in enumerate(idle):
+            if place < excess or self._gates[key].bucket.is_full(now_ns):
+                del self._gates[key]
+        for key, usage in list(self._usages.items()):
+            if (
+                not usage.sessions
+                and not any(row[0] or row[1] > now_ns for row in usage.ids.values())
+                and not self._is_used(usage)
+            ):
+                del self._usages[key]
+
+    def _is_used(self, usage: Usage) -> bool:
+        return any(
+            isinstance(session.quota, SessionQuotas)
+            and session.quota.transactions is not None
+            and session.quota.transactions[0] is usage
+            for session in self._sessions.all()
+        )
+
+    # ---- description -----------------------------------------------------------------------------
+
+    def describe(self) -> dict[str, Any]:
+        """The rules, and what is used here of each quota."""
+        now_ns = self._clock.now_ns
+        usage: list[dict[str, Any]] = []
+        for gate in list(self._gates.values())[:DESCRIBED_MAX]:
+            usage.append(
+                {
+                    **_named(gate.key), "quota": gate.quota, "limit": gate.bucket.rate,
+                    "used": gate.taken, "available": int(gate.bucket.balance(now_ns)),
+                    "waiting": len(gate.waiting), "connections": gate.member_count,
+                    "throttled_ms": gate.throttled_ns // 1_000_000,
+                }
+            )  # fmt: skip
+        for (quota, key), used in list(self._usages.items())[:DESCRIBED_MAX]:
+            count = len(used.sessions) if quota == "connections_max" else len(used.ids)
+            usage.append({**_named(key), "quota": quota, "used": count, "limit": used.limit})
+        usage += self._prefixes.describe()
+        return {"rules": self._texts, "usage": usage}
+
+
+DESCRIBED_MAX = 1_000
+
+
+def _named(key: Entity) -> dict[str, str]:
+    return {name: value for name, value in key._asdict().items() if value is not None}
+
+
+def _api_of(frames: list[bytes]) -> int:
+    """The API number of a message, 0 if it has no header."""
+    header = frames[1] if len(frames) > 1 else b""
+    return int(_API.unpack_from(header)[0]) if len(header) == REQUEST_HEADER_BYTES else 0
+
+
+def _mutation_count(frames: list[bytes]) -> int:
+    """Partitions that a request creates or deletes, about: 1 for a topic whose number it does not
+    have.
+    """
+    try:
+        topics = orjson.loads(frames[2])["topics"]
+        return max(1, sum(_partitions_of(topic) for topic in topics))
+    except (LookupError, TypeError, ValueError):
+        return 1
+
+
+def _partitions_of(topic: Any) -> int:
+    count = topic.get("partitions", 1) if isinstance(topic, dict) else 1
+    return min(count, 1 << 20) if type(count) is int and count > 0 else 1
