@@ -6,6 +6,7 @@ from tailrace.admin.admin import Admin as Admin
 from tailrace.admin.configs import ConfigEntry as ConfigEntry
 from tailrace.admin.configs import ConfigResource as ConfigResource
 from tailrace.admin.delays import PendingDelay as PendingDelay
+from tailrace.admin.quotas import QuotaEntity as QuotaEntity
 from tailrace.batch.topic_batch import TopicBatch as TopicBatch
 from tailrace.client.topics.new_topic import NewTopic as NewTopic
 from tailrace.consumer.consumer import Consumer as Consumer
@@ -40,6 +41,7 @@ from tailrace.core.errors import OutOfOrderSequenceError as OutOfOrderSequenceEr
 from tailrace.core.errors import PartitionOfflineError as PartitionOfflineError
 from tailrace.core.errors import PartitionOutOfRangeError as PartitionOutOfRangeError
 from tailrace.core.errors import ProducerFencedError as ProducerFencedError
+from tailrace.core.errors import QuotaExceededError as QuotaExceededError
 from tailrace.core.errors import RecordTooLargeError as RecordTooLargeError
 from tailrace.core.errors import RequestTimeoutError as RequestTimeoutError
 from tailrace.core.errors import SchemaMismatchError as SchemaMismatchError

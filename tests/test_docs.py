@@ -613,6 +613,9 @@ def test_the_exchanges_are_real_ones_and_there_is_one_for_every_api() -> None:
         parts.append(client.ask(Api.ALTER_CONFIGS, {"set": {"groups.max": 500}, "unset": []}))
         parts.append(client.ask(Api.DESCRIBE_CONFIGS, {"names": ["groups.max", "slots"]}))
         parts.append(client.ask(Api.RELOAD_CONFIG, {}))
+        change = {"user": "alice", "client": None, "set": {"producer_byte_rate": "10MiB"}}
+        parts.append(client.ask(Api.ALTER_QUOTAS, {"changes": [change]}))
+        parts.append(client.ask(Api.DESCRIBE_QUOTAS, {}))
         parts.append(client.ask(Api.DELETE_TOPICS, {"topics": [{"name": "orders"}]}))
         parts.append(client.ask(Api.LIST_DELETED_TOPICS, {"after": None}))
         parts.append(client.ask(Api.UNDELETE_TOPICS, {"topics": [{"name": "orders"}]}))

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import unquote
 
+from tailrace.client.connections.connection import Connection
 from tailrace.client.connections.steps import Steps, operation
 from tailrace.core.errors import InvalidRequestError
 from tailrace.core.validation import mapping_of
@@ -28,6 +29,8 @@ class QuotaEntity(NamedTuple):
 
 class QuotaAdmin:
     """The methods of `Admin` for quotas."""
+
+    _connection: Connection
 
     def _run_steps(self, steps: Steps[T], /) -> T:
         raise NotImplementedError
@@ -62,6 +65,7 @@ class QuotaAdmin:
         dict all of the entity's. Others stay. The change is durable, and in force everywhere, when
         the method returns. With `validate_only` it is only checked. Raises InvalidSettingError.
         """
+        self._connection.check_usable()
         rows = []
         for entity, values in mapping_of("changes", changes, _EXAMPLE).items():
             if not isinstance(entity, QuotaEntity):

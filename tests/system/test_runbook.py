@@ -190,6 +190,12 @@ def test_acks_are_slow(orders: EmbeddedAppliance) -> None:
     )
 
 
+def test_a_tenant_is_slowed_or_takes_too_much(day: EmbeddedAppliance) -> None:
+    with Admin(day.address, client_id="flood") as admin:
+        admin.list_topics()
+        follow("A tenant is slowed, or takes too much", day, day.data_dir)
+
+
 def test_a_process_restarts(tmp_path: pathlib.Path) -> None:
     running = start_embedded(data_dir=str(tmp_path / "data"))
     try:

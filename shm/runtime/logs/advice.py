@@ -461,6 +461,10 @@ LOG_EVENTS: dict[str, LogEvent] = {
         "in it",
         NOTHING,
     ),
+    "quotas_not_applied": LogEvent(
+        "a front cannot read the rules of quotas; it keeps the earlier ones",
+        "set them again with this version: tailrace quota list, tailrace quota set",
+    ),
     "transaction_aborted": LogEvent(
         "a transaction was open for longer than its timeout",
         "look at its producer: it is stuck, ended without a commit, or needs a longer "

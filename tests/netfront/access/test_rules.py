@@ -59,6 +59,8 @@ NEEDED: dict[Api, list[tuple[dict[str, Any], list[str]]]] = {
     Api.DESCRIBE_CONFIGS: [({"names": None}, ["describe-configs cluster"])],
     Api.ALTER_CONFIGS: [({"set": {}}, ["alter-configs cluster"])],
     Api.RELOAD_CONFIG: [({}, ["alter-configs cluster"])],
+    Api.DESCRIBE_QUOTAS: [({}, ["describe-configs cluster"])],
+    Api.ALTER_QUOTAS: [({"changes": []}, ["alter-configs cluster"])],
     Api.LIST_DELAYS: [({"topic": "a"}, ["read topic a", "describe delay a"])],
     Api.CHANGE_DELAYS: [
         ({"topic": None, "changes": [{"delay_id": TOKEN}]}, ["alter delay orders"]),

@@ -145,7 +145,7 @@ def test_a_changed_rate_is_used_by_who_waits_already() -> None:
     world.settle()
     session = world.front._sessions.by_identity(client.identity)
     assert session is not None
-    assert session.quota is session.credit.gate is None
+    assert (session.quota, session.credit.gate) == (None, None)
 
 
 # ---- fetched bytes -------------------------------------------------------------------------------

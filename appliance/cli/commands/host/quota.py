@@ -101,7 +101,9 @@ def set_(
     with connect(bootstrap) as admin:
         admin.alter_quotas({entity: dict(pairs)}, validate_only=validate)
     names = ", ".join(pairs)
-    echo(f"right: {names}; nothing was changed" if validate else f"{_text(entity)}: set {names}")
+    click.echo(
+        f"right: {names}; nothing was changed" if validate else f"{_text(entity)}: set {names}"
+    )
 
 
 @command.command("remove")
@@ -127,7 +129,7 @@ def remove(
             complain(f"{_text(entity)} has no quotas; see tailrace quota list")
             sys.exit(1)
         admin.alter_quotas({entity: dict.fromkeys(quotas) if quotas else None})
-    echo(f"{_text(entity)}: removed {', '.join(quotas) or 'all quotas'}")
+    click.echo(f"{_text(entity)}: removed {', '.join(quotas) or 'all quotas'}")
 
 
 def _entity(user: str | None, client: str | None, prefix: str | None) -> QuotaEntity:
