@@ -450,7 +450,8 @@ class QuotaService:
             )  # fmt: skip
         for (quota, key), used in list(self._usages.items())[:DESCRIBED_MAX]:
             count = len(used.sessions) if quota == "connections_max" else len(used.ids)
-            usage.append({**_named(key), "quota": quota, "used": count, "limit": used.limit})
+            if count:
+                usage.append({**_named(key), "quota": quota, "used": count, "limit": used.limit})
         usage += self._prefixes.describe()
         return {"rules": self._texts, "usage": usage}
 

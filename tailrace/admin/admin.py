@@ -19,8 +19,8 @@ from tailrace.admin.configs import ConfigAdmin
 from tailrace.admin.delays import DelayAdmin
 from tailrace.admin.deleted_topics import DeletedTopicAdmin
 from tailrace.admin.groups import GroupAdmin
-from tailrace.admin.schemas import SchemaAdmin, encoded_schema
 from tailrace.admin.quotas import QuotaAdmin
+from tailrace.admin.schemas import SchemaAdmin, encoded_schema
 from tailrace.admin.topic_list import partition_counts
 from tailrace.admin.transactions import TransactionAdmin
 from tailrace.client.config.kafka_names import RenamedMethods
