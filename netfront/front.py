@@ -375,11 +375,14 @@ class Front:
         if not assignment.dropped:
             self._produce_service.reach(assignment.worker)
         try:
-            if assignment.dropped:
-                self._reader.files.forget(assignment)
+            known = self._routing.find(assignment.topic_id, assignment.partition)
+            has_moved = known is not None and known.slot != assignment.slot
+            gone = known if has_moved and known is not None else assignment
+            if assignment.dropped or has_moved:
+                self._reader.files.forget(gone)
             self._routing.apply(assignment)
-            if assignment.dropped:
-                self._fetches.on_dropped(assignment)
+            if assignment.dropped or has_moved:
+                self._fetches.on_dropped(gone)
         except Exception as error:
             self._error_handler.on_error(
                 f"message=assignment topic={assignment.topic} partition={assignment.partition}",

@@ -203,7 +203,7 @@ class _Backup:
             found = read_metadata(partition.directory, partition.topic_id)
             if found is not None:
                 return self._filled(empty, partition, key, *found)
-            if not partition.end:
+            if not partition.end and not partition.is_arriving:
                 return empty
         except FileNotFoundError:
             pass

@@ -179,6 +179,8 @@ class _Restore:
             catalog.execute("DELETE FROM leases")
         if catalog.execute("SELECT 1 FROM sqlite_schema WHERE name = 'bin'").fetchone():
             catalog.execute("DELETE FROM bin")  # a backup does not have its files
+        if catalog.execute("SELECT 1 FROM sqlite_schema WHERE name = 'moves'").fetchone():
+            catalog.execute("DELETE FROM moves")
         for topic_id in self._manifest.gone:
             raw = bytes.fromhex(topic_id)
             catalog.execute("DELETE FROM partitions WHERE topic_id = ?", (raw,))

@@ -36,6 +36,14 @@ from appliance.catalog.bin_rows import (
     remove_unused_schemas,
 )
 from appliance.catalog.database import open_database, read_meta, refusals
+from appliance.catalog.moved_rows import (
+    MovedPartition,
+    create_moves,
+    delete_moved,
+    insert_moved,
+    read_moved,
+    slots_in_use,
+)
 from appliance.catalog.rows import (
     COMES_BACK,
     ROW,
@@ -109,9 +117,8 @@ class Catalog:
         self._db = open_database(path)
         self._effects = Effects()
         try:
-            self._slots: set[int] = {
-                slot for (slot,) in self._db.execute("SELECT slot FROM partitions")
-            }
+            create_moves(self._db)
+            self._slots: set[int] = slots_in_use(self._db)
         except BaseException:
             self._db.close()
             raise
@@ -206,7 +213,7 @@ class Catalog:
 
     def _read_slots(self) -> None:
         try:
-            self._slots = {slot for (slot,) in self._db.execute("SELECT slot FROM partitions")}
+            self._slots = slots_in_use(self._db)
         except sqlite3.Error:
             logger.exception("slots_not_read")
 
@@ -217,7 +224,7 @@ class Catalog:
             with refusals(), Transaction(self._db):
                 yield
         except BaseException:
-            self._slots = {slot for (slot,) in self._db.execute("SELECT slot FROM partitions")}
+            self._slots = slots_in_use(self._db)
             raise
 
     # ---- topics ----------------------------------------------------------------------------------
@@ -475,6 +482,71 @@ class Catalog:
                 (topic.topic_id,),
             )
         return self._known(topic.name)
+
+    # ---- partitions that move --------------------------------------------------------------------
+
+    def close_partition(self, topic: Topic, partition: int) -> Topic:
+        """Decide that a partition is about to move: the topic's next version, in state `changing`,
+        which closes it for appends.
+        """
+        row = topic.partitions[partition]
+        with refusals(), Transaction(self._db):
+            insert_moved(
+                self._db,
+                MovedPartition(
+                    topic.topic_id, partition, topic.name, row.data_dir, row.slot, False
+                ),
+            )
+            return self.alter_topic(topic, topic.given, len(topic.partitions))
+
+    def cancel_move(self, topic: Topic, partition: int) -> Topic:
+        """Decide that a closed partition stays: the topic's next version, which opens it."""
+        with refusals(), Transaction(self._db):
+            delete_moved(self._db, topic.topic_id, partition)
+            return self.alter_topic(topic, topic.given, len(topic.partitions))
+
+    def move_partition(self, topic: Topic, partition: int, data_dir: int) -> Topic:
+        """Decide that a partition is in the data directory of this number from now on, in a slot of
+        its own: the topic's next version, in state `changing`, which opens the copy there. Raises
+        CatalogFullError.
+        """
+        former = topic.partitions[partition]
+        with refusals(), Transaction(self._db):
+            slot = next((slot for slot in range(self._slot_count) if slot not in self._slots), None)
+            if slot is None:
+                raise self._full()
+            insert_moved(
+                self._db,
+                MovedPartition(
+                    topic.topic_id, partition, topic.name, former.data_dir, former.slot, True
+                ),
+            )
+            self._db.execute(
+                "UPDATE partitions SET data_dir = ?, slot = ? WHERE topic_id = ? AND partition = ?",
+                (data_dir, slot, topic.topic_id, partition),
+            )
+            self._db.execute(
+                "UPDATE topics SET version = version + 1, state = 'changing', bin = ? WHERE "
+                "topic_id = ?",
+                (COMES_BACK, topic.topic_id),
+            )
+        self._slots.add(slot)
+        return self._known(topic.name)
+
+    def moved_partitions(self) -> list[MovedPartition]:
+        """Partitions that are closed for a move, and those whose files in their former
+        directories are not removed yet.
+        """
+        with refusals():
+            return read_moved(self._db)
+
+    def forget_moved(self, moved: MovedPartition) -> None:
+        """Note that nothing is left of a move: the former files are removed and their slot is
+        free, or the topic of a closed partition is gone.
+        """
+        with refusals(), Transaction(self._db):
+            delete_moved(self._db, moved.topic_id, moved.partition)
+            self._slots = slots_in_use(self._db)
 
     def mark_deleting(self, topic: Topic, kept_ms: int = 0) -> Topic:
         """Decide to delete a topic: its next version, in state `deleting`. `kept_ms`: the time that

@@ -280,12 +280,8 @@ def _restore(
         )
     by_number: dict[int, FoundPartition] = {}
     for each in directories:
-        if each.partition in by_number:
-            raise SurveyError(
-                f"{by_number[each.partition].path} and {each.path} hold the same partition: "
-                "move the older one away."
-            )
-        by_number[each.partition] = each
+        other = by_number.get(each.partition)
+        by_number[each.partition] = each if other is None else _newer(other, each)
     newest = max(
         (file for _, file in known), key=lambda file: file.decision.version if file.decision else 0
     )
@@ -353,6 +349,24 @@ def _versions(file: PartitionMetadata, decision: Decision) -> tuple[SchemaVersio
         SchemaVersion(schema_id, file.schemas[schema_id], decision.created_us if not at else 0)
         for at, schema_id in enumerate(ids)
     )
+
+
+def _newer(one: FoundPartition, other: FoundPartition) -> FoundPartition:
+    """The newer of two directories of a partition, which has moved: it was opened with a later
+    version of its topic. A copy in the bin is not opened yet; the other is as good. Raises
+    SurveyError.
+    """
+    if one.is_in_bin != other.is_in_bin:
+        return other if one.is_in_bin else one
+    versions = [
+        each.file.decision.version if each.file is not None and each.file.decision else 0
+        for each in (one, other)
+    ]
+    if versions[0] == versions[1]:
+        raise SurveyError(
+            f"{one.path} and {other.path} hold the same partition: move the older one away."
+        )
+    return one if versions[0] > versions[1] else other
 
 
 def _hand_over(

@@ -95,6 +95,14 @@ _COMMANDS = {
         "appliance.cli.commands.host.upgrade",
         "Start the version that is installed now, in place.",
     ),
+    "partition": (
+        "appliance.cli.commands.host.partition",
+        "Show where partitions are, and move them between disks.",
+    ),
+    "disk": (
+        "appliance.cli.commands.host.disk",
+        "Show the data directories, and empty one.",
+    ),
     "backup": (
         "appliance.cli.commands.host.backup",
         "Make, list and verify backups.",

@@ -42,6 +42,7 @@ from appliance.control.host_view import Host, HostView
 from appliance.control.lane_sender import LaneSender
 from appliance.control.metadata_publisher import MetadataPublisher, Sizes
 from appliance.control.offset_leases import OffsetLeases
+from appliance.control.partition_moves import PartitionMoves
 from appliance.control.partition_placement import PartitionPlacement
 from appliance.control.topic_bin import BIN_APIS, TopicBin
 from appliance.control.topic_change import Requester
@@ -129,6 +130,11 @@ class Controller:
         self._changes = TopicChangeQueue(
             catalog, topics, publisher, decisions, topic_bin, error_handler, answer_max, start_ns
         )
+        self._moves = PartitionMoves(
+            catalog, topics, publisher, self._changes, leases, host_view, start_ns
+        )
+        decisions.begin_move = self._moves.begin
+        description.moves = self._moves.described
         self._host_view = host_view
         self._configs = make_configs(self._send)
         self._topic_defaults = TopicDefaults(
@@ -172,7 +178,7 @@ class Controller:
                 if kind == LaneKind.REQUEST:
                     self._handle(requester, api, payload)
         work += self._changes.decide_and_note(now_ns)
-        work += self._bin.step(now_ns)
+        work += self._bin.step(now_ns) + self._moves.step(now_ns)
         if self._catalog.commit_step(self._error_handler.on_error):
             self._slot.store(
                 ProcessWord.COMMIT_COUNT, self._slot.load(ProcessWord.COMMIT_COUNT) + 1
@@ -195,6 +201,7 @@ class Controller:
         return (
             self._now_ns + PENDING_RETRY_NS
             if self._changes.is_waiting()
+            or self._moves.is_waiting
             or self._leases.is_waiting
             or self._publisher.is_behind()
             or self._configs.is_waiting

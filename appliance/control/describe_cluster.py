@@ -9,7 +9,7 @@ Bounds:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import orjson
@@ -45,6 +45,8 @@ class ClusterDescription:
         self._bin = topic_bin
         self._cluster_id = cluster_id
         self._page_bytes_max = answer_max // 2
+        self.moves: Callable[[], list[dict[str, Any]]] = list
+        """Partitions that move (`appliance.control.partition_moves`)."""
 
     def describe(self, request: dict[str, Any]) -> dict[str, Any]:
         """`offline_after`: [topic, partition], the last of the page before. Raises
@@ -75,6 +77,7 @@ class ClusterDescription:
             "data_dirs": self._host_view.data_dirs(),
             "memory": self._host_view.memory,
             "backups": self._host_view.backups(),
+            "moves": self.moves(),
             "console": self._host_view.console(),
             "topics": sum(not topic.delay_of for topic in self._topics.values()),
             "partitions": count,

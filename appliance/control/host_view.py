@@ -13,7 +13,12 @@ from appliance.control.dedicated_workers import DedicatedWorkers
 from shm.memory.layout import FLUSHERS_MAX, ProcessWord, Role
 from shm.runtime.agent_runner import process_name
 from shm.tables.control import Control
-from tailrace.format.directory.data_dir import BACKUP_RESULTS_DIRECTORY, BIN_DIRECTORY
+from tailrace.format.directory.data_dir import (
+    ARRIVAL_FILE,
+    BACKUP_RESULTS_DIRECTORY,
+    BIN_DIRECTORY,
+    arrival_content,
+)
 from tailrace.format.directory.partition_metadata import PARTITION_FILE, PartitionMetadata
 
 
@@ -42,6 +47,14 @@ class Host:
                 return sum(entry.stat(follow_symlinks=False).st_blocks for entry in entries) * 512
         except OSError:
             return 0
+
+    def read_small(self, path: str) -> bytes | None:
+        """The content of a small file; None if it cannot be read."""
+        try:
+            with open(path, "rb") as file:
+                return file.read(1 << 16)
+        except OSError:
+            return None
 
     def read_partition_file(self, directory: str) -> PartitionMetadata | None:
         """The metadata of a partition's directory; None if it cannot be read."""
@@ -177,6 +190,19 @@ class HostView:
             "reserve_bytes": self.reserve_bytes,
             "state": state,
         }
+
+    def dir_paths(self) -> list[str]:
+        """The data directories of this run, in its order."""
+        return list(self._data_dirs)
+
+    def has_arrived(self, index: int, name: str, move: str) -> bool:
+        """True if the bin of a data directory has the complete copy of this move."""
+        path = f"{self._data_dirs[index]}/{BIN_DIRECTORY}/{name}/{ARRIVAL_FILE}"
+        return self._machine.read_small(path) == arrival_content(move)
+
+    def names_in(self, index: int) -> list[str]:
+        """The names in a data directory. Raises OSError."""
+        return self._machine.names(self._data_dirs[index])
 
     def backups(self) -> list[dict[str, Any]]:
         """The last result of the backups to each target, for JSON."""

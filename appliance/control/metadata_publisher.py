@@ -80,6 +80,10 @@ class MetadataPublisher:
         """Updates for dedicated workers that the supervisor has not started yet."""
         self.kept_topics: Callable[[], list[Topic]] = list
         """The topics in the bin."""
+        self.departing: dict[tuple[bytes, int], tuple[str, str]] = {}
+        """Closed partitions: (topic id, partition) -> (directory that it moves to, name of the
+        move).
+        """
         self.feed_leases: Callable[[LaneSender], None] = lambda _out: None
         """Sends a flusher every lease: before FED, so that retention waits for them."""
         self._sizes = sizes
@@ -160,9 +164,16 @@ class MetadataPublisher:
             defaults=self.topic_defaults,
         )
         older_schemas = topic.older_schemas
+        departing = {
+            partition: leaving
+            for (topic_id, partition), leaving in self.departing.items()
+            if topic_id == topic.topic_id and topic.state != "deleting"
+        }
         return [
             Assignment(
                 topic=topic.name, topic_id=topic.topic_id, partition=row.partition,
+                departing=departing.get(row.partition, ("", ""))[0],
+                move=departing.get(row.partition, ("", ""))[1],
                 partition_count=len(topic.partitions), slot=row.slot,
                 version=topic.version, worker=self.placement.worker_of(topic, row),
                 front=row.slot % sizes.front_count,
@@ -279,6 +290,25 @@ class MetadataPublisher:
                 self._unconnected.setdefault(assignment.worker, {})[
                     assignment.topic_id, assignment.partition
                 ] = assignment
+
+    def publish_left(self, topic: Topic, row: PartitionRow) -> None:
+        """Queue the end of a partition in its former place for its worker there, which passes it on
+        to the flusher: it removes the files.
+        """
+        worker = self.placement.worker_of(topic._replace(given={}, delay_of=b""), row)
+        dropped = Assignment(
+            topic=topic.name, topic_id=topic.topic_id, partition=row.partition, partition_count=0,
+            slot=row.slot, version=topic.version, worker=worker, front=0,
+            data_dir=self.placement.dir_index(row), schema_id=topic.schema_id, schema=b"",
+            typed=topic.typed, dropped=True,
+        )  # fmt: skip
+        self.to(Role.WORKER, worker).put(LaneKind.ASSIGN, dropped)
+
+    def have_readers_caught_up(self) -> bool:
+        """True if fronts, scheduler and group coordinator have read all that was sent to them."""
+        return not any(
+            out.queue or not out.lane.is_empty() for out in self._outgoing if out.role in _READERS
+        )
 
     def publish_to_readers(self, topic: Topic) -> None:
         """Queue a complete or deleted topic for fronts, scheduler and group coordinator."""

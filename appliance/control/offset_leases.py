@@ -296,6 +296,14 @@ class OffsetLeases(Generic[AWay]):
                 left_ms = min(ttl_ms, max(1, (ends_us - now_us) // 1000))
                 self._put(out, row.slot, _payload(topic_id, row, name, offset, left_ms))
 
+    def names_of(self, topic_id: bytes, partition: int) -> set[str]:
+        """The leases of a partition that have not ended. Raises sqlite3.Error."""
+        rows = self._db.execute(
+            "SELECT name FROM leases WHERE topic_id = ? AND partition = ? AND ends_us > ?",
+            (topic_id, partition, self._now_us()),
+        )
+        return {name for (name,) in rows}
+
     def answer_taken(self, now_ns: int) -> int:
         """Answer requests whose leases the flushers have. Only now does the log start offset in the
         table tell if a lease came in time.

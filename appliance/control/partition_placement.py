@@ -36,6 +36,7 @@ class PartitionPlacement:
         of each data directory, in this run's order; `worker_dirs`: worker -> index in that order.
         """
         self._topics = topics
+        self._dir_numbers = dir_numbers
         self._dir_index = {number: index for index, number in enumerate(dir_numbers)}
         self._workers_of = [
             [w for w, d in enumerate(worker_dirs) if d == index]
@@ -47,6 +48,10 @@ class PartitionPlacement:
     def dir_index(self, row: PartitionRow) -> int:
         """The index in this run of a partition's data directory."""
         return self._dir_index[row.data_dir]
+
+    def dir_number(self, index: int) -> int:
+        """The catalog's number of a data directory of this run."""
+        return self._dir_numbers[index]
 
     def known_dir_index(self, row: PartitionRow) -> int | None:
         """The index of a partition's data directory; None if this run does not have it."""

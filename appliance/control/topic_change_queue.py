@@ -128,16 +128,19 @@ class TopicChangeQueue:
         """Decide a topic as it is: its settings have other defaults now. Raises StorageError,
         DiskFullError.
         """
-        decided = self._catalog.alter_topic(topic, topic.given, len(topic.partitions))
+        self.carry_out(topic, self._catalog.alter_topic(topic, topic.given, len(topic.partitions)))
+
+    def carry_out(self, before: Topic, decided: Topic) -> None:
+        """Carry out a decision that no client waits for, when it is on the disk."""
 
         def publish() -> None:
             self._late[decided.topic_id] = decided
             self._publisher.publish_to_workers(decided)
 
         def forget(_error: TailraceError) -> None:
-            self._topics[topic.name] = topic
+            self._topics[before.name] = before
 
-        self._topics[topic.name] = decided
+        self._topics[before.name] = decided
         self._catalog.afterwards(publish, forget)
 
     def step(self, now_ns: int) -> int:

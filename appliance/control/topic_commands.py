@@ -101,6 +101,8 @@ class TopicCommands:
         self._lane_bytes = lane_bytes
         self._topic_defaults = topic_defaults
         self._bin = topic_bin
+        self.begin_move: Callable[[Topic, Any, bool], list[Topic]]
+        """Decides an entry with `move` (`appliance.control.partition_moves`)."""
         self.deletions_kept_ms = 0
         """The setting topic.delete.retention.ms."""
         self.quotas: Sequence[str] = ()
@@ -396,9 +398,12 @@ class TopicCommands:
         topic = self.existing(item)
         if topic.is_coming_back:
             raise TailraceError(
-                f"topic {topic.name!r} is coming back from the bin; try again in a moment",
+                f"topic {topic.name!r} is coming back from the bin, or one of its partitions is "
+                "moving; try again in a moment",
                 ErrorCode.NOT_READY,
             )
+        if item.get("move") is not None:
+            return self.begin_move(topic, item["move"], validate_only)
         changed, unset = self._checked_changes(topic, item.get("configs"))
         dedicated = bool(topic.given.get("worker.dedicated"))
         if bool(changed.get("worker.dedicated", dedicated)) is not dedicated:

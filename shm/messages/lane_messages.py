@@ -108,6 +108,12 @@ class Assignment:
     """
     undeleted: bool = False
     """True until a topic that comes back from the bin is open: its log does not begin empty."""
+    departing: str = ""
+    """The data directory that the partition is about to move to. Its worker appends nothing more,
+    and its flusher completes the copy there. Readers go on.
+    """
+    move: str = ""
+    """With `departing`: the name of this move, which the copy carries."""
     delete_before: int = 0
     """Delete the records below this offset."""
     revive: bool = False

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import datetime as dt
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType, TracebackType
 from typing import Any, ClassVar, TypeVar
@@ -326,6 +327,17 @@ class Admin(
                 for name, count in requested
             ],
         )
+
+    @operation
+    def move_partition(self, topic: str, partition: int, data_dir: str) -> Steps[None]:
+        """Move a partition to another data directory of the appliance, which `describe_cluster`
+        lists. Returns when it is closed for the move: producers wait, and `moves` of
+        `describe_cluster` says how it goes on. `tailrace partition move` copies most of it before.
+        Raises UnknownTopicError, InvalidRequestError.
+        """
+        name = name_of("the name of a topic", topic)
+        move = {"partition": partition, "data_dir": os.fspath(data_dir)}
+        yield from self._change(Api.ALTER_TOPICS, [{"name": name, "move": move}])
 
     @operation
     def list_topics(self, *, internal: bool = False) -> Steps[list[str]]:

@@ -105,6 +105,7 @@ class AsyncAdmin(AsyncClient, RenamedMethods):
     alter_topics = _awaited(Admin.alter_topics)
     describe_schemas = _awaited(Admin.describe_schemas)
     create_partitions = _awaited(Admin.create_partitions)
+    move_partition = _awaited(Admin.move_partition)
     list_topics = _awaited(Admin.list_topics)
     partition_counts = _awaited(Admin.partition_counts)
     topic_info = _awaited(Admin.topic_info)

@@ -70,6 +70,11 @@ def shown_duration(us: int) -> str:
     return "".join(parts) or "0s"
 
 
+def bytes_of(text: str) -> int | None:
+    """Bytes of a number without unit, or of one such as "50MB" or "64MiB"; None: it is none."""
+    return int(text) if text.isdigit() else _bytes(text)
+
+
 def _bytes(text: str) -> int | None:
     found = _SIZE.fullmatch(text)
     if found is None or (found[3] and not found[2]):

@@ -320,11 +320,17 @@ def own_directories(admin: Admin) -> list[str]:
 
 
 def _directory_of(r: PartitionRange, data_dirs: list[str]) -> str:
-    for data_dir in data_dirs:
-        directory = f"{data_dir}/{r.topic}-{r.partition}"
-        if opens_here(directory, r.topic_id):
-            return directory
-    return ""
+    paths = [f"{data_dir}/{r.topic}-{r.partition}" for data_dir in data_dirs]
+    found = [path for path in paths if opens_here(path, r.topic_id)]
+    if len(found) < 2:
+        return found[0] if found else ""
+    return max(found, key=_version_in)  # it has moved, and its former files are still there
+
+
+def _version_in(directory: str) -> int:
+    """The version of the topic that a partition's directory was opened with."""
+    known = read_partition_file(directory)
+    return known.decision.version if known is not None and known.decision is not None else 0
 
 
 def opens_here(directory: str, topic_id: bytes) -> bool:

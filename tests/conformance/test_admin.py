@@ -56,6 +56,8 @@ def test_topics_are_made_changed_described_and_deleted(
             await admin.alter_topics({topic: {"retention.ms": "7d"}})
             await admin.create_partitions({topic: 3})
             assert (await admin.partition_counts())[topic] == 3
+            with pytest.raises(InvalidRequestError, match="no data directory of this appliance"):
+                await admin.move_partition(topic, 0, "/elsewhere")
             described = (await admin.describe_topics(iter([topic])))[topic]
             assert described["configs"]["retention.ms"] == 7 * 86_400_000
             assert len(described["partitions"]) == 3

@@ -419,6 +419,10 @@ def _alter(rng: random.Random, _world: World) -> Request:
         item["delay_schema"] = base64.b64encode(
             to_message(delay_schema(rng.choice(SCHEMAS)))
         ).decode()
+    if rng.random() < 0.1:
+        item["move"] = rng.choice(
+            ({}, {"partition": 0, "data_dir": "/"}, {"partition": -1, "data_dir": 7}, "0", [0])
+        )
     return _json(Api.ALTER_TOPICS, {"topics": [item], "validate_only": False})
 
 

@@ -30,7 +30,7 @@ from tests.kit.processes import (
     wait_until,
 )
 
-DATA_DIR, BACKUPS = "/var/lib/tailrace", "/mnt/backup/tailrace"
+DATA_DIR, BACKUPS, SECOND = "/var/lib/tailrace", "/mnt/backup/tailrace", "/disk2/tailrace"
 """As the page names them."""
 _BLOCK = re.compile(r"```console\n(.*?)```", re.DOTALL)
 
@@ -68,7 +68,8 @@ def words(text: str) -> str:
 
 def placed(text: str, data_dir: str) -> str:
     """A text with the paths of this test. Backups lie beside the data directory."""
-    return text.replace(DATA_DIR, data_dir).replace(BACKUPS, f"{data_dir}-backups")
+    text = text.replace(DATA_DIR, data_dir).replace(BACKUPS, f"{data_dir}-backups")
+    return text.replace(SECOND, f"{data_dir}-second")
 
 
 def check(step: Step, appliance: EmbeddedAppliance | None, data_dir: str) -> None:
@@ -262,6 +263,23 @@ def test_a_partition_takes_no_writes(tmp_path: pathlib.Path) -> None:
         follow("A partition takes no writes", running, str(data_dir), {1: repair})
     finally:
         assert running.stop() == 0
+
+
+def test_a_disk_is_added_or_taken_out(tmp_path: pathlib.Path) -> None:
+    data_dir = f"{tmp_path}/data"
+    running = start_embedded(
+        data_dir=data_dir, settings={"data_dirs": f"{data_dir},{data_dir}-second"}
+    )
+    try:
+        with Admin(running.address) as admin, Producer(running.address) as producer:
+            admin.create_topics(NewTopic("orders", 4))
+            for number in range(40):
+                producer.send("orders", b"%d" % number, partition=number % 4)
+            producer.flush(HANG_LIMIT_S)
+        follow("A disk is added, or taken out", running, data_dir)
+    finally:
+        assert running.stop() == 0
+    assert len(values_of(data_dir, "orders", 40)) == 40
 
 
 def test_i_deleted_a_topic(tmp_path: pathlib.Path) -> None:

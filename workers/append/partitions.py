@@ -56,6 +56,8 @@ class Partition(FastPathPartition):
         the flusher has changed the log's end. NO_EPOCH if the log could not be opened and its end
         is unknown.
         """
+        self.open_epoch = 0
+        """`leader_epoch` of a partition that is about to move, which has NO_EPOCH meanwhile."""
         self.last_append_us = 0
         self.producers = ProducerTable()
         self.marker_template: MarkerTemplate | None
@@ -83,6 +85,16 @@ class Partition(FastPathPartition):
         )
         self.slot_map_version = len(assignment.slot_counts)
         """Batches routed by another version are refused. 0: the topic has no hash slots."""
+
+    def close(self) -> None:
+        """Append nothing more: the partition is about to move. What is known of it stays good."""
+        if self.leader_epoch != NO_EPOCH:
+            self.open_epoch, self.leader_epoch = self.leader_epoch, NO_EPOCH
+
+    def reopen(self) -> None:
+        """Append again: the partition has not moved."""
+        if self.leader_epoch == NO_EPOCH:
+            self.leader_epoch = self.open_epoch
 
 
 def _key_node(layout: SchemaLayout, assignment: Assignment) -> int:
@@ -126,6 +138,10 @@ class Partitions:
         self.open_transactions = OpenTransactionIndex()
         self.unreadable: set[int] = set()
         """Slots of partitions of which it is unknown what is open there."""
+        self.arriving: set[int] = set()
+        """Slots of partitions that come back or have moved here, and that the flusher has yet to
+        open.
+        """
         self.on_taken_up: Callable[[int], None] | None = None
         """Called with the slot of a partition that was opened or resynchronised."""
         self._unopened: dict[int, UnopenedPartition] = {}
@@ -222,7 +238,12 @@ class Partitions:
                 self.unreadable.discard(slot)
         elif known is not None and same:
             if assignment.version >= known.assignment.version:
+                was_departing = bool(known.assignment.departing)
                 known.assign(assignment)
+                if assignment.departing:
+                    known.close()
+                elif was_departing:
+                    known.reopen()
         else:
             opened = self._open(assignment)
             if known is not None:
@@ -230,6 +251,8 @@ class Partitions:
             self._unopened.pop(slot, None)
             self.by_slot[slot] = opened
             self._show_taken_up(opened)
+            if assignment.departing:
+                opened.close()
             if assignment.delay_of:
                 self.delay_logs[assignment.delay_of, assignment.partition] = opened
 
@@ -242,6 +265,20 @@ class Partitions:
             self.unreadable.discard(slot)
         if self.on_taken_up is not None:
             self.on_taken_up(slot)
+
+    def take_up_arrived(self) -> int:
+        """Take up the partitions that their flusher has opened since, for their transactions wait.
+        Return their number.
+        """
+        count = 0
+        for slot in list(self.arriving):
+            partition = self.by_slot.get(slot)
+            if partition is None or partition.leader_epoch != NO_EPOCH:
+                self.arriving.discard(slot)
+            elif self.on_new_epoch(partition):
+                self.arriving.discard(slot)
+                count += 1
+        return count
 
     def _forget(self, slot: int) -> None:
         assignment = self.by_slot.pop(slot).assignment
@@ -290,6 +327,7 @@ class Partitions:
                 partition.leader_epoch = NO_EPOCH
         elif assignment.undeleted:  # its flusher has yet to take it out of the bin
             partition.leader_epoch = NO_EPOCH
+            self.arriving.add(assignment.slot)
         else:  # the flusher has not opened it yet: an empty table, which knows the clock's jumps
             partition.producers = self._load_producers(assignment, 0)
         return partition
@@ -348,7 +386,7 @@ class Partitions:
         epoch, although everything is settled. Its disk has failed, and the log is authoritative.
         """
         ring, assignment = self._ring, partition.assignment
-        if ring.settled.load() != ring.next_number:
+        if ring.settled.load() != ring.next_number or assignment.departing:
             return
         state = self._tables[assignment.data_dir].read(assignment.slot)
         is_behind = (
@@ -380,11 +418,13 @@ class Partitions:
         previous epoch would leave a gap or overwrite batches.
         """
         assignment = partition.assignment
+        if assignment.departing:
+            return False
         state = self._tables[assignment.data_dir].read(assignment.slot)
         if assignment.undeleted and (
             state.topic_id != assignment.topic_id or state.state is SlotState.DELETED
         ):
-            return False  # its flusher has yet to take it out of the bin
+            return False  # its flusher has yet to open it
         if state.topic_id == assignment.topic_id and state.state is not SlotState.UNREADABLE:
             try:
                 self._take_up(partition, state.log_end_offset, state.leader_epoch)

@@ -202,6 +202,8 @@ class Worker:
         if transactions is not None:
             transactions.begin_step(now_ns)
         work = self._read_lane(SOURCE_CONTROLLER, self._lanes[SOURCE_CONTROLLER])
+        if self._opened.arriving:
+            work += self._opened.take_up_arrived()
         if work and transactions is None and len(self._opened.open_transactions):
             self._request_coordinator()
         if self._fed:
@@ -280,6 +282,8 @@ class Worker:
         deadline_ns = self._timers.quiet_until_ns
         if self._transactions is not None:
             deadline_ns = min(deadline_ns, self._transactions.next_deadline_ns() or deadline_ns)
+        if self._opened.arriving:
+            deadline_ns = min(deadline_ns, self._now_ns + BLOCKED_RETRY_NS)
         return min(deadline_ns, self._now_ns + BLOCKED_RETRY_NS) if self._blocked else deadline_ns
 
     def begin_stop(self) -> None:

@@ -11,6 +11,7 @@ Crash: the controller feeds the whole catalog to a successor.
 
 from __future__ import annotations
 
+import errno
 import logging
 from collections.abc import Callable
 
@@ -135,12 +136,21 @@ class CatalogFeed:
             if assignment.binned and not self._sync_for_bin(log, assignment):
                 return
             self._commit.forget(log)
+        departed_to = (
+            log.assignment.departing
+            if log is not None and log.key[0] == assignment.topic_id and not assignment.dropped
+            else ""
+        )
+        if log is not None and assignment.departing and not replay:
+            self._depart(log, assignment)  # before the table shows that it is carried out
         log = self._logs.apply(
             assignment, replay=replay, on_open=lambda _: self._log_cleaner.forget(assignment.slot)
         )
         if log is not None and assignment.revive and not log.refusal:
             self._commit.forget(log)
             self._logs.journaled.pop(log.key, None)
+        if departed_to and not assignment.departing:
+            self._discard_copy(assignment, departed_to)
         if log is None:
             if assignment.slot in self._logs.waiting:
                 return  # its directory cannot be moved to the bin yet
@@ -148,6 +158,41 @@ class CatalogFeed:
             self._log_cleaner.leases.forget((assignment.topic_id, assignment.partition))
         else:
             self._log_cleaner.begin(log, self._now_ns)
+
+    def _depart(self, log: PartitionLog, assignment: Assignment) -> None:
+        """Complete the copy of a partition that moves to another directory. The controller looks
+        for the copy: without it the partition stays here.
+        """
+        from workers.log.files.departure import complete_copy  # rare
+
+        try:
+            if not log.is_open or log.refusal or log.is_swapping:
+                raise OSError(errno.EBUSY, "the log takes no writes, or is being cleaned")
+            self._commit.sync(log)
+            log.checkpoint(sync=True)
+            copied = complete_copy(self._logs.files, log.directory, assignment)
+        except OSError as error:
+            logger.warning(
+                "partition_not_moved directory=%s to=%s error=%r advice=%r", log.directory,
+                assignment.departing, str(error), "it stays where it is; try again",
+            )  # fmt: skip
+        else:
+            logger.info(
+                "partition_copied directory=%s to=%s last_bytes=%d", log.directory,
+                assignment.departing, copied,
+            )  # fmt: skip
+
+    def _discard_copy(self, assignment: Assignment, target: str) -> None:
+        """Remove the copy of a partition that stays. No decision can name it any more."""
+        from workers.log.files.departure import discard_copy  # rare
+
+        try:
+            discard_copy(self._logs.files, target, assignment)
+        except OSError as error:
+            logger.warning(
+                "copy_not_removed path=%s error=%r advice=%r", target, str(error),
+                "the next move of the partition replaces it",
+            )  # fmt: skip
 
     def _sync_for_bin(self, log: PartitionLog, assignment: Assignment) -> bool:
         """Make a log durable before it goes to the bin: the journal forgets it. Return False if

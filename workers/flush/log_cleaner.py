@@ -272,7 +272,8 @@ class LogCleaner:
         timer = self._retentions.pop(slot, None)
         if timer is not None:
             self._wheel.cancel(timer)
-        if self._logs.get(slot) is not log or log.refusal or not self.may_remove:
+        is_leaving = bool(log.assignment.departing)
+        if self._logs.get(slot) is not log or log.refusal or not self.may_remove or is_leaving:
             return 0
         retention_ms, retention_bytes = (
             int(settings["retention.ms"]),

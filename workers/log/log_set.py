@@ -73,6 +73,10 @@ class LogSet:
         self.watermarks: dict[tuple[bytes, int], int] = {}
         """High watermarks in partition tables of an earlier run."""
 
+    @property
+    def files(self) -> Files:
+        return self._files
+
     def __len__(self) -> int:
         return len(self._logs)
 

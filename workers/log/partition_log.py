@@ -660,6 +660,8 @@ class PartitionLog:
         decided, it is finished.
         """
         if self._swap is None:
+            if self.assignment.departing:
+                return False  # its copy has the segments of now
             known = [self.sealed.get(base) for base, _ in run.replaced]
             if (
                 [segment and [segment.base, segment.size] for segment in known] != run.replaced

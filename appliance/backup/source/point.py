@@ -32,9 +32,11 @@ from shm.memory.layout import RegionKind, SlotState
 from shm.memory.region import Region, RegionError
 from shm.tables.partition_table import PartitionTable
 from tailrace.format.directory.data_dir import (
+    BIN_DIRECTORY,
     CATALOG_FILE,
     GROUPS_FILE,
     LOCK_FILE,
+    bin_name,
     read_identity,
 )
 
@@ -59,6 +61,14 @@ class SourcePartition:
     is_delay_log: bool
     end: int | None
     """Its log's end; None: the end of its files."""
+
+    @property
+    def is_arriving(self) -> bool:
+        """True while its files are in the bin: it comes back, or moves here."""
+        data_dir = os.path.dirname(self.directory)
+        return os.path.exists(
+            f"{data_dir}/{BIN_DIRECTORY}/{bin_name(self.topic_id, self.partition)}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +218,7 @@ def _with_end(partition: SourcePartition, table: PartitionTable, slot: int) -> S
             f"Repair its disk and run `tailrace topic online {partition.topic}`, or delete the "
             "topic."
         )
-    elif os.path.exists(partition.directory):
+    elif os.path.exists(partition.directory) or partition.is_arriving:
         raise NotReadyError(f"{partition.directory} is not open yet.")
     else:
         end = 0  # decided a moment ago

@@ -293,6 +293,18 @@ LOG_EVENTS: dict[str, LogEvent] = {
         "a log cannot be opened, or moved to the bin, yet",
         "free some space, or allow more open files; it is tried again",
     ),
+    "partition_not_moved": LogEvent(
+        "the copy of a partition that was to move to another directory could not be completed",
+        "it stays where it is: look at the disk of the other directory, and try again",
+    ),
+    "partition_stays": LogEvent(
+        "a partition was to move to another directory, and did not",
+        "run tailrace partition move again",
+    ),
+    "copy_not_removed": LogEvent(
+        "the copy of a partition that did not move could not be removed",
+        "the next move of the partition replaces it",
+    ),
     "manifest_damaged": LogEvent(
         "a copy of shm.json was damaged; shared memory was found without it", NOTHING
     ),

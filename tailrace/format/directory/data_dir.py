@@ -34,10 +34,23 @@ CONTROL_SOCKET = "control.sock"
 QUARANTINE_DIRECTORY = "quarantine"
 BIN_DIRECTORY = "bin"
 """Holds the partitions of deleted topics that can come back, each named by `bin_name`."""
+MOVING_DIRECTORY = "moving"
+"""Holds the copies of partitions that are about to move to this directory."""
 BACKUP_RESULTS_DIRECTORY = "backups"
 """Holds the last result of the backups to each target (`appliance.data.backup_results`)."""
 UNFINISHED_RESTORE_FILE = "restore.unfinished"
 """There from the beginning of a restore to its end."""
+
+
+ARRIVAL_FILE = "arrival.new"
+"""In a complete copy in the bin: the move that it is of. An opened partition has no files *.new."""
+COPIED_FILE = "copied.json"
+"""In a copy in MOVING_DIRECTORY: file name -> [inode, size, time in ns] of what was copied."""
+
+
+def arrival_content(move: str) -> bytes:
+    """Content of the file that tells which move a complete copy in the bin is of."""
+    return checked_json.encode({"move": move})
 
 
 def bin_name(topic_id: bytes, partition: int) -> str:

@@ -1,0 +1,142 @@
+"""`tailrace disk`: the data directories, and how one is emptied."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+
+import click
+
+from appliance.cli.appliance_control import control_directory, data_dir_option
+from appliance.cli.commands.host.partition import (
+    Place,
+    move_partition,
+    places,
+    rate_of,
+    rate_option,
+)
+from appliance.cli.options import bootstrap_option, connect, json_option
+from appliance.cli.output import counted, echo, human_bytes, print_json, print_table
+from appliance.data.partition_copy import Pace
+from tailrace.admin.admin import Admin
+from tailrace.core.errors import TailraceError
+
+
+@click.group()
+def command() -> None:
+    """Show the data directories, and empty one.
+
+    \b
+    Example:
+      tailrace disk list
+      tailrace disk drain /disk1/tailrace --rate 100MB
+    """
+
+
+@command.command(name="list")
+@data_dir_option
+@bootstrap_option
+@json_option
+def list_(data_dir: str | None, bootstrap: str, as_json: bool) -> None:
+    """List the data directories with their partitions and space.
+
+    \b
+    Example:
+      tailrace disk list
+    """
+    directory = control_directory(data_dir, bootstrap)
+    with connect(bootstrap) as admin:
+        rows = admin.describe_cluster()["data_dirs"]
+    counts = Counter(os.path.realpath(place.data_dir) for place in places(directory))
+    listed = [
+        {
+            "path": row["path"], "partitions": counts[os.path.realpath(row["path"])],
+            "free_bytes": row["free_bytes"], "total_bytes": row["total_bytes"],
+            "state": row["state"],
+        }
+        for row in rows
+    ]  # fmt: skip
+    if as_json:
+        print_json(listed)
+    else:
+        print_table(
+            ["DATA DIRECTORY", "PARTITIONS", "FREE", "SIZE", "STATE"],
+            [
+                [
+                    row["path"],
+                    row["partitions"],
+                    human_bytes(row["free_bytes"]),
+                    human_bytes(row["total_bytes"]),
+                    row["state"],
+                ]
+                for row in listed
+            ],
+        )
+
+
+@command.command()
+@click.argument("directory", type=click.Path(file_okay=False))
+@rate_option
+@data_dir_option
+@bootstrap_option
+@json_option
+@click.pass_context
+def drain(
+    ctx: click.Context,
+    directory: str,
+    rate: str,
+    data_dir: str | None,
+    bootstrap: str,
+    as_json: bool,
+) -> None:
+    """Move all partitions of DIRECTORY to the others, each to that with the most free space. When
+    it is empty, take it out of data_dirs and restart; until then new topics may use it.
+
+    \b
+    Example:
+      tailrace disk drain /disk1/tailrace
+    """
+    pace = Pace(rate_of(rate))
+    first = control_directory(data_dir, bootstrap)
+    moved, failed = [], []
+    with connect(bootstrap) as admin:
+        tried: set[str] = set()
+        while left := [
+            place
+            for place in places(first)
+            if os.path.realpath(place.data_dir) == os.path.realpath(directory)
+            and place.name not in tried
+        ]:
+            place = left[0]
+            tried.add(place.name)
+            try:
+                _move_to_emptiest(admin, place, directory, pace)
+            except (click.ClickException, TailraceError) as error:
+                failed.append({"partition": place.name, "reason": str(error)})
+            else:
+                moved.append(place.name)
+    if as_json:
+        print_json({"moved": moved, "failed": failed})
+    else:
+        for each in failed:
+            echo(f"{each['partition']} was not moved: {each['reason']}")
+        echo(
+            f"{counted(len(moved), 'partition')} moved from {directory}"
+            + (f", {counted(len(failed), 'partition')} left" if failed else "")
+        )
+    ctx.exit(1 if failed else 0)
+
+
+def _move_to_emptiest(admin: Admin, place: Place, directory: str, pace: Pace) -> None:
+    """Raises ClickException, TailraceError."""
+    others = [
+        row
+        for row in admin.describe_cluster()["data_dirs"]
+        if os.path.realpath(row["path"]) != os.path.realpath(directory) and row["state"] == "OK"
+    ]
+    if not others:
+        raise click.ClickException(
+            "there is no other data directory that takes writes: list one in data_dirs and restart"
+        )
+    target = max(others, key=lambda row: int(row["free_bytes"]))
+    move_partition(admin, place, str(target["path"]), pace)

@@ -1,0 +1,257 @@
+"""`tailrace partition`: where partitions are, and moves to other data directories."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any, NamedTuple
+
+import click
+
+from appliance.backup.errors import BackupError
+from appliance.backup.source.point import Source, SourcePartition
+from appliance.cli.appliance_control import control_directory, data_dir_option
+from appliance.cli.options import bootstrap_option, connect, json_option
+from appliance.cli.output import BYTES, echo, human_bytes, print_json, print_table, progress
+from appliance.data.partition_copy import CopyInUseError, Pace, opened
+from tailrace.admin.admin import Admin
+from tailrace.core.error_codes import ErrorCode
+from tailrace.core.errors import TailraceError
+from tailrace.core.units import bytes_of
+
+CLOSE_BYTES = 8 << 20
+"""A partition is closed when its copy lacks less than this."""
+PASSES_MAX = 20
+POLL_S = 0.05
+CLOSE_TIMEOUT_S = 60.0
+ARRIVAL_TIMEOUT_S = 120.0
+STAYS = "it stays where it was, and its copy is used by the next try"
+
+
+class Place(NamedTuple):
+    """A partition and its directory."""
+
+    found: SourcePartition
+    data_dir: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.found.topic}:{self.found.partition}"
+
+
+@click.group()
+def command() -> None:
+    """Show which data directory each partition is in, and move partitions between directories.
+
+    \b
+    Example:
+      tailrace partition list
+      tailrace partition move orders:3 --to /disk2/tailrace
+    """
+
+
+def rate_option(function: Any) -> Any:
+    """Add the option --rate."""
+    return click.option(
+        "--rate",
+        default="0",
+        help='Copy at most so many bytes a second, as "50MB"; default: no limit.',
+    )(function)
+
+
+def rate_of(text: str) -> int:
+    """Bytes a second. Raises UsageError."""
+    found = bytes_of(text)
+    if found is None:
+        raise click.UsageError(f'--rate is {text!r}; it takes bytes a second, such as "50MB"')
+    return found
+
+
+def places(directory: str) -> list[Place]:
+    """The partitions of the appliance with this first data directory, delay logs left out. Raises
+    ClickException.
+    """
+    try:
+        source = Source(directory)
+        try:
+            if not source.is_running:
+                raise click.ClickException(
+                    f"no appliance runs on {source.data_dir}: start it first"
+                )
+            found = source.partitions()
+        finally:
+            source.close()
+    except BackupError as error:
+        raise click.ClickException(str(error)) from None
+    return [Place(each, os.path.dirname(each.directory)) for each in found]
+
+
+@command.command(name="list")
+@data_dir_option
+@bootstrap_option
+@json_option
+def list_(data_dir: str | None, bootstrap: str, as_json: bool) -> None:
+    """List the partitions with their data directories, and those that are moving.
+
+    \b
+    Example:
+      tailrace partition list --json
+    """
+    directory = control_directory(data_dir, bootstrap)
+    with connect(bootstrap) as admin:
+        moves = admin.describe_cluster().get("moves", [])
+    states = {(each["topic"], each["partition"]): each["state"] for each in moves}
+    rows = [
+        {
+            "topic": place.found.topic, "partition": place.found.partition,
+            "data_dir": place.data_dir,
+            "state": states.get((place.found.topic, place.found.partition), ""),
+        }
+        for place in places(directory)
+    ]  # fmt: skip
+    if as_json:
+        print_json(rows)
+    else:
+        print_table(
+            ["TOPIC", "PARTITION", "DATA DIRECTORY", "MOVE"], [list(row.values()) for row in rows]
+        )
+
+
+@command.command()
+@click.argument("partition", metavar="TOPIC:PARTITION")
+@click.option("--to", "target", required=True, help="Another data directory of the appliance.")
+@rate_option
+@data_dir_option
+@bootstrap_option
+@json_option
+def move(
+    partition: str, target: str, rate: str, data_dir: str | None, bootstrap: str, as_json: bool
+) -> None:
+    """Move a partition to another data directory while it is written and read. Run it on the
+    appliance's host, as its user.
+
+    \b
+    Example:
+      tailrace partition move orders:3 --to /disk2/tailrace --rate 50MB
+    """
+    topic, separator, number = partition.rpartition(":")
+    if not separator or not number.isdigit():
+        raise click.UsageError(f"{partition!r} is no TOPIC:PARTITION, such as orders:3")
+    pace = Pace(rate_of(rate))
+    directory = control_directory(data_dir, bootstrap)
+    place = next(
+        (
+            each
+            for each in places(directory)
+            if (each.found.topic, each.found.partition) == (topic, int(number))
+        ),
+        None,
+    )
+    if place is None:
+        raise click.ClickException(
+            f"there is no partition {partition}; `tailrace partition list` shows them"
+        )
+    with connect(bootstrap) as admin:
+        copied, closed_s = move_partition(admin, place, target, pace)
+    if as_json:
+        print_json(
+            {
+                "topic": topic, "partition": int(number), "from": place.data_dir, "to": target,
+                "copied_bytes": copied, "closed_ms": round(closed_s * 1000),
+            }
+        )  # fmt: skip
+    else:
+        echo(
+            f"{partition} is in {target}: {human_bytes(copied)} copied, closed for "
+            f"{closed_s * 1000:.0f} ms; its former files are removed when nobody reads them"
+        )
+
+
+def move_partition(admin: Admin, place: Place, target: str, pace: Pace) -> tuple[int, float]:
+    """Copy a partition, then have the appliance move it. Returns the bytes copied before it was
+    closed and the seconds that it took no writes. Raises ClickException, TailraceError.
+    """
+    found = place.found
+    path = _known_directory(admin, target)
+    total = _size_of(found.directory)
+    copied = 0
+    try:
+        with (
+            opened(found.directory, path, found.topic_id, found.partition, pace) as copy,
+            progress(f"copying {place.name}", total, BYTES) as bar,
+        ):
+            for _ in range(PASSES_MAX):
+                count = copy.catch_up(bar.advance)
+                copied += count
+                if count < CLOSE_BYTES:
+                    break
+    except CopyInUseError as error:
+        raise click.ClickException(str(error)) from None
+    except OSError as error:
+        raise click.ClickException(
+            f"{place.name} cannot be copied to {path}: {error}; {STAYS}"
+        ) from None
+    began_s = _close(admin, place, path)
+    _await_arrival(admin, place)
+    return copied, time.monotonic() - began_s
+
+
+def _close(admin: Admin, place: Place, path: str) -> float:
+    """Have the partition closed for its move, when nothing is in the way: another partition of the
+    topic that moves, or files of an earlier move. Returns the time when it was asked for. Raises
+    TailraceError.
+    """
+    deadline_s = time.monotonic() + CLOSE_TIMEOUT_S
+    while True:
+        began_s = time.monotonic()
+        try:
+            admin.move_partition(place.found.topic, place.found.partition, path)
+        except TailraceError as error:
+            if error.code is not ErrorCode.NOT_READY or began_s > deadline_s:
+                raise
+            time.sleep(POLL_S)
+        else:
+            return began_s
+
+
+def _known_directory(admin: Admin, target: str) -> str:
+    """The data directory as the appliance names it. Raises ClickException."""
+    paths = [str(row["path"]) for row in admin.describe_cluster()["data_dirs"]]
+    for path in paths:
+        if os.path.realpath(path) == os.path.realpath(target):
+            return path
+    raise click.ClickException(
+        f"{target} is no data directory of this appliance; it has {', '.join(paths)}. To add one, "
+        "list it in data_dirs and restart the appliance"
+    )
+
+
+def _size_of(directory: str) -> int:
+    try:
+        with os.scandir(directory) as entries:
+            return sum(entry.stat(follow_symlinks=False).st_size for entry in entries)
+    except OSError:
+        return 0
+
+
+def _await_arrival(admin: Admin, place: Place) -> None:
+    """Wait until the partition is open in its new directory. Raises ClickException."""
+    deadline_s = time.monotonic() + ARRIVAL_TIMEOUT_S
+    while time.monotonic() < deadline_s:
+        found = next(
+            (
+                each
+                for each in admin.describe_cluster()["moves"]
+                if (each["topic"], each["partition"]) == (place.found.topic, place.found.partition)
+            ),
+            None,
+        )
+        if found is None or found["state"] == "left":
+            return
+        if found["state"] == "failed":
+            raise click.ClickException(f"{place.name} was not moved: {found['reason']}; {STAYS}")
+        time.sleep(POLL_S)
+    raise click.ClickException(
+        f"{place.name} is closed for its move for {ARRIVAL_TIMEOUT_S:.0f} s: `tailrace status` and "
+        "the log say why"
+    )

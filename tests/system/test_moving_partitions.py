@@ -1,0 +1,301 @@
+"""Partitions that move to another data directory while they are written and read."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import NamedTuple, Protocol
+
+import orjson
+import psutil
+import pytest
+
+from shm.crash_points import CRASH_POINT_VARIABLE, CRASH_POINTS
+from tailrace import Admin, Consumer, NewTopic, Producer, TopicPartition
+from tailrace.core.errors import InvalidRequestError, TailraceError
+from tailrace.embedded_appliance import EmbeddedAppliance
+from tests.kit.cli import run
+from tests.kit.killed_directories import start
+from tests.kit.matrices import short
+from tests.kit.processes import HANG_LIMIT_S, wait_until
+
+SEGMENT_BYTES = 1 << 20
+POINTS = [name for name in CRASH_POINTS if name.startswith("move.")]
+
+
+class Addressed(Protocol):
+    """An appliance of a test."""
+
+    @property
+    def address(self) -> str: ...
+    @property
+    def data_dir(self) -> str: ...
+
+
+class Armed(NamedTuple):
+    """An appliance with a crash point."""
+
+    address: str
+    data_dir: str
+    supervisor: psutil.Process
+
+
+@pytest.fixture
+def appliance(tmp_path: pathlib.Path) -> Iterator[EmbeddedAppliance]:
+    running = start(tmp_path / "data", data_dirs=directories(tmp_path))
+    yield running
+    assert running.stop() == 0
+
+
+def directories(tmp_path: pathlib.Path) -> str:
+    return f"{tmp_path}/data,{tmp_path}/second"
+
+
+def create(appliance: Addressed, name: str = "orders", partitions: int = 1) -> None:
+    with Admin(appliance.address) as admin:
+        admin.create_topics([NewTopic(name, partitions, {"segment.bytes": SEGMENT_BYTES})])
+
+
+def produce(appliance: Addressed, values: range, size: int = 1_000) -> None:
+    with Producer(appliance.address) as producer:
+        handles = [
+            producer.send("orders", b"%d" % number + bytes(size), partition=0) for number in values
+        ]
+        for handle in handles:
+            handle.result(HANG_LIMIT_S)
+
+
+def numbers(appliance: Addressed, topic: str = "orders") -> list[int]:
+    """The numbers of partition 0, in order; offsets have no gap but those of markers."""
+    key = TopicPartition(topic, 0)
+    with Consumer(bootstrap=appliance.address, auto_offset_reset="earliest") as consumer:
+        end = consumer.end_offsets([key])[key]
+        consumer.assign([key])
+        found = []
+        while consumer.position(key) < end:
+            found += [int(r.value.rstrip(b"\0")) for r in consumer.poll(timeout_ms=1_000)]
+    return found
+
+
+def where(appliance: Addressed, topic: str = "orders") -> str:
+    """Name of the data directory of partition 0."""
+    rows = orjson.loads(
+        run(None, "partition", "list", "--json", "--data-dir", appliance.data_dir,
+            "--bootstrap", appliance.address).stdout
+    )  # fmt: skip
+    [found] = [row for row in rows if (row["topic"], row["partition"]) == (topic, 0)]
+    return pathlib.Path(found["data_dir"]).name
+
+
+def move(appliance: Addressed, target: pathlib.Path, *options: str, status: int | None = 0) -> str:
+    done = run(
+        None, "partition", "move", "orders:0", "--to", str(target), "--data-dir",
+        appliance.data_dir, "--bootstrap", appliance.address, *options, status=status,
+    )  # fmt: skip
+    return done.stderr.decode()
+
+
+def await_removal(directory: pathlib.Path) -> None:
+    wait_until(lambda: not directory.exists(), f"{directory} is removed")
+
+
+def test_a_partition_moves_while_it_is_written_and_read(
+    appliance: EmbeddedAppliance, tmp_path: pathlib.Path
+) -> None:
+    create(appliance)
+    produce(appliance, range(3_000))
+    ended = threading.Event()
+    acknowledged: list[int] = []
+    read: list[int] = []
+
+    def send() -> None:
+        with Producer(appliance.address, linger_ms=0) as producer:
+            number = 3_000
+            while not ended.is_set():
+                producer.send("orders", b"%d" % number, partition=0).result(HANG_LIMIT_S)
+                acknowledged.append(number)
+                number += 1
+
+    def consume() -> None:
+        with Consumer(
+            "orders", bootstrap=appliance.address, auto_offset_reset="earliest"
+        ) as consumer:
+            while not ended.is_set() or not read or read[-1] != acknowledged[-1]:
+                read.extend(int(r.value.rstrip(b"\0")) for r in consumer.poll(timeout_ms=100))
+
+    threads = [threading.Thread(target=each) for each in (send, consume)]
+    for thread in threads:
+        thread.start()
+    try:
+        wait_until(lambda: len(acknowledged) > 10, "records are acknowledged")
+        assert where(appliance) == "data"
+        assert "orders:0 is in" in move(appliance, tmp_path / "second")
+        assert where(appliance) == "second"
+        count = len(acknowledged)
+        wait_until(lambda: len(acknowledged) > count + 100, "records are acknowledged there")
+    finally:
+        ended.set()
+        for thread in threads:
+            thread.join()
+    expected = list(range(3_000 + len(acknowledged)))
+    assert read == expected
+    assert numbers(appliance) == expected
+    await_removal(tmp_path / "data" / "orders-0")
+    assert (tmp_path / "second" / "orders-0").is_dir()
+    assert numbers(appliance) == expected
+    move(appliance, tmp_path / "data", "--rate", "500MB")  # and back
+    assert numbers(appliance) == expected
+    await_removal(tmp_path / "second" / "orders-0")
+    assert run(None, "log", "verify", str(tmp_path / "data"), status=None).returncode == 0
+
+
+def test_transactions_go_on_over_a_move(
+    appliance: EmbeddedAppliance, tmp_path: pathlib.Path
+) -> None:
+    create(appliance)
+    with Producer(appliance.address, transactional_id="t", transaction_timeout_ms=60_000) as one:
+        one.init_transactions()
+        one.begin_transaction()
+        one.send("orders", b"0", partition=0).result(HANG_LIMIT_S)
+        move(appliance, tmp_path / "second")
+        one.send("orders", b"1", partition=0).result(HANG_LIMIT_S)
+        one.commit_transaction()
+        wait_until(lambda: numbers(appliance) == [0, 1], "the transaction is committed")
+        one.begin_transaction()
+        one.send("orders", b"2", partition=0).result(HANG_LIMIT_S)
+        one.abort_transaction()
+    produce(appliance, range(3, 5), size=0)
+    wait_until(lambda: numbers(appliance) == [0, 1, 3, 4], "the aborted one is passed over")
+    await_removal(tmp_path / "data" / "orders-0")
+    assert numbers(appliance) == [0, 1, 3, 4]
+
+
+def test_moves_that_cannot_be_are_refused_with_a_sentence(
+    appliance: EmbeddedAppliance, tmp_path: pathlib.Path
+) -> None:
+    create(appliance)
+    produce(appliance, range(10))
+    assert "no data directory of this appliance" in move(appliance, tmp_path / "third", status=1)
+    with Admin(appliance.address) as admin:
+        admin.create_topics([NewTopic("later", 1, {"delay.enabled": True})])
+        with pytest.raises(InvalidRequestError, match="delayed records"):
+            admin.move_partition("later", 0, str(tmp_path / "data"))
+        with pytest.raises(InvalidRequestError, match="already"):
+            admin.move_partition("orders", 0, str(tmp_path / "data"))
+        with pytest.raises(InvalidRequestError, match="partitions 0 to 0"):
+            admin.move_partition("orders", 1, str(tmp_path / "second"))
+        (tmp_path / "second" / "orders-0").mkdir()
+        with pytest.raises(InvalidRequestError, match="is there already"):
+            admin.move_partition("orders", 0, str(tmp_path / "second"))
+    assert numbers(appliance) == list(range(10))
+
+
+def test_a_drained_directory_is_empty_and_the_appliance_starts_without_it(
+    tmp_path: pathlib.Path,
+) -> None:
+    running = start(tmp_path / "data", data_dirs=directories(tmp_path))
+    create(running, partitions=4)
+    with Producer(running.address) as producer:
+        for number in range(40):
+            producer.send("orders", b"%d" % number, partition=number % 4)
+        producer.flush(HANG_LIMIT_S)
+    assert len(list((tmp_path / "second").glob("orders-*"))) == 2
+    done = run(
+        None, "disk", "drain", str(tmp_path / "second"), "--data-dir", running.data_dir,
+        "--bootstrap", running.address,
+    )  # fmt: skip
+    assert b"2 partitions moved" in done.stderr
+    assert running.stop() == 0
+    again = start(tmp_path / "data")
+    try:
+        with Consumer("orders", bootstrap=again.address, auto_offset_reset="earliest") as consumer:
+            found: list[int] = []
+            deadline = time.monotonic() + HANG_LIMIT_S
+            while len(found) < 40 and time.monotonic() < deadline:
+                found += [int(record.value) for record in consumer.poll(timeout_ms=1_000)]
+        assert sorted(found) == list(range(40))
+    finally:
+        assert again.stop() == 0
+
+
+@contextmanager
+def armed(tmp_path: pathlib.Path, point: str) -> Iterator[Armed]:
+    address = f"ipc://{tmp_path}/s"
+    running = subprocess.Popen(
+        [sys.executable, "-P", "-m", "appliance.supervise.supervisor", "--listen", address,
+         "--set", f"data_dirs={directories(tmp_path)}", "--set", "ring_bytes=16777216"],
+        env={**os.environ, CRASH_POINT_VARIABLE: point}, stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )  # fmt: skip
+    try:
+        yield Armed(address, f"{tmp_path}/data", psutil.Process(running.pid))
+    finally:
+        running.kill()
+        running.wait()
+
+
+def check_one_place(appliance: Addressed, tmp_path: pathlib.Path, count: int) -> None:
+    """The partition is in one place, with all records. It takes others, and moves (again)."""
+    wait_until(lambda: numbers(appliance) == list(range(count)), "everything is there")
+    produce(appliance, range(count, count + 10))
+    assert numbers(appliance) == list(range(count + 10))
+    if where(appliance) == "data":
+        move(appliance, tmp_path / "second")
+    assert where(appliance) == "second"
+    await_removal(tmp_path / "data" / "orders-0")
+    assert numbers(appliance) == list(range(count + 10))
+    bins = [tmp_path / name / "bin" for name in ("data", "second")]
+    assert [list(path.iterdir()) for path in bins if path.exists()] in ([], [[]], [[], []])
+
+
+@pytest.mark.slow_because("the former files are kept for 5 s")
+@pytest.mark.parametrize("point", short(POINTS))
+def test_a_process_killed_in_a_move_leaves_the_partition_in_one_place(
+    tmp_path: pathlib.Path, point: str
+) -> None:
+    with armed(tmp_path, point) as appliance:
+        create(appliance)
+        produce(appliance, range(1_500))
+        move(appliance, tmp_path / "second", status=None)
+        check_one_place(appliance, tmp_path, 1_500)
+        with Admin(appliance.address) as admin:
+            killed = [p["name"] for p in admin.describe_cluster()["processes"] if p["restarts"]]
+        assert killed == ["controller" if "decision" in point else "flusher-0"]
+
+
+@pytest.mark.slow_because("the former files are kept for 5 s")
+@pytest.mark.parametrize("point", short(POINTS))
+def test_an_appliance_killed_in_a_move_starts_with_the_partition_in_one_place(
+    tmp_path: pathlib.Path, point: str
+) -> None:
+    with armed(tmp_path, point) as appliance:
+        create(appliance)
+        produce(appliance, range(1_500))
+        name = "tr-controller" if "decision" in point else "tr-flusher-0"
+        [victim] = [
+            each
+            for each in appliance.supervisor.children()
+            if pathlib.Path(f"/proc/{each.pid}/comm").read_text().startswith(name)
+        ]
+        appliance.supervisor.suspend()  # it starts no other
+        with (
+            Admin(appliance.address, request_timeout_ms=1_000, connect_timeout_ms=1_000) as admin,
+            suppress(TailraceError),  # it may be killed before the answer
+        ):
+            admin.move_partition("orders", 0, str(tmp_path / "second"))
+        wait_until(lambda: victim.status() == psutil.STATUS_ZOMBIE, "it is killed")
+        others = appliance.supervisor.children(recursive=True)
+        for process in [*others, appliance.supervisor]:
+            process.kill()
+        psutil.wait_procs(others, timeout=HANG_LIMIT_S)
+    again = start(tmp_path / "data", data_dirs=directories(tmp_path))
+    try:
+        check_one_place(again, tmp_path, 1_500)
+    finally:
+        assert again.stop() == 0

@@ -1,0 +1,142 @@
+"""Departure of a partition to another data directory: its copy there is completed.
+
+    <target>/moving/<topic id>-<partition>    the copy that `tailrace partition move` makes while
+                                              the log is written, with `copied.json`
+    <target>/bin/<topic id>-<partition>       the complete copy, with its move's name in
+                                              ARRIVAL_FILE: one rename, the last step
+
+The partition arrives as a deleted topic comes back from the bin (docs/adr/0059).
+
+Owner: the flusher of the directory that the partition leaves. Its log is closed for appends, and
+all of it is synced.
+
+Invariants:
+- The files of the log do not change here.
+- A part of the copy is used if `copied.json` names the file that it was copied from, by inode, size
+  and time; of an active segment, which grows only, its beginning.
+- The complete copy is synced before it has its name.
+
+Crash: the partition is where it was. Copies that no decision followed are replaced by the next try.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import Any
+
+from shm.crash_points import crash_point
+from shm.messages.lane_messages import Assignment
+from tailrace.format.directory import checked_json
+from tailrace.format.directory.data_dir import (
+    ARRIVAL_FILE,
+    BIN_DIRECTORY,
+    COPIED_FILE,
+    MOVING_DIRECTORY,
+    arrival_content,
+    bin_name,
+)
+from tailrace.format.segments.segment import SEGMENT_SUFFIX
+from workers.log.files.active_segment import UNFINISHED_SUFFIX
+from workers.segment.files import Files, read_whole, remove_tree
+from workers.segment.segment_swap import CLEANED_INDEX_SUFFIX, CLEANED_SUFFIX
+
+CHUNK_BYTES = 1 << 20
+HEAD_BYTES = 4096
+_LEFT_OUT = (UNFINISHED_SUFFIX, CLEANED_SUFFIX, CLEANED_INDEX_SUFFIX, ".tmp", COPIED_FILE)
+
+
+def complete_copy(files: Files, directory: str, assignment: Assignment) -> int:
+    """Complete the copy of a partition in `assignment.departing`. Returns the bytes copied. Raises
+    OSError.
+    """
+    target, name = assignment.departing, _name(assignment)
+    place = f"{target}/{assignment.directory_name}"
+    if files.exists(place):
+        raise OSError(errno.EEXIST, "a directory of its name is there", place)
+    moving, kept = f"{target}/{MOVING_DIRECTORY}", f"{target}/{BIN_DIRECTORY}"
+    for path in (moving, kept, f"{moving}/{name}"):
+        if not files.exists(path):
+            files.make_directory(path)
+    copied = _copy_missing(files, directory, f"{moving}/{name}")
+    _write(files, f"{moving}/{name}/{ARRIVAL_FILE}", arrival_content(assignment.move))
+    files.sync_directory(f"{moving}/{name}")
+    crash_point("move.copied")
+    remove_tree(files, f"{kept}/{name}")
+    files.rename(f"{moving}/{name}", f"{kept}/{name}")
+    for path in (kept, moving, target):
+        files.sync_directory(path)
+    crash_point("move.complete")
+    return copied
+
+
+def discard_copy(files: Files, target: str, assignment: Assignment) -> None:
+    """Remove the complete copy of a partition that stays where it is. Raises OSError."""
+    remove_tree(files, f"{target}/{BIN_DIRECTORY}/{_name(assignment)}")
+
+
+def _name(assignment: Assignment) -> str:
+    return bin_name(assignment.topic_id, assignment.partition)
+
+
+def _copy_missing(files: Files, directory: str, copy: str) -> int:
+    known = _copied(files, copy)
+    names = [name for name in files.list(directory) if not name.endswith(_LEFT_OUT)]
+    for name in set(files.list(copy)) - set(names):
+        files.unlink(f"{copy}/{name}")
+    return sum(
+        _copy_rest(files, f"{directory}/{name}", f"{copy}/{name}", known.get(name))
+        for name in names
+    )
+
+
+def _copied(files: Files, copy: str) -> dict[str, Any]:
+    path = f"{copy}/{COPIED_FILE}"
+    found = checked_json.decode(read_whole(files, path)) if files.exists(path) else None
+    return found if isinstance(found, dict) else {}
+
+
+def _copy_rest(files: Files, source: str, target: str, known: Any) -> int:
+    """Copy what the copy of a file lacks, and sync it. `known`: (inode, size, time) of what was
+    copied, which is synced; time 0: it was the beginning of the active segment.
+    """
+    fd = files.open_for_read(source)
+    try:
+        found = os.fstat(fd)
+        start = 0
+        if isinstance(known, list) and len(known) == 3 and known[0] == found.st_ino:
+            if known[1:] == [found.st_size, found.st_mtime_ns]:
+                return 0
+            if source.endswith(SEGMENT_SUFFIX) and not known[2] and known[1] <= found.st_size:
+                start = int(known[1])
+        copy = files.open_for_write(target)
+        try:
+            length = min(start, HEAD_BYTES)
+            if files.size(copy) < start or files.read_at(fd, length, 0) != files.read_at(
+                copy, length, 0
+            ):
+                start = 0  # a cleaned segment may have the inode number, and has another schema
+            files.truncate(copy, start)
+            position = start
+            while position < found.st_size:
+                data = files.read_at(fd, min(CHUNK_BYTES, found.st_size - position), position)
+                if not data:
+                    raise OSError(errno.EIO, "the file became shorter", source)
+                files.write_at(copy, [data], position)
+                position += len(data)
+            files.sync_data(copy)
+        finally:
+            files.close(copy)
+        return position - start
+    finally:
+        files.close(fd)
+
+
+def _write(files: Files, path: str, data: bytes) -> None:
+    fd = files.open_for_write(path)
+    try:
+        files.truncate(fd, 0)
+        files.write_at(fd, [data], 0)
+        files.sync_data(fd)
+    finally:
+        files.close(fd)
