@@ -105,6 +105,7 @@ def await_removal(directory: pathlib.Path) -> None:
     wait_until(lambda: not directory.exists(), f"{directory} is removed")
 
 
+@pytest.mark.slow_because("the former files are kept for 5 s, twice")
 def test_a_partition_moves_while_it_is_written_and_read(
     appliance: EmbeddedAppliance, tmp_path: pathlib.Path
 ) -> None:

@@ -71,7 +71,7 @@ CALLS: dict[type, dict[str, tuple[Any, ...]]] = {
         "alter_topics": ({},), "alter_configs": ({},), "alter_quotas": ({},),
         "describe_quotas": (), "quota_usage": (), "config_state": (), "reload_config": (),
         "bring_online": ("t",), "cancel_delays": ([],),
-        "create_partitions": ({},), "create_topics": ([],),
+        "create_partitions": ({},), "move_partition": ("t", 0, "/d"), "create_topics": ([],),
         "delete_groups": ([],), "delete_records": ({},), "delete_topics": ([],),
         "derived_topics": ([],), "describe_cluster": (), "describe_configs": ([],), "describe_delays": (),  # noqa: E501
         "describe_groups": ([],), "describe_topics": (), "describe_transactions": (["t"],),
