@@ -88,7 +88,7 @@ def test_commands_options_and_contexts_complete_without_an_appliance(
         "plain,delete-records",
         "plain,describe",
     ]
-    assert complete(environment, "tailrace produce --ev") == ["plain,--every"]
+    assert complete(environment, "tailrace produce --every") == ["plain,--every"]
     CliRunner().invoke(
         tailrace, ["context", "add", "prod", "--bootstrap", "tcp://127.0.0.1:1"], env=environment
     )

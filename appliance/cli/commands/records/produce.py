@@ -30,7 +30,7 @@ from tailrace.producer.producer import Producer
 
 SLICE_ROWS = 50_000
 _OF_LINES = ("key_separator", "key", "headers", "skip_bad", "bad_to", "every", "cron")
-_OF_ROWS = ("format_name", "key_column", "due_column")
+_OF_ROWS = ("format_name", "key_column", "due_column", "evolve")
 
 
 @click.command()
@@ -77,6 +77,12 @@ _OF_ROWS = ("format_name", "key_column", "due_column")
 )
 @click.option(
     "--key-column", help="With --from: rows with the same value here go to the same partition."
+)
+@click.option(
+    "--evolve",
+    is_flag=True,
+    help="With --from: add the columns that the file has and the topic has not; those that the "
+    "file has not get their default, or null.",
 )
 @click.option(
     "--partitions",
@@ -158,6 +164,7 @@ def command(topic: str, bootstrap: str, as_json: bool, **given: Any) -> None:
       echo 'u1:call back' | tailrace produce reminders --key-separator : --due 2h
       echo 'report' | tailrace produce jobs --cron '0 8 * * 1-5' --zone Europe/Berlin
       tailrace produce flights --from flights.csv.gz --transactional nightly-import
+      tailrace produce flights --from flights-with-gates.parquet --evolve
     """
     _check(given)
     repeat = _repeat(given)
@@ -283,6 +290,10 @@ def _send_file(
             schema = schema.remove(schema.get_field_index(due_column))
         configs = {"delay.enabled": True} if due or due_column else {}
         admin.create_topics([NewTopic(topic, given["partitions"], configs, schema=schema)])
+    elif given["evolve"]:
+        from appliance.cli.records.evolution import with_columns_of
+
+        table = with_columns_of(admin, topic, table, due_column)
     handles = []
     with progress(f"sending {source}", table.num_rows) as bar:
         start = 0

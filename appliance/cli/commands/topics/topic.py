@@ -20,6 +20,7 @@ from appliance.cli.commands.topics.deleted_topics import (
     shown_duration,
     undelete,
 )
+from appliance.cli.commands.topics.schema import altered, schema
 from appliance.cli.options import (
     bootstrap_option,
     complete_topics,
@@ -323,28 +324,72 @@ def _shown_time(value: str | int | None) -> str:
 @click.option(
     "--config", "configs", multiple=True, metavar="NAME=VALUE", help="A topic setting, repeatable."
 )
+@click.option(
+    "--schema",
+    "schema_file",
+    type=click.Path(exists=True, dir_okay=False),
+    help="Give a typed topic the columns of this .csv, .jsonl, .parquet or .arrow file.",
+)
+@click.option(
+    "--rename",
+    "renamed",
+    multiple=True,
+    metavar="OLD=NEW",
+    help="With --schema: the file's column NEW has the values of the topic's column OLD; "
+    "repeatable.",
+)
+@click.option(
+    "--default",
+    "defaults",
+    multiple=True,
+    metavar="COLUMN=JSON",
+    help="With --schema: the value of an added column in older rows; repeatable.",
+)
 @bootstrap_option
 @json_option
 def alter(
-    name: str, partitions: int | None, configs: tuple[str, ...], bootstrap: str, as_json: bool
+    name: str,
+    partitions: int | None,
+    configs: tuple[str, ...],
+    schema_file: str | None,
+    renamed: tuple[str, ...],
+    defaults: tuple[str, ...],
+    bootstrap: str,
+    as_json: bool,
 ) -> None:
-    """Change a topic's settings or its number of partitions.
+    """Change a topic's settings, its number of partitions, or the schema of a typed one.
 
     \b
     Example:
       tailrace topic alter orders --partitions 6 --config segment.ms=3600000
+      tailrace topic alter flights --schema flights-2.parquet --rename carrier=airline
     """
-    if partitions is None and not configs:
-        raise click.UsageError("nothing to change: give --partitions or --config")
+    if schema_file is None and (renamed or defaults):
+        raise click.UsageError("--rename and --default need --schema")
+    if partitions is None and not configs and schema_file is None:
+        raise click.UsageError("nothing to change: give --partitions, --config or --schema")
+    schemas: dict[str, Any] = {}
+    if schema_file is not None:
+        from appliance.cli.records.frames import read_schema_of
+
+        schemas[name] = altered(read_schema_of(schema_file), renamed, defaults)
     with connect(bootstrap) as admin:
-        if configs:
-            admin.alter_topics({name: parse_pairs(configs, "--config")})
+        if configs or schemas:
+            admin.alter_topics(
+                {name: parse_pairs(configs, "--config")} if configs else None, schema=schemas
+            )
         if partitions is not None:
             admin.create_partitions({name: partitions})
         topic = admin.describe_topics([name])[name] if as_json or partitions is not None else {}
+        version = admin.topic_info([name])[name].schema_id if as_json and schemas else None
     if as_json:
         print_json(
-            {"altered": name, "partitions": len(topic["partitions"]), "configs": topic["configs"]}
+            {
+                "altered": name,
+                "partitions": len(topic["partitions"]),
+                "configs": topic["configs"],
+                **({} if version is None else {"schema_version": version}),
+            }
         )
     else:
         echo(f"altered {name}")
@@ -533,3 +578,4 @@ def _confirm(deleted: str, kept_ms: int = 0) -> None:
 command.add_command(undelete)
 command.add_command(purge)
 command.add_command(compact)
+command.add_command(schema)
