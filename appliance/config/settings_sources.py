@@ -282,7 +282,7 @@ def typed(definition: Definition, value: Any) -> Any:
             raise InvalidSettingError(f"{name} is {shown}; it takes true or false")
         return known[value]
     if kind == "list[str]":
-        items = [part.strip() for part in value.split(",")] if isinstance(value, str) else value
+        items = _list_of_text(value) if isinstance(value, str) else value
         if not isinstance(items, list) or not all(isinstance(part, str) and part for part in items):
             raise InvalidSettingError(f"{name} is {shown}; it takes a list of texts")
         return items
@@ -303,6 +303,18 @@ def typed(definition: Definition, value: Any) -> Any:
                 f'{name} is {shown}; it takes "auto" or a list of core numbers such as [2, 3]'
             ) from None
     return value
+
+
+def _list_of_text(text: str) -> Any:
+    """Read a list in a flag or the environment: `a, b`, or as the configuration file has it."""
+    if text.lstrip().startswith("["):
+        import tomllib  # a start without such a flag does without
+
+        try:
+            return tomllib.loads(f"items = {text}")["items"]
+        except tomllib.TOMLDecodeError:
+            text = text.strip().strip("[]")
+    return [part.strip() for part in text.split(",")]
 
 
 def _typed_topic_default(name: str, value: Any) -> Any:

@@ -155,6 +155,21 @@ def test_wrong_settings_are_refused_with_what_to_do(
         checked_plan(load_settings(None, {}, flags), flat({0, 1}))
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "tcp://127.0.0.1:1, tcp://127.0.0.1:2",
+        '["tcp://127.0.0.1:1", "tcp://127.0.0.1:2"]',
+        "[tcp://127.0.0.1:1, tcp://127.0.0.1:2]",
+    ],
+)
+def test_a_list_is_given_with_commas_or_as_the_file_has_it(text: str) -> None:
+    assert load_settings(None, {}, [("listen", text)]).listen == [
+        "tcp://127.0.0.1:1",
+        "tcp://127.0.0.1:2",
+    ]
+
+
 def test_a_misspelt_environment_variable_is_refused() -> None:
     with pytest.raises(InvalidSettingError, match="did you mean TAILRACE_RING_BYTES"):
         load_settings(None, {"TAILRACE_RING_BYTE": "1"}, [])
