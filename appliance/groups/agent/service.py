@@ -65,6 +65,7 @@ from appliance.groups.base.request_validation import (
 )
 from appliance.groups.base.responses import ANY, Responses
 from appliance.groups.base.suspended_groups import SuspendedGroups
+from appliance.groups.consumer.classic_leases import CLASSIC, ClassicLeases
 from appliance.groups.consumer.describe import GroupDescriber
 from appliance.groups.consumer.group_table import GroupTable
 from appliance.groups.consumer.hash_slot_handover import HandOvers
@@ -113,6 +114,7 @@ class GroupService:
         store.begin_time(now_ns)
         self._outgoing = Responses()
         self._suspended = SuspendedGroups()
+        self._classic = ClassicLeases()
         self._sessions = Sessions(now_ns, self._expired)
         self._table = GroupTable(
             store,
@@ -268,6 +270,11 @@ class GroupService:
             self._share.apply(prepared, self._now_ns)
 
     def _heartbeat(self, requester: Requester, request: dict[str, Any], now_ns: int) -> None:
+        if request.get("kind") == CLASSIC:
+            name = group_in(request)
+            body = self._classic.handle(name, request, now_ns, self._member_count(name))
+            self._outgoing.answer(requester, name, body)
+            return
         name, kind, epoch, member_id = (
             group_in(request),
             kind_in(request),
@@ -286,6 +293,8 @@ class GroupService:
             raise InvalidGroupError(
                 f"{shown(name)} is a {taken} group: join it as such, or use another name"
             )
+        if epoch == JOIN_EPOCH:
+            self._classic.check_join(name, now_ns)
         if kind == SHARE:
             if self._share is None:
                 raise NotSupportedError(
@@ -304,8 +313,11 @@ class GroupService:
     def _of_consumer_group(self, api: int, name: str, request: dict[str, Any]) -> bytes:
         """The body of the answer about a consumer group."""
         if api == Api.COMMIT_OFFSETS:
+            if request.get("kind") != CLASSIC:
+                self._classic.check_empty(name, self._now_ns)
             return self._offset_requests.commit(name, request)
         if api == Api.ALTER_GROUP_OFFSETS:
+            self._classic.check_empty(name, self._now_ns)
             return self._offset_requests.alter(name, request)
         group = self._table.get(name)
         if api == Api.FETCH_OFFSETS:
@@ -318,6 +330,11 @@ class GroupService:
             f"{shown(name)} is a consumer group: records are acquired and acknowledged in share "
             "groups"
         )
+
+    def _member_count(self, name: str) -> int:
+        """The members of a group, in none of which Kafka's classic protocol is spoken."""
+        summary = self.summary(name)
+        return 0 if summary is None else int(summary["members"] or self._is_share(name))
 
     def summary(self, name: str) -> dict[str, Any] | None:
         """The row of a group of any kind in LIST_GROUPS; None: deleted."""
@@ -374,6 +391,7 @@ class GroupService:
 
     def _delete_group(self, name: str, now_ns: int) -> None:
         self._suspended.check(name)
+        self._classic.check_empty(name, now_ns)
         if self._share is not None and self._share.has(name):
             self._share.delete(name, now_ns)
             return

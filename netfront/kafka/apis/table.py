@@ -9,6 +9,7 @@ Invariants:
 from __future__ import annotations
 
 from netfront.kafka.apis.call import Call, Row
+from netfront.kafka.apis.classic_groups import heartbeat, join_group, leave_group, sync_group
 from netfront.kafka.apis.cluster import describe_cluster, describe_topic_partitions, metadata
 from netfront.kafka.apis.configs import (
     alter_configs,
@@ -19,6 +20,8 @@ from netfront.kafka.apis.configs import (
 )
 from netfront.kafka.apis.coordinators import find_coordinator
 from netfront.kafka.apis.fetch import fetch
+from netfront.kafka.apis.group_admin import delete_groups, describe_groups, list_groups
+from netfront.kafka.apis.group_offsets import offset_commit, offset_delete, offset_fetch
 from netfront.kafka.apis.offsets import list_offsets, offset_for_leader_epoch
 from netfront.kafka.apis.produce import produce
 from netfront.kafka.apis.producers import init_producer_id
@@ -76,6 +79,16 @@ APIS: dict[int, Row] = {
     43: Row(0, 2, elect_leaders),
     44: Row(0, 1, incremental_alter_configs),
     46: Row(0, 0, list_reassignments),
+    8: Row(2, 10, offset_commit),
+    9: Row(1, 10, offset_fetch),
+    11: Row(0, 9, join_group),
+    12: Row(0, 4, heartbeat),
+    13: Row(0, 5, leave_group),
+    14: Row(0, 5, sync_group),
+    15: Row(0, 6, describe_groups),
+    16: Row(0, 5, list_groups),
+    42: Row(0, 2, delete_groups),
+    47: Row(0, 0, offset_delete),
     60: Row(0, 2, describe_cluster),
     65: Row(0, 0, describe_transactions),
     66: Row(0, 2, list_transactions),

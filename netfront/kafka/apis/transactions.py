@@ -27,6 +27,7 @@ from collections import OrderedDict
 from typing import Any
 
 from netfront.kafka.apis.call import Call, RefusedError, Services
+from netfront.kafka.apis.classic_groups import commit_error
 from netfront.kafka.exchange.waiter import Steps
 from netfront.kafka.wire.codec import Readable
 from netfront.kafka.wire.errors import KafkaError, coordinator_error
@@ -313,7 +314,12 @@ def commit_offsets(call: Call) -> Steps:
     request, routes = call.request, call.services.routes
     error, found = yield from _error_of(call, 99)
     member = request.get("member_id") or ""
-    key = request["group_id"], member, request.get("generation_id", -1)
+    generation = request.get("generation_id", -1)
+    if error is KafkaError.NONE and (member or generation >= 0):
+        error = commit_error(
+            call.services, request["group_id"], member, request.get("group_instance_id"), generation
+        )
+    key = request["group_id"], member, generation
     topics = []
     for topic in request["topics"]:
         entries = []

@@ -1,0 +1,1 @@
+"""Kafka's classic groups: members, generations, and the assignments that their leaders make."""

@@ -1,0 +1,71 @@
+"""The classic groups of one gateway, and their timer.
+
+Owner: one gateway.
+
+Invariants:
+- A group without members and given-out ids is forgotten.
+- A group's timer is due at its next deadline or earlier.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from netfront.kafka.groups.classic_group import NEVER_NS, ClassicGroup
+from shm.runtime.timing_wheel import Timer, TimingWheel
+
+
+class ClassicGroups:
+    """The groups by their names."""
+
+    def __init__(
+        self,
+        timers: TimingWheel[Callable[[], None]],
+        now_ns: Callable[[], int],
+        settings: dict[str, Any],
+    ) -> None:
+        self._timers = timers
+        self._now_ns = now_ns
+        self._settings = settings
+        self._groups: dict[str, ClassicGroup] = {}
+        self._due: dict[str, Timer[Callable[[], None]]] = {}
+
+    def __iter__(self) -> Any:
+        return iter(list(self._groups.values()))
+
+    def get(self, name: str) -> ClassicGroup | None:
+        """The group, if it has members."""
+        return self._groups.get(name)
+
+    def group(self, name: str) -> ClassicGroup | None:
+        """The group, made if there is none. None: there are too many."""
+        group = self._groups.get(name)
+        if group is None and len(self._groups) < self._settings["groups.max"]:
+            group = self._groups[name] = ClassicGroup(name, self._settings["group.members.max"])
+        return group
+
+    def schedule(self, group: ClassicGroup) -> None:
+        """Follow a change of the group."""
+        name = group.name
+        if self._groups.get(name) is not group:
+            return
+        timer = self._due.pop(name, None)
+        if group.is_unused:
+            del self._groups[name]
+        else:
+            deadline_ns = group.next_deadline_ns()
+            if timer is not None and timer.deadline_ns <= deadline_ns:
+                self._due[name] = timer
+                return
+            if deadline_ns < NEVER_NS:
+                self._due[name] = self._timers.add(deadline_ns, lambda: self._advance(name))
+        if timer is not None:
+            self._timers.cancel(timer)
+
+    def _advance(self, name: str) -> None:
+        self._due.pop(name, None)
+        group = self._groups.get(name)
+        if group is not None:
+            group.advance(self._now_ns())
+            self.schedule(group)
