@@ -45,6 +45,8 @@ FROM_JSON = [
     "DescribeConfigs",
     "AlterConfigs",
     "DescribeLogDirs",
+    "AlterReplicaLogDirs",
+    "AlterPartitionReassignments",
     "CreatePartitions",
     "DeleteGroups",
     "IncrementalAlterConfigs",

@@ -148,6 +148,7 @@ def build_gateway(context: ProcessContext, listener_of: Any) -> Gateway:
         routes=front.routes,
         timers=TimingWheel(now_ns),
         cluster_id=context.spec.instance,
+        data_dirs=list(context.spec.data_dirs),
         settings=dict(context.spec.settings),
         monotonic_ns=context.clock.monotonic_ns,
         wall_us=context.clock.wall_us,

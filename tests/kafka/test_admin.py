@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from netfront.kafka.apis.call import NODE_ID
 from netfront.kafka.wire.errors import KafkaError
 from tailrace import Admin, NewTopic, Producer
 from tailrace.embedded_appliance import EmbeddedAppliance
@@ -76,7 +77,7 @@ def test_a_topic_is_deleted_by_id(appliance: EmbeddedAppliance, gateway: str) ->
         (
             {"assignments": [{"partition_index": 0, "broker_ids": [7]}]},
             KafkaError.INVALID_REPLICA_ASSIGNMENT,
-            "broker 1",
+            f"broker {NODE_ID}",
         ),
     ],
 )
@@ -191,12 +192,12 @@ def test_settings_of_the_broker_are_the_appliances(
     appliance: EmbeddedAppliance, gateway: str
 ) -> None:
     with RawKafka(gateway) as client:
-        found = described(client, BROKER, "1")
+        found = described(client, BROKER, str(NODE_ID))
         assert found["kafka.num.partitions"]["value"] == "4"
         assert found["kafka.listen"]["read_only"]
-        assert change(client, BROKER, "1", ("groups.max", 0, "500"))["error_code"] == 0
-        assert described(client, BROKER, "1")["groups.max"]["value"] == "500"
-        assert change(client, BROKER, "1", ("groups.max", 1, None))["error_code"] == 0
+        assert change(client, BROKER, str(NODE_ID), ("groups.max", 0, "500"))["error_code"] == 0
+        assert described(client, BROKER, str(NODE_ID))["groups.max"]["value"] == "500"
+        assert change(client, BROKER, str(NODE_ID), ("groups.max", 1, None))["error_code"] == 0
         error = change(client, BROKER, "9", ("groups.max", 0, "1"))
         assert error["error_code"] == KafkaError.INVALID_REQUEST
 
@@ -229,7 +230,28 @@ def test_what_one_broker_need_not_do_is_answered(gateway: str) -> None:
         assert [p["error_code"] for p in result["partition_result"]] == [84, 3]
         assert client.ask(46, 0, {"topics": None, "timeout_ms": 1})["topics"] == []
         found = client.ask(74, 1, {"resource_types": []})["config_resources"]
-        assert {"resource_name": "1", "resource_type": BROKER} in found
+        assert {"resource_name": str(NODE_ID), "resource_type": BROKER} in found
+
+
+@pytest.mark.parametrize("version", [0, 1])
+def test_partitions_stay_where_they_are(
+    appliance: EmbeddedAppliance, gateway: str, version: int
+) -> None:
+    with RawKafka(gateway) as client:
+        create(client, new_topic("stays", num_partitions=1))
+        partitions = [
+            {"partition_index": 0, "replicas": [NODE_ID]},
+            {"partition_index": 0, "replicas": [NODE_ID, 8]},
+            {"partition_index": 0, "replicas": None},
+            {"partition_index": 9, "replicas": [NODE_ID]},
+        ]
+        asked = {"timeout_ms": 1, "topics": [{"name": "stays", "partitions": partitions}]}
+        (found,) = client.ask(45, version, asked)["responses"]
+        assert [p["error_code"] for p in found["partitions"]] == [0, 39, 85, 3]
+        for path, code in ((appliance.data_dir, 0), ("/elsewhere", 57)):
+            asked = {"dirs": [{"path": path, "topics": [{"name": "stays", "partitions": [0]}]}]}
+            (found,) = client.ask(34, version + 1, asked)["results"]
+            assert [p["error_code"] for p in found["partitions"]] == [code]
 
 
 def test_librdkafka_administers(appliance: EmbeddedAppliance, gateway: str) -> None:

@@ -8,6 +8,7 @@ import subprocess
 
 import pytest
 
+from netfront.kafka.apis.call import NODE_ID
 from netfront.kafka.apis.table import APIS
 from netfront.kafka.wire.codec import Reader, decode, definition, response_reader
 from netfront.kafka.wire.errors import KafkaError
@@ -62,7 +63,7 @@ def test_topics_are_listed_by_name_by_id_and_all(
             (topic,) = client.ask(METADATA, version, {"topics": [{"name": "listed"}]})["topics"]
             assert (topic["error_code"], topic["name"]) == (0, "listed")
             assert [p["partition_index"] for p in topic["partitions"]] == [0, 1, 2]
-            assert {p["leader_id"] for p in topic["partitions"]} == {1}
+            assert {p["leader_id"] for p in topic["partitions"]} == {NODE_ID}
         by_id = {"topics": [{"name": None, "topic_id": topic_id}]}
         assert client.ask(METADATA, 12, by_id)["topics"][0]["name"] == "listed"
         nobody = {"topics": [{"name": None, "topic_id": bytes(15) + b"\1"}]}
@@ -155,7 +156,7 @@ def test_librdkafka_lists_the_cluster(appliance: EmbeddedAppliance, gateway: str
 def test_kafka_python_lists_the_cluster(gateway: str) -> None:
     kafka_python = pytest.importorskip("kafka")
     admin = kafka_python.KafkaAdminClient(bootstrap_servers=gateway)
-    assert admin.describe_cluster()["brokers"][0]["broker_id"] == 1
+    assert admin.describe_cluster()["brokers"][0]["broker_id"] == NODE_ID
     admin.close()
 
 
@@ -165,4 +166,4 @@ def test_kcat_lists_the_cluster(gateway: str) -> None:
         ["kcat", "-L", "-b", gateway], capture_output=True, text=True, check=True,
         timeout=HANG_LIMIT_S,
     ).stdout  # fmt: skip
-    assert f"broker 1 at {gateway} (controller)" in found
+    assert f"broker {NODE_ID} at {gateway} (controller)" in found

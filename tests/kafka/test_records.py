@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from netfront.kafka.apis.fetch import OUT_MAX_BYTES
 from netfront.kafka.wire.errors import KafkaError
 from tailrace import Admin, Consumer, NewTopic, Producer
 from tailrace.embedded_appliance import EmbeddedAppliance
@@ -154,6 +155,20 @@ def test_unknown_topics_and_acks_are_refused(appliance: EmbeddedAppliance, gatew
         assert produce(client, "acks", batch(b"answered"), acks=1)["base_offset"] == 1
 
 
+def test_a_client_that_sends_and_leaves_has_its_records_appended(
+    appliance: EmbeddedAppliance, gateway: str
+) -> None:
+    make(appliance, "leaving")
+    with RawKafka(gateway) as client:
+        for number in range(40):
+            data = [{"index": 0, "records": batch(b"%d" % number)}]
+            topics = [{"name": "leaving", "partition_data": data}]
+            asked = {"transactional_id": None, "acks": 0, "timeout_ms": 1, "topic_data": topics}
+            client.send(PRODUCE, 9, asked)
+    values = [record.value for record in read_all(appliance, "leaving", 40)]
+    assert values == [b"%d" % number for number in range(40)]
+
+
 # ---- Fetch ---------------------------------------------------------------------------------------
 
 
@@ -186,6 +201,19 @@ def test_a_fetch_waits_for_records_and_no_longer_than_asked(
         produce(writer, "waiting", batch(b"woken"))
         asked.join(HANG_LIMIT_S)
         assert b"woken" in bytes(found[0]["records"])
+
+
+def test_a_fetch_unpacks_no_more_than_a_response_may_have(
+    appliance: EmbeddedAppliance, gateway: str
+) -> None:
+    make(appliance, "packed", compression_type="producer")
+    value = bytes(900_000)
+    with Producer(appliance.address, compression_type="zstd", batch_size=1 << 20) as producer:
+        for _ in range(25):
+            producer.send("packed", value).result(HANG_LIMIT_S)
+    with RawKafka(gateway) as client:
+        entry = fetch(client, "packed", 0, max_bytes=1 << 30)
+        assert OUT_MAX_BYTES <= len(entry["records"]) < OUT_MAX_BYTES + (2 << 20)
 
 
 def test_fetches_that_cannot_be_served_have_their_error(

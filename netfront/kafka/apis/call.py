@@ -19,7 +19,7 @@ from netfront.partition_routes import PartitionRoutes
 from shm.runtime.timing_wheel import TimingWheel
 from tailrace.protocol.frame import Api
 
-NODE_ID = 1
+NODE_ID = 0
 """The gateway's node id: one broker, which is the controller and every coordinator."""
 
 
@@ -40,6 +40,7 @@ class Services:
     routes: PartitionRoutes
     timers: TimingWheel[Callable[[], None]]
     cluster_id: str
+    data_dirs: list[str]
     settings: dict[str, Any]
     monotonic_ns: Callable[[], int]
     now_ns: int = 0

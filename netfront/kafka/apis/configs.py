@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from netfront.kafka.apis.call import NODE_ID, Call
+from netfront.kafka.apis.cluster import host_and_port
 from netfront.kafka.exchange.waiter import Steps
 from netfront.kafka.wire.errors import KafkaError, kafka_error
 from shm.messages.lane_messages import Assignment
@@ -111,7 +112,8 @@ def describe_configs(call: Call) -> Steps:
             if answer.code is not ErrorCode.OK:
                 result.update(error_code=kafka_error(answer.code), error_message=answer.sentence)
                 continue
-            result["configs"] = _described_broker(answer.json()["configs"], keys)
+            result["configs"] = _kafkas_of_broker(call, keys)
+            result["configs"] += _described_broker(answer.json()["configs"], keys)
         elif kind != GROUP:
             result.update(
                 error_code=KafkaError.INVALID_REQUEST,
@@ -128,6 +130,26 @@ def described_topic(route: Assignment, keys: list[str] | None) -> list[dict[str,
             name, value, TOPIC_SOURCE if name in route.given else DEFAULT_SOURCE, read_only=False
         )
         for name, value in sorted({**route.settings, NO_REPLICAS: 1}.items())
+        if keys is None or name in keys
+    ]
+
+
+def _kafkas_of_broker(call: Call, keys: list[str] | None) -> list[dict[str, Any]]:
+    """Settings of a Kafka broker that tools ask for, as they are here."""
+    host, port = host_and_port(call)
+    settings = call.services.settings
+    values: dict[str, Any] = {
+        "advertised.listeners": f"PLAINTEXT://{host}:{port}",
+        "auto.create.topics.enable": settings["auto_create_topics"],
+        "default.replication.factor": 1,
+        "log.dirs": list(call.services.data_dirs),
+        "min.insync.replicas": 1,
+        "node.id": NODE_ID,
+        "num.partitions": settings["kafka.num.partitions"],
+    }
+    return [
+        _described(name, value, STATIC_BROKER_SOURCE, read_only=True)
+        for name, value in values.items()
         if keys is None or name in keys
     ]
 
@@ -312,3 +334,27 @@ def describe_log_dirs(call: Call) -> Steps:
         for number, directory in enumerate(directories)
     ]
     return {"error_code": KafkaError.NONE, "results": results}
+
+
+def alter_replica_log_dirs(call: Call) -> Steps:
+    """Answer that a partition is where it shall be. Partitions do not move between directories."""
+    yield from ()
+    services = call.services
+    results: dict[str, list[dict[str, Any]]] = {}
+    for directory in call.request["dirs"]:
+        for topic in directory["topics"]:
+            for partition in topic["partitions"]:
+                route = services.routes.find_by_name(topic["name"], partition)
+                code = KafkaError.NONE
+                if route is None:
+                    code = KafkaError.UNKNOWN_TOPIC_OR_PARTITION
+                elif directory["path"] not in services.data_dirs:
+                    code = KafkaError.LOG_DIR_NOT_FOUND
+                elif services.data_dirs[route.data_dir] != directory["path"]:
+                    code = KafkaError.INVALID_REQUEST
+                results.setdefault(topic["name"], []).append(
+                    {"partition_index": partition, "error_code": code}
+                )
+    return {
+        "results": [{"topic_name": name, "partitions": found} for name, found in results.items()]
+    }

@@ -31,6 +31,8 @@ from tailrace.protocol.messages import (
 
 RESPONSE_MAX_BYTES = 4 << 20
 """Bytes of our batches in a response, which are converted in one go."""
+OUT_MAX_BYTES = 16 << 20
+"""Bytes of Kafka's batches in a response, one batch more. Ours may be compressed."""
 WAIT_MAX_MS = 60_000
 _UINT32_MAX = (1 << 32) - 1
 
@@ -60,8 +62,12 @@ def fetch(call: Call) -> Steps:
         answer = yield call.peer.ask(Api.FETCH, [messages.encode_fetch(asked)])
         if answer.code is not ErrorCode.OK:
             raise RefusedError(kafka_error(answer.code), answer.sentence)
-        for read, (found, batches) in zip(reads, messages.decode_fetched(answer.body), strict=True):
-            _fill(call, read, found, batches)
+        room = OUT_MAX_BYTES
+        fetched = messages.decode_fetched(answer.body)
+        for read, (found, batches) in zip(reads, fetched, strict=True):
+            if room > 0 or not len(batches):
+                _fill(read, found, batches, room)
+                room -= len(read.entry["records"])
     return {"responses": topics, "session_id": 0}
 
 
@@ -133,7 +139,7 @@ def _epoch_error(call: Call, route: Assignment, epoch: int) -> KafkaError:
     return KafkaError.UNKNOWN_LEADER_EPOCH if epoch > current else KafkaError.NONE
 
 
-def _fill(call: Call, read: PartitionRead, found: FetchedEntry, batches: memoryview) -> None:
+def _fill(read: PartitionRead, found: FetchedEntry, batches: memoryview, room: int) -> None:
     entry = read.entry
     entry.update(
         high_watermark=found.high_watermark,
@@ -147,11 +153,14 @@ def _fill(call: Call, read: PartitionRead, found: FetchedEntry, batches: memoryv
     following = read.offset
     if len(batches):
         try:
-            converted = convert_outgoing(read.route, batches)
+            converted = convert_outgoing(read.route, batches, room)
         except KafkaRecordsError as error:
             entry["error_code"] = error.code
             return
         records, following = converted.records, converted.next_offset
+        if converted.is_cut:
+            entry["records"] = records
+            return
     if found.resume_offset > following:
         records = records + skipped_range(following, found.resume_offset, found.leader_epoch)
     entry["records"] = records

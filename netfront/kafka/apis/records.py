@@ -44,6 +44,8 @@ class Converted(NamedTuple):
     records: bytes | bytearray
     next_offset: int
     """Behind the last batch; -1: there is none."""
+    is_cut: bool
+    """True if batches are left over."""
 
 
 def convert_incoming(route: Assignment, records: Readable, now_us: int) -> Sequence[ConvertedBatch]:
@@ -76,17 +78,18 @@ def _typed_rows(schema: bytes, value_format: str, key_column: str) -> TypedRows:
     return TypedRows(schema, value_format=value_format, key_column=key_column)
 
 
-def convert_outgoing(route: Assignment, batches: memoryview) -> Converted:
-    """Convert the batches that a fetch has of a partition. Raises KafkaRecordsError: a batch cannot
-    be served, and there is none before it.
+def convert_outgoing(route: Assignment, batches: memoryview, bytes_max: int) -> Converted:
+    """Convert the batches that a fetch has of a partition: the first one, and more until there are
+    `bytes_max` bytes. Raises KafkaRecordsError: a batch cannot be served, and there is none before
+    it.
     """
     seed = checksum_seed(route.topic_id, route.partition)
     compression = str(route.settings.get("compression.type", "none"))
     if compression == "producer":
         compression = "none"
     parts: list[bytes | bytearray] = []
-    at, next_offset = 0, -1
-    while at < len(batches):
+    at, next_offset, size = 0, -1, 0
+    while at < len(batches) and (not parts or size < bytes_max):
         header = read_header(batches, at)
         batch = batches[at : at + header.batch_length]
         message = route.older_schemas.get(header.schema_id, route.schema)
@@ -100,9 +103,11 @@ def convert_outgoing(route: Assignment, batches: memoryview) -> Converted:
             if not parts:
                 raise
             break
+        size += len(parts[-1])
         next_offset = header.next_offset
         at += header.batch_length
-    return Converted(parts[0] if len(parts) == 1 else b"".join(parts), next_offset)
+    records = parts[0] if len(parts) == 1 else b"".join(parts)
+    return Converted(records, next_offset, at < len(batches))
 
 
 def skipped_range(first: int, end: int, leader_epoch: int) -> bytearray:

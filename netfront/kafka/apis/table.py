@@ -13,6 +13,7 @@ from netfront.kafka.apis.classic_groups import heartbeat, join_group, leave_grou
 from netfront.kafka.apis.cluster import describe_cluster, describe_topic_partitions, metadata
 from netfront.kafka.apis.configs import (
     alter_configs,
+    alter_replica_log_dirs,
     describe_configs,
     describe_log_dirs,
     incremental_alter_configs,
@@ -26,6 +27,7 @@ from netfront.kafka.apis.offsets import list_offsets, offset_for_leader_epoch
 from netfront.kafka.apis.produce import produce
 from netfront.kafka.apis.producers import init_producer_id
 from netfront.kafka.apis.topics import (
+    alter_reassignments,
     create_partitions,
     create_topics,
     delete_records,
@@ -74,10 +76,12 @@ APIS: dict[int, Row] = {
     28: Row(0, 5, commit_offsets),
     32: Row(1, 4, describe_configs),
     33: Row(0, 2, alter_configs),
+    34: Row(1, 2, alter_replica_log_dirs),
     35: Row(1, 5, describe_log_dirs),
     37: Row(0, 3, create_partitions),
     43: Row(0, 2, elect_leaders),
     44: Row(0, 1, incremental_alter_configs),
+    45: Row(0, 1, alter_reassignments),
     46: Row(0, 0, list_reassignments),
     8: Row(2, 10, offset_commit),
     9: Row(1, 10, offset_fetch),

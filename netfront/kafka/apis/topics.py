@@ -256,3 +256,24 @@ def list_reassignments(_call: Call) -> Steps:
     """Answer that no partition moves."""
     yield from ()
     return {"error_code": KafkaError.NONE, "topics": []}
+
+
+def alter_reassignments(call: Call) -> Steps:
+    """Accept partitions that shall be where they are."""
+    yield from ()
+    routes = call.services.routes
+    responses = []
+    for topic in call.request["topics"]:
+        entries = []
+        for partition in topic["partitions"]:
+            index, replicas = partition["partition_index"], partition["replicas"]
+            code = KafkaError.NONE
+            if routes.find_by_name(topic["name"], index) is None:
+                code = KafkaError.UNKNOWN_TOPIC_OR_PARTITION
+            elif replicas is None:
+                code = KafkaError.NO_REASSIGNMENT_IN_PROGRESS
+            elif replicas != [NODE_ID]:
+                code = KafkaError.INVALID_REPLICA_ASSIGNMENT
+            entries.append({"partition_index": index, "error_code": code})
+        responses.append({"name": topic["name"], "partitions": entries})
+    return {"error_code": KafkaError.NONE, "responses": responses}

@@ -202,7 +202,6 @@ class PeerTransport:
         if peer is not None:
             peer.received_bytes += len(data)
             peer.receive([bytes(frames[0]), *frames[1:], data])
-        data.release()
         if isinstance(buffer, bytearray) and len(self._free.get(len(buffer), (0, 0))) < 2:
             self._free[len(buffer)].append(buffer)
         return peer is not None

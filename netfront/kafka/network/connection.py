@@ -70,6 +70,8 @@ class Connection:
         self.is_blocked = False
         """True while a produce waits for credit: no later request is begun."""
         self.is_closed = False
+        self.is_ended = False
+        """True once the client has sent everything; it is closed when that is answered."""
         self.is_reading = True
         self.is_writing = False
         self.last_active_ns = now_ns
@@ -148,6 +150,11 @@ class Connection:
             self.frames.append(bytes(view[at : at + size]))
             at += size
         return at
+
+    @property
+    def is_finished(self) -> bool:
+        """True if everything that the client has sent is answered."""
+        return not (self.frames or self.exchanges or self.unsent_bytes)
 
     def take_frame(self) -> bytes:
         """Return the oldest request."""

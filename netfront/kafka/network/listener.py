@@ -200,12 +200,21 @@ class Listener:
             return
         if connection.frames:
             self._on_frames(connection)
-        if count < 0:
-            self.close(connection)
+        if count < 0 and not connection.is_closed:
+            self._end(connection)
             return
         self._update(connection)
         if connection.unserved_bytes > READ_BYTES:
             self._bound_unserved()
+
+    def _end(self, connection: Connection) -> None:
+        """Serve what a client has sent that sends no more, then close its connection."""
+        if connection.is_finished:
+            self.close(connection)
+            return
+        self._epoll.unregister(connection.fd)
+        connection.is_ended = True
+        connection.last_active_ns = self._swept_ns
 
     def _bound_unserved(self) -> None:
         total = sum(connection.unserved_bytes for connection in self._connections.values())
@@ -219,6 +228,10 @@ class Listener:
         """Watch the socket for what the connection waits for."""
         if connection.is_closed:
             return
+        if connection.is_ended:
+            if connection.is_finished:
+                self.close(connection)
+            return
         reads, writes = not connection.is_full, bool(connection.unsent_bytes)
         if (reads, writes) != (connection.is_reading, connection.is_writing):
             connection.is_reading, connection.is_writing = reads, writes
@@ -229,7 +242,9 @@ class Listener:
 
     def respond(self, connection: Connection) -> None:
         """Send the responses of a connection that may leave, with the next `flush`."""
-        if not connection.is_closed and connection.queue_responses():
+        if connection.is_closed:
+            return
+        if connection.queue_responses() or connection.is_ended:
             self._dirty[connection] = None
 
     def flush(self) -> int:
@@ -262,7 +277,8 @@ class Listener:
         """Close a connection."""
         if connection.is_closed:
             return
-        self._epoll.unregister(connection.fd)
+        if not connection.is_ended:
+            self._epoll.unregister(connection.fd)
         del self._connections[connection.fd]
         self._dirty.pop(connection, None)
         connection.close()
@@ -272,9 +288,12 @@ class Listener:
         self._swept_ns = now_ns
         for connection in list(self._connections.values()):
             since = connection.incomplete_since_ns
+            silent_ns = now_ns - connection.last_active_ns
             if since and now_ns - since > INCOMPLETE_NS:
                 self.refuse(connection, "a request is incomplete for a minute")
-            elif not connection.exchanges and now_ns - connection.last_active_ns > IDLE_NS:
+            elif silent_ns > (INCOMPLETE_NS if connection.is_ended else IDLE_NS) and (
+                connection.is_ended or not connection.exchanges
+            ):
                 self.close(connection)
 
     def stop(self) -> None:
