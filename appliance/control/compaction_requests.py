@@ -81,7 +81,9 @@ class CompactionRequests:
 
     def _partition(self, topic: Topic, row: PartitionRow, number: int) -> dict[str, Any]:
         state = self._state_of(row)
-        is_offline = state.topic_id != topic.topic_id or state.state is not SlotState.ONLINE
+        if state.topic_id != topic.topic_id:  # a start has not opened it yet
+            state = PartitionState.empty(topic.topic_id, row.partition, SlotState.FREE, 0)
+        is_offline = state.state in (SlotState.OFFLINE_FOR_WRITES, SlotState.UNREADABLE)
         if not is_offline and state.compaction_asked < number:
             self._put(row, orjson.dumps([topic.topic_id.hex(), row.partition, number]))
         return {

@@ -11,8 +11,9 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
 from tests.kit.processes import children
@@ -35,11 +36,17 @@ class DisturbedAppliance:
     """See the module's docstring."""
 
     def __init__(
-        self, rng: random.Random, data_dir: str, favourite: str = "", harm: Harm | None = None
+        self,
+        rng: random.Random,
+        data_dir: str,
+        favourite: str = "",
+        harm: Harm | None = None,
+        settings: Mapping[str, Any] | None = None,
     ) -> None:
         """`favourite`: a process that is hit as often as all others together. `harm`: counts the
-        faults.
+        faults. `settings`: of the appliance.
         """
+        self._settings = {"ring_bytes": 4 << 20, **(settings or {})}
         self.address = f"ipc://{data_dir}/socket"
         self.harm = harm if harm is not None else Harm()
         self._rng = rng
@@ -51,7 +58,7 @@ class DisturbedAppliance:
         return start_embedded(
             data_dir=self._data_dir,
             listen=self.address,
-            settings={"ring_bytes": 4 << 20},
+            settings=self._settings,
             auto_create_topics=False,
         )
 

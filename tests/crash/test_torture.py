@@ -24,9 +24,16 @@ NEW = seeds.base()
 )
 def test_random_kills_and_stops_under_load_break_no_promise(seed: int, faults: int) -> None:
     counts = torture(
-        seed, lambda now: now.harm.total >= faults and now.acknowledged > 0 and now.read > 0
+        seed,
+        lambda now: (
+            now.harm.total >= faults
+            and now.acknowledged > 0
+            and now.read > 0
+            and now.compacted.compactions > 0
+        ),
     )
     assert counts.acknowledged
+    assert counts.compacted.read
     assert counts.harm.total >= faults
 
 

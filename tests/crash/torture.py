@@ -1,17 +1,20 @@
 """Random kills of real processes under load; then the checker. `make torture SECONDS=60 SEED=1`;
 `make test` runs a short one.
 
-Several producers and consumers, while `tests.crash.disturbance` does its work.
+Several producers and consumers, and a compacted topic that is cleaned all the time, while
+`tests.crash.disturbance` does its work.
 """
 
 from __future__ import annotations
 
 import collections
+import random
 import sys
 from dataclasses import dataclass, field
 
 from tailrace import Admin, Consumer, NewTopic, Producer, TopicPartition
 from tailrace.core.errors import TailraceError
+from tests.crash.compacted_load import BYTES_PER_SECOND, CompactedCounts, CompactedLoad
 from tests.crash.disturbance import Harm
 from tests.crash.torture_base import Enough, TortureBase, run_from_command_line, run_torture
 from tests.kit.checker import History, check, value_of
@@ -26,6 +29,7 @@ class Counts:
     acknowledged: int = 0
     failed: int = 0
     read: int = 0
+    compacted: CompactedCounts = field(default_factory=CompactedCounts)
 
 
 class Torture(TortureBase[Counts]):
@@ -33,7 +37,15 @@ class Torture(TortureBase[Counts]):
 
     def __init__(self, seed: int, data_dir: str) -> None:
         counts = Counts()
-        super().__init__(counts, counts.harm, seed, data_dir)
+        super().__init__(
+            counts, counts.harm, seed, data_dir, "tr-cleaner-0",
+            {
+                "cleaner.check.interval.ms": 50,
+                "cleaner.io.max.bytes.per.second": BYTES_PER_SECOND,
+            },
+        )  # fmt: skip
+        self.compacted = CompactedLoad(self.address, self._stop, counts.compacted)
+        self._seed = seed
         self.history = History()
         self.reasons: collections.Counter[str] = collections.Counter()
         """Why records were given up."""
@@ -94,10 +106,17 @@ class Torture(TortureBase[Counts]):
     def run(self, enough: Enough[Counts]) -> Counts:
         with Admin(self.address) as admin:
             admin.create_topics([NewTopic(TOPIC, PARTITIONS, {"segment.bytes": 1 << 18})])
+            self.compacted.create(admin)
         threads = [
             self.thread(self._produce, f"p{n}", acks) for n, acks in enumerate(("all", 1, "all"))
         ]
-        self.disturb(enough, [*threads, *(self.thread(self._consume) for _ in range(2))])
+        threads += [self.thread(self._consume) for _ in range(2)]
+        threads += [
+            self.thread(self.compacted.write, f"w{n}", random.Random(self._seed + n))
+            for n in range(2)
+        ]
+        threads += [self.thread(self.compacted.follow), self.thread(self.compacted.compact)]
+        self.disturb(enough, threads)
         assert self.counts.failed == 0, (
             f"{self.counts.failed} records were given up: {self.reasons.most_common(5)}"
         )
@@ -110,6 +129,7 @@ class Torture(TortureBase[Counts]):
                 for record in consumer.poll(2000, 5000):
                     readable[record.partition].append((record.offset, record.value or b""))
         check(self.history, readable)
+        self.compacted.check()
         assert self.appliance.stop() == 0
         return self.counts
 

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Generic, TypeVar
 
 from tests.crash.disturbance import DisturbedAppliance, Harm
@@ -28,10 +28,18 @@ class TortureBase(Generic[CountsT]):
     """One run. A subclass starts its load in `run`, then calls `disturb`, then checks."""
 
     def __init__(
-        self, counts: CountsT, harm: Harm, seed: int, data_dir: str, favourite: str = ""
+        self,
+        counts: CountsT,
+        harm: Harm,
+        seed: int,
+        data_dir: str,
+        favourite: str = "",
+        settings: Mapping[str, Any] | None = None,
     ) -> None:
         """`harm`: the part of `counts` that the appliance's faults go into."""
-        self.appliance = DisturbedAppliance(random.Random(seed), data_dir, favourite, harm)
+        self.appliance = DisturbedAppliance(
+            random.Random(seed), data_dir, favourite, harm, settings
+        )
         self.address = self.appliance.address
         self.counts = counts
         self._lock = threading.Lock()

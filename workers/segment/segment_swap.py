@@ -97,7 +97,13 @@ def read_intent(files: Files, directory: str) -> CleanedRun | None:
 def carry_out(files: Files, directory: str, run: CleanedRun) -> None:
     """Put the cleaned segment in its place and remove the others of its run. Raises OSError; then
     call it again.
+
+    The old index goes first: a reader that opens the cleaned segment finds its index or none.
     """
+    old_index = f"{directory}/{file_name(run.base, INDEX_SUFFIX)}"
+    is_index_old = files.exists(f"{directory}/{file_name(run.base, CLEANED_INDEX_SUFFIX)}")
+    if is_index_old and files.exists(old_index):
+        files.unlink(old_index)
     for cleaned, suffix in (
         (CLEANED_SUFFIX, SEGMENT_SUFFIX),
         (CLEANED_INDEX_SUFFIX, INDEX_SUFFIX),

@@ -224,10 +224,11 @@ class LogReader:
         blocking: bool,
         isolation: Isolation,
     ) -> Span | int:
-        """Fill `target` as `_read` does, and retry once on corruption, with reopened files and
-        without the index.
+        """Fill `target` as `_read` does, and retry once on corruption, with reopened files, listed
+        again, and without the index.
 
-        After a disk error the flusher may have replaced a segment's file.
+        The flusher may have replaced a segment's file: by a cleaned one, or after a disk error. A
+        replacement that is under way is NOT_READY.
         """
         try:
             return self._read(
@@ -239,24 +240,30 @@ class LogReader:
                 blocking,
                 isolation,
             )
-        except FileNotFoundError:  # a cleaned segment takes its place; the state will show it
-            self.files.forget_segments(route)
+        except FileNotFoundError:
+            pass
         except LogReadError as error:
             if error.code is not ErrorCode.CORRUPT_BATCH:
                 raise
         self.files.close(route)
+        self.files.forget_segments(route)
         bases = self.files.bases(route, state)
         number = bisect_right(bases, offset)
-        start = (
-            Place(
-                bases[number - 1],
-                bases[number - 1],
-                self.files.schema_end(route, bases[number - 1]),
+        try:
+            start = (
+                Place(
+                    bases[number - 1],
+                    bases[number - 1],
+                    self.files.schema_end(route, bases[number - 1], from_file=True),
+                )
+                if number
+                else None
             )
-            if number
-            else None
-        )
-        return self._read(route, state, offset, start, target, True, isolation)
+            return self._read(route, state, offset, start, target, True, isolation)
+        except FileNotFoundError as error:
+            raise LogReadError(
+                ErrorCode.NOT_READY, f"{error.filename} is being replaced by a cleaned segment"
+            ) from None
 
     def _read(
         self,

@@ -29,6 +29,8 @@ TRANSACTION_INDEX_SUFFIX = ".txnindex"
 """Copy from `tailrace.format.segments.transaction_index`, which is not imported here: see
 `_indexes`.
 """
+CONTINUATION = b"\xff\xff\xff\xff"
+"""The first bytes of an Arrow message."""
 SUFFIXES = (SEGMENT_SUFFIX, INDEX_SUFFIX, TRANSACTION_INDEX_SUFFIX)
 
 
@@ -158,10 +160,15 @@ class PartitionFiles:
                 raise
             raise IndexDamagedError(str(error)) from error
 
-    def schema_end(self, route: Assignment, base: int) -> int:
+    def schema_end(self, route: Assignment, base: int, *, from_file: bool = False) -> int:
         """Return the position of a segment's first batch, from the index if possible: the schema
-        message may be damaged.
+        message may be damaged. `from_file`: from the schema message if possible, since the index
+        may be that of another file.
         """
+        if from_file:
+            head = self._files.read_at(self._open_files.open(self.path(route, base)), 8, 0)
+            if head[:4] == CONTINUATION:
+                return 8 + int.from_bytes(head[4:8], "little")
         try:
             index = self.index(route, base)
             if index.count:

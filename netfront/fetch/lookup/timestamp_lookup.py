@@ -26,7 +26,7 @@ Invariants:
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from typing import NamedTuple
 
@@ -57,6 +57,8 @@ from tailrace.format.record_batch.flatbuffer import FlatbufferError
 
 _UNITS_OF_A_HEADER = 4
 _UNITS_OF_A_PIECE = 64
+REPLACED_MAX = 8
+"""Replacements of segments by cleaned ones that a search survives."""
 _HEAD_BYTES = 4 << 10
 """Bytes read first of a batch. Most metadata is smaller."""
 _TIME_BYTES = 8
@@ -108,25 +110,14 @@ class TimestampLookup:
 
         Raises LogReadError, OSError.
         """
-        for base, end in self._reader.files.segments_of(route, state, end_of(state, isolation)):
-            if end <= max(base, state.log_start_offset):
-                continue
-            yield UNITS_OF_A_FILE
-            try:
-                place = self._reader.place_of_time(
-                    route, base, timestamp_us, state.log_start_offset
-                )
-                if place is not None:
-                    found = yield from self._search(
-                        route, state, place, end, timestamp_us, isolation
-                    )
-                    if found is not None:
-                        return found
-            except FileNotFoundError:
-                if self._reader.state(route).log_start_offset < end:
-                    raise
-                # Retention has deleted the segment since. Its records can no longer be found.
-        return None
+
+        def search(base: int, end: int) -> Generator[int, None, FoundTime | None]:
+            place = self._reader.place_of_time(route, base, timestamp_us, state.log_start_offset)
+            if place is None:
+                return None
+            return (yield from self._search(route, state, place, end, timestamp_us, isolation))
+
+        return (yield from self._first(route, state, state.log_start_offset, isolation, search))
 
     def time_of(
         self,
@@ -142,19 +133,47 @@ class TimestampLookup:
         Yields the cost since the last yield. Raises LogReadError, OSError.
         """
         requested = max(offset, state.log_start_offset)
-        for base, end in self._reader.files.segments_of(route, state, end_of(state, isolation)):
-            if end <= max(base, requested):
-                continue
-            yield UNITS_OF_A_FILE
-            try:
-                place = self._reader.locate(route, state, max(requested, base), end)
-                found = yield from self._record_at(route, state, place, requested, end, isolation)
+
+        def search(base: int, end: int) -> Generator[int, None, FoundTime | None]:
+            place = self._reader.locate(route, state, max(requested, base), end)
+            return (yield from self._record_at(route, state, place, requested, end, isolation))
+
+        return (yield from self._first(route, state, requested, isolation, search))
+
+    def _first(
+        self,
+        route: Assignment,
+        state: PartitionState,
+        requested: int,
+        isolation: Isolation,
+        search: Callable[[int, int], Generator[int, None, FoundTime | None]],
+    ) -> Generator[int, None, FoundTime | None]:
+        """Return what `search` (base, end) finds first in the segments with offsets from
+        `requested` on.
+        """
+        attempts_left = REPLACED_MAX
+        following = requested
+        while True:
+            for base, end in self._reader.files.segments_of(route, state, end_of(state, isolation)):
+                if end <= max(base, following):
+                    continue
+                yield UNITS_OF_A_FILE
+                try:
+                    found = yield from search(base, end)
+                except FileNotFoundError:
+                    if self._reader.state(route).log_start_offset >= end:
+                        # Retention has deleted the segment since. Its records cannot be found.
+                        continue
+                    if not attempts_left:
+                        raise
+                    break  # a cleaned segment has taken its place
                 if found is not None:
                     return found
-            except FileNotFoundError:
-                if self._reader.state(route).log_start_offset < end:
-                    raise
-        return None
+                following = max(following, end)
+            else:
+                return None
+            attempts_left -= 1
+            self._reader.files.forget_segments(route)
 
     def _is_left_out(
         self,
