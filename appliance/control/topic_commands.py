@@ -427,12 +427,8 @@ class TopicCommands:
         schema = topic.schema if altered is None else altered
         settings = self._check_compaction(given, schema, typed=topic.typed)
         is_compacted = topic_config.COMPACT in settings["cleanup.policy"]
-        if is_compacted and (altered is not None or len(topic.versions) > 1):
-            raise InvalidSchemaError(
-                f"topic {topic.name!r} cannot have both an altered schema and "
-                f"cleanup.policy={settings['cleanup.policy']}: create another topic with the "
-                "schema, and copy the records"
-            )
+        if is_compacted and topic.typed:
+            self._check_key_of_all_versions(topic, settings["key.column"])
         requested = item.get("partitions")
         partitions = (
             len(topic.partitions) if requested is None else topic_config.check_partitions(requested)
@@ -516,6 +512,24 @@ class TopicCommands:
                 "topic with the new schema"
             )
         return schema
+
+    @staticmethod
+    def _check_key_of_all_versions(topic: Topic, column: str) -> None:
+        """Check that all versions of the schema have the key, with one type. Raises
+        InvalidSettingError.
+        """
+        from tailrace.format.evolution.schema_rules import fields_of
+
+        shapes = {
+            next((field.shape for field in fields_of(version.message) if field.name == column), ())
+            for version in topic.versions
+        }
+        if len(shapes) > 1:
+            raise InvalidSettingError(
+                f"column {shown_name(column)!r} cannot be key.column: an earlier version of the "
+                f"schema of topic {topic.name!r} has it with another type, or not at all; copy the "
+                "records to a new topic"
+            )
 
     def describe_schemas(self, request: dict[str, Any]) -> dict[str, Any]:
         """The versions of a topic's schema, oldest first. Raises UnknownTopicError."""

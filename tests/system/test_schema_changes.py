@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import pathlib
+import signal
+import sqlite3
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -13,8 +17,16 @@ import pytest
 import tailrace
 from tailrace import Admin, Consumer, NewTopic, Producer, ShareConsumer
 from tailrace.aio import AsyncAdmin, AsyncConsumer, AsyncProducer
-from tailrace.core.errors import InvalidRequestError, InvalidSchemaError, SchemaMismatchError
+from tailrace.core.error_codes import ErrorCode
+from tailrace.core.errors import (
+    InvalidRequestError,
+    InvalidSchemaError,
+    InvalidSettingError,
+    SchemaMismatchError,
+)
 from tailrace.embedded_appliance import EmbeddedAppliance
+from tailrace.protocol.frame import API_VERSIONS, Api
+from tests.kit.cli import run
 from tests.kit.processes import wait_until
 
 
@@ -348,23 +360,55 @@ def test_a_bad_schema_is_refused_with_a_sentence_and_changes_nothing(
 
 
 def test_what_cannot_read_several_versions_refuses_the_change(admin: Admin) -> None:
-    admin.create_topics(
-        [
-            NewTopic("delayed", configs={"delay.enabled": True}, schema=FIRST),
-            NewTopic("plain"),
-            NewTopic(
-                "compacted",
-                configs={"cleanup.policy": "compact", "key.column": "name"},
-                schema=FIRST,
-            ),
-        ]
-    )
+    delayed = NewTopic("delayed", configs={"delay.enabled": True}, schema=FIRST)
+    admin.create_topics([delayed, NewTopic("plain")])
     with pytest.raises(InvalidSchemaError, match=r"delay\.enabled"):
         admin.alter_topics(schema={"delayed": SECOND})
     with pytest.raises(InvalidSchemaError, match="was created without a schema"):
         admin.alter_topics(schema={"plain": SECOND})
+
+
+def test_a_compacted_topic_is_cleaned_over_its_versions(
+    running: EmbeddedAppliance, admin: Admin
+) -> None:
+    configs = {"cleanup.policy": "compact", "key.column": "old"}
+    admin.create_topics(NewTopic("cleaned", configs=configs, schema=FIRST))
     with pytest.raises(InvalidSchemaError, match="has the keys of the topic"):
-        admin.alter_topics(schema={"compacted": SECOND})
+        admin.alter_topics(schema={"cleaned": SECOND})
+    newer = pa.schema(
+        [("old", pa.utf8()), field("id", pa.int64()), field("more", pa.utf8(), default='"m"')]
+    )
+    with Producer(running.address) as producer:
+        for number in range(40):
+            producer.send("cleaned", {"id": number, "name": "n", "old": f"k{number % 4}"})
+        producer.flush()
+        admin.alter_topics(schema={"cleaned": newer})
+        for number in range(40, 60):
+            producer.send("cleaned", {"id": 1 << 40, "old": f"k{number % 2}", "more": "x"})
+        producer.flush()
+    admin.compact_topic("cleaned")
+    expected = [
+        {"old": "k2", "id": 38, "more": "m"},
+        {"old": "k3", "id": 39, "more": "m"},
+        {"old": "k0", "id": 1 << 40, "more": "x"},
+        {"old": "k1", "id": 1 << 40, "more": "x"},
+    ]
+    for settings in ({}, {"from_files": False}, {"latest": True}):
+        found = tailrace.scan("cleaned", running.address, **settings)  # type: ignore[arg-type]
+        assert found.read_all().to_pylist() == expected
+    with Consumer("cleaned", bootstrap=running.address, auto_offset_reset="earliest") as consumer:
+        assert read(consumer, 4) == expected
+    with batch_reader(running, "cleaned") as consumer:
+        assert {batch.schema for batch in frames(consumer, 4)} == {FIRST, newer}
+
+
+def test_a_column_that_was_added_later_cannot_be_the_key_of_all_rows(admin: Admin) -> None:
+    create(admin, "keyed-later")
+    admin.alter_topics(schema={"keyed-later": FIRST.append(pa.field("key", pa.utf8()))})
+    compact = {"cleanup.policy": "compact"}
+    with pytest.raises(InvalidSettingError, match="an earlier version of the schema"):
+        admin.alter_topics({"keyed-later": {**compact, "key.column": "key"}})
+    admin.alter_topics({"keyed-later": {**compact, "key.column": "name"}})
 
 
 def test_a_value_that_the_newest_schema_cannot_hold_names_its_offsets(
@@ -383,3 +427,102 @@ def test_a_value_that_the_newest_schema_cannot_hold_names_its_offsets(
             read(consumer, 1)
         consumer.seek(tailrace.TopicPartition("dates", 0), caught.value.next_offset)  # type: ignore[attr-defined]
         assert len(read(consumer, 1)) == 1
+
+
+def kill(admin: Admin, role: str) -> None:
+    """SIGKILL for the processes of a role."""
+    for process in admin.describe_cluster()["processes"]:
+        if process["name"].partition("-")[0] == role and process["pid"]:
+            os.kill(process["pid"], signal.SIGKILL)
+
+
+@pytest.mark.parametrize("role", ["flusher", "worker", "controller", "front"])
+def test_a_kill_between_a_change_and_its_first_segment_loses_and_mixes_nothing(
+    tmp_path: pathlib.Path, role: str
+) -> None:
+    with tailrace.embedded(data_dir=str(tmp_path / "data"), auto_create_topics=False) as appliance:
+        with Admin(appliance.address) as admin, Producer(appliance.address) as producer:
+            create(admin, "killed")
+            schema, count = FIRST, 0
+            for number in range(3):
+                handles = []
+                for _ in range(50):
+                    handles.append(producer.send("killed", {"id": count, "name": "n", "old": "o"}))
+                    count += 1
+                schema = schema.append(field(f"c{number}", pa.int64(), default=str(number)))
+                admin.alter_topics(schema={"killed": schema})
+                kill(admin, role)
+                for _ in range(50):
+                    handles.append(producer.send("killed", {"id": count, "name": "n", "old": "o"}))
+                    count += 1
+                for handle in handles:
+                    handle.result(60)
+            assert len(admin.describe_schemas("killed")) == 4
+        expected = {"name": "n", "old": "o", "c0": 0, "c1": 1, "c2": 2}
+        with Consumer(
+            "killed", bootstrap=appliance.address, auto_offset_reset="earliest"
+        ) as consumer:
+            found = read(consumer, count)
+        assert [row.pop("id") for row in found] == list(range(count))
+        assert all(row == expected for row in found[-50:])
+        scanned = tailrace.scan("killed", appliance.address, columns=["id"]).read_all()
+        assert scanned.column("id").to_pylist() == list(range(count))
+        run(appliance, "log", "verify", str(tmp_path / "data"))
+
+
+def test_an_older_client_gets_an_error_for_an_altered_topic_and_no_wrong_values(
+    running: EmbeddedAppliance, admin: Admin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filled(running, admin, "for-old-clients")
+    create(admin, "unaltered")
+    with Producer(running.address) as producer:
+        producer.send("unaltered", OLD_ROW).result(10)
+    monkeypatch.setitem(API_VERSIONS, Api.FETCH, (2, 3))
+    with Consumer("unaltered", bootstrap=running.address, auto_offset_reset="earliest") as consumer:
+        assert read(consumer, 1) == [OLD_ROW]
+    with (
+        Consumer(
+            "for-old-clients", bootstrap=running.address, auto_offset_reset="earliest"
+        ) as consumer,
+        pytest.raises(tailrace.TailraceError) as caught,
+    ):
+        read(consumer, 1)
+    assert caught.value.code is ErrorCode.UNSUPPORTED_VERSION
+
+
+def test_a_data_directory_of_the_version_before_is_taken_and_altered(
+    tmp_path: pathlib.Path,
+) -> None:
+    data = str(tmp_path / "data")
+    with (
+        tailrace.embedded(data_dir=data, auto_create_topics=False) as appliance,
+        Admin(appliance.address) as client,
+        Producer(appliance.address) as producer,
+    ):
+        create(client, "before")
+        producer.send("before", OLD_ROW).result(10)
+    catalog = sqlite3.connect(f"{data}/coordinator.db", isolation_level=None)
+    catalog.executescript(
+        """
+        DROP TABLE schema_versions;
+        CREATE TABLE former (schema_id INTEGER PRIMARY KEY, message BLOB NOT NULL UNIQUE) STRICT;
+        INSERT INTO former SELECT * FROM schemas;
+        DROP TABLE schemas;
+        ALTER TABLE former RENAME TO schemas;
+        UPDATE meta SET value = 6 WHERE name = 'schema_version';
+        """
+    )
+    catalog.close()
+    with (
+        tailrace.embedded(data_dir=data, auto_create_topics=False) as appliance,
+        Admin(appliance.address) as client,
+        Producer(appliance.address) as producer,
+        Consumer("before", bootstrap=appliance.address, auto_offset_reset="earliest") as consumer,
+    ):
+        (version,) = client.describe_schemas("before")
+        assert (version.schema, version.author) == (FIRST, "")
+        client.alter_topics(schema={"before": SECOND})
+        producer.send("before", NEW_ROW).result(10)
+        assert read(consumer, 2)[1:] == [NEW_ROW]
+        scanned = tailrace.scan("before", appliance.address).read_all()
+        assert scanned.to_pylist() == [OLD_AS_SECOND, NEW_ROW]

@@ -30,7 +30,7 @@ from tailrace.format.record_batch.batch_header import checksum_seed
 from tailrace.format.record_batch.sparse_batch import cleaned_schema_message
 from workers.clean.cleaned_file import CleanedFile, remove_files
 from workers.clean.merged_batches import NONE_US, MergedBatches
-from workers.clean.sources import Source, SourceReader
+from workers.clean.sources import Source, SourceReader, UnreadableError
 from workers.clean.superseded import Superseded
 from workers.log.retention.wall_clock_jumps import moved_by
 from workers.segment.cleaning_job import DONE, CleaningJob, CleaningReport, JobSegment
@@ -58,12 +58,16 @@ class CleaningPass:
         self._job = job
         self._now_us = now_us
         self._on_run = on_run
-        self._schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(job.schema)))
+        self._schemas = {
+            int(number): pa.ipc.read_schema(pa.py_buffer(base64.b64decode(message)))
+            for number, message in job.schemas.items()
+        }
         self._seed = checksum_seed(bytes.fromhex(job.topic_id), job.partition)
-        self._reader = SourceReader(files, job.directory, self._schema, self._seed)
+        self._reader = SourceReader(files, job.directory, self._schemas, self._seed)
         self.report = CleaningReport(job.number)
         self._open: CleanedFile | None = None
-        self._value_index = -1 if job.typed else self._schema.get_field_index(VALUE)
+        newest = self._schemas[job.schema_id]
+        self._value_index = -1 if job.typed else newest.get_field_index(VALUE)
 
     def steps(self) -> Iterator[int]:
         """Do the job. Yields the bytes read and written, after each batch. Raises OSError,
@@ -71,9 +75,7 @@ class CleaningPass:
         """
         job = self._job
         segments = [segment for run in job.runs for segment in run]
-        superseded = Superseded(
-            self._schema.get_field_index(job.key_column), segments, job.dedupe_bytes
-        )
+        superseded = Superseded(job.key_column, segments, job.dedupe_bytes)
         yield from superseded.find(self._reader.read)
         for run in job.runs:
             yield from self._clean(run, superseded)
@@ -92,17 +94,25 @@ class CleaningPass:
 
     def _clean(self, run: list[JobSegment], superseded: Superseded) -> Iterator[int]:
         job = self._job
+        schema_id = run[0].schema_id if run[0].schema_id in self._schemas else job.schema_id
+        schema = self._schemas[schema_id]
         made = self._open = CleanedFile(
-            self._files, job.directory, run, cleaned_schema_message(self._schema)
+            self._files, job.directory, run, cleaned_schema_message(schema)
         )
         merged = MergedBatches(
-            made.add, base=run[0].base, schema=self._schema, typed=job.typed, seed=self._seed,
-            schema_id=job.schema_id, compression=job.compression,
+            made.add, base=run[0].base, schema=schema, typed=job.typed, seed=self._seed,
+            schema_id=schema_id, compression=job.compression,
             max_message_bytes=job.max_message_bytes,
         )  # fmt: skip
         last_append_us = 0
         for segment in run:
             for source in self._reader.read(segment):
+                if source.rows.num_rows and source.rows.schema != schema:
+                    raise UnreadableError(
+                        f"{job.directory}: offset {source.header.base_offset} has schema "
+                        f"{source.header.schema_id}, and its run has {schema_id}",
+                        segment.base,
+                    )
                 before = made.size
                 kept = superseded.kept(source).astype(bool)
                 since_us = self._drop_tombstones(source, kept)

@@ -51,7 +51,7 @@ class Source(NamedTuple):
 
     header: BatchHeader
     rows: pa.RecordBatch
-    """In the topic's schema."""
+    """In the schema that the batch was written with."""
     offsets: Offsets
     byte_count: int
 
@@ -59,12 +59,15 @@ class Source(NamedTuple):
 class SourceReader:
     """Reads the segments of one log."""
 
-    def __init__(self, files: Files, directory: str, schema: pa.Schema, seed: int) -> None:
+    def __init__(
+        self, files: Files, directory: str, schemas: dict[int, pa.Schema], seed: int
+    ) -> None:
+        """`schemas`: the versions of the topic's schema, by their ids."""
         self._files = files
         self._directory = directory
-        self._schema = schema
+        self._schemas = schemas
         self._seed = seed
-        self._empty = pa.RecordBatch.from_pylist([], schema)
+        self._empty = pa.RecordBatch.from_pylist([], next(iter(schemas.values())))
 
     def read(self, segment: JobSegment) -> Iterator[Source]:
         """Yield the batches up to the segment's end. Raises UnreadableError, OSError."""
@@ -144,8 +147,13 @@ class SourceReader:
     def _decode(
         self, data: bytes, header: BatchHeader, aborted: AbortedBatches
     ) -> tuple[pa.RecordBatch, Offsets]:
+        schema = self._schemas.get(header.schema_id)
+        if schema is None and len(self._schemas) == 1:
+            schema = next(iter(self._schemas.values()))
+        if schema is None:
+            raise BatchFormatError(f"its schema {header.schema_id} is not one of the topic's")
         if header.is_sparse:
-            rows, offsets = decode_sparse_batch(data, header, self._schema)
+            rows, offsets = decode_sparse_batch(data, header, schema)
             return rows, np.asarray(offsets)
         if header.is_control or (
             header.is_transactional
@@ -153,7 +161,7 @@ class SourceReader:
         ):
             return self._empty, np.empty(0, np.int64)
         message = pa.ipc.read_message(pa.py_buffer(data))
-        rows = pa.ipc.read_record_batch(message, self._schema)
+        rows = pa.ipc.read_record_batch(message, schema)
         rows.validate(full=True)
         return rows, np.arange(header.base_offset, header.next_offset, dtype=np.int64)
 

@@ -34,9 +34,9 @@ Kept = np.ndarray[Any, np.dtype[np.uint8]]
 class Superseded:
     """The superseded records of a part of a log."""
 
-    def __init__(self, key_index: int, segments: list[JobSegment], dedupe_bytes: int) -> None:
-        """`key_index`: number of the column with the keys."""
-        self._key_index = key_index
+    def __init__(self, key_column: str, segments: list[JobSegment], dedupe_bytes: int) -> None:
+        """`key_column`: the column with the keys."""
+        self._key_column = key_column
         self._segments = segments
         self._dedupe_bytes = dedupe_bytes
         self._table: KeyOffsets | None = None
@@ -111,7 +111,7 @@ class Superseded:
         return kept
 
     def _column(self, source: Source) -> pa.Array:
-        return source.rows.column(self._key_index)
+        return source.rows.column(self._key_column)
 
 
 def offsets_of(column: pa.Array) -> Offsets:

@@ -90,8 +90,8 @@ class _Watched:
     """A compacted log, with the heads of its segments."""
 
     log: PartitionLog
-    heads: dict[int, tuple[bool, int]] = field(default_factory=dict)
-    """(is cleaned, append time of the first batch) by segment base."""
+    heads: dict[int, tuple[bool, int, int]] = field(default_factory=dict)
+    """(is cleaned, append time of the first batch, schema id) by segment base."""
     pending: list[CleanedRun] = field(default_factory=list)
     """Cleaned runs that are not swapped yet, in their order."""
     stopped_base: int = -1
@@ -351,14 +351,14 @@ class Compaction:
         for segment, end in zip(segments, ends, strict=False):  # a log without segments has an end
             if segment.base not in known.heads:
                 known.heads[segment.base] = self._read_head(log, segment.base)
-            is_cleaned, first_us = known.heads[segment.base]
+            is_cleaned, first_us, schema_id = known.heads[segment.base]
             is_damaged = 0 <= known.stopped_base <= segment.base or any(
                 damage.start < end and segment.base < damage.end for damage in log.file.damage
             )
             candidates.append(
                 Candidate(
                     segment.base, end, segment.size, self._jumps.moved(first_us),
-                    self._jumps.moved(segment.last_append_us), is_cleaned, is_damaged,
+                    self._jumps.moved(segment.last_append_us), is_cleaned, is_damaged, schema_id,
                 )
             )  # fmt: skip
         bases = {segment.base for segment in segments}
@@ -370,8 +370,10 @@ class Compaction:
             min_lag_ms=int(log.assignment.settings["min.compaction.lag.ms"]),
         )
 
-    def _read_head(self, log: PartitionLog, base: int) -> tuple[bool, int]:
-        """Read whether a segment is cleaned, and its first append time, from its first batch."""
+    def _read_head(self, log: PartitionLog, base: int) -> tuple[bool, int, int]:
+        """Read from a segment's first batch if the segment is cleaned, its first append time, and
+        its schema id.
+        """
         try:
             fd = self._files.open_for_read(f"{log.directory}/{file_name(base)}")
             try:
@@ -381,8 +383,9 @@ class Compaction:
                 self._files.close(fd)
             header = read_header(head)
         except (OSError, BatchFormatError):
-            return False, 0  # the cleaner reports what is wrong
-        return bool(header.attributes & ATTRIBUTE_SPARSE), header.append_time_us
+            return False, 0, -1  # the cleaner reports what is wrong
+        is_cleaned = bool(header.attributes & ATTRIBUTE_SPARSE)
+        return is_cleaned, header.append_time_us, header.schema_id
 
     def _show(self, known: _Watched, part: Cleanable) -> None:
         """Publish what compaction knows of a log."""
@@ -439,7 +442,10 @@ class Compaction:
         return CleaningJob(
             number=number, directory=log.directory, topic=assignment.topic,
             topic_id=assignment.topic_id.hex(), partition=assignment.partition,
-            schema=base64.b64encode(assignment.schema).decode("ascii"),
+            schemas={
+                str(number): base64.b64encode(message).decode("ascii")
+                for number, message in log.file.schemas.items()
+            },
             schema_id=assignment.schema_id, typed=assignment.typed,
             key_column=settings["key.column"] if assignment.typed else "key",
             compression=settings["compression.type"],
@@ -449,7 +455,7 @@ class Compaction:
                 [
                     JobSegment(
                         each.base, each.end, each.size, each.is_cleaned,
-                        log.transaction_indexes.has(each.base),
+                        log.transaction_indexes.has(each.base), each.schema_id,
                     )
                     for each in run
                 ]
@@ -530,7 +536,7 @@ class Compaction:
                 self._give_up(known)
                 return
             known.pending.pop(0)
-            known.heads[run.base] = True, known.heads.get(run.base, (False, 0))[1]
+            known.heads[run.base] = True, *known.heads.get(run.base, (False, 0, -1))[1:]
             self._logs.publish(log)
 
     def _give_up(self, known: _Watched) -> None:

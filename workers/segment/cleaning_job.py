@@ -40,6 +40,8 @@ class JobSegment(NamedTuple):
     size: int
     is_cleaned: bool
     has_transactions: bool
+    schema_id: int = -1
+    """The schema of its batches, -1 if it is not known."""
 
 
 class CleaningJob(NamedTuple):
@@ -50,16 +52,17 @@ class CleaningJob(NamedTuple):
     topic: str
     topic_id: str
     partition: int
-    schema: str
-    """The schema message of the topic, base64."""
+    schemas: dict[str, str]
+    """Schema id -> schema message (base64) of each version of the topic's schema."""
     schema_id: int
+    """The newest version."""
     typed: bool
     key_column: str
     compression: str
     max_message_bytes: int
     delete_retention_ms: int
     runs: list[list[JobSegment]]
-    """Segments in order; those of a run become one."""
+    """Segments in order; those of a run have one schema, and become one segment."""
     jumps: list[list[int]]
     """Jumps of the wall clock (`WallJumps`)."""
     dedupe_bytes: int

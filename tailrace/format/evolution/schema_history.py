@@ -106,15 +106,17 @@ class SchemaHistory:
         columns. None if there is none.
         """
         for number in range(self._target - 1, -1, -1):
-            names = [field.name for field in schema_rules.fields_of(self.messages[number])]
-            if row.keys() <= set(names):
+            shapes = {
+                field.name: field.shape for field in schema_rules.fields_of(self.messages[number])
+            }
+            names = list(shapes)
+            if row.keys() <= shapes.keys():
                 fields = schema_rules.fields_of(self.messages[self._target])
                 made = dict[str, Any]()
                 for source, field in zip(self.sources(self.ids[number]), fields, strict=True):
-                    if source.column < 0 and field.name in row:  # it has another type now
-                        made[field.name] = row[field.name]
-                    elif source.column < 0:
-                        made[field.name] = source.default
+                    if source.column < 0:
+                        has_other_type = shapes.get(field.name, field.shape) != field.shape
+                        made[field.name] = row.get(field.name) if has_other_type else source.default
                     elif names[source.column] in row:
                         made[field.name] = row[names[source.column]]
                 return made

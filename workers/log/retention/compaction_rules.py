@@ -35,6 +35,8 @@ class Candidate(NamedTuple):
     """0 if not known: it counts as old."""
     is_cleaned: bool
     is_damaged: bool = False
+    schema_id: int = -1
+    """The schema of its batches, -1 if it is not known."""
 
 
 class Cleanable(NamedTuple):
@@ -97,13 +99,17 @@ def is_due(part: Cleanable, *, now_us: int, min_ratio: float, max_lag_ms: int) -
 
 
 def runs(segments: Sequence[Candidate], segment_bytes: int) -> list[list[Candidate]]:
-    """Divide segments into runs that become one segment each: as long as their sizes sum up to
-    `segment_bytes`.
+    """Divide segments into runs that become one segment each: those of one schema, as long as
+    their sizes sum up to `segment_bytes`.
     """
     found: list[list[Candidate]] = []
     size = 0
     for segment in segments:
-        if found and size + segment.size <= segment_bytes:
+        if (
+            found
+            and size + segment.size <= segment_bytes
+            and segment.schema_id == found[-1][-1].schema_id
+        ):
             found[-1].append(segment)
             size += segment.size
         else:
