@@ -21,13 +21,14 @@ Crash: a backup that was killed is objects that no manifest names, which the nex
 
 from __future__ import annotations
 
+import os
 import tempfile
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-from appliance.backup.errors import NotReadyError
+from appliance.backup.errors import BackupError, NotReadyError
 from appliance.backup.manifest import Manifest, Part, PartitionEntry, SegmentEntry
 from appliance.backup.recorded import recorded
 from appliance.backup.reusable import reusable
@@ -207,6 +208,12 @@ class _Backup:
                 return empty
         except FileNotFoundError:
             pass
+        data_dir = os.path.dirname(partition.directory)
+        if not os.path.isdir(data_dir):
+            raise BackupError(
+                f"{data_dir} cannot be read: mount its disk again, or move its partitions' topics "
+                "away. Earlier backups have what was there (`tailrace restore --topic`)."
+            )
         if partition.topic_id in {each.topic_id for each in self._source.partitions()}:
             raise NotReadyError(f"{partition.directory} changed while it was read.")
         return None

@@ -21,7 +21,8 @@ import os
 import re
 import sqlite3
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from dataclasses import replace
 
 import orjson
 
@@ -33,6 +34,7 @@ from appliance.catalog.database import SCHEMA_VERSION as CATALOG_VERSION
 from appliance.catalog.recovery import PRODUCER_IDS_PER_SECOND
 from appliance.groups.store.schema import SCHEMA_VERSION as GROUPS_VERSION
 from shm.crash_points import crash_point
+from tailrace.core.delays import DELAY_SUFFIX
 from tailrace.format.directory import checked_json
 from tailrace.format.directory.data_dir import (
     CATALOG_FILE,
@@ -79,10 +81,14 @@ def chosen(store: ObjectStore, backup_id: str | None, until_us: int | None) -> M
     )
 
 
-def restore(store: ObjectStore, manifest: Manifest, data_dir: str) -> int:
-    """Make `data_dir` from a backup. Returns the number of bytes written. Raises BackupError,
-    OSError.
+def restore(
+    store: ObjectStore, manifest: Manifest, data_dir: str, topics: Collection[str] = ()
+) -> int:
+    """Make `data_dir` from a backup, with these topics and their delay logs alone if there are
+    some. Returns the number of bytes written. Raises BackupError, OSError.
     """
+    if topics:
+        manifest = _only(manifest, topics)
     path = os.path.abspath(data_dir)
     os.makedirs(path, mode=0o700, exist_ok=True)
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -100,6 +106,26 @@ def restore(store: ObjectStore, manifest: Manifest, data_dir: str) -> int:
         return _Restore(store, manifest, path).run()
     finally:
         os.close(fd)
+
+
+def _only(manifest: Manifest, topics: Collection[str]) -> Manifest:
+    """The manifest without other topics. Raises BackupError."""
+    known = {entry.topic for entry in manifest.partitions}
+    missing = sorted(set(topics) - known)
+    if missing:
+        raise BackupError(
+            f"backup {manifest.backup_id} has no topic {missing[0]!r}; it has "
+            f"{', '.join(sorted(known)[:20])}."
+        )
+    kept = {*topics, *(name + DELAY_SUFFIX for name in topics)}
+    return replace(
+        manifest,
+        partitions=[entry for entry in manifest.partitions if entry.topic in kept],
+        gone=[
+            *manifest.gone,
+            *{entry.topic_id for entry in manifest.partitions if entry.topic not in kept},
+        ],
+    )
 
 
 def _refuse_used(path: str) -> None:

@@ -114,6 +114,10 @@ class Catalog:
         self._slot_count = slot_count
         self._random_bytes = random_bytes
         self._usable_dirs: list[int] = [0]
+        self.takes_writes: Callable[[int], bool] = lambda _number: True
+        """False for the number of a data directory whose disk is gone or full: it gets no new
+        partitions while another one takes writes.
+        """
         self._db = open_database(path)
         self._effects = Effects()
         try:
@@ -339,8 +343,11 @@ class Catalog:
                 "SELECT partition, data_dir FROM partitions WHERE topic_id = ?", (delay_of,)
             )
         )
-        counts: Counter[int] = Counter(dict.fromkeys(self._usable_dirs, 0))
-        if len(self._usable_dirs) > 1:
+        usable = self._usable_dirs
+        if len(usable) > 1:
+            usable = [number for number in usable if self.takes_writes(number)] or usable
+        counts: Counter[int] = Counter(dict.fromkeys(usable, 0))
+        if len(usable) > 1:
             counts.update(
                 dict(
                     self._db.execute("SELECT data_dir, count(*) FROM partitions GROUP BY data_dir")
@@ -356,7 +363,7 @@ class Catalog:
             data_dir = (
                 beside[partition]
                 if delay_of
-                else min(self._usable_dirs, key=lambda number: (counts[number], number))
+                else min(usable, key=lambda number: (counts[number], number))
             )
             counts[data_dir] += 1
             self._db.execute(

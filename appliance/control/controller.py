@@ -133,6 +133,9 @@ class Controller:
         self._moves = PartitionMoves(
             catalog, topics, publisher, self._changes, leases, host_view, start_ns
         )
+        catalog.takes_writes = lambda number: host_view.takes_writes(
+            publisher.placement.index_of(number)
+        )
         decisions.begin_move = self._moves.begin
         description.moves = self._moves.described
         self._host_view = host_view

@@ -10,7 +10,7 @@ import os
 from typing import Any
 
 from appliance.control.dedicated_workers import DedicatedWorkers
-from shm.memory.layout import FLUSHERS_MAX, ProcessWord, Role
+from shm.memory.layout import FLUSHERS_MAX, DirectoryState, ProcessWord, Role
 from shm.runtime.agent_runner import process_name
 from shm.tables.control import Control
 from tailrace.format.directory.data_dir import (
@@ -174,11 +174,8 @@ class HostView:
         return free < reserve + reserve // 4
 
     def _data_dir(self, index: int, path: str) -> dict[str, Any]:
-        state = (
-            "FULL"
-            if self._control.process(Role.FLUSHER, index).load(ProcessWord.DISK_FULL)
-            else "OK"
-        )
+        word = self._control.process(Role.FLUSHER, index).load(ProcessWord.DISK_FULL)
+        state = DirectoryState(word).name
         try:
             free, total = self._machine.free_and_total_bytes(path)
         except OSError:
@@ -190,6 +187,10 @@ class HostView:
             "reserve_bytes": self.reserve_bytes,
             "state": state,
         }
+
+    def takes_writes(self, index: int) -> bool:
+        """False if a data directory is full or lost."""
+        return not self._control.process(Role.FLUSHER, index).load(ProcessWord.DISK_FULL)
 
     def dir_paths(self) -> list[str]:
         """The data directories of this run, in its order."""

@@ -53,6 +53,10 @@ class PartitionPlacement:
         """The catalog's number of a data directory of this run."""
         return self._dir_numbers[index]
 
+    def index_of(self, number: int) -> int:
+        """The index in this run of the data directory of this number."""
+        return self._dir_index[number]
+
     def known_dir_index(self, row: PartitionRow) -> int | None:
         """The index of a partition's data directory; None if this run does not have it."""
         return self._dir_index.get(row.data_dir)

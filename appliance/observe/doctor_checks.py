@@ -17,7 +17,7 @@ import psutil
 from appliance.config.relations import planned_cores
 from appliance.config.settings import Settings
 from appliance.config.topology import read_topology
-from appliance.observe.process_states import FULL_DISK_ADVICE
+from appliance.observe.process_states import FULL_DISK_ADVICE, LOST_DISK_ADVICE
 from appliance.supervise.preflight import unfit_machine
 from tailrace.format.directory.data_dir import QUARANTINE_DIRECTORY
 
@@ -305,6 +305,15 @@ def appliance_checks(state: dict[str, Any]) -> list[Check]:
                     Level.PROBLEM,
                     f"{directory['path']} takes no writes because its disk is full: "
                     f"{FULL_DISK_ADVICE} ({directory['free_bytes'] >> 20} MiB are free)",
+                )
+            )
+        elif directory["state"] != "OK":
+            checks.append(
+                Check(
+                    "disk lost",
+                    Level.PROBLEM,
+                    f"{directory['path']} cannot be used, its disk is gone or failing: "
+                    f"{LOST_DISK_ADVICE}; the partitions of other directories go on",
                 )
             )
     for offline in state["offline"]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from appliance.observe.occupancy import OccupancyReader
-from shm.memory.layout import Measure, Phase, ProcessWord, Role
+from shm.memory.layout import DirectoryState, Measure, Phase, ProcessWord, Role
 from shm.runtime.agent_runner import process_name
 from shm.tables.control import Control
 from shm.tables.measurements import CreditValues, Exemplar, HistogramValues
@@ -17,6 +17,7 @@ _MEASURES = {
     Role.FLUSHER: (Measure.SYNC,),
     Role.GROUPS: (Measure.COMMIT,),
 }
+LOST_DISK_ADVICE = "mount it again, then run: tailrace topic online TOPIC"
 FULL_DISK_ADVICE = (
     "free some space, lower retention.ms or retention.bytes, or run tailrace topic delete-records"
 )
@@ -106,12 +107,19 @@ class ProcessStates:
         """
         if self.control.phase is not Phase.RUNNING:
             return [f"the appliance is {self.control.phase.name.lower()}"]
-        full = [
-            f"{path} takes no writes because its disk is full: {FULL_DISK_ADVICE}"
+        why = {
+            DirectoryState.FULL: f"its disk is full: {FULL_DISK_ADVICE}",
+            DirectoryState.LOST: f"its disk is gone: {LOST_DISK_ADVICE}",
+        }
+        states = [
+            (path, self.control.process(Role.FLUSHER, index).load(ProcessWord.DISK_FULL))
             for index, path in enumerate(self._data_dirs)
-            if self.control.process(Role.FLUSHER, index).load(ProcessWord.DISK_FULL)
         ]
-        return full + [
+        return [
+            f"{path} takes no writes because {why[DirectoryState(state)]}"
+            for path, state in states
+            if state
+        ] + [
             process.name
             for process in self.processes()
             if not (process.is_live and process.is_ready)

@@ -238,6 +238,14 @@ _ROLE_START = {
 PROCESSES_MAX = _ROLE_START[Role.CLEANER] + FLUSHERS_MAX
 
 
+class DirectoryState(IntEnum):
+    """State of a flusher's data directory, in its word DISK_FULL."""
+
+    OK = 0
+    FULL = 1
+    LOST = 2
+
+
 class ProcessWord(IntEnum):
     """Words of a process's slot, in cache lines: supervisor (0-7), the process itself (8-15 and
     24-39), controller (16-23).

@@ -17,6 +17,7 @@ Run it with `python -P -m workers.flush.flusher`.
 
 from __future__ import annotations
 
+import errno
 import logging
 import sys
 import time
@@ -24,7 +25,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shm.crash_points import crash_point
-from shm.memory.layout import Measure, ProcessWord, RegionKind, Role, Verdict
+from shm.memory.layout import DirectoryState, Measure, ProcessWord, RegionKind, Role, Verdict
 from shm.queues.doorbell import Doorbell
 from shm.queues.lane import LaneReader
 from shm.queues.ring import Ring
@@ -54,6 +55,7 @@ from workers.log.log_set import LogSet, RunFacts
 from workers.log.partition_log import PartitionLog
 from workers.log.retention.leases import Task
 from workers.log.retention.wall_clock_jumps import WallJumps
+from workers.segment.directory_watch import DirectoryWatch
 from workers.segment.disk_space import DiskSpace
 from workers.segment.files import NO_SPACE, DiskFiles, Files, is_shortage
 
@@ -118,10 +120,12 @@ class Flusher:
         start_ns: int,
         cleaner: ProcessSlot | None = None,
         ring_cleaner: Callable[[], None] = lambda: None,
+        watch: DirectoryWatch | None = None,
     ) -> None:
         """`cleaner`: the slot of the process that cleans for this one; `ring_cleaner` wakes it, and
         the supervisor, which starts it.
         """
+        self._watch = watch
         self._cleaner = cleaner
         self._ring_cleaner = ring_cleaner
         slot.store(ProcessWord.CLEANING, 0)  # a predecessor's job has ended with it
@@ -224,6 +228,8 @@ class Flusher:
             self._show_space()
             if self._space.is_full:
                 self._log_cleaner.make_room()
+        if self._watch is not None and self._watch.check(now_ns):
+            self._on_watched(self._watch.reason)
         if self._bin is not None and not self._bin.is_idle:
             work += self._purge_some(self._bin)
         if now_ns < self._stalled_until_ns:
@@ -472,11 +478,32 @@ class Flusher:
         self._log_cleaner.checkpoint_some(self._settings.checkpoint_bytes)
         return True
 
+    # ---- the disk --------------------------------------------------------------------------------
+
+    def _on_watched(self, reason: str) -> None:
+        """Take every log offline when the directory is gone: what is written to its open files
+        would be found by no start.
+        """
+        if not reason:
+            logger.info("data_dir_is_back path=%s", self._data_dir)
+        else:
+            logger.error(
+                "data_dir_lost path=%s reason=%r advice=%r", self._data_dir, reason,
+                "mount the disk again and run tailrace topic online TOPIC for each topic, or "
+                "restart",
+            )  # fmt: skip
+            for log in self._logs.all():
+                if log.is_open and not log.refusal:
+                    self._logs.take_offline(log, OSError(errno.ENODEV, reason))
+        self._show_space()
+
     # ---- space -----------------------------------------------------------------------------------
 
     def _show_space(self) -> None:
         """Publish whether workers must refuse batches because the disk is full."""
-        self._slot.store(ProcessWord.DISK_FULL, int(self._space.is_full))
+        is_lost = self._watch is not None and bool(self._watch.reason)
+        state = DirectoryState.LOST if is_lost else DirectoryState(int(self._space.is_full))
+        self._slot.store(ProcessWord.DISK_FULL, state)
         for bell in self._workers.values():
             bell.ring()
 
@@ -539,6 +566,7 @@ def build(context: ProcessContext, files: Files) -> Flusher:
         on_ready=context.report_ready,
         now_us=clock.wall_us,
         start_ns=clock.monotonic_ns(),
+        watch=DirectoryWatch(spec.data_dirs[spec.index]) if isinstance(files, DiskFiles) else None,
         cleaner=context.control.process(Role.CLEANER, spec.index),
         ring_cleaner=ring_cleaner,
     )

@@ -169,6 +169,10 @@ LOG_EVENTS: dict[str, LogEvent] = {
         "a write or sync failed; it is retried once in a new file",
         "look at the disk (journalctl -k); partition_offline follows if it fails again",
     ),
+    "data_dir_lost": LogEvent(
+        "a data directory is gone, unmounted or unplugged: its partitions are offline",
+        "mount the disk again, then run tailrace topic online for each topic, or restart",
+    ),
     "disk_full": LogEvent(
         "a data directory has no room: producers get DISK_FULL and wait, readers go on",
         "free some space: tailrace topic delete-records, or a lower retention.ms or "

@@ -26,6 +26,12 @@ from shm.crash_points import arm_from_environment
     help="The newest backup whose point is not later: no record that was appended after TIME. "
     f"TIME: {PastMoment.help}",
 )
+@click.option(
+    "--topic",
+    "topics",
+    multiple=True,
+    help="This topic alone, with its delayed records; may be repeated.",
+)
 @key_option
 @json_option
 def command(
@@ -33,6 +39,7 @@ def command(
     data_dir: str,
     backup_id: str | None,
     until: dt.datetime | None,
+    topics: tuple[str, ...],
     key_file: str | None,
     as_json: bool,
 ) -> None:
@@ -55,7 +62,7 @@ def command(
             manifest = chosen(
                 store, backup_id, None if until is None else int(until.timestamp() * 1e6)
             )
-            written = restore_backup(store, manifest, data_dir)
+            written = restore_backup(store, manifest, data_dir, topics)
     seconds = time.monotonic() - begun
     if as_json:
         print_json(
