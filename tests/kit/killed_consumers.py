@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import importlib
 import json
 import os
 import random
@@ -20,11 +21,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-import redis
-import sqlalchemy
-
 from tailrace import CommitFailedError, Consumer, Record, ShareConsumer, TopicPartition
-from tailrace.aio import AsyncConsumer
 from tailrace.idempotent import (
     DedupTable,
     OffsetsMovedError,
@@ -173,6 +170,8 @@ def _in_a_loop(plan: Plan, fate: Fate) -> None:
 
 
 async def _in_a_group_of_a_loop(plan: Plan, fate: Fate) -> None:
+    from tailrace.aio import AsyncConsumer
+
     sink = SqlSink(_connect(plan), GROUP)
     async with AsyncConsumer(
         bootstrap=plan.address, group_id=f"of-{plan.topic}", auto_offset_reset="earliest"
@@ -229,6 +228,8 @@ def _with_sqlite3(plan: Plan, fate: Fate) -> None:
 
 
 def _with_sqlalchemy(plan: Plan, fate: Fate) -> None:
+    import sqlalchemy
+
     _sink(
         plan, fate, sqlalchemy.create_engine(f"sqlite:///{plan.path}", connect_args={"timeout": 60})
     )
@@ -302,6 +303,8 @@ def _with_versions(plan: Plan, fate: Fate) -> None:
 
 
 def _with_redis(plan: Plan, fate: Fate, order: str) -> None:
+    import redis
+
     client = redis.Redis(unix_socket_path=plan.redis_socket)
     guard = RedisGuard(client, f"{plan.topic}:")
     file = os.open(plan.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
@@ -322,6 +325,8 @@ def _with_redis(plan: Plan, fate: Fate, order: str) -> None:
 
 
 def _in_redis(plan: Plan, fate: Fate) -> None:
+    import redis
+
     client = redis.Redis(unix_socket_path=plan.redis_socket)
     guard = RedisGuard(client, f"{plan.topic}:")
 
@@ -354,6 +359,15 @@ MODES: dict[str, Callable[[Plan, Fate], None]] = {
     "in redis": _in_redis,
 }
 
+IMPORTS = {
+    "sqlalchemy": "sqlalchemy",
+    "group in a loop": "tailrace.aio",
+    "redis, guard first": "redis",
+    "redis, effect first": "redis",
+    "in redis": "redis",
+}
+"""Modules that a mode needs, and that take long to import: once, before the first life."""
+
 
 def _victim(plan: Plan, slot: int, life: int) -> NoReturn:
     code = 1
@@ -367,6 +381,8 @@ def _victim(plan: Plan, slot: int, life: int) -> NoReturn:
 
 
 def main(plan: Plan) -> int:
+    if plan.mode in IMPORTS:
+        importlib.import_module(IMPORTS[plan.mode])
     running: dict[int, tuple[int, int]] = {}
     killed = 0
 
