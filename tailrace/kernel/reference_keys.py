@@ -17,12 +17,46 @@ from __future__ import annotations
 import os
 import struct
 import zlib
+from array import array
+from collections.abc import Iterator
 from typing import Any
 
 TAGS_END = 1 << 32
 """Tags are below this."""
 KEY_OVERHEAD_BYTES = 120
 """About what a dict's entry and a short bytes object take."""
+
+
+def keyed_rows(
+    validity: Any, ends: Any, data: Any, start: int, count: int, width: int
+) -> Iterator[tuple[int, bytes]]:
+    """The row and the key of each row that has one, of an Arrow column; see `KeyNumbers.numbers`.
+    Raises ValueError for rows outside these buffers.
+    """
+    valid = None if validity is None else memoryview(validity).cast("B")
+    cells = memoryview(b"") if data is None else memoryview(data).cast("B")
+    if start < 0 or count < 0:
+        raise ValueError("the rows are outside the column")
+    if valid is not None and len(valid) * 8 < start + count:
+        raise ValueError("the validity bits are fewer than the rows")
+    edges: Any
+    if ends is not None:
+        view = memoryview(ends).cast("B")
+        if len(view) < (start + count + 1) * 4 and count:
+            raise ValueError("the offsets are fewer than the rows")
+        edges = struct.unpack_from(f"<{count + 1}i", view, start * 4) if count else (0,)
+    elif count and (width <= 0 or (start + count) * width > len(cells)):
+        raise ValueError("the rows are outside the column")
+    else:
+        edges = range(start * width, (start + count) * width + 1, width or 1)
+    for row in range(count):
+        at = start + row
+        if valid is not None and not valid[at >> 3] >> (at & 7) & 1:
+            continue
+        begin, end = edges[row], edges[row + 1]
+        if not 0 <= begin <= end <= len(cells):
+            raise ValueError("the offsets are outside the data")
+        yield row, bytes(cells[begin:end])
 
 
 class KeyNumbers:
@@ -64,37 +98,12 @@ class KeyNumbers:
         32-bit offsets (None: each key has `width` bytes) and its data. Raises ValueError for rows
         outside these buffers, OverflowError for more keys than an int32 counts.
         """
-        valid = None if validity is None else memoryview(validity).cast("B")
-        cells = memoryview(b"") if data is None else memoryview(data).cast("B")
         found = memoryview(out).cast("B").cast("i")
-        if valid is not None and len(valid) * 8 < start + count:
-            raise ValueError("the validity bits are fewer than the rows")
         if len(found) < count:
             raise ValueError("out is shorter than the rows")
-        if ends is not None:
-            view = memoryview(ends).cast("B")
-            if len(view) < (start + count + 1) * 4 and count:
-                raise ValueError("the offsets are fewer than the rows")
-            edges = struct.unpack_from(f"<{count + 1}i", view, start * 4) if count else (0,)
-        elif (
-            start < 0
-            or count < 0
-            or (count and (width <= 0 or (start + count) * width > len(cells)))
-        ):
-            raise ValueError("the rows are outside the column")
-        else:
-            edges = tuple(range(start * width, (start + count) * width + 1, width or 1))
-        for row in range(count):
-            at = start + row
-            if valid is not None and not valid[at >> 3] >> (at & 7) & 1:
-                found[row] = -1
-                continue
-            begin, end = edges[row], edges[row + 1]
-            if not 0 <= begin <= end <= len(cells):
-                raise ValueError("the offsets are outside the data")
-            key = bytes(cells[begin:end])
+        found[:count] = array("i", [-1]) * max(count, 0)
+        for row, key in keyed_rows(validity, ends, data, start, count, width):
             if (low or high < TAGS_END) and not low <= self._tag(key) < high:
-                found[row] = -1
                 continue
             number = self._numbers.get(key)
             if number is None:

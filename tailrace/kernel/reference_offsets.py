@@ -17,13 +17,12 @@ Invariants:
 from __future__ import annotations
 
 import os
-import struct
 import zlib
 from collections.abc import Iterator
 from typing import Any
 
-TAGS_END = 1 << 32
-"""Tags are below this."""
+from tailrace.kernel.reference_keys import TAGS_END, keyed_rows
+
 SLOT_BYTES = 24
 """Bytes of a slot of the compiled table."""
 
@@ -119,33 +118,12 @@ class KeyOffsets:
         high: int,
     ) -> Iterator[tuple[int, bytes]]:
         """The row and the key of each row that has one in the range of tags. Raises ValueError."""
-        valid = None if validity is None else memoryview(validity).cast("B")
-        cells = memoryview(b"") if data is None else memoryview(data).cast("B")
-        if start < 0 or count < 0:
-            raise ValueError("the rows are outside the column")
-        if valid is not None and len(valid) * 8 < start + count:
-            raise ValueError("the validity bits are fewer than the rows")
-        edges: Any
-        if ends is not None:
-            view = memoryview(ends).cast("B")
-            if len(view) < (start + count + 1) * 4 and count:
-                raise ValueError("the offsets are fewer than the rows")
-            edges = struct.unpack_from(f"<{count + 1}i", view, start * 4) if count else (0,)
-        elif count and (width <= 0 or (start + count) * width > len(cells)):
-            raise ValueError("the rows are outside the column")
-        else:
-            edges = range(start * width, (start + count) * width + 1, width or 1)
-        for row in range(count):
-            at = start + row
-            if valid is not None and not valid[at >> 3] >> (at & 7) & 1:
-                continue
-            begin, end = edges[row], edges[row + 1]
-            if not 0 <= begin <= end <= len(cells):
-                raise ValueError("the offsets are outside the data")
-            key = bytes(cells[begin:end])
-            if (low or high < TAGS_END) and not low <= zlib.crc32(key, self._seed) < high:
-                continue
-            yield row, key
+        for row, key in keyed_rows(validity, ends, data, start, count, width):
+            if low or high < TAGS_END:
+                if low <= zlib.crc32(key, self._seed) < high:
+                    yield row, key
+            else:
+                yield row, key
 
 
 def _offsets_of(offsets: Any, count: int) -> memoryview:

@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import sys
 
-from tests.fuzz import files, programs, protocol_fuzzer
+from tests.fuzz import files, protocol_fuzzer
+from tests.fuzz.program import program_fuzzer
 
 FUZZERS = {
     "protocol": protocol_fuzzer.main,
     "files": files.main,
-    "programs": programs.main,
+    "programs": program_fuzzer.main,
 }
 
 if __name__ == "__main__":

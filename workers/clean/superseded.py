@@ -22,7 +22,8 @@ import numpy as np
 import pyarrow as pa
 
 from tailrace.kernel import KeyOffsets
-from tailrace.kernel.reference_offsets import SLOT_BYTES, TAGS_END
+from tailrace.kernel.reference_keys import TAGS_END
+from tailrace.kernel.reference_offsets import SLOT_BYTES
 from workers.clean.sources import Offsets, Source
 from workers.segment.cleaning_job import JobSegment
 

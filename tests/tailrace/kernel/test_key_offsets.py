@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tailrace import kernel
 from tailrace.kernel import reference_offsets
-from tailrace.kernel.reference_offsets import TAGS_END
+from tailrace.kernel.reference_keys import TAGS_END
 
 NATIVE = kernel.load_compiled()
 KINDS: list[Any] = [

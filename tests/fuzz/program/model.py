@@ -3,7 +3,7 @@
 It is fed with each call of a program and with each result, and says what the next one may be. A
 value that a fault leaves undecided is the set of the values that it may have.
 
-Owner: one ProgramRun (`tests.fuzz.program_run`).
+Owner: one ProgramRun (`tests.fuzz.program.run`).
 Invariants:
 - A place (topic id, partition, offset) has one value.
 - A cursor's offset is the next record of its partition: exactly one, unless a start or a fault

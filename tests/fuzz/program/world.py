@@ -1,7 +1,7 @@
 """What the clients of a fuzzed program share: names, the models, the records that were sent, and
 the errors that the world's faults explain.
 
-Owner: one ProgramRun (`tests.fuzz.program_run`). Invariants: names of topics and groups are this
+Owner: one ProgramRun (`tests.fuzz.program.run`). Invariants: names of topics and groups are this
 run's own, so that many runs share an appliance.
 """
 
@@ -22,11 +22,11 @@ from tailrace.core.errors import (
     UnknownMemberError,
     UnknownTopicError,
 )
-from tests.fuzz.program_calls import Calls
-from tests.fuzz.program_model import Committed, Key, Topics, expect
-from tests.fuzz.program_operations import PARTITIONS
-from tests.fuzz.queue_model import Queue
-from tests.fuzz.transaction_model import Ledger
+from tests.fuzz.program.calls import Calls
+from tests.fuzz.program.model import Committed, Key, Topics, expect
+from tests.fuzz.program.operations import PARTITIONS
+from tests.fuzz.program.queue_model import Queue
+from tests.fuzz.program.transaction_model import Ledger
 
 _numbers = itertools.count()
 

@@ -4,7 +4,7 @@ what must hold at its end.
 At the end everything is read back: the logs by a consumer without a group, each group's rest from
 its committed offset, each queue by one more member, and the dead letters.
 
-Owner: `tests.fuzz.programs`.
+Owner: `tests.fuzz.program.program_fuzzer`.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from tailrace.core.errors import (
     UnknownTopicError,
 )
 from tailrace.embedded_appliance import EmbeddedAppliance
-from tests.fuzz.program_clients import Client, ProducerClient
-from tests.fuzz.program_consumers import ConsumerClient
-from tests.fuzz.program_ledger import LedgerRun
-from tests.fuzz.program_model import Committed, Finding, Key, expect
-from tests.fuzz.program_operations import PARTITIONS, Operation, Program
-from tests.fuzz.program_queues import QueueClient
-from tests.fuzz.program_transactions import TransactionClient
-from tests.fuzz.program_victim import Victim
-from tests.fuzz.program_world import Sent
+from tests.fuzz.program.clients import Client, ProducerClient
+from tests.fuzz.program.consumers import ConsumerClient
+from tests.fuzz.program.ledger import LedgerRun
+from tests.fuzz.program.model import Committed, Finding, Key, expect
+from tests.fuzz.program.operations import PARTITIONS, Operation, Program
+from tests.fuzz.program.queues import QueueClient
+from tests.fuzz.program.transactions import TransactionClient
+from tests.fuzz.program.victim import Victim
+from tests.fuzz.program.world import Sent
 from tests.kit.processes import children, wait_until
 from tests.kit.wall_clock import WallClock
 

@@ -14,8 +14,8 @@ from collections.abc import Callable, Coroutine
 from types import FrameType
 from typing import Any
 
-from tests.fuzz.program_model import Finding
-from tests.fuzz.program_operations import Operation
+from tests.fuzz.program.model import Finding
+from tests.fuzz.program.operations import Operation
 from tests.kit.cancellation import CancelledAt
 
 HANG_S = 90.0

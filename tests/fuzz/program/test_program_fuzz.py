@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from tailrace import Consumer, Producer, Record
-from tests.fuzz import program_clients, program_consumers, programs
-from tests.fuzz.program_model import Finding
-from tests.fuzz.program_operations import PARTITIONS, Operation
-from tests.fuzz.transaction_operations import program_of
+from tests.fuzz.program import clients, consumers, program_fuzzer
+from tests.fuzz.program.model import Finding
+from tests.fuzz.program.operations import PARTITIONS, Operation
+from tests.fuzz.program.transaction_operations import program_of
 from tests.kit import seeds
 from tests.kit.processes import HANG_LIMIT_S
 
@@ -25,7 +25,9 @@ LONG_S = 3_600.0
 
 def test_programs_of_public_calls_get_what_the_page_of_deliveries_promises() -> None:
     said: list[str] = []
-    assert not programs.fuzz(SEED, HANG_LIMIT_S, said.append, numbers=NUMBERS, shrinks=False), said
+    assert not program_fuzzer.fuzz(
+        SEED, HANG_LIMIT_S, said.append, numbers=NUMBERS, shrinks=False
+    ), said
 
 
 @pytest.mark.long
@@ -33,7 +35,7 @@ def test_programs_of_public_calls_get_what_the_page_of_deliveries_promises() -> 
 def test_new_programs_of_public_calls_get_what_the_page_of_deliveries_promises(seed: int) -> None:
     said: list[str] = []
     numbers = range(NEW_PROGRAMS)
-    assert not programs.fuzz(seed, LONG_S, said.append, numbers=numbers), "\n".join(said)
+    assert not program_fuzzer.fuzz(seed, LONG_S, said.append, numbers=numbers), "\n".join(said)
 
 
 def test_a_program_is_a_function_of_its_seed() -> None:
@@ -41,14 +43,14 @@ def test_a_program_is_a_function_of_its_seed() -> None:
 
 
 @pytest.fixture(scope="module")
-def fuzzer() -> Iterator[programs.ProgramFuzzer]:
+def fuzzer() -> Iterator[program_fuzzer.ProgramFuzzer]:
     """A fuzzer for programs that share its appliance."""
-    with programs.fuzzer(SEED) as made:
+    with program_fuzzer.fuzzer(SEED) as made:
         yield made
 
 
 def test_the_commit_of_a_reader_of_unknown_position_may_be_any_of_its_possible_offsets(
-    fuzzer: programs.ProgramFuzzer,
+    fuzzer: program_fuzzer.ProgramFuzzer,
 ) -> None:
     """Two readers of one group begin at 0. One commits 1 and then the other, which was given
     nothing yet, commits 0.
@@ -73,7 +75,7 @@ def test_the_commit_of_a_reader_of_unknown_position_may_be_any_of_its_possible_o
 
 
 def test_a_skipped_record_is_found_and_the_program_is_cut_to_what_shows_it(
-    fuzzer: programs.ProgramFuzzer,
+    fuzzer: program_fuzzer.ProgramFuzzer,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Skipping(Consumer):
@@ -97,7 +99,7 @@ def test_a_skipped_record_is_found_and_the_program_is_cut_to_what_shows_it(
         Operation("c0", "positions"),
     )
     assert fuzzer.try_program(program) is None
-    monkeypatch.setitem(program_consumers.KINDS, "Consumer", Skipping)
+    monkeypatch.setitem(consumers.KINDS, "Consumer", Skipping)
     shortest, finding = fuzzer.shrink(program, until_s=float("inf"))
     assert isinstance(finding, Finding)
     assert "came where [0] belongs" in str(finding)
@@ -105,7 +107,7 @@ def test_a_skipped_record_is_found_and_the_program_is_cut_to_what_shows_it(
 
 
 def test_a_transaction_that_is_half_visible_or_committed_for_an_abort_is_found(
-    fuzzer: programs.ProgramFuzzer,
+    fuzzer: program_fuzzer.ProgramFuzzer,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Confused(Producer):
@@ -130,5 +132,5 @@ def test_a_transaction_that_is_half_visible_or_committed_for_an_abort_is_found(
     ):
         assert fuzzer.try_program(program) is None
         with monkeypatch.context() as planted:
-            planted.setitem(program_clients.KINDS, "Producer", kind)
+            planted.setitem(clients.KINDS, "Producer", kind)
             assert finding in str(fuzzer.try_program(program))

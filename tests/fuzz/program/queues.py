@@ -1,6 +1,6 @@
 """The share consumers of a fuzzed program, held against the model of their queue.
 
-Owner: one ProgramRun (`tests.fuzz.program_run`).
+Owner: one ProgramRun (`tests.fuzz.program.run`).
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from typing import Any
 from tailrace import ShareConsumer
 from tailrace.aio import AsyncShareConsumer
 from tailrace.core.errors import InvalidRecordError, InvalidRequestError, TailraceError
-from tests.fuzz.program_calls import PATIENCE_S, Fuse
-from tests.fuzz.program_clients import LOOPED, NOTHING, BodyError, Client
-from tests.fuzz.program_model import Place, expect
-from tests.fuzz.program_operations import Operation
-from tests.fuzz.program_world import World
-from tests.fuzz.queue_model import QueueReader, Word
+from tests.fuzz.program.calls import PATIENCE_S, Fuse
+from tests.fuzz.program.clients import LOOPED, NOTHING, BodyError, Client
+from tests.fuzz.program.model import Place, expect
+from tests.fuzz.program.operations import Operation
+from tests.fuzz.program.queue_model import QueueReader, Word
+from tests.fuzz.program.world import World
 
 KINDS: dict[str, Any] = {"ShareConsumer": ShareConsumer, "AsyncShareConsumer": AsyncShareConsumer}
 

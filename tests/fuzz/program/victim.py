@@ -1,5 +1,5 @@
 """A consumer in a process of its own, which a fuzzed program kills: `python -P -m
-tests.fuzz.program_victim KIND ADDRESS GROUP TOPIC COMMITS`.
+tests.fuzz.program.victim KIND ADDRESS GROUP TOPIC COMMITS`.
 
 It writes a line for what each poll has delivered, and one before and behind each commit. Then it
 goes on, so that the kill finds it anywhere.
@@ -11,9 +11,9 @@ import subprocess
 import sys
 
 from tailrace import Consumer, ShareConsumer
-from tests.fuzz.program_model import Reader
-from tests.fuzz.program_world import World
-from tests.fuzz.queue_model import QueueReader
+from tests.fuzz.program.model import Reader
+from tests.fuzz.program.queue_model import QueueReader
+from tests.fuzz.program.world import World
 from tests.kit.processes import HANG_LIMIT_S
 
 AT_ONCE = 2
@@ -33,7 +33,7 @@ class Victim:
     def live(self, count: int, commits: bool) -> None:
         """Let it read so many records, or as many as there are, and kill it."""
         command = [
-            sys.executable, "-P", "-m", "tests.fuzz.program_victim", self._kind,
+            sys.executable, "-P", "-m", "tests.fuzz.program.victim", self._kind,
             self._run.address, self._run.name(self._group), self._run.name(self._name),
             str(int(commits)),
         ]  # fmt: skip

@@ -1,7 +1,7 @@
 """The transactional producers of a fuzzed program, held against the model of their transactions:
 blocks and single calls, branches, prepared transactions, offsets, and rivals for one id.
 
-Owner: one ProgramRun (`tests.fuzz.program_run`).
+Owner: one ProgramRun (`tests.fuzz.program.run`).
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from tailrace.core.errors import (
     TailraceError,
     TransactionAbortedError,
 )
-from tests.fuzz.program_clients import KINDS, NOTHING, BodyError, Client
-from tests.fuzz.program_model import Finding, expect
-from tests.fuzz.program_operations import Operation
-from tests.fuzz.program_world import World
-from tests.fuzz.transaction_model import Branch, Outcome, Transaction
+from tests.fuzz.program.clients import KINDS, NOTHING, BodyError, Client
+from tests.fuzz.program.model import Finding, expect
+from tests.fuzz.program.operations import Operation
+from tests.fuzz.program.transaction_model import Branch, Outcome, Transaction
+from tests.fuzz.program.world import World
 
 LEDGER, INPUTS = "t", "s"
 """The topics of the transactions' records and of the offsets that go with them."""

@@ -1,7 +1,6 @@
 """The program fuzzer: random sequences of public calls on clients of every kind, with exceptions,
 cancellations, signals, kills, deletions of topics and jumps of the clock, held against the model of
-docs/delivery.md and docs/transactions.md (`tests.fuzz.program_model`, `queue_model`,
-`transaction_model`).
+docs/delivery.md and docs/transactions.md (`model`, `queue_model`, `transaction_model`).
 
 The outcome of a program is one of two: it does what the model says, or there is a finding, with the
 shortest program that still has it. A program is repeated by its seed and number; what the machine's
@@ -23,10 +22,10 @@ from collections.abc import Callable, Iterator
 
 from tailrace.core.errors import TailraceError
 from tailrace.embedded_appliance import EmbeddedAppliance, start_embedded
-from tests.fuzz.program_model import Finding
-from tests.fuzz.program_operations import PARTITIONS, Operation, Program, listing
-from tests.fuzz.program_run import run
-from tests.fuzz.transaction_operations import program_of
+from tests.fuzz.program.model import Finding
+from tests.fuzz.program.operations import PARTITIONS, Operation, Program, listing
+from tests.fuzz.program.run import run
+from tests.fuzz.program.transaction_operations import program_of
 from tests.kit.processes import children
 from tests.kit.wall_clock import WallClock
 

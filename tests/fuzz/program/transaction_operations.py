@@ -1,5 +1,5 @@
 """The transactions of random programs: calls of transactional producers between the operations of
-`tests.fuzz.program_operations`, and whether the dead letters are sent again at the end.
+`tests.fuzz.program.operations`, and whether the dead letters are sent again at the end.
 
 A pure function of the program's seed, with a random stream of its own.
 """
@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from tests.fuzz.program_operations import PRODUCERS, WAITS_MAX, Generator, Operation, Program
+from tests.fuzz.program.operations import PRODUCERS, WAITS_MAX, Generator, Operation, Program
 
 SHARE = 0.4
 """The part of programs with transactions."""

@@ -1,6 +1,6 @@
 """The model of the program fuzzer's queues: the second table of docs/delivery.md as code.
 
-Owner: one ProgramRun (`tests.fuzz.program_run`).
+Owner: one ProgramRun (`tests.fuzz.program.run`).
 Invariants:
 - A record has one holder, and none when it is accepted or given up.
 - A delivery raises its count by one. A record that no program was given has no delivery, unless a
@@ -12,7 +12,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
-from tests.fuzz.program_model import Place, expect
+from tests.fuzz.program.model import Place, expect
 
 
 class Word(enum.Enum):

@@ -1,7 +1,7 @@
 """The clients of a fuzzed program: what they have in common, and its producers. Each operation is a
 public call.
 
-Owner: one ProgramRun (`tests.fuzz.program_run`).
+Owner: one ProgramRun (`tests.fuzz.program.run`).
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from tailrace.core.errors import (
     DeliveryTimeoutError,
     TailraceError,
 )
-from tests.fuzz.program_calls import CUT_OFF, Fuse, Planted
-from tests.fuzz.program_model import Finding
-from tests.fuzz.program_operations import Operation
-from tests.fuzz.program_world import Sent, World
+from tests.fuzz.program.calls import CUT_OFF, Fuse, Planted
+from tests.fuzz.program.model import Finding
+from tests.fuzz.program.operations import Operation
+from tests.fuzz.program.world import Sent, World
 
 KINDS: dict[str, Any] = {"Producer": Producer, "AsyncProducer": AsyncProducer}
 DELIVERY_TIMEOUT_MS = 60_000

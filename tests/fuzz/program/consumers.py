@@ -1,7 +1,7 @@
 """The consumers of a fuzzed program: each operation is a public call, made and held against the
 model.
 
-Owner: one ProgramRun (`tests.fuzz.program_run`).
+Owner: one ProgramRun (`tests.fuzz.program.run`).
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any
 from tailrace import Consumer, RebalanceListener, Record, TopicPartition
 from tailrace.aio import AsyncConsumer
 from tailrace.core.errors import InvalidRecordError, InvalidRequestError, TailraceError
-from tests.fuzz.program_calls import PATIENCE_S, Fuse, Planted
-from tests.fuzz.program_clients import LOOPED, NOTHING, BodyError, Client
-from tests.fuzz.program_model import Key, Reader, expect
-from tests.fuzz.program_operations import Operation
-from tests.fuzz.program_world import World
+from tests.fuzz.program.calls import PATIENCE_S, Fuse, Planted
+from tests.fuzz.program.clients import LOOPED, NOTHING, BodyError, Client
+from tests.fuzz.program.model import Key, Reader, expect
+from tests.fuzz.program.operations import Operation
+from tests.fuzz.program.world import World
 
 KINDS: dict[str, Any] = {"Consumer": Consumer, "AsyncConsumer": AsyncConsumer}
 

@@ -1,6 +1,6 @@
 """The model of the program fuzzer's transactions: docs/transactions.md as code.
 
-Owner: one ProgramRun (`tests.fuzz.program_run`).
+Owner: one ProgramRun (`tests.fuzz.program.run`).
 Invariants:
 - A reader of committed records sees all records of a committed transaction, once, and none of
   another one; those of branches that the commit has not named never.
@@ -14,7 +14,7 @@ import enum
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from tests.fuzz.program_model import expect
+from tests.fuzz.program.model import expect
 
 
 class Outcome(enum.Enum):

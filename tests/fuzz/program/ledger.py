@@ -1,6 +1,6 @@
 """The world of a fuzzed program's transactions: their topics, and readers of committed records.
 
-Owner: one ProgramRun (`tests.fuzz.program_run`).
+Owner: one ProgramRun (`tests.fuzz.program.run`).
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from typing import Any
 
 from tailrace import Admin, Consumer, NewTopic, Producer, TopicPartition
 from tailrace.core.errors import TailraceError
-from tests.fuzz.program_model import expect
-from tests.fuzz.program_transactions import (
+from tests.fuzz.program.model import expect
+from tests.fuzz.program.transaction_model import Outcome
+from tests.fuzz.program.transactions import (
     GROUP,
     INPUT_COUNT,
     INPUTS,
     LEDGER,
     LEDGER_PARTITIONS,
 )
-from tests.fuzz.program_world import World
-from tests.fuzz.transaction_model import Outcome
+from tests.fuzz.program.world import World
 
 READ_S = 60.0
 

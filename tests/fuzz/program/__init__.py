@@ -1,0 +1,3 @@
+"""The fuzzer of programs: random public calls of all clients, held against a model of what they
+promise.
+"""
