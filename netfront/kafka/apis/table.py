@@ -8,6 +8,7 @@ Invariants:
 
 from __future__ import annotations
 
+from netfront.kafka.apis import consumer_groups
 from netfront.kafka.apis.call import Call, Row
 from netfront.kafka.apis.classic_groups import heartbeat, join_group, leave_group, sync_group
 from netfront.kafka.apis.cluster import describe_cluster, describe_topic_partitions, metadata
@@ -47,7 +48,7 @@ from netfront.kafka.exchange.waiter import Steps
 from netfront.kafka.wire.errors import KafkaError
 
 API_VERSIONS = 18
-FEATURES = {"transaction.version": 2}
+FEATURES = {"group.version": 1, "transaction.version": 2}
 """Kafka's features at the level that the APIs have."""
 PRODUCE = 0
 
@@ -96,6 +97,8 @@ APIS: dict[int, Row] = {
     60: Row(0, 2, describe_cluster),
     65: Row(0, 0, describe_transactions),
     66: Row(0, 2, list_transactions),
+    68: Row(0, 1, consumer_groups.heartbeat),
+    69: Row(0, 1, consumer_groups.describe),
     74: Row(0, 1, list_config_resources),
     75: Row(0, 0, describe_topic_partitions),
 }
