@@ -3,6 +3,7 @@
 Owner: one gateway.
 
 Invariants:
+- A connection that has UNSENT_HIGH_BYTES of responses to send begins no request.
 - A request is answered once, in the order of its connection, or its connection is closed.
 - Of a connection one request is served at a time, as Kafka does. Only PRODUCE is served beside
   others of its kind: PIPELINED_MAX.
@@ -21,7 +22,7 @@ from netfront.kafka.apis.call import Call, RefusedError, Services
 from netfront.kafka.apis.table import API_VERSIONS, APIS, PRODUCE, versions_response
 from netfront.kafka.exchange.peers import PeerTransport
 from netfront.kafka.exchange.waiter import Task
-from netfront.kafka.network.connection import Connection, Exchange
+from netfront.kafka.network.connection import UNSENT_HIGH_BYTES, Connection, Exchange
 from netfront.kafka.network.listener import Listener
 from netfront.kafka.wire.codec import (
     MalformedError,
@@ -175,7 +176,7 @@ class Dispatcher:
 def _may_begin(connection: Connection) -> bool:
     under_way = connection.exchanges
     if not under_way:
-        return True
+        return connection.unsent_bytes < UNSENT_HIGH_BYTES
     if connection.is_blocked or len(under_way) >= PIPELINED_MAX:
         return False
     following = _HEADER.unpack_from(connection.frames[0], 0)[0]

@@ -10,6 +10,7 @@ import subprocess
 import threading
 from typing import Any
 
+import psutil
 import pyarrow as pa
 import pytest
 
@@ -18,7 +19,7 @@ from netfront.kafka.wire.errors import KafkaError
 from tailrace import Admin, Consumer, NewTopic, Producer
 from tailrace.embedded_appliance import EmbeddedAppliance
 from tests.kit.kafka_batches import kafka_batch as batch
-from tests.kit.processes import HANG_LIMIT_S
+from tests.kit.processes import HANG_LIMIT_S, children
 from tests.kit.raw_kafka import RawKafka, kill_gateway
 from tests.kit.topics import read_all
 
@@ -214,6 +215,24 @@ def test_a_fetch_unpacks_no_more_than_a_response_may_have(
     with RawKafka(gateway) as client:
         entry = fetch(client, "packed", 0, max_bytes=1 << 30)
         assert OUT_MAX_BYTES <= len(entry["records"]) < OUT_MAX_BYTES + (2 << 20)
+
+
+def test_a_client_that_reads_nothing_takes_one_response_of_memory(
+    appliance: EmbeddedAppliance, gateway: str
+) -> None:
+    make(appliance, "unread", compression_type="producer")
+    with Producer(appliance.address, compression_type="zstd", batch_size=1 << 20) as producer:
+        for _ in range(18):
+            producer.send("unread", bytes(900_000)).result(HANG_LIMIT_S)
+    process = psutil.Process(children(appliance)["tr-kafka-0"])
+    with RawKafka(gateway) as other, RawKafka(gateway) as client:
+        fetch(other, "unread", 0, max_bytes=1 << 30)
+        before = process.memory_info().rss
+        asked = fetch_request({"topic": "unread"}, 0, max_bytes=1 << 30)
+        sent = [client.send(FETCH, 12, asked) for _ in range(24)]
+        fetch(other, "unread", 0, max_bytes=1 << 30)  # those before it are served, or wait
+        assert process.memory_info().rss < before + 5 * OUT_MAX_BYTES
+        assert [client.receive(FETCH, 12)[0] for _ in sent] == sent
 
 
 def test_fetches_that_cannot_be_served_have_their_error(

@@ -10,6 +10,7 @@ import re
 import shlex
 import shutil
 import signal
+import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
@@ -219,6 +220,20 @@ def test_a_client_gets_an_error(orders: EmbeddedAppliance) -> None:
     wait_until(
         lambda: f"request={refused.value.request_id} " in log.read_text(), "the refusal is logged"
     )
+
+
+def test_a_kafka_client_cannot_connect() -> None:
+    running = start_embedded(settings={"kafka.listen": "127.0.0.1:0"})
+    try:
+        follow("A Kafka client cannot connect", running, running.data_dir)
+        host, _, port = running.kafka_addresses[0].rpartition(":")
+        with socket.create_connection((host, int(port)), HANG_LIMIT_S) as client:
+            client.sendall(b"\x16\x03\x01\x02\x00\x01\x00\x01")  # TLS
+            assert client.recv(1) == b""
+        log = pathlib.Path(running.log_path).read_text()
+        assert "kafka_connection_refused peer=127.0.0.1:" in log
+    finally:
+        assert running.stop() == 0
 
 
 def test_a_transaction_stays_open(orders: EmbeddedAppliance) -> None:

@@ -262,6 +262,8 @@ class Listener:
                 continue
             if connection.unsent_bytes:
                 self._dirty[connection] = None
+            if connection.frames and not connection.exchanges:
+                self._on_frames(connection)
             self._update(connection)
         return len(dirty) - len(self._dirty)
 
