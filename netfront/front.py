@@ -56,7 +56,7 @@ from netfront.session.sessions import Session, Sessions
 from netfront.session.time_slicing import Task, TimeSlicer
 from netfront.socket.flow_control import CreditLedger
 from netfront.socket.listening_socket import AddressInUseError, ListeningSockets, SocketAccess
-from netfront.socket.router import Router
+from netfront.socket.router import Router, Security
 from netfront.socket.socket_stats import keep_freed_memory
 from netfront.socket.transport import Transport
 from shm.memory.layout import Measure, ProcessWord, RegionKind, Role
@@ -95,7 +95,9 @@ from tailrace.protocol.listeners import front_address
 from tailrace.protocol.messages import FetchedEntry
 
 if TYPE_CHECKING:
+    from netfront.access.gate import Gate
     from netfront.quotas.quota_service import QuotaService
+    from shm.rights.authorizer import Principal
 
 logger = logging.getLogger(__name__)
 
@@ -103,6 +105,7 @@ RECEIVE_LIMIT = 256
 """Messages received in one step before other work gets its turn."""
 UNREAD_ANSWERS_MAX_BYTES = 8 << 20
 """Bytes of unread responses above which a client's METADATA and LIST_OFFSETS are refused."""
+EXIT_FAILED = 1
 CLOSE_REMOVED_NS = 5_000_000_000
 """Longest time that a segment which retention has removed keeps its room on the disk."""
 SWEEP_NS = 100_000_000
@@ -110,7 +113,8 @@ SWEEP_NS = 100_000_000
 
 Credit unused for so long is taken back.
 """
-Lookup = Callable[[bytes, Callable[[bytes], None]], Iterator[int]]
+Handler = Callable[[Session, RequestHeader, list[bytes]], None]
+Lookup = Callable[[bytes, Callable[[bytes], None], "Principal | None"], Iterator[int]]
 
 
 class Front:
@@ -141,8 +145,11 @@ class Front:
         close_removed: Callable[[], bool] | None = None,
         fronts: int = 1,
         quotas: Sequence[str] = (),
+        gate: Gate | None = None,
     ) -> None:
-        """`close_removed`: see `PartitionFiles.close_removed`. `clock` measures; its
+        """`gate` has the users and rights, where the appliance requires them.
+
+        `close_removed`: see `PartitionFiles.close_removed`. `clock` measures; its
         wall time is that of append times. `fronts`: of the appliance. `quotas`: texts of
         their rules.
         """
@@ -150,7 +157,10 @@ class Front:
         self._quotas: QuotaService | None = None
         """None: no quota was ever set."""
         self._transport = transport
+        self._gate = gate
         self._routing = routing
+        if gate is not None:
+            gate.topic_name = routing.topic_name_of_hex
         self._reader = reader
         self._ledger = ledger
         self._slot = slot
@@ -198,8 +208,8 @@ class Front:
         self._forwarding = ForwardingService(
             controller=controller, scheduler=scheduler, groups=groups,
             process_generation=process_generation, sessions=self._sessions,
-            responses=self._responses, on_assignment=self._on_assignment, on_fed=self._on_fed,
-            start_ns=start_ns,
+            responses=self._responses, on_assignment=self._on_assignment,
+            on_rights=self._on_rights, on_fed=self._on_fed, start_ns=start_ns, gate=gate,
         )  # fmt: skip
         self._session_lifecycle = SessionLifecycle(
             transport=transport, sessions=self._sessions, ledger=ledger, responses=self._responses,
@@ -209,10 +219,11 @@ class Front:
                 self._fetches.forget_session, self._time_slicer.forget_session,
                 self._produce_service.forget_session, self._forwarding.forget_session,
                 self._forget_quotas,
+                *([] if gate is None else [gate.forget]),
             ],
-            start_ns=start_ns,
+            start_ns=start_ns, admit=self._admit, note=self._note_session,
         )  # fmt: skip
-        self._handlers: dict[int, Callable[[Session, RequestHeader, list[bytes]], None]] = {
+        self._handlers: dict[int, Handler] = {
             Api.PING: self._on_ping,
             Api.PRODUCE: self._produce_service.take,
             Api.FETCH: self._on_fetch,
@@ -222,6 +233,9 @@ class Front:
             Api.DESCRIBE_QUOTAS: self._on_describe_quotas,
             **dict.fromkeys(FORWARDED_APIS, self._on_decision),
         }
+        if gate is not None:
+            for api in gate.apis_to_check(self._handlers, FORWARDED_APIS):
+                self._handlers[api] = self._checked(gate, self._handlers[api])
         self._use_quotas(quotas)
 
     def apply_settings(self, settings: dict[str, Any]) -> None:
@@ -314,6 +328,8 @@ class Front:
             self._close_removed_at_ns = (
                 now_ns + CLOSE_REMOVED_NS if self._close_removed() or work else NEVER_NS
             )
+        if self._gate is not None:
+            work += self._end_refused(self._gate, now_ns)
         if self._ledger.is_contended and now_ns >= self._sweep_at_ns:
             self._sweep_at_ns = now_ns + SWEEP_NS
             if received < RECEIVE_LIMIT:  # otherwise batches that use the credit may be unread
@@ -347,6 +363,7 @@ class Front:
             self._session_lifecycle.next_deadline_ns(), self._close_removed_at_ns,
             self._sweep_at_ns if self._ledger.is_contended else NEVER_NS,
             NEVER_NS if self._quotas is None else self._quotas.next_deadline_ns(),
+            NEVER_NS if self._gate is None else self._gate.check_at_ns,
         )  # fmt: skip
         return deadline_ns if deadline_ns < NEVER_NS else None
 
@@ -362,9 +379,21 @@ class Front:
     # ---- assignments from the controller ---------------------------------------------------------
 
     def _on_fed(self) -> None:
+        if self._gate is not None:
+            self._gate.on_fed()
+            self._fetches.check_rights()
         if not self._is_fed:
             self._is_fed = True
             self._on_ready()
+
+    def _on_rights(self, payload: bytes, begins: bool) -> None:
+        if self._gate is None:
+            return
+        try:
+            self._gate.on_rights(payload, begins)
+            self._fetches.check_rights()
+        except Exception as error:
+            self._error_handler.on_error("message=rights", error)
 
     def _on_assignment(self, payload: bytes) -> None:
         try:
@@ -388,6 +417,44 @@ class Front:
                 f"message=assignment topic={assignment.topic} partition={assignment.partition}",
                 error,
             )
+
+    # ---- users -----------------------------------------------------------------------------------
+
+    def _admit(self, identity: bytes) -> Principal | None:
+        """The principal of a connection that opens a session. Raises WireError."""
+        if self._gate is None:
+            return None
+        try:
+            return self._gate.admit(self._transport.claim(identity))
+        except WireError as error:
+            self._transport.close_peer(identity, error.detail)
+            raise
+
+    @staticmethod
+    def _checked(gate: Gate, handler: Handler) -> Handler:
+        """A handler that checks the rights of its request first."""
+
+        def checked(session: Session, header: RequestHeader, body: list[bytes]) -> None:
+            if session.principal is not None:
+                request = messages.decode_request(body[0]) if body else {}
+                gate.check(session.principal, header.api, request, b"")
+            handler(session, header, body)
+
+        return checked
+
+    def _note_session(self, session: Session) -> None:
+        if self._gate is not None:
+            self._gate.note(session, self._transport.claim(session.identity))
+
+    def _end_refused(self, gate: Gate, now_ns: int) -> int:
+        """End the sessions of users that are not let in any more."""
+        answered = gate.answer_connections() if self.accepts_input else 0
+        ended = gate.take_ended(now_ns)
+        for session, reason in ended:
+            logger.info("session_ended client=%s reason=%r", session.client_id, reason)
+            self._transport.close_peer(session.identity, reason)
+            self._session_lifecycle.drop(session)
+        return answered + len(ended)
 
     # ---- requests --------------------------------------------------------------------------------
 
@@ -595,7 +662,8 @@ class Front:
             self._responses.refuse_or_fail(session, api, version, correlation_id, error)
 
         self._time_slicer.begin(
-            Task(session, len(frame), lambda: lookup(frame, answer), on_error), try_now=True
+            Task(session, len(frame), lambda: lookup(frame, answer, session.principal), on_error),
+            try_now=True,
         )
 
     # ---- fetch -----------------------------------------------------------------------------------
@@ -639,6 +707,7 @@ def build(
     files: FileReader,
     pool: AsyncReader,
     generation: int,
+    gate: Gate | None = None,
 ) -> Front:
     """Build the front of this process and request its feed from the controller.
 
@@ -716,6 +785,7 @@ def build(
             for f in range(int(settings["fronts"]) - int(settings.get("gateways", 0)))
         ],
         routing=PartitionRoutes(),
+        gate=gate,
         reader=reader,
         close_removed=reader.files.close_removed,
         pool=pool,
@@ -733,6 +803,20 @@ def build(
     return front
 
 
+def _make_gate(context: ProcessContext) -> tuple[Security, Gate]:
+    """The keys and the gate of an appliance that has users. The process ends without its keys."""
+    from netfront.access.gate import Gate
+    from shm.rights.server_keys import KeysUnusableError, own_public_key, read_server_key
+
+    data_dir = context.spec.data_dirs[0]
+    try:
+        gate = Gate(own_public_key(data_dir), context.clock.wall_us)
+        return Security(read_server_key(data_dir).secret, gate.allows), gate
+    except KeysUnusableError as error:
+        print(f"tailrace: {error}", file=sys.stderr, flush=True)
+        sys.exit(EXIT_FAILED)
+
+
 def main() -> None:
     """Run the front process."""
     context = start()
@@ -742,6 +826,9 @@ def main() -> None:
     # A predecessor that listened on any free port has announced its port to clients. Keep it.
     port = context.control.port(spec.index).load()
     addresses = [front_address(address, spec.index, port) for address in spec.settings["listen"]]
+    security, gate = None, None
+    if spec.settings.get("security"):
+        security, gate = _make_gate(context)
     given = ListeningSockets(
         SocketAccess(*spec.settings["ipc.access"]), spec.settings["listen.sockets"]
     )
@@ -752,13 +839,19 @@ def main() -> None:
             message_max_bytes(spec.settings),
             limits(spec.settings, own_descriptors),
             given,
+            security=security,
         )
     except AddressInUseError as error:
         print(f"tailrace: {error}", file=sys.stderr, flush=True)
         sys.exit(EXIT_ADDRESS_IN_USE)
     context.control.port(spec.index).store(router.port)
     generation = int.from_bytes(os.urandom(4), "little") & 0x7FFFFFFF | 1
-    front = build(context, router, DiskFileReader(), ReaderPool(context.doorbell.ring), generation)
+    if gate is not None:
+        assert router.zap is not None
+        gate.answer_connections = router.zap.step
+    front = build(
+        context, router, DiskFileReader(), ReaderPool(context.doorbell.ring), generation, gate
+    )
 
     def wait(timeout_ms: float | None, busy_ns: int) -> None:
         if front.accepts_input:

@@ -10,9 +10,12 @@ Invariants:
 from __future__ import annotations
 
 import base64
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shm.messages.lane_messages import Assignment
+
+if TYPE_CHECKING:
+    from shm.rights.authorizer import Principal
 
 
 class PartitionRoutes:
@@ -56,6 +59,26 @@ class PartitionRoutes:
     def knows(self, topic_id: bytes) -> bool:
         """True if the topic or delay log has a route."""
         return (topic_id, 0) in self._routes
+
+    def topic_name(self, topic_id: bytes) -> str | None:
+        """Return the name of a topic by its id. For a delay log it is the name of its topic."""
+        route = self._routes.get((topic_id, 0))
+        if route is not None and route.delay_of:
+            route = self._routes.get((bytes.fromhex(route.delay_of), 0))
+        return None if route is None else route.topic
+
+    def topic_name_of_hex(self, topic_id: str) -> str | None:
+        """`topic_name` of an id in hexadecimal, as a client writes it."""
+        try:
+            return self.topic_name(bytes.fromhex(topic_id))
+        except ValueError:
+            return None
+
+    def refuses_read(self, principal: Principal | None, topic_id: bytes) -> bool:
+        """True if the principal may not read the topic. None is no principal: it may."""
+        return principal is not None and not principal.may(
+            "read", "topic", self.topic_name(topic_id) or ""
+        )
 
     def find_by_name(self, topic: str, partition: int) -> Assignment | None:
         """`find` for a topic by name; delay logs have none."""

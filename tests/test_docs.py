@@ -616,6 +616,17 @@ def test_the_exchanges_are_real_ones_and_there_is_one_for_every_api() -> None:
         change = {"user": "alice", "client": None, "set": {"producer_byte_rate": "10MiB"}}
         parts.append(client.ask(Api.ALTER_QUOTAS, {"changes": [change]}))
         parts.append(client.ask(Api.DESCRIBE_QUOTAS, {}))
+        parts.append(
+            client.ask(Api.ALTER_USERS, {"user": "shop", "action": "add", "groups": ["sales"]})
+        )
+        parts.append(client.ask(Api.LIST_USERS, {"name": "shop"}))
+        acl = {
+            "principal": "User:shop", "resource_type": "topic", "name": "orders",
+            "operation": "write",
+        }  # fmt: skip
+        parts.append(client.ask(Api.ALTER_ACLS, {"add": [acl]}))
+        parts.append(client.ask(Api.LIST_ACLS, {"filter": {"name": "orders"}}))
+        parts.append(client.ask(Api.TEST_ACL, {**acl, "operation": "describe"}))
         parts.append(client.ask(Api.DELETE_TOPICS, {"topics": [{"name": "orders"}]}))
         parts.append(client.ask(Api.LIST_DELETED_TOPICS, {"after": None}))
         parts.append(client.ask(Api.UNDELETE_TOPICS, {"topics": [{"name": "orders"}]}))

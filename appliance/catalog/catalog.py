@@ -705,6 +705,18 @@ class Catalog:
         """
         self._db.execute("INSERT OR IGNORE INTO producers VALUES (?, 0)", (producer_id - 1,))
 
+    # ---- users -----------------------------------------------------------------------------------
+
+    def has_users(self) -> bool:
+        """True if there are users or ACLs, which `appliance.catalog.users` reads and changes.
+        Raises StorageError.
+        """
+        with refusals():
+            row = self._db.execute(
+                "SELECT EXISTS (SELECT 1 FROM users) OR EXISTS (SELECT 1 FROM acls)"
+            ).fetchone()
+        return bool(row[0])
+
     # ---- settings of the appliance ---------------------------------------------------------------
 
     def overrides(self) -> dict[str, Any]:

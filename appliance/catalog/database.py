@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from appliance.catalog.transaction import Database, Transaction
 from tailrace.core.errors import DiskFullError, StorageError
 
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
 OLDEST_VERSION = 2
 """The oldest version that is upgraded."""
 LOCKED_TIMEOUT_S = 0.5
@@ -60,6 +60,27 @@ CREATE TABLE IF NOT EXISTS producers (
     producer_id INTEGER PRIMARY KEY, epoch INTEGER NOT NULL
 ) STRICT;
 CREATE TABLE IF NOT EXISTS overrides (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
+CREATE TABLE IF NOT EXISTS users (
+    name TEXT PRIMARY KEY, is_admin INTEGER NOT NULL, is_disabled INTEGER NOT NULL,
+    user_groups TEXT NOT NULL, password_hash TEXT NOT NULL,
+    created_us INTEGER NOT NULL
+) STRICT;
+CREATE TABLE IF NOT EXISTS user_keys (
+    user TEXT NOT NULL REFERENCES users ON DELETE CASCADE, name TEXT NOT NULL,
+    public TEXT NOT NULL UNIQUE, created_us INTEGER NOT NULL, expires_us INTEGER NOT NULL,
+    PRIMARY KEY (user, name)
+) STRICT;
+CREATE TABLE IF NOT EXISTS user_accounts (
+    account INTEGER PRIMARY KEY, user TEXT NOT NULL REFERENCES users ON DELETE CASCADE
+) STRICT;
+CREATE TABLE IF NOT EXISTS acls (
+    number INTEGER PRIMARY KEY AUTOINCREMENT, principal TEXT NOT NULL, resource_type TEXT NOT NULL,
+    pattern TEXT NOT NULL, name TEXT NOT NULL, operation TEXT NOT NULL, is_allowed INTEGER NOT NULL,
+    host TEXT NOT NULL,
+    UNIQUE (principal, resource_type, pattern, name, operation, is_allowed, host)
+) STRICT;
+CREATE INDEX IF NOT EXISTS keys_of_users ON user_keys (user);
+CREATE INDEX IF NOT EXISTS accounts_of_users ON user_accounts (user);
 """
 
 
@@ -175,3 +196,7 @@ def _upgrade(database: Database) -> None:
                     f"{table} WHERE typed"
                 )
             database.execute("UPDATE meta SET value = 7 WHERE name = 'schema_version'")
+        found = 7
+    if found == 7:  # before users; their tables are made already
+        with Transaction(database):
+            database.execute("UPDATE meta SET value = 8 WHERE name = 'schema_version'")

@@ -4,11 +4,14 @@ directory.
 Owner: the user's own commands. A lock on the directory makes changes exclusive.
 Invariants:
 - The file is complete at any time: it is written beside its place, synced and renamed.
-- Only its user can read the file, for it will hold credentials.
+- Only its user can read the file, for it may have secret keys.
 - Fields of a later version are kept. A damaged file is refused and never overwritten.
 
     {"format": 1, "current": "prod" or null,
      "contexts": {"prod": {"bootstrap": "tcp://10.0.0.5:7420"}}}
+
+A context of `tailrace user add --out` also has `user`, `server_keys`, `public_key` and
+`secret_key` (`tailrace.client.connections.credentials`).
 
 A command uses the first of these addresses: --bootstrap, TAILRACE_BOOTSTRAP, the context that
 TAILRACE_CONTEXT names, the context in use, the default.
@@ -29,6 +32,7 @@ import click
 import orjson
 
 from tailrace.client.config.settings import DEFAULT_BOOTSTRAP
+from tailrace.client.connections.credentials import SCHEME, contexts_path
 
 CONTEXT_VARIABLE = "TAILRACE_CONTEXT"
 FORMAT = 1
@@ -54,6 +58,8 @@ class Contexts:
         requested = os.environ.get(CONTEXT_VARIABLE)
         if not requested:
             return self.current
+        if is_file(requested):
+            return requested
         if requested not in self.by_name:
             raise click.UsageError(f"{CONTEXT_VARIABLE} is {requested!r}; {self._known()}")
         return requested
@@ -70,14 +76,6 @@ class Contexts:
                 "there are none yet; make one with `tailrace context add NAME --bootstrap ADDRESS`"
             )
         return f"known are {', '.join(sorted(self.by_name))}"
-
-
-def contexts_path() -> str:
-    """Path of the contexts file, which need not exist."""
-    base = os.environ.get("XDG_CONFIG_HOME", "")
-    if not os.path.isabs(base):  # as the XDG specification asks
-        base = os.path.expanduser("~/.config")
-    return os.path.join(base, "tailrace", "contexts.json")
 
 
 def load() -> Contexts:
@@ -196,6 +194,11 @@ def _write(contexts: Contexts) -> None:
         raise
 
 
+def is_file(name: str) -> bool:
+    """True if a context is the path of a file, not a name."""
+    return os.sep in name or name.endswith(".context")
+
+
 def check_name(name: str) -> None:
     """Raises UsageError."""
     if not _NAME.fullmatch(name):
@@ -220,4 +223,9 @@ def chosen_bootstrap() -> str:
     """
     contexts = load()
     name = contexts.chosen()
-    return DEFAULT_BOOTSTRAP if name is None else str(contexts.by_name[name]["bootstrap"])
+    if name is None:
+        return DEFAULT_BOOTSTRAP
+    if is_file(name):
+        return f"{SCHEME}{name}"
+    has_keys = "secret_key" in contexts.by_name[name]
+    return f"{SCHEME}{name}" if has_keys else str(contexts.by_name[name]["bootstrap"])

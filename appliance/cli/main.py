@@ -60,6 +60,11 @@ _COMMANDS = {
         "appliance.cli.commands.host.context",
         "Keep the addresses of appliances under names.",
     ),
+    "user": (
+        "appliance.cli.commands.users.user",
+        "Add, list, change and delete users, and rotate their keys.",
+    ),
+    "acl": ("appliance.cli.commands.users.acl", "Add, list, remove and test rules of access."),
     "perf": ("appliance.cli.perf.command", "Measure throughput and latency, as Kafka's tools do."),
     "log": ("appliance.cli.commands.topics.log", "Show and verify segment files, offline."),
     "doctor": (

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from appliance.config.core_plan import CorePlan, plan_cores
 from appliance.config.ipc_access import ipc_access
+from appliance.config.security import open_addresses
 from appliance.config.settings import Settings
 from appliance.config.topology import Topology
 from shm.memory.layout import FLUSHERS_MAX, FRONTS_MAX, WORKERS_MAX
@@ -109,6 +110,14 @@ def _addresses(settings: Settings) -> Iterator[Conflict]:
                 f"listen is {address!r}, and fronts = {settings.fronts} need as many ports from "
                 "there on; choose a lower port",
             )
+    reached = open_addresses(settings.listen)
+    if reached and not settings.is_secured and not settings.security_trusted_network:
+        yield Conflict(
+            ("security.enabled", "listen"),
+            f"listen has {reached[0]}, which other hosts reach, and security.enabled is false: "
+            "whoever reaches the port could do everything. Leave security.enabled at auto, or say "
+            "security.trusted_network = true if you vouch for everybody in that network",
+        )
     try:
         ipc_access(settings.ipc_mode, settings.ipc_group)
     except InvalidSettingError as error:
@@ -129,6 +138,22 @@ def _kafka_addresses(settings: Settings) -> Iterator[Conflict]:
                 ("kafka.listen",),
                 f"kafka.listen has {address!r}; write HOST:PORT, such as 127.0.0.1:9092",
             )
+    if settings.kafka_listen and settings.is_secured:
+        yield Conflict(
+            ("kafka.listen", "security.enabled"),
+            "kafka.listen is set, and clients must be users (security.enabled): Kafka's clients "
+            "cannot be users in this version, so whoever reaches that port could do everything. "
+            "Leave kafka.listen out, or listen on this host alone without security",
+        )
+    elif not settings.security_trusted_network and (
+        reached := open_addresses(f"tcp://{address}" for address in settings.kafka_listen)
+    ):
+        yield Conflict(
+            ("kafka.listen", "security.trusted_network"),
+            f"kafka.listen has {reached[0].removeprefix('tcp://')}, which other hosts reach, and "
+            "Kafka's clients cannot be users in this version: whoever reaches the port could do "
+            "everything. Say security.trusted_network = true if you vouch for everybody there",
+        )
     advertised = settings.kafka_advertised
     if advertised and (not _is_host_and_port(advertised) or advertised.endswith(":0")):
         yield Conflict(

@@ -13,6 +13,7 @@ from functools import cache
 from typing import Any
 
 from appliance.config.core_plan import BusyPoll, CorePlan, plan_busy_poll
+from appliance.config.security import CHOICES, is_secured
 from appliance.config.setting_definition import Definition, definition_of, setting
 from shm.memory.layout import FRONTS_MAX
 
@@ -38,6 +39,19 @@ class Settings:
     listen: list[str] = setting(
         ["tcp://127.0.0.1:7420"],
         "Where clients connect: tcp://HOST:PORT (port 0: any free one) and ipc://PATH.",
+    )
+    security_enabled: str = setting(
+        "auto",
+        "Whether clients must be users, with encrypted connections over TCP: true, false, or auto: "
+        "true if `listen` has an address that other hosts reach.",
+        name="security.enabled",
+        choices=CHOICES,
+    )
+    security_trusted_network: bool = setting(
+        False,
+        "Whether everybody who reaches the addresses of `listen` may do everything: the operator "
+        "vouches for the network. Other hosts can then be served without users.",
+        name="security.trusted_network",
     )
     ipc_mode: str = setting(
         "0660",
@@ -408,6 +422,15 @@ class Settings:
     def front_count(self) -> int:
         """Number of fronts, gateways included."""
         return self.fronts + self.gateways
+
+    @property
+    def is_secured(self) -> bool:
+        """True if clients must be users."""
+        return is_secured(
+            self.security_enabled,
+            self.listen,
+            is_trusted_network=self.security_trusted_network,
+        )
 
     def reserve_bytes(self, worker_count: int) -> int:
         """Reserve of free space in each data directory, including the content of its workers'

@@ -23,7 +23,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
@@ -54,7 +54,7 @@ from appliance.supervise.processes.restart_policy import ExitCode
 from shm.crash_points import crash_point
 from shm.memory.atomic_word import AtomicCounter
 from shm.memory.layout import ProcessWord, RegionKind, Role
-from shm.messages.lane_messages import LaneKind
+from shm.messages.lane_messages import REPLAY, LaneKind
 from shm.queues.lane import LaneReader
 from shm.runtime.agent_runner import ProcessContext, configure_logging, process_name, run, start
 from shm.runtime.error_handler import CountedErrorHandler
@@ -66,8 +66,12 @@ from tailrace.format.record_batch.batch_header import TRANSACTIONAL_PRODUCER_IDS
 from tailrace.protocol.frame import Api
 from tailrace.protocol.messages import decode_json, encode_error, encode_reply
 
+if TYPE_CHECKING:
+    from appliance.control.user_commands import UserCommands
+
 logger = logging.getLogger(__name__)
 
+USER_APIS = (Api.LIST_USERS, Api.ALTER_USERS, Api.LIST_ACLS, Api.ALTER_ACLS, Api.TEST_ACL)
 PENDING_RETRY_NS = 50_000_000
 IDS_RETRY_NS = 1_000_000_000
 """Interval of trying to record a block of producer ids."""
@@ -124,6 +128,9 @@ class Controller:
         publisher.connect_workers()
         publisher.feed_leases = lambda out: leases.feed(out, topics.values())
         publisher.kept_topics = topic_bin.kept
+        publisher.feed_rights = self._feed_rights
+        self._users: UserCommands | None = None
+        """Made with the first request about users, or the first feed if there are any."""
         self._leases = leases
         self._bin = topic_bin
         self._compaction = compaction
@@ -263,7 +270,33 @@ class Controller:
             return self._compaction.take(request)
         if api == Api.DESCRIBE_CLUSTER:
             return self._description.describe(request)
+        if api in USER_APIS:
+            return self._user_commands().take(
+                api, request,
+                lambda answer: self._send(
+                    requester, *encode_reply(ErrorCode.OK, answer, self._answer_max)
+                ),
+                lambda error: self._send(requester, error.code, encode_error(error.detail)),
+            )  # fmt: skip
         raise TailraceError(f"API {api} is not served by the controller", ErrorCode.UNKNOWN_API)
+
+    def _user_commands(self) -> UserCommands:
+        if self._users is None:
+            from appliance.control.user_commands import UserCommands  # few appliances have users
+
+            self._users = UserCommands(self._catalog, self._publisher.publish_rights, self._wall_us)
+        return self._users
+
+    def ensure_administrator(self, data_dir: str, address: str) -> None:
+        """Make the first user, an administrator, if there are no users."""
+        self._user_commands().ensure_administrator(data_dir, address)
+
+    def _feed_rights(self, out: LaneSender) -> None:
+        begins = REPLAY
+        if self._users is not None or self._catalog.has_users():
+            for message in self._user_commands().feed():
+                out.put(LaneKind.RIGHTS, message, flags=begins)
+                begins = 0
 
     def _init_producer(self, requester: Requester, request: dict[str, Any]) -> None:
         """Give a producer id, or its next epoch; the answer follows the commit.
@@ -447,6 +480,8 @@ def build(
         ids_requested=control.process(Role.GROUPS, 0).cell(ProcessWord.TRANSACTIONS_REQUESTED),
         wall_us=context.clock.wall_us, answer_max=answer_max, start_ns=context.clock.monotonic_ns(),
     )  # fmt: skip
+    if settings.get("security"):
+        controller.ensure_administrator(spec.data_dirs[0], settings["listen"][0])
     context.report_ready()
     for front in range(front_count):  # they compare the controller's generation
         context.bell(Role.FRONT, front).ring()

@@ -86,6 +86,8 @@ class MetadataPublisher:
         """
         self.feed_leases: Callable[[LaneSender], None] = lambda _out: None
         """Sends a flusher every lease: before FED, so that retention waits for them."""
+        self.feed_rights: Callable[[LaneSender], None] = lambda _out: None
+        """Sends a front every user and ACL: before FED, so that it serves nobody without them."""
         self._sizes = sizes
         self.topic_defaults = topic_defaults
         """Defaults of topic settings that the appliance's settings replace."""
@@ -228,6 +230,8 @@ class MetadataPublisher:
             self._feed_going(out, going)
             if out.role is Role.FLUSHER:
                 self.feed_leases(out)
+            if out.role is Role.FRONT:
+                self.feed_rights(out)
             out.put(LaneKind.FED, correlation_id=requested)
             if out.role is Role.WORKER:
                 for assignment in self._concerning(out, going):
@@ -235,6 +239,12 @@ class MetadataPublisher:
             out.feeding = requested
             count += 1
         return count
+
+    def publish_rights(self, change: bytes) -> None:
+        """Queue a change of users or ACLs for every front."""
+        for out in self._outgoing:
+            if out.role is Role.FRONT:
+                out.put(LaneKind.RIGHTS, change)
 
     def _feed_going(self, out: LaneSender, going: list[Topic]) -> None:
         """Feed the topics that are on their way to the bin. Worker and flusher open them, to

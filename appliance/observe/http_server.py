@@ -78,6 +78,7 @@ class Console:
         data_dir: str,
         host_names: frozenset[str],
         topics_max: int,
+        is_secured: bool = False,
     ) -> None:
         """`address`: a front's; `port_cell`: where its port is shown; `may_move`: to a free port
         when another program has this one; `data_dir` has the token for changes; `host_names`:
@@ -96,6 +97,7 @@ class Console:
         self._data_dir = data_dir
         self._host_names = host_names
         self._topics_max = topics_max
+        self._is_secured = is_secured
         port_cell.store(0)
         self._listener: socket.socket | None = None
         self._bind_at_ns: int | None = 0
@@ -154,6 +156,7 @@ class Console:
                     self._data_dir,
                     self._host_names,
                     self._topics_max,
+                    self._is_secured,
                 )
             return self._service
 
@@ -241,11 +244,14 @@ def build(context: ProcessContext) -> Console:
 
     def address() -> str:
         address = front_address(settings["listen"][0], 0, context.control.port(0).load())
-        return (
+        address = (
             address.replace("//*:", "//127.0.0.1:")
             .replace("//0.0.0.0:", "//127.0.0.1:")
             .replace("//[::]:", "//[::1]:")
         )
+        if settings["security"]:
+            return f"context:{context.spec.data_dirs[0]}/own.context#{address}"
+        return address
 
     listen = settings["http.listen"]
     return Console(
@@ -260,6 +266,7 @@ def build(context: ProcessContext) -> Console:
         data_dir=context.spec.data_dirs[0],
         host_names=frozenset(name.lower() for name in settings["http.hosts"]),
         topics_max=settings["metrics.topics"],
+        is_secured=settings["security"],
     )  # fmt: skip
 
 

@@ -23,6 +23,7 @@ from appliance.observe.open_connections import ANSWER_TIMEOUT_S, OpenConnections
 from appliance.observe.process_states import ProcessStates
 
 if TYPE_CHECKING:
+    from appliance.observe.console.guard import Refusal
     from appliance.observe.console.site import Site
 
 logger = logging.getLogger("appliance.observe.http_server")
@@ -35,15 +36,22 @@ THERE_ARE = "there are /, /metrics, /health/live and /health/ready"
 
 
 def pages(
-    states: ProcessStates, address: Callable[[], str], site: LazySite, topics_max: int
-) -> Page:
-    """The WSGI application. `address`: a front's."""
+    states: ProcessStates, address: Callable[[], str], site: LazySite, topics_max: int,
+    refuse: Callable[[dict[str, Any]], Refusal | None] = lambda _environ: None,
+) -> Page:  # fmt: skip
+    """The WSGI application. `address`: a front's. `refuse`: a reason not to answer a request for
+    anything but the appliance's health.
+    """
     registry = CollectorRegistry(auto_describe=False)
     registry.register(StateCollector(states, address, topics_max))
     metrics = make_wsgi_app(registry)
 
     def page(environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
         path = environ["PATH_INFO"]
+        refusal = None if path.startswith("/health/") else refuse(environ)
+        if refusal is not None:
+            start_response(refusal.status, [PLAIN])
+            return [refusal.reason.encode() + b"\n"]
         if site.serves(path):
             return site.answer(environ, start_response)
         if path == "/metrics":
@@ -124,8 +132,10 @@ class HttpService(WSGIServer):
         data_dir: str,
         host_names: frozenset[str],
         topics_max: int,
+        is_secured: bool = False,
     ) -> None:
-        """`host`, `port`: where the console listens; `data_dir` has the token; `host_names`: names
+        """`is_secured`: the appliance requires users, so a request needs the token. `host`,
+        `port`: where the console listens; `data_dir` has the token; `host_names`: names
         of this host in requests, beside its addresses.
         """
         super().__init__((host, port), _Handler, bind_and_activate=False)
@@ -138,7 +148,13 @@ class HttpService(WSGIServer):
 
             return make_site(states, address, data_dir, host_names | {host.lower()})
 
-        self.set_app(pages(states, address, LazySite(make_site), topics_max))
+        def refuse(environ: dict[str, Any]) -> Refusal | None:
+            from appliance.observe.console.guard import refuse_reader
+            from appliance.observe.console.token import Token
+
+            return refuse_reader(environ, Token(data_dir).read()) if is_secured else None
+
+        self.set_app(pages(states, address, LazySite(make_site), topics_max, refuse))
         self.connections = connections
 
     def answer(self, connection: socket.socket, client: Any) -> None:

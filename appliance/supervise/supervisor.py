@@ -208,6 +208,15 @@ class Supervisor:
         self._owners = acquire_all(self.settings.data_dirs)
         for owner in self._owners:
             format_versions.record(owner.path)
+        if self.settings.is_secured:
+            from shm.rights.server_keys import KeysUnusableError, ensure_keys  # most have none
+
+            try:
+                ensure_keys(self._owners[0].path, self.settings.listen[0])
+            except OSError as error:
+                raise unusable(self._owners[0].path, error) from None
+            except KeysUnusableError as error:
+                raise DataDirectoryError(f"{error}.") from None
         self._worker_dirs = [w % len(self._owners) for w in range(len(self._plan.workers))]
 
     def _record_holders(self) -> None:
@@ -271,6 +280,7 @@ class Supervisor:
             "producer.id.expiration.ms": s.producer_id_expiration_ms,
             "producer.ids.max": s.producer_ids_max,
             "reserve_bytes": s.reserve_bytes(len(self._worker_dirs)),
+            "security": s.is_secured,
             "listen": s.listen, "listen.sockets": self._sockets, "slots": self._slots,
             "ipc.access": list(ipc_access(s.ipc_mode, s.ipc_group)),
             "ring_bytes": s.ring_bytes, "lane_bytes": s.lane_bytes, "credit_bytes": s.credit_bytes,

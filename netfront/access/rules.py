@@ -54,6 +54,10 @@ class Rule(NamedTuple):
 
     needs: Callable[[Request, TopicName], Needs] | None = None
     """What the request needs. None: nothing, or what `is_checked_by_route` says."""
+    cuts: Callable[[Principal, Request], Request] | None = None
+    """Removes from a request the names of which its sender may not see the existence, where a
+    missing resource is no error.
+    """
     lists: Callable[[Principal, Request], Request] | None = None
     """Removes from a response what its reader may not see."""
     is_checked_by_route: bool = False
@@ -228,6 +232,14 @@ def _heartbeat(request: Request, _names: TopicName) -> Needs:
         yield ((READ, TOPIC, _name(name)),)
 
 
+def _visible_topics(principal: Principal, request: Request) -> Request:
+    """A member may subscribe to topics that do not exist (yet)."""
+    if request.get("topics") is None:
+        return request
+    names = [_name(name) for name in _items(request, "topics")]
+    return {**request, "topics": [n for n in names if principal.may(DESCRIBE, TOPIC, n)]}
+
+
 def _group_offsets(request: Request, _names: TopicName) -> Needs:
     yield ((READ, GROUP, _text(request, "group")),)
     for row in _items(request, "offsets"):
@@ -356,7 +368,7 @@ RULES: Final[dict[int, Rule]] = {
     Api.LIST_DELAYS: Rule(_list_delays),
     Api.CHANGE_DELAYS: Rule(_change_delays),
     Api.DESCRIBE_DELAYS: Rule(lists=_of_rows("partitions", "topic", TOPIC)),
-    Api.GROUP_HEARTBEAT: Rule(_heartbeat),
+    Api.GROUP_HEARTBEAT: Rule(_heartbeat, cuts=_visible_topics),
     Api.COMMIT_OFFSETS: Rule(_group_offsets),
     Api.FETCH_OFFSETS: Rule(_fetch_offsets, lists=_committed),
     Api.LIST_GROUPS: Rule(lists=_of_rows("groups", "group", GROUP)),
@@ -372,4 +384,9 @@ RULES: Final[dict[int, Rule]] = {
     Api.ABORT_TRANSACTION: Rule(_abort_transaction),
     Api.CREATE_BRANCHES: Rule(_transaction(WRITE)),
     Api.JOIN_TRANSACTION: Rule(_transaction(WRITE)),
+    Api.LIST_USERS: Rule(_on_cluster(DESCRIBE)),
+    Api.ALTER_USERS: Rule(_on_cluster(ALTER)),
+    Api.LIST_ACLS: Rule(_on_cluster(DESCRIBE)),
+    Api.ALTER_ACLS: Rule(_on_cluster(ALTER)),
+    Api.TEST_ACL: Rule(_on_cluster(DESCRIBE)),
 }

@@ -71,15 +71,18 @@ class FetchProgress:
         self._time_slicer = time_slicer
         self._scratch = bytearray(_SCRATCH_BYTES)
 
-    def has_something(self, version: int, requested: FetchEntry) -> bool:
+    def has_something(self, fetch: Fetch, requested: FetchEntry) -> bool:
         """True if the partition has records at the requested offset, or an error. Parking must not
-        cost a buffer. `version` is the request's.
+        cost a buffer.
         """
         route = self._routing.find(requested.topic_id, requested.partition)
         if route is None:
             return True
+        principal = fetch.session.principal
+        if principal is not None and self._routing.refuses_read(principal, requested.topic_id):
+            return True
         try:
-            isolation = isolation_of(version, requested.flags)
+            isolation = isolation_of(fetch.version, requested.flags)
             return not is_at_end(self._reader.state(route), isolation, requested.offset)
         except LogReadError:
             return True

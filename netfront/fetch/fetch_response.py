@@ -100,6 +100,12 @@ class FetchResponseEntries:
                 else ErrorCode.UNKNOWN_TOPIC_ID
             )
             return FetchedEntry(requested.topic_id, requested.partition, code, -1, 0, -1, -1, -1)
+        principal = fetch.session.principal
+        if principal is not None and self._routing.refuses_read(principal, requested.topic_id):
+            name = self._routing.topic_name(requested.topic_id) or ""
+            is_visible = principal.may("describe", "topic", name)
+            code = ErrorCode.NOT_AUTHORIZED if is_visible else ErrorCode.UNKNOWN_TOPIC_ID
+            return FetchedEntry(requested.topic_id, requested.partition, code, -1, 0, -1, -1, -1)
         try:
             try:
                 entry = self._read_one(fetch, requested, route)

@@ -194,6 +194,17 @@ class FetchService:
         self._ahead.forget_session(session)
         self._entries.forget_session(session, self._purgatory.forget_session(session))
 
+    def check_rights(self) -> None:
+        """Answer the waiting fetches that name a topic which their reader may not read any more."""
+        for fetch in self._purgatory.all():
+            principal = fetch.session.principal
+            if principal is not None and any(
+                self._routing.refuses_read(principal, entry.topic_id)
+                for entry in fetch.request.entries
+            ):
+                fetch.is_immediate = True
+                self._retry_fetch(fetch)
+
     @property
     def fetched(self) -> dict[int, list[int]]:
         """[offsets, bytes] that were sent to readers, by slot."""
@@ -255,7 +266,7 @@ class FetchService:
         if fetch.is_in_slices:
             fetch.has_something = fetch.has_moved = True
             return
-        if not self._progress.has_something(fetch.version, fetch.request.entries[index]):
+        if not self._progress.has_something(fetch, fetch.request.entries[index]):
             return
         fetch.has_something = True
         if not fetch.was_short or self._progress.has_enough(fetch, index):
@@ -320,7 +331,7 @@ class FetchService:
                 if route is not None:
                     self._purgatory.note(fetch, route.slot, fetch.at)
             fetch.at += 1
-            if not fetch.has_something and self._progress.has_something(fetch.version, requested):
+            if not fetch.has_something and self._progress.has_something(fetch, requested):
                 fetch.has_something = True
                 if not is_large:
                     fetch.at = len(entries)

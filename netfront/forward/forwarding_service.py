@@ -12,17 +12,20 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
 from netfront.forward.forwarder import Forwarder, ForwarderLink, OnDemand
 from netfront.session.responses import Responses
 from netfront.session.sessions import Session, Sessions
-from shm.messages.lane_messages import LaneKind
+from shm.messages.lane_messages import REPLAY, LaneKind
 from tailrace.core.error_codes import ErrorCode, code_of
 from tailrace.protocol import messages
 from tailrace.protocol.frame import Api, RequestHeader, WireError
+
+if TYPE_CHECKING:
+    from netfront.access.gate import Gate
 
 CONTROLLER_TIMEOUT_MS = 35_000
 """The controller answers within 30 s unless it was killed."""
@@ -62,6 +65,7 @@ FORWARDED_APIS = (
     Api.LIST_DELETED_TOPICS, Api.UNDELETE_TOPICS, Api.PURGE_TOPICS, Api.DESCRIBE_SCHEMAS,
     Api.COMPACT_TOPIC,
     Api.ALTER_QUOTAS,
+    Api.LIST_USERS, Api.ALTER_USERS, Api.LIST_ACLS, Api.ALTER_ACLS, Api.TEST_ACL,
     *DELAY_APIS, *GROUP_APIS,
 )  # fmt: skip
 _OF_GROUPS, _OF_DELAYS = frozenset(map(int, GROUP_APIS)), frozenset(map(int, DELAY_APIS))
@@ -81,11 +85,16 @@ class ForwardingService:
         sessions: Sessions,
         responses: Responses,
         on_assignment: Callable[[bytes], None],
+        on_rights: Callable[[bytes, bool], None],
         on_fed: Callable[[], None],
         start_ns: int,
+        gate: Gate | None = None,
     ) -> None:
-        """`process_generation` is this front's generation, which the controller feeds.
-        `on_assignment` is called with each encoded assignment and must not raise. `on_fed` is
+        """`gate` checks requests, and cuts lists, by the rights of their sessions.
+
+        `process_generation` is this front's generation, which the controller feeds.
+        `on_assignment` is called with each encoded assignment and must not raise. `on_rights` is
+        called with users and ACLs, and True where they begin anew. `on_fed` is
         called when the whole catalog has arrived.
         """
         self.controller = Forwarder(
@@ -104,6 +113,8 @@ class ForwardingService:
         self._sessions = sessions
         self._responses = responses
         self._on_assignment = on_assignment
+        self._on_rights = on_rights
+        self._gate = gate
         self._on_fed = on_fed
         self._own: dict[int, Callable[[ErrorCode, bytes], None]] = {}
         """Callbacks of the front's own requests, by correlation id. Their session word is 0."""
@@ -146,6 +157,8 @@ class ForwardingService:
         """Forward a request. Raises WireError at a limit or for invalid JSON."""
         request = messages.decode_request(body)
         api, version, correlation_id = header.api, header.version, header.correlation_id
+        if self._gate is not None and session.principal is not None:
+            body = self._gate.check(session.principal, api, request, body)
         nothing = NOTHING_LISTED.get(api)
         if nothing is not None and self.groups.is_absent():
             self._responses.send(session, api, version, correlation_id, ErrorCode.OK, [nothing])
@@ -239,6 +252,8 @@ class ForwardingService:
             if kind == LaneKind.RESPONSE:
                 asked = forwarder.take(word, correlation_id)
                 if asked is not None:
+                    if self._gate is not None and not code:
+                        payload = self._shown(self._gate, word, asked[0], payload)
                     self._respond(word, asked[0], asked[1], correlation_id, code_of(code), payload)
             elif kind == LaneKind.PUSH:
                 self._responses.push_latest(word, api, payload)
@@ -246,9 +261,18 @@ class ForwardingService:
                     self._pushed_sessions.add(word)
             elif kind == LaneKind.ASSIGN:
                 self._on_assignment(payload)
+            elif kind == LaneKind.RIGHTS:
+                self._on_rights(payload, bool(code & REPLAY))
             elif kind == LaneKind.FED and correlation_id == self._process_generation:
                 self._on_fed()
         return count
+
+    def _shown(self, gate: Gate, word: int, api: int, payload: bytes) -> bytes:
+        """The part of a response that its session may see."""
+        session = self._sessions.by_word(word)
+        if session is None or session.principal is None:
+            return payload
+        return gate.shown(session.principal, api, payload)
 
     def _answer_instead(
         self, word: int, api: int, version: int, correlation_id: int, code: ErrorCode, sentence: str

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 import orjson
 
@@ -44,6 +45,9 @@ from tailrace.format.record_batch.batch_header import HEADER_BYTES
 from tailrace.kernel import read_produce
 from tailrace.protocol import messages
 from tailrace.protocol.frame import Api, RequestHeader, WireError
+
+if TYPE_CHECKING:
+    from shm.rights.authorizer import Principal
 
 SESSION_PRODUCES_MAX = 32_768
 PRODUCES_MAX = 131_072
@@ -100,6 +104,7 @@ class ProduceService:
         """`PartitionRoutes.changes` at the time the targets were made."""
         self._blocked: frozenset[bytes] = frozenset()
         """Ids of topics beyond a quota of stored bytes or delayed records."""
+        self._blocked_changes = 0
         self._answered: list[PendingProduce] = []
         """Requests whose last batch was acknowledged in this walk over the rings."""
         self.now_ns = start_ns
@@ -119,6 +124,7 @@ class ProduceService:
         """Refuse batches for these topics and delay logs, and for no others."""
         self._blocked = topic_ids
         self._targets.clear()
+        self._blocked_changes += 1
 
     # ---- in --------------------------------------------------------------------------------------
 
@@ -258,10 +264,14 @@ class ProduceService:
 
         `batch_token` is the token of the first batch.
         """
-        if self._targets_of != self._routing.changes:
-            self._targets.clear()
-            self._targets_of = self._routing.changes
-        find_target = self._targets.get
+        principal = session.principal
+        if principal is not None:
+            find_target = self._targets_for(principal).get
+        else:
+            if self._targets_of != self._routing.changes:
+                self._targets.clear()
+                self._targets_of = self._routing.changes
+            find_target = self._targets.get
         word, now_ns = session.word, self.now_ns
         refused: list[tuple[int, ErrorCode]] = []
         released = index = 0
@@ -270,16 +280,10 @@ class ProduceService:
                 entries, batches, strict=True
             ):
                 target = find_target((topic_id, partition)) or self._find_target(
-                    topic_id, partition
+                    topic_id, partition, principal
                 )
                 if target is None:
-                    knows = self._routing.knows(topic_id)
-                    refused.append(
-                        (
-                            index,
-                            ErrorCode.PARTITION_OUT_OF_RANGE if knows else ErrorCode.UNKNOWN_TOPIC,
-                        )
-                    )
+                    refused.append((index, self._refusal(topic_id, principal)))
                     released += length
                     index += 1
                     continue
@@ -326,10 +330,37 @@ class ProduceService:
                 self._responses.send_credit(raised, session if batch_token else None)
         return refused
 
-    def _find_target(self, topic_id: bytes, partition: int) -> AppendTarget | None:
+    def _targets_for(self, principal: Principal) -> dict[tuple[bytes, int], AppendTarget]:
+        """The targets that a principal may write to, as far as it has used them."""
+        made_after = self._routing.changes, self._blocked_changes
+        if principal.targets_of != made_after:
+            principal.targets.clear()
+            principal.targets_of = made_after
+        return principal.targets
+
+    def _refusal(self, topic_id: bytes, principal: Principal | None) -> ErrorCode:
+        """The error code for a batch without a target."""
+        if not self._routing.knows(topic_id):
+            return ErrorCode.UNKNOWN_TOPIC
+        if principal is not None:
+            name = self._routing.topic_name(topic_id) or ""
+            if not principal.may("write", "topic", name):
+                is_visible = principal.may("describe", "topic", name)
+                return ErrorCode.NOT_AUTHORIZED if is_visible else ErrorCode.UNKNOWN_TOPIC
+        return ErrorCode.PARTITION_OUT_OF_RANGE
+
+    def _find_target(
+        self, topic_id: bytes, partition: int, principal: Principal | None
+    ) -> AppendTarget | None:
         route = self._routing.find(topic_id, partition)
         if route is None:
             return None
+        targets = self._targets
+        if principal is not None:
+            name = self._routing.topic_name(topic_id) or ""
+            if not principal.may("write", "topic", name):
+                return None
+            targets = principal.targets
         outbox = self._workers[route.worker].outbox
         lane, settings = outbox.lane, route.settings
         refuses = 0
@@ -337,7 +368,7 @@ class ProduceService:
             refuses = int(ErrorCode.QUOTA_EXCEEDED)
         elif route.delay_of and not settings["delay.enabled"]:
             refuses = int(ErrorCode.DELAY_NOT_ENABLED)
-        target = self._targets[topic_id, partition] = AppendTarget(
+        target = targets[topic_id, partition] = AppendTarget(
             outbox, lane.try_write, route.slot,
             min(int(settings["max.message.bytes"]), lane.payload_max), bool(route.slot_counts),
             refuses,

@@ -145,8 +145,7 @@ class QuotaService:
     @staticmethod
     def user_of(session: Session) -> str:
         """The user whose quotas a session has."""
-        del session
-        return ANONYMOUS
+        return ANONYMOUS if session.principal is None else session.principal.user
 
     # ---- rules -----------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import orjson
 
@@ -28,6 +28,9 @@ from shm.tables.control import ProcessSlot
 from tailrace.core.error_codes import ErrorCode
 from tailrace.protocol import messages
 from tailrace.protocol.frame import RequestHeader
+
+if TYPE_CHECKING:
+    from shm.rights.authorizer import Principal
 
 logger = logging.getLogger(__name__)
 
@@ -62,9 +65,12 @@ class SessionLifecycle:
         described: dict[str, Any],
         forget: Sequence[Callable[[Session], None]],
         start_ns: int,
+        admit: Callable[[bytes], Principal | None] = lambda _identity: None,
+        note: Callable[[Session], None] = lambda _session: None,
     ) -> None:
-        """`described` is the appliance's part of every handshake response. Each of `forget` is
-        called once with a session that has ended.
+        """`admit` returns the principal of a connection that opens a session, or raises WireError.
+        `note` is called with each session that is open. `described` is the appliance's part of
+        every handshake response. Each of `forget` is called once with a session that has ended.
         """
         self._transport = transport
         self._sessions = sessions
@@ -73,6 +79,8 @@ class SessionLifecycle:
         self._slot = slot
         self._error_handler = error_handler
         self._described = described
+        self._admit = admit
+        self._note = note
         self._forget = forget
         self._disconnects = DisconnectDetector()
         self._silences: TimingWheel[Session] = TimingWheel(start_ns, tick_ns=1_000_000_000)
@@ -105,6 +113,7 @@ class SessionLifecycle:
         Raises WireError.
         """
         request = messages.decode_handshake(body)
+        principal = self._admit(identity)
         old = self._sessions.by_identity(identity)
         if old is not None:
             self.drop(old)
@@ -112,6 +121,8 @@ class SessionLifecycle:
         if self.quotas is not None:
             gate = self.quotas.admit(request.client_id)
         session = self._sessions.open(identity, request.client_id, self._ledger.open(gate), now_ns)
+        session.principal = principal
+        self._note(session)
         if self.quotas is not None:
             self.quotas.attach(session)
         session.timer = self._silences.add(now_ns + CREDIT_IDLE_NS, session)
@@ -124,6 +135,8 @@ class SessionLifecycle:
             "session": session.number,
             **self._described,
         }
+        if principal is not None:
+            answer["user"] = principal.user
         self._responses.send(
             session,
             header.api,

@@ -10,10 +10,13 @@ Invariants:
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from netfront.socket.flow_control import Credit, Gate
 from shm.runtime.timing_wheel import Timer
+
+if TYPE_CHECKING:
+    from shm.rights.authorizer import Principal
 
 
 class SessionQuota(Protocol):
@@ -35,6 +38,7 @@ class Session:
         "identity",
         "last_seen_ns",
         "number",
+        "principal",
         "quota",
         "timer",
         "word",
@@ -52,6 +56,8 @@ class Session:
         self.last_seen_ns = now_ns
         self.quota: SessionQuota | None = None
         """None: no quota concerns it."""
+        self.principal: Principal | None = None
+        """Who it is. None: the appliance has no users, and everything is allowed."""
         self.timer: Timer[Session] | None = None
         """Timer of the next check for silence."""
         self.fetch_sent = 0

@@ -98,14 +98,23 @@ def new_socket(
 
 
 def listen(
-    socket: zmq.Socket[bytes], addresses: list[str], given: ListeningSockets = NONE_GIVEN
+    socket: zmq.Socket[bytes],
+    addresses: list[str],
+    given: ListeningSockets = NONE_GIVEN,
+    secret_key: str = "",
 ) -> int:
     """Bind the socket to all `addresses`. Return the port of the first TCP address, 0 without one.
+    With the server's `secret_key` (Z85) connections over TCP are encrypted, and no others accepted.
 
     Raises AddressInUseError.
     """
     port = 0
     for address in addresses:
+        if secret_key:  # a listening socket keeps the options of its beginning
+            is_tcp = address.startswith("tcp://")
+            socket.setsockopt(zmq.CURVE_SERVER, int(is_tcp))
+            if is_tcp:
+                socket.setsockopt_string(zmq.CURVE_SECRETKEY, secret_key)
         path, access = _socket_path(address), given.access
         fd = given.by_address.get(address, -1)
         try:

@@ -6,9 +6,12 @@ Owner: one front; `Connections` and `Router` change it.
 from __future__ import annotations
 
 from collections import deque
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from netfront.socket.flow_control import Credit
+
+if TYPE_CHECKING:
+    from netfront.socket.zap import Claim
 
 
 class Mark(Protocol):
@@ -24,6 +27,7 @@ class PeerConnection:
     __slots__ = (
         "accepted_ns",
         "buffers",
+        "claim",
         "credit",
         "fd",
         "identity",
@@ -48,6 +52,8 @@ class PeerConnection:
         """True if the kernel counts its bytes."""
         self.accepted_ns = self.swept_ns = self.progress_ns = now_ns
         self.identity: bytes | None = None
+        self.claim: Claim | None = None
+        """What ZeroMQ has checked about its client, where it checks."""
         self.credit: Credit | None = None
         """Set at the handshake."""
         self.is_closing = False

@@ -21,6 +21,7 @@ import select
 import struct
 import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import zmq
 
@@ -48,6 +49,9 @@ from netfront.socket.sweep_pause import SweepPause, cpu_clock
 from netfront.socket.transport import Watched
 from shm.queues.doorbell import Doorbell
 from tailrace.format.crc32c import Readable
+
+if TYPE_CHECKING:
+    from netfront.socket.zap import Allows, Claim, ZapHandler
 
 logger = logging.getLogger(__name__)
 
@@ -78,6 +82,22 @@ _ACCEPTED, _DISCONNECTED, _ACCEPT_FAILED = (
 )
 """Plain integers, because operations on enum members run Python code."""
 _EVENT = struct.Struct("=HI")
+_CURVE_BYTES = 33
+"""Bytes of an encrypted frame beside its content: command name 8, nonce 8, tag 16, flags 1."""
+
+
+class Security(NamedTuple):
+    """What a socket needs to know about its clients."""
+
+    secret_key: str
+    """The server's, Z85."""
+    allows: Allows
+
+
+def encrypted_bytes(frames: Sequence[Readable]) -> int:
+    """Bytes on the wire of an encrypted message, identity first."""
+    sizes = [len(frame) + _CURVE_BYTES for frame in frames[1:]]
+    return sum(size + (2 if size < 256 else 9) for size in sizes)
 
 
 class Router:
@@ -90,13 +110,22 @@ class Router:
         limits: Limits,
         given: ListeningSockets = NONE_GIVEN,
         sockets: SocketStats | None = None,
+        security: Security | None = None,
     ) -> None:
         """Bind to all `addresses`, or use the sockets that are `given` for them.
 
-        `message_max_bytes` is the largest frame accepted. Raises AddressInUseError.
+        `message_max_bytes` is the largest frame accepted. With `security` connections are checked,
+        and those over TCP encrypted. Raises AddressInUseError.
         """
         self._context = zmq.Context()
         socket = self.socket = new_socket(self._context, message_max_bytes)
+        self.zap: ZapHandler | None = None
+        if security is not None:
+            from netfront.socket.zap import ZapHandler, decode_claim, protect
+
+            self.zap = ZapHandler(self._context, security.allows)
+            self._decode_claim = decode_claim
+            protect(socket)
         monitor_address = f"inproc://monitor-{id(self)}"
         socket.monitor(monitor_address, _ACCEPTED | _DISCONNECTED | _ACCEPT_FAILED)
         self._monitor = self._context.socket(zmq.PAIR)
@@ -110,7 +139,9 @@ class Router:
             for address in addresses
             if address.startswith("ipc:///") and address not in given.by_address
         ]
-        self.port = listen(socket, addresses, given)
+        self.port = listen(
+            socket, addresses, given, "" if security is None else security.secret_key
+        )
         begin_zero_copy(self._context)
         threads = io_threads()
         self._io_thread_slice = IoThreadSlice(lambda slice_ns: set_slice_ns(threads, slice_ns))
@@ -178,7 +209,8 @@ class Router:
             return None if is_sure else frames
         self._moved += 1 + (taken >> 12)
         if peer is not None:
-            peer.taken += taken
+            is_encrypted = peer.claim is not None and peer.claim.key
+            peer.taken += encrypted_bytes(frames) if is_encrypted else taken
         return frames
 
     def _receive_first(self, frames: list[bytes]) -> tuple[PeerConnection | None, int]:
@@ -192,6 +224,8 @@ class Router:
             self._discards = True
             self._discard()
             return None, 0
+        if self.zap is not None:
+            peer.claim = self._decode_claim(str(frame.get("User-Id")))
         taken = 0
         while True:
             part = taken_frame(frame, len(frames))
@@ -248,6 +282,8 @@ class Router:
             self._poll = select.poll()
             for fd in (self.fd, self.monitor_fd, bell.fd):
                 self._poll.register(fd, select.POLLIN)
+            if self.zap is not None:
+                self._poll.register(self.zap.fd, select.POLLIN)
         found, is_sweep_due = self._pause.sleep(self._poll, timeout_ms, busy_ns)
         readable = [fd for fd, _ in found]
         self._is_quiet = self.fd not in readable
@@ -373,6 +409,11 @@ class Router:
         """Record that a session was opened for `identity` with this credit, or dropped (None)."""
         self._peers.shaken(identity, credit)
 
+    def claim(self, identity: bytes) -> Claim | None:
+        """Return what ZeroMQ has checked about a client. None: nothing."""
+        peer = self._peers.by_identity.get(identity)
+        return None if peer is None else peer.claim
+
     def close_peer(self, identity: bytes, reason: str) -> None:
         """Close a connection at the sweep after the next, when its last messages
         have had time to leave.
@@ -458,6 +499,8 @@ class Router:
         self._monitor.close(0)
         self._messages.close()
         self.socket.close()
+        if self.zap is not None:
+            self.zap.close()
         self._context.term()
         self._own_sockets.close()
         for path in self._socket_paths:

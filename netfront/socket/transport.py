@@ -8,10 +8,13 @@ one against this interface.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from netfront.socket.flow_control import Credit
 from tailrace.format.crc32c import Readable
+
+if TYPE_CHECKING:
+    from netfront.socket.zap import Claim
 
 
 class Watched(NamedTuple):
@@ -63,6 +66,9 @@ class Transport(Protocol):
 
         No effect on a closed one.
         """
+
+    def claim(self, identity: bytes) -> Claim | None:
+        """Return what ZeroMQ has checked about a client. None: nothing."""
 
     def watch(self, now_ns: int) -> Watched:
         """Update connections that have ended. Call it at `watch_at_ns`."""

@@ -76,6 +76,11 @@ class LaneKind(IntEnum):
     partition, number of the request.
     """
 
+    RIGHTS = 30
+    """Controller to front: users and ACLs that have changed. Payload JSON: users, removed_users,
+    acls, removed_acls. `flags` is 1 where a feed of all of them begins.
+    """
+
 
 REPLAY = 1
 SHARED_COUNT = 32

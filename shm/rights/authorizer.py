@@ -17,7 +17,7 @@ Source: Kafka's StandardAuthorizer.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from shm.rights.acl import (
     ALL,
@@ -177,7 +177,16 @@ def _covers_all_of(denial: Acl, acl: Acl) -> bool:
 class Principal:
     """A user at one address, with what was decided for it."""
 
-    __slots__ = ("_decisions", "_table", "host", "is_admin", "names", "targets", "user")
+    __slots__ = (
+        "_decisions",
+        "_table",
+        "host",
+        "is_admin",
+        "names",
+        "targets",
+        "targets_of",
+        "user",
+    )
 
     def __init__(
         self, user: str, groups: Iterable[str], host: str, table: AclTable, *, is_admin: bool
@@ -189,10 +198,12 @@ class Principal:
         self.is_admin = is_admin
         self._table = table
         self._decisions: dict[tuple[str, str, str], bool] = {}
-        self.targets: dict[tuple[bytes, int], object] = {}
-        """Partitions that it may write to, by topic id and number: of the front's produce service,
-        which clears it when routes change.
+        self.targets: dict[tuple[bytes, int], Any] = {}
+        """Targets of the partitions that it may write to, by topic id and number. The front's
+        produce service fills it.
         """
+        self.targets_of = (-1, -1)
+        """Numbers of the changes of routes and quotas that the targets were made after."""
 
     def may(self, operation: str, kind: str, name: str) -> bool:
         """True if the operation on the resource is allowed."""

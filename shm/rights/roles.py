@@ -10,6 +10,7 @@ from typing import Any
 
 from shm.rights.acl import (
     ALTER,
+    ALTER_CONFIGS,
     CLUSTER,
     CREATE,
     DELAY,
@@ -17,6 +18,7 @@ from shm.rights.acl import (
     GROUP,
     IDEMPOTENT_WRITE,
     LITERAL,
+    PREFIXED,
     READ,
     TOPIC,
     TRANSACTIONAL_ID,
@@ -42,12 +44,19 @@ def producer_acls(
 
 
 def consumer_acls(
-    principal: str, topic: str, group: str, *, pattern: str = LITERAL
+    principal: str, topic: str, group: str, *, pattern: str = LITERAL, retries: bool = False
 ) -> Iterator[dict[str, Any]]:
-    """Read topics as a member of a group."""
+    """Read topics as a member of a group. With `retries` also make, write and read the topics with
+    which clients retry the group's records, and write dead letters.
+    """
     for operation in (READ, DESCRIBE):
         yield _acl(principal, TOPIC, pattern, topic, operation)
     yield _acl(principal, GROUP, pattern, group, READ)
+    if retries:
+        for operation in (READ, WRITE, CREATE, ALTER_CONFIGS):
+            yield _acl(principal, TOPIC, PREFIXED, f"{topic}.{group}.", operation)
+        for operation in (WRITE, CREATE, ALTER_CONFIGS):
+            yield _acl(principal, TOPIC, LITERAL, f"{topic}{DEAD_LETTERS}", operation)
 
 
 def _acl(

@@ -1,7 +1,8 @@
 """Administration client: topics, offsets and the state of the appliance. The methods for groups are
 in `tailrace.admin.groups`, those for transactions in `tailrace.admin.transactions`, those for
 delayed records in `tailrace.admin.delays`, those for deleted topics in
-`tailrace.admin.deleted_topics`, that for compacted topics in `tailrace.admin.compaction`.
+`tailrace.admin.deleted_topics`, that for compacted topics in `tailrace.admin.compaction`, those
+for users and ACLs in `tailrace.admin.users`.
 
 Each call makes a request or a few in the caller's thread.
 """
@@ -24,6 +25,8 @@ from tailrace.admin.quotas import QuotaAdmin
 from tailrace.admin.schemas import SchemaAdmin, encoded_schema
 from tailrace.admin.topic_list import partition_counts
 from tailrace.admin.transactions import TransactionAdmin
+from tailrace.admin.users import UserAdmin
+from tailrace.client.config.from_context import FromContext
 from tailrace.client.config.kafka_names import RenamedMethods
 from tailrace.client.config.setting_fields import build, documented, merged
 from tailrace.client.config.settings import AdminSettings
@@ -78,6 +81,8 @@ class Admin(
     DeletedTopicAdmin,
     SchemaAdmin,
     CompactionAdmin,
+    UserAdmin,
+    FromContext,
     RenamedMethods,
 ):
     """Creates, changes, describes and deletes topics and groups, and shows the state of the
@@ -100,7 +105,9 @@ class Admin(
         "delete_consumer_group_offsets": "write alter_group_offsets(group, {TopicPartition(topic, "
         "0): None})",
         "delete_consumer_groups": "write delete_groups([group])",
-        "describe_acls": "users are not part of this version",
+        "create_acls": "write add_acls([{...}])",
+        "delete_acls": "write remove_acls([{...}])",
+        "describe_acls": "write list_acls()",
         "describe_client_quotas": "write describe_quotas()",
         "describe_consumer_groups": "write describe_groups([group])",
         "describe_group": "write describe_groups(group)[group]",
@@ -123,6 +130,7 @@ class Admin(
         request_timeout_ms: int | str | None = None,
         connect_timeout_ms: int | str | None = None,
         client_id: str | None = None,
+        context: str | None = None,
         runtime: Runtime = SYSTEM,
     ) -> None:
         """`bootstrap` is the address, or a dict of settings by Kafka's names
@@ -137,7 +145,7 @@ class Admin(
         given = {
             "bootstrap_servers": bootstrap_servers, "request_timeout_ms": request_timeout_ms,
             "connect_timeout_ms": connect_timeout_ms,
-            "client_id": client_id,
+            "client_id": client_id, "context": context,
         }  # fmt: skip
         self.settings = build(
             AdminSettings,

@@ -79,6 +79,7 @@ class AsyncAdmin(AsyncClient, RenamedMethods):
         request_timeout_ms: int | str | None = None,
         connect_timeout_ms: int | str | None = None,
         client_id: str | None = None,
+        context: str | None = None,
     ) -> None:
         """Take the settings of `Admin`. Raises InvalidSettingError."""
         self._admin = Admin(
@@ -87,6 +88,7 @@ class AsyncAdmin(AsyncClient, RenamedMethods):
             request_timeout_ms=request_timeout_ms,
             connect_timeout_ms=connect_timeout_ms,
             client_id=client_id,
+            context=context,
             runtime=LOOP_RUNTIME,
         )
         self._loop_connection = LoopConnection(type(self).__name__, self._admin._connection)
@@ -102,6 +104,18 @@ class AsyncAdmin(AsyncClient, RenamedMethods):
     undelete_topic = _awaited(Admin.undelete_topic)
     purge_topic = _awaited(Admin.purge_topic)
     compact_topic = _awaited(Admin.compact_topic)
+    list_users = _awaited(Admin.list_users)
+    add_user = _awaited(Admin.add_user)
+    alter_user = _awaited(Admin.alter_user)
+    delete_user = _awaited(Admin.delete_user)
+    disable_user = _awaited(Admin.disable_user)
+    enable_user = _awaited(Admin.enable_user)
+    add_user_key = _awaited(Admin.add_user_key)
+    remove_user_key = _awaited(Admin.remove_user_key)
+    list_acls = _awaited(Admin.list_acls)
+    add_acls = _awaited(Admin.add_acls)
+    remove_acls = _awaited(Admin.remove_acls)
+    test_acl = _awaited(Admin.test_acl)
     alter_topics = _awaited(Admin.alter_topics)
     describe_schemas = _awaited(Admin.describe_schemas)
     create_partitions = _awaited(Admin.create_partitions)

@@ -12,12 +12,13 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from tailrace.aio.event_loop import LoopConnection
+from tailrace.client.config.from_context import FromContext
 from tailrace.client.connections.steps import Steps
 
 Result = TypeVar("Result")
 
 
-class AsyncClient:
+class AsyncClient(FromContext):
     """A client for `async with`, or for `start()` and `close()`."""
 
     _loop_connection: LoopConnection

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Never, Unpack
 
 from tailrace.admin.topic_list import partition_counts
 from tailrace.batch.topic_batch import TopicBatch
+from tailrace.client.config.from_context import FromContext
 from tailrace.client.config.kafka_names import (
     RENAMED_CONSUMER_METHODS,
     RenamedMethods,
@@ -70,7 +71,7 @@ LOOP_POLL_NS = 1_000_000_000
 
 
 @documented(ConsumerSettings)
-class Consumer(GroupApi, OffsetQueries, RenamedMethods):
+class Consumer(GroupApi, OffsetQueries, FromContext, RenamedMethods):
     """Reads topics, record by record or as Arrow batches. A context manager; for one thread at a
     time.
 

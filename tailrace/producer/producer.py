@@ -18,6 +18,7 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
+from tailrace.client.config.from_context import FromContext
 from tailrace.client.config.kafka_names import RenamedProducerMethods
 from tailrace.client.config.setting_fields import build, documented, merged
 from tailrace.client.config.settings import ProducerOptions, ProducerSettings
@@ -78,7 +79,7 @@ def close_at_exit() -> None:
 
 
 @documented(ProducerSettings)
-class Producer(FastPathSender, RenamedProducerMethods):
+class Producer(FastPathSender, FromContext, RenamedProducerMethods):
     """Sends records to topics. A context manager. Any number of threads may share one.
 
         with tailrace.Producer("tcp://127.0.0.1:7420") as producer:

@@ -25,6 +25,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, ClassVar, Never, Unpack
 
+from tailrace.client.config.from_context import FromContext
 from tailrace.client.config.kafka_names import (
     RENAMED_SHARE_CONSUMER_METHODS,
     RenamedMethods,
@@ -48,7 +49,7 @@ LOOP_POLL_MS = 1_000
 
 
 @documented(ShareConsumerSettings)
-class ShareConsumer(RenamedMethods):
+class ShareConsumer(FromContext, RenamedMethods):
     """Takes records from topics as from a queue, together with the other consumers of its group. A
     context manager; for one thread at a time.
 

@@ -378,6 +378,57 @@ def _delete(rng: random.Random, _world: World) -> Request:
     )
 
 
+_USERS = ("fuzz-a", "fuzz-b", "fuzz-c", "", "no name", 7)
+_ACTIONS = ("add", "delete", "disable", "enable", "set", "add_key", "remove_key", "fly", None)
+
+
+def _acl(rng: random.Random) -> dict[str, Any]:
+    return {
+        "principal": f"User:{rng.choice(_USERS)}", "name": rng.choice(("t", "*", "x" * 300)),
+        "resource_type": rng.choice(("topic", "group", "cluster", "moon")),
+        "operation": rng.choice(("read", "write", "all", "own")),
+        "pattern": rng.choice(("literal", "prefixed", None)),
+    }  # fmt: skip
+
+
+def _list_users(rng: random.Random, _world: World) -> Request:
+    return _json(
+        Api.LIST_USERS, {"name": rng.choice((None, *_USERS)), "after": rng.choice((None, "a"))}
+    )
+
+
+def _alter_users(rng: random.Random, _world: World) -> Request:
+    key = {"name": rng.choice(("k", 7)), "public": rng.choice(("0" * 40, "x", None))}
+    return _json(
+        Api.ALTER_USERS,
+        {
+            "user": rng.choice(_USERS), "action": rng.choice(_ACTIONS), "keys": [key], "key": key,
+            "groups": rng.choice((["g"], "g", None)), "accounts": rng.choice(([], [1], [-1])),
+            "admin": rng.choice((True, False, 1)),
+        },
+    )  # fmt: skip
+
+
+def _list_acls(rng: random.Random, _world: World) -> Request:
+    return _json(Api.LIST_ACLS, {"filter": rng.choice((None, {"name": "t"}, {"x": 1}, 7))})
+
+
+def _alter_acls(rng: random.Random, _world: World) -> Request:
+    return _json(
+        Api.ALTER_ACLS,
+        {
+            "add": [_acl(rng) for _ in range(rng.randint(0, 3))],
+            "remove": [
+                {"principal": f"User:{rng.choice(_USERS)}"} for _ in range(rng.randint(0, 2))
+            ],
+        },
+    )
+
+
+def _test_acl(rng: random.Random, _world: World) -> Request:
+    return _json(Api.TEST_ACL, _acl(rng))
+
+
 def _list_deleted(rng: random.Random, _world: World) -> Request:
     return _json(Api.LIST_DELETED_TOPICS, {"after": rng.choice((None, "x" * 32, 7))})
 
@@ -580,6 +631,8 @@ REQUESTS: dict[Api, tuple[Builder, int]] = {
     Api.DESCRIBE_CONFIGS: (_describe_configs, 1), Api.ALTER_CONFIGS: (_alter_configs, 1),
     Api.RELOAD_CONFIG: (_reload_config, 1), Api.LIST_DELETED_TOPICS: (_list_deleted, 1),
     Api.DESCRIBE_SCHEMAS: (_describe_schemas, 1),
+    Api.LIST_USERS: (_list_users, 1), Api.ALTER_USERS: (_alter_users, 2),
+    Api.LIST_ACLS: (_list_acls, 1), Api.ALTER_ACLS: (_alter_acls, 2), Api.TEST_ACL: (_test_acl, 1),
     Api.UNDELETE_TOPICS: (_undelete, 2), Api.PURGE_TOPICS: (_purge, 1),
     Api.COMPACT_TOPIC: (_compact, 1),
     Api.ALTER_QUOTAS: (_alter_quotas, 1), Api.DESCRIBE_QUOTAS: (_describe_quotas, 1),

@@ -19,6 +19,7 @@ from netfront.produce.append_target import WorkerLink
 from netfront.produce.ring_acks import AckWalker
 from netfront.socket.flow_control import Credit, CreditLedger
 from netfront.socket.transport import Watched
+from netfront.socket.zap import Claim
 from shm.memory.layout import (
     ControlLayout,
     LaneLayout,
@@ -104,6 +105,11 @@ class FakeTransport:
     def watch(self, now_ns: int) -> Watched:
         del now_ns
         return Watched([], 0)
+
+    claims: dict[bytes, Claim]
+
+    def claim(self, identity: bytes) -> Claim | None:
+        return getattr(self, "claims", {}).get(identity)
 
     def shaken(self, identity: bytes, credit: Credit | None) -> None:
         """Nobody is closed here for what it costs."""

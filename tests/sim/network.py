@@ -123,6 +123,9 @@ class Network:
     def shaken(self, identity: bytes, credit: Credit | None) -> None:
         """Nobody is closed here for what it costs."""
 
+    def claim(self, identity: bytes) -> None:
+        """The simulated network checks nothing about its clients."""
+
     def close_peer(self, identity: bytes, reason: str) -> None:
         del reason
         link = self.links.get(identity)

@@ -32,6 +32,7 @@ from tailrace.protocol.messages import TOPICS_AT_ONCE_MAX, ListOffsetsEntry
 
 if TYPE_CHECKING:
     from netfront.fetch.lookup.timestamp_lookup import TimestampLookup
+    from shm.rights.authorizer import Principal
 
 logger = logging.getLogger(__name__)
 
@@ -59,8 +60,11 @@ class MetadataService:
         self._times: TimestampLookup | None = None
         self._front_ports = front_ports
 
-    def metadata(self, body: bytes, answer: Callable[[bytes], None]) -> Iterator[int]:
-        """Return topics by name, or all of them (`topics` null).
+    def metadata(
+        self, body: bytes, answer: Callable[[bytes], None], principal: Principal | None = None
+    ) -> Iterator[int]:
+        """Return topics by name, or all of them (`topics` null), as far as `principal` may describe
+        them.
 
         `names_only` lists names, page by page.
         """
@@ -85,7 +89,15 @@ class MetadataService:
         length = 0
         room = OLDER_SCHEMA_BYTES if len(names) > 1 else ANSWER_MAX_BYTES
         for name in names:
-            piece = orjson.dumps(self._described(name, request.names_only, room))
+            is_visible = principal is None or principal.may("describe", "topic", name)
+            if not is_visible and request.topics is None:
+                yield 1
+                continue
+            piece = orjson.dumps(
+                self._described(name, request.names_only, room)
+                if is_visible
+                else _absent(name, request.names_only)
+            )
             pieces.append(piece)
             length += len(piece) + 1
             room = OLDER_SCHEMA_BYTES - length if len(names) > 1 else room
@@ -107,18 +119,20 @@ class MetadataService:
     def _described(self, name: str, names_only: bool, older_schema_bytes: int) -> dict[str, Any]:
         if names_only:
             return {"name": name, "partitions": self._routing.partition_count(name)}
-        return self._routing.describe(name, older_schema_bytes) or {
-            "name": name,
-            "code": int(ErrorCode.UNKNOWN_TOPIC),
-        }
+        return self._routing.describe(name, older_schema_bytes) or _absent(name, names_only=False)
 
-    def list_offsets(self, body: bytes, answer: Callable[[bytes], None]) -> Iterator[int]:
-        """Return the offsets of partitions, in the order of the request."""
+    def list_offsets(
+        self, body: bytes, answer: Callable[[bytes], None], principal: Principal | None = None
+    ) -> Iterator[int]:
+        """Return the offsets of partitions, in the order of the request, as far as `principal` may
+        describe them.
+        """
         requested = messages.decode_list_offsets(body)
         yield len(body) // _BYTES_PER_UNIT + 1
         pieces = []
         for item in requested:
-            found = yield from self._offset_of(item)
+            is_visible = principal is None or principal.may("describe", "topic", item.topic)
+            found = yield from self._offset_of(item, is_visible)
             pieces.append(orjson.dumps(found))
         answer(b'{"offsets":[' + b",".join(pieces) + b"]}")
 
@@ -133,8 +147,10 @@ class MetadataService:
             self._times = TimestampLookup(self._reader)
         return self._times
 
-    def _offset_of(self, requested: ListOffsetsEntry) -> Generator[int, None, dict[str, Any]]:
-        """Answer one entry of LIST_OFFSETS.
+    def _offset_of(
+        self, requested: ListOffsetsEntry, is_visible: bool
+    ) -> Generator[int, None, dict[str, Any]]:
+        """Answer one entry of LIST_OFFSETS. A topic that is not visible is unknown.
 
         The requested `at` is one of:
         - "earliest" or "latest".
@@ -152,9 +168,9 @@ class MetadataService:
         yield 2
         if requested.code is not ErrorCode.OK:
             return answer
-        route = self._routing.find_by_name(topic, partition)
+        route = self._routing.find_by_name(topic, partition) if is_visible else None
         if route is None:
-            known = self._routing.partition_count(topic)
+            known = is_visible and self._routing.partition_count(topic)
             return {
                 **answer,
                 "code": int(ErrorCode.PARTITION_OUT_OF_RANGE if known else ErrorCode.UNKNOWN_TOPIC),
@@ -198,3 +214,10 @@ class MetadataService:
                 ErrorCode.NOT_READY if error.errno in SHORTAGES else ErrorCode.STORAGE_ERROR
             )
         return answer
+
+
+def _absent(name: str, names_only: bool) -> dict[str, Any]:
+    """The metadata of a topic that does not exist, or that the client may not see."""
+    if names_only:
+        return {"name": name, "partitions": 0}
+    return {"name": name, "code": int(ErrorCode.UNKNOWN_TOPIC)}

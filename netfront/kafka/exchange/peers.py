@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import orjson
 
@@ -34,6 +34,9 @@ from tailrace.protocol.frame import (
     decode_response_header,
     encode_request,
 )
+
+if TYPE_CHECKING:
+    from netfront.socket.zap import Claim
 
 logger = logging.getLogger(__name__)
 
@@ -237,6 +240,9 @@ class PeerTransport:
             logger.error("kafka_peer_refused reason=%r", reason)
             peer.drop()
             peer.on_dropped()
+
+    def claim(self, identity: bytes) -> Claim | None:
+        """Nothing is checked: the gateway serves no appliance that requires users."""
 
     def watch(self, now_ns: int) -> Watched:
         """Return the peers that have ended."""

@@ -31,6 +31,10 @@ LOG_EVENTS: dict[str, LogEvent] = {
         "a front can accept no connection; it keeps fewer for a while",
         "raise the limit of open files (LimitNOFILE in the unit), or lower connections.max",
     ),
+    "administrator_made": LogEvent(
+        "there were no users; the administrator of the context that the line names was made",
+        "use that context to add users, then keep it in a safe place",
+    ),
     "assignor_failed": LogEvent(
         "a group's own assignor failed; the default one decided",
         "correct the assignor plugin that the line names",
@@ -335,6 +339,10 @@ LOG_EVENTS: dict[str, LogEvent] = {
         "they may, and the largest are closed",
         "give the appliance more memory; look for clients that do not read (`peer_closed`)",
     ),
+    "no_administrator": LogEvent(
+        "there are no users, and none could be made: nobody is let in",
+        "mend the file that the line names, then restart the controller: tailrace restart",
+    ),
     "no_console_token": LogEvent(
         "the console's token cannot be read or made: it refuses changes",
         "look at the reason and at the first data directory",
@@ -499,6 +507,9 @@ LOG_EVENTS: dict[str, LogEvent] = {
         "allow more open files (LimitNOFILE=65536 in the unit) or more memory; it is tried again",
     ),
     "zygote_not_started": LogEvent("the zygote cannot be started; it is tried again", NOTHING),
+    "zap_failed": LogEvent(
+        "a front could not decide about a connection, and refused it", "report the error"
+    ),
 }
 """By the first word of the line."""
 

@@ -10,6 +10,7 @@ Invariants:
 
 from __future__ import annotations
 
+import os
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import Field, field, fields
@@ -135,12 +136,30 @@ def build(kind: type[Kind], given: Mapping[str, Any]) -> Kind:
     settings of a later version.
     """
     known = {item.name: item for item in fields(kind)}  # type: ignore[arg-type]
+    given = with_context(given) if "context" in known else given
     return kind(
         **{
             name: _plain(known[name], value) if name in known else _refuse(name, known)
             for name, value in given.items()
         }
     )
+
+
+def with_context(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The settings with the address of their context, or of the one that TAILRACE_CONTEXT names.
+    Raises InvalidSettingError.
+    """
+    context = given.get("context")
+    if context is not None and not (isinstance(context, str) and context):
+        raise InvalidSettingError(f"context is {context!r:.100}; give a name or the path of a file")
+    if context and "bootstrap_servers" in given:
+        raise InvalidSettingError(
+            "context and bootstrap exclude each other: a context has an address; write "
+            "context:NAME#ADDRESS as bootstrap for another one"
+        )
+    if context is None and "bootstrap_servers" not in given:
+        context = os.environ.get("TAILRACE_CONTEXT")
+    return {**given, "bootstrap_servers": f"context:{context}"} if context else given
 
 
 def _plain(item: Field[Any], value: Any) -> Any:

@@ -27,6 +27,11 @@ from tailrace.protocol.messages import ISOLATION_LEVELS, READ_COMMITTED
 
 READER_SCHEMAS = LATEST_SCHEMA, BATCH_SCHEMA = ("latest", "batch")
 DEFAULT_BOOTSTRAP = "tcp://127.0.0.1:7420"
+CONTEXT_DOC = (
+    "Context in place of the address: a name of `tailrace context`, or a file of `tailrace user "
+    "add --out`. It has the address, and the keys of a user. None: that of the environment "
+    "variable TAILRACE_CONTEXT, if there is neither."
+)
 COMPRESSIONS = ("none", "lz4", "zstd")
 TRANSACTIONAL_ID_MAX = 255
 """Characters of a transactional id."""
@@ -42,6 +47,7 @@ class ProducerSettings:
         default=DEFAULT_BOOTSTRAP,
         metadata={"doc": "Address of the appliance. The short name is bootstrap."},
     )
+    context: str | None = field(default=None, metadata={"doc": CONTEXT_DOC})
     acks: int | str = field(
         default="all",
         metadata={
@@ -211,6 +217,7 @@ class ProducerOptions(TypedDict, total=False):
     """
 
     bootstrap_servers: str | list[str]
+    context: str | None
     acks: int | str
     linger_ms: int | str
     batch_size: int | str
@@ -251,6 +258,7 @@ class ConsumerSettings:
         default=DEFAULT_BOOTSTRAP,
         metadata={"doc": "Address of the appliance. The short name is bootstrap."},
     )
+    context: str | None = field(default=None, metadata={"doc": CONTEXT_DOC})
     group_id: str | None = field(
         default=None,
         metadata={
@@ -424,6 +432,7 @@ class ConsumerOptions(TypedDict, total=False):
     """`ConsumerSettings` as keyword arguments, for type checkers and editors."""
 
     bootstrap_servers: str | list[str]
+    context: str | None
     group_id: str | None
     group_instance_id: str | None
     session_timeout_ms: int | str
@@ -459,6 +468,7 @@ class AdminSettings:
         default=DEFAULT_BOOTSTRAP,
         metadata={"doc": "Address of the appliance. The short name is bootstrap."},
     )
+    context: str | None = field(default=None, metadata={"doc": CONTEXT_DOC})
     request_timeout_ms: int = number_field(30_000, "Longest wait for a response, ms.", 1)
     connect_timeout_ms: int | None = number_field(
         None,

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from tailrace.client.connections import ipc_socket
 from tailrace.client.connections.runtime import SYSTEM, ClientSocket, Runtime, check_bootstrap
@@ -43,6 +43,10 @@ from tailrace.protocol.frame import PUSH_CORRELATION_ID, Api, WireError
 from tailrace.protocol.messages import throttled_ms
 from tailrace.protocol.session import ClientSession, Response, State
 
+if TYPE_CHECKING:
+    from tailrace.client.connections.credentials import Credentials
+    from tailrace.client.connections.handshake_probe import HandshakeProbe
+
 PING_AFTER_NS = 250_000_000
 """Silence with a pending request after which the front is pinged."""
 DEAD_AFTER_NS = 5_000_000_000
@@ -56,6 +60,9 @@ shorter intervals it would handle abandoned handshakes only.
 WARN_AFTER_NS = 1_000_000_000
 """Time without an appliance after which the log says so. A program that blocks silently looks hung.
 """
+PROBE_AFTER_NS = 250_000_000
+"""Time after which a connection that is not made is looked into (see `handshake_probe`)."""
+PROBE_INTERVAL_NS = 25_000_000
 REOPEN_FIRST_NS = 20_000_000
 REOPEN_MAX_NS = 1_000_000_000
 COPY_BELOW_BYTES = 64 << 10
@@ -85,6 +92,14 @@ class Connection:
     ) -> None:
         """`owner`: the client's name in messages."""
         self.address = check_bootstrap(address)
+        self._credentials: Credentials | None = None
+        if self.address.startswith("context:"):
+            from tailrace.client.connections.credentials import resolve
+
+            self.address, self._credentials = resolve(self.address)
+        self._probe: HandshakeProbe | None = None
+        """Finds out why the connection is not made."""
+        self._probed_ns = 0
         self._owner = owner
         self._refusal: ClientClosedError | None = None
         """The reason why it is not usable."""
@@ -265,6 +280,7 @@ class Connection:
             return False
         if not was_ready and session.state is _READY:
             self._failures = self._waited_since_ns = self._unanswered = 0
+            self._end_probe()
             self._unready_since_ns = 0
             self._has_warned = False
             self._was_ready = True
@@ -336,7 +352,11 @@ class Connection:
         if self._is_process_due:
             return self._last_received_ns
         if not self.is_ready:
-            retry_ns = self._reopen_at_ns if self._socket is None else self._handshake_deadline_ns()
+            retry_ns = (
+                self._reopen_at_ns
+                if self._socket is None
+                else min(self._handshake_deadline_ns(), self._probe_at_ns())
+            )
             return (
                 min(retry_ns, self._waited_since_ns + WARN_AFTER_NS)
                 if self._waited_since_ns and not self._has_warned
@@ -371,6 +391,8 @@ class Connection:
                 self._unanswered += 1
                 self._close_socket()
                 self._reopen()
+            elif now_ns >= self._probe_at_ns():
+                self._probe_handshake(now_ns)
         elif self._pending:
             if now_ns - self._last_received_ns >= DEAD_AFTER_NS:
                 self._lose(ErrorCode.TIMED_OUT, "the appliance does not answer")
@@ -385,6 +407,35 @@ class Connection:
         return self._opened_ns + (
             HANDSHAKE_RETRY_NS << min(self._unanswered, HANDSHAKE_BACKOFF_DOUBLINGS)
         )
+
+    # ---- refused handshakes ----------------------------------------------------------------------
+
+    def _probe_at_ns(self) -> int:
+        """The time when the pending handshake is looked into next. NEVER_NS: it is not."""
+        if not self._runtime.has_probes:
+            return NEVER_NS
+        if self._probe is None:
+            is_done = self._probed_ns >= self._opened_ns
+            return NEVER_NS if is_done else self._opened_ns + PROBE_AFTER_NS
+        return self._probed_ns + PROBE_INTERVAL_NS
+
+    def _probe_handshake(self, now_ns: int) -> None:
+        """Find out whether the appliance refuses this client. A refusal is fatal."""
+        self._probed_ns = now_ns
+        if self._probe is None:
+            from tailrace.client.connections.handshake_probe import HandshakeProbe
+
+            self._probe = HandshakeProbe(self.address, self._credentials)
+            return
+        reason = self._probe.refusal()
+        if reason is not None:
+            self._end_probe()
+            self._lose(ErrorCode.NOT_AUTHENTICATED, f"{reason} ({self.address})")
+
+    def _end_probe(self) -> None:
+        probe, self._probe = self._probe, None
+        if probe is not None:
+            probe.close()
 
     def _warn_unreachable(self, now_ns: int) -> None:
         """Log once that the client has waited for an appliance for WARN_AFTER_NS, not counting time
@@ -455,7 +506,11 @@ class Connection:
 
     def _open(self) -> None:
         self.opened_count += 1
-        self._socket = self._runtime.open_socket(self.address)
+        self._socket = (
+            self._runtime.open_socket(self.address)
+            if self._credentials is None
+            else self._runtime.open_socket(self.address, self._credentials)
+        )
         self.session = self._new_session()
         self._opened_ns = self._last_received_ns = self.now_ns()
         self._socket.try_send(self.session.start())
@@ -470,7 +525,7 @@ class Connection:
         """Give the socket up and call all pending callbacks with None."""
         self._close_socket()
         self._unready_since_ns = self._unready_since_ns or self.now_ns()
-        if code is ErrorCode.UNSUPPORTED_VERSION:
+        if code in (ErrorCode.UNSUPPORTED_VERSION, ErrorCode.NOT_AUTHENTICATED):
             self.fatal = error_for(code, reason)
         delay_ns = min(REOPEN_MAX_NS, REOPEN_FIRST_NS << min(self._failures, 10))
         self._failures += 1
@@ -482,6 +537,7 @@ class Connection:
 
     def _close_socket(self) -> None:
         # Out of reach first: a signal handler may raise afterwards, and the socket ends by itself.
+        self._end_probe()
         socket, self._socket = self._socket, None
         if socket is not None:
             socket.close()
@@ -496,6 +552,7 @@ class Connection:
     def after_fork(self) -> None:
         """Stop being usable, in a child process. The socket is the parent's and stays open."""
         self._refusal = fork.forked_error(self._owner)
-        fork.keep_for_parent((self._socket, self._pending))
+        fork.keep_for_parent((self._socket, self._pending, self._probe))
         self._socket = None
+        self._probe = None
         self._pending = {}

@@ -13,7 +13,7 @@ import select
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import zmq
 
@@ -22,6 +22,9 @@ from tailrace.core.errors import InvalidSettingError
 from tailrace.format.crc32c import Readable
 from tailrace.kernel import libzmq
 from tailrace.protocol.frame import BATCH_CEILING_BYTES
+
+if TYPE_CHECKING:
+    from tailrace.client.connections.credentials import Credentials
 
 FRAME_MAX_BYTES = 2 * BATCH_CEILING_BYTES
 """Largest frame from an appliance: a fetch response and one batch more. ZeroMQ drops a larger frame
@@ -71,7 +74,7 @@ def check_bootstrap(address: object) -> str:
             )
         address = address[0] if address else ""
     if isinstance(address, str):
-        if address.startswith(("tcp://", "ipc://")):
+        if address.startswith(("tcp://", "ipc://", "context:")):
             return address
         host, _, port = address.rpartition(":")
         if host and port.isdecimal() and "/" not in address:
@@ -128,8 +131,10 @@ class DealerSocket:
     The first message waits here until there is a connection.
     """
 
-    def __init__(self, address: str) -> None:
-        """Connect to `address`. Raises InvalidSettingError."""
+    def __init__(self, address: str, credentials: Credentials | None = None) -> None:
+        """Connect to `address`, encrypted if there are `credentials`. Raises
+        InvalidSettingError.
+        """
         try:
             socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
             socket.setsockopt(zmq.LINGER, 0)
@@ -141,6 +146,10 @@ class DealerSocket:
             socket.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MAX_MS)
             if address.startswith(NEAR_ADDRESSES):
                 socket.setsockopt(zmq.SNDBUF, NEAR_SEND_BUFFER_BYTES)
+            if credentials is not None:
+                from tailrace.client.connections.handshake_probe import set_credentials
+
+                set_credentials(socket, credentials)
             socket.connect(address)
             self._fd = int(socket.getsockopt(zmq.FD))
         except zmq.ZMQError as error:
@@ -295,15 +304,18 @@ class Runtime:
     """The clock, sockets, sleep and randomness that a client uses."""
 
     monotonic_ns: Callable[[], int]
-    open_socket: Callable[[str], ClientSocket]
+    open_socket: Callable[..., ClientSocket]
+    """Takes an address, and the credentials of a connection that has some."""
     sleep_on: Callable[[Sequence[int], int], Sequence[int] | None]
     """Returns the readable descriptors, or None if any may be readable."""
     random: Callable[[], float]
     """Uniform in [0, 1)."""
     has_threads: bool = True
+    has_probes: bool = False
+    """True if a connection that is not made may find out why, over ZeroMQ."""
 
     def __repr__(self) -> str:
         return "SYSTEM" if self is SYSTEM else "<another Runtime>"
 
 
-SYSTEM = Runtime(time.monotonic_ns, DealerSocket, sleep_on, random.Random().random)
+SYSTEM = Runtime(time.monotonic_ns, DealerSocket, sleep_on, random.Random().random, has_probes=True)

@@ -14,6 +14,7 @@ from typing import Protocol, TypeAlias
 
 from tailrace.client.connections.connection import Connection
 from tailrace.core.error_codes import ErrorCode
+from tailrace.core.errors import error_for
 from tailrace.format.record_batch.batch_header import NO_PRODUCER
 from tailrace.producer.batches.accumulator import RecordAccumulator
 from tailrace.protocol.frame import Api
@@ -163,6 +164,9 @@ class ProducerIdAndEpoch:
 
     def _on_response(self, response: Response | None) -> None:
         self.is_asked = False
+        if response is not None and response.code is ErrorCode.NOT_AUTHORIZED:
+            self._accumulator.end_all(error_for(response.code, response.detail()))
+            return
         if response is None or response.code is not ErrorCode.OK:
             return  # `obtain` is called again in the next run
         answer = decode_json(response.body[0])

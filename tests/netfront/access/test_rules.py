@@ -126,6 +126,11 @@ NEEDED: dict[Api, list[tuple[dict[str, Any], list[str]]]] = {
     ],
     Api.CREATE_BRANCHES: [({"transactional_id": "t"}, ["write transactional-id t"])],
     Api.JOIN_TRANSACTION: [({"transactional_id": "t"}, ["write transactional-id t"])],
+    Api.LIST_USERS: [({}, ["describe cluster"])],
+    Api.ALTER_USERS: [({"user": "a", "action": "delete"}, ["alter cluster"])],
+    Api.LIST_ACLS: [({}, ["describe cluster"])],
+    Api.ALTER_ACLS: [({"add": []}, ["alter cluster"])],
+    Api.TEST_ACL: [({"principal": "User:a"}, ["describe cluster"])],
 }  # fmt: skip
 CASES = [(api, request, needs) for api, cases in NEEDED.items() for request, needs in cases]
 

@@ -33,14 +33,10 @@ def test_keys_of_libzmq_are_keys() -> None:
         assert check_public_key(key) == key
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["", "x", "0" * 40, "#" * 40, A + "0", A[:-1] + "\n", None, 7, b"x"],
-    ids=["empty", "short", "no key", "no letters", "long", "line", "none", "number", "bytes"],
-)
-def test_anything_else_is_refused(text: Any) -> None:
-    with pytest.raises(InvalidRequestError, match="40 characters"):
-        check_public_key(text)
+def test_anything_else_is_refused() -> None:
+    for text in ("", "x", "0" * 40, "#" * 40, A + "0", A[:-1] + "\n", None, 7, b"x"):
+        with pytest.raises(InvalidRequestError, match="40 characters"):
+            check_public_key(text)
 
 
 def test_a_hash_of_a_password_takes_bounded_memory_and_time() -> None:

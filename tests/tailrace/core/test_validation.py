@@ -82,6 +82,10 @@ CALLS: dict[type, dict[str, tuple[Any, ...]]] = {
         "reschedule_delays": ({},),
         "topic_info": ([],),
         "describe_schemas": ("t",),
+        "list_users": (), "add_user": ("u",), "alter_user": ("u",), "delete_user": ("u",),
+        "disable_user": ("u",), "enable_user": ("u",), "add_user_key": ("u", "k", "x"),
+        "remove_user_key": ("u", "k"), "list_acls": (), "add_acls": ([],), "remove_acls": ([],),
+        "test_acl": ("User:u", "read", "topic", "t"),
         "list_deleted_topics": (), "undelete_topic": ("t",), "purge_topic": ("t",),
         "compact_topic": ("t",),
     },
@@ -89,7 +93,7 @@ CALLS: dict[type, dict[str, tuple[Any, ...]]] = {
 """Every method of each client that needs it to be open, with arguments that make sense or are
 empty.
 """
-WHENEVER = {"close", "metrics", "after_fork"}
+WHENEVER = {"close", "metrics", "after_fork", "from_context"}
 LATER = {
     Producer: {"poll", "produce"},
     Consumer: set(),

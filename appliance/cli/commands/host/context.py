@@ -12,12 +12,13 @@ from appliance.cli.contexts import (
     changing,
     check_address,
     check_name,
-    contexts_path,
+    is_file,
     load,
 )
 from appliance.cli.options import BOOTSTRAP_VARIABLE, complete_contexts, json_option
 from appliance.cli.output import echo, print_json, print_table
 from tailrace.client.config.settings import DEFAULT_BOOTSTRAP
+from tailrace.client.connections.credentials import SCHEME, contexts_path, resolve
 
 
 @click.group()
@@ -38,25 +39,39 @@ def command() -> None:
 
 @command.command()
 @click.argument("name")
+@click.argument("file", required=False, type=click.Path(exists=True, dir_okay=False))
 @click.option(
     "--bootstrap",
-    required=True,
     metavar="ADDRESS",
     help="tcp://HOST:PORT, HOST:PORT or ipc://PATH.",
 )
 @click.option("--use", is_flag=True, help="Use it from now on; the first one is used anyway.")
-def add(name: str, bootstrap: str, use: bool) -> None:
-    """Add a context, or change its address.
+def add(name: str, file: str | None, bootstrap: str | None, use: bool) -> None:
+    """Add a context, or change its address. FILE is one that `tailrace user add --out` has made:
+    its keys are copied.
 
     \b
     Example:
       tailrace context add prod --bootstrap tcp://10.0.0.5:7420 --use
+      tailrace context add prod shop.context
     """
     check_name(name)
+    content: dict[str, Any] = {}
+    if file is not None:
+        target = resolve(f"{SCHEME}{os.path.abspath(file)}")
+        content = {"bootstrap": target.address}
+        if target.credentials is not None:
+            content |= target.credentials._asdict()
+            content["server_keys"] = list(target.credentials.server_keys)
+    if bootstrap is not None:
+        content["bootstrap"] = bootstrap
+    if not content:
+        raise click.UsageError("give FILE or --bootstrap ADDRESS")
+    bootstrap = str(content["bootstrap"])
     check_address(bootstrap)
     with changing() as contexts:
         is_new = name not in contexts.by_name
-        contexts.by_name.setdefault(name, {})["bootstrap"] = bootstrap
+        contexts.by_name.setdefault(name, {}).update(content)
         if use or len(contexts.by_name) == 1:
             contexts.current = name
         is_used = contexts.current == name
@@ -94,7 +109,12 @@ def list_(as_json: bool) -> None:
     contexts = load()
     chosen = contexts.chosen()
     rows = [
-        {"name": name, "bootstrap": found["bootstrap"], "current": name == chosen}
+        {
+            "name": name,
+            "bootstrap": found["bootstrap"],
+            "user": found.get("user"),
+            "current": name == chosen,
+        }
         for name, found in sorted(contexts.by_name.items())
     ]
     if as_json:
@@ -107,8 +127,11 @@ def list_(as_json: bool) -> None:
         )
         return
     print_table(
-        ["", "NAME", "ADDRESS"],
-        [["*" if row["current"] else "", row["name"], row["bootstrap"]] for row in rows],
+        ["", "NAME", "ADDRESS", "USER"],
+        [
+            ["*" if row["current"] else "", row["name"], row["bootstrap"], row["user"] or ""]
+            for row in rows
+        ],
     )
     _warn_overridden()
 
@@ -127,11 +150,11 @@ def show(name: str | None, as_json: bool) -> None:
     requested = contexts.chosen() if name is None else name
     if requested is None:
         raise click.UsageError(f"no context is in use; commands use {DEFAULT_BOOTSTRAP}")
-    shown: dict[str, Any] = {
-        "name": requested,
-        "bootstrap": contexts.get(requested)["bootstrap"],
-        "file": contexts_path(),
-    }
+    if is_file(requested):
+        bootstrap, path = resolve(f"{SCHEME}{requested}").address, requested
+    else:
+        bootstrap, path = contexts.get(requested)["bootstrap"], contexts_path()
+    shown: dict[str, Any] = {"name": requested, "bootstrap": bootstrap, "file": path}
     if as_json:
         print_json(shown)
         return

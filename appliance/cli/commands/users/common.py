@@ -1,0 +1,124 @@
+"""Options and parts that the commands for users share."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import click
+import orjson
+
+from appliance.cli.options import bootstrap_option, connect
+from tailrace.admin.users import UserAdmin
+from tailrace.client.connections.credentials import FORMAT, SCHEME, resolve
+from tailrace.core.errors import InvalidSettingError
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def place_options(function: Function) -> Function:
+    """Add --bootstrap and --data-dir."""
+    option = click.option(
+        "--data-dir",
+        metavar="DIR",
+        help="Work on this data directory, as its owner: through the appliance that serves it, or "
+        "on its files if none does.",
+    )
+    return option(bootstrap_option(function))
+
+
+@contextmanager
+def users_at(bootstrap: str, data_dir: str | None) -> Iterator[UserAdmin]:
+    """The users of an appliance, or of a data directory. Raises TailraceError, ClickException."""
+    if data_dir is None:
+        with connect(bootstrap) as admin:
+            yield admin
+        return
+    address = served_at(data_dir)
+    if address is not None:
+        with connect(address) as admin:
+            yield admin
+        return
+    from appliance.control.offline_users import offline_users  # SQLite and the lock
+    from appliance.data.directory_errors import DataDirectoryError
+
+    try:
+        with offline_users(data_dir) as users:
+            yield users
+    except DataDirectoryError as error:
+        raise click.ClickException(str(error)) from None
+
+
+def served_at(data_dir: str) -> str | None:
+    """The address of the appliance that serves a data directory, for its owner. None: none does."""
+    from shm.rights.server_keys import OWN_CONTEXT_FILE, near_address
+    from tailrace.format.directory import checked_json
+    from tailrace.format.directory.data_dir import LOCK_FILE
+
+    try:
+        content = checked_json.decode(checked_json.read(os.path.join(data_dir, LOCK_FILE)))
+    except OSError:
+        return None
+    addresses = content.get("addresses") if isinstance(content, dict) else None
+    if not addresses or not isinstance(addresses, list):
+        return None
+    address = near_address(str(addresses[0]))
+    own = os.path.join(os.path.abspath(data_dir), OWN_CONTEXT_FILE)
+    return f"{SCHEME}{own}#{address}" if os.path.exists(own) else address
+
+
+def server_of(bootstrap: str, data_dir: str | None) -> tuple[str, list[str]]:
+    """The address and the public server keys that a new context gets. Raises ClickException."""
+    if data_dir is not None:
+        from shm.rights.server_keys import (
+            SERVER_KEY_FILE,
+            KeysUnusableError,
+            ensure_keys,
+            near_address,
+            read_server_key,
+        )
+
+        try:
+            if not os.path.lexists(os.path.join(data_dir, SERVER_KEY_FILE)):
+                ensure_keys(data_dir, "tcp://127.0.0.1:7420")
+            own = resolve(f"{SCHEME}{os.path.abspath(data_dir)}/own.context")
+            return near_address(own.address), [read_server_key(data_dir).public]
+        except (KeysUnusableError, OSError, InvalidSettingError) as error:
+            raise click.ClickException(str(error)) from None
+    if bootstrap.startswith(SCHEME):
+        target = resolve(bootstrap)
+        if target.credentials is not None:
+            return target.address, list(target.credentials.server_keys)
+    raise click.ClickException(
+        f"{bootstrap} has no server key to put into a context: use a context of an administrator, "
+        "or --data-dir DIR on the appliance's host"
+    )
+
+
+def write_new_context(path: str, content: dict[str, Any]) -> None:
+    """Write a context that its owner alone can read. Raises ClickException if the file exists."""
+    data = orjson.dumps(
+        {"format": FORMAT, **content}, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
+    )
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except FileExistsError:
+        raise click.ClickException(
+            f"{path} exists already: name another file, or remove it if its key is not needed"
+        ) from None
+    except OSError as error:
+        raise click.ClickException(f"{path} cannot be written: {error.strerror}") from None
+    with os.fdopen(fd, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(fd)
+
+
+def new_key_pair() -> tuple[str, str]:
+    """(public, secret) of a new key pair. It is made here: the secret key is never sent."""
+    import zmq
+
+    public, secret = zmq.curve_keypair()
+    return public.decode(), secret.decode()

@@ -1,0 +1,300 @@
+"""Gate: the users and rules of a front, and the principal of each session.
+
+Owner: one front; the controller feeds it.
+
+Invariants:
+- Without the whole feed nobody is admitted. A later feed is collected beside what is in force, and
+  replaces it at its end.
+- A session's principal is that of its user now. When the user is deleted or disabled, or the key is
+  removed or expires, the session ends with the next step.
+- A rule that changes is in force with the next decision.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import logging
+from collections.abc import Callable, Container, Iterable
+from typing import Any
+
+import orjson
+from zmq.utils import z85
+
+from netfront.access.rules import OPEN, RULES, refuse_unless
+from netfront.session.sessions import Session
+from netfront.socket.zap import Claim
+from shm.rights.acl import checked_acl
+from shm.rights.authorizer import PRINCIPALS_MAX, AclTable, Principal
+from shm.rights.users import User, UserDirectory, user_of
+from shm.runtime.timing_wheel import NEVER_NS
+from tailrace.core.error_codes import ErrorCode
+from tailrace.protocol.frame import WireError
+
+logger = logging.getLogger(__name__)
+
+EXPIRY_CHECK_NS = 250_000_000
+"""Interval of the checks for expired keys, while a session has a key that expires."""
+APPLIANCE = "appliance"
+"""Name of the appliance's own principal, which no user can have: the console's and the tools' of
+its host.
+"""
+TopicName = Callable[[str], str | None]
+
+
+class Rights:
+    """Users and rules."""
+
+    def __init__(self) -> None:
+        self.users = UserDirectory()
+        self.acls = AclTable()
+
+
+class Gate:
+    """See the module's docstring."""
+
+    def __init__(self, own_key: str, wall_us: Callable[[], int]) -> None:
+        """`own_key`: public key of the appliance's own clients."""
+        self._own_key = own_key
+        self.topic_name: TopicName = lambda _topic_id: None
+        """The front's (see `rules`)."""
+        self.answer_connections: Callable[[], int] = lambda: 0
+        """Answers connections that wait for a decision. The front calls it once it is fed."""
+        self._wall_us = wall_us
+        self._rights: Rights | None = None
+        self._collected: Rights | None = None
+        """Users and rules of a feed that is not complete."""
+        self._sessions: dict[str, dict[int, tuple[Session, Claim]]] = {}
+        """Sessions by user and number."""
+        self._principals: dict[tuple[str, str], Principal] = {}
+        """By user and host."""
+        self._ended: list[tuple[Session, str]] = []
+        self._expiring: dict[int, tuple[int, str]] = {}
+        """(Time, user) of sessions whose key expires, by number."""
+        self.check_at_ns = NEVER_NS
+
+    # ---- feed ------------------------------------------------------------------------------------
+
+    def on_rights(self, payload: bytes, begins: bool) -> None:
+        """Apply a message of the controller. `begins`: the first of a feed of everything."""
+        if begins:
+            self._collected = Rights()
+        change = orjson.loads(payload)
+        if self._collected is not None:
+            _apply(self._collected, change)
+        else:
+            self._change(change)
+
+    def on_fed(self) -> None:
+        """Put the collected feed into force: it is complete. Without any message of it there are no
+        users.
+        """
+        rights = self._collected
+        if rights is None:
+            if self._rights is None:
+                self._rights = Rights()
+            return
+        self._collected = None
+        self._rights = rights
+        self._principals.clear()
+        for user in list(self._sessions):
+            self._review(user)
+
+    def _change(self, change: dict[str, Any]) -> None:
+        rights = self._rights
+        if rights is None:  # the first change precedes the first feed
+            rights = self._collected = Rights()
+            _apply(rights, change)
+            return
+        _apply(rights, change)
+        if change.get("acls") or change.get("removed_acls"):
+            for principal in self._principals.values():
+                principal.forget_decisions()
+        names = [user["name"] for user in change.get("users", ())]
+        for name in [*names, *change.get("removed_users", ())]:
+            self._review(name)
+
+    # ---- connections -----------------------------------------------------------------------------
+
+    def allows(self, claim: Claim) -> bool:
+        """Decide about a connection. A known key is let in even if its user is disabled, so that
+        the response to its handshake can tell why it is refused.
+        """
+        if not claim.key:
+            return True  # whoever may open the socket learns at the handshake
+        public = z85.encode(claim.key).decode()
+        rights = self._rights
+        return public == self._own_key or (
+            rights is not None and rights.users.by_key(public) is not None
+        )
+
+    def admit(self, claim: Claim | None) -> Principal:
+        """The principal of a connection that opens a session. Raises WireError."""
+        if claim is None or self._rights is None:
+            raise _refused("the appliance does not know who this connection belongs to")
+        if claim.key and z85.encode(claim.key).decode() == self._own_key:
+            return self._principal(User(APPLIANCE, is_admin=True), claim.host)
+        user, _ = self._identify(claim)
+        return self._principal(user, claim.host)
+
+    def note(self, session: Session, claim: Claim | None) -> None:
+        """Follow a session that `admit` has let in, until `forget`."""
+        assert session.principal is not None
+        assert claim is not None
+        self._sessions.setdefault(session.principal.user, {})[session.number] = session, claim
+        if session.principal.user == APPLIANCE:
+            return
+        self._note_expiry(session, self._identify(claim)[1])
+
+    def _note_expiry(self, session: Session, expires_us: int) -> None:
+        assert session.principal is not None
+        if expires_us:
+            self._expiring[session.number] = expires_us, session.principal.user
+            self.check_at_ns = 0
+        else:
+            self._expiring.pop(session.number, None)
+
+    def forget(self, session: Session) -> None:
+        """Forget a session that has ended."""
+        if session.principal is None:
+            return
+        of_user = self._sessions.get(session.principal.user)
+        if of_user is not None:
+            of_user.pop(session.number, None)
+            if not of_user:
+                del self._sessions[session.principal.user]
+        self._expiring.pop(session.number, None)
+
+    def take_ended(self, now_ns: int) -> list[tuple[Session, str]]:
+        """Sessions that must end, with the reason."""
+        if now_ns >= self.check_at_ns:
+            self.check_at_ns = now_ns + EXPIRY_CHECK_NS if self._expiring else NEVER_NS
+            now_us = self._wall_us() if self._expiring else 0
+            for user in {user for end_us, user in self._expiring.values() if end_us <= now_us}:
+                self._review(user)
+        ended, self._ended = self._ended, []
+        return ended
+
+    def _identify(self, claim: Claim) -> tuple[User, int]:
+        """The user of a claim, and when it expires (0: never). Raises WireError."""
+        assert self._rights is not None
+        users = self._rights.users
+        expires_us = 0
+        if claim.key:
+            found = users.by_key(z85.encode(claim.key).decode())
+            if found is None:
+                raise _refused("the key of this client is unknown")
+            user, key = found
+            expires_us = key.expires_us
+            if key.has_expired(self._wall_us()):
+                when = dt.datetime.fromtimestamp(key.expires_us // 1_000_000, dt.UTC)
+                raise _refused(
+                    f"the key {key.name!r} of user {user.name!r} has expired at "
+                    f"{when:%Y-%m-%dT%H:%M:%SZ}: `tailrace user rotate {user.name}` makes a new one"
+                )
+        else:
+            by_account = users.by_account(claim.account)
+            if by_account is None:
+                raise _refused(
+                    f"account {claim.account} of this host stands for no user: "
+                    f"`tailrace user set NAME --account {claim.account}` gives it one"
+                )
+            user = by_account
+        if user.is_disabled:
+            raise _refused(f"user {user.name!r} is disabled")
+        return user, expires_us
+
+    def _principal(self, user: User, host: str) -> Principal:
+        assert self._rights is not None
+        key = user.name, host
+        found = self._principals.get(key)
+        if found is None:
+            if len(self._principals) >= PRINCIPALS_MAX:
+                self._forget_idle_principals()
+            found = self._principals[key] = Principal(
+                user.name, user.groups, host, self._rights.acls, is_admin=user.is_admin
+            )
+        return found
+
+    def _forget_idle_principals(self) -> None:
+        live = {
+            session.principal
+            for of_user in self._sessions.values()
+            for session, _ in of_user.values()
+        }
+        self._principals = {
+            key: principal for key, principal in self._principals.items() if principal in live
+        }
+
+    def _review(self, name: str) -> None:
+        """Identify a user's sessions again: it, or its keys, have changed."""
+        for key in [key for key in self._principals if key[0] == name and name != APPLIANCE]:
+            del self._principals[key]
+        for session, claim in list(self._sessions.get(name, {}).values()):
+            if name == APPLIANCE:
+                continue
+            try:
+                user, expires_us = self._identify(claim)
+                if user.name != name:
+                    raise _refused("its key belongs to another user now")
+            except WireError as error:
+                self._end(session, error.detail)
+                continue
+            session.principal = self._principal(user, claim.host)
+            self._note_expiry(session, expires_us)
+
+    def _end(self, session: Session, reason: str) -> None:
+        self._expiring.pop(session.number, None)
+        self._ended.append((session, reason))
+        self.check_at_ns = 0
+
+    # ---- requests --------------------------------------------------------------------------------
+
+    @staticmethod
+    def apis_to_check(apis: Iterable[int], forwarded: Container[int]) -> list[int]:
+        """The APIs that the front answers by itself, and that need rights or have no rule."""
+        return [
+            api
+            for api in apis
+            if api not in forwarded
+            and not ((rule := RULES.get(api)) and (rule is OPEN or rule.is_checked_by_route))
+        ]
+
+    def check(self, principal: Principal, api: int, request: dict[str, Any], body: bytes) -> bytes:
+        """The body of a request, without the names that its principal may not see. Raises WireError
+        if it may not make the request.
+        """
+        if principal.is_admin:
+            return body
+        rule = RULES.get(api)
+        if rule is None:
+            raise WireError(
+                ErrorCode.NOT_AUTHORIZED,
+                f"API {api} has no rule in this version: administrators alone may use it",
+            )
+        seen = request if rule.cuts is None else rule.cuts(principal, request)
+        if rule.needs is not None:
+            refuse_unless(principal, rule.needs(seen, self.topic_name))
+        return body if seen == request else orjson.dumps(seen)
+
+    def shown(self, principal: Principal, api: int, body: bytes) -> bytes:
+        """The part of a response that the principal may see."""
+        rule = RULES.get(api)
+        if principal.is_admin or rule is None or rule.lists is None:
+            return body
+        return orjson.dumps(rule.lists(principal, orjson.loads(body)))
+
+
+def _apply(rights: Rights, change: dict[str, Any]) -> None:
+    for name in change.get("removed_users", ()):
+        rights.users.remove(name)
+    for shown in change.get("users", ()):
+        rights.users.put(user_of(shown))
+    for number in change.get("removed_acls", ()):
+        rights.acls.remove(number)
+    for fields in change.get("acls", ()):
+        number = fields.pop("number")
+        rights.acls.add(checked_acl(fields, number))
+
+
+def _refused(reason: str) -> WireError:
+    return WireError(ErrorCode.NOT_AUTHENTICATED, reason)

@@ -1,0 +1,126 @@
+"""Contexts: an address with what proves who connects, in one file or under a name.
+
+`context:NAME` or `context:PATH` is an address that every client takes. `#ADDRESS` behind it
+replaces the context's address. A file of `tailrace user add NAME --out FILE` is a context; contexts
+under names are in one file of the user's configuration directory (`tailrace context add`).
+
+Owner: the user's own commands write contexts. This module reads.
+
+Invariants:
+- A file that others may read is refused, as ssh does.
+- Neither a message nor a representation has the secret key.
+
+    {"format": 1, "user": "a", "bootstrap": "tcp://10.0.0.5:7420",
+     "server_keys": ["..."], "public_key": "...", "secret_key": "..."}
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import Any, NamedTuple
+
+import orjson
+
+from tailrace.core.errors import InvalidSettingError
+
+SCHEME = "context:"
+FORMAT = 1
+FILE_MAX_BYTES = 1 << 20
+KEY_LENGTH = 40
+
+
+class Credentials(NamedTuple):
+    """The keys of a connection, Z85."""
+
+    server_keys: tuple[str, ...]
+    """The appliance's public keys. The second one is its next one."""
+    public_key: str
+    secret_key: str
+    user: str = ""
+
+    def __repr__(self) -> str:
+        return f"<credentials of {self.user}>"
+
+
+class Target(NamedTuple):
+    """The address that a context stands for."""
+
+    address: str
+    credentials: Credentials | None
+
+
+def contexts_path() -> str:
+    """Path of the file of contexts under names, which need not exist."""
+    base = os.environ.get("XDG_CONFIG_HOME", "")
+    if not os.path.isabs(base):  # as the XDG specification asks
+        base = os.path.expanduser("~/.config")
+    return os.path.join(base, "tailrace", "contexts.json")
+
+
+def resolve(text: str) -> Target:
+    """The address and keys of `context:NAME`, `context:PATH`, with `#ADDRESS` or without. Raises
+    InvalidSettingError.
+    """
+    name, _, address = text.removeprefix(SCHEME).partition("#")
+    if os.sep in name or name.endswith(".context"):
+        path, content = name, _read(name)
+    else:
+        path = contexts_path()
+        known = _read(path).get("contexts")
+        found = known.get(name) if isinstance(known, dict) else None
+        if not isinstance(found, dict):
+            raise InvalidSettingError(
+                f"there is no context {name[:100]!r} in {path}; `tailrace context list` shows them"
+            )
+        content = found
+    address = address or content.get("bootstrap", "")
+    if not isinstance(address, str) or not address.startswith(("tcp://", "ipc://")):
+        raise InvalidSettingError(f"the context {name[:100]!r} in {path} has no address")
+    return Target(address, _credentials(content, name, path))
+
+
+def _credentials(content: dict[str, Any], name: str, path: str) -> Credentials | None:
+    if "secret_key" not in content:
+        return None
+    keys = content.get("server_keys")
+    texts = [content["secret_key"], content.get("public_key")]
+    texts += keys if isinstance(keys, list) and keys else [None]
+    if not all(isinstance(text, str) and len(text) == KEY_LENGTH for text in texts):
+        raise InvalidSettingError(
+            f"the context {name[:100]!r} in {path} is damaged: a key is missing, or is no key; "
+            "make another with `tailrace user add`"
+        )
+    return Credentials(
+        tuple(texts[2:]), content["public_key"], content["secret_key"], str(content.get("user", ""))
+    )
+
+
+def _read(path: str) -> dict[str, Any]:
+    """The content of a file of contexts. Raises InvalidSettingError."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(fd, "rb") as file:
+            found = os.fstat(fd)
+            if not stat.S_ISREG(found.st_mode):
+                raise InvalidSettingError(f"the context {path} is no regular file")
+            data = file.read(FILE_MAX_BYTES)
+    except OSError as error:
+        raise InvalidSettingError(
+            f"the context {path} cannot be read: {error.strerror}; `tailrace user add NAME --out "
+            "FILE` makes one"
+        ) from None
+    try:
+        content = orjson.loads(data)
+    except orjson.JSONDecodeError:
+        content = None
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise InvalidSettingError(
+            f"{path} is no context of this version; `tailrace user add NAME --out FILE` makes one"
+        )
+    if stat.S_IMODE(found.st_mode) & 0o077:
+        raise InvalidSettingError(
+            f"others may read the context {path} (mode {stat.S_IMODE(found.st_mode):04o}), and "
+            f"with it the secret key: run `chmod 600 {path}`"
+        )
+    return content

@@ -1,0 +1,63 @@
+"""Security follows the addresses: on where other hosts reach the appliance, unless its operator
+vouches for the network.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from appliance.config.relations import conflicts
+from appliance.config.security import is_local
+from appliance.config.settings import Settings
+from appliance.config.topology import read_topology
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [
+        ("tcp://127.0.0.1:7420", True), ("tcp://127.9.9.9:1", True), ("tcp://localhost:1", True),
+        ("tcp://LOCALHOST:1", True), ("tcp://[::1]:1", True), ("ipc:///run/x.sock", True),
+        ("ipc://@x", True), ("tcp://0.0.0.0:1", False), ("tcp://*:1", False),
+        ("tcp://[::]:1", False), ("tcp://10.0.0.1:1", False), ("tcp://eth0:1", False),
+        ("tcp://localhost.example.com:1", False), ("tcp://example.com:1", False),
+    ],
+)  # fmt: skip
+def test_addresses_that_other_hosts_reach(address: str, expected: bool) -> None:
+    assert is_local(address) is expected
+
+
+NEAR, FAR = ["tcp://127.0.0.1:1", "ipc:///run/x"], ["tcp://127.0.0.1:1", "tcp://0.0.0.0:2"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "secured", "refused"),
+    [
+        ({"listen": NEAR}, False, ""),
+        ({"listen": FAR}, True, ""),
+        ({"listen": FAR, "security_trusted_network": True}, False, ""),
+        ({"listen": FAR, "security_enabled": "false"}, False, "tcp://0.0.0.0:2, which other hosts"),
+        (
+            {"listen": FAR, "security_enabled": "false", "security_trusted_network": True},
+            False, "",
+        ),
+        ({"listen": NEAR, "security_enabled": "true"}, True, ""),
+        ({"listen": NEAR, "security_enabled": "false"}, False, ""),
+        ({"listen": FAR, "kafka_listen": ["127.0.0.1:9092"]}, True, "cannot be users"),
+        ({"listen": NEAR, "kafka_listen": ["127.0.0.1:9092"]}, False, ""),
+        ({"listen": NEAR, "kafka_listen": ["0.0.0.0:9092"]}, False, "could do everything"),
+        (
+            {"listen": NEAR, "kafka_listen": ["0.0.0.0:9092"], "security_trusted_network": True},
+            False, "",
+        ),
+    ],
+)  # fmt: skip
+def test_security_is_on_where_others_reach_it(
+    fields: dict[str, Any], secured: bool, refused: str
+) -> None:
+    settings = Settings(**fields)
+    found = " ".join(conflict.sentence for conflict in conflicts(settings, read_topology()))
+    assert settings.is_secured is secured
+    assert refused in found
+    assert bool(found) is bool(refused)

@@ -1,0 +1,208 @@
+"""The gate of a front: nobody before the feed, everybody by what is in force now."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+import pytest
+import zmq
+from zmq.utils import z85
+
+from netfront.access.gate import APPLIANCE, Gate
+from netfront.session.sessions import Session
+from netfront.socket.flow_control import Credit
+from netfront.socket.zap import Claim, claim_of, decode_claim, encode_claim
+from shm.rights.users import Key, User
+from tailrace.core.error_codes import ErrorCode
+from tailrace.protocol.frame import Api, WireError
+
+A, B, OWN = (zmq.curve_keypair()[0] for _ in range(3))
+
+
+def claim(key: bytes, host: str = "10.0.0.1") -> Claim:
+    return Claim(z85.decode(key), -1, host)
+
+
+def user(name: str, *keys: bytes, **fields: Any) -> dict[str, Any]:
+    made = [Key(f"k{number}", key.decode(), 1) for number, key in enumerate(keys)]
+    return User(name, keys=tuple(made), **fields).shown()
+
+
+def acl(number: int, principal: str, operation: str, name: str) -> dict[str, Any]:
+    return {
+        "number": number, "principal": principal, "resource_type": "topic", "pattern": "literal",
+        "name": name, "operation": operation, "permission": "allow", "host": "*",
+    }  # fmt: skip
+
+
+class Clock:
+    now_us = 1_000
+
+    def __call__(self) -> int:
+        return self.now_us
+
+
+def gate_with(*users: dict[str, Any], acls: tuple[dict[str, Any], ...] = ()) -> Gate:
+    gate = Gate(OWN.decode(), Clock())
+    feed(gate, *users, acls=acls)
+    return gate
+
+
+def feed(gate: Gate, *users: dict[str, Any], acls: tuple[dict[str, Any], ...] = ()) -> None:
+    gate.on_rights(orjson.dumps({"users": users}), True)
+    gate.on_rights(orjson.dumps({"acls": acls}), False)
+    gate.on_fed()
+
+
+def session(gate: Gate, number: int, who: Claim) -> Session:
+    made = Session(number, number, b"%d" % number, "c", Credit(), 0)
+    made.principal = gate.admit(who)
+    gate.note(made, who)
+    return made
+
+
+def refusal(gate: Gate, who: Claim | None) -> str:
+    with pytest.raises(WireError) as caught:
+        gate.admit(who)
+    assert caught.value.code is ErrorCode.NOT_AUTHENTICATED
+    return caught.value.detail
+
+
+def test_nobody_is_let_in_before_the_feed_is_complete() -> None:
+    gate = Gate(OWN.decode(), Clock())
+    assert not gate.allows(claim(A))
+    assert "does not know" in refusal(gate, claim(A))
+    gate.on_rights(orjson.dumps({"users": [user("a", A)]}), True)
+    assert not gate.allows(claim(A))
+    gate.on_fed()
+    assert gate.allows(claim(A))
+    assert gate.admit(claim(A)).user == "a"
+    assert "does not know" in refusal(gate, None)
+
+
+def test_an_appliance_without_users_lets_its_own_clients_in_alone() -> None:
+    gate = Gate(OWN.decode(), Clock())
+    gate.on_fed()
+    assert gate.allows(claim(OWN))
+    assert gate.admit(claim(OWN)).is_admin
+    assert gate.admit(claim(OWN)).user == APPLIANCE
+    assert not gate.allows(claim(A))
+
+
+def test_a_later_feed_replaces_everything_when_it_is_complete() -> None:
+    gate = gate_with(user("a", A), user("b", B))
+    live = session(gate, 1, claim(A))
+    gate.on_rights(orjson.dumps({"users": [user("b", B)]}), True)
+    assert gate.admit(claim(A)).user == "a", "in force until the feed is complete"
+    assert gate.take_ended(0) == []
+    gate.on_fed()
+    assert [ended for ended, _ in gate.take_ended(0)] == [live]
+    assert "unknown" in refusal(gate, claim(A))
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"removed_users": ["a"]}, "unknown"),
+        ({"users": [user("a", A, is_disabled=True)]}, "disabled"),
+        ({"users": [user("a", B)]}, "unknown"),
+        ({"removed_users": ["a"], "users": [user("b", A)]}, "another user"),
+    ],
+)
+def test_a_change_of_a_user_ends_its_sessions(change: dict[str, Any], reason: str) -> None:
+    gate = gate_with(user("a", A), user("other"))
+    live = session(gate, 1, claim(A))
+    own = session(gate, 2, claim(OWN))
+    gate.on_rights(orjson.dumps(change), False)
+    assert gate.check_at_ns == 0
+    [(ended, told)] = gate.take_ended(0)
+    assert ended is live
+    assert reason in told
+    gate.forget(live)
+    gate.forget(own)
+    assert gate._sessions == {}
+
+
+def test_a_session_follows_the_groups_and_role_of_its_user() -> None:
+    gate = gate_with(user("a", A), acls=(acl(1, "Group:g", "read", "t"),))
+    live = session(gate, 1, claim(A))
+    assert live.principal is not None
+    assert not live.principal.may("read", "topic", "t")
+    gate.on_rights(orjson.dumps({"users": [user("a", A, groups=("g",))]}), False)
+    assert live.principal.may("read", "topic", "t")
+    assert not live.principal.may("write", "topic", "t")
+    gate.on_rights(orjson.dumps({"users": [user("a", A, is_admin=True)]}), False)
+    assert live.principal.may("write", "topic", "t")
+
+
+def test_a_key_that_expires_ends_its_session_and_no_other() -> None:
+    clock = Clock()
+    gate = Gate(OWN.decode(), clock)
+    end_us = 5_000_000
+    both = User("a", keys=(Key("k", A.decode(), 1, end_us), Key("l", B.decode(), 1))).shown()
+    feed(gate, both)
+    expiring, staying = session(gate, 1, claim(A)), session(gate, 2, claim(B))
+    assert gate.take_ended(0) == []
+    clock.now_us = end_us
+    [(ended, told)] = gate.take_ended(gate.check_at_ns)
+    assert ended is expiring
+    assert "has expired at 1970-01-01T00:00:05Z" in told
+    assert staying.principal is not None
+    assert "expired" in refusal(gate, claim(A))
+
+
+def test_an_account_stands_for_a_user_over_a_unix_socket_alone() -> None:
+    gate = gate_with(user("a", accounts=(7,)))
+    assert gate.admit(Claim(b"", 7, "")).user == "a"
+    assert "account 8 of this host stands for no user" in refusal(gate, Claim(b"", 8, ""))
+
+
+def test_an_api_without_a_rule_is_for_administrators() -> None:
+    gate = gate_with(user("a", A), user("root", B, is_admin=True))
+    with pytest.raises(WireError, match="API 999 has no rule"):
+        gate.check(gate.admit(claim(A)), 999, {}, b"{}")
+    assert gate.check(gate.admit(claim(B)), 999, {}, b"{}") == b"{}"
+
+
+def test_a_member_subscribes_to_what_it_may_see() -> None:
+    member = {**acl(2, "User:a", "read", "g"), "resource_type": "group"}
+    rules = (acl(1, "User:a", "read", "t"), member)
+    gate = gate_with(user("a", A), acls=rules)
+    request = {"group": "g", "topics": ["t", "hidden"]}
+    body = orjson.dumps(request)
+    seen = gate.check(gate.admit(claim(A)), Api.GROUP_HEARTBEAT, request, body)
+    assert orjson.loads(seen) == {"group": "g", "topics": ["t"]}
+    request = {"group": "g", "topics": ["t"]}
+    body = orjson.dumps(request)
+    assert gate.check(gate.admit(claim(A)), Api.GROUP_HEARTBEAT, request, body) is body
+
+
+# ---- ZAP -----------------------------------------------------------------------------------------
+
+
+def zap(mechanism: bytes, *credentials: bytes, address: bytes = b"10.0.0.1") -> list[bytes]:
+    return [b"1.0", b"1", b"tailrace", address, b"id", mechanism, *credentials]
+
+
+def test_a_claim_is_what_libzmq_has_checked() -> None:
+    key = bytes(range(32))
+    assert claim_of(zap(b"CURVE", key)) == Claim(key, -1, "10.0.0.1")
+    assert claim_of(zap(b"NULL", address=b"localhost:1000:100:77")) == Claim(b"", 1000, "")
+    for found in (Claim(key, -1, "10.0.0.1"), Claim(b"", 7, ""), Claim(key, -1, "fe80::1/x")):
+        assert decode_claim(encode_claim(found).decode()) == found
+
+
+@pytest.mark.parametrize(
+    "request_frames",
+    [
+        zap(b"CURVE"), zap(b"CURVE", b"short"), zap(b"CURVE", bytes(32), b"more"),
+        zap(b"PLAIN", b"user", b"password"), zap(b"GSSAPI", b"x"),
+        [b"2.0", *zap(b"CURVE", bytes(32))[1:]],
+        [*zap(b"CURVE", bytes(32))[:2], b"other", *zap(b"CURVE", bytes(32))[3:]],
+        zap(b"NULL", address=b"localhost:-1:0:1"), zap(b"NULL", address=b"10.0.0.1"),
+        zap(b"NULL", address=b""), zap(b"NULL", address=b"::ffff:10.0.0.1"), zap(b""),
+    ],
+)  # fmt: skip
+def test_other_mechanisms_and_domains_make_no_claim(request_frames: list[bytes]) -> None:
+    assert claim_of(request_frames) is None

@@ -1,0 +1,111 @@
+"""Contexts as addresses: what is read, what is refused, and that no secret is shown."""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Any
+
+import orjson
+import pytest
+
+from tailrace import Admin, Producer
+from tailrace.client.config.setting_fields import build
+from tailrace.client.config.settings import AdminSettings
+from tailrace.client.connections.credentials import contexts_path, resolve
+from tailrace.core.errors import InvalidSettingError
+from tests.kit.secured import new_keys, write_context
+
+PUBLIC, SECRET = new_keys()
+SERVER, NEXT = new_keys()
+CONTENT: dict[str, Any] = {
+    "user": "a", "bootstrap": "tcp://10.0.0.5:7420", "server_keys": [SERVER, NEXT],
+    "public_key": PUBLIC, "secret_key": SECRET,
+}  # fmt: skip
+
+
+def test_a_file_is_an_address_with_keys(tmp_path: pathlib.Path) -> None:
+    address = write_context(tmp_path / "a.context", **CONTENT)
+    target = resolve(address)
+    assert target.address == "tcp://10.0.0.5:7420"
+    assert target.credentials is not None
+    assert target.credentials == ((SERVER, NEXT), PUBLIC, SECRET, "a")
+    assert SECRET not in repr(target)
+    assert resolve(f"{address}#tcp://127.0.0.1:1").address == "tcp://127.0.0.1:1"
+
+
+def test_a_name_is_that_of_the_file_of_contexts(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    path = pathlib.Path(contexts_path())
+    path.parent.mkdir(parents=True)
+    write_context(
+        path, current=None, contexts={"prod": CONTENT, "plain": {"bootstrap": "tcp://h:1"}}
+    )
+    assert resolve("context:prod").credentials is not None
+    assert resolve("context:plain") == ("tcp://h:1", None)
+    with pytest.raises(InvalidSettingError, match="no context 'other'"):
+        resolve("context:other")
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        ({"format": 2}, "no context of this version"),
+        ({"bootstrap": None}, "has no address"),
+        ({"bootstrap": "10.0.0.5:7420"}, "has no address"),
+        ({"server_keys": []}, "is damaged"),
+        ({"server_keys": "x" * 40}, "is damaged"),
+        ({"public_key": None}, "is damaged"),
+        ({"secret_key": "x"}, "is damaged"),
+    ],
+)
+def test_a_damaged_context_is_refused(
+    tmp_path: pathlib.Path, changed: dict[str, Any], sentence: str
+) -> None:
+    address = write_context(tmp_path / "a.context", **{**CONTENT, **changed})
+    with pytest.raises(InvalidSettingError, match=sentence) as caught:
+        resolve(address)
+    assert SECRET not in str(caught.value)
+
+
+def test_a_context_that_others_can_read_is_refused(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "a.context"
+    address = write_context(path, **CONTENT)
+    path.chmod(0o640)
+    with pytest.raises(InvalidSettingError, match="chmod 600"):
+        resolve(address)
+
+
+def test_what_is_no_file_is_refused(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "text.context").write_text("x")
+    for name in ("missing.context", "text.context", "."):
+        with pytest.raises(InvalidSettingError):
+            resolve(f"context:{tmp_path}/{name}")
+
+
+def test_the_setting_context_stands_for_the_address(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.context"
+    write_context(path, **CONTENT)
+    for client in (
+        Admin.from_context(str(path)), Producer.from_context(str(path), linger_ms=1),
+        Admin(context=str(path)), Admin({"context": str(path)}),
+    ):  # fmt: skip
+        client.close()
+        assert client.settings.bootstrap_servers == f"context:{path}"
+        assert SECRET not in repr(client.settings)
+    with pytest.raises(InvalidSettingError, match="exclude each other"):
+        Admin("tcp://127.0.0.1:1", context=str(path))
+    with pytest.raises(InvalidSettingError, match="context is 7"):
+        build(AdminSettings, {"context": 7})
+    monkeypatch.setenv("TAILRACE_CONTEXT", str(path))
+    assert build(AdminSettings, {}).bootstrap_servers == f"context:{path}"
+    given = build(AdminSettings, {"bootstrap_servers": "tcp://h:1"})
+    assert given.bootstrap_servers == "tcp://h:1"
+
+
+def test_the_file_is_read_as_it_is_written(tmp_path: pathlib.Path) -> None:
+    write_context(tmp_path / "a.context", **CONTENT)
+    assert orjson.loads((tmp_path / "a.context").read_bytes())["format"] == 1
