@@ -16,7 +16,7 @@ PURE_TESTS := tests/tailrace/kernel tests/conformance \
 	$(addprefix tests/system/test_,produce_and_consume.py sparse_batches.py callbacks.py fork.py aio.py bad_input.py \
 	hash_slots.py::test_adding_partitions_under_load_keeps_the_order_of_every_key delays.py::test_records_come_when_they_are_due_in_due_order_and_never_early)
 
-.PHONY: deb rpm wheels packaging demo test test-all test-pure check verify services lakes kernel simulate simulate-transactions torture torture-delays torture-groups torture-transactions torture-spark fuzz load bench bench-peers bench-scale bench-delays bench-transactions bench-groups bench-rebalance bench-pairs bench-wakeups bench-idle bench-restarts bench-scan bench-spark bench-spark-sink bench-spark-streaming lint java prepare-spark clean
+.PHONY: deb rpm wheels packaging demo test test-all test-pure check verify services lakes kernel simulate simulate-transactions torture torture-delays torture-groups torture-transactions torture-spark fuzz load bench bench-peers bench-scale bench-delays bench-transactions bench-groups bench-rebalance bench-pairs bench-wakeups bench-kafka-records bench-idle bench-restarts bench-scan bench-spark bench-spark-sink bench-spark-streaming lint java prepare-spark clean
 
 demo: $(KERNEL) java
 	@$(BIN)/python -P -m bench.demo
@@ -143,6 +143,10 @@ bench-wakeups: $(KERNEL)
 # CPU and wake-ups of each thread of an appliance whose clients are silent. ARGS='--seconds 30 --clients 1 --partitions 1000 --json'.
 bench-idle: $(KERNEL)
 	@$(BIN)/python -P -m bench.idle $(ARGS)
+
+# Kafka's record batches to ours and back, a core.
+bench-kafka-records: $(KERNEL)
+	@$(BIN)/python -P -m bench.kafka_records $(ARGS)
 
 # Longest time without an acknowledgement while an appliance is restarted under load. ARGS='5 rolling': rounds, kinds.
 bench-restarts: $(KERNEL)

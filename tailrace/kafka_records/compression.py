@@ -37,6 +37,9 @@ _LZ4_BLOCKS = (
 )
 """(largest block, its byte in the descriptor and the descriptor's checksum)."""
 _FIRST_ROOM_BYTES = 64 << 10
+_SPARE_MAX_BYTES = 4 << 20
+_spare: list[bytearray] = []
+"""At most one buffer of unpacked records, to use again: new memory costs as much as unpacking."""
 
 
 class CompressionError(ValueError):
@@ -134,21 +137,32 @@ def _unsnap_block(block: memoryview, unpacked: bytearray, bytes_max: int) -> Non
 
 def _decode(module: Any, data: memoryview, bytes_max: int) -> memoryview:
     """Unpack into more and more room, up to the bound."""
-    room = max(_FIRST_ROOM_BYTES, 8 * len(data))
+    room = max(_FIRST_ROOM_BYTES, 4 * len(data))
+    spare = _spare.pop() if _spare else b""
     while True:
-        room = min(room, bytes_max)
-        target = bytearray(room)
+        room = min(max(room, len(spare)), bytes_max)
+        target = spare if isinstance(spare, bytearray) and len(spare) >= room else bytearray(room)
         try:
-            done = module.decompress_into(data, target)
+            with memoryview(target) as view, view[:room] as part:
+                done = module.decompress_into(data, part)
         except _library().DecompressionError as error:
             if "whole buffer" not in str(error):
                 name = module.__name__.rsplit(".", 1)[-1]
                 raise CompressionError(f"the {name} data is damaged: {error}") from None
             if room == bytes_max:
                 raise _too_large(bytes_max) from None
-            room *= 8
+            room *= 4
             continue
         return memoryview(target)[:done]
+
+
+def release(unpacked: Readable) -> None:
+    """Take back what `unpack` has returned, and nobody else uses any more."""
+    if isinstance(unpacked, memoryview) and isinstance(unpacked.obj, bytearray):
+        buffer = unpacked.obj
+        unpacked.release()
+        if not _spare and len(buffer) <= _SPARE_MAX_BYTES:
+            _spare.append(buffer)
 
 
 def pack(codec: int, data: memoryview) -> Readable:

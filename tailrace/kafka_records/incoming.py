@@ -25,7 +25,13 @@ from tailrace.format.record_batch.batch_header import (
 )
 from tailrace.format.record_batch.batch_validation import unpacked_max
 from tailrace.kafka_records import batch_layout as layout
-from tailrace.kafka_records.compression import CODECS, CompressionError, TooLargeError, unpack
+from tailrace.kafka_records.compression import (
+    CODECS,
+    CompressionError,
+    TooLargeError,
+    release,
+    unpack,
+)
 from tailrace.kafka_records.errors import KafkaError, KafkaRecordsError, MisfitError, error_of
 from tailrace.kernel import batches_from_kafka
 from tailrace.kernel.reference_kafka import RECORD_MIN_BYTES, RECORDS_MAX_BYTES, RecordFault
@@ -94,6 +100,8 @@ def to_batches(
                 max_message_bytes if typed is None else RECORDS_MAX_BYTES,
                 requires_key and typed is None,
             )  # fmt: skip
+            if header.attributes & layout.CODEC_MASK:
+                release(unpacked)
             if typed is not None:
                 (message,) = made
                 made = typed.batches_of(

@@ -33,6 +33,7 @@ from tailrace.format.record_batch.arrow_metadata import (
 )
 from tailrace.format.record_batch.batch_header import (
     ATTRIBUTE_LOG_APPEND_TIME,
+    ATTRIBUTE_TRANSACTIONAL,
     CONTROL_COMMIT,
     PREFIX_BYTES,
     BatchFormatError,
@@ -47,8 +48,9 @@ from tailrace.kafka_records.batch_layout import KafkaHeader, write_kafka_header
 from tailrace.kafka_records.compression import CODECS, CompressionError, pack, unpack_buffer
 from tailrace.kafka_records.errors import KafkaError, KafkaRecordsError, error_of
 from tailrace.kafka_records.plain_rows import PlainRows
-from tailrace.kernel import records_to_kafka
-from tailrace.kernel.reference_kafka import COLUMN_BUFFERS, RecordFault
+from tailrace.kernel import plain_batch_to_kafka, records_to_kafka
+from tailrace.kernel.batch_shape import shape_of
+from tailrace.kernel.reference_kafka import COLUMN_BUFFERS, PlainKafka, RecordFault
 
 if TYPE_CHECKING:
     from tailrace.kafka_records.typed import TypedRows
@@ -77,6 +79,14 @@ def from_batch(
     Raises KafkaRecordsError for a damaged batch: the partition answers its code.
     """
     view = memoryview(batch).cast("B")
+    codec = CODECS.index(compression)
+    if typed is None:
+        try:
+            plain = plain_batch_to_kafka(view, seed, shape_of(schema), layout.HEADER_BYTES)
+            if plain is not None:
+                return _plain(plain, codec)
+        except RecordFault as fault:
+            raise error_of(fault) from None
     try:
         header = verify_batch(view, seed)
         if header.is_marker:
@@ -101,7 +111,28 @@ def from_batch(
                 f"the batch at offset {header.base_offset} cannot be served: {error}",
             ) from None
     has_one_time = typed is None and header.has_one_time(is_typed=False)
-    return _encoded(header, rows, CODECS.index(compression), has_one_time)
+    return _encoded(header, rows, codec, has_one_time)
+
+
+def _plain(plain: PlainKafka, codec: int) -> bytearray:
+    """A batch whose records the kernel has made in one step."""
+    (
+        encoded, base_ms, max_ms, base_offset, last_offset_delta, count, leader_epoch, producer_id,
+        producer_epoch, base_sequence, attributes,
+    ) = plain  # fmt: skip
+    kafka = codec
+    if attributes & ATTRIBUTE_LOG_APPEND_TIME:
+        kafka |= layout.ATTRIBUTE_LOG_APPEND_TIME
+    if attributes & ATTRIBUTE_TRANSACTIONAL:
+        kafka |= layout.ATTRIBUTE_TRANSACTIONAL
+    header = KafkaHeader(
+        base_offset, 0, leader_epoch, layout.MAGIC, 0, kafka, last_offset_delta, base_ms, max_ms,
+        producer_id, producer_epoch, base_sequence, count,
+    )  # fmt: skip
+    try:
+        return _finished(encoded, header, codec)
+    except CompressionError as error:
+        raise KafkaRecordsError(KafkaError.UNSUPPORTED_COMPRESSION_TYPE, str(error)) from None
 
 
 def _encoded(

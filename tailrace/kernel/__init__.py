@@ -57,6 +57,7 @@ __all__ = [
     "murmur2",
     "new_alarm",
     "new_lock",
+    "plain_batch_to_kafka",
     "read_produce",
     "records_to_kafka",
     "rows_by_partition",
@@ -221,7 +222,11 @@ if TYPE_CHECKING or _native is None:
     )
     from tailrace.kernel.reference_frames import keep_message, lay_message
     from tailrace.kernel.reference_gather import GatheredCells, rows_by_partition
-    from tailrace.kernel.reference_kafka import batches_from_kafka, records_to_kafka
+    from tailrace.kernel.reference_kafka import (
+        batches_from_kafka,
+        plain_batch_to_kafka,
+        records_to_kafka,
+    )
     from tailrace.kernel.reference_keys import KeyNumbers
     from tailrace.kernel.reference_offsets import KeyOffsets
 else:
@@ -244,3 +249,4 @@ else:
     new_alarm = _native.new_alarm
     batches_from_kafka = _native.batches_from_kafka
     records_to_kafka = _native.records_to_kafka
+    plain_batch_to_kafka = _native.plain_batch_to_kafka

@@ -26,7 +26,7 @@ from tailrace.core.records import TIMESTAMP_MAX_MS
 from tailrace.format.crc32c import Readable
 from tailrace.format.record_batch.batch_header import SEQUENCE_MODULUS
 from tailrace.kernel.reference import RecordBuffer
-from tailrace.kernel.reference_codec import encoded_batch, stamp_batch
+from tailrace.kernel.reference_codec import BatchShape, encoded_batch, stamp_batch
 
 RECORD_MIN_BYTES = 7
 """The bytes of the shortest record."""
@@ -345,3 +345,21 @@ def records_to_kafka(
         if len(out) > RECORDS_MAX_BYTES:
             raise RecordFault(Fault.RECORD_TOO_LARGE, row)
     return out, base_ms, max_ms
+
+
+PlainKafka = tuple[bytearray, int, int, int, int, int, int, int, int, int, int]
+"""(records as of `records_to_kafka`, the time in ms of the first row, the largest time, then of the
+header: base offset, last offset delta, record count, leader epoch, producer id, producer epoch,
+base sequence, attributes).
+"""
+
+
+def plain_batch_to_kafka(
+    batch: Readable, seed: int, shape: BatchShape, room: int
+) -> PlainKafka | None:
+    """Verify and encode a whole uncompressed batch of the default schema in one step.
+
+    None: the batch needs the general way, which also has the errors. The reference always does.
+    Raises RecordFault for columns that contradict themselves.
+    """
+    return None

@@ -154,6 +154,14 @@ def test_a_batch_that_is_cut_off_is_refused(length: int) -> None:
         converted(kafka_batch(ROWS)[:length])
 
 
+@pytest.mark.parametrize("compression", ["snappy", "lz4", "zstd"])
+def test_memory_that_is_used_again_shows_nothing_of_earlier_records(compression: str) -> None:
+    large: list[Row] = [(b"k", b"secret " * 40_000, 1, [])]
+    for rows in (large, ROWS, large, ROWS[:1]):
+        (batch,) = converted(kafka_batch(rows, compression=compression))
+        assert read_ours(batch.data)[1] == rows
+
+
 @pytest.mark.parametrize("compression", ["gzip", "snappy", "lz4", "zstd"])
 def test_a_compressed_bomb_is_refused(compression: str) -> None:
     records = kafka_batch([(None, bytes(17 << 20), 1, [])], compression=compression)

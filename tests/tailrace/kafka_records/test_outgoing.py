@@ -19,6 +19,7 @@ from tailrace.format.record_batch.batch_header import (
 )
 from tailrace.format.record_batch.control_batch import empty_message, encode_marker
 from tailrace.format.record_batch.sparse_batch import encode_sparse_batch
+from tailrace.kafka_records import outgoing
 from tailrace.kafka_records.errors import KafkaError, KafkaRecordsError
 from tailrace.kafka_records.incoming import to_batches
 from tailrace.kafka_records.outgoing import from_batch
@@ -177,6 +178,20 @@ def test_producers_of_a_batch_are_kept() -> None:
     made = DefaultRecordBatch(served(appended(batch)))
     assert (made.producer_id, made.producer_epoch, made.base_sequence) == (55, 2, 99)
     assert not made.is_transactional
+
+
+@pytest.mark.parametrize("attributes", [0, ATTRIBUTE_LOG_APPEND_TIME])
+def test_the_step_of_the_kernel_makes_what_the_general_way_makes(
+    attributes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = our_batch(ROWS)
+    producer = (TRANSACTIONAL_ID, 3, 77)
+    with memoryview(batch) as view:
+        struct.pack_into("<I", batch, header_position(batch) + 4, attributes)
+        stamp_producer(view, producer_id=producer[0], producer_epoch=3, base_sequence=77, seed=SEED)
+    made = served(appended(batch), "lz4")
+    monkeypatch.setattr(outgoing, "plain_batch_to_kafka", lambda *_: None)
+    assert served(batch, "lz4") == made
 
 
 @pytest.mark.parametrize("place", [5, 200, -1])
