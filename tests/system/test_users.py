@@ -9,6 +9,7 @@ import pathlib
 import socket
 import stat
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import zmq
@@ -22,12 +23,17 @@ from tailrace import (
     TailraceError,
     TopicPartition,
 )
+from tailrace.client.connections.steps import call
+from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import (
     InvalidRequestError,
     NotAuthenticatedError,
     NotAuthorizedError,
     UnknownTopicError,
 )
+from tailrace.protocol.frame import Api
+from tailrace.protocol.messages import encode_json
+from tests.kit.needs import CASES
 from tests.kit.processes import kill_and_wait_for_successor, wait_until
 from tests.kit.secured import Users, acl, new_keys, secured
 
@@ -424,3 +430,48 @@ def _server_key(users: Users) -> bytes:
     from tests.kit.secured import server_key
 
     return server_key(users.appliance).encode()
+
+
+# ---- the table -----------------------------------------------------------------------------------
+
+MADE_UP = ("orders", "letters")
+"""Topics of the table that the appliance does not have: it finds no name for their ids."""
+REAL_CASES = [
+    (
+        api, request,
+        [
+            need for need in needs
+            if need.split(" ")[-1] not in MADE_UP
+            and not (api == Api.GROUP_HEARTBEAT and " topic " in need)
+        ],
+    )
+    for api, request, needs in CASES
+]  # fmt: skip
+"""A member may subscribe to a topic that it may not see, as to one that does not exist."""
+
+
+def outcome(admin: Admin, api: Api, request: dict[str, Any]) -> ErrorCode:
+    """The code of the response to a request as it is."""
+    steps = call(admin._connection, api, [encode_json(request)], 60_000, returns_errors=True)
+    return admin._run_steps(steps).code
+
+
+def test_every_api_allows_each_kind_of_user_exactly_what_the_table_says(users: Users) -> None:
+    """Nobody, one with all rights but one, one with exactly the rights, an administrator."""
+    address = users.add("table")
+    with Admin(address) as admin:
+        for api, request, needs in REAL_CASES:
+            if not needs:
+                continue
+            for missing in (*needs, None):
+                held = [need for need in needs if need != missing]
+                users.allow("User:table", *(need.replace(" any", " *") for need in held))
+                refused = outcome(admin, api, request) is ErrorCode.NOT_AUTHORIZED
+                assert refused is (missing is not None), (api, request, held)
+                if held:
+                    users.admin.remove_acls([{"principal": "User:table"}])
+            assert outcome(admin, api, request) is ErrorCode.NOT_AUTHORIZED, (api, request)
+    # changes of the appliance itself are left out: they would end the others' tests
+    harmless = [case for case in REAL_CASES if case[0] not in (Api.ALTER_CONFIGS,)]
+    for api, request, _ in harmless:
+        assert outcome(users.admin, api, request) is not ErrorCode.NOT_AUTHORIZED

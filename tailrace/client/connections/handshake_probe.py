@@ -44,7 +44,8 @@ UNKNOWN_KEY = (
 )
 OTHER_SERVER = (
     "the appliance there breaks the encrypted handshake off: its server key is not that of this "
-    "context, so it is another appliance, or has a new key (`tailrace server-key show` on its host)"
+    "context, so it is another appliance, or has a new key (`tailrace server-key show --data-dir "
+    "DIR` on its host)"
 )
 NEEDS_KEY = (
     "the appliance there takes encrypted connections of its users only, and this client has no "

@@ -69,8 +69,10 @@ def served_at(data_dir: str) -> str | None:
     return f"{SCHEME}{own}#{address}" if os.path.exists(own) else address
 
 
-def server_of(bootstrap: str, data_dir: str | None) -> tuple[str, list[str]]:
-    """The address and the public server keys that a new context gets. Raises ClickException."""
+def server_of(bootstrap: str, data_dir: str | None, *, makes: bool = True) -> tuple[str, list[str]]:
+    """The address and the public server keys that a new context gets. `makes`: a data directory
+    without keys gets some. Raises ClickException.
+    """
     if data_dir is not None:
         from shm.rights.server_keys import (
             SERVER_KEY_FILE,
@@ -81,7 +83,7 @@ def server_of(bootstrap: str, data_dir: str | None) -> tuple[str, list[str]]:
         )
 
         try:
-            if not os.path.lexists(os.path.join(data_dir, SERVER_KEY_FILE)):
+            if makes and not os.path.lexists(os.path.join(data_dir, SERVER_KEY_FILE)):
                 ensure_keys(data_dir, "tcp://127.0.0.1:7420")
             own = resolve(f"{SCHEME}{os.path.abspath(data_dir)}/own.context")
             return near_address(own.address), [read_server_key(data_dir).public]
