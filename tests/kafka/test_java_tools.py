@@ -10,8 +10,9 @@ import subprocess
 import pytest
 
 from bench.peers.kafka import CACHE, NODE
+from tailrace import Admin, NewTopic, Producer
 from tailrace.embedded_appliance import EmbeddedAppliance
-from tests.kit.processes import HANG_LIMIT_S
+from tests.kit.processes import HANG_LIMIT_S, wait_until
 
 JARS = os.path.join(CACHE, NODE[0], "libs")
 TOOLS = "org.apache.kafka.tools"
@@ -62,3 +63,18 @@ def test_transactions_of_version_2(appliance: EmbeddedAppliance, gateway: str) -
     )  # fmt: skip
     assert "5000 records sent" in sent
     assert "java" in tool(f"{TOOLS}.TransactionsCommand", gateway, "list")
+
+
+def test_a_share_consumer(appliance: EmbeddedAppliance, gateway: str) -> None:
+    with Admin(appliance.address) as admin, Producer(appliance.address) as producer:
+        admin.create_topics([NewTopic("java-shared", 2)])
+        command = ["java", "-Xmx256m", "-XX:-UsePerfData", "-cp", f"{JARS}/*",
+                   f"{TOOLS}.consumer.ConsoleShareConsumer", "--bootstrap-server", gateway,
+                   "--topic", "java-shared", "--group", "java-sharers",
+                   "--max-messages", "20"]  # fmt: skip
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
+            wait_until(lambda: "java-sharers" in admin.list_groups(), "it has joined")
+            for number in range(30):
+                producer.send("java-shared", b"shared-%d" % number)
+            out, _ = running.communicate(timeout=HANG_LIMIT_S)
+        assert out.count(b"shared-") == 20

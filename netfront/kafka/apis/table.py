@@ -8,7 +8,7 @@ Invariants:
 
 from __future__ import annotations
 
-from netfront.kafka.apis import consumer_groups
+from netfront.kafka.apis import consumer_groups, share_groups
 from netfront.kafka.apis.call import Call, Row
 from netfront.kafka.apis.classic_groups import heartbeat, join_group, leave_group, sync_group
 from netfront.kafka.apis.cluster import describe_cluster, describe_topic_partitions, metadata
@@ -48,7 +48,7 @@ from netfront.kafka.exchange.waiter import Steps
 from netfront.kafka.wire.errors import KafkaError
 
 API_VERSIONS = 18
-FEATURES = {"group.version": 1, "transaction.version": 2}
+FEATURES = {"group.version": 1, "share.version": 1, "transaction.version": 2}
 """Kafka's features at the level that the APIs have."""
 PRODUCE = 0
 
@@ -101,6 +101,9 @@ APIS: dict[int, Row] = {
     69: Row(0, 1, consumer_groups.describe),
     74: Row(0, 1, list_config_resources),
     75: Row(0, 0, describe_topic_partitions),
+    76: Row(1, 1, share_groups.heartbeat),
+    78: Row(1, 2, share_groups.fetch),
+    79: Row(1, 2, share_groups.acknowledge),
 }
 
 

@@ -1,0 +1,133 @@
+"""Kafka's share consumers acquire and acknowledge records of our share groups."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from netfront.kafka.wire.errors import KafkaError
+from tailrace import Admin, NewTopic, Producer
+from tailrace.embedded_appliance import EmbeddedAppliance
+from tests.kit.raw_kafka import RawKafka
+
+HEARTBEAT, FETCH, ACKNOWLEDGE = 76, 78, 79
+ACCEPT, RELEASE = 1, 2
+
+
+class Sharer:
+    """A member of a share group over the protocol."""
+
+    def __init__(self, client: RawKafka, group: str, topic: str, topic_id: bytes) -> None:
+        self.client = client
+        self.group = group
+        self.topic_id = topic_id
+        self.session_epoch = 0
+        self.epoch = 0
+        joined = self.beat([topic])
+        assert joined["error_code"] == 0
+        (assigned,) = joined["assignment"]["topic_partitions"]
+        assert (assigned["topic_id"], assigned["partitions"]) == (topic_id, [0])
+
+    def beat(self, topics: list[str] | None = None) -> dict[str, Any]:
+        asked = {"group_id": self.group, "member_id": "sharer", "member_epoch": self.epoch,
+                 "subscribed_topic_names": topics}  # fmt: skip
+        found = self.client.ask(HEARTBEAT, 1, asked)
+        self.epoch = found["member_epoch"]
+        return found
+
+    def ask(self, api: int, *runs: tuple[int, int, list[int]], **fields: Any) -> dict[str, Any]:
+        batches = [
+            {"first_offset": first, "last_offset": last, "acknowledge_types": types}
+            for first, last, types in runs
+        ]
+        partitions = [{"partition_index": 0, "acknowledgement_batches": batches}]
+        topics = [{"topic_id": self.topic_id, "partitions": partitions}]
+        asked = {"group_id": self.group, "member_id": "sharer", "max_wait_ms": 0, "min_bytes": 1,
+                 "max_records": 100, "batch_size": 100,
+                 "share_session_epoch": self.session_epoch, "forgotten_topics_data": [],
+                 "topics": topics, **fields}  # fmt: skip
+        found = self.client.ask(api, 2, asked)
+        if not found["error_code"]:
+            self.session_epoch += 1
+        return found
+
+    def fetch(self, *runs: tuple[int, int, list[int]], **fields: Any) -> dict[str, Any]:
+        """The entry of the partition."""
+        found = self.ask(FETCH, *runs, **fields)
+        assert found["error_code"] == 0
+        if not found["responses"]:
+            return {"acquired_records": [], "records": b""}
+        entry: dict[str, Any] = found["responses"][0]["partitions"][0]
+        return entry
+
+
+def make(appliance: EmbeddedAppliance, topic: str) -> bytes:
+    with Admin(appliance.address) as admin:
+        admin.create_topics([NewTopic(topic)])
+        return bytes.fromhex(str(admin.describe_topics(topic)[topic]["topic_id"]))
+
+
+def send(appliance: EmbeddedAppliance, topic: str, *values: bytes) -> None:
+    with Producer(appliance.address) as producer:
+        for value in values:
+            producer.send(topic, value)
+
+
+def acquired(entry: dict[str, Any]) -> list[tuple[int, int, int]]:
+    return [
+        (run["first_offset"], run["last_offset"], run["delivery_count"])
+        for run in entry["acquired_records"]
+    ]
+
+
+def test_records_are_acquired_accepted_and_released(
+    appliance: EmbeddedAppliance, gateway: str
+) -> None:
+    topic_id = make(appliance, "shared")
+    with RawKafka(gateway) as client:
+        sharer = Sharer(client, "sharers", "shared", topic_id)
+        assert acquired(sharer.fetch()) == []
+        send(appliance, "shared", b"a", b"b", b"c", b"d")
+        entry = sharer.fetch(max_wait_ms=60_000)
+        while sum(last - first + 1 for first, last, _ in acquired(entry)) < 4:
+            more = sharer.fetch(max_wait_ms=60_000)  # the records came in several batches
+            entry["acquired_records"] += more["acquired_records"]
+            entry["records"] = bytes(entry["records"]) + bytes(more["records"])
+        assert {count for _, _, count in acquired(entry)} == {1}
+        assert all(value in bytes(entry["records"]) for value in (b"a", b"b", b"c", b"d"))
+        entry = sharer.fetch((0, 3, [ACCEPT, RELEASE, ACCEPT, ACCEPT]), max_wait_ms=60_000)
+        assert entry["acknowledge_error_code"] == 0
+        assert acquired(entry) == [(1, 1, 2)]
+        found = sharer.ask(ACKNOWLEDGE, (1, 1, [ACCEPT]))
+        assert found["responses"][0]["partitions"][0]["error_code"] == 0
+        found = sharer.ask(ACKNOWLEDGE, (1, 1, [ACCEPT]))
+        error = found["responses"][0]["partitions"][0]["error_code"]
+        assert error == KafkaError.INVALID_RECORD_STATE
+        assert sharer.ask(FETCH, share_session_epoch=-1)["error_code"] == 0
+
+
+def test_sessions_and_acknowledgements_that_do_not_fit_are_refused(
+    appliance: EmbeddedAppliance, gateway: str
+) -> None:
+    topic_id = make(appliance, "sessions")
+    with RawKafka(gateway) as client:
+        sharer = Sharer(client, "sessions", "sessions", topic_id)
+        lost = sharer.ask(FETCH, share_session_epoch=5)
+        assert lost["error_code"] == KafkaError.SHARE_SESSION_NOT_FOUND
+        sharer.fetch()
+        wrong = sharer.ask(FETCH, share_session_epoch=7)
+        assert wrong["error_code"] == KafkaError.INVALID_SHARE_SESSION_EPOCH
+        for run in ((0, 5, [1, 1]), (-1, 0, [1]), (5, 2, [1]), (0, 0, [9]), (0, 1 << 62, [1, 2])):
+            found = sharer.ask(FETCH, run)
+            assert found["error_code"] == KafkaError.INVALID_REQUEST
+        sharer.epoch = -1
+        assert sharer.beat()["error_code"] == 0
+
+
+@pytest.mark.parametrize("member_epoch", [3, -5])
+def test_a_heartbeat_of_no_member_is_refused(gateway: str, member_epoch: int) -> None:
+    with RawKafka(gateway) as client:
+        asked = {"group_id": "strangers", "member_id": "x", "member_epoch": member_epoch,
+                 "subscribed_topic_names": None}  # fmt: skip
+        assert client.ask(HEARTBEAT, 1, asked)["error_code"] != 0
