@@ -96,6 +96,7 @@ from tailrace.protocol.messages import FetchedEntry
 
 if TYPE_CHECKING:
     from netfront.access.gate import Gate
+    from netfront.audit.audit_trail import AuditTrail
     from netfront.quotas.quota_service import QuotaService
     from shm.rights.authorizer import Principal
 
@@ -146,12 +147,13 @@ class Front:
         fronts: int = 1,
         quotas: Sequence[str] = (),
         gate: Gate | None = None,
+        audit: dict[str, Any] | None = None,
     ) -> None:
         """`gate` has the users and rights, where the appliance requires them.
 
         `close_removed`: see `PartitionFiles.close_removed`. `clock` measures; its
         wall time is that of append times. `fronts`: of the appliance. `quotas`: texts of
-        their rules.
+        their rules. `audit`: settings of the audit log; None: there is none.
         """
         self._front_count = fronts
         self._quotas: QuotaService | None = None
@@ -237,12 +239,47 @@ class Front:
             for api in gate.apis_to_check(self._handlers, FORWARDED_APIS):
                 self._handlers[api] = self._checked(gate, self._handlers[api])
         self._use_quotas(quotas)
+        self._audit: AuditTrail | None = None
+        if audit is not None:
+            self._begin_audit(audit)
 
     def apply_settings(self, settings: dict[str, Any]) -> None:
         """Use changed settings of the appliance. New sessions get them, and credit from now on."""
         self._described["auto_create_topics"] = bool(settings["auto_create_topics"])
         self._responses.send_credit(self._ledger.resize(credit_budget(settings)))
         self._use_quotas(settings["quotas"])
+
+    def _begin_audit(self, settings: dict[str, Any]) -> None:
+        from netfront.audit.audit_trail import AuditTrail
+
+        self._audit = trail = AuditTrail(
+            ask=self._forwarding.ask_for_itself,
+            refuse=lambda session, header, error: self._responses.refuse(
+                session.identity, session, header.api, header.version, header.correlation_id, error
+            ),
+            handle=self._handle_audited,
+            is_open=lambda session: self._sessions.by_word(session.word) is session,
+            address_of=self._transport.peer_address,
+            topic_of=self._routing.name_of,
+            prefixes=settings["data"],
+        )
+        self._responses.on_answered = trail.answered
+        self._session_lifecycle.on_opened = trail.signed_in
+        if trail.watches_data:
+            self._produce_service.on_access = trail.accessed
+
+    def _handle_audited(self, session: Session, header: RequestHeader, body: list[bytes]) -> None:
+        """Carry out a request whose event is on the disk."""
+        try:
+            self._on_decision(session, header, body)
+        except WireError as error:
+            self._responses.refuse(
+                session.identity, session, header.api, header.version, header.correlation_id, error
+            )
+        except Exception as error:
+            self._responses.fail(
+                session.identity, session, header.api, header.version, header.correlation_id, error
+            )
 
     def _use_quotas(self, rules: Sequence[str]) -> None:
         if self._quotas is None:
@@ -306,6 +343,8 @@ class Front:
         work = self._forwarding.step()
         if self._quotas is not None:
             work += self._quotas.step(now_ns)
+        if self._audit is not None:
+            work += self._audit.step(now_ns)
         if self._fetches.has_more:
             work += self._fetches.check_moved()
         received = self._receive() if self.accepts_input else 0
@@ -364,6 +403,7 @@ class Front:
             self._sweep_at_ns if self._ledger.is_contended else NEVER_NS,
             NEVER_NS if self._quotas is None else self._quotas.next_deadline_ns(),
             NEVER_NS if self._gate is None else self._gate.check_at_ns,
+            NEVER_NS if self._audit is None else self._audit.next_deadline_ns(),
         )  # fmt: skip
         return deadline_ns if deadline_ns < NEVER_NS else None
 
@@ -520,6 +560,8 @@ class Front:
                     f"version {header.version} of {Api(api).name} is not supported: use {low} to "
                     f"{high}",
                 )
+            if self._audit is not None and self._audit.defer(session, header, body):
+                return
             handler(session, header, body)
         except WireError as error:
             if header is None:
@@ -560,6 +602,8 @@ class Front:
     def _forget_quotas(self, session: Session) -> None:
         if self._quotas is not None:
             self._quotas.forget_session(session)
+        if self._audit is not None:
+            self._audit.forget(session)
 
     def _refuse_undecodable(
         self, identity: bytes, session: Session | None, message: list[bytes], error: WireError
@@ -672,6 +716,9 @@ class Front:
         if len(body) != 1:
             raise WireError(ErrorCode.MALFORMED_REQUEST, "FETCH takes one body frame")
         request = messages.decode_fetch(body[0], header.version)
+        if self._audit is not None and self._audit.watches_data:
+            topic_ids = [entry.topic_id for entry in request.entries]
+            self._audit.accessed(session, "read", topic_ids)
         session.fetch_received = min(request.received_bytes, session.fetch_sent)
         self._fetches.begin(
             Fetch(session, header.version, header.correlation_id, request), self._now_ns
@@ -795,6 +842,7 @@ def build(
         auto_create_topics=bool(settings["auto_create_topics"]),
         fronts=int(settings["fronts"]),
         quotas=settings["quotas"],
+        audit=settings.get("audit"),
         on_ready=context.report_ready,
         start_ns=context.clock.monotonic_ns(),
         clock=context.clock,

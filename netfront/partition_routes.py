@@ -85,6 +85,15 @@ class PartitionRoutes:
         topic_id = self._topics.get(topic)
         return None if topic_id is None else self._routes.get((topic_id, partition))
 
+    def name_of(self, topic_id: bytes) -> str:
+        """The name of a topic, or of the topic whose delay log it is; "" if there is none."""
+        route = self._routes.get((topic_id, 0))
+        if route is None:
+            return ""
+        if route.delay_of:
+            return self.name_of(bytes.fromhex(route.delay_of))
+        return route.topic
+
     def partition_count(self, topic: str) -> int:
         """Return the topic's partition count, 0 if there is no such topic."""
         first = self.find_by_name(topic, 0)

@@ -25,6 +25,7 @@ _NAMES = {
     "client.topics.new_topic": ("NewTopic",),
     "consumer.consumer": ("Consumer",),
     "core.errors": (
+        "AuditUnavailableError",
         "BufferExhaustedError",
         "ClientClosedError",
         "CommitFailedError",

@@ -10,6 +10,7 @@ from tailrace.admin.quotas import QuotaEntity as QuotaEntity
 from tailrace.batch.topic_batch import TopicBatch as TopicBatch
 from tailrace.client.topics.new_topic import NewTopic as NewTopic
 from tailrace.consumer.consumer import Consumer as Consumer
+from tailrace.core.errors import AuditUnavailableError as AuditUnavailableError
 from tailrace.core.errors import BufferExhaustedError as BufferExhaustedError
 from tailrace.core.errors import ClientClosedError as ClientClosedError
 from tailrace.core.errors import CommitFailedError as CommitFailedError

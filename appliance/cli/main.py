@@ -83,6 +83,10 @@ _COMMANDS = {
         "appliance.cli.commands.host.config",
         "Show, check, compare and change settings of the appliance.",
     ),
+    "audit": (
+        "appliance.cli.commands.host.audit",
+        "Verify and list the audit log.",
+    ),
     "quota": (
         "appliance.cli.commands.host.quota",
         "Limit what users, client ids and topics take.",

@@ -8,12 +8,14 @@ Invariants:
 
 from __future__ import annotations
 
+import re
 from dataclasses import MISSING, Field, field
 from typing import Any, NamedTuple
 
 LARGEST = 1 << 40
 SINCE_FIRST = "0.1.0"
 SECRET_SHOWN = "(secret)"
+_USER_OF_URL = re.compile(r"(://)[^/?#\s]*@")
 _UNITS = (
     ("_ms", "ms"), (".ms", "ms"), ("_us", "us"), (".us", "us"), ("minutes", "minutes"),
     ("_bytes", "bytes"), (".bytes", "bytes"), ("_size", "bytes"),
@@ -58,8 +60,12 @@ class Definition(NamedTuple):
         )
 
     def shown(self, value: Any) -> Any:
-        """The value, unless it is a secret."""
-        return SECRET_SHOWN if self.is_secret and value not in ("", None) else value
+        """The value, unless it is a secret. User names and passwords of a URL are left out."""
+        if self.is_secret and value not in ("", None):
+            return SECRET_SHOWN
+        if isinstance(value, str) and "://" in value:
+            return _USER_OF_URL.sub(rf"\1{SECRET_SHOWN}@", value)
+        return value
 
 
 def setting(

@@ -393,6 +393,46 @@ class Settings:
         "`tailrace quota set` changes them; docs/quotas.md describes them.",
         live=True,
     )
+    audit_enabled: bool = setting(
+        False,
+        "Whether sign-ins, administration and denials are written to the audit log (docs/audit.md). "
+        "While it cannot be written, administration is refused.",
+        name="audit.enabled",
+    )
+    audit_directory: str = setting(
+        "",
+        "Directory of the audit log. Empty: `audit` in the first data directory.",
+        name="audit.directory",
+    )
+    audit_key_file: str = setting(
+        "",
+        "File with a key of at least 16 bytes, by which the lines' hashes are keyed; "
+        "`credential:NAME` for a credential of systemd. Empty: they are not keyed.",
+        name="audit.key_file",
+    )
+    audit_file_bytes: int = setting(
+        64 * MIB,
+        "Size from which the next file of the audit log is begun, bytes.",
+        minimum=4096,
+        name="audit.file.bytes",
+    )
+    audit_files_max: int = setting(
+        0,
+        "Files of the audit log that are kept; the oldest are removed. 0: all.",
+        maximum=1_000_000,
+        name="audit.files.max",
+    )
+    audit_journal: bool = setting(
+        False,
+        "Whether the lines of the audit log go to systemd's journal, too.",
+        name="audit.journal",
+    )
+    audit_data: list[str] = setting(
+        [],
+        "Prefixes of topics whose first reading and writing by each connection is written to the "
+        "audit log, * for all.",
+        name="audit.data",
+    )
     backup_target: str = setting(
         "",
         "Where `tailrace backup --config FILE`, and with it tailrace-backup.timer, makes backups: "
@@ -431,6 +471,17 @@ class Settings:
             self.listen,
             is_trusted_network=self.security_trusted_network,
         )
+
+    def audit_settings(self) -> dict[str, Any] | None:
+        """What processes get of the audit log; None: there is none."""
+        if not self.audit_enabled:
+            return None
+        return {
+            "directory": self.audit_directory or f"{self.data_dirs[0]}/audit",
+            "key_file": self.audit_key_file, "file_bytes": self.audit_file_bytes,
+            "files_max": self.audit_files_max, "journal": self.audit_journal,
+            "data": self.audit_data,
+        }  # fmt: skip
 
     def reserve_bytes(self, worker_count: int) -> int:
         """Reserve of free space in each data directory, including the content of its workers'

@@ -54,7 +54,7 @@ from appliance.supervise.processes.restart_policy import ExitCode
 from shm.crash_points import crash_point
 from shm.memory.atomic_word import AtomicCounter
 from shm.memory.layout import ProcessWord, RegionKind, Role
-from shm.messages.lane_messages import REPLAY, LaneKind
+from shm.messages.lane_messages import AUDIT_REQUEST, REPLAY, LaneKind
 from shm.queues.lane import LaneReader
 from shm.runtime.agent_runner import ProcessContext, configure_logging, process_name, run, start
 from shm.runtime.error_handler import CountedErrorHandler
@@ -68,6 +68,7 @@ from tailrace.protocol.messages import decode_json, encode_error, encode_reply
 
 if TYPE_CHECKING:
     from appliance.control.user_commands import UserCommands
+    from appliance.control.audit_writer import AuditWriter
 
 logger = logging.getLogger(__name__)
 
@@ -105,10 +106,12 @@ class Controller:
         ids_requested: AtomicCounter,
         wall_us: Callable[[], int],
         start_ns: int,
+        audit: AuditWriter | None = None,
     ) -> None:
         """`ids_requested`: the word with the generation of the process of groups that needs
         transactional producer ids.
         """
+        self._audit = audit
         self._catalog = catalog
         self._publisher = publisher
         self._decisions = decisions
@@ -268,6 +271,8 @@ class Controller:
             return self._decisions.describe_schemas(request)
         if api == Api.COMPACT_TOPIC:
             return self._compaction.take(request)
+        if api == AUDIT_REQUEST and self._audit is not None:
+            return self._audit.write(request)
         if api == Api.DESCRIBE_CLUSTER:
             return self._description.describe(request)
         if api in USER_APIS:
@@ -479,6 +484,7 @@ def build(
         incoming={f: context.lane_reader(process_name(Role.FRONT, f)) for f in range(front_count)},
         ids_requested=control.process(Role.GROUPS, 0).cell(ProcessWord.TRANSACTIONS_REQUESTED),
         wall_us=context.clock.wall_us, answer_max=answer_max, start_ns=context.clock.monotonic_ns(),
+        audit=_audit_writer(context),
     )  # fmt: skip
     if settings.get("security"):
         controller.ensure_administrator(spec.data_dirs[0], settings["listen"][0])
@@ -486,6 +492,15 @@ def build(
     for front in range(front_count):  # they compare the controller's generation
         context.bell(Role.FRONT, front).ring()
     return controller
+
+
+def _audit_writer(context: ProcessContext) -> AuditWriter | None:
+    settings = context.spec.settings.get("audit")
+    if settings is None:
+        return None
+    from appliance.control.audit_writer import AuditWriter  # only who has an audit log
+
+    return AuditWriter(settings, context.clock.wall_us)
 
 
 def main() -> None:

@@ -308,6 +308,7 @@ class Supervisor:
             "cleaner.io.max.bytes.per.second": s.cleaner_io_max_bytes_per_second,
             "log_level": s.log_level, "log_format": s.log_format,
             "slow_operation_ms": s.slow_operation_ms, "quotas": s.quotas,
+            "audit": s.audit_settings(),
         }  # fmt: skip
 
     # ---- supervision -----------------------------------------------------------------------------

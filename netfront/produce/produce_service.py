@@ -105,6 +105,8 @@ class ProduceService:
         self._blocked: frozenset[bytes] = frozenset()
         """Ids of topics beyond a quota of stored bytes or delayed records."""
         self._blocked_changes = 0
+        self.on_access: Callable[[Session, str, list[bytes]], None] | None = None
+        """Gets the topics of each request, where writing is audited."""
         self._answered: list[PendingProduce] = []
         """Requests whose last batch was acknowledged in this walk over the rings."""
         self.now_ns = start_ns
@@ -191,6 +193,8 @@ class ProduceService:
         a trace that a record belongs to. Raises WireError, which the caller sends as the response.
         """
         self._receive(session, byte_count)
+        if self.on_access is not None:
+            self.on_access(session, "write", [entry[0] for entry in entries])
         if not acks:
             self._pass(session, ACKS_NONE, 0, entries, batches)
             return

@@ -54,6 +54,10 @@ _PUSH_VERSIONS = {int(api): low for api, (low, _) in API_VERSIONS.items()}
 """Version of pushes by API: the lowest, which every supported client understands."""
 
 
+OnAnswered = Callable[[Session | None, int, int, ErrorCode, Readable], None]
+"""(Session, API, correlation id, code, body) of an answer."""
+
+
 class Responses:
     """Sends everything that leaves a front."""
 
@@ -72,6 +76,8 @@ class Responses:
         self._errors = slot.errors
         self._error_handler = error_handler
         self._on_unreachable = on_unreachable
+        self.on_answered: OnAnswered | None = None
+        """Gets what is answered for other processes, and refused, where it is audited."""
 
     def send(
         self,
@@ -132,6 +138,8 @@ class Responses:
         session = self._sessions.by_word(word)
         if session is None:
             return
+        if self.on_answered is not None:
+            self.on_answered(session, api, correlation_id, code, body)
         if code is not ErrorCode.OK:
             self._log_refused(session, api, correlation_id, code, error_detail(body))
             self._errors.add(code)
@@ -150,6 +158,9 @@ class Responses:
         error: WireError,
     ) -> None:
         """Send an error response. The session may be None."""
+        if self.on_answered is not None:
+            detail = messages.encode_error(error.detail)
+            self.on_answered(session, api, correlation_id, error.code, detail)
         if error.code is not ErrorCode.SESSION_UNKNOWN:
             self._log_refused(session, api, correlation_id, error.code, error.detail)
         self._slot.store(ProcessWord.REFUSED_COUNT, self._slot.load(ProcessWord.REFUSED_COUNT) + 1)

@@ -85,6 +85,8 @@ class SessionLifecycle:
         self._disconnects = DisconnectDetector()
         self._silences: TimingWheel[Session] = TimingWheel(start_ns, tick_ns=1_000_000_000)
         """Timers of the next check for silence."""
+        self.on_opened: Callable[[Session], None] | None = None
+        """Gets each new session, where sign-ins are audited."""
         self.quotas: ConnectionQuotas | None = None
         """None: there are none."""
 
@@ -125,6 +127,8 @@ class SessionLifecycle:
         self._note(session)
         if self.quotas is not None:
             self.quotas.attach(session)
+        if self.on_opened is not None:
+            self.on_opened(session)
         session.timer = self._silences.add(now_ns + CREDIT_IDLE_NS, session)
         self._transport.shaken(identity, session.credit)
         self._slot.store(ProcessWord.SESSIONS, len(self._sessions))

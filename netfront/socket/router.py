@@ -414,6 +414,17 @@ class Router:
         peer = self._peers.by_identity.get(identity)
         return None if peer is None else peer.claim
 
+    def peer_address(self, identity: bytes) -> str:
+        peer = self._peers.by_identity.get(identity)
+        if peer is None:
+            return ""
+        from netfront.socket.peer_address import address_of_peer  # only for an audit log
+
+        try:
+            return address_of_peer(peer.fd)
+        except OSError:  # the connection has ended
+            return ""
+
     def close_peer(self, identity: bytes, reason: str) -> None:
         """Close a connection at the sweep after the next, when its last messages
         have had time to leave.

@@ -61,6 +61,9 @@ class Transport(Protocol):
     def shaken(self, identity: bytes, credit: Credit | None) -> None:
         """Record that a session was opened for `identity` with this credit, or dropped (None)."""
 
+    def peer_address(self, identity: bytes) -> str:
+        """Return the address that a connection comes from, for people. "": it is not known."""
+
     def close_peer(self, identity: bytes, reason: str) -> None:
         """Close the connection after its last messages have had time to leave.
 

@@ -82,6 +82,10 @@ class LaneKind(IntEnum):
     """
 
 
+AUDIT_REQUEST = 0xFF01
+"""API number of a front's own request to the controller: write events of the audit log. No client
+can send it.
+"""
 REPLAY = 1
 SHARED_COUNT = 32
 """Number of schemas, and of settings, that a process caches to share equal ones."""

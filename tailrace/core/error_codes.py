@@ -77,6 +77,7 @@ class ErrorCode(IntEnum):
     INVALID_TRANSACTION = 57
     UNKNOWN_TRANSACTIONAL_ID = 58
     QUOTA_EXCEEDED = 59
+    AUDIT_UNAVAILABLE = 60
     NOT_AUTHENTICATED = 70
     NOT_AUTHORIZED = 71
 
@@ -531,6 +532,12 @@ ERROR_TABLE: dict[ErrorCode, ErrorRow] = dict(
                 "`tailrace quota list` shows it. Delete what is not needed, or raise it with "
                 "`tailrace quota set`."
             ),
+        ),
+        _row(
+            _C.AUDIT_UNAVAILABLE,
+            True,
+            "The audit log cannot be written, so administration is refused.",
+            "Free space on the disk of the audit log, or repair it. Records are served meanwhile.",
         ),
         _row(
             _C.NOT_AUTHENTICATED,

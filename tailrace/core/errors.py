@@ -357,6 +357,12 @@ class InvalidTransactionError(TailraceError):
     default_code = ErrorCode.INVALID_TRANSACTION
 
 
+class AuditUnavailableError(TailraceError):
+    """The audit log cannot be written, and administration waits for it."""
+
+    default_code = ErrorCode.AUDIT_UNAVAILABLE
+
+
 class QuotaExceededError(TailraceError):
     """A quota of a sum is used up."""
 

@@ -114,6 +114,10 @@ class FakeTransport:
     def shaken(self, identity: bytes, credit: Credit | None) -> None:
         """Nobody is closed here for what it costs."""
 
+    def peer_address(self, identity: bytes) -> str:
+        del identity
+        return "fake"
+
     def close_peer(self, identity: bytes, reason: str) -> None:
         self.closed[identity] = reason
 
@@ -242,6 +246,13 @@ class FakeForwarder:
         )
         self.answers.commit()
 
+    def refuse(self, message: LaneMessage, code: ErrorCode, sentence: str) -> None:
+        assert self.answers.try_write(
+            LaneKind.RESPONSE, message.slot, int(code), message.session, message.correlation_id, 0,
+            (requests.encode_error(sentence),),
+        )  # fmt: skip
+        self.answers.commit()
+
     def push(self, word: int, api: int, value: dict[str, Any]) -> None:
         assert self.answers.try_write(LaneKind.PUSH, api, 0, word, 0, 0, (orjson.dumps(value),))
         self.answers.commit()
@@ -316,8 +327,9 @@ class FakeFront:
         lane_bytes: int = 1 << 16,
         ledger: CreditLedger | None = None,
         log: Any = None,
+        audit: dict[str, Any] | None = None,
     ) -> None:
-        """`log`: a `LogReader`, instead of logs in memory."""
+        """`log`: a `LogReader`, instead of logs in memory. `audit`: settings of the audit log."""
         self.workers = [FakeWorker(7, lane_bytes) for _ in range(workers)]
         control = Control(simulated(RegionKind.CONTROL, ControlLayout().size, 0))
         self.slot: ProcessSlot = control.process(Role.FRONT, 0)
@@ -358,7 +370,7 @@ class FakeFront:
             pool=self.pool, ledger=ledger or CreditLedger(1 << 20, 1 << 20, 1 << 16),
             slot=self.slot, cluster_id="fake", auto_create_topics=False,
             on_ready=lambda: None, start_ns=self.now_ns,
-            clock=Clock(lambda: self.now_ns, lambda: self.now_ns // 1_000),
+            clock=Clock(lambda: self.now_ns, lambda: self.now_ns // 1_000), audit=audit,
         )  # fmt: skip
         assert self.controller.answers.try_write(LaneKind.FED, 0, 0, 0, 1, 0, (b"",))
         self.controller.answers.commit()

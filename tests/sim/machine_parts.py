@@ -50,7 +50,7 @@ CHILD_SETTINGS = {
     "transactional.ids.max": 100, "topic_defaults": {}, "retention.check.interval.ms": 3_600_000,
     "cleaner.check.interval.ms": 15_000, "cleaner.dedupe.buffer.size": 1 << 20,
     "cleaner.io.max.bytes.per.second": 0,
-    "topic.delete.retention.ms": 0, "quotas": [],
+    "topic.delete.retention.ms": 0, "quotas": [], "audit": None,
 }  # fmt: skip
 
 

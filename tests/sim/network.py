@@ -126,6 +126,10 @@ class Network:
     def claim(self, identity: bytes) -> None:
         """The simulated network checks nothing about its clients."""
 
+    def peer_address(self, identity: bytes) -> str:
+        del identity
+        return ""
+
     def close_peer(self, identity: bytes, reason: str) -> None:
         del reason
         link = self.links.get(identity)

@@ -192,6 +192,16 @@ def test_acks_are_slow(orders: EmbeddedAppliance) -> None:
     )
 
 
+def test_administration_is_refused_by_the_audit_log(tmp_path: pathlib.Path) -> None:
+    tmp_path.chmod(0o700)
+    settings = {"audit.enabled": "true", "audit.key_file": str(tmp_path / "no-such-key")}
+    running = start_embedded(data_dir=str(tmp_path / "data"), settings=settings)
+    try:
+        follow("Administration is refused by the audit log", running, running.data_dir)
+    finally:
+        assert running.stop() == 0
+
+
 def test_a_tenant_is_slowed_or_takes_too_much(day: EmbeddedAppliance) -> None:
     with Admin(day.address, client_id="flood") as admin:
         admin.list_topics()

@@ -233,6 +233,11 @@ class PeerTransport:
             peer.drop()
             peer.on_dropped()
 
+    def peer_address(self, identity: bytes) -> str:
+        """A Kafka client's address is not known to its front."""
+        del identity
+        return ""
+
     def close_peer(self, identity: bytes, reason: str) -> None:
         """End a peer whose messages the front does not understand."""
         peer = self._peers.get(identity)

@@ -39,6 +39,13 @@ LOG_EVENTS: dict[str, LogEvent] = {
         "a group's own assignor failed; the default one decided",
         "correct the assignor plugin that the line names",
     ),
+    "audit_not_in_journal": LogEvent(
+        "a line of the audit log did not reach the journal; it is in its file", NOTHING
+    ),
+    "audit_not_written": LogEvent(
+        "the audit log cannot be written; administration is refused until it can",
+        "free some space on its disk, or repair the directory or the key file that the line names",
+    ),
     "batch_refused": LogEvent("a producer's batch was refused", "correct the producer"),
     "bin_not_purged": LogEvent("a deleted topic could not be removed from the bin", DISK),
     "bin_purged_for_space": LogEvent(

@@ -1,0 +1,1 @@
+"""The audit log: its lines and files, and their verification."""
