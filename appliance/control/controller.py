@@ -67,8 +67,8 @@ from tailrace.protocol.frame import Api
 from tailrace.protocol.messages import decode_json, encode_error, encode_reply
 
 if TYPE_CHECKING:
-    from appliance.control.user_commands import UserCommands
     from appliance.control.audit_writer import AuditWriter
+    from appliance.control.user_commands import UserCommands
 
 logger = logging.getLogger(__name__)
 

@@ -221,8 +221,7 @@ def failure_in(body: Readable) -> tuple[ErrorCode, str]:
 
 def user_of(session: Session) -> str:
     """The principal of a session, as Kafka writes it."""
-    user = getattr(getattr(session, "principal", None), "user", None)
-    return f"User:{user or 'ANONYMOUS'}"
+    return "User:ANONYMOUS" if session.principal is None else session.principal.names[0]
 
 
 def shown_request(body: bytes) -> Any:

@@ -25,7 +25,7 @@ from __future__ import annotations
 import struct
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import orjson
 
@@ -40,6 +40,9 @@ from shm.tables.measurements import ThrottleState
 from tailrace.core.error_codes import ErrorCode
 from tailrace.protocol import messages
 from tailrace.protocol.frame import REQUEST_HEADER_BYTES, Api, WireError
+
+if TYPE_CHECKING:
+    from shm.rights.authorizer import Principal
 
 PARKED_MAX = 1_024
 PARKED_MAX_BYTES = 64 << 20
@@ -145,7 +148,7 @@ class QuotaService:
     @staticmethod
     def user_of(session: Session) -> str:
         """The user whose quotas a session has."""
-        return ANONYMOUS if session.principal is None else session.principal.user
+        return _user(session.principal)
 
     # ---- rules -----------------------------------------------------------------------------------
 
@@ -224,14 +227,15 @@ class QuotaService:
 
     # ---- sessions --------------------------------------------------------------------------------
 
-    def admit(self, client: str) -> QuotaGate | None:
+    def admit(self, client: str, principal: Principal | None) -> QuotaGate | None:
         """See `netfront.session.session_lifecycle.ConnectionQuotas`."""
-        self._check_connection(client)
-        return self._gate("producer_byte_rate", ANONYMOUS, client)
+        user = _user(principal)
+        self._check_connection(user, client)
+        return self._gate("producer_byte_rate", user, client)
 
-    def _check_connection(self, client: str) -> None:
-        share = share_of(self._rules, "connections_max", ANONYMOUS, client)
-        usage = self._usage("connections_max", ANONYMOUS, client)
+    def _check_connection(self, user: str, client: str) -> None:
+        share = share_of(self._rules, "connections_max", user, client)
+        usage = self._usage("connections_max", user, client)
         if share is None or usage is None:
             return
         if len(usage.sessions) >= share.value:
@@ -460,6 +464,11 @@ DESCRIBED_MAX = 1_000
 
 def _named(key: Entity) -> dict[str, str]:
     return {name: value for name, value in key._asdict().items() if value is not None}
+
+
+def _user(principal: Principal | None) -> str:
+    """The user of a connection; ANONYMOUS where the appliance has no users."""
+    return ANONYMOUS if principal is None else principal.user
 
 
 def _api_of(frames: list[bytes]) -> int:

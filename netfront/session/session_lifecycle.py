@@ -41,9 +41,9 @@ CREDIT_IDLE_NS = 60_000_000_000
 class ConnectionQuotas(Protocol):
     """The quotas that a new connection may have."""
 
-    def admit(self, client: str) -> Gate | None:
-        """The gate of the bytes that a new connection of this client id produces. Raises WireError
-        if the connection is beyond its quota.
+    def admit(self, client: str, principal: Principal | None) -> Gate | None:
+        """The gate of the bytes that a new connection of this client id and user produces. Raises
+        WireError if the connection is beyond its quota.
         """
 
     def attach(self, session: Session) -> None:
@@ -121,7 +121,7 @@ class SessionLifecycle:
             self.drop(old)
         gate = None
         if self.quotas is not None:
-            gate = self.quotas.admit(request.client_id)
+            gate = self.quotas.admit(request.client_id, principal)
         session = self._sessions.open(identity, request.client_id, self._ledger.open(gate), now_ns)
         session.principal = principal
         self._note(session)

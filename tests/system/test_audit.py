@@ -20,7 +20,9 @@ from tailrace import (
     AuditUnavailableError,
     Consumer,
     NewTopic,
+    NotAuthorizedError,
     Producer,
+    QuotaEntity,
     TailraceError,
     UnknownTopicError,
 )
@@ -29,6 +31,7 @@ from tailrace.protocol.frame import Api
 from tests.kit.cli import run
 from tests.kit.file_systems import small_file_system
 from tests.kit.processes import HANG_LIMIT_S, kill_and_wait_for_successor, wait_until
+from tests.kit.secured import secured
 from tests.kit.served import served
 
 KEY = "a-planted-secret-of-the-audit-log"
@@ -213,3 +216,43 @@ class At(NamedTuple):
     """The address of an appliance, for `run`."""
 
     address: str
+
+
+def test_users_have_quotas_and_lines_of_their_own(tmp_path: pathlib.Path) -> None:
+    """Two users: one is slowed, and what it may not do is denied and written with its name."""
+    audit = tmp_path / "audit"
+    settings = {"audit.enabled": "true", "audit.directory": str(audit)}
+    with secured(tmp_path, **settings) as users:
+        users.admin.create_topics(NewTopic("orders"))
+        slow = users.add("slow", "write topic orders", "describe topic orders")
+        fast = users.add("fast", "write topic orders", "describe topic orders")
+        users.admin.alter_quotas({QuotaEntity(user="slow"): {"producer_byte_rate": "20KiB"}})
+        waits = {}
+        for name, address in (("slow", slow), ("fast", fast)):
+            with Producer(address, client_id="same", batch_size=8_000) as producer:
+                for _ in range(40):
+                    producer.send("orders", os.urandom(1_000))
+                producer.flush(HANG_LIMIT_S)
+                waits[name] = producer.metrics()["throttled"]
+        assert waits["slow"] > 0
+        assert waits["fast"] == 0
+        with Admin(slow, client_id="same") as admin:
+            with pytest.raises(NotAuthorizedError):
+                admin.alter_quotas({QuotaEntity(user="slow"): None})
+            with pytest.raises(NotAuthorizedError):
+                admin.describe_quotas()
+
+        def denied() -> set[tuple[str, str]]:
+            found = read_events(str(audit))
+            return {
+                (row["user"], row["api"]) for row in found
+                if row.get("code") == "NOT_AUTHORIZED"
+            }  # fmt: skip
+
+        wait_until(
+            lambda: {("User:slow", "ALTER_QUOTAS"), ("User:slow", "DESCRIBE_QUOTAS")} <= denied(),
+            "denials are written",
+        )
+    made = [e for e in read_events(str(audit)) if e["event"] == "request"]
+    assert {"ALTER_USERS", "ALTER_ACLS", "CREATE_TOPICS"} <= {e["api"] for e in made}
+    assert made[0]["user"] != "User:ANONYMOUS"
