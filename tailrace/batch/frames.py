@@ -138,8 +138,7 @@ def fitting(
     """
     if isinstance(frame, PickedRows):
         frame = frame.batch()
-    schema = getattr(frame, "schema", None)
-    if isinstance(schema, pa.Schema) and schema.equals(info.schema):
+    if isinstance(frame, pa.Table | pa.RecordBatch) and frame.schema.equals(info.schema):
         return frame, key_column
     table = to_table(frame)
     names = table.column_names

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import datetime as dt
 import os
 import pathlib
 import signal
@@ -526,3 +527,95 @@ def test_a_data_directory_of_the_version_before_is_taken_and_altered(
         assert read(consumer, 2)[1:] == [NEW_ROW]
         scanned = tailrace.scan("before", appliance.address).read_all()
         assert scanned.to_pylist() == [OLD_AS_SECOND, NEW_ROW]
+
+
+def test_a_group_goes_on_over_a_change_and_commits_what_it_has_read(
+    running: EmbeddedAppliance, admin: Admin
+) -> None:
+    create(admin, "grouped", 2)
+    with Producer(running.address) as producer:
+        with Consumer(
+            "grouped", bootstrap=running.address, group_id="schemas", auto_offset_reset="earliest"
+        ) as consumer:
+            for partition in (0, 1):
+                producer.send("grouped", OLD_ROW, partition=partition).result(10)
+            assert read(consumer, 2) == [OLD_ROW] * 2
+            admin.alter_topics(schema={"grouped": SECOND})
+            for partition in (0, 1):
+                producer.send("grouped", NEW_ROW, partition=partition).result(10)
+            assert read(consumer, 2) == [NEW_ROW] * 2
+        producer.send("grouped", OLD_ROW, partition=0).result(10)
+        with Consumer("grouped", bootstrap=running.address, group_id="schemas") as consumer:
+            assert read(consumer, 1) == [OLD_AS_SECOND]
+
+
+def test_a_transaction_over_a_change_is_whole(running: EmbeddedAppliance, admin: Admin) -> None:
+    create(admin, "transacted")
+    with Producer(running.address, transactional_id="over-a-change", linger_ms=60_000) as producer:
+        producer.init_transactions()
+        for is_kept in (True, False):
+            producer.begin_transaction()
+            producer.send("transacted", OLD_ROW)
+            producer.flush()
+            producer.send("transacted", OLD_ROW)
+            version = admin.describe_schemas("transacted")[-1]
+            column = f"c{len(admin.describe_schemas('transacted'))}"
+            newer = version.schema.append(pa.field(column, pa.int8()))
+            admin.alter_topics(schema={"transacted": newer})
+            producer.send("transacted", {**OLD_ROW, column: 1})
+            if is_kept:
+                producer.commit_transaction()
+            else:
+                producer.abort_transaction()
+    rows = tailrace.scan("transacted", running.address).read_all().to_pylist()
+    assert [(row["c1"], row["c2"]) for row in rows] == [(None, None), (None, None), (1, None)]
+    with Consumer(
+        "transacted", bootstrap=running.address, auto_offset_reset="earliest"
+    ) as consumer:
+        assert len(read(consumer, 3)) == 3
+
+
+def test_hash_slots_that_move_while_the_schema_changes_keep_all_rows(
+    running: EmbeddedAppliance, admin: Admin
+) -> None:
+    create(admin, "slotted", partitioner="hash_slots")
+    with Producer(running.address, linger_ms=60_000) as producer:
+        for number in range(200):
+            producer.send("slotted", {**OLD_ROW, "id": number}, key=f"k{number}".encode())
+            if number == 50:
+                producer.flush()
+            elif number == 100:
+                admin.alter_topics(schema={"slotted": SECOND})
+                admin.create_partitions({"slotted": 3})
+        producer.flush()
+    rows = tailrace.scan("slotted", running.address, columns=["id", "_partition"]).read_all()
+    assert sorted(rows.column("id").to_pylist()) == list(range(200))
+    assert set(rows.column("_partition").to_pylist()) == {0, 1, 2}
+
+
+def test_times_are_found_in_batches_of_every_version(
+    running: EmbeddedAppliance, admin: Admin
+) -> None:
+    time_type = pa.timestamp("us", "UTC")
+    first = pa.schema([("timestamp", time_type), ("n", pa.int8())])
+    second = pa.schema([("more", pa.utf8()), ("n", pa.int64()), ("timestamp", time_type)])
+    admin.create_topics(NewTopic("timed", schema=first))
+    moments = [dt.datetime(2026, 1, day, tzinfo=dt.UTC) for day in range(1, 9)]
+    with Producer(running.address) as producer:
+        for schema, part in ((first, moments[:4]), (second, moments[4:])):
+            if schema is second:
+                admin.alter_topics(schema={"timed": second})
+            rows = [{"timestamp": moment, "n": moment.day, "more": "m"} for moment in part]
+            table = pa.Table.from_pylist(
+                [{name: row[name] for name in schema.names} for row in rows], schema=schema
+            )
+            producer.send_arrow("timed", table)
+            producer.flush()
+    key = tailrace.TopicPartition("timed", 0)
+    with Consumer(bootstrap=running.address) as consumer:
+        for offset, moment in enumerate(moments):
+            found = consumer.offsets_for_times({key: int(moment.timestamp() * 1000)})[key]
+            assert found is not None
+            assert found.offset == offset
+    for start, count in ((moments[2], 6), (moments[6], 2)):
+        assert tailrace.scan("timed", running.address, start=start).read_all().num_rows == count

@@ -346,9 +346,14 @@ class TimestampLookup:
         header, route = batch.header, batch.route
         if header.has_one_time(is_typed=route.typed):
             return None
-        if header.schema_id != route.schema_id:
+        schema = (
+            route.schema
+            if header.schema_id == route.schema_id
+            else route.older_schemas.get(header.schema_id)
+        )
+        if schema is None:
             raise _UnreadableTimesError
-        column = yield from _time_column(route.schema)
+        column = yield from _time_column(schema)
         if column is None:
             return None
         metadata = read_record_batch(batch.head, PREFIX_BYTES)

@@ -287,7 +287,7 @@ class ProducerBatch(OpenBatch):
             has_rows = len(rows) > 0
             if has_rows:
                 self.stamps_us = rows.stamps_us()
-            seed = info.seeds[self.partition]
+            seed = self._seed()
             if has_rows and compression == "none" and not info.typed and not info.delay_of:
                 self.data = encoded_batch(rows, info.schema_id, seed)
             else:
@@ -312,13 +312,17 @@ class ProducerBatch(OpenBatch):
         self.repeats = None
         return self.data
 
+    def _seed(self) -> int:
+        """The seed of its partition, which the topic may have got with a newer schema."""
+        return (self.info if self.sent_as is None else self.sent_as).seeds[self.partition]
+
     def number(self, producer_id: int, epoch: int, base_sequence: int) -> None:
         """Write the producer's id and epoch and the sequence into the encoded batch."""
         assert self.data is not None
         # A fresh copy: ZeroMQ may still be sending the old bytes.
         if self.attempts:
             self.data = bytearray(self.data)
-        stamp_batch(self.data, producer_id, epoch, base_sequence, self.info.seeds[self.partition])
+        stamp_batch(self.data, producer_id, epoch, base_sequence, self._seed())
         self.producer_id, self.epoch, self.base_sequence = producer_id, epoch, base_sequence
 
     def rebuilt_frame(self) -> pa.RecordBatch:
@@ -334,12 +338,18 @@ class ProducerBatch(OpenBatch):
 
     def convert_for(self, info: TopicInfo) -> None:
         """Send its rows in the newer schema of `info`. They are encoded again."""
-        if info.schema_id == (self.info if self.sent_as is None else self.sent_as).schema_id:
+        if self.sent_as is None and info.schema_id == self.info.schema_id:
+            return
+        if self.sent_as is not None and info.schema_id == self.sent_as.schema_id:
+            self.sent_as = info  # its bytes are the same; the topic may have more partitions
             return
         if not self.rows:
             self.frame = self.rebuilt_frame()
         self.data = None
-        self.sent_as = None if info.schema_id == self.info.schema_id else info
+        if info.schema_id == self.info.schema_id:
+            self.info, self.sent_as = info, None
+        else:
+            self.sent_as = info
 
     def made_for(self, info: TopicInfo) -> None:
         """Send it to a recreated topic. Its bytes, which name the old topic, are encoded again. The

@@ -232,3 +232,71 @@ def test_accepted_versions_convert_with_all_values_of_continued_columns(
 def test_a_schema_is_compatible_with_itself(same: bytes) -> None:
     assert check(same, same, "full") == []
     assert [field.name for field in fields_of(same)]
+
+
+def test_rows_of_a_newer_version_become_rows_of_an_older_one_or_say_what_does_not_fit() -> None:
+    first = message(("a", pa.int32()), ("b", pa.utf8()), ("gone", pa.int8()), ("f", pa.float32()))
+    second = message(
+        ("f", pa.float64()),
+        ("a", pa.int64()),
+        field("c", pa.utf8(), alias="b"),
+        ("new", pa.bool_()),
+    )
+    history = SchemaHistory([(3, first), (5, second)], 3)
+    assert (history.target_id, history.target.names) == (3, ["a", "b", "gone", "f"])
+
+    def converted(a: int, f: float | None) -> list[dict[str, object]]:
+        rows = pa.RecordBatch.from_pylist(
+            [{"a": a, "f": f, "c": "x", "new": True}], schema=history.schema(5)
+        )
+        return history.convert(rows, 5).to_pylist()  # type: ignore[no-any-return]
+
+    assert converted(7, 0.5) == [{"a": 7, "b": "x", "gone": None, "f": 0.5}]
+    assert converted(7, None)[0]["f"] is None
+    assert str(converted(7, float("nan"))[0]["f"]) == "nan"
+    with pytest.raises(UnsupportedBatchError, match="column 'a' has a value of type int64"):
+        converted(1 << 40, 0.5)
+    with pytest.raises(UnsupportedBatchError, match="a float would be rounded"):
+        converted(7, 0.1)
+    with pytest.raises(UnsupportedBatchError, match="none of the topic's versions"):
+        SchemaHistory([(3, first)], 4)
+
+
+def test_a_row_is_one_of_the_newest_version_that_has_its_columns() -> None:
+    history = SchemaHistory(
+        [
+            (1, message(A, B)),
+            (2, message(A, field("c", pa.utf8(), alias="b"), field("d", pa.int8(), default="4"))),
+            (3, message(field("c", pa.utf8()), ("d", pa.int16()))),
+        ]
+    )
+    assert history.row_of({"a": 1, "b": "x"}) == {"c": "x", "d": 4}
+    assert history.row_of({"b": "x"}) == {"c": "x", "d": 4}
+    assert history.row_of({"a": 1, "d": 5}) == {"d": 5}
+    assert history.row_of({"a": 1, "e": 5}) is None
+    assert history.version_with(["b", "a"]) == 1
+    assert history.version_with(["a"]) is None
+    assert (history.renamed("b", 1), history.renamed("a", 1)) == ("c", None)
+
+
+def test_a_pending_value_of_a_type_that_became_another_one_is_not_made_null() -> None:
+    history = SchemaHistory([(1, message(A, B)), (2, message(("a", pa.utf8()), B))])
+    lost = pa.RecordBatch.from_pylist([{"a": 1, "b": "x"}], schema=history.schema(1))
+    with pytest.raises(
+        UnsupportedBatchError, match="column 'a' is int32, and the topic has string"
+    ):
+        history.check_kept(lost, 1)
+    empty = pa.RecordBatch.from_pylist([{"a": None, "b": "x"}], schema=history.schema(1))
+    history.check_kept(empty, 1)
+    assert history.row_of({"a": 1, "b": "x"}) == {"a": 1, "b": "x"}
+
+
+def test_the_key_of_a_compacted_topic_stays_as_it_is() -> None:
+    for changed in (
+        message(A),
+        message(A, field("c", pa.utf8(), alias="b")),
+        message(A, ("b", pa.binary())),
+    ):
+        with pytest.raises(InvalidSchemaError, match="'b' has the keys of the topic"):
+            check(message(A, B), changed, "none", "b")
+    check(message(A, B), message(B), "backward", "b")
