@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import functools
 import pathlib
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 
@@ -39,6 +40,11 @@ def _group_of_file(path: str) -> str | None:
     file = pathlib.Path(path)
     if not file.exists():
         return None
+    above = _wide_fixtures_above(file.parent)
+    arguments = "|".join(map(re.escape, sorted({*above, _SPARK})))
+    text = file.read_text()
+    if "scope=" not in text and not re.search(rf"\b(?:{arguments})\s*[:,)]", text):
+        return None  # most files: they need not be parsed
     functions = _functions(file)
     used = {
         argument.arg
@@ -47,7 +53,7 @@ def _group_of_file(path: str) -> str | None:
     }
     if _SPARK in used:
         return _SPARK
-    wide = _wide_fixtures(functions) | _wide_fixtures_above(file.parent)
+    wide = _wide_fixtures(functions) | above
     return path if wide & used else None
 
 
