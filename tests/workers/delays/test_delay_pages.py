@@ -17,13 +17,13 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_far_rows_lie_in_few_files_and_none_are_left_behind() -> None:
     world = DelayWorld(1)
-    for _ in range(20):
-        world.schedule([world.rng.randint(0, 900 * 86_400 * SECOND) for _ in range(15)])
+    for _ in range(10):
+        world.schedule([world.rng.randint(0, 900 * 86_400 * SECOND) for _ in range(18)])
         world.pass_time(400 * MS)
         while world.step():
             pass
     described = world.partition.describe()
-    assert described["pending"] == 300
+    assert described["pending"] == 180
     assert described["memory_bytes"] < 50_000
     assert 0 < described["files"] <= 64 * bucket_files.LEVELS_USED
     world.finish()
