@@ -18,7 +18,10 @@ from typing import Any, NamedTuple
 from appliance.backup.errors import BackupError
 from tailrace.format.directory import checked_json
 
-FORMAT = 1
+FORMAT = 2
+READ_FORMATS = (1, FORMAT)
+"""Objects of format 1 have no CRC."""
+NO_CRC = -1
 
 
 class Part(NamedTuple):
@@ -38,6 +41,10 @@ class StoredObject(NamedTuple):
     name: str
     size: int
     """Bytes of its content; an encrypted one is larger in the target."""
+    crc: int = NO_CRC
+    """CRC-32C of its content: a restore checks it, for the SHA-256 of the name is slower than a
+    disk.
+    """
 
 
 class SegmentEntry(NamedTuple):
@@ -143,10 +150,10 @@ class Manifest:
         if not isinstance(fields, dict):
             raise BackupError(f"the manifest {name} is damaged; choose another backup.")
         found = fields.pop("format", None)
-        if found != FORMAT:
+        if found not in READ_FORMATS:
             raise BackupError(
                 f"the backup {name} has format {found} and was made by Tailrace "
-                f"{fields.get('version', '?')}; this version reads format {FORMAT}. Install that "
+                f"{fields.get('version', '?')}; this version reads 1 to {FORMAT}. Install that "
                 "version, or a later one."
             )
         try:

@@ -19,12 +19,21 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 from appliance.backup.encryption import Cipher, plain_size
 from appliance.backup.errors import BackupError
-from appliance.backup.manifest import FORMAT, Manifest, Part, StoredObject
+from appliance.backup.manifest import (
+    FORMAT,
+    NO_CRC,
+    READ_FORMATS,
+    Manifest,
+    Part,
+    StoredObject,
+)
 from appliance.backup.target.local_target import LocalTarget
 from appliance.backup.target.url_target import UrlTarget
+from tailrace.format.crc32c import crc32c
 from tailrace.format.directory import checked_json
 
 MARKER = "tailrace-backup.json"
@@ -79,6 +88,7 @@ class ObjectStore:
                 f"{self.target} holds the backups of another appliance; choose another place. (A "
                 "restored appliance is another one.)"
             )
+        self._note_format()
         self.target.prepare((OBJECTS, BACKUPS))
         self.target.remove_temporaries()
         self._sizes = {
@@ -86,18 +96,29 @@ class ObjectStore:
         }
         self._read_marks()
 
-    def check(self) -> str:
-        """Check format and key. Returns the identity of the appliance. Raises BackupError."""
+    def _note_format(self) -> None:
+        """Note that there will be manifests of this format: earlier versions refuse the target."""
+        content = self._marker()
+        if content["format"] != FORMAT:
+            self.target.put(MARKER, [checked_json.encode({**content, "format": FORMAT})])
+
+    def _marker(self) -> dict[str, Any]:
+        """The content of the marker. Raises BackupError."""
         try:
             content = checked_json.decode(self.target.read(MARKER, 0, 1 << 20))
         except (FileNotFoundError, NotADirectoryError):
             raise BackupError(f"there are no backups of Tailrace at {self.target}.") from None
         if not isinstance(content, dict):
             raise BackupError(f"{self.target}/{MARKER} is damaged.")
-        if content.get("format") != FORMAT:
+        return content
+
+    def check(self) -> str:
+        """Check format and key. Returns the identity of the appliance. Raises BackupError."""
+        content = self._marker()
+        if content.get("format") not in READ_FORMATS:
             raise BackupError(
                 f"the backups at {self.target} have format {content.get('format')}; this version "
-                f"of Tailrace reads format {FORMAT}. Install the version that made them, or a "
+                f"of Tailrace reads format 1 to {FORMAT}. Install the version that made them, or a "
                 "later one."
             )
         key_check = content.get("key_check", "")
@@ -206,10 +227,10 @@ class ObjectStore:
         of a file that has this content and never changes. Returns the object and the bytes that
         were sent. Raises BackupError, OSError.
         """
-        digest, size = _digest(pieces())
+        digest, size, crc = _digest(pieces())
         name = self._name_of(digest)
         path = _path(name)
-        found = StoredObject(name, size)
+        found = StoredObject(name, size, crc)
         if name not in self._marked and self._is_intact(found):
             return found, 0
         self.target.keep_lock()
@@ -245,29 +266,37 @@ class ObjectStore:
         return digest.hex() if self._cipher is None else self._cipher.name_of(digest)
 
     def read(self, stored: StoredObject, part: Part) -> Iterator[bytes]:
-        """Yield the bytes of a part. All of the object is checked before, once. Raises
-        BackupError.
+        """Yield the bytes of a part. All of the object is checked before, once, by its CRC if it
+        has one. Raises BackupError.
         """
         if stored.name not in self._checked:
             if (part.start, part.length) == (0, stored.size):
-                yield from self._checking(stored)
+                yield from self._checking(stored, is_thorough=False)
                 return
-            self.verify(stored)
+            for _ in self._checking(stored, is_thorough=False):
+                pass
         yield from self._pieces(stored, part.start, part.length)
 
     def verify(self, stored: StoredObject) -> None:
-        """Read all of an object and check it. Raises BackupError."""
-        for _ in self._checking(stored):
+        """Read all of an object and check it against its name. Raises BackupError."""
+        for _ in self._checking(stored, is_thorough=True):
             pass
 
-    def _checking(self, stored: StoredObject) -> Iterator[bytes]:
-        """Yield the content, and raise BackupError at its end if it is not the object's."""
-        digest, size = hashlib.sha256(), 0
+    def _checking(self, stored: StoredObject, *, is_thorough: bool) -> Iterator[bytes]:
+        """Yield the content, and raise BackupError at its end if it is not the object's.
+        `is_thorough`: by its name; else by its CRC, if it has one.
+        """
+        by_name = is_thorough or stored.crc == NO_CRC
+        digest, crc, size = hashlib.sha256(), 0, 0
         for piece in self._pieces(stored, 0, stored.size):
-            digest.update(piece)
+            if by_name:
+                digest.update(piece)
+            else:
+                crc = crc32c(piece, crc)
             size += len(piece)
             yield piece
-        if size != stored.size or self._name_of(digest.digest()) != stored.name:
+        is_right = self._name_of(digest.digest()) == stored.name if by_name else crc == stored.crc
+        if size != stored.size or not is_right:
             raise BackupError(
                 f"object {stored.name} of {self.target} is damaged: choose a backup without it "
                 "(`tailrace backup verify --all` shows which)."
@@ -328,12 +357,14 @@ def _path(name: str) -> str:
     return f"{OBJECTS}/{name[:2]}/{name}"
 
 
-def _digest(pieces: Iterator[bytes]) -> tuple[bytes, int]:
-    digest, size = hashlib.sha256(), 0
+def _digest(pieces: Iterator[bytes]) -> tuple[bytes, int, int]:
+    """SHA-256, bytes and CRC-32C of all pieces."""
+    digest, size, crc = hashlib.sha256(), 0, 0
     for piece in pieces:
         digest.update(piece)
+        crc = crc32c(piece, crc)
         size += len(piece)
-    return digest.digest(), size
+    return digest.digest(), size, crc
 
 
 def _same(pieces: Iterator[bytes], expected: bytes) -> Iterator[bytes]:

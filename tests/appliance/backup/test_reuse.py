@@ -9,11 +9,19 @@ from functools import partial
 import pytest
 
 from appliance.backup.errors import BackupError
-from appliance.backup.manifest import Manifest, Part, PartitionEntry, SegmentEntry
+from appliance.backup.manifest import (
+    NO_CRC,
+    Manifest,
+    Part,
+    PartitionEntry,
+    SegmentEntry,
+    StoredObject,
+)
 from appliance.backup.reusable import reusable
-from appliance.backup.target.object_store import DAMAGED, ObjectStore, open_target
+from appliance.backup.target.object_store import DAMAGED, MARKER, ObjectStore, open_target
 from appliance.backup.target.overlap import refuse_overlap
 from appliance.backup.verify import verify
+from tailrace.format.directory import checked_json
 
 INSTANCE = "ab" * 16
 TOPIC = "cd" * 16
@@ -124,8 +132,6 @@ def segment(base: int, number: int, is_whole: bool = True) -> SegmentEntry:
 def test_nothing_of_an_unsound_object_is_taken_over() -> None:
     store_names = [f"{number}" * 64 for number in range(3)]
     manifest = Manifest("id", 1, "1", INSTANCE, 0, 0)
-    from appliance.backup.manifest import StoredObject
-
     manifest.objects = [StoredObject(name, 10) for name in store_names]
     manifest.databases = {"a": Part(0, 0, 5), "b": Part(1, 0, 5)}
     manifest.partitions = [
@@ -176,3 +182,35 @@ def test_targets_and_data_directories_lie_apart(
 def test_urls_name_no_password() -> None:
     pytest.importorskip("fsspec")
     assert str(open_target("memory://user:secret@host/path")) == "memory://host/path"
+
+
+def test_backups_of_format_1_are_read_and_used_and_the_target_gets_format_2(place: str) -> None:
+    store = begun(place)
+    made = backed_up(store, 1, b"content")
+    [stored] = made.objects
+    path = f"backups/{made.backup_id}.json"
+    content = checked_json.decode(store.target.read(path, 0, 1 << 20))
+    assert content is not None
+    old = {**content, "format": 1, "objects": [list(stored[:2])]}
+    store.target.put(path, [checked_json.encode(old)])
+    marker = checked_json.decode(store.target.read(MARKER, 0, 1 << 20))
+    assert marker is not None
+    store.target.put(MARKER, [checked_json.encode({**marker, "format": 1})])
+    store.target.unlock()
+
+    again = begun(place)
+    found = again.manifest(made.backup_id)
+    assert found.objects == [StoredObject(stored.name, stored.size)]
+    assert b"".join(again.read(found.objects[0], Part(0, 0, 7))) == b"content"
+    assert again.is_sound(found.objects[0])
+    assert b'"format":2' in again.target.read(MARKER, 0, 1 << 20)
+
+
+def test_damage_is_found_by_the_crc_and_by_the_name(place: str) -> None:
+    store = begun(place)
+    [stored] = backed_up(store, 1, b"content").objects
+    damage(store, stored.name)
+    for each in (stored, stored._replace(crc=NO_CRC)):
+        for part in (Part(0, 0, 7), Part(0, 2, 3)):
+            with pytest.raises(BackupError, match="damaged"):
+                b"".join(ObjectStore(store.target, None).read(each, part))

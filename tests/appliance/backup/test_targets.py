@@ -133,9 +133,9 @@ def test_a_later_format_is_refused_with_what_to_do(place: str) -> None:
     store = begun(place)
     manifest = add(store, 1, b"first")
     content = orjson.loads(manifest.encode())["content"]
-    later = checked_json.encode({**content, "format": 2, "version": "9.1"})
+    later = checked_json.encode({**content, "format": 3, "version": "9.1"})
     store.target.put(f"backups/{manifest.backup_id}.json", [later])
-    with pytest.raises(BackupError, match=r"format 2 and was made by Tailrace 9\.1"):
+    with pytest.raises(BackupError, match=r"format 3 and was made by Tailrace 9\.1"):
         store.manifest(manifest.backup_id)
     store.target.put(MARKER, [checked_json.encode({"format": 3, "instance": INSTANCE})])
     with pytest.raises(BackupError, match="format 3"):

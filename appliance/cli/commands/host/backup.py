@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import os
 import signal
 import sys
 import time
@@ -36,6 +37,8 @@ from appliance.cli.output import (
 from shm.crash_points import arm_from_environment
 
 KEPT_WHILE_FOLLOWING = 100
+NICENESS = 10
+"""Added to that of a process that follows: where every core is in use, producers go first."""
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -183,6 +186,7 @@ def _follow(
     """Make backups until the process is ended. Raises BackupError if the first one fails."""
     import orjson
 
+    os.nice(NICENESS)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # cleans up
     store.target.lock()
     try:
