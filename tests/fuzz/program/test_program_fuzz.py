@@ -74,6 +74,21 @@ def test_the_commit_of_a_reader_of_unknown_position_may_be_any_of_its_possible_o
     assert fuzzer.try_program(program) is None
 
 
+@pytest.mark.parametrize("kind", ["Producer", "AsyncProducer"])
+def test_a_fenced_producer_commits_an_empty_transaction_without_asking_and_no_other(
+    fuzzer: program_fuzzer.ProgramFuzzer, kind: str
+) -> None:
+    for content in ((), (Operation("t1", "send", (2,)),)):
+        program = (
+            Operation("t1", "open", (kind, "x", {"linger_ms": 0})),
+            Operation("t1", "begin"),
+            *content,
+            Operation("t0", "open", (kind, "x", {"linger_ms": 0})),
+            Operation("t1", "commit"),
+        )
+        assert fuzzer.try_program(program) is None
+
+
 def test_a_skipped_record_is_found_and_the_program_is_cut_to_what_shows_it(
     fuzzer: program_fuzzer.ProgramFuzzer,
     monkeypatch: pytest.MonkeyPatch,

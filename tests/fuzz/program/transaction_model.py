@@ -54,6 +54,11 @@ class Transaction:
             return None
         return [branch.finished for branch in self.branches if branch.finished is not None]
 
+    @property
+    def surely_has_any(self) -> bool:
+        """True if a commit asks the appliance: an empty transaction's does not."""
+        return any(self.values.values()) or bool(self.branches) or self.offset is not None
+
     def surely(self) -> set[bytes]:
         """The records that a commit makes readable."""
         found = {value for value, is_sure in self.values.items() if is_sure}
