@@ -59,12 +59,18 @@ def join_group(call: Call) -> Steps:
     if group is None:
         raise RefusedError(KafkaError.GROUP_MAX_SIZE_REACHED, "there are too many groups")
     if group.is_unused or group.lease_until_ns < services.now_ns:
-        error = yield from _renew_lease(call, group)
-        if error is not KafkaError.NONE:
+        try:
+            error = yield from _renew_lease(call, group)
+        finally:  # it may end here: its connection was closed
             groups.schedule(group)
+        if error is not KafkaError.NONE:
             return {"error_code": error, "protocol_name": "", "leader": "",
                     "member_id": request["member_id"], "members": []}  # fmt: skip
-        group = groups.group(name) or group
+        found = groups.group(name)
+        if found is None:
+            raise RefusedError(KafkaError.GROUP_MAX_SIZE_REACHED, "there are too many groups")
+        found.lease_until_ns = max(found.lease_until_ns, group.lease_until_ns)
+        group = found
     try:
         waiter = group.join(join, services.now_ns)
     except GroupError as error:
