@@ -23,18 +23,10 @@ from appliance.config import topic_config
 from appliance.control.topic_change import shown_name
 from appliance.control.topic_commands import is_whole
 from shm.memory.layout import SlotState
-from shm.tables.partition_table import CleaningState, PartitionState
+from shm.tables.partition_table import CLEANING_NAMES, CleaningState, PartitionState
 from tailrace.core.errors import InvalidRequestError, InvalidSettingError
 
 NUMBER_MAX = 2**62
-STATES = {
-    CleaningState.NONE: "idle",
-    CleaningState.RUNNING: "cleaning",
-    CleaningState.WAITS_FOR_READERS: "waits for readers",
-    CleaningState.STOPPED: "stopped",
-    CleaningState.RETRYING: "retrying",
-}
-"""States in responses. They are a part of the protocol."""
 
 
 class CompactionRequests:
@@ -88,7 +80,9 @@ class CompactionRequests:
             self._put(row, orjson.dumps([topic.topic_id.hex(), row.partition, number]))
         return {
             "partition": row.partition,
-            "state": "offline" if is_offline else STATES[CleaningState(state.cleaning_state)],
+            "state": "offline"
+            if is_offline
+            else CLEANING_NAMES[CleaningState(state.cleaning_state)],
             "is_done": is_offline or state.compaction_done >= number,
             "cleaned_below": state.cleaned_below,
             "log_end_offset": state.log_end_offset,

@@ -4,7 +4,7 @@ the offline partitions.
 Owner: the controller; reads only.
 Bounds:
 - A page of offline partitions takes at most half of an answer. `offline_next` begins the next page.
-- At most PAUSED_MAX names of paused topics are listed.
+- At most PAUSED_MAX names of paused topics, and of partitions that cannot be compacted, are listed.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from appliance.control.metadata_publisher import MetadataPublisher
 from appliance.control.topic_bin import TopicBin
 from appliance.control.topic_change import shown_text
 from shm.memory.layout import SlotState
+from shm.tables.partition_table import CleaningState
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import InvalidRequestError
 
@@ -55,6 +56,7 @@ class ClusterDescription:
         after = _after(request.get("offline_after"))
         count = size = 0
         offline = []
+        uncleanable = []
         for name in sorted(self._topics):
             topic = self._topics[name]
             for row in topic.partitions:
@@ -63,6 +65,8 @@ class ClusterDescription:
                 size += state.size_bytes
                 if state.state in (SlotState.OFFLINE_FOR_WRITES, SlotState.UNREADABLE):
                     offline.append((name, row))
+                if state.cleaning_state == CleaningState.STOPPED:
+                    uncleanable.append(f"{name}-{row.partition}")
         paused = sorted(
             name
             for name, topic in self._topics.items()
@@ -85,6 +89,8 @@ class ClusterDescription:
             "bin": self._bin.summary(),
             "paused": paused[:PAUSED_MAX],
             "paused_count": len(paused),
+            "uncleanable": uncleanable[:PAUSED_MAX],
+            "uncleanable_count": len(uncleanable),
             "offline": page,
             "offline_count": len(offline),
             "offline_next": None if is_last else [page[-1]["topic"], page[-1]["partition"]],

@@ -316,6 +316,18 @@ def appliance_checks(state: dict[str, Any]) -> list[Check]:
                     f"{LOST_DISK_ADVICE}; the partitions of other directories go on",
                 )
             )
+    if state.get("uncleanable"):
+        left = state["uncleanable_count"] - len(state["uncleanable"])
+        more = f" and {left:,} more" if left > 0 else ""
+        checks.append(
+            Check(
+                "compaction",
+                Level.PROBLEM,
+                f"{', '.join(state['uncleanable'])}{more}: something cannot be read, and what "
+                "follows is not compacted; the log has cleaning_stopped with the place. Look at "
+                "the disk, then run: tailrace topic compact TOPIC",
+            )
+        )
     for offline in state["offline"]:
         checks.append(
             Check(

@@ -5,9 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from appliance.observe.occupancy import OccupancyReader
-from shm.memory.layout import DirectoryState, Measure, Phase, ProcessWord, Role
+from shm.memory.layout import (
+    FLUSHERS_MAX,
+    DirectoryState,
+    Measure,
+    Phase,
+    ProcessWord,
+    Role,
+)
 from shm.runtime.agent_runner import process_name
 from shm.tables.control import Control
 from shm.tables.measurements import CreditValues, Exemplar, HistogramValues
@@ -60,6 +68,16 @@ class ProcessState:
         return process_name(self.role, self.index)
 
 
+class CleanerCounts(NamedTuple):
+    """What the cleaner of a data directory has done, over all its starts."""
+
+    name: str
+    bytes_in: int
+    bytes_out: int
+    passes: int
+    throttled_seconds: float
+
+
 class ProcessStates:
     """Reads the control region anew for each question."""
 
@@ -87,7 +105,9 @@ class ProcessStates:
             pid = slot.load(ProcessWord.PID)
             found.append(
                 ProcessState(
-                    role, index, slot.is_live(), is_ready, generation, _resident_bytes(pid),
+                    role, index, slot.is_live(), is_ready,
+                    generation if role is not Role.CLEANER  # it is started for each piece of work
+                    else 1 + slot.load(ProcessWord.RESTARTS), _resident_bytes(pid),
                     slot.load(ProcessWord.INTERNAL_ERRORS), pid, slot.requests.values(),
                     slot.errors.values(),
                     {kind: slot.histogram(kind).values() for kind in _MEASURES.get(role, ())},
@@ -100,6 +120,21 @@ class ProcessStates:
                 )
             )  # fmt: skip
         return found
+
+    def cleaners(self) -> list[CleanerCounts]:
+        """The cleaners that have been started."""
+        slots = [self.control.process(Role.CLEANER, d) for d in range(FLUSHERS_MAX)]
+        return [
+            CleanerCounts(
+                process_name(Role.CLEANER, index),
+                slot.load(ProcessWord.CLEANED_BYTES_IN),
+                slot.load(ProcessWord.CLEANED_BYTES_OUT),
+                slot.load(ProcessWord.CLEANED_PASSES),
+                slot.load(ProcessWord.THROTTLED_US) / 1e6,
+            )
+            for index, slot in enumerate(slots)
+            if slot.load(ProcessWord.GENERATION)
+        ]
 
     def not_serving(self) -> list[str]:
         """Reasons why the appliance is not ready: processes that do not serve, and directories
@@ -122,7 +157,7 @@ class ProcessStates:
         ] + [
             process.name
             for process in self.processes()
-            if not (process.is_live and process.is_ready)
+            if not (process.is_live and process.is_ready) and process.role is not Role.CLEANER
         ]
 
 

@@ -62,6 +62,16 @@ class CleaningState(IntEnum):
     """A cleaning has failed. It is tried again after a minute."""
 
 
+CLEANING_NAMES = {
+    CleaningState.NONE: "idle",
+    CleaningState.RUNNING: "cleaning",
+    CleaningState.WAITS_FOR_READERS: "waits for readers",
+    CleaningState.STOPPED: "stopped",
+    CleaningState.RETRYING: "retrying",
+}
+"""States in responses. They are a part of the protocol."""
+
+
 class PartitionState(NamedTuple):
     """State of one slot at one point in time, in the order of `_STATE`."""
 

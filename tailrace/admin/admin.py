@@ -543,6 +543,8 @@ def _described_partition(info: TopicInfo, number: int, found: dict[str, Any]) ->
     }
     if stable != end:
         described["last_stable_offset"] = stable
+    if "compaction" in found:
+        described["compaction"] = found["compaction"]
     if info.slot_map_version:
         described["slots"] = info.partitions[number].get("slots")
         described["hand_over"] = dict(info.hand_overs.get(number, ()))

@@ -8,8 +8,10 @@ import datetime as dt
 import os
 import pathlib
 import random
+import re
 import signal
 import threading
+import urllib.request
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -91,7 +93,10 @@ def read(address: str, key: TopicPartition, position: int = 0, **settings: Any) 
 @pytest.fixture(scope="module")
 def cleaning() -> Iterator[EmbeddedAppliance]:
     """An appliance that looks for something to clean all the time."""
-    running = start_embedded(auto_create_topics=False, settings={"cleaner.check.interval.ms": 100})
+    running = start_embedded(
+        auto_create_topics=False,
+        settings={"cleaner.check.interval.ms": 100, "http.listen": "127.0.0.1:0"},
+    )
     yield running
     assert running.stop() == 0, "the appliance did not stop cleanly"
 
@@ -358,6 +363,15 @@ def test_the_command_says_what_it_has_done(cleaning: EmbeddedAppliance, topic: s
     answer = orjson.loads(shown.stdout)
     assert answer["bytes_after"] < answer["bytes_before"]
     assert answer["partitions"][0]["cleaned_below"] == 500
+    described = run(cleaning, "topic", "describe", topic).stdout.decode()
+    assert re.search(r"0 +idle +500 ", described)
+    with urllib.request.urlopen(f"{console_of(cleaning)}/metrics") as response:
+        metrics = response.read().decode()
+    assert f'tailrace_partition_dirty_ratio{{partition="0",topic="{topic}"}} 0.0' in metrics
+    assert f'tailrace_partition_uncleanable{{partition="0",topic="{topic}"}} 0.0' in metrics
+    passes = re.search(r'tailrace_cleaner_passes_total{process="cleaner-0"} (\d+)', metrics)
+    assert passes is not None
+    assert int(passes[1]) > 0
     assert read(cleaning.address, written.key) == written.kept
 
 
@@ -409,6 +423,11 @@ def kill_if_there(appliance: EmbeddedAppliance, name: str) -> bool:
     os.kill(pid, signal.SIGKILL)
     wait_until(lambda: children(appliance).get(name) != pid, "it is gone")
     return True
+
+
+def console_of(appliance: EmbeddedAppliance) -> str:
+    with Admin(appliance.address) as admin:
+        return str(admin.describe_cluster()["console"])
 
 
 def in_background(work: Callable[[], object]) -> threading.Thread:

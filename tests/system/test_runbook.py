@@ -270,6 +270,19 @@ def test_records_are_damaged(tmp_path: pathlib.Path) -> None:
         assert running.stop() == 0
 
 
+def test_a_partition_is_not_compacted(tmp_path: pathlib.Path) -> None:
+    data_dir = tmp_path / "data"
+    damaged_topics.fill(data_dir, "orders")
+    damaged_topics.damage(data_dir, "orders", [3], "body")
+    running = start_embedded(data_dir=str(data_dir))
+    try:
+        with Admin(running.address) as admin:
+            admin.alter_topics({"orders": {"cleanup.policy": "compact"}})
+        follow("A partition is not compacted", running, str(data_dir), {2: running.stop})
+    finally:
+        assert running.stop() == 0
+
+
 def test_a_partition_takes_no_writes(tmp_path: pathlib.Path) -> None:
     data_dir = tmp_path / "data"
     damaged_topics.fill(data_dir, "orders")

@@ -16,7 +16,7 @@ from appliance.observe.metrics.measurements import measurement_families
 from appliance.observe.metrics.metric_family import counter, gauge
 from appliance.observe.metrics.partitions import partition_families
 from appliance.observe.occupancy import Occupancy
-from appliance.observe.process_states import ProcessState
+from appliance.observe.process_states import CleanerCounts, ProcessState
 
 _DUE_WITHIN_S = {"1m": "60", "1h": "3600", "1d": "86400", "later": "+Inf"}
 """Names in `describe_delays` -> seconds, for the label `within_seconds` (`le` is a histogram's)."""
@@ -43,6 +43,8 @@ class Observed:
     """Worker -> its ring."""
     lanes: Mapping[str, Occupancy] = field(default_factory=dict)
     """Process -> the fullest of its lanes."""
+    cleaners: Sequence[CleanerCounts] = ()
+    """What the cleaners have done."""
     groups: ObservedGroups | None = None
     """Groups; None if the group coordinator does not run or does not answer."""
 
@@ -57,6 +59,7 @@ def families(observed: Observed) -> Iterator[Metric]:
     )
     yield from _of_processes(observed.processes)
     yield from measurement_families(observed.processes)
+    yield from _of_cleaners(observed.cleaners)
     yield from _of_occupancy("ring", _RING_DOC, observed.rings)
     yield from _of_occupancy("lane", _LANE_DOC, observed.lanes)
     if observed.answers:
@@ -134,6 +137,21 @@ def _of_occupancy(name: str, doc: str, found: Mapping[str, Occupancy]) -> Iterat
         {(process,): of.size_bytes for process, of in found.items()},
         ("process",),
     )
+
+
+def _of_cleaners(cleaners: Sequence[CleanerCounts]) -> Iterator[Metric]:
+    for name, doc, count_of in (
+        ("read_bytes", "Bytes of segments that a cleaner has cleaned.", "bytes_in"),
+        ("written_bytes", "Bytes of cleaned segments.", "bytes_out"),
+        ("passes", "Cleanings of a partition that were completed.", "passes"),
+        ("throttled_seconds", "Waits for cleaner.io.max.bytes.per.second.", "throttled_seconds"),
+    ):
+        yield counter(
+            f"tailrace_cleaner_{name}",
+            doc,
+            {(each.name,): getattr(each, count_of) for each in cleaners},
+            ("process",),
+        )
 
 
 def _of_bin(kept: Mapping[str, Any]) -> Iterator[Metric]:

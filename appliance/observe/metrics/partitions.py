@@ -78,6 +78,9 @@ def partition_families(
         },
         labels,
     )
+    yield from _of_compaction(
+        {key: p["compaction"] for key, p in of.items() if "compaction" in p}, labels
+    )
     for name, doc, count_of in _COUNTERS:
         values = {key: count_of(p) for key, p in of.items()}
         if summed:
@@ -93,6 +96,33 @@ def partition_families(
         "tailrace_topics_summed",
         "Topics without series of their own, above metrics.topics.",
         {(): len({p["topic"] for p in summed})},
+    )
+
+
+def _of_compaction(
+    cleaned: Mapping[tuple[str, str], Mapping[str, Any]], labels: tuple[str, ...]
+) -> Iterator[Metric]:
+    """Partitions of compacted topics."""
+    yield gauge(
+        "tailrace_partition_dirty_ratio",
+        "Compacted topic: part of the sealed bytes that can be cleaned and are not.",
+        {
+            key: p["dirty_bytes"] / max(1, p["dirty_bytes"] + p["clean_bytes"])
+            for key, p in cleaned.items()
+        },
+        labels,
+    )
+    yield gauge(
+        "tailrace_partition_dirty_since_timestamp_seconds",
+        "Compacted topic: append time of the oldest record that can be cleaned and is not.",
+        {key: p["dirty_since_us"] / 1e6 for key, p in cleaned.items() if p["dirty_since_us"]},
+        labels,
+    )
+    yield gauge(
+        "tailrace_partition_uncleanable",
+        "Compacted topic: 1 if something of it cannot be read, and what follows is not cleaned.",
+        {key: p["state"] == "stopped" for key, p in cleaned.items()},
+        labels,
     )
 
 

@@ -82,11 +82,14 @@ def observe(states: ProcessStates, address: str, topics_max: int) -> Observed:
                 admin.describe_delays(),
                 rings,
                 lanes,
+                states.cleaners(),
                 _groups(states.control, admin),
             )
     except TailraceError as error:
         logger.warning("front_does_not_answer reason=%r", str(error))
-        return Observed(processes, __version__, rings=rings, lanes=lanes)
+        return Observed(
+            processes, __version__, rings=rings, lanes=lanes, cleaners=states.cleaners()
+        )
 
 
 def _groups(control: Control, admin: Admin) -> ObservedGroups | None:

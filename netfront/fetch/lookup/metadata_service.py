@@ -25,6 +25,7 @@ from netfront.fetch.log.log_reader import LogReader
 from netfront.fetch.log.read_result import LogReadError
 from netfront.partition_routes import PartitionRoutes
 from netfront.session.time_slicing import UNITS_OF_A_FILE
+from shm.tables.partition_table import CLEANING_NAMES, CleaningState
 from tailrace.core.error_codes import ErrorCode
 from tailrace.protocol import messages
 from tailrace.protocol.frame import WireError
@@ -40,6 +41,7 @@ ANSWER_MAX_BYTES = 4 << 20
 OLDER_SCHEMA_BYTES = 1 << 20
 """Older schemas in a response about several topics. A request for one topic gets all of them."""
 _BYTES_PER_UNIT = 2_048
+COMPACT = "compact"
 _NONE_FETCHED = [0, 0]
 
 
@@ -187,6 +189,12 @@ class MetadataService:
                 appended_batches=state.appended_batches, appended_bytes=state.appended_bytes,
                 fetched=self._fetched.get(route.slot, _NONE_FETCHED),
             )  # fmt: skip
+            if COMPACT in route.settings.get("cleanup.policy", ""):
+                answer["compaction"] = {
+                    "state": CLEANING_NAMES[CleaningState(state.cleaning_state)],
+                    "cleaned_below": state.cleaned_below, "clean_bytes": state.clean_bytes,
+                    "dirty_bytes": state.dirty_bytes, "dirty_since_us": state.dirty_since_us,
+                }  # fmt: skip
             if at == "earliest":
                 answer["offset"] = state.log_start_offset
             elif at == "latest":

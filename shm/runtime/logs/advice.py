@@ -98,7 +98,7 @@ LOG_EVENTS: dict[str, LogEvent] = {
     ),
     "cleaning_stopped": LogEvent(
         "a compacted partition has something that cannot be read; what follows it stays as it is",
-        "look at the disk, and run: tailrace log verify",
+        'look at the disk; what to do: docs/operations.md, "A partition is not compacted"',
     ),
     "cleaning_tried_again": LogEvent(
         "the cleaning of a partition failed and is tried again in a minute",

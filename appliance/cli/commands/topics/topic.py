@@ -238,6 +238,16 @@ def describe(name: str, bootstrap: str, as_json: bool) -> None:
             for p in partitions
         ],
     )  # fmt: skip
+    if any("compaction" in p for p in partitions):
+        click.echo()
+        print_table(
+            ["PARTITION", "COMPACTION", "CLEAN BELOW", "CLEAN", "TO CLEAN"],
+            [
+                [p["partition"], found["state"], found["cleaned_below"],
+                human_bytes(found["clean_bytes"]), human_bytes(found["dirty_bytes"])]
+                for p in partitions if (found := p.get("compaction")) is not None
+            ],
+        )  # fmt: skip
     if "slot_map_version" in topic:
         click.echo()
         print_table(

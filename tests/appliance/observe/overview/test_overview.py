@@ -42,18 +42,21 @@ def test_problems_come_before_warnings_with_what_to_do() -> None:
         "offline": [],
         "paused": ["orders"],
         "paused_count": 3,
+        "uncleanable": ["table-0"],
+        "uncleanable_count": 4,
     }
     delays = [{"topic": "later", "lateness_us": 20_000_000, "pending": 1}]
     groups = {"work": GroupTotals("share", "Stable", 1, 4, dead_letters=2)}
     found = problems_of(cluster, delays, groups)
     levels = [check.level for check in found]
-    assert levels == [Level.PROBLEM] * 2 + [Level.WARNING] * 3
+    assert levels == [Level.PROBLEM] * 3 + [Level.WARNING] * 3
     texts = "\n".join(check.detail for check in found)
     assert "/d takes no writes because its disk is full: free some space" in texts
+    assert "table-0 and 3 more: something cannot be read" in texts
     assert "queue work cannot write 2 records" in texts
     assert "delivery to groups is paused: orders and 2 more" in texts
     assert "late by 20 s in later" in texts
-    healthy = {**cluster, "data_dirs": [], "paused": [], "paused_count": 0}
+    healthy = {**cluster, "data_dirs": [], "paused": [], "paused_count": 0, "uncleanable": []}
     healthy["processes"] = [{"name": "front-0", "live": True, "restarts": 0}]
     assert problems_of(healthy) == []
 
