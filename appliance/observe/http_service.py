@@ -24,6 +24,7 @@ from appliance.observe.process_states import ProcessStates
 
 if TYPE_CHECKING:
     from appliance.observe.console.guard import Refusal
+    from appliance.observe.console.logins import Logins
     from appliance.observe.console.site import Site
 
 logger = logging.getLogger("appliance.observe.http_server")
@@ -31,16 +32,18 @@ logger = logging.getLogger("appliance.observe.http_server")
 StartResponse = Callable[[str, list[tuple[str, str]]], Any]
 Page = Callable[[dict[str, Any], StartResponse], Iterable[bytes]]
 PLAIN = ("Content-Type", "text/plain; charset=utf-8")
+OPEN = ("/health/", "/static/")
+"""Pages without content of the appliance, which need no login."""
 CHANGING = ("/api/change/", "/api/sql")
 THERE_ARE = "there are /, /metrics, /health/live and /health/ready"
 
 
 def pages(
     states: ProcessStates, address: Callable[[], str], site: LazySite, topics_max: int,
-    refuse: Callable[[dict[str, Any]], Refusal | None] = lambda _environ: None,
+    logins: Callable[[], Logins] | None = None,
 ) -> Page:  # fmt: skip
-    """The WSGI application. `address`: a front's. `refuse`: a reason not to answer a request for
-    anything but the appliance's health.
+    """The WSGI application. `address`: a front's. `logins`: of an appliance that requires users:
+    without one only its health, and the page's empty frame, are served.
     """
     registry = CollectorRegistry(auto_describe=False)
     registry.register(StateCollector(states, address, topics_max))
@@ -48,10 +51,10 @@ def pages(
 
     def page(environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
         path = environ["PATH_INFO"]
-        refusal = None if path.startswith("/health/") else refuse(environ)
-        if refusal is not None:
-            start_response(refusal.status, [PLAIN])
-            return [refusal.reason.encode() + b"\n"]
+        if logins is not None and not path.startswith(OPEN) and path != "/":
+            refusal = logins().refuse(environ)
+            if refusal is not None:
+                return _refused(refusal, start_response)
         if site.serves(path):
             return site.answer(environ, start_response)
         if path == "/metrics":
@@ -69,6 +72,8 @@ def pages(
     def answer(environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
         method, path = environ["REQUEST_METHOD"], environ["PATH_INFO"]
         try:
+            if method == "POST" and path == "/api/login" and logins is not None:
+                return site.login(logins(), environ, start_response)
             if method == "GET" or (method == "POST" and path.startswith(CHANGING)):
                 return page(environ, start_response)
             if method == "HEAD" and path != "/api/events":
@@ -81,6 +86,11 @@ def pages(
         return [b"there are GET and HEAD\n"]
 
     return answer
+
+
+def _refused(refusal: Refusal, start_response: StartResponse) -> Iterable[bytes]:
+    start_response(refusal.status, [PLAIN])
+    return [refusal.reason.encode() + b"\n"]
 
 
 def _headers_alone(
@@ -113,10 +123,19 @@ class LazySite:
 
     def answer(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
         """Answer GET and POST."""
+        return self._made().answer(environ, start_response)
+
+    def login(
+        self, logins: Logins, environ: dict[str, Any], start_response: StartResponse
+    ) -> Iterable[bytes]:
+        """Answer POST /api/login."""
+        return self._made().login(logins, environ, start_response)
+
+    def _made(self) -> Site:
         with self._lock:
             if self._site is None:
                 self._site = self._make()
-        return self._site.answer(environ, start_response)
+        return self._site
 
 
 class HttpService(WSGIServer):
@@ -148,13 +167,19 @@ class HttpService(WSGIServer):
 
             return make_site(states, address, data_dir, host_names | {host.lower()})
 
-        def refuse(environ: dict[str, Any]) -> Refusal | None:
-            from appliance.observe.console.guard import refuse_reader
-            from appliance.observe.console.token import Token
+        self._logins: Logins | None = None
 
-            return refuse_reader(environ, Token(data_dir).read()) if is_secured else None
+        def logins() -> Logins:
+            if self._logins is None:
+                from appliance.observe.console.logins import Logins
+                from appliance.observe.console.token import Token
 
-        self.set_app(pages(states, address, LazySite(make_site), topics_max, refuse))
+                self._logins = Logins(Token(data_dir).read, time.monotonic)
+            return self._logins
+
+        self.set_app(
+            pages(states, address, LazySite(make_site), topics_max, logins if is_secured else None)
+        )
         self.connections = connections
 
     def answer(self, connection: socket.socket, client: Any) -> None:

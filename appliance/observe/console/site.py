@@ -30,6 +30,7 @@ import orjson
 
 from appliance.observe.console import guard
 from appliance.observe.console.asker import Asker
+from appliance.observe.console.logins import Logins
 from appliance.observe.console.sampler import Sampler, TopicRow
 from appliance.observe.console.sql_queries import SqlQueries
 from appliance.observe.console.token import Token
@@ -120,6 +121,17 @@ class Site:
             return _json(start_response, read(query))
         except TailraceError as error:
             return _error(start_response, _status_of(error), str(error), error.code.name)
+
+    def login(
+        self, logins: Logins, environ: dict[str, Any], start_response: StartResponse
+    ) -> Iterable[bytes]:
+        """Answer a login: the token in the header becomes a session's cookie."""
+        found = guard.refuse_stranger(environ, self._host_names) or logins.login(environ)
+        if not isinstance(found, str):
+            return _error(start_response, found.status, found.reason, "REFUSED")
+        headers = [JSON, ("Set-Cookie", found), ("Content-Length", "2"), *guard.SECURITY_HEADERS]
+        start_response("200 OK", headers)
+        return [b"{}"]
 
     def _token_now(self) -> str:
         """The token; empty (which allows nothing) while its file cannot be read."""

@@ -1,6 +1,6 @@
 // The frame: sections by the address's fragment, keys, the link to the appliance, the token.
 import { h } from "./dom.js";
-import { connect, link, state, subscribe, token } from "./store.js";
+import { connect, link, login, state, subscribe, token } from "./store.js";
 import { overview, processes } from "./overview.js";
 import { topic, topics } from "./topics.js";
 import { group, groups } from "./groups.js";
@@ -52,6 +52,7 @@ document.getElementById("access").addEventListener("click", () => {
   const given = token.get() ? "" : prompt("Token (tailrace console prints an address with it)");
   if (given === null) return;
   token.set(given.trim());
+  if (link.status !== "live" && given) login().then(connect, () => {});
   route();
 });
 

@@ -48,8 +48,18 @@ export function connect() {
   source.addEventListener("tick", (event) => { take(JSON.parse(event.data), false); link.set("live"); });
   source.addEventListener("error", () => {
     link.set("lost");
-    if (source.readyState === EventSource.CLOSED) poll();  // the appliance has no stream left
+    if (source.readyState !== EventSource.CLOSED) return;
+    if (token.get() && !hasLoggedIn) login().then(connect, poll);
+    else poll();  // the appliance has no stream left, or wants a login
   });
+}
+
+let hasLoggedIn = false;
+
+// An appliance that requires users takes the token for a session's cookie.
+export async function login() {
+  hasLoggedIn = true;
+  await answer(await fetch("/api/login", { method: "POST", headers: { Authorization: `Bearer ${token.get()}` } }));
 }
 
 function poll() {
