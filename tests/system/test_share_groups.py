@@ -28,7 +28,7 @@ from tailrace import (
 )
 from tailrace.embedded_appliance import EmbeddedAppliance
 from tailrace.share.record import ShareRecord
-from tests.kit.processes import children, kill_and_wait_for_successor
+from tests.kit.processes import children, kill_and_wait_for_successor, wait_until
 from tests.kit.queues import (
     LONG_MS,
     describe,
@@ -167,6 +167,7 @@ def test_kills_at_any_moment_lose_nothing_and_accept_nothing_twice(
     threads = [threading.Thread(target=work, args=(seed,)) for seed in range(3)]
     for thread in threads:
         thread.start()
+    wait_until(lambda: bool(accepted) or is_over.is_set(), "records are accepted")
     for name in ("tr-groups-0", "tr-front-0", "tr-groups-0"):
         if not is_over.is_set():
             kill_and_wait_for_successor(appliance, name)
