@@ -598,6 +598,19 @@ cdef inline bint header_of(
     return True
 
 
+cdef inline bint goes_on(KafkaColumn* column, int64_t first, int64_t end, int64_t* written_to) noexcept nogil:
+    """True if the cells from `first` to `end`, at least one, begin behind those written before them:
+    cells that were skipped have offsets that were not read.
+    """
+    cdef int32_t start, stop
+    memcpy(&start, column.offsets + first, 4)
+    memcpy(&stop, column.offsets + end, 4)
+    if start < written_to[0]:
+        return False
+    written_to[0] = stop
+    return True
+
+
 cdef bytearray lay_kafka_records(KafkaSource* source, int64_t first, int64_t count, int64_t time_us, bint has_one_time, int64_t base_offset, Py_ssize_t room, int64_t* base_ms, int64_t* max_ms):
     """`room` zeros and the records. Raises RecordFault."""
     cdef const uint8_t* key = NULL
@@ -605,13 +618,14 @@ cdef bytearray lay_kafka_records(KafkaSource* source, int64_t first, int64_t cou
     cdef const uint8_t* name = NULL
     cdef const uint8_t* content = NULL
     cdef int64_t key_length = 0, value_length = 0, name_length = 0, content_length = 0
-    cdef int64_t row, header, start, end, body, delta, stamp, stamp_ms, size_max, headers
+    cdef int64_t row, header, start, end, body, delta, stamp, stamp_ms, size_max, headers, names_to = 0, contents_to = 0
     cdef int32_t[2] list_bounds
     cdef uint64_t time_bits, delta_bits
     cdef uint8_t* at
     cdef uint8_t* made
     cdef bytearray out
-    # Cells of a column do not overlap, since its offsets ascend: each byte is written once.
+    # Cells of a column do not overlap: `cell_of` refuses offsets that descend within a row and from
+    # row to row, `goes_on` those that descend behind skipped headers. So each byte is written once.
     size_max = (
         room + count * KAFKA_NUMBERS_MAX + source.keys.data_length + source.values.data_length + source.names.data_length
         + source.contents.data_length + 10 * source.header_count + 16
@@ -645,6 +659,10 @@ cdef bytearray lay_kafka_records(KafkaSource* source, int64_t first, int64_t cou
             raise_fault(KAFKA_COLUMNS, row)
         if source.list_valid != NULL and not is_set(source.list_valid, row):
             end = start
+        if end > start and not (
+            goes_on(&source.names, start, end, &names_to) and goes_on(&source.contents, start, end, &contents_to)
+        ):
+            raise_fault(KAFKA_COLUMNS, start)
         time_bits, delta_bits, headers = kafka_zigzag(stamp_ms - base_ms[0]), kafka_zigzag(delta), end - start
         body = (
             1 + kafka_size(time_bits) + kafka_size(delta_bits) + cell_size(key_length) + max(key_length, <int64_t>0)

@@ -38,6 +38,7 @@ NO_TIMESTAMP = -1
 COLUMN_BUFFERS = 17
 """The buffers of a batch of the default schema."""
 _OFFSETS = struct.Struct("<ii")
+_I32 = struct.Struct("<i")
 _I64 = struct.Struct("<q")
 
 
@@ -221,6 +222,7 @@ class _Cells:
     def __init__(self, buffers: Sequence[memoryview], count: int, nulls: int) -> None:
         self._valid, self._offsets, self._data = buffers
         self._has_nulls = nulls != 0
+        self._read_to = 0
         _check(count, self._valid if nulls else None, 1)
         if count and len(self._offsets) < 4 * (count + 1):
             raise RecordFault(Fault.COLUMNS, 0)
@@ -231,6 +233,15 @@ class _Cells:
         if not 0 <= start <= end <= len(self._data):
             raise RecordFault(Fault.COLUMNS, row)
         return start, end
+
+    def go_on(self, first: int, end: int) -> None:
+        """Check that the cells from `first` to `end` begin behind those of the last call. Cells
+        between them are not read, and their offsets can be wrong.
+        """
+        (start,) = _I32.unpack_from(self._offsets, 4 * first)
+        if start < self._read_to:
+            raise RecordFault(Fault.COLUMNS, first)
+        (self._read_to,) = _I32.unpack_from(self._offsets, 4 * end)
 
     def cell(self, row: int) -> bytes | None:
         """The bytes of a row, None for a null."""
@@ -333,6 +344,9 @@ def records_to_kafka(
             raise RecordFault(Fault.COLUMNS, row)
         if nodes[7] and not _bit(views[8], row):
             end = start
+        if start < end:
+            names.go_on(start, end)
+            contents.go_on(start, end)
         _zigzag(record, end - start)
         for header in range(start, end):
             name, content = names.cell(header), contents.cell(header)

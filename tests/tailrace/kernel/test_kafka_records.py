@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from typing import Any
 
 import pytest
@@ -141,7 +142,7 @@ def test_damaged_columns_have_the_same_fault_or_records(rows: list[Any], data: A
     buffers, numbers = [bytearray(view) for view in views], list(nodes)
     for _ in range(data.draw(st.integers(1, 4))):
         buffer = buffers[data.draw(st.integers(0, len(buffers) - 1))]
-        kind = data.draw(st.integers(0, 3))
+        kind = data.draw(st.integers(0, 4))
         if kind == 0 and buffer:
             buffer[data.draw(st.integers(0, len(buffer) - 1))] = data.draw(st.integers(0, 255))
         elif kind == 1:
@@ -150,6 +151,8 @@ def test_damaged_columns_have_the_same_fault_or_records(rows: list[Any], data: A
             numbers[data.draw(st.integers(0, 13))] = data.draw(
                 st.sampled_from([-1, 0, 1, len(rows), len(rows) + 1, 2**62])
             )
+        elif kind == 4:  # every second list is null, and every second name begins at 0 again
+            hide_every_second(buffers, numbers, len(rows))
         else:
             buffers[data.draw(st.integers(0, 16))] = bytearray(data.draw(st.binary(max_size=8)))
     offsets = data.draw(st.none() | st.binary(max_size=8 * len(rows) + 8))
@@ -158,6 +161,52 @@ def test_damaged_columns_have_the_same_fault_or_records(rows: list[Any], data: A
         data.draw(st.sampled_from([1, len(rows), 0, len(rows) + 1])), 7, False, offsets,
         data.draw(st.sampled_from([0, -5, 100])), 0,
     )  # fmt: skip
+
+
+def hide_every_second(buffers: list[bytearray], nodes: list[int], count: int) -> None:
+    """Make every second list null. The cells of headers end where their column ends, or at 0."""
+    nodes[7] = count // 2
+    buffers[8][:] = b"\x55" * ((count + 7) // 8)
+    for offsets, cells in ((buffers[12], buffers[13]), (buffers[15], buffers[16])):
+        for at in range(0, len(offsets) - 3, 8):
+            offsets[at : at + 8] = struct.pack("<ii", 0, len(cells))[: len(offsets) - at]
+
+
+def columns_with_hidden_headers(count: int, size: int) -> tuple[list[bytearray], list[int]]:
+    """Columns whose visible headers all have the same `size` bytes as their name."""
+    rows = [(None, None, 5, [("n" * (size if row == 0 else 0), None)]) for row in range(count)]
+    records, base_ms = encoded(rows)
+    (batch,) = reference_kafka.batches_from_kafka(
+        records, count, base_ms, -1000, 0, -1, -1, -1, 0, 1 << 30, False
+    )
+    views, nodes = columns_of(batch)
+    buffers, numbers = [bytearray(view) for view in views], list(nodes)
+    hide_every_second(buffers, numbers, count)
+    return buffers, numbers
+
+
+@pytest.mark.parametrize("count", [2, 3, 64])
+def test_headers_that_begin_again_behind_skipped_ones_are_refused(count: int) -> None:
+    buffers, nodes = columns_with_hidden_headers(count, 40_000)
+    found = both("records_to_kafka", buffers, nodes, 0, count, 0, False, None, 0, 0)
+    if count == 2:  # one is visible
+        assert len(found[0]) > 40_000
+    else:
+        assert found == (reference_kafka.Fault.COLUMNS, 2)
+
+
+def test_headers_of_null_lists_are_skipped() -> None:
+    rows = [(None, None, 5, [("ab", b"c")]) for _ in range(6)]
+    records, base_ms = encoded(rows)
+    (batch,) = reference_kafka.batches_from_kafka(
+        records, 6, base_ms, -1000, 0, -1, -1, -1, 0, 1 << 30, False
+    )
+    buffers, nodes = columns_of(batch)
+    hidden = [*buffers[:8], memoryview(b"\x15"), *buffers[9:]]
+    numbers = [*nodes[:7], 3, *nodes[8:]]
+    expected, _ = encoded([row if n % 2 == 0 else (*row[:3], []) for n, row in enumerate(rows)])
+    found = both("records_to_kafka", hidden, numbers, 0, 6, 0, False, None, 0, 0)
+    assert found == (expected, 5, 5)
 
 
 def test_columns_of_another_number_are_refused() -> None:
