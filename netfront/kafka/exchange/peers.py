@@ -8,6 +8,7 @@ Owner: one gateway.
 Invariants:
 - A peer shakes hands before its first request, and again after its session was dropped.
 - A peer sends batches within its credit (`Peer.has_credit`).
+- The tasks of a peer that wait for credit are served in order. The front knows of the first one.
 - The task that waits for a fetch reads the batches before the buffer is used again.
 """
 
@@ -84,7 +85,7 @@ class Peer:
         self._waiting: dict[int, Waiter] = {}
         self._credit_limit = 0
         self._sent_bytes = 0
-        self._credit_request: tuple[int, Waiter] | None = None
+        self._credit_requests: deque[tuple[int, Waiter]] = deque()
 
     def ask(self, api: Api, body: Sequence[Readable], version: int | None = None) -> Waiter:
         """Send a request to the front; the waiter gets an Answer."""
@@ -125,15 +126,22 @@ class Peer:
     def ask_for_credit(self, byte_count: int) -> Waiter:
         """Wait until `byte_count` bytes may be sent, or the session is dropped."""
         waiter = Waiter()
-        self._credit_request = byte_count, waiter
-        self._send(Api.CREDIT, [messages.encode_credit(byte_count)], None)
+        self._credit_requests.append((byte_count, waiter))
+        if len(self._credit_requests) == 1:
+            self._ask_for_first()
         return waiter
+
+    def _ask_for_first(self) -> None:
+        self._send(Api.CREDIT, [messages.encode_credit(self._credit_requests[0][0])], None)
 
     def _set_credit(self, limit: int) -> None:
         self._credit_limit = limit
-        if self._credit_request is not None and self.has_credit(self._credit_request[0]):
-            waiter, self._credit_request = self._credit_request[1], None
-            waiter.complete()
+        requests = self._credit_requests
+        first = requests[0] if requests else None
+        while requests and self.has_credit(requests[0][0]):
+            requests.popleft()[1].complete()  # its task sends now, and uses the credit
+        if requests and requests[0] is not first:
+            self._ask_for_first()
 
     # ---- responses -------------------------------------------------------------------------------
 
@@ -152,8 +160,8 @@ class Peer:
         """Answer what waits: the session has ended."""
         self.is_shaken = False
         waiting, self._waiting = self._waiting, {}
-        if self._credit_request is not None:
-            request, self._credit_request = self._credit_request[1], None
+        requests, self._credit_requests = self._credit_requests, deque()
+        for _, request in requests:
             request.complete()
         for waiter in waiting.values():
             waiter.complete(_SESSION_LOST)
