@@ -362,7 +362,7 @@ class TopicCommands:
         """Bring a deleted topic back, with its delay log. `as`: another name for it.
 
         Raises: UnknownTopicError, TopicExistsError, InvalidRequestError, InvalidSettingError,
-        StorageError.
+        StorageError, QuotaExceededError.
         """
         deleted = self._bin.named(item)
         topic = deleted.topic
@@ -373,6 +373,7 @@ class TopicCommands:
                 f"a topic {name!r} exists; bring the deleted one back under another name: "
                 f"tailrace topic undelete {topic.topic_id.hex()} --as NEWNAME"
             )
+        self._check_quotas(name, 1, len(topic.partitions))
         logs = self._bin.delay_logs_of(topic)
         if logs:
             for log in logs:

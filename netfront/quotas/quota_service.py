@@ -51,7 +51,12 @@ GATES_MAX = 10_000
 GATES_CHECK_NS = 1_000_000_000
 TRANSACTION_TIMEOUT_MS = 60_000
 _NEVER_PARKED = frozenset(map(int, (Api.HANDSHAKE, Api.CREDIT, Api.PING, Api.GROUP_HEARTBEAT)))
-_MUTATIONS = frozenset(map(int, (Api.CREATE_TOPICS, Api.DELETE_TOPICS, Api.ALTER_TOPICS)))
+_MUTATIONS = frozenset(
+    (
+        int(Api.CREATE_TOPICS), int(Api.DELETE_TOPICS), int(Api.ALTER_TOPICS),
+        int(Api.UNDELETE_TOPICS), int(Api.PURGE_TOPICS),
+    )
+)  # fmt: skip
 _API = struct.Struct("<4xH2xQ")
 _RATES = tuple(name for name, row in QUOTAS.items() if row.is_rate)
 
@@ -255,7 +260,7 @@ class QuotaService:
             return
         usage, most, key = quotas.transactions
         request = messages.decode_request(body)
-        name, timeout_ms = request.get("transactional_id"), request.get("transaction_timeout_ms")
+        name, timeout_ms = request.get("transactional_id"), request.get("timeout_ms")
         if not isinstance(name, str):
             return  # the coordinator refuses it
         now_ns = self._clock.now_ns
@@ -268,7 +273,7 @@ class QuotaService:
             )
         usage.ids[name] = (
             session.word,
-            (timeout_ms if type(timeout_ms) is int else TRANSACTION_TIMEOUT_MS) * 1_000_000,
+            (max(0, timeout_ms) if type(timeout_ms) is int else TRANSACTION_TIMEOUT_MS) * 1_000_000,
         )
 
     def forget_session(self, session: Session) -> None:

@@ -12,7 +12,9 @@ import orjson
 import pyarrow as pa
 import pytest
 
+from appliance.catalog.bin_rows import deleted_topic
 from appliance.catalog.catalog import Catalog, Topic
+from appliance.config.default_schema import DEFAULT_SCHEMA_MESSAGE
 from appliance.control.topic_bin import TopicBin
 from appliance.control.topic_change import Requester
 from appliance.control.topic_change_queue import (
@@ -393,3 +395,23 @@ def test_slots_leave_no_partition_of_which_the_end_is_not_known(tmp_path: pathli
     world.log(1).state, world.log(1).log_end_offset = SlotState.ONLINE, 50
     world.run()
     assert world.hand_overs() == {2: ((0, 100),), 3: ((1, 50),)}
+
+
+def test_a_topic_that_comes_back_counts_against_the_quotas_of_its_prefix(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(tmp_path)
+    old = world.catalog.create_topic("mine.old", 2, {}, DEFAULT_SCHEMA_MESSAGE, False, 5)
+    old = world.catalog.mark_deleting(old, 10)
+    world.catalog.put_in_bin(deleted_topic(old, 5, 10, 0))
+    monkeypatch.setattr(world.bin, "check_whole", lambda _deleted: None)
+    world.ask(["mine.new"])
+    world.run()
+    world.answers.clear()
+    entry = {"name": "mine.old"}
+    for rule in ("prefix=mine. topics_max=1", "prefix=mine. partitions_max=2"):
+        world.decisions.quotas = [rule]
+        result = world.change(Api.UNDELETE_TOPICS, entry)
+        assert result["code"] == ErrorCode.QUOTA_EXCEEDED
+    world.decisions.quotas = ["prefix=mine. topics_max=2", "prefix=mine. partitions_max=3"]
+    assert world.decisions.undelete(entry, validate_only=True) == []

@@ -306,6 +306,18 @@ def test_partitions_are_made_at_their_rate(world: FakeFront) -> None:
     assert count_of(world) == 1
 
 
+@pytest.mark.parametrize("api", [Api.UNDELETE_TOPICS, Api.PURGE_TOPICS])
+def test_topics_of_the_bin_are_changed_at_the_rate_of_changes(world: FakeFront, api: Api) -> None:
+    use(world, "client=maker controller_mutation_rate=1")
+    maker = world.connect(b"maker")
+    for number in range(3):
+        maker.send_json(api, {"topics": [{"name": f"t{number}"}]})
+    world.settle()
+    assert count_of(world) == 1
+    world.step(after_ms=1_100)
+    assert count_of(world) == 1
+
+
 def count_of(world: FakeFront) -> int:
     """Requests that the controller has got since."""
     count = 0
@@ -345,7 +357,7 @@ def test_transactional_ids_are_counted_until_their_transaction_has_ended(world: 
     def begin(who: FakeClient, name: str) -> bool:
         asked = who.send_json(
             Api.INIT_TRANSACTIONS,
-            {"transactional_id": name, "transaction_timeout_ms": 5_000},
+            {"transactional_id": name, "timeout_ms": 5_000},
         )
         world.settle()
         answer = who.heard().get(asked)
