@@ -560,7 +560,11 @@ class Front:
                     f"version {header.version} of {Api(api).name} is not supported: use {low} to "
                     f"{high}",
                 )
-            if self._audit is not None and self._audit.defer(session, header, body):
+            if self._audit is not None and self._audit.concerns(api, body):
+                if self._gate is not None and session.principal is not None:
+                    request = messages.decode_request(self._one_frame(header, body))
+                    self._gate.check(session.principal, api, request, b"")
+                self._audit.defer(session, header, body)
                 return
             handler(session, header, body)
         except WireError as error:
@@ -716,13 +720,16 @@ class Front:
         if len(body) != 1:
             raise WireError(ErrorCode.MALFORMED_REQUEST, "FETCH takes one body frame")
         request = messages.decode_fetch(body[0], header.version)
-        if self._audit is not None and self._audit.watches_data:
-            topic_ids = [entry.topic_id for entry in request.entries]
-            self._audit.accessed(session, "read", topic_ids)
         session.fetch_received = min(request.received_bytes, session.fetch_sent)
         self._fetches.begin(
             Fetch(session, header.version, header.correlation_id, request), self._now_ns
         )
+        if self._audit is not None and self._audit.watches_data:
+            read = {entry.topic_id for entry in request.entries}
+            refuses = self._routing.refuses_read
+            self._audit.accessed(
+                session, "read", [one for one in read if not refuses(session.principal, one)]
+            )
 
     def _respond_fetch(self, fetch: Fetch, entries: list[FetchedEntry], data: memoryview) -> None:
         listed = messages.encode_fetched(entries, fetch.version)

@@ -324,10 +324,36 @@ def _committed(principal: Principal, answer: Request) -> Request:
     return {**answer, "offsets": [row for row in rows if principal.may(DESCRIBE, TOPIC, row[0])]}
 
 
+STUCK = "has not given back"
+"""Begins the sentence about a member that names its partitions."""
+
+
 def _described_group(principal: Principal, answer: Request) -> Request:
+    if "members" in answer:
+        members = [_shown_member(principal, member) for member in answer["members"]]
+        return {**answer, "members": members}
     if "partitions" not in answer:
         return answer
     return _of_rows("partitions", "topic", TOPIC)(principal, answer)
+
+
+def _shown_member(principal: Principal, member: Request) -> Request:
+    """A member, without the names of topics that the reader may not describe."""
+    topics, shown = member.get("topics") or (), dict(member)
+    visible = [name for name in topics if principal.may(DESCRIBE, TOPIC, name)]
+    is_hidden = len(visible) < len(topics) or bool(member.get("is_shortened"))
+    if len(visible) < len(topics):
+        shown["topics"] = visible
+    for field in ("owned", "target"):
+        partitions = member.get(field) or {}
+        kept = {
+            n: numbers for n, numbers in partitions.items() if principal.may(DESCRIBE, TOPIC, n)
+        }
+        if len(kept) < len(partitions):
+            shown[field], is_hidden = kept, True
+    if is_hidden and str(member.get("stuck", "")).startswith(STUCK):
+        shown["stuck"] = f"{STUCK} partitions: its program does not call poll"
+    return shown
 
 
 def _transactions(principal: Principal, answer: Request) -> Request:

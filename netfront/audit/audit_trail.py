@@ -9,7 +9,10 @@ Invariants:
 - A request of administration is handled only after its event is on the disk. If it cannot be
   written the request is refused with AUDIT_UNAVAILABLE.
 - Data goes on whatever happens to the audit log.
-- At most EVENTS_MAX events wait. Those beyond are counted, and an event has their number.
+- At most EVENTS_MAX events wait, of a session SESSION_EVENTS_MAX. Those beyond are counted, and an
+  event has their number.
+- Nobody without a right makes it write at once: rights are checked before an event is waited for,
+  and a denial that is repeated is counted.
 - No event has a secret: values under names of secrets are left out.
 
 Crash: events that wait are lost with the front, except those of administration, which is then not
@@ -18,7 +21,7 @@ carried out.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -36,8 +39,11 @@ EVENTS_MAX = 10_000
 EVENTS_AT_ONCE = 200
 RETRY_NS = 1_000_000_000
 REQUEST_SHOWN_MAX = 4_000
-ACCESS_MAX = 1_000
-"""Pairs of topic and operation that are remembered for a session as reported."""
+SESSION_EVENTS_MAX = 1_000
+DENIALS_MAX = 50
+"""Different denials of a session that have a line of their own in DENIALS_EVERY_NS."""
+DENIALS_EVERY_NS = 60_000_000_000
+"""Interval at which the repeats of denials are reported."""
 _NAMES = (
     "CREATE_TOPICS", "DELETE_TOPICS", "ALTER_TOPICS", "DELETE_RECORDS", "UNDELETE_TOPICS",
     "PURGE_TOPICS", "COMPACT_TOPIC", "ALTER_CONFIGS", "RELOAD_CONFIG", "ALTER_QUOTAS",
@@ -79,6 +85,14 @@ class AuditTrail:
         self._is_asking = False
         self._retry_at_ns = NEVER_NS
         self._accesses: dict[int, set[tuple[str, bytes]]] = {}
+        """Operations and topics that are reported: as many at most as topics are watched."""
+        self._waiting: Counter[int] = Counter()
+        """Events that wait, by session."""
+        self._decisions: set[tuple[int, int]] = set()
+        """Decisions about transactions that are carried out: session word, correlation id."""
+        self._denials: dict[int, dict[tuple[int, str], dict[str, Any]]] = {}
+        """Denials since the last report of repeats, by session, API and reason."""
+        self._denials_at_ns = NEVER_NS
         self.now_ns = 0
 
     @property
@@ -88,16 +102,21 @@ class AuditTrail:
 
     # ---- events ----------------------------------------------------------------------------------
 
-    def defer(self, session: Session, header: RequestHeader, body: list[bytes]) -> bool:
-        """Let a request of administration wait for its event. False: it is none."""
-        if header.api not in ADMINISTRATION:
-            return False
+    @staticmethod
+    def concerns(api: int, body: Sequence[Readable]) -> bool:
+        """True for a request of administration: `defer` takes it once its rights are checked."""
+        return api in ADMINISTRATION or (api == Api.END_TRANSACTION and _decides_by_id(body))
+
+    def defer(self, session: Session, header: RequestHeader, body: list[bytes]) -> None:
+        """Let a request of administration wait for its event."""
         event = self._event("request", session, header.api, header.correlation_id)
         event["request"] = shown_request(body[0] if body else b"")
 
         def on_answer(code: ErrorCode, answer: bytes) -> None:
             if not self._is_open(session):
                 return
+            if header.api not in ADMINISTRATION:
+                self._decisions.add((session.word, header.correlation_id))
             if code is ErrorCode.OK:
                 self._handle(session, header, body)
                 return
@@ -105,7 +124,6 @@ class AuditTrail:
             self._refuse(session, header, WireError(ErrorCode.AUDIT_UNAVAILABLE, sentence))
 
         self._ask(AUDIT_REQUEST, orjson.dumps({"events": [event]}), on_answer)
-        return True
 
     def signed_in(self, session: Session) -> None:
         """Report a new session."""
@@ -114,17 +132,21 @@ class AuditTrail:
     def forget(self, session: Session) -> None:
         """Forget a session that has ended."""
         self._accesses.pop(session.word, None)
+        self._decisions = {one for one in self._decisions if one[0] != session.word}
+        self._report_repeats(self._denials.pop(session.number, {}))
 
     def answered(
         self, session: Session | None, api: int, correlation_id: int, code: ErrorCode,
         body: Readable,
     ) -> None:  # fmt: skip
         """Report the result of administration, and every denial."""
-        is_denied = code in DENIALS
-        if not is_denied and api not in ADMINISTRATION:
+        is_result = session is not None and self._is_result(session, api, correlation_id)
+        if code in DENIALS:
+            self._denied(session, api, correlation_id, code, error_detail(body))
             return
-        name = "result" if api in ADMINISTRATION else "denied"
-        event = self._event(name, session, api, correlation_id)
+        if not is_result:
+            return
+        event = self._event("result", session, api, correlation_id)
         reason = ""
         if code is not ErrorCode.OK:
             reason = error_detail(body)
@@ -137,16 +159,48 @@ class AuditTrail:
             event["code"], event["reason"] = code.name, reason[:1_000]
         self._add(event)
 
+    def _is_result(self, session: Session, api: int, correlation_id: int) -> bool:
+        if api in ADMINISTRATION:
+            return True
+        key = session.word, correlation_id
+        if key not in self._decisions:
+            return False
+        self._decisions.remove(key)
+        return True
+
+    def _denied(
+        self, session: Session | None, api: int, correlation_id: int, code: ErrorCode, reason: str
+    ) -> None:
+        """Report a denial, and count its repeats."""
+        mine = self._denials.setdefault(0 if session is None else session.number, {})
+        key = api, reason
+        if key not in mine and len(mine) >= DENIALS_MAX:
+            key = 0, ""  # all others
+        known = mine.get(key)
+        if known is not None:
+            known["repeats"] = known.get("repeats", 0) + 1
+            return
+        event = self._event("denied", session, api, correlation_id)
+        event |= {"outcome": "denied", "code": code.name, "reason": reason[:1_000]}
+        mine[key] = dict(event)
+        self._denials_at_ns = min(self._denials_at_ns, self.now_ns + DENIALS_EVERY_NS)
+        self._add(event)
+
+    def _report_repeats(self, denials: dict[tuple[int, str], dict[str, Any]]) -> None:
+        for event in denials.values():
+            if "repeats" in event:
+                self._add(event)
+
     def accessed(self, session: Session, operation: str, topic_ids: Sequence[bytes]) -> None:
-        """Report the first access of a session to a topic that is watched."""
+        """Report the first access of a session to a topic that is watched, which is allowed."""
         known = self._accesses.setdefault(session.word, set())
         for topic_id in topic_ids:
             pair = operation, topic_id
-            if pair in known or len(known) >= ACCESS_MAX:
+            if pair in known:
                 continue
-            known.add(pair)
             topic = self._topic_of(topic_id)
             if topic and any(p == "*" or topic.startswith(p) for p in self._prefixes):
+                known.add(pair)
                 event = self._event("access", session, 0, 0)
                 event |= {"operation": operation, "topic": topic, "outcome": "allowed"}
                 self._add(event)
@@ -167,23 +221,31 @@ class AuditTrail:
     # ---- reporting -------------------------------------------------------------------------------
 
     def _add(self, event: dict[str, Any]) -> None:
-        if len(self._events) >= EVENTS_MAX:
+        number = event.get("session", 0)
+        if len(self._events) >= EVENTS_MAX or self._waiting[number] >= SESSION_EVENTS_MAX:
             self._dropped_count += 1
-            return
-        self._events.append(event)
+        else:
+            self._events.append(event)
+            self._waiting[number] += 1
         if self._retry_at_ns == NEVER_NS:
             self._retry_at_ns = 0
 
     def next_deadline_ns(self) -> int:
         """Return the time when `step` next has work."""
-        return NEVER_NS if self._is_asking else self._retry_at_ns
+        return NEVER_NS if self._is_asking else min(self._retry_at_ns, self._denials_at_ns)
 
     def step(self, now_ns: int) -> int:
         """Send the events that wait."""
         self.now_ns = now_ns
+        if now_ns >= self._denials_at_ns:
+            self._denials_at_ns = NEVER_NS
+            denials, self._denials = self._denials, {}
+            for of_session in denials.values():
+                self._report_repeats(of_session)
         if self._is_asking or now_ns < self._retry_at_ns:
             return 0
         batch = [self._events.popleft() for _ in range(min(EVENTS_AT_ONCE, len(self._events)))]
+        self._waiting -= Counter(event.get("session", 0) for event in batch)
         if self._dropped_count:
             batch.append({"event": "events_dropped", "count": self._dropped_count})
         self._retry_at_ns = NEVER_NS
@@ -198,13 +260,25 @@ class AuditTrail:
                 self._dropped_count -= dropped
                 self._retry_at_ns = 0 if self._events or self._dropped_count else NEVER_NS
                 return
-            self._events.extendleft(
-                event for event in reversed(batch) if event["event"] != "events_dropped"
-            )
+            kept = [event for event in batch if event["event"] != "events_dropped"]
+            self._events.extendleft(reversed(kept))
+            self._waiting += Counter(event.get("session", 0) for event in kept)
             self._retry_at_ns = self.now_ns + RETRY_NS
 
         self._ask(AUDIT_REQUEST, orjson.dumps({"events": batch}), on_answer)
         return 1
+
+
+def _decides_by_id(body: Sequence[Readable]) -> bool:
+    """True for an END_TRANSACTION that is an operator's decision about a prepared transaction."""
+    frame = bytes(body[0]) if body else b""
+    if b"by_id" not in frame and b"\\" not in frame:
+        return False
+    try:
+        request = orjson.loads(frame)
+    except ValueError:
+        return False
+    return isinstance(request, dict) and bool(request.get("by_id"))
 
 
 def failure_in(body: Readable) -> tuple[ErrorCode, str]:

@@ -106,7 +106,7 @@ class ProduceService:
         """Ids of topics beyond a quota of stored bytes or delayed records."""
         self._blocked_changes = 0
         self.on_access: Callable[[Session, str, list[bytes]], None] | None = None
-        """Gets the topics of each request, where writing is audited."""
+        """Gets the topics that a worker got batches for, where writing is audited."""
         self._answered: list[PendingProduce] = []
         """Requests whose last batch was acknowledged in this walk over the rings."""
         self.now_ns = start_ns
@@ -193,10 +193,10 @@ class ProduceService:
         a trace that a record belongs to. Raises WireError, which the caller sends as the response.
         """
         self._receive(session, byte_count)
-        if self.on_access is not None:
-            self.on_access(session, "write", [entry[0] for entry in entries])
         if not acks:
-            self._pass(session, ACKS_NONE, 0, entries, batches)
+            refused = self._pass(session, ACKS_NONE, 0, entries, batches)
+            if self.on_access is not None:
+                self._report_access(self.on_access, session, entries, refused)
             return
         word = session.word
         refusal = self._pending_produces.refusal(word, correlation_id, len(entries))
@@ -211,8 +211,19 @@ class ProduceService:
         refused = self._pass(
             session, ACKS_LEADER if acks == 1 else ACKS_ALL, asked.batch_token, entries, batches
         )
+        if self.on_access is not None:
+            self._report_access(self.on_access, session, entries, refused)
         if refused:
             self._answer_refused(session, asked, refused)
+
+    @staticmethod
+    def _report_access(
+        report: Callable[[Session, str, list[bytes]], None], session: Session,
+        entries: Sequence[tuple[bytes, int, int, int]], refused: list[tuple[int, ErrorCode]],
+    ) -> None:  # fmt: skip
+        refused_at = {index for index, _ in refused}
+        written = [entry[0] for index, entry in enumerate(entries) if index not in refused_at]
+        report(session, "write", written)
 
     def _answer_refused(
         self, session: Session, asked: PendingProduce, refused: list[tuple[int, ErrorCode]]

@@ -257,12 +257,15 @@ class GroupDescriber:
         self, group: ConsumerGroup | None, requested: list[tuple[str, int, str | None]]
     ) -> Iterator[tuple[Any, Any]]:
         """The rows of the requested partitions. A request with a topic id gets the id of the topic
-        at the end of the row; empty: there is no such topic.
+        at the end of the row; empty: there is no such topic. A topic of another name than asked for
+        is none: rights were checked for the name.
         """
         for name, partition, topic_id in requested:
             topic = (
                 self._topics.by_id(topic_id) if topic_id is not None else self._topics.by_name(name)
             )
+            if topic is not None and topic.name != name:
+                topic = None
             if group is not None and topic is not None:
                 self._waiting.check(group.name, (topic.topic_id, partition))
             asked = [] if topic_id is None else [topic.topic_id if topic is not None else ""]

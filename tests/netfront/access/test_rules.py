@@ -117,6 +117,19 @@ def test_an_administrator_may_do_everything(api: Api) -> None:
         ),
         (Api.DESCRIBE_GROUP, "read group g", {"members": [{}]}, {"members": [{}]}),
         (
+            Api.DESCRIBE_GROUP, "describe topic a",
+            {"members": [
+                {"topics": ["a", "b"], "owned": {"a": [0], "b": [1]}, "target": {"b": [0]},
+                 "stuck": "has not given back b-1 for 9 s: its program does not call poll"},
+                {"topics": ["a"], "owned": {}, "target": {}, "stuck": "is away for 9 s"},
+            ]},
+            {"members": [
+                {"topics": ["a"], "owned": {"a": [0]}, "target": {},
+                 "stuck": "has not given back partitions: its program does not call poll"},
+                {"topics": ["a"], "owned": {}, "target": {}, "stuck": "is away for 9 s"},
+            ]},
+        ),
+        (
             Api.LIST_TRANSACTIONS, "write transactional-id t",
             {"transactions": [{"transactional_id": "t"}, {"transactional_id": None}], "totals": {}},
             {"transactions": [{"transactional_id": "t"}]},

@@ -4,18 +4,22 @@ be kept.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import orjson
 import pytest
 
+from netfront.access.gate import Gate
 from netfront.audit import audit_trail
 from netfront.audit.audit_trail import ADMINISTRATION, without_secrets
 from shm.messages.lane_messages import AUDIT_REQUEST
 from shm.queues.lane import LaneMessage
+from shm.rights.acl import checked_acl
+from shm.rights.authorizer import AclTable, Principal
 from tailrace.core.error_codes import ErrorCode
-from tailrace.protocol.frame import Api
-from tests.kit.fronts import FakeFront, message_of
+from tailrace.protocol.frame import Api, encode_request
+from tests.kit.fronts import FakeClient, FakeFront, message_of
 
 
 class Auditor:
@@ -165,6 +169,140 @@ def test_access_to_watched_topics_is_written_once_for_a_connection(
     ]  # fmt: skip
 
 
+def test_topics_that_do_not_exist_or_are_not_watched_hide_no_access(
+    world: FakeFront, auditor: Auditor
+) -> None:
+    others = [
+        replace(world.add_topic("t", 1)[0], topic_id=number.to_bytes(16, "little"))
+        for number in range(1 << 32, (1 << 32) + 1_500)
+    ]
+    client = world.connect(b"reader")
+    for first in range(0, len(others), 500):
+        client.fetch(others[first : first + 500], max_wait_ms=0)
+    world.settle()
+    watched = replace(others[0], topic="watched.t")
+    client.fetch([watched], max_wait_ms=0)
+    world.settle()
+    world.routing.apply(watched)
+    client.fetch([watched], max_wait_ms=0)
+    auditor.work()
+    assert auditor.names().count("access") == 1
+
+
+def limited(world: FakeFront, client: FakeClient, *rules: tuple[str, str]) -> None:
+    """Give the client a user that may do this to topic `watched.t`."""
+    table = AclTable()
+    for number, (operation, name) in enumerate(rules, 1):
+        fields = {"principal": "User:a", "operation": operation, "resource_type": "topic"}
+        table.add(checked_acl({**fields, "name": name}, number))
+    gate = Gate("", lambda: 0)
+    world.front._gate = world.front._forwarding._gate = gate
+    session = world.front._sessions.by_identity(client.identity)
+    assert session is not None
+    session.principal = Principal("a", (), "fake", table, is_admin=False)
+
+
+def test_access_that_is_refused_is_no_allowed_access(world: FakeFront, auditor: Auditor) -> None:
+    watched = world.add_topic("watched.t", 1)[0]
+    client = world.connect(b"reader")
+    limited(world, client, ("describe", "watched.t"))
+    for acks in (0, 1):
+        client.produce([(watched, b"x" * 200)], acks=acks)
+    client.fetch([watched], max_wait_ms=0)
+    auditor.work()
+    assert "access" not in auditor.names()
+    limited(world, client, ("read", "watched.t"))
+    client.fetch([watched], max_wait_ms=0)
+    auditor.work()
+    assert [e["operation"] for e in auditor.events if e["event"] == "access"] == ["read"]
+
+
+def test_who_may_not_administer_writes_no_request_and_repeats_are_counted(
+    world: FakeFront, auditor: Auditor
+) -> None:
+    client = world.connect(b"a")
+    limited(world, client, ("read", "watched.t"))
+    auditor.work()
+    auditor.events.clear()
+    for _ in range(30):
+        asked = client.send_json(Api.DELETE_TOPICS, {"topics": [{"name": "t", "x": "y" * 3_000}]})
+        auditor.work()
+        assert client.heard()[asked][0] is ErrorCode.NOT_AUTHORIZED
+    [denied] = auditor.events
+    assert (denied["event"], denied["outcome"], denied["user"]) == ("denied", "denied", "User:a")
+    assert "request" not in denied
+    assert auditor.others == []
+    world.step(after_ms=60_100)
+    auditor.work()
+    assert [event.get("repeats") for event in auditor.events] == [None, 29]
+    for number in range(500):
+        client.send_json(Api.DELETE_TOPICS, {"topics": [{"name": f"t{number}"}]})
+        auditor.work()
+    session = world.front._sessions.by_identity(b"a")
+    assert session is not None
+    world.front._session_lifecycle.drop(session)
+    auditor.work()
+    assert len(auditor.events) == 2 + audit_trail.DENIALS_MAX + 2
+    assert auditor.events[-1]["repeats"] == 500 - audit_trail.DENIALS_MAX - 1
+
+
+def test_who_has_no_session_writes_nothing(world: FakeFront, auditor: Auditor) -> None:
+    for number in range(20):
+        frames = encode_request(Api.DELETE_TOPICS, 1, number + 1, [b"{}"])
+        world.transport.inbox.append([b"nobody", *(bytes(frame) for frame in frames)])
+    auditor.work()
+    assert auditor.events == []
+
+
+def test_the_events_of_one_session_leave_room_for_others(
+    world: FakeFront, auditor: Auditor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(audit_trail, "SESSION_EVENTS_MAX", 5)
+    monkeypatch.setattr(audit_trail, "EVENTS_MAX", 8)
+    client = world.connect(b"a")
+    auditor.work()
+    auditor.code = ErrorCode.AUDIT_UNAVAILABLE
+    for _ in range(20):
+        client.send_json(Api.DELETE_TOPICS, {"topics": []})
+        auditor.work()
+    world.connect(b"b")
+    auditor.code = ErrorCode.OK
+    for _ in range(3):
+        world.step(after_ms=1_100)
+        auditor.work()
+    assert auditor.names().count("login") == 2
+    assert auditor.names().count("result") == 5
+    assert sum(event.get("count", 0) for event in auditor.events) == 15
+    assert not world.front._audit._waiting  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("field", [b'"by_id"', b'"by\\u005fid"'])
+def test_the_decision_about_a_prepared_transaction_is_administration(
+    world: FakeFront, auditor: Auditor, field: bytes
+) -> None:
+    world.has_groups = True
+    client = world.connect(b"ops")
+    auditor.work()
+    client.send_json(Api.END_TRANSACTION, {"transactional_id": "x", "by_id": False})
+    world.settle()
+    message = world.groups.take()
+    assert message is not None
+    world.groups.answer(message, {})
+    auditor.work()
+    assert auditor.names() == ["login"]
+    body = b'{"transactional_id": "x", "outcome": "commit", %s: true}' % field
+    asked = client.send(Api.END_TRANSACTION, body)
+    world.settle()
+    assert world.groups.take() is None
+    auditor.work()
+    message = world.groups.take()
+    assert message is not None
+    world.groups.answer(message, {})
+    auditor.work()
+    assert asked in client.heard()
+    assert auditor.names() == ["login", "request", "result"]
+
+
 def test_secrets_of_a_request_are_left_out() -> None:
     planted = {"users": [{"name": "a", "password": "p", "keys": [{"Public_Key": "k"}]}],
                "set": {"some.token": "t", "groups.max": 3}}  # fmt: skip
@@ -179,8 +317,6 @@ def test_no_client_can_write_an_event(world: FakeFront, auditor: Auditor) -> Non
     client = world.connect(b"c")
     auditor.work()
     before = len(auditor.events)
-    from tailrace.protocol.frame import encode_request
-
     frames = encode_request(AUDIT_REQUEST, 1, 99, [b'{"events": [{"event": "forged"}]}'])
     world.transport.inbox.append([b"c", *(bytes(frame) for frame in frames)])
     auditor.work()

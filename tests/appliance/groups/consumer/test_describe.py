@@ -91,6 +91,19 @@ def test_what_cannot_be_described(bench: Bench) -> None:
             bench.ask(Api.FETCH_OFFSETS, group="billing", partitions=partitions)
 
 
+def test_the_id_of_a_topic_of_another_name_gets_no_offsets(bench: Bench) -> None:
+    one = Client(bench)
+    settle(one)
+    one.commit(["orders", 0, 400, -1, ""])
+    bench.topics.create("mine", 1)
+    topic_id = bench.topics.id_of("orders")
+    asked = [["mine", 0, topic_id], ["orders", 0, topic_id]]
+    found = bench.ask(Api.FETCH_OFFSETS, group="billing", partitions=asked)["offsets"]
+    assert [(row[0], row[2], row[6]) for row in found] == [
+        ("mine", -1, ""), ("orders", 400, topic_id)
+    ]  # fmt: skip
+
+
 def test_partitions_and_offsets_come_in_pages_without_gaps(tmp_path: Path) -> None:
     bench = Bench(
         tmp_path, FakeTopics(**{f"t{number:02d}": 50 for number in range(20)}), answer_max=8_192
