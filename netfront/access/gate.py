@@ -28,7 +28,7 @@ from shm.rights.authorizer import PRINCIPALS_MAX, AclTable, Principal
 from shm.rights.users import User, UserDirectory, user_of
 from shm.runtime.timing_wheel import NEVER_NS
 from tailrace.core.error_codes import ErrorCode
-from tailrace.protocol.frame import WireError
+from tailrace.protocol.frame import Api, WireError
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +38,12 @@ APPLIANCE = "appliance"
 """Name of the appliance's own principal, which no user can have: the console's and the tools' of
 its host.
 """
+_NAME_USER = frozenset(
+    (
+        int(Api.GROUP_HEARTBEAT), int(Api.SHARE_ACQUIRE), int(Api.SHARE_ACKNOWLEDGE),
+        int(Api.END_TRANSACTION),
+    )
+)  # fmt: skip
 TopicName = Callable[[str], str | None]
 
 
@@ -275,6 +281,21 @@ class Gate:
         if rule.needs is not None:
             refuse_unless(principal, rule.needs(seen, self.topic_name))
         return body if seen == request else orjson.dumps(seen)
+
+    @staticmethod
+    def with_user(principal: Principal, api: int, body: bytes) -> bytes:
+        """The body of a request, with its user in `user` where a member of a share group belongs to
+        one.
+        """
+        if api not in _NAME_USER:
+            return body
+        request = orjson.loads(body)
+        acknowledgements = request.get("acknowledgements")
+        parts = acknowledgements if isinstance(acknowledgements, list) else []
+        for holder in (request, *parts):
+            if isinstance(holder, dict):
+                holder["user"] = principal.user
+        return orjson.dumps(request)
 
     def shown(self, principal: Principal, api: int, body: bytes) -> bytes:
         """The part of a response that the principal may see."""

@@ -159,6 +159,7 @@ class ForwardingService:
         api, version, correlation_id = header.api, header.version, header.correlation_id
         if self._gate is not None and session.principal is not None:
             body = self._gate.check(session.principal, api, request, body)
+            body = self._gate.with_user(session.principal, api, body)
         nothing = NOTHING_LISTED.get(api)
         if nothing is not None and self.groups.is_absent():
             self._responses.send(session, api, version, correlation_id, ErrorCode.OK, [nothing])

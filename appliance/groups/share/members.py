@@ -32,6 +32,8 @@ class ShareMember:
     resets_to_earliest: bool
     """The group starts at the beginning of new partitions; False: at their end."""
     last_request_ns: int
+    user: str = ""
+    """Who may use it; empty: it has joined while the appliance had no users."""
     session: SessionKey | None = None
     """The connection of its heartbeats."""
     acquires_over: SessionKey | None = None
@@ -81,6 +83,7 @@ class ShareMember:
             "heartbeat_interval_ms": self.heartbeat_interval_ms,
             "earliest": self.resets_to_earliest,
             "session": None if self.session is None else list(self.session),
+            **({"user": self.user} if self.user else {}),
         }  # fmt: skip
         last = {"sequence": self.sequence, "answer": self.last_answer}
         return MemberRow(
@@ -100,6 +103,7 @@ class ShareMember:
             row.member_id, row.epoch, tuple(settings["topics"]), settings["client_id"],
             settings["session_timeout_ms"],
             settings["heartbeat_interval_ms"], settings["earliest"], now_ns,
+            user=settings.get("user", ""),
             session=None if settings["session"] is None else SessionKey(*settings["session"]),
             sequence=last["sequence"], last_answer=last["answer"],
             acquired_at_most=SHARE_ACQUIRED_MAX,

@@ -42,6 +42,7 @@ from tailrace.core.errors import (
     GroupFullError,
     GroupNotEmptyError,
     InvalidRequestError,
+    NotAuthorizedError,
     NotSupportedError,
     TailraceError,
     UnknownGroupError,
@@ -131,7 +132,7 @@ class ShareService:
 
     def _member(self, name: str, request: dict[str, Any]) -> tuple[ShareGroup, ShareMember]:
         """The requesting member and its group. Raises UnknownMemberError, FencedMemberError,
-        InvalidRequestError.
+        InvalidRequestError, NotAuthorizedError.
         """
         member_id = member_in(request)
         epoch = requests.whole(request, "member_epoch", 0, 1 << 62)
@@ -142,6 +143,7 @@ class ShareService:
                 f"share group {name!r:.100} has no member {member_id!r}: it was removed, and its "
                 "acquired records were released"
             )
+        _check_user(group, member, request)
         if epoch != member.epoch:
             raise FencedMemberError(
                 f"member {member_id!r} of share group {name!r:.100} has epoch {member.epoch}, not "
@@ -158,10 +160,13 @@ class ShareService:
         if epoch == _JOIN:
             group, member = self._join(name, request, now_ns)
         elif epoch < _JOIN:
-            return self._leave(name, member_in(request), now_ns)
+            return self._leave(name, member_in(request), request)
         else:
             topics = topics_in(request)
             group, member = self._member(name, request)
+            if not member.user and user_in(request):
+                member.user = user_in(request)
+                group.changed_members.add(member.member_id)
             if topics is not None and topics != member.topics:
                 self._quotas.reserve(
                     self._table.by_name.values(), group, topics, is_new=False, now_ns=now_ns
@@ -190,6 +195,8 @@ class ShareService:
         member_id, join = member_in(request), requests.join_of(request, self._limits)
         group = self._table.by_name.get(name)
         is_new = group is None or member_id not in group.members
+        if group is not None and not is_new:
+            _check_user(group, group.members[member_id], request)
         if group is not None and is_new and len(group.members) >= self._limits.members_max:
             raise GroupFullError(
                 f"share group {name!r:.100} has {len(group.members)} members; group.members.max "
@@ -214,6 +221,7 @@ class ShareService:
             join.resets_to_earliest,
             now_ns,
         )
+        member.user = user_in(request)
         group.add(member)
         self._subscribe(group, member)
         logger.info(
@@ -225,10 +233,11 @@ class ShareService:
         group.subscribe(member)
         group.first_sight(member, is_joining=True)
 
-    def _leave(self, name: str, member_id: str, now_ns: int) -> dict[str, Any]:
+    def _leave(self, name: str, member_id: str, request: dict[str, Any]) -> dict[str, Any]:
         group = self._table.by_name.get(name)
         member = None if group is None else group.members.get(member_id)
         if group is not None and member is not None:
+            _check_user(group, member, request)
             self._remove(group, member, "left")
         return {"member_id": member_id, "member_epoch": _LEAVE}
 
@@ -485,6 +494,22 @@ class ShareService:
         if found.members:
             raise GroupNotEmptyError(f"share group {group!r:.100} has {_members_text(found)}")
         self._table.delete(found)
+
+
+def user_in(request: dict[str, Any]) -> str:
+    """The user of a request, which its front names; empty: the appliance has no users."""
+    user = request.get("user")
+    return user if isinstance(user, str) else ""
+
+
+def _check_user(group: ShareGroup, member: ShareMember, request: dict[str, Any]) -> None:
+    """Raises NotAuthorizedError if the member is another user's."""
+    user = user_in(request)
+    if user and member.user and user != member.user:
+        raise NotAuthorizedError(
+            f"member {member.member_id!r} of share group {group.name!r:.100} belongs to another "
+            "user: join with a member id of your own"
+        )
 
 
 def _members_text(group: ShareGroup) -> str:

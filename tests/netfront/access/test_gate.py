@@ -206,3 +206,15 @@ def test_a_claim_is_what_libzmq_has_checked() -> None:
 )  # fmt: skip
 def test_other_mechanisms_and_domains_make_no_claim(request_frames: list[bytes]) -> None:
     assert claim_of(request_frames) is None
+
+
+def test_requests_of_members_have_the_user_whom_the_client_cannot_name() -> None:
+    principal = gate_with(user("a", A)).admit(claim(A))
+    given = {"group": "g", "user": "b", "acknowledgements": [{"group": "g", "user": "b"}, 7]}
+    body = Gate.with_user(principal, Api.END_TRANSACTION, orjson.dumps(given))
+    assert orjson.loads(body) == {
+        "group": "g", "user": "a", "acknowledgements": [{"group": "g", "user": "a"}, 7]
+    }  # fmt: skip
+    for api in (Api.SHARE_ACQUIRE, Api.SHARE_ACKNOWLEDGE, Api.GROUP_HEARTBEAT):
+        assert orjson.loads(Gate.with_user(principal, api, b'{"user":"b"}')) == {"user": "a"}
+    assert Gate.with_user(principal, Api.LIST_GROUPS, b"{}") == b"{}"

@@ -17,6 +17,7 @@ from tailrace.core.errors import (
     GroupFullError,
     GroupNotEmptyError,
     InvalidRequestError,
+    NotAuthorizedError,
     TailraceError,
     UnknownGroupError,
     UnknownMemberError,
@@ -420,3 +421,37 @@ def test_what_all_share_groups_together_take_is_bounded(
         world.join("c", "o", "u", *(f"{number:0100d}" for number in range(20)))
     world.restart()
     world.join("c", "o", "u")
+
+
+def test_a_member_belongs_to_the_user_who_has_joined(world: World) -> None:
+    topic = world.topics.make("t", end=10)
+    mine = world.join("g", "m", "t", offset_reset="earliest", user="a")
+    world.restart()
+    other = {"group": "g", "kind": "share", "member_id": "m", "user": "b", "topics": ["t"]}
+    entry = [topic, 0, 0, 0, "accept"]
+    for api, epoch, more in (
+        (Api.SHARE_ACQUIRE, mine.epoch, {"max_records": 5}),
+        (Api.SHARE_ACKNOWLEDGE, mine.epoch, {"acknowledge": [entry]}),
+        (Api.GROUP_HEARTBEAT, mine.epoch, {}),
+        (Api.GROUP_HEARTBEAT, 0, {}),
+        (Api.GROUP_HEARTBEAT, -1, {}),
+    ):
+        with pytest.raises(NotAuthorizedError, match="another user"):
+            world.request(api, {**other, **more, "member_epoch": epoch})
+        world.store.rollback()
+        world.groups.drain_answers()
+    with pytest.raises(NotAuthorizedError):
+        world.groups.prepare("g", {**other, "member_epoch": mine.epoch, "acknowledge": [entry]})
+    own = {**other, "user": "a", "member_epoch": mine.epoch, "max_records": 5}
+    assert world.request(Api.SHARE_ACQUIRE, own)["acquired"] == [[topic, 0, 0, 4, 1]]
+
+
+def test_a_member_from_before_there_were_users_belongs_to_who_sends_its_heartbeat(
+    world: World,
+) -> None:
+    world.topics.make("t", end=10)
+    member = world.join("g", "m", "t")
+    request = {"group": "g", "kind": "share", "member_id": "m", "member_epoch": member.epoch}
+    world.request(Api.GROUP_HEARTBEAT, {**request, "user": "a"})
+    with pytest.raises(NotAuthorizedError):
+        world.request(Api.GROUP_HEARTBEAT, {**request, "user": "b"})
