@@ -184,7 +184,18 @@ class LogReader:
         The Span is empty if there is nothing, or if everything up to its `resume_offset` was left
         out. Raises ColdRead (unless `blocking`), LogReadError, OSError.
         """
-        found = self._read_checked(route, state, offset, hint, target, blocking, isolation)
+        try:
+            found = self._read_checked(route, state, offset, hint, target, blocking, isolation)
+        except LogReadError as error:
+            # The log may have been shortened since `state` was read: nothing is damaged then.
+            if error.code is ErrorCode.CORRUPT_BATCH:
+                log_start_offset = self.state(route).log_start_offset
+                if offset < log_start_offset:
+                    raise LogReadError(
+                        ErrorCode.OFFSET_OUT_OF_RANGE,
+                        f"offset {offset} was removed; the log starts at {log_start_offset} now",
+                    ) from None
+            raise
         if isinstance(found, int):
             return found
         if isolation is Isolation.WITHOUT_TRANSACTIONS:
