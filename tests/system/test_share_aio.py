@@ -79,7 +79,7 @@ def test_outcomes_and_dead_letters_without_a_thread(
                 await consumer.acknowledge(records[0])
             assert await consumer.metrics() == {
                 "records_consumed": 5, "acknowledgements_refused": 0, "locks_lost": 0,
-                "dead_letters": 1, "dead_letters_failed": 0,
+                "dead_letters": 1, "dead_letters_failed": 0, "throttled": 0, "throttled_ms": 0,
                 "fetches": (await consumer.metrics())["fetches"],
             }  # fmt: skip
             assert {

@@ -22,6 +22,7 @@ from tailrace import (
     InvalidRequestError,
     InvalidSettingError,
     LockLostError,
+    RequestTimeoutError,
     ShareConsumer,
     TopicPartition,
     UnknownTopicError,
@@ -133,6 +134,13 @@ def test_kills_at_any_moment_lose_nothing_and_accept_nothing_twice(
     lock = threading.Lock()
     is_over = threading.Event()
 
+    def commit(consumer: ShareConsumer) -> None:
+        while True:
+            try:
+                return consumer.commit()
+            except RequestTimeoutError:
+                """It is not known whether the process that was killed did it: ask again."""
+
     def work(seed: int) -> None:
         with share(appliance, topic, max_poll_records=20 + seed) as consumer:
             while not is_over.is_set():
@@ -152,7 +160,7 @@ def test_kills_at_any_moment_lose_nothing_and_accept_nothing_twice(
                     if not (r.delivery_count == 1 and n % 7 == seed)
                 }
                 try:
-                    consumer.commit()
+                    commit(consumer)
                 except LockLostError as error:
                     done -= {
                         (run[1], offset)
