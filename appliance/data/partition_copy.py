@@ -7,7 +7,9 @@ Owner: `tailrace partition move`, one process a partition (a lock on the copy).
 
 Invariants:
 - `copied.json` names what is copied and synced. A file without a row there counts as not copied.
-- Of the newest segment, which grows, whole intact batches are copied: they never change.
+- Of the newest segment, which grows, whole intact batches are copied. Some may not be synced: after
+  a power loss, or when the log was cut, others can be at their positions. A copy goes on only in
+  the boot that it was made in, and only if its last batch is still in the segment.
 
 Crash: the next copy goes on from `copied.json`.
 """
@@ -20,6 +22,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from shm.runtime.elapsed_time import this_boot
 from tailrace.format.directory import checked_json
 from tailrace.format.directory.data_dir import (
     COPIED_FILE,
@@ -43,7 +46,9 @@ GROWS = 0
 """The time of a file that grows, in `copied.json`."""
 
 Entry = list[int]
-"""Inode, size and time of what was copied."""
+"""Inode, size and time of what was copied; of a file that grows also the boot, and the position of
+the last batch.
+"""
 
 
 class CopyInUseError(RuntimeError):
@@ -115,19 +120,39 @@ class PartitionCopy:
             if known is not None and known[0] == found.st_ino:
                 if known[1:] == [found.st_size, found.st_mtime_ns]:
                     return 0
-                if known[2] == GROWS:
+                if known[2] == GROWS and self._is_beginning(source, name, known):
                     start = known[1]
-            end = self._intact_end(source, found.st_size, name) if grows else found.st_size
+            end, last = found.st_size, 0
+            if grows:
+                end, last = self._intact_end(source, found.st_size, name)
             if end < start:
                 start = 0
             self._write(source, name, start, end, advance)
-            self._copied[name] = [found.st_ino, end, GROWS if grows else found.st_mtime_ns]
+            self._copied[name] = (
+                [found.st_ino, end, GROWS, this_boot(), last]
+                if grows
+                else [found.st_ino, end, found.st_mtime_ns]
+            )
             return end - start
         finally:
             os.close(source)
 
-    def _intact_end(self, source: int, size: int, name: str) -> int:
-        """The end of the intact batches of the newest segment."""
+    def _is_beginning(self, source: int, name: str, known: Entry) -> bool:
+        """True if what is copied of a file that grows is the file's beginning still."""
+        if len(known) != 5 or not known[3] or known[3] != this_boot():
+            return False
+        _, end, _, _, last = known
+        try:
+            copy = os.open(f"{self._place}/{name}", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False
+        try:
+            return os.pread(copy, end - last, last) == os.pread(source, end - last, last)
+        finally:
+            os.close(copy)
+
+    def _intact_end(self, source: int, size: int, name: str) -> tuple[int, int]:
+        """The end of the intact batches of the newest segment, and the position of the last one."""
 
         def read_at(length: int, position: int) -> bytes:
             return os.pread(source, length, position)
@@ -136,11 +161,12 @@ class PartitionCopy:
             metadata = PartitionMetadata.decode(file.read())
         length = schema_message_length(read_at)
         if metadata is None or not length:
-            return 0
+            return 0, 0
         walk = Walk(length, int(name.partition(".")[0]))
-        for _ in walk_batches(read_at, size, walk, metadata.seed):
-            pass
-        return walk.position
+        last = 0
+        for position, _ in walk_batches(read_at, size, walk, metadata.seed):
+            last = position
+        return walk.position, last
 
     def _write(
         self, source: int, name: str, start: int, end: int, advance: Callable[[int], None]
@@ -184,6 +210,19 @@ def opened(
             raise CopyInUseError(
                 f"another process copies this partition to {target}: wait until it has ended."
             ) from None
+        if not _is_named(fd, place):
+            raise CopyInUseError(
+                f"the copy of this partition in {target} was completed meanwhile: look where the "
+                "partition is (tailrace partition list), and try again."
+            )
         yield PartitionCopy(directory, place, pace)
     finally:
         os.close(fd)
+
+
+def _is_named(fd: int, path: str) -> bool:
+    """True if the open directory has this name still."""
+    try:
+        return os.path.samestat(os.fstat(fd), os.stat(path))
+    except FileNotFoundError:
+        return False

@@ -168,7 +168,8 @@ class CatalogFeed:
         try:
             if not log.is_open or log.refusal or log.is_swapping:
                 raise OSError(errno.EBUSY, "the log takes no writes, or is being cleaned")
-            self._commit.sync(log)
+            if not self._commit.sync(log):
+                raise OSError(errno.EIO, "the log could not be synced and is offline now")
             log.checkpoint(sync=True)
             copied = complete_copy(self._logs.files, log.directory, assignment)
         except OSError as error:

@@ -13,7 +13,9 @@ all of it is synced.
 Invariants:
 - The files of the log do not change here.
 - A part of the copy is used if `copied.json` names the file that it was copied from, by inode, size
-  and time; of an active segment, which grows only, its beginning.
+  and time; of an active segment its beginning, if it was copied in this boot and the last batch
+  that was copied is there still. After a power loss or a cut the segment may have other batches.
+- Nobody else writes to the copy: it is locked until it has its name.
 - The complete copy is synced before it has its name.
 
 Crash: the partition is where it was. Copies that no decision followed are replaced by the next try.
@@ -22,11 +24,15 @@ Crash: the partition is where it was. Copies that no decision followed are repla
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from shm.crash_points import crash_point
 from shm.messages.lane_messages import Assignment
+from shm.runtime.elapsed_time import this_boot
 from tailrace.format.directory import checked_json
 from tailrace.format.directory.data_dir import (
     ARRIVAL_FILE,
@@ -48,7 +54,7 @@ _LEFT_OUT = (UNFINISHED_SUFFIX, CLEANED_SUFFIX, CLEANED_INDEX_SUFFIX, ".tmp", CO
 
 def complete_copy(files: Files, directory: str, assignment: Assignment) -> int:
     """Complete the copy of a partition in `assignment.departing`. Returns the bytes copied. Raises
-    OSError.
+    OSError, also when a mover works on the copy.
     """
     target, name = assignment.departing, _name(assignment)
     place = f"{target}/{assignment.directory_name}"
@@ -58,16 +64,33 @@ def complete_copy(files: Files, directory: str, assignment: Assignment) -> int:
     for path in (moving, kept, f"{moving}/{name}"):
         if not files.exists(path):
             files.make_directory(path)
-    copied = _copy_missing(files, directory, f"{moving}/{name}")
-    _write(files, f"{moving}/{name}/{ARRIVAL_FILE}", arrival_content(assignment.move))
-    files.sync_directory(f"{moving}/{name}")
-    crash_point("move.copied")
-    remove_tree(files, f"{kept}/{name}")
-    files.rename(f"{moving}/{name}", f"{kept}/{name}")
+    with _locked(f"{moving}/{name}"):
+        copied = _copy_missing(files, directory, f"{moving}/{name}")
+        _write(files, f"{moving}/{name}/{ARRIVAL_FILE}", arrival_content(assignment.move))
+        files.sync_directory(f"{moving}/{name}")
+        crash_point("move.copied")
+        remove_tree(files, f"{kept}/{name}")
+        files.rename(f"{moving}/{name}", f"{kept}/{name}")
     for path in (kept, moving, target):
         files.sync_directory(path)
     crash_point("move.complete")
     return copied
+
+
+@contextmanager
+def _locked(place: str) -> Iterator[None]:
+    """Keep movers out of the copy. Raises OSError when one works on it."""
+    fd = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise OSError(
+                errno.EBUSY, "another `tailrace partition move` copies this partition", place
+            ) from None
+        yield
+    finally:
+        os.close(fd)
 
 
 def discard_copy(files: Files, target: str, assignment: Assignment) -> None:
@@ -98,24 +121,29 @@ def _copied(files: Files, copy: str) -> dict[str, Any]:
 
 def _copy_rest(files: Files, source: str, target: str, known: Any) -> int:
     """Copy what the copy of a file lacks, and sync it. `known`: (inode, size, time) of what was
-    copied, which is synced; time 0: it was the beginning of the active segment.
+    copied, which is synced; time 0, then boot and position of the last batch: it was the beginning
+    of the active segment.
     """
     fd = files.open_for_read(source)
     try:
         found = os.fstat(fd)
-        start = 0
-        if isinstance(known, list) and len(known) == 3 and known[0] == found.st_ino:
+        start = last = 0
+        if isinstance(known, list) and len(known) in (3, 5) and known[0] == found.st_ino:
             if known[1:] == [found.st_size, found.st_mtime_ns]:
                 return 0
-            if source.endswith(SEGMENT_SUFFIX) and not known[2] and known[1] <= found.st_size:
-                start = int(known[1])
+            if (
+                source.endswith(SEGMENT_SUFFIX)
+                and known[2:4] == [0, this_boot()]
+                and known[1] <= found.st_size
+            ):
+                start, last = int(known[1]), int(known[4])
         copy = files.open_for_write(target)
         try:
-            length = min(start, HEAD_BYTES)
-            if files.size(copy) < start or files.read_at(fd, length, 0) != files.read_at(
-                copy, length, 0
+            pieces = (min(start, HEAD_BYTES), 0), (start - last, last)
+            if files.size(copy) < start or any(
+                files.read_at(fd, *piece) != files.read_at(copy, *piece) for piece in pieces
             ):
-                start = 0  # a cleaned segment may have the inode number, and has another schema
+                start = 0  # the segment was cut, or a cleaned one has the inode number
             files.truncate(copy, start)
             position = start
             while position < found.st_size:

@@ -1,0 +1,177 @@
+"""A copy that goes to another data directory is completed from what the log has now."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import logging
+import os
+import pathlib
+from dataclasses import replace
+
+import pytest
+
+from appliance.data import partition_copy
+from appliance.data.partition_copy import CopyInUseError, Pace
+from shm.messages.lane_messages import Assignment
+from tailrace.format.directory.data_dir import bin_name
+from tests.kit.batches import TIME_US, TOPIC_ID, make_batch, stamped
+from tests.kit.logs import assignment, bench
+from workers.log.files import departure
+from workers.segment.files import DiskFiles
+
+NAME = bin_name(TOPIC_ID, 0)
+COUNT = 200
+"""Rows of a batch: it is longer than what is compared of the beginning."""
+LENGTH = len(make_batch(COUNT))
+
+
+def departing(target: pathlib.Path) -> Assignment:
+    return replace(assignment(version=2), departing=str(target), move="this")
+
+
+def written(tmp_path: pathlib.Path, batches: int) -> pathlib.Path:
+    """A log of these batches, whose files nobody writes any more; its active segment."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "target").mkdir()
+    with bench(str(tmp_path / "data")) as b:
+        for _ in range(batches):
+            b.send(make_batch(COUNT))
+        b.settle()
+        [path] = b.segment_paths()
+    return pathlib.Path(path)
+
+
+def copy(segment: pathlib.Path, tmp_path: pathlib.Path) -> int:
+    """What `tailrace partition move` does before the partition is closed."""
+    with partition_copy.opened(
+        str(segment.parent), str(tmp_path / "target"), TOPIC_ID, 0, Pace(0)
+    ) as made:
+        return made.catch_up(lambda _: None)
+
+
+def complete(segment: pathlib.Path, tmp_path: pathlib.Path) -> int:
+    """What the flusher does then."""
+    return departure.complete_copy(DiskFiles(), str(segment.parent), departing(tmp_path / "target"))
+
+
+def replace_batch(segment: pathlib.Path, number: int, batches: int) -> None:
+    """Another batch in place of one of the log's, as after a cut."""
+    other = stamped(make_batch(COUNT), COUNT * number, append_time_us=TIME_US + 1_000 + number)
+    with segment.open("r+b") as file:  # the file keeps its inode
+        file.seek(segment.stat().st_size - (batches - number) * LENGTH)
+        file.write(other)
+
+
+@pytest.mark.parametrize("mover_runs_again", [True, False])
+def test_batches_that_were_cut_and_written_anew_are_copied_anew(
+    tmp_path: pathlib.Path, mover_runs_again: bool
+) -> None:
+    segment = written(tmp_path, 3)
+    copy(segment, tmp_path)
+    replace_batch(segment, 1, 3)
+    replace_batch(segment, 2, 3)
+    if mover_runs_again:
+        assert copy(segment, tmp_path) == segment.stat().st_size
+        assert (
+            tmp_path / "target" / "moving" / NAME / segment.name
+        ).read_bytes() == segment.read_bytes()
+    complete(segment, tmp_path)
+    arrived = tmp_path / "target" / "bin" / NAME / segment.name
+    assert arrived.read_bytes() == segment.read_bytes()
+
+
+@pytest.mark.parametrize("mover_runs_again", [True, False])
+def test_a_copy_from_before_the_last_boot_begins_anew(
+    tmp_path: pathlib.Path, mover_runs_again: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    segment = written(tmp_path, 3)
+    copy(segment, tmp_path)
+    for module in (partition_copy, departure):
+        monkeypatch.setattr(module, "this_boot", lambda: 7)
+    if mover_runs_again:
+        assert copy(segment, tmp_path) == segment.stat().st_size
+    assert (complete(segment, tmp_path) >= segment.stat().st_size) is not mover_runs_again
+    arrived = tmp_path / "target" / "bin" / NAME / segment.name
+    assert arrived.read_bytes() == segment.read_bytes()
+
+
+def test_a_copy_goes_on_where_it_ended(tmp_path: pathlib.Path) -> None:
+    segment = written(tmp_path, 2)
+    whole = segment.read_bytes()
+    with segment.open("r+b") as file:
+        file.truncate(len(whole) - LENGTH)
+    assert copy(segment, tmp_path) == len(whole) - LENGTH
+    assert copy(segment, tmp_path) == 0
+    with segment.open("ab") as file:
+        file.write(whole[-LENGTH:])
+    assert copy(segment, tmp_path) == LENGTH
+
+
+def test_a_copy_that_a_mover_works_on_is_not_completed(tmp_path: pathlib.Path) -> None:
+    segment = written(tmp_path, 1)
+    moving = tmp_path / "target" / "moving" / NAME
+    with partition_copy.opened(
+        str(segment.parent), str(tmp_path / "target"), TOPIC_ID, 0, Pace(0)
+    ) as made:
+        made.catch_up(lambda _: None)
+        with pytest.raises(OSError, match="copies this partition") as raised:
+            complete(segment, tmp_path)
+        assert raised.value.errno == errno.EBUSY
+        assert moving.is_dir()
+    complete(segment, tmp_path)
+    assert not moving.exists()
+
+
+def test_a_mover_that_waited_for_a_completed_copy_leaves_it_alone(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    segment = written(tmp_path, 1)
+    lock = fcntl.flock
+
+    def completed_before(fd: int, operation: int) -> None:
+        monkeypatch.undo()
+        complete(segment, tmp_path)
+        lock(fd, operation)
+
+    monkeypatch.setattr(fcntl, "flock", completed_before)
+    with pytest.raises(CopyInUseError, match="completed meanwhile"):
+        copy(segment, tmp_path)
+
+
+class FailingSegments(DiskFiles):
+    """Files whose segments cannot be synced, nor written anew, once `fails` is set."""
+
+    fails = False
+
+    def sync_data(self, fd: int) -> None:
+        self._check(os.readlink(f"/proc/self/fd/{fd}"))
+        super().sync_data(fd)
+
+    def open_for_write(self, path: str, *, exclusive: bool = False) -> int:
+        self._check(path)
+        return super().open_for_write(path, exclusive=exclusive)
+
+    def _check(self, path: str) -> None:
+        if self.fails and ".arrows" in path and "/target/" not in path:
+            raise OSError(errno.EIO, "injected")
+
+
+def test_a_log_that_cannot_be_synced_stays(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "target").mkdir()
+    files = FailingSegments()
+    with bench(str(tmp_path / "data"), files) as b:
+        item = assignment(durability="memory")
+        b.assign(item)
+        b.settle()
+        b.send(make_batch())
+        b.settle()
+        files.fails = True
+        with caplog.at_level(logging.WARNING):
+            b.assign(departing(tmp_path / "target"))
+            b.settle()
+    assert "partition_not_moved" in caplog.text
+    assert not (tmp_path / "target" / "bin" / NAME).exists()
