@@ -7,6 +7,8 @@ names is matched here.
 
 Invariants:
 - A pattern is matched in time that is bounded by its form: `checked_pattern`.
+- The pattern of a member is forgotten with the member: when it leaves, when the coordinator no
+  longer knows it, or when it was silent for the longest session timeout.
 """
 
 from __future__ import annotations
@@ -36,6 +38,8 @@ CONSUMER_MEMBER = 1
 PATTERN_MAX = 249
 REPEATS_MAX = 3
 PATTERNS_MAX = 10_000
+GONE = (ErrorCode.UNKNOWN_MEMBER, ErrorCode.FENCED_MEMBER, ErrorCode.UNKNOWN_GROUP)
+"""Errors of a member that has to join again, and sends its pattern then."""
 _REPEAT = re.compile(r"[*+?}]")
 _REPEATED_GROUP = re.compile(r"\)[*+?{]")
 
@@ -63,6 +67,8 @@ def heartbeat(call: Call) -> Steps:
         _patterns(call).pop((name, member_id), None)
     answer = yield call.ask(Api.GROUP_HEARTBEAT, asked)
     if answer.code is not ErrorCode.OK:
+        if answer.code in GONE:
+            _patterns(call).pop((name, member_id), None)
         raise RefusedError(_error_of(answer.code), answer.sentence)
     found = answer.json()
     response = {
@@ -128,10 +134,20 @@ def _changes(call: Call, member_id: str) -> dict[str, Any]:
 
 def _patterns(call: Call) -> dict[tuple[str, str], list[Any]]:
     """By (group, member): the pattern, the member's own topics, the list of names that it was last
-    matched with.
+    matched with, the time of the last heartbeat. The member that was silent longest comes first.
     """
     found: dict[tuple[str, str], list[Any]] = call.services.state.setdefault("patterns", {})
     return found
+
+
+def _forget_silent(call: Call) -> None:
+    patterns, services = _patterns(call), call.services
+    silent_ms = max(SESSION_TIMEOUT_MS, services.settings["group.session.timeout.max.ms"])
+    while patterns:
+        key = next(iter(patterns))
+        if services.now_ns - patterns[key][3] <= silent_ms * 1_000_000:
+            return
+        del patterns[key]
 
 
 def _matched(call: Call, member_id: str, topics: list[str] | None) -> list[str] | None:
@@ -144,15 +160,18 @@ def _matched(call: Call, member_id: str, topics: list[str] | None) -> list[str] 
         if not text:
             patterns.pop(key, None)
             return [] if topics is None else None
+        _forget_silent(call)
         if len(patterns) >= PATTERNS_MAX and key not in patterns:
             raise RefusedError(
                 KafkaError.GROUP_MAX_SIZE_REACHED,
                 f"{PATTERNS_MAX} members have patterns already; subscribe to names",
             )
-        patterns[key] = [checked_pattern(text), topics or [], None]
-    kept = patterns.get(key)
+        patterns[key] = [checked_pattern(text), topics or [], None, 0]
+    kept = patterns.pop(key, None)
     if kept is None:
         return None
+    patterns[key] = kept  # behind all others: it was heard of last
+    kept[3] = call.services.now_ns
     if topics is not None:
         kept[1] = topics
     names = call.services.routes.names()

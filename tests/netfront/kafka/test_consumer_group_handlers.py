@@ -1,0 +1,89 @@
+"""Patterns of members of Kafka's newer protocol are kept as long as the members, and no longer."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import orjson
+import pytest
+
+from netfront.kafka.apis import consumer_groups
+from netfront.kafka.apis.call import Call, RefusedError
+from netfront.kafka.apis.consumer_groups import heartbeat
+from netfront.kafka.exchange.peers import Answer
+from netfront.kafka.wire.errors import KafkaError
+from shm.runtime.timing_wheel import TimingWheel
+from tailrace.core.error_codes import ErrorCode
+
+SECOND_NS = 1_000_000_000
+BEAT = {
+    "group_id": "g", "member_id": "m", "member_epoch": 0, "instance_id": None,
+    "rebalance_timeout_ms": -1, "subscribed_topic_names": None, "subscribed_topic_regex": None,
+    "server_assignor": None, "topic_partitions": None,
+}  # fmt: skip
+
+
+class FakeGateway:
+    """The services of a gateway whose coordinator answers with one code."""
+
+    def __init__(self) -> None:
+        names = ["a-1", "b-1"]
+        self.services: Any = SimpleNamespace(
+            state={},
+            timers=TimingWheel(0),
+            now_ns=SECOND_NS,
+            settings={
+                "group.session.timeout.max.ms": 60_000,
+                "groups.max": 2,
+                "group.members.max": 10,
+            },
+            routes=SimpleNamespace(names=lambda: names),
+        )
+
+    def ask_json(self, _api: int, value: dict[str, Any]) -> dict[str, Any]:
+        return value
+
+    def beat(self, code: ErrorCode = ErrorCode.OK, **fields: Any) -> Any:
+        """Returns what the coordinator was asked."""
+        peer: Any = self
+        connection: Any = SimpleNamespace()
+        steps = heartbeat(Call(self.services, connection, peer, 68, 1, "client", BEAT | fields))
+        asked = next(steps)
+        answer = {"member_id": "m", "member_epoch": 1, "message": "gone"}
+        try:
+            steps.send(Answer(code, [orjson.dumps(answer)]))
+        except StopIteration:
+            return asked
+        raise AssertionError("it waits")
+
+    @property
+    def members(self) -> list[str]:
+        return [member for _, member in self.services.state["patterns"]]
+
+
+@pytest.mark.parametrize("code", [ErrorCode.UNKNOWN_MEMBER, ErrorCode.FENCED_MEMBER])
+def test_the_pattern_of_a_member_that_is_gone_is_forgotten(code: ErrorCode) -> None:
+    gateway = FakeGateway()
+    assert gateway.beat(subscribed_topic_regex="a-.*")["topics"] == ["a-1"]
+    with pytest.raises(RefusedError):
+        gateway.beat(ErrorCode.NOT_READY, member_epoch=1)
+    assert gateway.members == ["m"]
+    with pytest.raises(RefusedError):
+        gateway.beat(code, member_epoch=1)
+    assert gateway.members == []
+
+
+def test_patterns_of_silent_members_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(consumer_groups, "PATTERNS_MAX", 2)
+    gateway = FakeGateway()
+    for member in ("alive", "silent"):
+        gateway.beat(member_id=member, subscribed_topic_regex="a-.*")
+    gateway.services.now_ns += 50 * SECOND_NS
+    gateway.beat(member_id="alive", member_epoch=1)
+    with pytest.raises(RefusedError) as refused:
+        gateway.beat(member_id="new", subscribed_topic_regex="b-.*")
+    assert refused.value.code is KafkaError.GROUP_MAX_SIZE_REACHED
+    gateway.services.now_ns += 11 * SECOND_NS
+    assert gateway.beat(member_id="new", subscribed_topic_regex="b-.*")["topics"] == ["b-1"]
+    assert gateway.members == ["alive", "new"]
