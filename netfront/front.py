@@ -315,6 +315,16 @@ class Front:
         except LogReadError:
             return -1
 
+    def shown_offsets(self, route: Assignment) -> tuple[int, int]:
+        """The log start offset and the high watermark of a partition, -1 each while its log is not
+        open.
+        """
+        try:
+            state = self._reader.state(route)
+        except LogReadError:
+            return -1, -1
+        return state.log_start_offset, state.high_watermark
+
     def end_of_epoch(self, route: Assignment, epoch: int) -> tuple[int, int]:
         """Return a leader epoch, at most `epoch`, and where its records end; -1 each if that is not
         known.

@@ -165,7 +165,9 @@ class ProduceBatches(NamedTuple):
 class ProducedEntry(NamedTuple):
     """The result of one batch. The other fields are valid if `error` is OK (0).
 
-    `flags` is PRODUCED_DUPLICATE for a batch that was already stored.
+    `flags` is PRODUCED_DUPLICATE for a batch that was already stored; also with UNKNOWN_SEQUENCE,
+    if it was certainly stored at an offset that is forgotten. `base_offset` is the end of the log
+    then.
     """
 
     error: int

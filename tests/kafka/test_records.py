@@ -18,6 +18,7 @@ from netfront.kafka.apis.fetch import OUT_MAX_BYTES
 from netfront.kafka.wire.errors import KafkaError
 from tailrace import Admin, Consumer, NewTopic, Producer
 from tailrace.embedded_appliance import EmbeddedAppliance
+from tailrace.format.record_batch.batch_header import REMEMBERED_BATCHES
 from tests.kit.kafka_batches import kafka_batch as batch
 from tests.kit.processes import HANG_LIMIT_S, children
 from tests.kit.raw_kafka import RawKafka, kill_gateway
@@ -111,6 +112,40 @@ def test_a_repeated_batch_is_appended_once_and_a_missing_one_is_noticed(
         following = client.ask(INIT_PRODUCER_ID, 4, asked)
         assert (following["error_code"], following["producer_epoch"]) == (0, identity[1] + 1)
     assert [r.value for r in read_all(appliance, "idempotent", 3)] == [b"a", b"b", b"c"]
+
+
+def test_a_batch_of_an_unknown_producer_is_refused_with_the_log_start_offset(
+    appliance: EmbeddedAppliance, gateway: str
+) -> None:
+    make(appliance, "forgotten")
+    with RawKafka(gateway) as client:
+        found = client.ask(
+            INIT_PRODUCER_ID, 4, {"transactional_id": None, "transaction_timeout_ms": 1}
+        )
+        identity = found["producer_id"], found["producer_epoch"]
+        refused = produce(client, "forgotten", batch(b"a", producer=(*identity, 7)))
+    assert refused["error_code"] == KafkaError.UNKNOWN_PRODUCER_ID
+    assert refused["log_start_offset"] == 0, "-1: Java's producer repeats it in vain"
+
+
+def test_a_repeated_batch_behind_those_remembered_is_acknowledged_and_appended_once(
+    appliance: EmbeddedAppliance, gateway: str
+) -> None:
+    make(appliance, "behind")
+    with RawKafka(gateway) as client:
+        found = client.ask(
+            INIT_PRODUCER_ID, 4, {"transactional_id": None, "transaction_timeout_ms": 1}
+        )
+        identity = found["producer_id"], found["producer_epoch"]
+        batches = [batch(b"%d" % n, producer=(*identity, n)) for n in range(REMEMBERED_BATCHES + 2)]
+        for data in batches:
+            assert produce(client, "behind", data)["error_code"] == KafkaError.NONE
+        again = produce(client, "behind", batches[0])
+        assert again["error_code"] == KafkaError.DUPLICATE_SEQUENCE_NUMBER
+        assert again["base_offset"] == -1
+        assert produce(client, "behind", batches[2])["base_offset"] == 2
+    found_values = [r.value for r in read_all(appliance, "behind", len(batches))]
+    assert found_values == [b"%d" % n for n in range(len(batches))]
 
 
 def bent(at: int, value: int) -> bytes:

@@ -504,7 +504,8 @@ class Worker:
                     source, message, ErrorCode.TOO_MANY_PRODUCERS, next_offset, header
                 )
             if verdict.decision is Decision.REFUSE:
-                return self._refuse(source, message, verdict.code, next_offset, header)
+                flags = FLAG_DUPLICATE if verdict.is_stored else 0
+                return self._refuse(source, message, verdict.code, next_offset, header, flags)
         self._append_batch(partition, header, message, source, position, shown[3])
         return True
 
@@ -657,6 +658,7 @@ class Worker:
         code: ErrorCode,
         next_offset: int,
         header: BatchHeader | None = None,
+        flags: int = 0,
     ) -> bool:
         self._refused_count += 1
         self._append(
@@ -664,7 +666,7 @@ class Worker:
             0,
             message,
             source,
-            message.flags,
+            message.flags | flags,
             code,
             next_offset,
             next_offset,

@@ -5,6 +5,8 @@ Invariants:
 - Batches of a connection are passed to the front in the order of its requests: while one waits for
   credit, no later request is begun.
 - A partition whose records cannot be converted is refused alone.
+- A repeated batch whose offset is forgotten is acknowledged when all that was appended before its
+  repetition is durable. Then it is, too.
 """
 
 from __future__ import annotations
@@ -37,6 +39,9 @@ EARLY = (ErrorCode.CONCURRENT_TRANSACTIONS, ErrorCode.OUT_OF_ORDER_SEQUENCE)
 """Errors of batches of a transaction whose predecessor is being ended, and of those behind them."""
 CONCURRENT_NS = 10_000_000_000
 CONCURRENT_PAUSE_NS = 5_000_000
+DURABLE_NS = 10_000_000_000
+STORED = "is_stored"
+"""Set in the entry of a partition with a batch that was appended before, at a forgotten offset."""
 
 
 class Part(NamedTuple):
@@ -76,6 +81,9 @@ def produce(call: Call) -> Steps:
     if not acks and error is KafkaError.NONE:
         return None
     yield from _collect(call, sent, writer)
+    for part in parts:
+        if part.entry.pop(STORED, False) and part.entry["error_code"] == KafkaError.NONE:
+            part.entry.update(error_code=KafkaError.DUPLICATE_SEQUENCE_NUMBER, base_offset=-1)
     return {"responses": topics}
 
 
@@ -241,6 +249,15 @@ def _note(
     if result.error:
         code = code_of(result.error)
         error = kafka_error(result.error)
+        if code is ErrorCode.UNKNOWN_SEQUENCE:
+            if result.flags & messages.PRODUCED_DUPLICATE:
+                if (yield from _is_durable(call, part.route, result.base_offset)):
+                    entry[STORED] = True
+                    return
+                error = KafkaError.REQUEST_TIMED_OUT
+            else:
+                # Java's producer takes a new epoch if this is known, else it repeats the batch.
+                entry["log_start_offset"] = call.services.front.shown_offsets(part.route)[0]
         if writer is not None and code is ErrorCode.PRODUCER_FENCED:
             error = yield from note_fenced(call, writer)
         entry.update(error_code=error, base_offset=-1, error_message=ERROR_TABLE[code].meaning)
@@ -249,3 +266,13 @@ def _note(
         entry["base_offset"] = result.base_offset
         if part.route.settings.get("message.timestamp.type") == "LogAppendTime":
             entry["log_append_time_ms"] = result.append_time_us // 1000
+
+
+def _is_durable(call: Call, route: Assignment, end: int) -> Steps:
+    """Wait until the records below `end` are durable. Returns False if that takes too long."""
+    until_ns = call.services.now_ns + DURABLE_NS
+    while call.services.front.shown_offsets(route)[1] < end:
+        if call.services.now_ns >= until_ns:
+            return False
+        yield pause(call.services, CONCURRENT_PAUSE_NS)
+    return True

@@ -72,6 +72,8 @@ class Verdict(NamedTuple):
     code: ErrorCode = ErrorCode.OK
     is_new: bool = False
     """True for an unknown producer. Append its batch only if `has_room`."""
+    is_stored: bool = False
+    """True for a refused batch that was certainly appended, and whose offset is forgotten."""
 
 
 KEPT = 256
@@ -210,6 +212,8 @@ class ProducerTable:
             Decision.REFUSE,
             None,
             ErrorCode.UNKNOWN_SEQUENCE if behind else ErrorCode.OUT_OF_ORDER_SEQUENCE,
+            # an epoch's sequences are appended without gaps from 0 on
+            is_stored=base_sequence <= last_sequence < newest[_LAST_SEQUENCE],
         )
 
     def record(

@@ -51,6 +51,20 @@ def test_decision(
     assert (verdict.decision, verdict.code) == (decision, code)
 
 
+@pytest.mark.parametrize(
+    ("producer", "sequence", "is_stored"), [(9, 10, True), (9, END + 10, False), (8, 10, False)]
+)
+def test_a_batch_behind_those_remembered_is_known_as_stored(
+    producer: int, sequence: int, is_stored: bool
+) -> None:
+    assert table().decide(producer, 1, sequence, 9).is_stored is is_stored
+
+
+def test_a_batch_before_sequence_zero_is_not_known_as_stored() -> None:
+    assert not table().decide(9, 1, LAST - 4, 9).is_stored
+    assert not table().decide(9, 1, LAST - 20, 9).is_stored
+
+
 def test_a_duplicate_is_answered_with_its_first_offset() -> None:
     verdict = table().decide(9, 1, 50, 9)
     assert verdict.original is not None
