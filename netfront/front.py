@@ -196,6 +196,8 @@ class Front:
         self._metadata_service = MetadataService(
             routing, reader, front_ports, self._fetches.fetched
         )
+        if gate is not None:
+            self._metadata_service.tokens = gate.tokens
         self._described = {
             "cluster_id": cluster_id, "server": "tailrace", "auto_create_topics": auto_create_topics
         }  # fmt: skip
@@ -871,12 +873,15 @@ def build(
 def _make_gate(context: ProcessContext) -> tuple[Security, Gate]:
     """The keys and the gate of an appliance that has users. The process ends without its keys."""
     from netfront.access.gate import Gate
+    from netfront.access.page_tokens import PageTokens
     from shm.rights.server_keys import KeysUnusableError, own_public_key, read_server_key
 
     data_dir = context.spec.data_dirs[0]
     try:
         gate = Gate(own_public_key(data_dir), context.clock.wall_us)
-        return Security(read_server_key(data_dir).secret, gate.allows), gate
+        secret = read_server_key(data_dir).secret
+        gate.tokens = PageTokens(secret.encode())
+        return Security(secret, gate.allows), gate
     except KeysUnusableError as error:
         print(f"tailrace: {error}", file=sys.stderr, flush=True)
         sys.exit(EXIT_FAILED)

@@ -14,12 +14,14 @@ from __future__ import annotations
 
 import datetime as dt
 import logging
+import os
 from collections.abc import Callable, Container, Iterable
 from typing import Any
 
 import orjson
 from zmq.utils import z85
 
+from netfront.access.page_tokens import SEALED, PageTokens
 from netfront.access.rules import OPEN, RULES, refuse_unless
 from netfront.session.sessions import Session
 from netfront.socket.zap import Claim
@@ -44,6 +46,8 @@ _NAME_USER = frozenset(
         int(Api.END_TRANSACTION),
     )
 )  # fmt: skip
+_TOKENS = ("next", "after")
+"""Fields of page tokens, in requests and responses: a name, or a list that begins with one."""
 TopicName = Callable[[str], str | None]
 
 
@@ -61,6 +65,8 @@ class Gate:
     def __init__(self, own_key: str, wall_us: Callable[[], int]) -> None:
         """`own_key`: public key of the appliance's own clients."""
         self._own_key = own_key
+        self.tokens = PageTokens(os.urandom(32))
+        """The front gives it those of the appliance."""
         self.topic_name: TopicName = lambda _topic_id: None
         """The front's (see `rules`)."""
         self.answer_connections: Callable[[], int] = lambda: 0
@@ -298,11 +304,47 @@ class Gate:
         return orjson.dumps(request)
 
     def shown(self, principal: Principal, api: int, body: bytes) -> bytes:
-        """The part of a response that the principal may see."""
+        """The part of a response that the principal may see. A page token that names something else
+        is sealed.
+        """
         rule = RULES.get(api)
         if principal.is_admin or rule is None or rule.lists is None:
             return body
-        return orjson.dumps(rule.lists(principal, orjson.loads(body)))
+        shown = rule.lists(principal, orjson.loads(body))
+        for field in _TOKENS:
+            token = shown.get(field)
+            name = token[0] if isinstance(token, list) and token else token
+            if isinstance(name, str) and (name.startswith(SEALED) or not _is_shown(shown, name)):
+                sealed = self.tokens.seal(name)
+                shown[field] = [sealed, *token[1:]] if isinstance(token, list) else sealed
+        return orjson.dumps(shown)
+
+    def opened(self, principal: Principal, api: int, request: dict[str, Any]) -> bool:
+        """Open the page token of a request that lists. False: it has none that is sealed. Raises
+        WireError.
+        """
+        rule = RULES.get(api)
+        if principal.is_admin or rule is None or rule.lists is None:
+            return False
+        has_opened = False
+        for field in _TOKENS:
+            token = request.get(field)
+            name = token[0] if isinstance(token, list) and token else token
+            if isinstance(name, str) and name.startswith(SEALED):
+                name = self.tokens.open(name)
+                request[field] = [name, *token[1:]] if isinstance(token, list) else name
+                has_opened = True
+        return has_opened
+
+
+def _is_shown(shown: dict[str, Any], name: str) -> bool:
+    """True if the last row of a page has the name of the page's token."""
+    for field, rows in shown.items():
+        if isinstance(rows, list) and rows and field not in _TOKENS:
+            last = rows[-1]
+            if name in (last.values() if isinstance(last, dict) else last):
+                return True
+    return False
 
 
 def _apply(rights: Rights, change: dict[str, Any]) -> None:

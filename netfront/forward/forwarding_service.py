@@ -158,6 +158,8 @@ class ForwardingService:
         request = messages.decode_request(body)
         api, version, correlation_id = header.api, header.version, header.correlation_id
         if self._gate is not None and session.principal is not None:
+            if self._gate.opened(session.principal, api, request):
+                body = orjson.dumps(request)
             body = self._gate.check(session.principal, api, request, body)
             body = self._gate.with_user(session.principal, api, body)
         nothing = NOTHING_LISTED.get(api)

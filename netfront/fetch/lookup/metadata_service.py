@@ -32,6 +32,7 @@ from tailrace.protocol.frame import WireError
 from tailrace.protocol.messages import TOPICS_AT_ONCE_MAX, ListOffsetsEntry
 
 if TYPE_CHECKING:
+    from netfront.access.page_tokens import PageTokens
     from netfront.fetch.lookup.timestamp_lookup import TimestampLookup
     from shm.rights.authorizer import Principal
 
@@ -61,6 +62,8 @@ class MetadataService:
         self._reader = reader
         self._times: TimestampLookup | None = None
         self._front_ports = front_ports
+        self.tokens: PageTokens | None = None
+        """Seals names which their reader may not see. None: everybody may see all."""
 
     def metadata(
         self, body: bytes, answer: Callable[[bytes], None], principal: Principal | None = None
@@ -77,9 +80,12 @@ class MetadataService:
             names = request.topics
         elif request.names_only and request.after is not None:
             every = self._routing.names()
-            start = bisect_right(every, request.after)
+            start = bisect_right(every, self._opened(request.after))
             names = every[start : start + TOPICS_AT_ONCE_MAX]
             following = names[-1] if start + len(names) < len(every) else None
+            if following is not None and principal is not None and self.tokens is not None:
+                is_shown = principal.may("describe", "topic", following)
+                following = following if is_shown else self.tokens.seal(following)
             behind.append(b'"after":' + orjson.dumps(following))
         else:
             names = self._routing.names()
@@ -117,6 +123,10 @@ class MetadataService:
             + b"".join(b"," + piece for piece in behind)
             + b"}"
         )
+
+    def _opened(self, after: str) -> str:
+        """The name where a page begins. Raises WireError."""
+        return self.tokens.open(after) if self.tokens and after.startswith("\0") else after
 
     def _described(self, name: str, names_only: bool, older_schema_bytes: int) -> dict[str, Any]:
         if names_only:

@@ -10,12 +10,15 @@ import zmq
 from zmq.utils import z85
 
 from netfront.access.gate import APPLIANCE, Gate
+from netfront.access.page_tokens import PageTokens
+from netfront.fetch.lookup import metadata_service
 from netfront.session.sessions import Session
 from netfront.socket.flow_control import Credit
 from netfront.socket.zap import Claim, claim_of, decode_claim, encode_claim
 from shm.rights.users import Key, User
 from tailrace.core.error_codes import ErrorCode
 from tailrace.protocol.frame import Api, WireError
+from tests.kit.fronts import FakeFront
 
 A, B, OWN = (zmq.curve_keypair()[0] for _ in range(3))
 
@@ -218,3 +221,93 @@ def test_requests_of_members_have_the_user_whom_the_client_cannot_name() -> None
     for api in (Api.SHARE_ACQUIRE, Api.SHARE_ACKNOWLEDGE, Api.GROUP_HEARTBEAT):
         assert orjson.loads(Gate.with_user(principal, api, b'{"user":"b"}')) == {"user": "a"}
     assert Gate.with_user(principal, Api.LIST_GROUPS, b"{}") == b"{}"
+
+
+@pytest.mark.parametrize(
+    ("api", "rows", "field", "token"),
+    [
+        (
+            Api.LIST_DELETED_TOPICS, {"topics": [{"name": "t"}, {"name": "secret"}]}, "next",
+            "secret",
+        ),
+        (Api.LIST_DELETED_TOPICS, {"topics": []}, "next", "secret"),
+        (
+            Api.DESCRIBE_DELAYS, {"partitions": [{"topic": "secret", "partition": 7}]}, "after",
+            ["secret", 7],
+        ),
+        (Api.FETCH_OFFSETS, {"offsets": [["secret", 3, 9]]}, "next", ["secret", 3]),
+        (Api.LIST_DELETED_TOPICS, {"topics": [{"name": "t"}]}, "next", "secret"),
+    ],
+)  # fmt: skip
+def test_a_page_token_tells_no_name_that_its_reader_may_not_see(
+    api: Api, rows: dict[str, Any], field: str, token: Any
+) -> None:
+    gate = gate_with(user("a", A), acls=(acl(1, "User:a", "describe", "t"),))
+    principal = gate.admit(claim(A))
+    shown = gate.shown(principal, api, orjson.dumps({**rows, field: token}))
+    assert b"secret" not in shown
+    request = {field: orjson.loads(shown)[field]}
+    assert gate.opened(principal, api, request)
+    assert request == {field: token}
+    later = gate_with(user("a", A))
+    with pytest.raises(WireError, match="begin the list again"):
+        later.opened(principal, api, {field: orjson.loads(shown)[field]})
+
+
+def test_a_page_token_that_names_a_shown_row_stays_as_it_is() -> None:
+    gate = gate_with(user("a", A), acls=(acl(1, "User:a", "describe", "t"),))
+    principal = gate.admit(claim(A))
+    for api, answer in (
+        (Api.LIST_DELETED_TOPICS, {"topics": [{"name": "t"}], "next": "t"}),
+        (Api.DESCRIBE_DELAYS, {"partitions": [{"topic": "t"}], "after": ["t", 0]}),
+        (Api.LIST_DELETED_TOPICS, {"topics": [{"name": "t"}], "next": None}),
+    ):
+        assert orjson.loads(gate.shown(principal, api, orjson.dumps(answer))) == answer
+    assert not gate.opened(principal, Api.LIST_DELETED_TOPICS, {"next": "t"})
+
+
+@pytest.mark.parametrize("token", ["\0", "\0x", "\0" + "A" * 80, "\0\u20ac", "\0====", "\0A"])
+def test_a_token_that_was_not_sealed_here_is_refused(token: str) -> None:
+    with pytest.raises(WireError, match="begin the list again"):
+        PageTokens(b"secret").open(token)
+
+
+@pytest.mark.parametrize("name", ["", "x", "\u20ac" * 80, "\0", "x" * 249])
+def test_tokens_are_opened_by_whoever_has_the_secret_and_differ_each_time(name: str) -> None:
+    tokens = PageTokens(b"secret")
+    first, second = tokens.seal(name), tokens.seal(name)
+    assert first != second
+    assert PageTokens(b"secret").open(first) == PageTokens(b"secret").open(second) == name
+    changed = first[:30] + ("A" if first[30] != "A" else "B") + first[31:]
+    with pytest.raises(WireError):
+        tokens.open(changed)
+
+
+def test_pages_of_topic_names_tell_no_hidden_name_and_miss_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(metadata_service, "TOPICS_AT_ONCE_MAX", 2)
+    world = FakeFront()
+    for name in ("a", "hidden-1", "b", "hidden-2", "hidden-3", "z"):
+        world.add_topic(name, 1)
+    gate = gate_with(user("a", A), acls=tuple(
+        acl(number, "User:a", "describe", name) for number, name in enumerate("abz", 1)
+    ))  # fmt: skip
+    world.front._metadata_service.tokens = gate.tokens
+    client = world.connect(b"c")
+    made = world.front._sessions.by_identity(b"c")
+    assert made is not None
+    made.principal = gate.admit(claim(A))
+    after: str | None = ""
+    found: list[str] = []
+    tokens: list[str | None] = []
+    while after is not None:
+        request = {"topics": None, "names_only": True, "after": after}
+        code, answer = client.ask(Api.METADATA, request)
+        assert code is ErrorCode.OK
+        found += [topic["name"] for topic in answer["topics"]]
+        after = answer["after"]
+        tokens.append(after)
+    assert found == ["a", "b", "z"]
+    assert len(tokens) == 3
+    assert "hidden" not in str(tokens)
