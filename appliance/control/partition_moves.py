@@ -18,8 +18,9 @@ Invariants:
 - One partition of a topic is closing or arriving at a time.
 - Nothing is appended in two places: the former worker is closed before the copy is complete, and
   the new one opens what the decision names.
-- The former files are removed when the partition is open in its new place, the readers know it, and
-  the leases of then have ended.
+- The former files are removed when the partition is open in its new place, the readers know it, the
+  leases of then have ended, and so have the transactions that were open in it. The end of the
+  former slot has the coordinator forget the decisions that came while the partition was closed.
 
 Bounds: MOVES_MAX partitions at once. One that is not copied within CLOSED_MAX_NS stays.
 
@@ -52,11 +53,11 @@ MOVES_MAX = 16
 FAILED_MAX = 16
 CLOSED_MAX_NS = 60_000_000_000
 KEPT_NS = 5_000_000_000
-"""Shortest time from the arrival to the removal of the former files: a worker asks the transaction
-coordinator for outcomes, and readers end what they have begun.
+"""Shortest time from the arrival to the removal of the former files: readers end what they have
+begun.
 """
 LEASES_MAX_NS = 3_600_000_000_000
-"""Longest wait for readers' leases."""
+"""Longest wait for readers' leases, and for the end of transactions."""
 REPEAT_NS = 5_000_000_000
 
 Key = tuple[bytes, int]
@@ -77,6 +78,8 @@ class _Move:
     version: int = 0
     until_ns: int = 0
     """Closing: the latest time. Left: the earliest time of the removal."""
+    end_offset: int = 0
+    """Left: end of the log at its arrival. A transaction that was open then begins below."""
     leases: set[str] = field(default_factory=set)
     """Of readers that may have begun with the former files."""
     sent_ns: int = 0
@@ -335,6 +338,7 @@ class PartitionMoves:
             state = self._publisher.table(row).read(row.slot)
             if topic.state != "active" or state.state is not SlotState.ONLINE:
                 return 0
+            each.end_offset = state.log_end_offset
         each.leases = self._leases.names_of(*each.key)
         each.state, each.until_ns = "left", self._now_ns + KEPT_NS
         return 1
@@ -348,12 +352,12 @@ class PartitionMoves:
         if each.sent_ns and state.state is SlotState.DELETED and state.topic_id == each.topic_id:
             self._forget(each)
             return 1
-        has_readers = self._now_ns < each.until_ns + LEASES_MAX_NS and bool(
-            each.leases & self._leases.names_of(*each.key)
+        is_needed = self._now_ns < each.until_ns + LEASES_MAX_NS and (
+            bool(each.leases & self._leases.names_of(*each.key)) or self._has_open(each)
         )
         if (
             self._now_ns < max(each.until_ns, each.sent_ns + REPEAT_NS if each.sent_ns else 0)
-            or has_readers
+            or is_needed
             or not self._publisher.have_readers_caught_up()
         ):
             return 0
@@ -362,6 +366,18 @@ class PartitionMoves:
         self._publisher.publish_left(shown, each.former)
         each.sent_ns = self._now_ns
         return 1
+
+    def _has_open(self, each: _Move) -> bool:
+        """True if a transaction that was open at the arrival has not ended in the new place. Its
+        last stable offset passes the markers when they are as durable as the topic requires.
+        """
+        topic = self._topic_of(each)
+        if topic is None:
+            return False
+        row = topic.partitions[each.partition]
+        state = self._publisher.table(row).read(row.slot)
+        is_there = state.topic_id == each.topic_id
+        return is_there and state.last_stable_offset < each.end_offset
 
     def _forget(self, each: _Move) -> None:
         """Nothing is left of a move."""

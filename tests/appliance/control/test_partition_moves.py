@@ -1,0 +1,73 @@
+"""The former files of a partition that has moved stay as long as something may need them."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from appliance.catalog.moved_rows import MovedPartition
+from appliance.catalog.rows import PartitionRow, Topic
+from appliance.control.partition_moves import KEPT_NS, LEASES_MAX_NS, PartitionMoves
+from shm.memory.layout import RegionKind, SlotState, TableLayout
+from shm.tables.partition_table import PartitionState, PartitionTable
+from tests.kit.memory import simulated
+
+TOPIC_ID = b"t".ljust(16)
+FORMER = PartitionRow(0, 0, 0, 0)
+PRESENT = PartitionRow(0, 1, 1, 0)
+
+
+class Arrived:
+    """A partition that arrives, with a transaction that began at 4 in a log that ends at 10."""
+
+    def __init__(self) -> None:
+        self.table = PartitionTable(simulated(RegionKind.TABLE, TableLayout(16).size, 16))
+        self.left: list[PartitionRow] = []
+        self.topics = {"t": Topic(TOPIC_ID, "t", "active", 1, False, 0, b"", {}, (PRESENT,), 0)}
+        self.show(FORMER.slot, end=10, stable=4)
+        self.show(PRESENT.slot, end=10, stable=4)
+        publisher: Any = SimpleNamespace(
+            placement=SimpleNamespace(known_dir_index=lambda row: row.data_dir),
+            table=lambda _: self.table,
+            have_readers_caught_up=lambda: True,
+            publish_left=lambda _, row: self.left.append(row),
+        )
+        moved = MovedPartition(TOPIC_ID, 0, "t", FORMER.data_dir, FORMER.slot, True)
+        catalog: Any = SimpleNamespace(moved_partitions=lambda: [moved])
+        leases: Any = SimpleNamespace(names_of=lambda *_: set())
+        unused: Any = None
+        self.moves = PartitionMoves(catalog, self.topics, publisher, unused, leases, unused, 0)
+        self.moves.step(1)
+
+    def show(self, slot: int, *, end: int, stable: int) -> None:
+        """What the partition's flusher shows."""
+        state = PartitionState.empty(TOPIC_ID, 0, SlotState.ONLINE, 1)
+        self.table.write(
+            slot, state._replace(high_watermark=end, log_end_offset=end, last_stable_offset=stable)
+        )
+
+
+def test_the_former_slot_stays_until_transactions_of_the_move_have_ended() -> None:
+    """Its end has the coordinator forget decisions that the new worker may not have: it may be
+    down.
+    """
+    arrived = Arrived()
+    arrived.moves.step(3 * KEPT_NS)
+    arrived.show(PRESENT.slot, end=20, stable=9)
+    arrived.moves.step(4 * KEPT_NS)
+    assert not arrived.left
+    arrived.show(PRESENT.slot, end=20, stable=11)  # a later transaction is open
+    arrived.moves.step(5 * KEPT_NS)
+    assert arrived.left == [FORMER]
+
+
+def test_the_former_slot_does_not_wait_for_ever_or_for_a_deleted_topic() -> None:
+    arrived = Arrived()
+    arrived.moves.step(LEASES_MAX_NS)
+    assert not arrived.left
+    arrived.moves.step(LEASES_MAX_NS + 2 * KEPT_NS)
+    assert arrived.left == [FORMER]
+    arrived = Arrived()
+    del arrived.topics["t"]
+    arrived.moves.step(2 * KEPT_NS)
+    assert arrived.left == [FORMER]
