@@ -23,6 +23,7 @@ class Arrived:
     def __init__(self) -> None:
         self.table = PartitionTable(simulated(RegionKind.TABLE, TableLayout(16).size, 16))
         self.left: list[PartitionRow] = []
+        self.leases = {"reader"}
         self.topics = {"t": Topic(TOPIC_ID, "t", "active", 1, False, 0, b"", {}, (PRESENT,), 0)}
         self.show(FORMER.slot, end=10, stable=4)
         self.show(PRESENT.slot, end=10, stable=4)
@@ -34,7 +35,7 @@ class Arrived:
         )
         moved = MovedPartition(TOPIC_ID, 0, "t", FORMER.data_dir, FORMER.slot, True)
         catalog: Any = SimpleNamespace(moved_partitions=lambda: [moved])
-        leases: Any = SimpleNamespace(names_of=lambda *_: set())
+        leases: Any = SimpleNamespace(names_of=lambda *_: set(self.leases))
         unused: Any = None
         self.moves = PartitionMoves(catalog, self.topics, publisher, unused, leases, unused, 0)
         self.moves.step(1)
@@ -47,11 +48,23 @@ class Arrived:
         )
 
 
+def test_the_former_files_stay_for_the_leases_of_the_arrival_and_not_for_later_ones() -> None:
+    arrived = Arrived()
+    arrived.show(PRESENT.slot, end=10, stable=10)
+    arrived.leases = {"reader", "later"}
+    arrived.moves.step(3 * KEPT_NS)
+    assert not arrived.left
+    arrived.leases = {"later"}
+    arrived.moves.step(4 * KEPT_NS)
+    assert arrived.left == [FORMER]
+
+
 def test_the_former_slot_stays_until_transactions_of_the_move_have_ended() -> None:
     """Its end has the coordinator forget decisions that the new worker may not have: it may be
     down.
     """
     arrived = Arrived()
+    arrived.leases.clear()
     arrived.moves.step(3 * KEPT_NS)
     arrived.show(PRESENT.slot, end=20, stable=9)
     arrived.moves.step(4 * KEPT_NS)
@@ -63,11 +76,13 @@ def test_the_former_slot_stays_until_transactions_of_the_move_have_ended() -> No
 
 def test_the_former_slot_does_not_wait_for_ever_or_for_a_deleted_topic() -> None:
     arrived = Arrived()
+    arrived.leases.clear()
     arrived.moves.step(LEASES_MAX_NS)
     assert not arrived.left
     arrived.moves.step(LEASES_MAX_NS + 2 * KEPT_NS)
     assert arrived.left == [FORMER]
     arrived = Arrived()
+    arrived.leases.clear()
     del arrived.topics["t"]
     arrived.moves.step(2 * KEPT_NS)
     assert arrived.left == [FORMER]
