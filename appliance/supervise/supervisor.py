@@ -438,13 +438,11 @@ class Supervisor:
         self._addresses = addresses
         self._record_holders()
         kafka = self._kafka_addresses()
-        logger.info(
-            "ready address=%s data_dir=%s pid=%d%s",
-            ",".join(addresses),
-            self._owners[0].path,
-            os.getpid(),
-            f" kafka={','.join(kafka)}" if kafka else "",
-        )
+        known = ",".join(addresses), self._owners[0].path, os.getpid()
+        if kafka:
+            logger.info("ready address=%s data_dir=%s pid=%d kafka=%s", *known, ",".join(kafka))
+        else:
+            logger.info("ready address=%s data_dir=%s pid=%d", *known)
         self.notifier.ready(f"serving on {', '.join(addresses)}")
         if self.ready_fd >= 0:
             os.write(
