@@ -140,8 +140,10 @@ def test_a_group_that_begins_at_the_end_misses_nothing_of_partitions_that_are_ad
             load.wait_for_rounds(5)  # nobody polls
             read()
         counts = load.end()
-        wait_until(lambda: read() and following == counts, "everything is read")
-        assert len(consumer.assignment()) == 5
+        wait_until(
+            lambda: read() and following == counts and len(consumer.assignment()) == 5,
+            "everything is read, of all partitions",
+        )
         assert seen == {key: set(range(count)) for key, count in counts.items()}
         consumer.commit()
         assert consumer.committed(TopicPartition("orders", 4)) == consumer.position(
