@@ -226,6 +226,7 @@ class Front:
                 *([] if gate is None else [gate.forget]),
             ],
             start_ns=start_ns, admit=self._admit, note=self._note_session,
+            has_users=gate is not None,
         )  # fmt: skip
         self._handlers: dict[int, Handler] = {
             Api.PING: self._on_ping,
@@ -493,6 +494,10 @@ class Front:
             handler(session, header, body)
 
         return checked
+
+    def end_session_of(self, identity: bytes) -> None:
+        """End the session of an identity that belongs to another connection now."""
+        self._session_lifecycle.drop_identity(identity)
 
     def _note_session(self, session: Session) -> None:
         if self._gate is not None:
@@ -922,6 +927,8 @@ def main() -> None:
     front = build(
         context, router, DiskFileReader(), ReaderPool(context.doorbell.ring), generation, gate
     )
+
+    router.on_rebound = front.end_session_of
 
     def wait(timeout_ms: float | None, busy_ns: int) -> None:
         if front.accepts_input:

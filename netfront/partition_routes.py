@@ -75,9 +75,19 @@ class PartitionRoutes:
             return None
 
     def refuses_read(self, principal: Principal | None, topic_id: bytes) -> bool:
-        """True if the principal may not read the topic. None is no principal: it may."""
-        return principal is not None and not principal.may(
-            "read", "topic", self.topic_name(topic_id) or ""
+        """True if the principal may not read the topic. None is no principal: it may. The delayed
+        records of a topic need `describe delay` too.
+        """
+        if principal is None:
+            return False
+        name = self.topic_name(topic_id) or ""
+        if not principal.may("read", "topic", name):
+            return True
+        route = self._routes.get((topic_id, 0))
+        return (
+            route is not None
+            and bool(route.delay_of)
+            and not principal.may("describe", "delay", name)
         )
 
     def find_by_name(self, topic: str, partition: int) -> Assignment | None:

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -292,9 +292,11 @@ class Controller:
             self._users = UserCommands(self._catalog, self._publisher.publish_rights, self._wall_us)
         return self._users
 
-    def ensure_administrator(self, data_dir: str, address: str) -> None:
+    def ensure_administrator(self, data_dir: str, addresses: Sequence[str]) -> None:
         """Make the first user, an administrator, if there are no users."""
-        self._user_commands().ensure_administrator(data_dir, address)
+        from shm.rights.server_keys import address_for_keys  # few appliances have users
+
+        self._user_commands().ensure_administrator(data_dir, address_for_keys(addresses))
 
     def _feed_rights(self, out: LaneSender) -> None:
         begins = REPLAY
@@ -487,7 +489,7 @@ def build(
         audit=_audit_writer(context),
     )  # fmt: skip
     if settings.get("security"):
-        controller.ensure_administrator(spec.data_dirs[0], settings["listen"][0])
+        controller.ensure_administrator(spec.data_dirs[0], settings["listen"])
     context.report_ready()
     for front in range(front_count):  # they compare the controller's generation
         context.bell(Role.FRONT, front).ring()

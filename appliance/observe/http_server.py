@@ -243,7 +243,12 @@ def build(context: ProcessContext) -> Console:
         ]  # fmt: skip
 
     def address() -> str:
-        address = front_address(settings["listen"][0], 0, context.control.port(0).load())
+        listen = settings["listen"]
+        if settings["security"]:
+            from shm.rights.server_keys import address_for_keys
+
+            listen = [address_for_keys(listen)]
+        address = front_address(listen[0], 0, context.control.port(0).load())
         address = (
             address.replace("//*:", "//127.0.0.1:")
             .replace("//0.0.0.0:", "//127.0.0.1:")

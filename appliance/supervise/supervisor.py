@@ -209,10 +209,14 @@ class Supervisor:
         for owner in self._owners:
             format_versions.record(owner.path)
         if self.settings.is_secured:
-            from shm.rights.server_keys import KeysUnusableError, ensure_keys  # most have none
+            from shm.rights.server_keys import (  # most have none
+                KeysUnusableError,
+                address_for_keys,
+                ensure_keys,
+            )
 
             try:
-                ensure_keys(self._owners[0].path, self.settings.listen[0])
+                ensure_keys(self._owners[0].path, address_for_keys(self.settings.listen))
             except OSError as error:
                 raise unusable(self._owners[0].path, error) from None
             except KeysUnusableError as error:

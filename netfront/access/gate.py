@@ -36,9 +36,9 @@ logger = logging.getLogger(__name__)
 
 EXPIRY_CHECK_NS = 250_000_000
 """Interval of the checks for expired keys, while a session has a key that expires."""
-APPLIANCE = "appliance"
-"""Name of the appliance's own principal, which no user can have: the console's and the tools' of
-its host.
+APPLIANCE = "(appliance)"
+"""Name of the appliance's own principal: the console's and the tools' of its host. No user can have
+it: the names of users have no parentheses.
 """
 _NAME_USER = frozenset(
     (
@@ -145,8 +145,21 @@ class Gate:
             raise _refused("the appliance does not know who this connection belongs to")
         if claim.key and z85.encode(claim.key).decode() == self._own_key:
             return self._principal(User(APPLIANCE, is_admin=True), claim.host)
+        if self._is_own_account(claim):
+            return self._principal(User(APPLIANCE, is_admin=True), claim.host)
         user, _ = self._identify(claim)
         return self._principal(user, claim.host)
+
+    def _is_own_account(self, claim: Claim) -> bool:
+        """True over a Unix socket for the account that the appliance runs as, which can read its
+        keys anyway, unless the account stands for a user.
+        """
+        return (
+            not claim.key
+            and claim.account == os.geteuid()
+            and self._rights is not None
+            and self._rights.users.by_account(claim.account) is None
+        )
 
     def note(self, session: Session, claim: Claim | None) -> None:
         """Follow a session that `admit` has let in, until `forget`."""

@@ -214,6 +214,8 @@ def _change_delays(request: Request, names: TopicName) -> Needs:
     for name in topics:
         if name is not None:
             yield ((ALTER, DELAY, name),)
+    if request.get("transaction") is not None:  # it names a producer, and no transactional id
+        yield ((WRITE, TRANSACTIONAL_ID, ""),)
 
 
 # ---- groups --------------------------------------------------------------------------------------

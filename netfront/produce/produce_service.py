@@ -8,12 +8,15 @@ Invariants:
 - A request that is malformed or beyond its credit leaves nothing in a lane.
 - A batch's credit is released when it is written to its lane or refused.
 - A request is answered once, after the acks of all its batches or at its timeout (acks=0: never).
+- With users the batches of transactions are taken only from those who may write with some
+  transactional id.
 - A batch that waits for lane space holds only its own bytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import struct
+from collections.abc import Callable, Container, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -41,7 +44,12 @@ from shm.tables.measurements import Exemplars, Histogram
 from tailrace.core.error_codes import ERROR_TABLE, ErrorCode
 from tailrace.core.hash_slots import VERSION_MAX
 from tailrace.format.crc32c import Readable
-from tailrace.format.record_batch.batch_header import HEADER_BYTES
+from tailrace.format.record_batch.batch_header import (
+    HEADER_BYTES,
+    OFFSET_PRODUCER,
+    TRANSACTIONAL_PRODUCER_IDS,
+    header_position,
+)
 from tailrace.kernel import read_produce
 from tailrace.protocol import messages
 from tailrace.protocol.frame import Api, RequestHeader, WireError
@@ -60,6 +68,7 @@ NO_SLOT_MAP = (
     "with partitioner=producer"
 )
 _PRODUCE = int(LaneKind.PRODUCE)
+_PRODUCER = struct.Struct("<q")
 
 
 class ProduceService:
@@ -287,6 +296,7 @@ class ProduceService:
                 self._targets.clear()
                 self._targets_of = self._routing.changes
             find_target = self._targets.get
+        barred = () if principal is None else _barred(principal, batches)
         word, now_ns = session.word, self.now_ns
         refused: list[tuple[int, ErrorCode]] = []
         released = index = 0
@@ -303,6 +313,11 @@ class ProduceService:
                     index += 1
                     continue
                 outbox, write, slot, bytes_max, has_slot_maps, refuses = target
+                if barred and index in barred:
+                    refused.append((index, ErrorCode.NOT_AUTHORIZED))
+                    released += length
+                    index += 1
+                    continue
                 if (
                     length > bytes_max
                     or length <= HEADER_BYTES
@@ -548,3 +563,25 @@ class ProduceService:
             worker.outbox.is_empty() and worker.acks.is_caught_up()
             for worker in self._workers.values()
         )
+
+
+def _barred(principal: Principal, batches: Sequence[Readable]) -> Container[int]:
+    """Indexes of the batches that belong to transactions, of a principal that may write with no
+    transactional id.
+    """
+    found = [index for index, batch in enumerate(batches) if _is_transactional(batch)]
+    return () if not found or principal.may_any("write", "transactional-id") else found
+
+
+def _is_transactional(batch: Readable) -> bool:
+    """True for a batch with the producer id of a transaction. The worker refuses a batch whose
+    header is elsewhere.
+    """
+    if len(batch) <= HEADER_BYTES:
+        return False
+    position = header_position(batch)
+    if not 0 <= position <= len(batch) - HEADER_BYTES:
+        return False
+    return bool(
+        _PRODUCER.unpack_from(batch, position + OFFSET_PRODUCER)[0] >= TRANSACTIONAL_PRODUCER_IDS
+    )

@@ -6,6 +6,7 @@ Owner: one front.
 Invariants:
 - `drop` is the only place where a session ends. It notifies every component that knows the session.
 - A silent connection holds no credit.
+- With users a session ends with its connection, whoever has the identity next.
 """
 
 from __future__ import annotations
@@ -67,10 +68,12 @@ class SessionLifecycle:
         start_ns: int,
         admit: Callable[[bytes], Principal | None] = lambda _identity: None,
         note: Callable[[Session], None] = lambda _session: None,
+        has_users: bool = False,
     ) -> None:
         """`admit` returns the principal of a connection that opens a session, or raises WireError.
         `note` is called with each session that is open. `described` is the appliance's part of
         every handshake response. Each of `forget` is called once with a session that has ended.
+        `has_users`: a session ends with its connection, and is not probed.
         """
         self._transport = transport
         self._sessions = sessions
@@ -82,6 +85,7 @@ class SessionLifecycle:
         self._admit = admit
         self._note = note
         self._forget = forget
+        self._has_users = has_users
         self._disconnects = DisconnectDetector()
         self._silences: TimingWheel[Session] = TimingWheel(start_ns, tick_ns=1_000_000_000)
         """Timers of the next check for silence."""
@@ -180,19 +184,28 @@ class SessionLifecycle:
                 ProcessWord.REFUSED_COUNT,
                 self._slot.load(ProcessWord.REFUSED_COUNT) + watched.closed_count,
             )
-        if watched.ended:
+        if watched.ended and self._has_users:
+            # Another client may have the identity by now: a probe would reach that one.
+            for identity in watched.ended:
+                if self._transport.claim(identity) is None:
+                    self.drop_identity(identity)
+        elif watched.ended:
             self._disconnects.suspect(watched.ended, now_ns)
         return len(watched.ended)
 
     def _end_sessions(self, now_ns: int) -> None:
         """Drop the sessions whose connections are gone."""
         for identity in self._disconnects.take(self._is_reachable, now_ns):
-            session = self._sessions.by_identity(identity)
-            if session is not None:
-                try:
-                    self.drop(session)
-                except Exception as error:
-                    self._error_handler.on_error(f"end_of_session session={session.number}", error)
+            self.drop_identity(identity)
+
+    def drop_identity(self, identity: bytes) -> None:
+        """End the session of an identity, if it has one."""
+        session = self._sessions.by_identity(identity)
+        if session is not None:
+            try:
+                self.drop(session)
+            except Exception as error:
+                self._error_handler.on_error(f"end_of_session session={session.number}", error)
 
     def _is_reachable(self, identity: bytes) -> bool:
         """True if libzmq still has the client's connection.

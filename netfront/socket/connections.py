@@ -192,6 +192,21 @@ class Connections:
         self._note_credit(peer)
         return peer
 
+    def unbind(self, peer: PeerConnection) -> None:
+        """Take its identity from a connection: another one has it."""
+        if peer.identity is not None:
+            self.by_identity.pop(peer.identity, None)
+        if self.is_open(peer):
+            peer.identity = None  # an ended one without an identity would get the next one's
+
+    def has_successor(self, peer: PeerConnection) -> bool:
+        """True if a later connection has its descriptor."""
+        return self._by_fd.get(peer.fd, peer) is not peer
+
+    def is_open(self, peer: PeerConnection) -> bool:
+        """True while no end of the connection was reported."""
+        return self._by_fd.get(peer.fd) is peer
+
     def shaken(self, identity: bytes, credit: Credit | None) -> None:
         """Record the handshake of `identity` with its credit, or the end of its session (None)."""
         if credit is None:

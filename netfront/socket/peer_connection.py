@@ -43,6 +43,7 @@ class PeerConnection:
         "swept_taken",
         "taken",
         "untaken",
+        "user_id",
     )  # fmt: skip
 
     def __init__(self, fd: int, inode: int, is_counted: bool, now_ns: int) -> None:
@@ -54,6 +55,8 @@ class PeerConnection:
         self.identity: bytes | None = None
         self.claim: Claim | None = None
         """What ZeroMQ has checked about its client, where it checks."""
+        self.user_id = ""
+        """The claim as ZeroMQ has it with each message."""
         self.credit: Credit | None = None
         """Set at the handshake."""
         self.is_closing = False

@@ -10,6 +10,8 @@ Invariants:
 - A buffer is reused only after libzmq has released it.
 - `watch` is called at `watch_at_ns`, and whenever the monitor's descriptor is readable. libzmq's
   thread blocks while the monitor is not read.
+- With `security` a message is of the connection that sent it, not of its identity: each one's
+  user id is compared.
 - While clients are silent no sweep is due (see `sweep_pause`).
 """
 
@@ -20,7 +22,7 @@ import os
 import select
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import zmq
@@ -152,6 +154,12 @@ class Router:
         self._free: dict[int, list[bytearray]] = {size: [] for size in BUFFER_CLASSES}
         self._own_sockets = KernelSocketStats()
         self._peers = Connections(sockets or self._own_sockets, limits)
+        self._known = self._peers.by_identity if security is None else {}
+        """Connections whose messages are received without a check of their sender."""
+        self.on_rebound: Callable[[bytes], None] = lambda _identity: None
+        """Gets an identity whose next message is another connection's than the last one, where
+        connections are checked. The front ends its session.
+        """
         self._now_ns = 0
         self.watch_at_ns = 0
         self._sweep_at_ns = 0
@@ -186,7 +194,7 @@ class Router:
             else:
                 self._empty_count += 1
             return None
-        messages, known = self._messages, self._peers.by_identity
+        messages, known = self._messages, self._known
         frames = messages.try_receive(known, PARTS_MAX)
         if frames is None:
             self._is_drained = True
@@ -219,13 +227,15 @@ class Router:
         """
         receive = self.socket.recv
         frame = receive(_NOBLOCK, False)
-        peer = self._identify(frames[0], frame)
+        peer = (
+            self._identify(frames[0], frame)
+            if self.zap is None
+            else self._identify_checked(frames[0], frame)
+        )
         if peer is None:
             self._discards = True
             self._discard()
             return None, 0
-        if self.zap is not None:
-            peer.claim = self._decode_claim(str(frame.get("User-Id")))
         taken = 0
         while True:
             part = taken_frame(frame, len(frames))
@@ -248,6 +258,38 @@ class Router:
         except zmq.ZMQError:
             return None
         return self._peers.identify(identity, fd)
+
+    def _identify_checked(self, identity: bytes, first: zmq.Frame) -> PeerConnection | None:
+        """Return the connection that sent a message, where connections are checked.
+
+        A client chooses its identity. So the identity alone does not tell who sent the message:
+        another connection that has it now gets nothing of the one before.
+        """
+        user_id, peer = str(first.get("User-Id")), self._peers.by_identity.get(identity)
+        if (
+            peer is not None
+            and peer.user_id == user_id
+            and peer.fd == int(first.get(_SRCFD))
+            # libzmq gives the identities that begin with a zero, none of them twice
+            and (identity[:1] == b"\0" or not self._peers.has_successor(peer))
+        ):
+            return peer
+        self.on_rebound(identity)
+        if peer is not None:
+            self._read_monitor()
+            self._peers.unbind(peer)
+        peer = self._identify(identity, first)
+        if peer is not None:
+            peer.user_id, peer.claim = user_id, self._decode_claim(user_id)
+        return peer
+
+    def _has_left(self, identity: bytes) -> bool:
+        """True if a checked connection has ended: another one may have its identity by now."""
+        if int(self._monitor.get(_EVENTS)) & _POLLIN:
+            self._read_monitor()
+            self.watch_at_ns = 0  # see `_identify`
+        peer = self._peers.by_identity.get(identity)
+        return peer is None or not self._peers.is_open(peer)
 
     def _discard(self) -> None:
         """Discard the rest of a message with too many parts, a slice at a time,
@@ -297,6 +339,8 @@ class Router:
     def try_send(self, identity: bytes, frames: Sequence[Readable]) -> bool:
         """Queue a message. Return False if the client is gone or its queue is full."""
         self._is_drained = False
+        if self.zap is not None and self._has_left(identity):
+            return False
         peer = self._peers.by_identity.get(identity)
         if peer is None or not self._peers.needs_mark(
             peer, sum(map(len, frames)) + MESSAGE_COST_BYTES
@@ -318,6 +362,9 @@ class Router:
         self._moved += len(data) >> 12
         buffer = data.obj
         assert isinstance(buffer, bytearray)
+        if self.zap is not None and self._has_left(identity):
+            self._give_back(buffer)
+            return False
         peer = self._peers.by_identity.get(identity)
         marked = peer is not None and self._peers.needs_mark(
             peer, sum(map(len, frames)) + len(data) + MESSAGE_COST_BYTES

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import orjson
@@ -119,6 +120,13 @@ def ensure_admin_key(data_dir: str, address: str) -> tuple[str, str]:
         write_context(path, "admin", near_address(address), server.public, pair)
         public = pair.public
     return public, path
+
+
+def address_for_keys(addresses: Sequence[str]) -> str:
+    """The address that goes into a context, of those to listen on: the first one over TCP. A key
+    has no meaning over a Unix socket, where the account of the process counts.
+    """
+    return next((address for address in addresses if address.startswith("tcp://")), addresses[0])
 
 
 def near_address(address: str) -> str:

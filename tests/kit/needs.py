@@ -65,6 +65,10 @@ NEEDED: dict[Api, list[tuple[dict[str, Any], list[str]]]] = {
             ["alter delay a", "alter delay orders"],
         ),
         ({"topic": "a", "changes": [{"delay_id": "not one"}]}, ["alter delay a"]),
+        (
+            {"topic": "a", "changes": [], "transaction": {"producer_id": 1 << 62}},
+            ["alter delay a", "write transactional-id any"],
+        ),
     ],
     Api.GROUP_HEARTBEAT: [
         ({"group": "g", "topics": None}, ["read group g"]),

@@ -10,6 +10,8 @@ from typing import Any
 import orjson
 import zmq
 
+from tailrace.client.connections.credentials import Credentials
+from tailrace.client.connections.handshake_probe import set_credentials
 from tailrace.core.error_codes import ErrorCode, code_of
 from tailrace.format.crc32c import Readable
 from tailrace.protocol import messages as requests
@@ -34,11 +36,18 @@ class RawClient:
         *,
         handshake: bool = True,
         versions: dict[int, tuple[int, int]] = API_VERSIONS,
+        credentials: Credentials | None = None,
+        identity: bytes = b"",
+        timeout_ms: int = ANSWER_TIMEOUT_MS,
     ) -> None:
         self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
         self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.setsockopt(zmq.RCVTIMEO, ANSWER_TIMEOUT_MS)
+        self._socket.setsockopt(zmq.RCVTIMEO, timeout_ms)
         self._socket.setsockopt(zmq.SNDTIMEO, ANSWER_TIMEOUT_MS)
+        if identity:
+            self._socket.setsockopt(zmq.ROUTING_ID, identity)
+        if credentials is not None:
+            set_credentials(self._socket, credentials)
         self._socket.connect(address)
         self._next = 1
         self._offered = versions

@@ -11,9 +11,11 @@ import stat
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import orjson
 import pytest
 import zmq
 
+from appliance.cli.commands.users.common import served_at
 from tailrace import (
     Admin,
     Consumer,
@@ -23,6 +25,7 @@ from tailrace import (
     TailraceError,
     TopicPartition,
 )
+from tailrace.client.connections.credentials import resolve
 from tailrace.client.connections.steps import call
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import (
@@ -32,9 +35,11 @@ from tailrace.core.errors import (
     UnknownTopicError,
 )
 from tailrace.protocol.frame import Api
-from tailrace.protocol.messages import encode_json
+from tailrace.protocol.messages import FetchEntry, FetchRequest, encode_json
+from tests.kit.batches import make_batch
 from tests.kit.needs import CASES
 from tests.kit.processes import kill_and_wait_for_successor, wait_until
+from tests.kit.raw_client import RawClient
 from tests.kit.secured import Users, acl, new_keys, secured
 
 WAIT_MS = 60_000
@@ -158,13 +163,41 @@ def test_a_unix_socket_knows_the_account_at_its_other_end(users: Users) -> None:
     address = users.appliance.addresses[-1]
     if not address.startswith("ipc://"):
         address = f"ipc://{users.directory}/tailrace.sock"
-    assert f"account {os.getuid()} of this host stands for no user" in refusal(address)
+    with Admin(address) as admin:
+        assert "secret" in admin.list_topics(), "the appliance's own account may do everything"
     users.admin.add_user("local", accounts=[os.getuid()])
     users.allow("User:local", "describe topic orders")
     with Admin(address) as admin:
         assert admin.list_topics() == ["orders"]
     users.admin.delete_user("local")
-    assert "stands for no user" in refusal(address)
+
+
+def test_the_contexts_are_of_use_where_a_unix_socket_is_the_first_address(
+    tmp_path: pathlib.Path,
+) -> None:
+    with secured(tmp_path, [f"ipc://{tmp_path}/first.sock", "tcp://127.0.0.1:0"]) as found:
+        over_tcp, data_dir = found.appliance.addresses[1], found.appliance.data_dir
+        for name in ("own", "admin"):
+            bootstrap = orjson.loads(pathlib.Path(data_dir, f"{name}.context").read_bytes())[
+                "bootstrap"
+            ]
+            assert bootstrap.startswith("tcp://")
+            for address in (over_tcp, found.appliance.addresses[0]):
+                with Admin(f"context:{data_dir}/{name}.context#{address}") as admin:
+                    assert admin.list_topics() == []
+        served = served_at(data_dir)
+        assert served is not None
+        assert served.endswith(over_tcp)
+
+
+def test_a_user_with_the_name_of_the_appliance_has_no_rights_of_it(users: Users) -> None:
+    own = f"context:{users.appliance.data_dir}/own.context#{users.appliance.address}"
+    with Admin(own) as admin:
+        assert "secret" in admin.list_topics()
+    with Admin(users.add("appliance", "describe topic orders")) as admin:
+        assert admin.list_topics() == ["orders"]
+    with pytest.raises(InvalidRequestError):
+        users.admin.add_user("(appliance)", public_key=new_keys()[0])
 
 
 def test_the_console_and_metrics_work(users: Users) -> None:
@@ -475,3 +508,88 @@ def test_every_api_allows_each_kind_of_user_exactly_what_the_table_says(users: U
     harmless = [case for case in REAL_CASES if case[0] not in (Api.ALTER_CONFIGS,)]
     for api, request, _ in harmless:
         assert outcome(users.admin, api, request) is not ErrorCode.NOT_AUTHORIZED
+
+
+# ---- attacks -------------------------------------------------------------------------------------
+
+
+def credentials_of(context: str) -> Any:
+    return resolve(context).credentials
+
+
+def test_a_user_with_the_identity_of_another_connection_has_no_session(users: Users) -> None:
+    """The session of whoever had the identity before was found by the identity alone."""
+    address = users.appliance.address
+    reader = users.add("identity-reader", "describe topic secret")
+    stranger = users.add("identity-stranger")
+    question = orjson.dumps({"topics": ["secret"]})
+    for _ in range(3):
+        first = RawClient(address, credentials=credentials_of(reader), identity=b"chosen")
+        code, body = first.answer(first.send(Api.METADATA, question))
+        assert code is ErrorCode.OK
+        assert b"secret" in body[0]
+        first.close()
+
+        codes: list[ErrorCode] = []
+
+        def is_answered() -> bool:
+            second = RawClient(
+                address, credentials=credentials_of(stranger), identity=b"chosen",
+                handshake=False, timeout_ms=500,
+            )  # fmt: skip
+            with second, contextlib.suppress(zmq.Again):
+                codes.append(second.answer(second.send(Api.METADATA, question))[0])  # noqa: B023
+            return bool(codes)  # noqa: B023
+
+        wait_until(is_answered, "the second client has the identity")
+        assert codes == [ErrorCode.SESSION_UNKNOWN]
+
+
+def test_batches_of_transactions_need_a_transactional_id(users: Users) -> None:
+    """With a producer id, which is a number that can be guessed, a user could write into the
+    transaction of another one.
+    """
+    address = users.appliance.address
+    context = users.add("guesser", "write topic orders")
+    transactional = make_batch(producer_id=1 << 62)
+    with RawClient(address, credentials=credentials_of(context)) as client:
+        _, answer = client.ask(Api.METADATA, {"topics": ["orders"]})
+        topic_id = bytes.fromhex(answer["topics"][0]["topic_id"])
+        for batches in ([transactional], [make_batch(), transactional]):
+            code, entries = client.produced(
+                client.produce([(topic_id, 0, batch) for batch in batches])
+            )
+            assert code is ErrorCode.OK
+            assert entries[-1].error == ErrorCode.NOT_AUTHORIZED
+            assert all(entry.error != ErrorCode.NOT_AUTHORIZED for entry in entries[:-1])
+        users.allow("User:guesser", "write transactional-id mine")
+
+        def is_passed_on() -> bool:
+            _, entries = client.produced(client.produce([(topic_id, 0, transactional)]))
+            return bool(entries[0].error != ErrorCode.NOT_AUTHORIZED)
+
+        wait_until(is_passed_on, "the right is in force")
+
+
+def test_delayed_records_are_not_fetched_without_the_right_to_see_them(users: Users) -> None:
+    users.admin.create_topics([NewTopic("later", configs={"delay.enabled": True})])
+    context = users.add("fetcher", "read topic later")
+    with RawClient(users.appliance.address, credentials=credentials_of(context)) as client:
+
+        def fetch_code(topic_id: bytes) -> int:
+            _, found = client.fetched(
+                client.fetch(
+                    FetchRequest(0, 1, 1 << 20, 0, [FetchEntry(topic_id, 0, -1, 0, 1 << 20)])
+                )
+            )
+            return int(found[0][0].error)
+
+        _, answer = client.ask(Api.METADATA, {"topics": ["later"]})
+        topic = answer["topics"][0]
+        delay_log = bytes.fromhex(topic["delay_log"]["topic_id"])
+        assert fetch_code(bytes.fromhex(topic["topic_id"])) == ErrorCode.OK
+        assert fetch_code(delay_log) == ErrorCode.NOT_AUTHORIZED
+        users.allow("User:fetcher", "describe delay later")
+        wait_until(
+            lambda: fetch_code(delay_log) != ErrorCode.NOT_AUTHORIZED, "the right is in force"
+        )

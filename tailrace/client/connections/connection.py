@@ -97,6 +97,8 @@ class Connection:
             from tailrace.client.connections.credentials import resolve
 
             self.address, self._credentials = resolve(self.address)
+            if self.address.startswith("ipc://"):
+                self._credentials = None  # the account of this process counts there
         self._probe: HandshakeProbe | None = None
         """Finds out why the connection is not made."""
         self._probed_ns = 0

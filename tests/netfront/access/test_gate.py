@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import orjson
@@ -15,8 +16,10 @@ from netfront.fetch.lookup import metadata_service
 from netfront.session.sessions import Session
 from netfront.socket.flow_control import Credit
 from netfront.socket.zap import Claim, claim_of, decode_claim, encode_claim
+from shm.rights.acl import check_user_name
 from shm.rights.users import Key, User
 from tailrace.core.error_codes import ErrorCode
+from tailrace.core.errors import InvalidRequestError
 from tailrace.protocol.frame import Api, WireError
 from tests.kit.fronts import FakeFront
 
@@ -158,7 +161,26 @@ def test_a_key_that_expires_ends_its_session_and_no_other() -> None:
 def test_an_account_stands_for_a_user_over_a_unix_socket_alone() -> None:
     gate = gate_with(user("a", accounts=(7,)))
     assert gate.admit(Claim(b"", 7, "")).user == "a"
-    assert "account 8 of this host stands for no user" in refusal(gate, Claim(b"", 8, ""))
+    other = os.geteuid() + 1
+    assert f"account {other} of this host stands for" in refusal(gate, Claim(b"", other, ""))
+
+
+def test_the_account_of_the_appliance_is_the_appliance_unless_it_stands_for_a_user() -> None:
+    own = Claim(b"", os.geteuid(), "")
+    gate = Gate(OWN.decode(), Clock())
+    assert "does not know" in refusal(gate, own)
+    feed(gate, user("a", A))
+    assert gate.admit(own).user == APPLIANCE
+    feed(gate, user("a", A, accounts=(os.geteuid(),)))
+    assert gate.admit(own).user == "a"
+
+
+def test_no_user_can_have_the_name_of_the_appliance() -> None:
+    with pytest.raises(InvalidRequestError):
+        check_user_name(APPLIANCE)
+    gate = gate_with(user("appliance", A))
+    assert gate.admit(claim(OWN)).is_admin
+    assert not gate.admit(claim(A)).is_admin
 
 
 def test_an_api_without_a_rule_is_for_administrators() -> None:

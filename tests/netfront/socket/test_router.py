@@ -16,10 +16,10 @@ import zmq
 from netfront.socket.connections import MARK_BYTES, SWEEP_INTERVAL_NS, Connections, Limits
 from netfront.socket.flow_control import Credit
 from netfront.socket.message_socket import LENT_FROM_BYTES
-from netfront.socket.router import NEVER_NS, PARTS_MAX, Router
+from netfront.socket.router import NEVER_NS, PARTS_MAX, Router, Security
 from shm.queues.doorbell import Doorbell
 from tailrace.protocol.frame import FRAMES_MAX
-from tests.kit.processes import HANG_LIMIT_S
+from tests.kit.processes import HANG_LIMIT_S, wait_until
 
 MIB = 1 << 20
 LIMITS = Limits(
@@ -266,6 +266,87 @@ def test_a_connection_that_is_learnt_of_with_its_first_message_is_watched() -> N
     finally:
         client.close(0)
         context.term()
+        router.close()
+
+
+def test_an_identity_that_another_client_has_now_gets_nothing_of_the_first_one() -> None:
+    """A client chooses its identity: the second one had the session of the first, which had left a
+    moment before, with its rights and its responses.
+    """
+    server, server_secret = zmq.curve_keypair()
+    router = Router(
+        ["tcp://127.0.0.1:*"], MIB, LIMITS,
+        security=Security(server_secret.decode(), lambda _claim: True),
+    )  # fmt: skip
+    rebound: list[bytes] = []
+    router.on_rebound = rebound.append
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    keys = [zmq.curve_keypair() for _ in range(2)]
+    assert router.zap is not None
+    zap = router.zap
+
+    def connected(number: int) -> zmq.Socket[bytes]:
+        client = context.socket(zmq.DEALER)
+        client.setsockopt(zmq.LINGER, 0)
+        client.setsockopt(zmq.ROUTING_ID, b"chosen")
+        client.curve_serverkey = server
+        client.curve_publickey, client.curve_secretkey = keys[number]
+        client.connect(f"tcp://127.0.0.1:{router.port}")
+        return client
+
+    def received() -> list[bytes]:
+        found: list[list[bytes]] = []
+
+        def has_come() -> bool:
+            zap.step()
+            frames = router.try_receive()
+            if frames is not None:
+                found.append(frames)
+            return bool(found)
+
+        wait_until(has_come, "a message has come")
+        return found[0]
+
+    def has_left() -> bool:
+        assert router.try_receive() is None
+        try:
+            router.socket.send_multipart([b"chosen", b"lost"], zmq.NOBLOCK)
+        except zmq.ZMQError:
+            return True
+        return False
+
+    try:
+        first = connected(0)
+        first.send_multipart([b"one", b"x", b"y", b"z" * LENT_FROM_BYTES])
+        frames = [bytes(frame) for frame in received()]
+        assert frames == [b"chosen", b"one", b"x", b"y", b"z" * LENT_FROM_BYTES]
+        rebound.clear()
+        first.send(b"again")
+        assert received() == [b"chosen", b"again"]
+        assert rebound == []
+        owner = router.claim(b"chosen")
+        assert router.try_send(b"chosen", [b"to the first"])
+        assert first.recv() == b"to the first"
+        first.close()
+        wait_until(has_left, "the first one has left")
+        assert not router.try_send(b"chosen", [b"to nobody"])
+        second = connected(1)
+        second.setsockopt(zmq.RCVTIMEO, 60_000)
+        second.send(b"two")
+        wait_until(lambda: bool(zap.step()), "the second one is let in")
+        assert not router.try_send(b"chosen", [b"a late response to the first"])
+        data = memoryview(router.new_buffer(LENT_FROM_BYTES))
+        assert not router.try_send_buffer(b"chosen", [b"late"], data)
+        assert received() == [b"chosen", b"two"]
+        assert rebound == [b"chosen"]
+        assert router.claim(b"chosen") not in (None, owner)
+        assert router.try_send(b"chosen", [b"to the second"])
+        assert second.recv() == b"to the second"
+        ended = router.watch(time.monotonic_ns()).ended
+        assert ended == [], "the identity is the second one's"
+        second.close()
+    finally:
+        context.destroy(0)
         router.close()
 
 

@@ -53,7 +53,7 @@ def users_at(bootstrap: str, data_dir: str | None) -> Iterator[UserAdmin]:
 
 def served_at(data_dir: str) -> str | None:
     """The address of the appliance that serves a data directory, for its owner. None: none does."""
-    from shm.rights.server_keys import OWN_CONTEXT_FILE, near_address
+    from shm.rights.server_keys import OWN_CONTEXT_FILE, address_for_keys, near_address
     from tailrace.format.directory import checked_json
     from tailrace.format.directory.data_dir import LOCK_FILE
 
@@ -64,7 +64,7 @@ def served_at(data_dir: str) -> str | None:
     addresses = content.get("addresses") if isinstance(content, dict) else None
     if not addresses or not isinstance(addresses, list):
         return None
-    address = near_address(str(addresses[0]))
+    address = near_address(address_for_keys([str(address) for address in addresses]))
     own = os.path.join(os.path.abspath(data_dir), OWN_CONTEXT_FILE)
     return f"{SCHEME}{own}#{address}" if os.path.exists(own) else address
 
