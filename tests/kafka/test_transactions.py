@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 
 from netfront.kafka.wire.errors import KafkaError
-from tailrace import Admin, Consumer, NewTopic
+from tailrace import Admin, Consumer, NewTopic, Producer
 from tailrace.embedded_appliance import EmbeddedAppliance
 from tests.kit.kafka_batches import kafka_batch
 from tests.kit.processes import HANG_LIMIT_S, wait_until
 from tests.kit.raw_kafka import RawKafka, kill_gateway
 
-PRODUCE, INIT, ADD_PARTITIONS, END = 0, 22, 24, 26
+PRODUCE, OFFSET_COMMIT, OFFSET_FETCH, JOIN = 0, 8, 9, 11
+INIT, ADD_PARTITIONS, END, SEND_OFFSETS, HEARTBEAT = 22, 24, 26, 28, 68
 DESCRIBE, LIST = 65, 66
 MINUTE_MS = 60_000
 
@@ -88,6 +89,40 @@ class Owner:
             self.producer_id, self.epoch = found["producer_id"], found["producer_epoch"]
             self.sequence = 0
         return int(found["error_code"])
+
+    def send_offset(
+        self, group: str, topic: str, offset: int, member: str = "", epoch: int = -1
+    ) -> int:
+        """Send the offset of partition 0 to the transaction; returns the error code."""
+        partition = {"partition_index": 0, "committed_offset": offset,
+                     "committed_leader_epoch": -1, "committed_metadata": ""}  # fmt: skip
+        asked = {"transactional_id": self.name, "group_id": group, "producer_id": self.producer_id,
+                 "producer_epoch": self.epoch, "generation_id": epoch, "member_id": member,
+                 "group_instance_id": None,
+                 "topics": [{"name": topic, "partitions": [partition]}]}  # fmt: skip
+        found = self.client.ask(SEND_OFFSETS, 5 if self.version == 2 else 3, asked)
+        return int(found["topics"][0]["partitions"][0]["error_code"])
+
+
+def offset_of(client: RawKafka, group: str, topic: str) -> tuple[int, int]:
+    """The stable offset of partition 0 and the error code."""
+    asked = {"group_id": group, "require_stable": True,
+             "topics": [{"name": topic, "partition_indexes": [0]}]}  # fmt: skip
+    found = client.ask(OFFSET_FETCH, 7, asked)["topics"][0]["partitions"][0]
+    return found["committed_offset"], found["error_code"]
+
+
+def beat(client: RawKafka, group: str, member: str, epoch: int, *topics: str) -> int:
+    """A heartbeat of a member of the newer protocol; returns its epoch."""
+    asked = {
+        "group_id": group, "member_id": member, "member_epoch": epoch, "instance_id": None,
+        "rack_id": None, "rebalance_timeout_ms": MINUTE_MS, "subscribed_topic_names": [*topics],
+        "subscribed_topic_regex": None, "server_assignor": None,
+        "topic_partitions": [] if epoch == 0 else None,
+    }  # fmt: skip
+    found = client.ask(HEARTBEAT, 1, asked)
+    assert found["error_code"] == 0, found
+    return int(found["member_epoch"])
 
 
 @contextmanager
@@ -172,36 +207,50 @@ def test_a_transaction_that_times_out_cannot_be_committed_and_the_next_one_can(
     assert committed(appliance, topic, 1) == [b"next"]
 
 
-def test_a_producer_of_version_2_goes_on_after_the_gateways_death(
-    appliance: EmbeddedAppliance, gateway: str
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_transaction_over_the_gateways_death_aborts_with_its_offsets_and_the_next_one_commits(
+    appliance: EmbeddedAppliance, gateway: str, version: int
 ) -> None:
-    topic_id = make(appliance, "killed-2")
-    with owner(gateway, "killed-2", 2) as one:
-        assert one.write("killed-2", topic_id, b"a") == 0
-        assert one.end(True) == 0
-        assert one.write("killed-2", topic_id, b"b") == 0
+    topic = f"killed-{version}"
+    topic_id = make(appliance, topic)
+    with owner(gateway, topic, version) as one:
+        if version == 2:
+            assert one.write(topic, topic_id, b"a") == 0
+            assert one.end(True) == 0
+        assert one.send_offset(f"g-{topic}", topic, 0) == 0
+        assert one.write(topic, topic_id, b"lost") == 0
         kill_gateway(appliance)
         with RawKafka(gateway) as client:
             one.client = client
-            assert one.write("killed-2", topic_id, b"b", sequence=0) == 0
+            assert one.write(topic, topic_id, b"lost", sequence=0) == 0
+            error = (
+                KafkaError.TRANSACTION_ABORTABLE if version == 2 else KafkaError.INVALID_TXN_STATE
+            )
+            assert one.end(True) == error
+            assert one.end(False) == 0
+            assert offset_of(client, f"g-{topic}", topic) == (-1, 0)
+            assert one.send_offset(f"g-{topic}", topic, 0) == 0
+            assert one.write(topic, topic_id, b"b") == 0
             assert one.end(True) == 0
-    assert committed(appliance, "killed-2", 2) == [b"a", b"b"]
+            assert offset_of(client, f"g-{topic}", topic) == (0, 0)
+    kept = [b"a", b"b"] if version == 2 else [b"b"]
+    assert committed(appliance, topic, len(kept)) == kept
 
 
 def test_an_older_producer_is_fenced_after_the_gateways_death(
     appliance: EmbeddedAppliance, gateway: str
 ) -> None:
-    topic_id = make(appliance, "killed-1")
-    with owner(gateway, "killed-1", 1) as one:
-        assert one.write("killed-1", topic_id, b"a") == 0
+    topic_id = make(appliance, "killed-old")
+    with owner(gateway, "killed-old", 1) as one:
+        assert one.write("killed-old", topic_id, b"a") == 0
         assert one.end(True) == 0
-        assert one.write("killed-1", topic_id, b"b") == 0
+        assert one.write("killed-old", topic_id, b"b") == 0
         kill_gateway(appliance)
         with RawKafka(gateway) as client:
             one.client = client
             assert one.end(True) == KafkaError.PRODUCER_FENCED
-            assert Owner(client, "killed-1", 1).write("killed-1", topic_id, b"c") == 0
-    assert committed(appliance, "killed-1", 1) == [b"a"]
+            assert Owner(client, "killed-old", 1).write("killed-old", topic_id, b"c") == 0
+    assert committed(appliance, "killed-old", 1) == [b"a"]
 
 
 def test_transactions_are_described_and_listed(appliance: EmbeddedAppliance, gateway: str) -> None:
@@ -258,3 +307,130 @@ def test_kafka_python_commits_and_aborts(appliance: EmbeddedAppliance, gateway: 
             producer.commit_transaction()
     producer.close()
     assert committed(appliance, "kp-out", 2) == [b"0", b"2"]
+
+
+def test_a_member_of_the_newer_protocol_commits_with_its_transaction_over_a_rebalance(
+    appliance: EmbeddedAppliance, gateway: str
+) -> None:
+    make(appliance, "own-a")
+    make(appliance, "own-b")
+    with owner(gateway, "own", 2) as one, RawKafka(gateway) as member:
+        epoch = beat(member, "g-own", "m", 0, "own-a")
+        assert one.send_offset("g-own", "own-a", 0, "m", epoch) == 0
+        following = beat(member, "g-own", "m", epoch, "own-a", "own-b")
+        assert following > epoch
+        assert one.send_offset("g-own", "own-b", 0, "m", following) == 0
+        assert one.end(True) == 0
+        assert offset_of(member, "g-own", "own-a") == offset_of(member, "g-own", "own-b") == (0, 0)
+
+
+def test_a_transaction_with_offsets_of_a_member_that_left_only_aborts(
+    appliance: EmbeddedAppliance, gateway: str
+) -> None:
+    topic_id = make(appliance, "left")
+    with owner(gateway, "left", 2) as one, RawKafka(gateway) as member:
+        epoch = beat(member, "g-left", "m", 0, "left")
+        assert one.send_offset("g-left", "left", 0, "m", epoch + 9) == KafkaError.ILLEGAL_GENERATION
+        assert one.send_offset("g-left", "left", 0, "m", epoch) == 0
+        assert one.write("left", topic_id, b"lost") == 0
+        beat(member, "g-left", "m", -1)
+        assert one.send_offset("g-left", "left", 0, "m", epoch) == KafkaError.UNKNOWN_MEMBER_ID
+        assert one.end(True) == KafkaError.TRANSACTION_ABORTABLE
+        assert one.end(False) == 0
+        assert offset_of(member, "g-left", "left") == (-1, 0)
+
+
+def test_a_classic_member_of_a_group_without_members_commits_nothing(
+    appliance: EmbeddedAppliance, gateway: str
+) -> None:
+    make(appliance, "zombie")
+    with owner(gateway, "zombie", 2) as one:
+        join = {"group_id": "g-zombie", "session_timeout_ms": 10_000, "member_id": "",
+                "rebalance_timeout_ms": MINUTE_MS, "protocol_type": "consumer",
+                "protocols": [{"name": "range", "metadata": b""}]}  # fmt: skip
+        partition = {"partition_index": 0, "committed_offset": 0, "committed_leader_epoch": -1,
+                     "committed_metadata": ""}  # fmt: skip
+
+        def commit(member: str, generation: int) -> int:
+            asked = {"group_id": "g-zombie", "member_id": member, "group_instance_id": None,
+                     "generation_id_or_member_epoch": generation,
+                     "topics": [{"name": "zombie", "partitions": [partition]}]}  # fmt: skip
+            found = one.client.ask(OFFSET_COMMIT, 8, asked)
+            return int(found["topics"][0]["partitions"][0]["error_code"])
+
+        for is_pending in (False, True):
+            if is_pending:
+                found = one.client.ask(JOIN, 5, join)
+                assert found["error_code"] == KafkaError.MEMBER_ID_REQUIRED
+            for member, generation in (("old", 3), ("", 3)):
+                sent = one.send_offset("g-zombie", "zombie", 0, member, generation)
+                assert sent == KafkaError.UNKNOWN_MEMBER_ID
+                assert commit(member, generation) == KafkaError.UNKNOWN_MEMBER_ID
+        assert offset_of(one.client, "g-zombie", "zombie") == (-1, 0)
+        assert commit("", -1) == 0
+        assert one.send_offset("g-zombie", "zombie", 0) == 0
+        assert one.end(True) == 0
+        assert offset_of(one.client, "g-zombie", "zombie") == (0, 0)
+
+
+def test_offsets_of_a_dead_producer_hold_up_its_group_for_the_transactions_timeout(
+    appliance: EmbeddedAppliance, gateway: str
+) -> None:
+    make(appliance, "dead")
+    with owner(gateway, "dead", 2, timeout_ms=300) as one:
+        assert one.send_offset("g-dead", "dead", 0) == 0
+        wait_until(
+            lambda: offset_of(one.client, "g-dead", "dead") == (-1, 0), "the offset is stable"
+        )
+        assert one.end(True) == KafkaError.TRANSACTION_ABORTABLE
+        assert one.end(False) == 0
+        assert one.send_offset("g-dead", "dead", 0) == 0
+        assert one.end(True) == 0
+        assert offset_of(one.client, "g-dead", "dead") == (0, 0)
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_librdkafka_transforms_a_topic_exactly_once_and_a_removed_member_commits_nothing(
+    appliance: EmbeddedAppliance, gateway: str, protocol: str
+) -> None:
+    confluent = pytest.importorskip("confluent_kafka")
+    source, target, group = f"ctp-{protocol}", f"ctp-out-{protocol}", f"g-ctp-{protocol}"
+    make(appliance, source)
+    make(appliance, target)
+    with Producer(appliance.address) as writer:
+        for number in range(4):
+            writer.send(source, b"%d" % number)
+    producer = confluent.Producer({"bootstrap.servers": gateway, "transactional.id": target})
+    producer.init_transactions(HANG_LIMIT_S)
+    consumer = confluent.Consumer(
+        {"bootstrap.servers": gateway, "group.id": group, "auto.offset.reset": "earliest",
+         "enable.auto.commit": False, "group.protocol": protocol}
+    )  # fmt: skip
+    consumer.subscribe([source])
+
+    def transform() -> Any:
+        """Pass one record on; returns the member and its offset."""
+        producer.begin_transaction()
+        record = consumer.poll(HANG_LIMIT_S)
+        producer.produce(target, record.value())
+        offsets = consumer.position(consumer.assignment())
+        metadata = consumer.consumer_group_metadata()
+        producer.send_offsets_to_transaction(offsets, metadata)
+        return metadata, offsets
+
+    transform()
+    producer.commit_transaction(HANG_LIMIT_S)
+    transform()
+    producer.commit_transaction(HANG_LIMIT_S)
+    metadata, offsets = transform()
+    producer.abort_transaction(HANG_LIMIT_S)
+    consumer.close()
+    producer.begin_transaction()
+    producer.produce(target, b"zombie")
+    with pytest.raises(confluent.KafkaException) as refused:
+        producer.send_offsets_to_transaction(offsets, metadata)
+    assert refused.value.args[0].txn_requires_abort()
+    producer.abort_transaction(HANG_LIMIT_S)
+    assert committed(appliance, target, 2) == [b"0", b"1"]
+    with RawKafka(gateway) as client:
+        assert offset_of(client, group, source) == (2, 0)

@@ -231,16 +231,24 @@ def _end_lease(call: Call, group: ClassicGroup) -> Steps:
     )
 
 
+def has_members(services: Services, name: str) -> bool:
+    """True if the group has classic members; ids that were given out do not count."""
+    group = classic_groups(services).get(name)
+    return group is not None and bool(group.members)
+
+
 def commit_error(
     services: Services, name: str, member_id: str, instance_id: str | None, generation: int
 ) -> KafkaError:
     """The error of a commit that is not of a member of the group's generation, or NONE.
 
-    A group without classic members takes commits of anybody.
+    A group without classic members takes commits from outside. The process of groups checks those
+    of a member, which it may know.
     """
     group = classic_groups(services).get(name)
     if group is None or not group.members:
-        return KafkaError.NONE
+        is_unnamed = generation >= 0 and not member_id
+        return KafkaError.UNKNOWN_MEMBER_ID if is_unnamed else KafkaError.NONE
     try:
         member = group.member(member_id, instance_id)
         group.check_generation(generation)

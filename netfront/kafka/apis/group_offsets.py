@@ -13,7 +13,12 @@ from collections.abc import Iterable
 from typing import Any
 
 from netfront.kafka.apis.call import Call, RefusedError
-from netfront.kafka.apis.classic_groups import check_group_name, classic_groups, commit_error
+from netfront.kafka.apis.classic_groups import (
+    check_group_name,
+    classic_groups,
+    commit_error,
+    has_members,
+)
 from netfront.kafka.apis.transactions import producers_of
 from netfront.kafka.exchange.waiter import Steps
 from netfront.kafka.wire.codec import ZERO_UUID
@@ -100,12 +105,14 @@ def _code_of(
 
 
 def is_of_our_protocol(call: Call) -> bool:
-    """True if a commit is of a member of the new protocol (KIP-848), which is ours."""
+    """True if a commit is of a member of the new protocol (KIP-848), which is ours, or of a classic
+    group that has lost it.
+    """
     request = call.request
     return (
         bool(request["member_id"])
         and request["generation_id_or_member_epoch"] >= 0
-        and classic_groups(call.services).get(request["group_id"]) is None
+        and not has_members(call.services, request["group_id"])
     )
 
 
@@ -193,7 +200,8 @@ def _fetch(call: Call, name: str, topics: list[dict[str, Any]] | None) -> Steps:
             if after is None:
                 break
     if call.request.get("require_stable"):
-        for pending_topic, partition in producers_of(call.services).pending_offsets(name):
+        pending = producers_of(call.services).pending_offsets(name, call.services.now_ns)
+        for pending_topic, partition in pending:
             unstable = _missing(partition, KafkaError.UNSTABLE_OFFSET_COMMIT)
             found.setdefault(pending_topic, {})[partition] = unstable
     if topics is None:

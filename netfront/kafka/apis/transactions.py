@@ -16,9 +16,11 @@ Invariants:
   knows must be what it was last given.
 - A translated batch has a valid checksum only if it came with one.
 - At most PRODUCERS_MAX transactional ids are known here. Those without a transaction go first.
+- A transaction commits with all offsets that were accepted for it, or aborts (`is_incomplete`).
 
-Crash: the coordinator has owner and epoch. A client of version 2 goes on. An older one is fenced
-when its transaction is not the first: it cannot be told from an earlier owner.
+Crash: the coordinator has owner and epoch, and the offsets are lost. The transaction that was open
+aborts when its client wants to commit it. A client of version 2 goes on with the next one. An older
+one is fenced when its transaction is not the first: it cannot be told from an earlier owner.
 """
 
 from __future__ import annotations
@@ -27,8 +29,9 @@ from collections import OrderedDict
 from typing import Any
 
 from netfront.kafka.apis.call import Call, RefusedError, Services
-from netfront.kafka.apis.classic_groups import commit_error
+from netfront.kafka.apis.classic_groups import commit_error, has_members
 from netfront.kafka.exchange.waiter import Steps
+from netfront.kafka.groups.transaction_offsets import Committer, TransactionOffsets
 from netfront.kafka.wire.codec import Readable
 from netfront.kafka.wire.errors import KafkaError, coordinator_error
 from tailrace.core.error_codes import ErrorCode
@@ -40,38 +43,55 @@ from tailrace.protocol.frame import Api
 PRODUCERS_MAX = 50_000
 VERSION_2_PRODUCE = 12
 VERSION_2_END = 5
-OFFSETS_MAX = 4_096
-"""Offsets of one group in a transaction."""
+MS = 1_000_000
+COMMIT_PENDING_MS = 60_000
+"""The least time for which a requested commit keeps its offsets pending."""
+MEMBER_ERRORS = (
+    ErrorCode.UNKNOWN_GROUP, ErrorCode.UNKNOWN_MEMBER, ErrorCode.FENCED_MEMBER,
+    ErrorCode.PARTITION_NOT_OWNED,
+)  # fmt: skip
+"""The member whose offsets a transaction has is no member any more, or has lost a partition."""
+OUTCOMES = (ErrorCode.OK, ErrorCode.TRANSACTION_ABORTED, ErrorCode.INVALID_TRANSACTION)
+"""Answers that may have the outcome of a transaction and the next one's producer id and epoch."""
 Partition = tuple[bytes, int]
-GroupKey = tuple[str, str, int]
-"""A group, and the member and generation that commit; "" and -1: none."""
 
 
 class TransactionalProducer:
     """The owner of a transactional id, as its client knows it and as it is."""
 
     __slots__ = (
-        "client_epoch", "client_producer_id", "has_batches", "is_version_2", "offsets", "owner",
-        "producer_epoch", "producer_id", "sequences", "was_aborted",
+        "client_epoch", "client_producer_id", "has_batches", "is_incomplete", "is_version_2",
+        "offsets", "offsets_until_ns", "owner", "producer_epoch", "producer_id", "sequences",
+        "timeout_ms", "was_aborted",
     )  # fmt: skip
 
-    def __init__(self, producer_id: int, producer_epoch: int, owner: int) -> None:
+    def __init__(self, producer_id: int, producer_epoch: int, owner: int, timeout_ms: int) -> None:
         self.client_producer_id = self.producer_id = producer_id
         self.client_epoch = self.producer_epoch = producer_epoch
         """`client_producer_id`, `client_epoch`: what the client knows."""
         self.owner = owner
+        self.timeout_ms = timeout_ms
         self.is_version_2 = False
         self.has_batches = False
         self.was_aborted = False
         """The appliance has aborted the transaction; the client has yet to hear it."""
         self.sequences: dict[Partition, int] = {}
         """The client's sequence of the first batch of this transaction, by partition."""
-        self.offsets: dict[GroupKey, dict[tuple[str, int], list[Any]]] = {}
+        self.offsets = TransactionOffsets()
+        self.offsets_until_ns = 0
+        """The offsets are dropped then, with the transaction."""
+        self.is_incomplete = False
+        """Offsets of this transaction may be lost: it only aborts."""
+
+    @property
+    def is_busy(self) -> bool:
+        """True if it has batches or offsets of a transaction."""
+        return self.has_batches or bool(self.offsets)
 
     def begin(self, producer_id: int, producer_epoch: int) -> None:
         """Go on to the next transaction."""
         self.producer_id, self.producer_epoch = producer_id, producer_epoch
-        self.has_batches = self.was_aborted = False
+        self.has_batches = self.was_aborted = self.is_incomplete = False
         self.sequences.clear()
         self.offsets.clear()
         if self.is_version_2:
@@ -85,6 +105,14 @@ class TransactionalProducer:
         self.begin(producer_id, producer_epoch)
         self.is_version_2 = is_version_2
         self.was_aborted = True
+
+    def drop_late_offsets(self, now_ns: int) -> None:
+        """Give up offsets whose transaction did not end within its timeout: nothing says that its
+        client lives.
+        """
+        if self.offsets and now_ns >= self.offsets_until_ns:
+            self.offsets.clear()
+            self.is_incomplete = True
 
     def translate(self, partition: Partition, records: Readable) -> bytes | memoryview | bytearray:
         """Write the producer id, epoch and sequences of the appliance into record batches. Batches
@@ -143,20 +171,18 @@ class TransactionalProducers:
         self._known.move_to_end(transactional_id)
         if len(self._known) > PRODUCERS_MAX:
             idle = next(
-                (name for name, one in self._known.items() if not one.has_batches),
+                (name for name, one in self._known.items() if not one.is_busy),
                 next(iter(self._known)),
             )
             del self._known[idle]
 
-    def pending_offsets(self, group: str) -> set[tuple[str, int]]:
+    def pending_offsets(self, group: str, now_ns: int) -> set[tuple[str, int]]:
         """The (topic, partition)s of a group whose offsets wait for a transaction's end."""
-        return {
-            place
-            for producer in self._known.values()
-            for key, offsets in producer.offsets.items()
-            if key[0] == group
-            for place in offsets
-        }
+        found: set[tuple[str, int]] = set()
+        for producer in self._known.values():
+            producer.drop_late_offsets(now_ns)
+            found |= producer.offsets.places(group)
+        return found
 
 
 def producers_of(services: Services) -> TransactionalProducers:
@@ -197,7 +223,9 @@ def init_transactions(call: Call) -> Steps:
     if answer.code is not ErrorCode.OK:
         raise RefusedError(coordinator_error(answer.code), answer.sentence)
     found = answer.json()
-    producer = TransactionalProducer(found["producer_id"], found["producer_epoch"], found["owner"])
+    producer = TransactionalProducer(
+        found["producer_id"], found["producer_epoch"], found["owner"], timeout_ms
+    )
     producers.put(name, producer)
     return {
         "error_code": KafkaError.NONE,
@@ -216,23 +244,29 @@ def find_producer(call: Call, name: str, identity: tuple[int, int], since: int) 
     producers = producers_of(call.services)
     known = producers.get(name)
     if known is None:
-        known = yield from _recover(call, name, identity, since)
-        producers.put(name, known)
+        recovered = yield from _recover(call, name, identity, since)
+        known = producers.get(name)  # another request may have been faster
+        if known is None:
+            known = recovered
+            producers.put(name, known)
     if identity != (known.client_producer_id, known.client_epoch):
         raise RefusedError(fenced(call.version, since))
     return known
 
 
 def _recover(call: Call, name: str, identity: tuple[int, int], since: int) -> Steps:
-    """Ask the coordinator, after a restart of this gateway."""
+    """Ask the coordinator, after a restart of this gateway. It does not know whether there were
+    offsets.
+    """
     answer = yield call.ask(Api.DESCRIBE_TRANSACTION, {"transactional_id": name})
     if answer.code is not ErrorCode.OK:
         raise RefusedError(coordinator_error(answer.code), answer.sentence)
     found = answer.json()
     if identity != (found["producer_id"], found["producer_epoch"]):
         raise RefusedError(fenced(call.version, since))
-    producer = TransactionalProducer(*identity, found["owner"])
+    producer = TransactionalProducer(*identity, found["owner"], found["timeout_ms"])
     producer.is_version_2 = True  # or its first transaction: nothing to translate yet
+    producer.is_incomplete = True
     producer.has_batches = found["state"] != "empty"
     return producer
 
@@ -260,12 +294,14 @@ def note_fenced(call: Call, producer: TransactionalProducer) -> Steps:
         producer.producer_id, producer.producer_epoch,
     ):  # fmt: skip
         producer.note_aborted(found["producer_id"], found["producer_epoch"])
-        return (
-            KafkaError.TRANSACTION_ABORTABLE
-            if producer.is_version_2
-            else KafkaError.INVALID_TXN_STATE
-        )
+        return _aborted(producer)
     return KafkaError.INVALID_PRODUCER_EPOCH
+
+
+def _aborted(producer: TransactionalProducer) -> KafkaError:
+    return (
+        KafkaError.TRANSACTION_ABORTABLE if producer.is_version_2 else KafkaError.INVALID_TXN_STATE
+    )
 
 
 # ---- AddPartitionsToTxn, AddOffsetsToTxn ---------------------------------------------------------
@@ -311,15 +347,19 @@ def add_offsets(call: Call) -> Steps:
 
 def commit_offsets(call: Call) -> Steps:
     """TxnOffsetCommit: keep offsets until the transaction is committed."""
-    request, routes = call.request, call.services.routes
+    request, group = call.request, call.request["group_id"]
+    committer = Committer(
+        request.get("member_id") or "", request.get("generation_id", -1),
+        not has_members(call.services, group),
+    )  # fmt: skip
     error, found = yield from _error_of(call, 99)
-    member = request.get("member_id") or ""
-    generation = request.get("generation_id", -1)
-    if error is KafkaError.NONE and (member or generation >= 0):
-        error = commit_error(
-            call.services, request["group_id"], member, request.get("group_instance_id"), generation
-        )
-    key = request["group_id"], member, generation
+    if error is KafkaError.NONE and (committer.member_id or committer.epoch >= 0):
+        transaction = found.producer_id, found.producer_epoch
+        error = yield from _member_error(call, committer)
+        if (found.producer_id, found.producer_epoch) != transaction:
+            error = KafkaError.INVALID_PRODUCER_EPOCH
+    else:
+        committer = Committer("", -1, False)
     topics = []
     for topic in request["topics"]:
         entries = []
@@ -327,29 +367,52 @@ def commit_offsets(call: Call) -> Steps:
             place = topic["name"], partition["partition_index"]
             code = error
             if code is KafkaError.NONE:
-                code = _keep_offset(found, key, place, partition, routes.find_by_name(*place))
+                code = _keep_offset(call, found, committer, place, partition)
             entries.append({"partition_index": place[1], "error_code": code})
         topics.append({"name": topic["name"], "partitions": entries})
     return {"topics": topics}
 
 
+def _member_error(call: Call, committer: Committer) -> Steps:
+    """Returns the KafkaError of a commit whose member is none of the group, or NONE.
+
+    The gateway knows the members of classic groups, the process of groups all others: a commit
+    without offsets asks it.
+    """
+    request = call.request
+    group, instance_id = request["group_id"], request.get("group_instance_id")
+    if not committer.is_of_coordinator:
+        return commit_error(call.services, group, committer.member_id, instance_id, committer.epoch)
+    if not committer.member_id or committer.epoch < 0:
+        return KafkaError.UNKNOWN_MEMBER_ID
+    answer = yield call.ask(
+        Api.COMMIT_OFFSETS,
+        {"group": group, "kind": "classic", "offsets": [], "member_id": committer.member_id,
+         "member_epoch": committer.epoch, "instance_id": instance_id},
+    )  # fmt: skip
+    if answer.code is ErrorCode.FENCED_MEMBER:
+        return KafkaError.ILLEGAL_GENERATION
+    return coordinator_error(answer.code)
+
+
 def _keep_offset(
+    call: Call,
     producer: TransactionalProducer,
-    key: GroupKey,
+    committer: Committer,
     place: tuple[str, int],
     partition: dict[str, Any],
-    route: Any,
 ) -> KafkaError:
+    route = call.services.routes.find_by_name(*place)
     if route is None:
         return KafkaError.UNKNOWN_TOPIC_OR_PARTITION
-    offsets = producer.offsets.setdefault(key, {})
-    if len(offsets) >= OFFSETS_MAX and place not in offsets:
-        return KafkaError.INVALID_REQUEST
-    offsets[place] = [
+    if not producer.offsets:
+        producer.offsets_until_ns = call.services.now_ns + producer.timeout_ms * MS
+    entry = [
         *place, partition["committed_offset"], partition.get("committed_leader_epoch", -1),
         partition["committed_metadata"] or "", route.topic_id.hex(),
     ]  # fmt: skip
-    return KafkaError.NONE
+    is_kept = producer.offsets.keep(call.request["group_id"], committer, place, entry)
+    return KafkaError.NONE if is_kept else KafkaError.INVALID_REQUEST
 
 
 # ---- EndTxn --------------------------------------------------------------------------------------
@@ -361,46 +424,42 @@ def end_transaction(call: Call) -> Steps:
     error, found = yield from _error_of(call, 2)
     if found is None:
         raise RefusedError(error)
-    if call.version >= VERSION_2_END:
-        found.is_version_2 = True
-    commits = request["committed"]
+    if call.version >= VERSION_2_END or found.is_incomplete:
+        found.is_version_2 = call.version >= VERSION_2_END
+    is_commit = bool(request["committed"])
     if found.was_aborted:
         following = found.producer_id, found.producer_epoch
-        if commits:
-            raise RefusedError(
-                KafkaError.TRANSACTION_ABORTABLE
-                if found.is_version_2
-                else KafkaError.INVALID_TXN_STATE
-            )
+        if is_commit:
+            raise RefusedError(_aborted(found))
         found.begin(*following)
         return _ended(found)
+    commits = is_commit and not found.is_incomplete
     asked: dict[str, Any] = {
         "transactional_id": request["transactional_id"], "owner": found.owner,
         "producer_id": found.producer_id, "producer_epoch": found.producer_epoch,
         "outcome": "commit" if commits else "abort", "is_empty": not found.has_batches,
     }  # fmt: skip
     if commits:
-        asked["offsets"] = [
-            {"group": group, "entries": list(offsets.values())}
-            for (group, _, _), offsets in found.offsets.items()
-        ]
+        asked["offsets"] = found.offsets.groups_json()
+        pending_ms = max(found.timeout_ms, COMMIT_PENDING_MS)
+        found.offsets_until_ns = call.services.now_ns + pending_ms * MS
     answer = yield call.ask(Api.END_TRANSACTION, asked)
-    if answer.code is ErrorCode.OK:
-        following = answer.json()
-        found.begin(following["producer_id"], following["producer_epoch"])
-        return _ended(found)
-    if answer.code is ErrorCode.TRANSACTION_ABORTED:
-        following = answer.json()
-        if "producer_id" in following:
-            if not commits:
-                found.begin(following["producer_id"], following["producer_epoch"])
-                return _ended(found)
+    following = answer.json() if answer.code in OUTCOMES else {}
+    if "producer_id" in following:
+        # An earlier commit of this transaction, which had all its offsets, may have gone through.
+        outcome = asked["outcome"] if answer.code is ErrorCode.OK else following.get("outcome")
+        if (outcome == "commit") is is_commit:
+            found.begin(following["producer_id"], following["producer_epoch"])
+            return _ended(found)
+        if is_commit:
             found.note_aborted(following["producer_id"], following["producer_epoch"])
-        raise RefusedError(
-            KafkaError.TRANSACTION_ABORTABLE if found.is_version_2 else KafkaError.INVALID_TXN_STATE
-        )
+            raise RefusedError(_aborted(found), "the transaction was aborted")
+    if answer.code is ErrorCode.TRANSACTION_ABORTED:
+        raise RefusedError(_aborted(found))
     if answer.code is ErrorCode.PRODUCER_FENCED:
         raise RefusedError(fenced(call.version, 2), answer.sentence)
+    if answer.code in MEMBER_ERRORS and found.is_version_2:
+        raise RefusedError(KafkaError.TRANSACTION_ABORTABLE, answer.sentence)
     raise RefusedError(coordinator_error(answer.code), answer.sentence)
 
 

@@ -1,0 +1,58 @@
+"""Offsets of a transaction: one entry for a group, its latest member, and an end of waiting."""
+
+from __future__ import annotations
+
+import pytest
+
+from netfront.kafka.apis import transactions
+from netfront.kafka.apis.transactions import TransactionalProducer, TransactionalProducers
+from netfront.kafka.groups.transaction_offsets import Committer, TransactionOffsets
+
+MS = 1_000_000
+
+
+def test_an_earlier_epoch_of_a_member_does_not_replace_a_later_one() -> None:
+    offsets = TransactionOffsets()
+    offsets.keep("g", Committer("m", 3, True), ("t", 0), ["t", 0, 5])
+    offsets.keep("g", Committer("m", 4, True), ("t", 0), ["t", 0, 7])
+    offsets.keep("g", Committer("m", 3, True), ("t", 0), ["t", 0, 6])
+    offsets.keep("g", Committer("m", 3, True), ("t", 1), ["t", 1, 2])
+    assert offsets.groups_json() == [
+        {"group": "g", "member_id": "m", "member_epoch": 4,
+         "entries": [["t", 0, 7], ["t", 1, 2]]}
+    ]  # fmt: skip
+
+
+def test_the_last_member_of_a_group_commits_and_a_classic_one_is_not_named() -> None:
+    offsets = TransactionOffsets()
+    offsets.keep("g", Committer("a", 5, False), ("t", 0), ["t", 0, 5])
+    offsets.keep("g", Committer("b", 1, False), ("t", 0), ["t", 0, 8])
+    assert offsets.groups_json() == [{"group": "g", "entries": [["t", 0, 8]]}]
+
+
+def test_offsets_are_pending_until_their_time_and_then_the_transaction_is_incomplete() -> None:
+    producers = TransactionalProducers()
+    one = TransactionalProducer(1, 0, 1, timeout_ms=10)
+    producers.put("one", one)
+    one.offsets.keep("g", Committer("", -1, False), ("t", 0), ["t", 0, 5])
+    one.offsets_until_ns = 10 * MS
+    assert producers.pending_offsets("g", 10 * MS - 1) == {("t", 0)}
+    found = [one.is_incomplete]
+    assert producers.pending_offsets("g", 10 * MS) == set()
+    found.append(one.is_incomplete)
+    one.begin(1, 1)
+    assert [*found, one.is_incomplete] == [False, True, False]
+
+
+def test_a_producer_with_offsets_alone_stays_when_an_idle_one_can_go(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(transactions, "PRODUCERS_MAX", 2)
+    producers = TransactionalProducers()
+    for name in ("busy", "idle", "new"):
+        one = TransactionalProducer(1, 0, 1, timeout_ms=10)
+        if name == "busy":
+            one.offsets.keep("g", Committer("", -1, False), ("t", 0), ["t", 0, 5])
+        producers.put(name, one)
+    assert producers.get("busy") is not None
+    assert producers.get("idle") is None
