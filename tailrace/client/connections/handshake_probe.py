@@ -48,8 +48,7 @@ OTHER_SERVER = (
     "DIR` on its host)"
 )
 NEEDS_KEY = (
-    "the appliance there takes encrypted connections of its users only, and this client has no "
-    "key: use a context of `tailrace user add NAME --out FILE`"
+    "the appliance there takes encrypted connections of its users only, and this client has no key"
 )
 TAKES_NO_KEY = (
     "the appliance there takes no encrypted connections: it has no users, or is another program; "
