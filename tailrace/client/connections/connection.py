@@ -425,9 +425,9 @@ class Connection:
         """Find out whether the appliance refuses this client. A refusal is fatal."""
         self._probed_ns = now_ns
         if self._probe is None:
-            from tailrace.client.connections.handshake_probe import HandshakeProbe
+            from tailrace.client.connections.handshake_probe import begin_probe
 
-            self._probe = HandshakeProbe(self.address, self._credentials)
+            self._probe = begin_probe(self.address, self._credentials)
             return
         reason = self._probe.refusal()
         if reason is not None:

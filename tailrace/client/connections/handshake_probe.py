@@ -17,6 +17,7 @@ the connection: the client has another server's key.
 
 from __future__ import annotations
 
+import itertools
 import socket
 import struct
 from typing import Any
@@ -55,26 +56,37 @@ TAKES_NO_KEY = (
     "use its address without a context"
 )
 
+_numbers = itertools.count()
+
 
 class HandshakeProbe:
     """One attempt to connect, and its events."""
 
     def __init__(self, address: str, credentials: Credentials | None) -> None:
-        """Raises zmq.ZMQError."""
+        """Raises zmq.ZMQError, with nothing left open."""
         self._is_encrypted = credentials is not None
         self._breaks = 0
-        self._peek = MechanismPeek(address)
         self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
-        self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.setsockopt(zmq.RECONNECT_IVL, 100)
-        if credentials is not None:
-            set_credentials(self._socket, credentials)
-        name = f"inproc://handshake-probe-{id(self)}"
-        self._socket.monitor(name, _NO_DETAIL | _PROTOCOL | _AUTH | _SUCCEEDED)
-        self._monitor: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PAIR)
-        self._monitor.setsockopt(zmq.LINGER, 0)
-        self._monitor.connect(name)
-        self._socket.connect(address)
+        try:
+            self._monitor: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PAIR)
+        except zmq.ZMQError:
+            self._socket.close(0)
+            raise
+        self._peek = MechanismPeek(address)
+        try:
+            self._socket.setsockopt(zmq.LINGER, 0)
+            self._socket.setsockopt(zmq.RECONNECT_IVL, 100)
+            if credentials is not None:
+                set_credentials(self._socket, credentials)
+            # libzmq may know the name of an earlier monitor for a while: none is used again.
+            name = f"inproc://handshake-probe-{next(_numbers)}"
+            self._socket.monitor(name, _NO_DETAIL | _PROTOCOL | _AUTH | _SUCCEEDED)
+            self._monitor.setsockopt(zmq.LINGER, 0)
+            self._monitor.connect(name)
+            self._socket.connect(address)
+        except zmq.ZMQError:
+            self.close()
+            raise
 
     def refusal(self) -> str | None:
         """The reason of a refusal, once it is known. It does not wait."""
@@ -104,6 +116,16 @@ class HandshakeProbe:
         self._socket.disable_monitor()
         self._monitor.close(0)
         self._socket.close(0)
+
+
+def begin_probe(address: str, credentials: Credentials | None) -> HandshakeProbe | None:
+    """Begin to find out why a handshake has no answer. None: there is no room for its sockets, and
+    the client waits without a reason.
+    """
+    try:
+        return HandshakeProbe(address, credentials)
+    except zmq.ZMQError:
+        return None
 
 
 class MechanismPeek:
