@@ -127,10 +127,11 @@ def test_a_partition_moves_while_it_is_written_and_read(
         with Consumer(
             "orders", bootstrap=appliance.address, auto_offset_reset="earliest"
         ) as consumer:
-            while not ended.is_set() or not read or read[-1] != acknowledged[-1]:
+            while sender.is_alive() or not read or read[-1] != acknowledged[-1]:
                 read.extend(int(r.value.rstrip(b"\0")) for r in consumer.poll(timeout_ms=100))
 
-    threads = [threading.Thread(target=each) for each in (send, consume)]
+    sender = threading.Thread(target=send)
+    threads = [sender, threading.Thread(target=consume)]
     for thread in threads:
         thread.start()
     try:
