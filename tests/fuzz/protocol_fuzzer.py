@@ -198,7 +198,9 @@ def run(
 def _witness(appliance: EmbeddedAppliance) -> Iterator[subprocess.Popen[bytes]]:
     """A witness that is at work beside the block; killed when the block raises."""
     with Admin(appliance.address) as admin:
-        admin.create_topics([NewTopic(WITNESS_TOPIC)])
+        # bent requests that change the defaults of topics take none of its records
+        kept = {"retention.ms": -1, "retention.bytes": -1}
+        admin.create_topics([NewTopic(WITNESS_TOPIC, configs=kept)])
     command = [sys.executable, "-P", "-m", "tests.fuzz.witness", appliance.address, WITNESS_TOPIC]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as witness:
         try:
