@@ -55,7 +55,7 @@ class EmbeddedAppliance:
         self.address = addresses[0]
         self.addresses = addresses
         self.kafka_addresses = list(kafka_addresses)
-        """Where Kafka clients connect, by the setting `kafka.listen`."""
+        """Addresses of Kafka clients, by the setting `kafka.listen`."""
         self.data_dir = data_dir
         self.pid = process.pid
         self.log_path = log_path

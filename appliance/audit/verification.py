@@ -18,7 +18,7 @@ FINDINGS_MAX = 100
 
 @dataclass(slots=True)
 class Verified:
-    """What a verification has found."""
+    """Findings of a verification."""
 
     lines: int = 0
     files: int = 0

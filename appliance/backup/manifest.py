@@ -32,7 +32,7 @@ class Part(NamedTuple):
     start: int
     length: int
     digest: str = ""
-    """Of small files, to recognise an unchanged one."""
+    """Digest of a small file, to recognise an unchanged one."""
 
 
 class StoredObject(NamedTuple):

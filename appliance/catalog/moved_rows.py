@@ -32,7 +32,7 @@ class MovedPartition(NamedTuple):
     topic_id: bytes
     partition: int
     name: str
-    """Of its topic, when it moved."""
+    """Name of its topic, when it moved."""
     data_dir: int
     """The catalog's number of that directory."""
     slot: int

@@ -82,7 +82,7 @@ class Topic(NamedTuple):
     map's version is their number.
     """
     bin: int = 0
-    """Of a topic that is being deleted: the time that the bin keeps it, ms; 0: its files are
+    """Time that the bin keeps a topic that is being deleted, ms; 0: its files are
     removed. COMES_BACK until a topic from the bin is open again.
     """
     versions: tuple[SchemaVersion, ...] = ()

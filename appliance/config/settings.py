@@ -473,7 +473,7 @@ class Settings:
         )
 
     def audit_settings(self) -> dict[str, Any] | None:
-        """What processes get of the audit log; None: there is none."""
+        """Settings of the audit log for processes; None: there is none."""
         if not self.audit_enabled:
             return None
         return {

@@ -29,7 +29,7 @@ _SLOTS = 1 << 20
 
 
 class _Open:
-    """What `UserAdmin` expects of a connection."""
+    """Connection as `UserAdmin` expects it."""
 
     def check_usable(self) -> None:
         """It is."""

@@ -81,7 +81,7 @@ class _Move:
     end_offset: int = 0
     """Left: end of the log at its arrival. A transaction that was open then begins below."""
     leases: set[str] = field(default_factory=set)
-    """Of readers that may have begun with the former files."""
+    """Leases of readers that may have begun with the former files."""
     sent_ns: int = 0
 
     @property
@@ -398,5 +398,5 @@ class PartitionMoves:
 
 
 def _unknown_topic(each: _Move) -> Topic:
-    """What the end of a partition needs of a topic that is deleted."""
+    """Stand-in for a deleted topic, with what the end of a partition needs."""
     return Topic(each.topic_id, each.name, "deleting", 0, False, 0, b"", {}, (), 0)

@@ -44,7 +44,7 @@ class _State(enum.Enum):
 
 class _Open(NamedTuple):
     end_ns: int
-    """When it is closed."""
+    """Time when it is closed."""
     state: _State
 
 

@@ -69,7 +69,7 @@ class ProcessState:
 
 
 class CleanerCounts(NamedTuple):
-    """What the cleaner of a data directory has done, over all its starts."""
+    """Counters of a data directory's cleaner, over all its starts."""
 
     name: str
     bytes_in: int

@@ -93,7 +93,7 @@ class LiveSettings:
         self._configured, self._sources_of = settings, dict(given)
         """The newest configuration without an error."""
         self._base = settings
-        """What would be in force without the catalog."""
+        """Settings that would be in force without the catalog."""
         self._overrides: dict[str, Any] = {}
         self._overrides_version = 0
         self._reload: dict[str, Any] = {

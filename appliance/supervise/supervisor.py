@@ -463,7 +463,7 @@ class Supervisor:
             self._processes.try_spawn(console)
 
     def _kafka_addresses(self) -> list[str]:
-        """Where Kafka clients connect, with the port that stands for port 0."""
+        """Addresses of Kafka clients, with the port that stands for port 0."""
         found = list(self.settings.kafka_listen)
         if found and found[0].endswith(":0"):
             port = self._control.port(self.settings.fronts).load()

@@ -43,7 +43,7 @@ from tailrace.protocol.frame import Api, WireError
 Need: TypeAlias = tuple[str, str, str]
 """(Operation, type, name). The name "": any resource of the type is enough."""
 Needs: TypeAlias = Iterator[tuple[Need, ...]]
-"""What a request needs: one of each group of alternatives."""
+"""Needs of a request: one of each group of alternatives."""
 Request: TypeAlias = dict[str, Any]
 TopicName: TypeAlias = Callable[[str], str | None]
 """Topic id, hexadecimal, -> name of the topic, or of the topic whose delay log it is."""
@@ -53,7 +53,7 @@ class Rule(NamedTuple):
     """The rule of an API."""
 
     needs: Callable[[Request, TopicName], Needs] | None = None
-    """What the request needs. None: nothing, or what `is_checked_by_route` says."""
+    """Needs of the request. None: nothing, or what `is_checked_by_route` says."""
     cuts: Callable[[Principal, Request], Request] | None = None
     """Removes from a request the names of which its sender may not see the existence, where a
     missing resource is no error.

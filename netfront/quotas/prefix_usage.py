@@ -146,7 +146,7 @@ class PrefixUsage:
             self._ask(Api.DESCRIBE_DELAYS, following, self._on_delays)
 
     def describe(self) -> list[dict[str, Any]]:
-        """What the prefixes use."""
+        """Use of each prefix."""
         return [
             {
                 "prefix": entity.prefix, "quota": quota, "used": used,

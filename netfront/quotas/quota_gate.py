@@ -53,7 +53,7 @@ class QuotaGate:
         self.throttled_ns = 0
         """Waits in all."""
         self.waiting: OrderedDict[object, int] = OrderedDict()
-        """What waits, and the time since when."""
+        """Waiting items, each with the time since when."""
         self._clock = clock
         self._timer: Timer[QuotaGate] | None = None
         self._is_resuming = False

@@ -69,7 +69,7 @@ class _Parked(NamedTuple):
 
 
 class Usage:
-    """What an entity uses of a sum."""
+    """Use that an entity makes of a sum."""
 
     __slots__ = ("ids", "limit", "sessions")
 

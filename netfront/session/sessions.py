@@ -57,7 +57,7 @@ class Session:
         self.quota: SessionQuota | None = None
         """None: no quota concerns it."""
         self.principal: Principal | None = None
-        """Who it is. None: the appliance has no users, and everything is allowed."""
+        """User that it belongs to. None: the appliance has no users, and everything is allowed."""
         self.timer: Timer[Session] | None = None
         """Timer of the next check for silence."""
         self.fetch_sent = 0

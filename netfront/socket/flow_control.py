@@ -35,7 +35,7 @@ from typing import Protocol
 
 
 class Gate(Protocol):
-    """What connections with the same quota share: an amount that grows with time."""
+    """Amount that connections with the same quota share, and that grows with time."""
 
     def room(self, asked: int) -> int:
         """The amount that may be given now, at least `asked` if the gate is open, 0 if it is

@@ -54,7 +54,7 @@ class PeerConnection:
         self.accepted_ns = self.swept_ns = self.progress_ns = now_ns
         self.identity: bytes | None = None
         self.claim: Claim | None = None
-        """What ZeroMQ has checked about its client, where it checks."""
+        """Facts about its client that ZeroMQ has checked, where it checks."""
         self.user_id = ""
         """The claim as ZeroMQ has it with each message."""
         self.credit: Credit | None = None

@@ -89,7 +89,7 @@ _CURVE_BYTES = 33
 
 
 class Security(NamedTuple):
-    """What a socket needs to know about its clients."""
+    """Keys and rights by which a socket lets clients in."""
 
     secret_key: str
     """The server's, Z85."""

@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 class Claim(NamedTuple):
-    """What libzmq has checked about a connection."""
+    """Facts about a connection that libzmq has checked."""
 
     key: bytes
     """Public key of the client, 32 bytes. Empty over a Unix socket."""

@@ -46,7 +46,7 @@ class QuotaAdmin:
 
     @operation
     def quota_usage(self) -> Steps[list[dict[str, Any]]]:
-        """What is used of quotas, at the front that this client is connected to: dicts with
+        """Use of quotas at the front that this client is connected to: dicts with
         `quota`, the entity (`user`, `client` or `prefix`), `used` (of a rate: in all), and `limit`.
         Those of a rate have also `available`, `waiting` (connections and requests), `connections`
         and `throttled_ms`.

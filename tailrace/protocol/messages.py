@@ -219,7 +219,7 @@ class FetchedEntry(NamedTuple):
     aborted records behind them, if there are any. Else -1.
     """
     last_stable_offset: int = -1
-    """Where committed records end. -1: unknown."""
+    """End of the committed records. -1: unknown."""
     flags: int = 0
     """FETCHED_GAPS, or 0."""
 

@@ -81,7 +81,7 @@ class Cleaner:
         """A report that a full disk has refused."""
         self._wait_until_ns = 0
         self._counted = CleaningReport(0)
-        """What the slot's counters have of this job."""
+        """Part of this job that is in the slot's counters."""
 
     def step(self, now_ns: int) -> int:
         """Do a part of the job."""

@@ -119,7 +119,7 @@ class PartitionLog:
         self.files_version = 0
         """Grows with each swap. The partition table shows it."""
         self.cleaning = NOT_CLEANED
-        """What the partition table shows of compaction (see `PartitionState.cleaned_below`)."""
+        """State of compaction for the partition table (see `PartitionState.cleaned_below`)."""
 
     @property
     def files(self) -> Files:

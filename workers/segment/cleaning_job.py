@@ -36,7 +36,7 @@ class JobSegment(NamedTuple):
 
     base: int
     end: int
-    """Where the next segment begins. Batches from here on are not part of the log."""
+    """Start of the next segment. Batches from here on are not part of the log."""
     size: int
     is_cleaned: bool
     has_transactions: bool
@@ -82,7 +82,7 @@ class CleaningReport(NamedTuple):
     records_in: int = 0
     records_out: int = 0
     tombstones_since_us: int = 0
-    """When the oldest tombstones that stay were first in a cleaned segment; 0: there are none."""
+    """Time when the oldest tombstones that stay were first in a cleaned segment. 0: none."""
     stopped_base: int = -1
     """UNREADABLE: base of the segment that cannot be read."""
 

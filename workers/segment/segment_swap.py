@@ -54,7 +54,7 @@ class CleanedRun(NamedTuple):
 
     base: int
     end: int
-    """Where the segment after the run begins."""
+    """Start of the segment after the run."""
     replaced: list[list[int]]
     """[base, size] of each segment of the run."""
     size: int

@@ -1,1 +1,1 @@
-"""What a backup reads: the files of a data directory at one point of the log."""
+"""Source of a backup: the files of a data directory at one point of the log."""

@@ -54,7 +54,7 @@ class Produced:
     """Latency is taken of one in this many records."""
     failed: int
     commits: Latency | None = None
-    """Of `commit_transaction`, with transactions."""
+    """Latency of `commit_transaction`, with transactions."""
 
 
 Report = Callable[[int, int, float, float, float], None]

@@ -19,7 +19,7 @@ class TimedTransactions:
         self._length_s = length_ms / 1e3
         self._ends_at = 0.0
         self.latencies = Latencies()
-        """Of the commits."""
+        """Latencies of the commits."""
 
     def step(self) -> bool:
         """Begin the first transaction, and the next one when it is time. True: one is new."""

@@ -33,7 +33,7 @@ class ShareMember:
     """The group starts at the beginning of new partitions; False: at their end."""
     last_request_ns: int
     user: str = ""
-    """Who may use it; empty: it has joined while the appliance had no users."""
+    """User who may use it; empty: it has joined while the appliance had no users."""
     session: SessionKey | None = None
     """The connection of its heartbeats."""
     acquires_over: SessionKey | None = None

@@ -44,7 +44,7 @@ class Observed:
     lanes: Mapping[str, Occupancy] = field(default_factory=dict)
     """Process -> the fullest of its lanes."""
     cleaners: Sequence[CleanerCounts] = ()
-    """What the cleaners have done."""
+    """Counters of the cleaners."""
     groups: ObservedGroups | None = None
     """Groups; None if the group coordinator does not run or does not answer."""
 

@@ -57,7 +57,7 @@ class Watch:
 
 
 def overview(before: Moment, after: Moment) -> dict[str, Any]:
-    """What happened between two moments, for JSON. Topics by rate, groups by lag, processes as
+    """Summary of two moments, for JSON. Topics by rate, groups by lag, processes as
     they are listed.
     """
     sample = after.sample

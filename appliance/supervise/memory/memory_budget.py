@@ -55,7 +55,7 @@ class Room(NamedTuple):
     name: str
     free_bytes: int
     remedy: str
-    """What gives it more room."""
+    """Remedy that gives it more room."""
     is_shared_only: bool = False
     """True for /dev/shm, which has the regions of a start only."""
 

@@ -92,7 +92,7 @@ def walk_committed(
     """
     at = kept = 0
     run = _NOTHING
-    """Where the batches begin that are not moved yet."""
+    """Start of the batches that are not moved yet."""
     kept_to = following = place.offset
     """The offset after the last batch that is kept."""
     has_gaps = False

@@ -39,7 +39,7 @@ _NO_PRODUCER = 0
 
 
 class Converted(NamedTuple):
-    """What a fetch returns of one partition."""
+    """Result of a fetch for one partition."""
 
     records: bytes | bytearray
     next_offset: int

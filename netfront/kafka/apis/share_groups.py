@@ -55,7 +55,7 @@ class ShareMember:
 
     def __init__(self) -> None:
         self.epoch = 0
-        """Of its last heartbeat; 0: unknown."""
+        """Epoch of its last heartbeat; 0: unknown."""
         self.session_epoch = -1
         """The next request's; -1: there is no session."""
         self.partitions: dict[Partition, None] = {}

@@ -29,7 +29,7 @@ from netfront.kafka.wire.errors import KafkaError
 
 MS = 1_000_000
 INITIAL_DELAY_NS = 250 * MS
-"""How long an empty group waits for more members after the first one."""
+"""Time that an empty group waits for more members after the first one."""
 NEVER_NS = 1 << 62
 
 
@@ -87,7 +87,7 @@ class Member:
     """True if it asked for the assignment of this generation."""
 
     def metadata(self, protocol: str) -> bytes:
-        """What the member says for a protocol."""
+        """Metadata of the member for a protocol."""
         return next((data for name, data in self.protocols if name == protocol), b"")
 
 
@@ -420,7 +420,7 @@ class ClassicGroup:
         return not self.members and not self._pending
 
     def next_deadline_ns(self) -> int:
-        """When `advance` has something to do."""
+        """Time when `advance` has something to do."""
         deadlines = [self._phase_ends_ns, *self._pending.values()]
         if self.state is State.PREPARING and self._all_joined:
             deadlines.append(self._joins_from_ns)

@@ -40,7 +40,7 @@ DESCRIBE_RETRY_NS = 20 * NS_PER_MS
 
 
 class KnownState(Protocol):
-    """What an identity knows of its producer."""
+    """Producer as its identity knows it."""
 
     producer_id: int
     epoch: int

@@ -144,7 +144,7 @@ class TransactionState:
         self.answered_ns = 0
         """The time of the coordinator's newest answer."""
         self.number = 0
-        """How many transactions have begun."""
+        """Number of transactions that have begun."""
         self.is_empty = True
         """True if the transaction has no record."""
         self.failure: TailraceError | None = None
