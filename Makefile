@@ -13,7 +13,8 @@ BUILD_KERNEL = $(BIN)/python -P tailrace/kernel/build.py; touch $(KERNEL) 2>/dev
 PURE_TESTS := tests/tailrace/kernel tests/conformance \
 	tests/tailrace/batch/test_arrow_codec.py tests/tailrace/client/records/test_partitioners.py \
 	$(addprefix tests/tailrace/producer/test_,fast_send.py send_at_once.py partition_queue.py filling_while_busy.py) \
-	$(addprefix tests/system/test_,produce_and_consume.py sparse_batches.py callbacks.py fork.py aio.py bad_input.py \
+	$(addprefix tests/system/clients/test_,produce_and_consume.py callbacks.py fork.py aio.py bad_input.py) \
+	$(addprefix tests/system/topics/test_,sparse_batches.py \
 	hash_slots.py::test_adding_partitions_under_load_keeps_the_order_of_every_key delays.py::test_records_come_when_they_are_due_in_due_order_and_never_early)
 
 .PHONY: deb rpm wheels packaging demo test test-all test-pure check verify services lakes kernel simulate simulate-transactions torture torture-delays torture-groups torture-transactions torture-spark fuzz load bench bench-peers bench-scale bench-delays bench-transactions bench-groups bench-rebalance bench-pairs bench-wakeups bench-kafka-records bench-idle bench-restarts bench-scan bench-spark bench-spark-sink bench-spark-streaming lint java prepare-spark clean
@@ -41,7 +42,7 @@ test: verify java services
 # Before an issue is called done: everything, with new seeds, which are printed; SEED=1 takes those of an earlier run.
 test-all: verify java services lakes packaging
 	SEED=$(SEED) $(PYTEST)
-	PYTHONPATH=$(LAKES) $(BIN)/python -P -m pytest tests/system/test_export_tables.py
+	PYTHONPATH=$(LAKES) $(BIN)/python -P -m pytest tests/system/scans/test_export_tables.py
 	$(MAKE) test-pure
 
 # Under a minute: what a change can break at once. BASE=main: what this branch has changed since it left there.

@@ -23,7 +23,7 @@ from tests.kit.workload import Workload, boot
 OF_TRANSACTIONS = ("worker.after_marker", "worker.before_settled")
 """Visited by `tests/workers/append/test_transactions_after_faults.py`, which has a coordinator."""
 OF_THE_BIN = ("flusher.in_bin", "flusher.in_undelete", "flusher.in_purge")
-"""Visited by `tests/system/test_undelete.py`."""
+"""Visited by `tests/system/topics/test_undelete.py`."""
 OF_COMPACTION = "_swap"
 """Part of the names that `tests/workers/clean/test_model.py` visits, which has a cleaner."""
 STEPPED = [

@@ -11,7 +11,7 @@ from tailrace import Admin, Consumer, Producer
 from tailrace.embedded_appliance import start_embedded
 from tests.kit.processes import HANG_LIMIT_S
 
-GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "data_before_transactions.tar.gz"
+GOLDEN = pathlib.Path(__file__).parents[2] / "golden" / "data_before_transactions.tar.gz"
 """Topic `orders`: 0 to 19 in two partitions. Topic `reminders`: two records due in 2045."""
 
 

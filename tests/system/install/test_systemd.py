@@ -18,7 +18,7 @@ from appliance.supervise.processes.restart_policy import HALTING, ExitCode
 from appliance.supervise.sd_notify import Notifier
 from tests.kit.processes import HANG_LIMIT_S, comm, wait_until
 
-UNITS = pathlib.Path(__file__).parents[2] / "systemd"
+UNITS = pathlib.Path(__file__).parents[3] / "systemd"
 TAILRACE = pathlib.Path(sys.executable).parent / "tailrace"
 
 

@@ -356,7 +356,7 @@ def test_a_backup_of_cleaned_segments_is_restored_as_it_was(
 
 def test_the_example_of_a_client_without_the_sdk_reads_sparse_batches(cleaned: Cleaned) -> None:
     rows = cleaned.rows["plain"]
-    example = pathlib.Path(__file__).parents[2] / "examples/clients/python/group_member.py"
+    example = pathlib.Path(__file__).parents[3] / "examples/clients/python/group_member.py"
     member = subprocess.Popen(
         [sys.executable, str(example), cleaned.appliance.address, "plain", "raw"],
         stdout=subprocess.PIPE, text=True,

@@ -26,7 +26,7 @@ from tests.kit.processes import HANG_LIMIT_S, wait_until
 
 SCRIPT = "<img src=x onerror=\"document.title='taken'\">"
 CHROMIUM = shutil.which("chromium")
-IMAGES = pathlib.Path(__file__).parents[2] / "docs" / "images"
+IMAGES = pathlib.Path(__file__).parents[3] / "docs" / "images"
 
 
 class Page:

@@ -39,7 +39,7 @@ def test_a_test_that_fails_shows_what_its_appliances_have_logged(tmp_path: pathl
         "-q",
         str(tmp_path),
     ]
-    root = str(pathlib.Path(__file__).parents[2])
+    root = str(pathlib.Path(__file__).parents[3])
     environment = {**os.environ, "PYTHONPATH": root}
     done = subprocess.run(
         command,

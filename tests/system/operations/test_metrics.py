@@ -24,7 +24,7 @@ from tests.kit.console import console_of, get, metrics
 from tests.kit.processes import HANG_LIMIT_S, wait_until
 from tests.kit.raw_client import RawClient
 
-ROOT = pathlib.Path(__file__).parents[2]
+ROOT = pathlib.Path(__file__).parents[3]
 RULES = ROOT / "deploy" / "prometheus"
 needs_promtool = pytest.mark.skipif(
     shutil.which("promtool") is None, reason="promtool is not here (Debian: prometheus)"

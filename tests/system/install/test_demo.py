@@ -18,7 +18,7 @@ from tailrace.format.directory.data_dir import read_identity
 from tests.kit.matrices import short
 from tests.kit.processes import HANG_LIMIT_S
 
-ROOT = pathlib.Path(__file__).parents[2]
+ROOT = pathlib.Path(__file__).parents[3]
 
 
 @pytest.mark.slow_because("the demo starts Spark, a JVM of its own")

@@ -19,11 +19,11 @@ from tailrace.client.records.partitioners import partition_for_key
 from tailrace.embedded_appliance import EmbeddedAppliance
 from tests.kit.processes import HANG_LIMIT_S, kill_and_wait_for_successor, wait_until
 
-CLIENT = pathlib.Path(__file__).parents[2] / "examples/clients/javascript"
+CLIENT = pathlib.Path(__file__).parents[3] / "examples/clients/javascript"
 TRANSACTIONAL = (
-    pathlib.Path(__file__).parents[2] / "examples/clients/python/transactional_producer.py"
+    pathlib.Path(__file__).parents[3] / "examples/clients/python/transactional_producer.py"
 )
-GROUP_MEMBER = pathlib.Path(__file__).parents[2] / "examples/clients/python/group_member.py"
+GROUP_MEMBER = pathlib.Path(__file__).parents[3] / "examples/clients/python/group_member.py"
 COUNT = 1_000
 
 

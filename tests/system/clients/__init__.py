@@ -1,0 +1,1 @@
+"""Clients of one process: threads, event loops, callbacks, forks, ends of programs."""

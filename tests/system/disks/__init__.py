@@ -1,0 +1,1 @@
+"""Data directories: damage, full disks, moves, backups."""

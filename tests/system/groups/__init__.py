@@ -1,0 +1,1 @@
+"""Consumer groups with the real coordinator."""

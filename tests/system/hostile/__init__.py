@@ -1,0 +1,1 @@
+"""Peers that break the protocol, and inputs beyond the limits."""

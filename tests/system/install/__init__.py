@@ -1,0 +1,1 @@
+"""Packages, units, containers and the first minutes of a new user."""

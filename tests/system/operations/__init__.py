@@ -1,0 +1,1 @@
+"""The appliance under an operator: processes, restarts, logs, metrics, console, runbook."""

@@ -1,0 +1,1 @@
+"""Reads of whole logs: scans, SQL, the latest of each key, exports."""

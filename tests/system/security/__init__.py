@@ -1,0 +1,1 @@
+"""Users, rights, quotas, audit, access to sockets."""

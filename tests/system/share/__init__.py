@@ -1,0 +1,1 @@
+"""Share groups (queues) with the real coordinator."""

@@ -1,0 +1,1 @@
+"""Topics over their life: creation, growth, schemas, compaction, deletion."""

@@ -1,0 +1,1 @@
+"""Transactions over topics, delays and groups."""
