@@ -1,8 +1,8 @@
 """The controller: decides about topics and producers, and publishes the decisions.
 
 Owner: the catalog (SQLite); in shared memory the lanes from it, and which process has its feed
-(`appliance.control.metadata_publisher`). It waits on its doorbell: requests come from the fronts
-over lanes (docs/adr/0001).
+(`appliance.control.publishing.metadata_publisher`). It waits on its doorbell: requests come from
+the fronts over lanes (docs/adr/0001).
 Invariants:
 - A request is consumed before it is parsed. Any content is answered with a code and a sentence.
 - A step commits once for all its requests. A decision is on the disk before it is published.
@@ -10,7 +10,7 @@ Invariants:
   table shows the version).
 Bounds:
 - ANSWERS_MAX pending answers of a front; its requests are not read beyond that.
-- See `appliance.control.topic_change_queue` for the rest.
+- See `appliance.control.topics.change_queue` for the rest.
 Crash:
 - Decisions in state `changing` or `deleting` are published again at start, which is idempotent.
 - Fronts fail the requests that a former controller had not answered.
@@ -34,21 +34,21 @@ from appliance.catalog.recovery import (
     live_slots,
     open_catalog,
 )
-from appliance.control.compaction_requests import CompactionRequests
-from appliance.control.config_commands import CONFIG_APIS, ConfigCommands
-from appliance.control.dedicated_workers import DedicatedWorkers
 from appliance.control.describe_cluster import ClusterDescription
 from appliance.control.host_view import Host, HostView
-from appliance.control.lane_sender import LaneSender
-from appliance.control.metadata_publisher import MetadataPublisher, Sizes
 from appliance.control.offset_leases import OffsetLeases
 from appliance.control.partition_moves import PartitionMoves
-from appliance.control.partition_placement import PartitionPlacement
-from appliance.control.topic_bin import BIN_APIS, TopicBin
-from appliance.control.topic_change import Requester
-from appliance.control.topic_change_queue import CHANGES, TopicChangeQueue
-from appliance.control.topic_commands import TopicCommands, is_whole
-from appliance.control.topic_defaults import TopicDefaults
+from appliance.control.placement.dedicated_workers import DedicatedWorkers
+from appliance.control.placement.partition_placement import PartitionPlacement
+from appliance.control.publishing.lane_sender import LaneSender
+from appliance.control.publishing.metadata_publisher import MetadataPublisher, Sizes
+from appliance.control.settings.config_commands import CONFIG_APIS, ConfigCommands
+from appliance.control.topics.bin import BIN_APIS, TopicBin
+from appliance.control.topics.change import Requester
+from appliance.control.topics.change_queue import CHANGES, TopicChangeQueue
+from appliance.control.topics.compaction_requests import CompactionRequests
+from appliance.control.topics.defaults import TopicDefaults
+from appliance.control.topics.topic_commands import TopicCommands, is_whole
 from appliance.data.data_dir_lock import directory_id
 from appliance.supervise.processes.restart_policy import ExitCode
 from shm.crash_points import crash_point
@@ -68,7 +68,7 @@ from tailrace.protocol.messages import decode_json, encode_error, encode_reply
 
 if TYPE_CHECKING:
     from appliance.control.audit_writer import AuditWriter
-    from appliance.control.user_commands import UserCommands
+    from appliance.control.users.user_commands import UserCommands
 
 logger = logging.getLogger(__name__)
 
@@ -287,7 +287,8 @@ class Controller:
 
     def _user_commands(self) -> UserCommands:
         if self._users is None:
-            from appliance.control.user_commands import UserCommands  # few appliances have users
+            # Few appliances have users.
+            from appliance.control.users.user_commands import UserCommands
 
             self._users = UserCommands(self._catalog, self._publisher.publish_rights, self._wall_us)
         return self._users

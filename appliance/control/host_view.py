@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from appliance.control.dedicated_workers import DedicatedWorkers
+from appliance.control.placement.dedicated_workers import DedicatedWorkers
 from shm.memory.layout import FLUSHERS_MAX, DirectoryState, ProcessWord, Role
 from shm.runtime.agent_runner import process_name
 from shm.tables.control import Control

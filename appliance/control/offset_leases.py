@@ -57,8 +57,8 @@ CREATE TABLE IF NOT EXISTS leases (
 
 
 class Way(Protocol):
-    """The way to a flusher (`appliance.control.lane_sender.LaneSender`): its lane, and what does
-    not fit that yet.
+    """The way to a flusher (`appliance.control.publishing.lane_sender.LaneSender`): its lane, and
+    what does not fit that yet.
     """
 
     @property

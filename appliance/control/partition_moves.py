@@ -37,10 +37,10 @@ from typing import Any
 from appliance.catalog.catalog import Catalog, CatalogFullError, PartitionRow, Topic, delay_log_of
 from appliance.catalog.moved_rows import MovedPartition
 from appliance.control.host_view import HostView
-from appliance.control.lane_sender import LaneSender
-from appliance.control.metadata_publisher import MetadataPublisher
 from appliance.control.offset_leases import OffsetLeases
-from appliance.control.topic_change_queue import TopicChangeQueue
+from appliance.control.publishing.lane_sender import LaneSender
+from appliance.control.publishing.metadata_publisher import MetadataPublisher
+from appliance.control.topics.change_queue import TopicChangeQueue
 from shm.crash_points import crash_point
 from shm.memory.layout import Role, SlotState
 from tailrace.core.error_codes import ErrorCode

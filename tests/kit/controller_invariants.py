@@ -5,8 +5,8 @@ its steps.
 from __future__ import annotations
 
 from appliance.control.controller import Controller
-from appliance.control.lane_sender import UPDATES_AT_ONCE, LaneSender
-from appliance.control.topic_change_queue import CHANGES_MAX, TopicChangeQueue
+from appliance.control.publishing.lane_sender import UPDATES_AT_ONCE, LaneSender
+from appliance.control.topics.change_queue import CHANGES_MAX, TopicChangeQueue
 from shm.messages.lane_messages import REPLAY, Assignment
 
 

@@ -4,7 +4,7 @@
     <topic id>-<partition>.deleted    half removed
 
 `PartitionDirectory` moves partitions in and out. The controller decides how long they stay
-(`appliance.control.topic_bin`).
+(`appliance.control.topics.bin`).
 
 Owner: the flusher.
 Invariants: a partition has its second name before the first of its files is removed.

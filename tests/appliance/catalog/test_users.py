@@ -15,8 +15,8 @@ import zmq
 
 from appliance.catalog.catalog import Catalog
 from appliance.catalog.users import count_users, read_acls, read_users
-from appliance.control.offline_users import offline_users
-from appliance.control.user_commands import PAGE, UserCommands
+from appliance.control.users.offline_users import offline_users
+from appliance.control.users.user_commands import PAGE, UserCommands
 from appliance.data.data_dir_lock import take
 from appliance.data.directory_errors import DataDirectoryError
 from shm.rights.server_keys import (

@@ -41,7 +41,7 @@ def users_at(bootstrap: str, data_dir: str | None) -> Iterator[UserAdmin]:
         with connect(address) as admin:
             yield admin
         return
-    from appliance.control.offline_users import offline_users  # SQLite and the lock
+    from appliance.control.users.offline_users import offline_users  # SQLite and the lock
     from appliance.data.directory_errors import DataDirectoryError
 
     try:

@@ -9,8 +9,8 @@ Invariants:
 - The row lives until the markers are durable with every worker, so that after a loss of power they
   are written again. So an open transaction without a row was not committed.
 - No partition with an open log comes to a worker that has settled decisions without it. A partition
-  keeps its worker in a run (`appliance.control.partition_placement`). A worker that starts reads
-  decisions only when the controller has named all of its partitions.
+  keeps its worker in a run (`appliance.control.placement.partition_placement`). A worker that
+  starts reads decisions only when the controller has named all of its partitions.
 - A row per decision, not per id: a second transaction may be decided before the markers of the
   first are durable on another disk.
 Crash: a successor sends all rows again. A worker finds nothing open for those it had carried out.

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Container, Mapping
 
 from appliance.catalog.catalog import PartitionRow, Topic
-from appliance.control.dedicated_workers import DedicatedWorkers
+from appliance.control.placement.dedicated_workers import DedicatedWorkers
 from shm.queues.doorbell import Doorbell
 from tailrace.core.delays import DELAY_SUFFIX
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from appliance.catalog.rows import PartitionRow, Topic
-from appliance.control.dedicated_workers import DedicatedWorkers
-from appliance.control.partition_placement import PartitionPlacement
+from appliance.control.placement.dedicated_workers import DedicatedWorkers
+from appliance.control.placement.partition_placement import PartitionPlacement
 from shm.memory.layout import ControlLayout, RegionKind, Role
 from shm.tables.control import Control
 from tests.kit.fronts import SilentBell

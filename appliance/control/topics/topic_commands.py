@@ -21,9 +21,9 @@ from typing import Any
 from appliance.catalog.catalog import Catalog, PartitionRow, Topic, delay_log_of
 from appliance.config import topic_config
 from appliance.config.default_schema import DEFAULT_DELAY_SCHEMA_MESSAGE, DEFAULT_SCHEMA_MESSAGE
-from appliance.control.dedicated_workers import DedicatedWorkers
-from appliance.control.topic_bin import TopicBin
-from appliance.control.topic_change import SHOWN_MAX, shown_name
+from appliance.control.placement.dedicated_workers import DedicatedWorkers
+from appliance.control.topics.bin import TopicBin
+from appliance.control.topics.change import SHOWN_MAX, shown_name
 from shm.memory.layout import SlotState
 from shm.tables.partition_table import PartitionState
 from tailrace.core.delays import DELAY_COLUMNS, delay_log_name
@@ -158,7 +158,8 @@ class TopicCommands:
     def _check_quotas(self, name: str, topics_added: int, added: int) -> None:
         """Raises QuotaExceededError."""
         if self.quotas and added:
-            from appliance.control.topic_quotas import check_topic_quotas  # only who uses quotas
+            # Only who uses quotas pays for it.
+            from appliance.control.topics.prefix_quotas import check_topic_quotas
 
             check_topic_quotas(
                 self.quotas, self._topics.values(), name, topics_added=topics_added, added=added

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from appliance.catalog.catalog import Catalog
-from appliance.control.user_commands import UserCommands
+from appliance.control.users.user_commands import UserCommands
 from appliance.data.data_dir_lock import take
 from appliance.data.directory_errors import DataDirectoryError
 from tailrace.admin.users import UserAdmin

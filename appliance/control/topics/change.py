@@ -1,6 +1,6 @@
 """One request that changes topics: its entries, their results, and the decisions under way.
 
-Owner: `topic_change_queue`.
+Owner: `change_queue`.
 Invariants: names and texts of the request are cut in its answer (`shown_name`, `shown_text`), so
     that the answer fits a lane.
 """

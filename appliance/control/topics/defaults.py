@@ -18,8 +18,8 @@ from typing import Any
 import orjson
 
 from appliance.catalog.catalog import Catalog, Topic
-from appliance.control.metadata_publisher import MetadataPublisher
-from appliance.control.topic_change_queue import TopicChangeQueue
+from appliance.control.publishing.metadata_publisher import MetadataPublisher
+from appliance.control.topics.change_queue import TopicChangeQueue
 from tailrace.core.errors import TailraceError
 from tailrace.format.crc32c import crc32c
 

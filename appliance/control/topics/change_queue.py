@@ -20,10 +20,10 @@ from collections.abc import Callable
 from typing import Any
 
 from appliance.catalog.catalog import Catalog, CatalogFullError, PartitionRow, Topic
-from appliance.control.metadata_publisher import MetadataPublisher
-from appliance.control.topic_bin import TopicBin
-from appliance.control.topic_change import Change, Requester, shown_name, shown_text
-from appliance.control.topic_commands import TopicCommands
+from appliance.control.publishing.metadata_publisher import MetadataPublisher
+from appliance.control.topics.bin import TopicBin
+from appliance.control.topics.change import Change, Requester, shown_name, shown_text
+from appliance.control.topics.topic_commands import TopicCommands
 from shm.crash_points import crash_point
 from shm.memory.layout import SlotState
 from shm.runtime.error_handler import CountedErrorHandler

@@ -2,7 +2,7 @@
 them, or their disk is full (docs/adr/0041).
 
 A flusher moves the files in and out (`workers.log.files.partition_directory`), and removes them
-(`workers.flush.bin`). `topic_commands` and `topic_change_queue` decide what is deleted and what
+(`workers.flush.bin`). `topic_commands` and `change_queue` decide what is deleted and what
 comes back.
 
 Owner: the controller; the table `bin` of the catalog.
@@ -26,7 +26,7 @@ import orjson
 from appliance.catalog.bin_rows import DeletedTopic, deleted_topic
 from appliance.catalog.catalog import Catalog, PartitionRow, Topic
 from appliance.control.host_view import HostView
-from appliance.control.topic_change import ENTRIES_MAX, Requester, shown_name, shown_text
+from appliance.control.topics.change import ENTRIES_MAX, Requester, shown_name, shown_text
 from shm.runtime.elapsed_time import MARK_ALONE_MS, MARK_EVERY_MS
 from tailrace.core.error_codes import ErrorCode
 from tailrace.core.errors import (

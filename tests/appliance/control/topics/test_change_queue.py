@@ -15,14 +15,14 @@ import pytest
 from appliance.catalog.bin_rows import deleted_topic
 from appliance.catalog.catalog import Catalog, Topic
 from appliance.config.default_schema import DEFAULT_SCHEMA_MESSAGE
-from appliance.control.topic_bin import TopicBin
-from appliance.control.topic_change import Requester
-from appliance.control.topic_change_queue import (
+from appliance.control.topics.bin import TopicBin
+from appliance.control.topics.change import Requester
+from appliance.control.topics.change_queue import (
     DECIDED_AT_ONCE,
     INHERITED_PATIENCE_NS,
     TopicChangeQueue,
 )
-from appliance.control.topic_commands import TopicCommands
+from appliance.control.topics.topic_commands import TopicCommands
 from shm.memory.layout import SlotState
 from tailrace.core import hash_slots
 from tailrace.core.error_codes import ErrorCode
@@ -50,8 +50,8 @@ DECIDED_ONLY = AppliedAtOnce(b"")
 
 
 class World:
-    """`appliance.control.metadata_publisher` and `shm.runtime.error_handler`, of which only what
-    was told and answered is kept.
+    """`appliance.control.publishing.metadata_publisher` and `shm.runtime.error_handler`, of which
+    only what was told and answered is kept.
     """
 
     def __init__(self, directory: pathlib.Path) -> None:

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from appliance.catalog.catalog import Catalog
-from appliance.control.topic_change import Requester
+from appliance.control.topics.change import Requester
 from shm.memory.layout import FLUSHERS_MAX, FRONTS_MAX, WORKERS_MAX, ProcessWord, Role
 from shm.queues.doorbell import Doorbell
 from shm.runtime.agent_runner import process_name
@@ -121,7 +121,7 @@ class ConfigCommands:
             self._wait_for(requester, now_ns, version, self._reload)
             return None
         if api == Api.ALTER_QUOTAS:
-            from appliance.control.quota_changes import changed_quotas  # a change is rare
+            from appliance.control.settings.quota_changes import changed_quotas  # a change is rare
 
             request = {
                 "set": {"quotas": changed_quotas(self._quotas_in_force(), request)},

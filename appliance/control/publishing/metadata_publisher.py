@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 from appliance.catalog.catalog import PartitionRow, Topic, delay_log_of
 from appliance.config import topic_config
-from appliance.control.dedicated_workers import DedicatedWorkers
-from appliance.control.lane_sender import LaneSender
-from appliance.control.partition_placement import PartitionPlacement
+from appliance.control.placement.dedicated_workers import DedicatedWorkers
+from appliance.control.placement.partition_placement import PartitionPlacement
+from appliance.control.publishing.lane_sender import LaneSender
 from shm.memory.layout import ProcessWord, Role
 from shm.messages.lane_messages import REPLAY, Assignment, LaneKind
 from shm.tables.partition_table import PartitionTable

@@ -1,0 +1,1 @@
+"""The appliance's settings and quotas: requests that read and change them."""
