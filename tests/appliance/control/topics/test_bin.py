@@ -18,7 +18,7 @@ from tailrace.format.directory.data_dir import bin_name
 from tailrace.protocol.frame import Api
 from tailrace.protocol.messages import decode_json
 
-GOLDEN = pathlib.Path(__file__).parents[2] / "golden"
+GOLDEN = pathlib.Path(__file__).parents[3] / "golden"
 REQUESTER = Requester(0, 1, 2)
 
 
